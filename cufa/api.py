@@ -1,0 +1,156 @@
+"""The public functions. Each reads problem -> plan -> kernel -> launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cufa import cpu, launch
+from cufa import device as devices
+from cufa.plan import Plan, plan
+from cufa.problem import (
+    Array,
+    Operands,
+    Problem,
+    array_module,
+    as_bhsd,
+    parse,
+    restore_shape,
+)
+from cufa.variant import Variant
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    out: Array | None = None,
+    return_lse: bool = False,
+    kernel: str | Variant | None = None,
+) -> Any:
+    """Compute exact attention, softmax(scale * Q K^T) V, without storing the scores.
+
+    CuPy arrays are computed on the current device and stream, without a synchronisation; NumPy
+    arrays on the CPU.
+
+    Parameters
+    ----------
+    q : array, shape (b, hq, sq, d)
+        Queries: float16, bfloat16 (`ml_dtypes.bfloat16`) or float32. 3-D (b, s, d) and 2-D (s, d)
+        arrays stand for missing axes of length 1. Any strides; on the GPU an array is copied first
+        if its last axis is not contiguous or its rows are not aligned to 16 bytes.
+    k : array, shape (b, hk, sk, d)
+        Keys, of q's dtype. hq must be a multiple of hk: query head i uses head i // (hq / hk).
+    v : array, shape (b, hk, sk, dv)
+        Values, of q's dtype. d and dv are 1 to 256 and may differ.
+    causal : bool
+        Query i sees the keys j <= i + sk - sq only (aligned bottom-right).
+    scale : float, optional
+        Factor of the scores; 1 / sqrt(d) by default.
+    layout : {"bhsd", "bshd"}
+        Order of the axes of 4-D arrays, q, k, v and out alike.
+    out : array, optional
+        Where the result goes: of its shape and dtype, sharing no memory with the inputs.
+    return_lse : bool
+        Whether to return the log-sum-exp of the scores, too.
+    kernel : str or Variant, optional
+        Forces a kernel ("fa2_mma", "fa2_fp32", "fa1_fp32") or one instantiation; GPU only.
+
+    Returns
+    -------
+    out : array, shape (b, hq, sq, dv) or as `layout` and rank say
+        In q's dtype; sums are float32. Rows that see no key are 0.
+    lse : array, shape (b, hq, sq), float32
+        With `return_lse`: natural logarithm; -inf for rows that see no key.
+
+    Raises
+    ------
+    TypeError
+        Unsupported or mixed dtypes, objects that are no arrays, NumPy mixed with CuPy.
+    ValueError
+        Shapes, layout, scale, devices or `out` that do not fit; a kernel that cannot take the call.
+    CompileError
+        NVRTC refused a kernel.
+
+    Notes
+    -----
+    The method is FlashAttention-2 (Dao 2023, algorithm 1).
+    """
+    options = (causal, scale, layout, return_lse, kernel)
+    result = launch.again(q, k, v, out, return_lse, options)
+    if result is not None:
+        return result
+    xp = array_module(q, k, v, out)
+    problem, operands = parse(q, k, v, causal=causal, scale=scale, layout=layout, out=out, xp=xp)
+    if xp is np:
+        _refuse_kernel(kernel)
+        return _on_cpu(problem, operands, q, out, layout, return_lse)
+    device = devices.of_id(xp.cuda.runtime.getDevice())
+    chosen = plan(problem, device, kernel)
+    arrays = launch.Arrays(q, k, v, out, layout)
+    return launch.first(arrays, return_lse, options, problem, operands, chosen, device)
+
+
+def explain(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    out: Array | None = None,
+    return_lse: bool = False,
+    kernel: str | Variant | None = None,
+) -> Plan | cpu.Plan:
+    """Return how `attention` would run this call; nothing is compiled, launched or written.
+
+    Parameters
+    ----------
+    q, k, v, causal, scale, layout, out, return_lse, kernel
+        As for `attention`.
+
+    Returns
+    -------
+    cufa.plan.Plan or cufa.cpu.Plan
+        For CuPy and for NumPy arrays. `str` of either is one line.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attention`.
+    """
+    xp = array_module(q, k, v, out)
+    problem, _ = parse(q, k, v, causal=causal, scale=scale, layout=layout, out=out, xp=xp)
+    if xp is np:
+        _refuse_kernel(kernel)
+        return cpu.plan(problem)
+    return plan(problem, devices.of_id(xp.cuda.runtime.getDevice()), kernel)
+
+
+def _refuse_kernel(kernel: object) -> None:
+    if kernel is not None:
+        raise ValueError(
+            f"kernel must be None for NumPy arrays, which run on the CPU, not {kernel!r}"
+        )
+
+
+def _on_cpu(
+    problem: Problem,
+    operands: Operands,
+    q: Array,
+    out: Array | None,
+    layout: str,
+    return_lse: bool,
+) -> Any:
+    shape, lse_shape = restore_shape(problem, np.ndim(q), layout)
+    if out is None:
+        out = np.empty(shape, q.dtype)
+        operands = operands._replace(out=as_bhsd(out, layout))
+    _, lse = cpu.attention(problem, operands)
+    return (out, lse.reshape(lse_shape)) if return_lse else out

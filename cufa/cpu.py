@@ -1,0 +1,195 @@
+"""FlashAttention on NumPy arrays: tiles, online softmax, matrix products by BLAS.
+
+The algorithm of the CUDA kernels, for the machine without a GPU. A query tile stays while the K/V
+tiles pass by; each row keeps its running maximum m, its running sum and an accumulator that is not
+divided by that sum until the end, so no more than one tile of scores exists at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from cufa.problem import Operands, Problem
+
+#: Rows of a query tile, counted over the query heads that share a K/V head, and keys of a K/V
+#: tile: large enough for BLAS to run at nearly its full speed.
+ROWS = 512
+KEYS = 256
+
+#: Elements of float32 that a step works on, the scores and the tiles of K and V: 1 MiB, a usual
+#: level-2 cache. Where one (batch, head) pair needs less, several share a step, which spreads the
+#: cost of the Python loop.
+STEP_ELEMENTS = 1 << 18
+
+
+class Plan(NamedTuple):
+    """How a call runs on the CPU: the sizes of one step.
+
+    Attributes
+    ----------
+    batch, heads_kv : int
+        Batch indices and K/V heads that a step takes together.
+    group : int
+        Query heads of a K/V head.
+    rows, keys : int
+        Query positions and keys of a tile of scores.
+    """
+
+    batch: int
+    heads_kv: int
+    group: int
+    rows: int
+    keys: int
+
+    def __str__(self) -> str:
+        """One line."""
+        return (
+            f"numpy batch={self.batch} heads_kv={self.heads_kv} group={self.group} "
+            f"rows={self.rows} keys={self.keys} (NumPy arrays run on the CPU)"
+        )
+
+
+def plan(problem: Problem) -> Plan:
+    """Choose the tiles, and how many (batch, K/V head) pairs share a step.
+
+    Parameters
+    ----------
+    problem : Problem
+
+    Returns
+    -------
+    Plan
+        `str` of it is one line.
+    """
+    rows = max(1, min(problem.seq_q, ROWS // problem.group))
+    keys = max(1, min(problem.seq_kv, KEYS))
+    head_dims = problem.head_dim + problem.head_dim_v
+    pairs = max(1, STEP_ELEMENTS // (keys * (rows * problem.group + head_dims)))
+    heads_kv = max(1, min(problem.heads_kv, pairs))
+    batch = max(1, min(problem.batch, pairs // heads_kv))
+    return Plan(batch, heads_kv, problem.group, rows, keys)
+
+
+def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
+    """Compute softmax(scale * Q K^T) V in tiles, accumulating in float32.
+
+    Parameters
+    ----------
+    problem : Problem
+    operands : Operands
+        Views as `problem.parse` returns them: q (b, hq, sq, d), k (b, hk, sk, d),
+        v (b, hk, sk, dv), and out (b, hq, sq, dv) or None. Any strides.
+
+    Returns
+    -------
+    out : ndarray
+        (b, hq, sq, dv) in q's dtype: `operands.out`, or a new array if that is None.
+    lse : ndarray
+        (b, hq, sq) float32: natural logarithm of the sum of the exponentials of a row's scores,
+        -inf for a row that sees no key (whose output is 0).
+
+    Notes
+    -----
+    FlashAttention-2 (Dao 2023, algorithm 1), with the running maximum combined over the K/V tiles.
+    What a causal mask hides is never read into a result, NaN included.
+    """
+    q, k, v, out = operands
+    if out is None:
+        shape = (problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v)
+        out = np.empty(shape, q.dtype)
+    lse = np.empty(out.shape[:3], np.float32)
+    if lse.size == 0:
+        return out, lse
+    step = plan(problem)
+    # Infinities and NaN in the inputs, and a result too large for float16, are the caller's
+    # business; log(0) = -inf is wanted for rows without a key.
+    with np.errstate(all="ignore"):
+        for batch in _spans(problem.batch, step.batch):
+            for kv in _spans(problem.heads_kv, step.heads_kv):
+                heads = slice(kv.start * step.group, kv.stop * step.group)
+                for rows in _spans(problem.seq_q, step.rows):
+                    _query_tile(
+                        problem,
+                        rows,
+                        q[batch, heads, rows],
+                        k[batch, kv],
+                        v[batch, kv],
+                        out[batch, heads, rows],
+                        lse[batch, heads, rows],
+                    )
+    return out, lse
+
+
+def _spans(length: int, step: int) -> Iterator[slice]:
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))
+
+
+def _query_tile(
+    problem: Problem,
+    rows: slice,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+) -> None:
+    """Attend from one tile of queries, positions `rows` of several heads, to all keys they see."""
+    # The heads of a group lie below each other, so that they share one product with K.
+    stacked = (*k.shape[:2], problem.group * (rows.stop - rows.start))
+    rQ = np.array(q, dtype=np.float32, order="C").reshape(*stacked, problem.head_dim)
+    rQ *= np.float32(problem.scale)
+    acc = np.zeros((*stacked, problem.head_dim_v), np.float32)
+    m = np.full((*stacked, 1), -np.inf, np.float32)
+    row_sum = np.zeros((*stacked, 1), np.float32)
+
+    # Query i sees the keys up to i + diagonal.
+    diagonal = problem.seq_kv - problem.seq_q
+    n_keys = problem.seq_kv
+    if problem.causal:
+        n_keys = max(0, min(n_keys, rows.stop + diagonal))
+    for keys in _spans(n_keys, KEYS):
+        rS = rQ @ _float32(k[:, :, keys]).swapaxes(-1, -2)
+        tV = _float32(v[:, :, keys])
+        hidden = None
+        if problem.causal and keys.stop - 1 > rows.start + diagonal:
+            i = np.arange(rows.start, rows.stop)[:, None]
+            hidden = np.arange(keys.start, keys.stop) > i + diagonal
+            hidden = np.tile(hidden, (problem.group, 1))
+            np.copyto(rS, -np.inf, where=hidden)
+        m_new = np.maximum(m, rS.max(axis=-1, keepdims=True))
+        # A row that has seen no key keeps m = -inf; -inf - 0 avoids the NaN of -inf - (-inf).
+        m_safe = np.where(m_new == -np.inf, np.float32(0), m_new)
+        rS -= m_safe
+        rP = np.exp(rS, out=rS)
+        rescale = np.exp(m - m_safe)
+        m = m_new
+        row_sum *= rescale
+        row_sum += rP.sum(axis=-1, keepdims=True)
+        acc *= rescale
+        acc += rP @ tV if hidden is None else _masked_product(rP, tV, hidden)
+
+    acc /= np.where(row_sum == 0, np.float32(1), row_sum)
+    out[...] = acc.reshape(out.shape)
+    lse[...] = (m + np.log(row_sum)).reshape(lse.shape)
+
+
+def _float32(tile: np.ndarray) -> np.ndarray:
+    """Return a tile as BLAS takes it: without this, NumPy multiplies odd strides in slow loops."""
+    return np.ascontiguousarray(tile, dtype=np.float32)
+
+
+def _masked_product(rP: np.ndarray, tV: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    """Compute P V where P is 0 at hidden places, also if V is infinite or NaN there."""
+    bad = ~np.isfinite(tV).all(axis=-1)
+    if not bad.any():
+        return rP @ tV
+    product = rP @ np.where(bad[..., None], np.float32(0), tV)
+    for j in np.flatnonzero(bad.any(axis=(0, 1))):
+        sees = ~hidden[:, j]
+        value = np.where(bad[:, :, j, None], tV[:, :, j], np.float32(0))
+        product[:, :, sees] += rP[:, :, sees, j, None] * value[:, :, None]
+    return product

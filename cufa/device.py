@@ -1,0 +1,88 @@
+"""Device: what the planner must know of a GPU, as a plain value."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+
+class Device(NamedTuple):
+    """A GPU's limits; made without one by `named` and `of_arch`, from the hardware by `current`.
+
+    Attributes
+    ----------
+    name : str
+    compute_capability : int
+        10 * major + minor, such as 90.
+    sm_count : int
+        Multiprocessors.
+    smem_per_block, smem_per_sm : int
+        Shared memory that a block can opt in to, and that a multiprocessor has, in bytes.
+    l2_bytes : int
+    threads_per_sm : int
+    """
+
+    name: str
+    compute_capability: int
+    sm_count: int
+    smem_per_block: int
+    smem_per_sm: int
+    l2_bytes: int
+    threads_per_sm: int
+
+    @property
+    def arch(self) -> str:
+        """The architecture that kernels are compiled for, such as ``sm_86``."""
+        # wgmma, TMA and setmaxnreg are in sm_90a and not in sm_90.
+        suffix = "a" if self.compute_capability == 90 else ""
+        return f"sm_{self.compute_capability}{suffix}"
+
+
+_KIB, _MIB = 1 << 10, 1 << 20
+
+# CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability"; multiprocessors
+# and L2 from the vendor's architecture papers.
+_NAMED = {
+    "a100": Device("a100", 80, 108, 163 * _KIB, 164 * _KIB, 40 * _MIB, 2048),
+    "rtx3090": Device("rtx3090", 86, 82, 99 * _KIB, 100 * _KIB, 6 * _MIB, 1536),
+    "rtx4090": Device("rtx4090", 89, 128, 99 * _KIB, 100 * _KIB, 72 * _MIB, 1536),
+    "h100": Device("h100", 90, 132, 227 * _KIB, 228 * _KIB, 50 * _MIB, 2048),
+    "h200": Device("h200", 90, 132, 227 * _KIB, 228 * _KIB, 60 * _MIB, 2048),
+    "b200": Device("b200", 100, 148, 227 * _KIB, 228 * _KIB, 126 * _MIB, 2048),
+    "rtx5090": Device("rtx5090", 120, 170, 99 * _KIB, 100 * _KIB, 96 * _MIB, 1536),
+}
+_OF_ARCH = {80: "a100", 86: "rtx3090", 89: "rtx4090", 90: "h200", 100: "b200", 120: "rtx5090"}
+
+
+def named(name: str) -> Device:
+    """Return a well-known GPU, such as ``"h200"``; ValueError for another name."""
+    try:
+        return _NAMED[name.lower()]
+    except KeyError:
+        raise ValueError(f"name must be one of {', '.join(_NAMED)}, not {name!r}") from None
+
+
+def of_arch(arch: str) -> Device:
+    """Return a typical GPU of an architecture, such as ``"sm_86"``; ValueError for another."""
+    try:
+        return _NAMED[_OF_ARCH[int(arch.removeprefix("sm_").rstrip("af"))]]
+    except (KeyError, ValueError):
+        names = ", ".join(f"sm_{cc}" for cc in _OF_ARCH)
+        raise ValueError(f"arch must be one of {names}, not {arch!r}") from None
+
+
+@functools.cache
+def of_id(device_id: int) -> Device:
+    """Return the GPU with a CUDA device number; creates no context."""
+    from cupy.cuda import runtime
+
+    p = runtime.getDeviceProperties(device_id)
+    return Device(
+        name=p["name"].decode(),
+        compute_capability=10 * p["major"] + p["minor"],
+        sm_count=p["multiProcessorCount"],
+        smem_per_block=p["sharedMemPerBlockOptin"],
+        smem_per_sm=p["sharedMemPerMultiprocessor"],
+        l2_bytes=p["l2CacheSize"],
+        threads_per_sm=p["maxThreadsPerMultiProcessor"],
+    )

@@ -1,0 +1,180 @@
+"""Variant -> compiled kernel, with a GPU (`kernel`) or for any architecture without one (`compile`)."""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from importlib import resources
+from typing import Any, NamedTuple
+
+from cufa.variant import Variant
+
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
+
+
+class CompileError(RuntimeError):
+    """A kernel did not compile.
+
+    Attributes
+    ----------
+    variant : Variant
+    options : tuple of str
+        The compiler's options.
+    log : str
+        What NVRTC said.
+    """
+
+    def __init__(self, variant: Variant, options: tuple[str, ...], log: str) -> None:
+        super().__init__(f"{variant} did not compile with {' '.join(options)}:\n{log}")
+        self.variant = variant
+        self.options = options
+        self.log = log
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the constructor's arguments."""
+        return type(self), (self.variant, self.options, self.log)
+
+
+class Compiled(NamedTuple):
+    """What the compiler made of a variant.
+
+    Attributes
+    ----------
+    cubin : bytes
+    registers : int
+        A thread's.
+    spill_bytes : int
+        Register spills to local memory, stores and loads together, a thread.
+    stack_bytes : int
+        Local memory of a thread.
+    static_smem_bytes, dynamic_smem_bytes : int
+        Shared memory of a block.
+    log : str
+    """
+
+    cubin: bytes
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    static_smem_bytes: int
+    dynamic_smem_bytes: int
+    log: str
+
+
+@functools.cache
+def source(kernel: str) -> str:
+    """Return the text of a kernel with its headers put in place.
+
+    One self-contained text makes CuPy's disk cache right by itself: its key holds the source and not
+    what an ``#include`` reaches. ``#line`` keeps the compiler's messages pointing at the real files.
+    """
+    folder = resources.files("cufa.kernels")
+    done: set[str] = set()
+
+    def expand(name: str) -> str:
+        text = (folder / name).read_text(encoding="utf-8")
+
+        def include(match: re.Match[str]) -> str:
+            header = match[1]
+            if header in done:
+                return ""
+            done.add(header)
+            line = text.count("\n", 0, match.start()) + 2
+            return f'#line 1 "{header}"\n{expand(header)}\n#line {line} "{name}"'
+
+        return _INCLUDE.sub(include, text).replace("#pragma once\n", "\n")
+
+    return f'#line 1 "{kernel}.cu"\n{expand(f"{kernel}.cu")}'
+
+
+def options(arch: str) -> tuple[str, ...]:
+    """Return NVRTC's options. They are the same for all variants of an architecture.
+
+    CuPy compiles an empty file for each new tuple of options, so what differs between variants is
+    in the name expression alone.
+    """
+    return ("-std=c++17", f"-arch={arch}")
+
+
+_lock = threading.Lock()
+
+
+@functools.cache
+def _module(variant: Variant, arch: str) -> Any:
+    import cupy
+
+    opts = options(arch)
+    module = cupy.RawModule(
+        code=source(variant.kernel), options=opts, name_expressions=(variant.name_expression,)
+    )
+    try:
+        module.compile()
+    except cupy.cuda.compiler.CompileException as e:
+        raise CompileError(variant, opts, e.get_message()) from e
+    return module
+
+
+@functools.cache
+def _kernel(variant: Variant, arch: str, device_id: int) -> Any:
+    kernel = _module(variant, arch).get_function(variant.name_expression)
+    kernel.max_dynamic_shared_size_bytes = variant.smem_bytes
+    return kernel.kernel  # calling the function itself spares RawKernel's part of each launch
+
+
+def kernel(variant: Variant, arch: str, device_id: int) -> Any:
+    """Compile a variant for the current device, or find it in the cache, and make it ready to launch.
+
+    Parameters
+    ----------
+    variant : Variant
+    arch : str
+        Such as ``"sm_86"`` or ``"sm_90a"``.
+    device_id : int
+        The current device; the limit on shared memory is set for each device.
+
+    Returns
+    -------
+    cupy.cuda.Function
+
+    Raises
+    ------
+    CompileError
+    """
+    with _lock:
+        return _kernel(variant, arch, device_id)
+
+
+def compile(variant: Variant, arch: str) -> Compiled:
+    """Compile a variant for any architecture; needs NVRTC but no GPU.
+
+    Raises
+    ------
+    CompileError
+    """
+    from cupy.cuda import nvrtc
+
+    opts = (*options(arch), "--ptxas-options=-v")
+    program = nvrtc.createProgram(source(variant.kernel), f"{variant.kernel}.cu", (), ())
+    try:
+        nvrtc.addNameExpression(program, variant.name_expression)
+        try:
+            nvrtc.compileProgram(program, opts)
+        except nvrtc.NVRTCError as e:
+            raise CompileError(variant, opts, nvrtc.getProgramLog(program)) from e
+        cubin, log = nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
+    finally:
+        nvrtc.destroyProgram(program)
+
+    def number(pattern: str) -> int:
+        return sum(int(x) for x in re.findall(pattern, log))
+
+    return Compiled(
+        cubin=cubin,
+        registers=number(r"Used (\d+) registers"),
+        spill_bytes=number(r"(\d+) bytes spill"),
+        stack_bytes=number(r"(\d+) bytes stack frame"),
+        static_smem_bytes=number(r"(\d+) bytes smem"),
+        dynamic_smem_bytes=variant.smem_bytes,
+        log=log,
+    )

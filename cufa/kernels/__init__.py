@@ -1,0 +1,1 @@
+"""CUDA C++ sources, read by `cufa.jit`."""

@@ -1,0 +1,40 @@
+// Which keys a query sees. Every kernel asks here and nowhere else: a new mask or score expression is a
+// change of this file.
+#pragma once
+#include "ptx.cuh"
+
+template <bool CAUSAL>
+struct Mask {
+    int seq_kv;
+    int diagonal;  // seq_kv - seq_q: causal is aligned bottom-right, query i sees keys j <= i + diagonal
+
+    __device__ Mask(int seq_q, int seq_kv) : seq_kv(seq_kv), diagonal(seq_kv - seq_q) {}
+
+    // One past the last key that any of the rows [row, row + rows) sees; 0 when there is none.
+    __device__ int kv_end(int row, int rows) const {
+        return CAUSAL ? max(0, min(seq_kv, row + rows + diagonal)) : seq_kv;
+    }
+    // Whether every row from `row` on sees all the keys [key, key + keys).
+    __device__ bool all_visible(int row, int key, int keys) const {
+        return key + keys - 1 <= last_key(row);
+    }
+    // The last key that a row sees, below 0 when there is none.
+    __device__ int last_key(int row) const { return CAUSAL ? min(seq_kv - 1, row + diagonal) : seq_kv - 1; }
+
+    // Sets the scores that are not visible to -inf, in the accumulator fragments of m16n8 products:
+    // rows row + 16 mt + {0, 8}, keys key + 8 nt + {0, 1}.
+    template <int MT, int NT>
+    __device__ void apply(float (&rS)[MT][NT][4], int row, int key) const {
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int last = last_key(row + mt * 16 + h * 8) - key;
+#pragma unroll
+                for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        if (nt * 8 + i > last) rS[mt][nt][2 * h + i] = -INF;
+            }
+    }
+};

@@ -1,0 +1,26 @@
+// What a launch passes to every kernel, by value. launch.py holds the same layout as a NumPy dtype.
+#pragma once
+
+// A (batch, heads, seq, dim) tensor whose last axis is contiguous. Strides are in elements.
+struct Tensor {
+    void* data;
+    long long stride_batch, stride_head, stride_seq;
+};
+
+struct Params {
+    Tensor q, k, v, o;
+    float* lse;              // (batch, heads_q, seq_q), natural log; null when not wanted
+    float* workspace;        // FlashAttention-1 only: m, then l, each (batch, heads_q, seq_q)
+    float scale_log2;        // softmax scale times log2(e), > 0
+    int heads_q, group;      // group = heads_q / heads_kv
+    int seq_q, seq_kv;
+    int head_dim, head_dim_v;
+    int q_tiles;             // row tiles of one head
+    int heads;               // batch * heads_q
+    int section_heads;       // heads whose tiles are interleaved, see scheduler.cuh
+};
+
+template <class T>
+__device__ T* head_ptr(const Tensor& t, int batch, int head) {
+    return static_cast<T*>(t.data) + batch * t.stride_batch + head * t.stride_head;
+}

@@ -1,0 +1,100 @@
+// The online softmax on accumulator fragments (FlashAttention-2, algorithm 1, lines 8 to 10 and 12).
+#pragma once
+#include "ptx.cuh"
+
+// State of the rows that one thread holds: 16 mt + {0, 8} of its warp's rows, shared with three other lanes.
+template <int MT>
+struct OnlineSoftmax {
+    // The accumulators are rescaled only when a row maximum has outgrown the reference by this factor
+    // (as a power of two): P then stays below 2^8, and the division by l at the end is exact all the same.
+    static constexpr float SLACK_LOG2 = 8.f;
+
+    float scale_log2;
+    float slack;       // SLACK_LOG2 in units of unscaled scores
+    float m[MT][2];    // reference maximum of the unscaled scores
+    float l[MT][2];    // this thread's part of the row sum
+
+    __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2), slack(SLACK_LOG2 / scale_log2) {
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) m[mt][h] = -INF, l[mt][h] = 0.f;
+    }
+
+    // m in units of log2, and 0 while m is -inf, so that exp2(-inf - it) = 0.
+    __device__ float m_log2(int mt, int h) const { return m[mt][h] == -INF ? 0.f : m[mt][h] * scale_log2; }
+
+    // S -> P = exp(S - m) in place; l, and O when m has moved, are brought up to date.
+    template <int NT, int OT>
+    __device__ void update(float (&rS)[MT][NT][4], float (&rO)[MT][OT][4]) {
+        float row_max[MT][2];
+        bool grown = false;
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                row_max[mt][h] = fmaxf(rS[mt][0][2 * h], rS[mt][0][2 * h + 1]);
+#pragma unroll
+                for (int nt = 1; nt < NT; ++nt)
+                    row_max[mt][h] = fmaxf(row_max[mt][h], fmaxf(rS[mt][nt][2 * h], rS[mt][nt][2 * h + 1]));
+                grown |= row_max[mt][h] > m[mt][h] + slack;
+            }
+        if (__any_sync(0xffffffff, grown)) rescale(row_max, rO);
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float minus_m = -m_log2(mt, h);
+#pragma unroll
+                for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                    for (int i = 2 * h; i < 2 * h + 2; ++i) {
+                        rS[mt][nt][i] = exp2_approx(fmaf(rS[mt][nt][i], scale_log2, minus_m));
+                        l[mt][h] += rS[mt][nt][i];
+                    }
+            }
+    }
+
+    // Moves the references to the running row maxima.
+    template <int OT>
+    __device__ void rescale(const float (&row_max)[MT][2], float (&rO)[MT][OT][4]) {
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float m_old = m[mt][h];
+                float m_new = fmaxf(m_old, row_max[mt][h]);
+                m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, 1));
+                m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, 2));
+                m[mt][h] = m_new;
+                const float alpha = exp2_approx(m_old * scale_log2 - m_log2(mt, h));
+                l[mt][h] *= alpha;
+#pragma unroll
+                for (int ot = 0; ot < OT; ++ot) {
+                    rO[mt][ot][2 * h] *= alpha;
+                    rO[mt][ot][2 * h + 1] *= alpha;
+                }
+            }
+    }
+
+    // Sums l over the four lanes of a row, divides O by it and returns the log-sum-exp (natural log).
+    // A row that saw no key has l = 0: its O is 0 and its log-sum-exp -inf.
+    template <int OT>
+    __device__ void finish(float (&rO)[MT][OT][4], float (&lse)[MT][2]) {
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float sum = l[mt][h];
+                sum += __shfl_xor_sync(0xffffffff, sum, 1);
+                sum += __shfl_xor_sync(0xffffffff, sum, 2);
+                const float inverse = sum == 0.f ? 0.f : 1.f / sum;
+                lse[mt][h] = sum == 0.f ? -INF : (m_log2(mt, h) + log2f(sum)) * 0.693147180559945309f;
+#pragma unroll
+                for (int ot = 0; ot < OT; ++ot) {
+                    rO[mt][ot][2 * h] *= inverse;
+                    rO[mt][ot][2 * h + 1] *= inverse;
+                }
+            }
+    }
+};

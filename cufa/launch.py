@@ -1,0 +1,226 @@
+"""Plan + CuPy arrays -> launch: the by-value Params struct and the hot-path cache."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cufa import jit
+from cufa.device import Device
+from cufa.plan import Plan
+from cufa.problem import Operands, Problem, as_bhsd, bounds, restore_shape
+
+_TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
+PARAMS = np.dtype(
+    [
+        *((name, _TENSOR) for name in "qkvo"),
+        ("lse", "u8"),
+        ("workspace", "u8"),
+        ("scale_log2", "f4"),
+        *(
+            (name, "i4")
+            for name in (
+                *("heads_q", "group", "seq_q", "seq_kv", "head_dim", "head_dim_v"),
+                *("q_tiles", "heads", "section_heads"),
+            )
+        ),
+    ],
+    align=True,
+)
+"""The layout of ``Params`` in ``kernels/params.cuh``."""
+
+_ALIGNMENT = 16  # bytes: what cp.async copies at once
+_CACHE_SIZE = 4096
+_TINY = float(np.finfo(np.float32).tiny)
+
+_Key = tuple[Any, ...]
+
+
+class Launch:
+    """A call made ready: everything but the addresses is filled in.
+
+    Parameters
+    ----------
+    plan : Plan
+    problem : Problem
+    views : Operands
+        4-D arrays that the kernel takes as they are, the result as `out` among them.
+    kernel : cupy.cuda.Function
+    """
+
+    def __init__(self, plan: Plan, problem: Problem, views: Operands, kernel: Any) -> None:
+        params = np.zeros(1, PARAMS)
+        for name, view in zip("qkvo", views, strict=True):
+            for axis, stride in zip(("batch", "head", "seq"), view.strides, strict=False):
+                params[name][f"stride_{axis}"] = stride // view.itemsize
+        # Zero would make NaN of a masked score, -inf * 0; the least normal number keeps it -inf.
+        params["scale_log2"] = max(problem.scale * math.log2(math.e), _TINY)
+        params["heads"] = problem.batch * problem.heads_q
+        for name in ("heads_q", "group", "seq_q", "seq_kv", "head_dim", "head_dim_v"):
+            params[name] = getattr(problem, name)
+        for name in ("q_tiles", "section_heads"):
+            params[name] = getattr(plan, name)
+        self._words = params.view(np.uint64)
+        self._args = (params.view(f"V{PARAMS.itemsize}"),)
+        self._kernel = kernel
+        self._grid, self._block = (plan.grid,), (plan.block,)
+        self._smem_bytes = plan.smem_bytes
+        self._workspace_floats = plan.workspace_floats
+        self._lock = threading.Lock()
+
+    def __call__(self, q: int, k: int, v: int, out: int, lse: int) -> None:
+        """Launch on the current stream with these addresses; `lse` may be 0."""
+        workspace = 0
+        if self._workspace_floats:
+            memory = _ndarray(self._workspace_floats, np.float32)
+            workspace = memory.data.ptr
+        words = self._words
+        with self._lock:  # the driver has copied the parameters when the launch returns
+            words[_Q] = q
+            words[_K] = k
+            words[_V] = v
+            words[_O] = out
+            words[_LSE] = lse
+            words[_WORKSPACE] = workspace
+            self._kernel(self._grid, self._block, self._args, self._smem_bytes)
+
+
+class _Ready(NamedTuple):
+    launch: Launch
+    shape: tuple[int, ...]
+    lse_shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+_Q, _K, _V, _O, _LSE, _WORKSPACE = (
+    PARAMS.fields[name][1] // 8  # type: ignore[index]
+    for name in ("q", "k", "v", "o", "lse", "workspace")
+)
+
+_cupy: Any = None  # imported by the first call with CuPy arrays
+_ndarray: Any = None
+_ready: dict[_Key, _Ready] = {}
+
+
+def again(q: Any, k: Any, v: Any, out: Any, return_lse: bool, options: _Key) -> Any:
+    """Run a call whose like `first` has run, or return None.
+
+    It looks only at what can differ between two such calls: shapes, strides, dtypes, the device,
+    the alignment and, where `out` is given, whether it is clear of the inputs.
+    """
+    if not (type(q) is type(k) is type(v) is _ndarray):
+        return None
+    q_data, k_data, v_data = q.data, k.data, v.data
+    q_ptr, k_ptr, v_ptr = q_data.ptr, k_data.ptr, v_data.ptr
+    device = _cupy.cuda.runtime.getDevice()
+    if (q_ptr | k_ptr | v_ptr) % _ALIGNMENT or not (
+        q_data.device_id == k_data.device_id == v_data.device_id == device
+    ):
+        return None
+    try:
+        ready = _ready.get(_key(q, k, v, out, device, options))
+    except TypeError:  # an option that cannot be hashed: `parse` will refuse it
+        return None
+    if ready is None:
+        return None
+    if out is None:
+        out = _ndarray(ready.shape, ready.dtype)
+    elif out.data.device_id != device or not _clear_of(out, q, k, v):
+        return None
+    if not return_lse:
+        ready.launch(q_ptr, k_ptr, v_ptr, out.data.ptr, 0)
+        return out
+    lse = _ndarray(ready.lse_shape, np.float32)
+    ready.launch(q_ptr, k_ptr, v_ptr, out.data.ptr, lse.data.ptr)
+    return out, lse
+
+
+def _key(q: Any, k: Any, v: Any, out: Any, device: int, options: _Key) -> _Key:
+    inputs = (q.shape, q.strides, q.dtype, k.shape, k.strides, k.dtype, v.shape, v.strides, v.dtype)
+    if out is None:
+        return (inputs, device, options)
+    return (inputs, device, options, type(out), out.shape, out.strides, out.dtype)
+
+
+def _clear_of(out: Any, *inputs: Any) -> bool:
+    low, high = bounds(out)
+    spans = [bounds(array) for array in inputs]
+    return all(high <= other_low or other_high <= low for other_low, other_high in spans)
+
+
+class Arrays(NamedTuple):
+    """A call's arrays as the user gave them; `out` may be None."""
+
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+    layout: str
+
+
+def first(
+    arrays: Arrays,
+    return_lse: bool,
+    options: _Key,
+    problem: Problem,
+    operands: Operands,
+    plan: Plan,
+    device: Device,
+) -> Any:
+    """Run a call of a new kind: compile the kernel, copy what it cannot take, remember the rest."""
+    global _cupy, _ndarray
+    import cupy
+
+    _cupy, _ndarray = cupy, cupy.ndarray
+    q, k, v, out, layout = arrays
+    shape, lse_shape = restore_shape(problem, q.ndim, layout)
+    result = cupy.empty(shape, q.dtype) if out is None else out
+    lse = cupy.empty(lse_shape, np.float32)
+    if result.size:
+        device_id = cupy.cuda.runtime.getDevice()
+        kernel = jit.kernel(plan.variant, device.arch, device_id)
+        taken = Operands(
+            *(_taken(view) for view in operands[:3]), _writable(as_bhsd(result, layout))
+        )
+        if problem.scale < 0:  # the kernels fold a positive scale into the exponent
+            taken = taken._replace(q=-taken.q)
+            problem = problem._replace(scale=-problem.scale)
+        launch = Launch(plan, problem, taken, kernel)
+        launch(*(view.data.ptr for view in taken), lse.data.ptr if return_lse else 0)
+        if taken.out.data.ptr != result.data.ptr:
+            as_bhsd(result, layout)[...] = taken.out
+        elif all(a is b for a, b in zip(taken[:3], operands[:3], strict=True)):
+            if len(_ready) >= _CACHE_SIZE:
+                _ready.clear()
+            _ready[_key(q, k, v, out, device_id, options)] = _Ready(
+                launch, shape, lse_shape, q.dtype
+            )
+    return (result, lse) if return_lse else result
+
+
+def _rows_contiguous(view: Any) -> bool:
+    return view.strides[3] == view.itemsize or view.shape[3] == 1
+
+
+def _taken(view: Any) -> Any:
+    """Return a 4-D view as the kernels take it: rows contiguous and aligned. Else a copy that is."""
+    aligned = view.data.ptr % _ALIGNMENT == 0 and all(
+        stride % _ALIGNMENT == 0
+        for n, stride in zip(view.shape[:3], view.strides[:3], strict=True)
+        if n > 1
+    )
+    if view.size == 0 or (aligned and _rows_contiguous(view)):
+        return view
+    step = _ALIGNMENT // view.itemsize
+    head_dim = view.shape[3]
+    copy = _cupy.empty((*view.shape[:3], -(-head_dim // step) * step), view.dtype)[..., :head_dim]
+    copy[...] = view
+    return copy
+
+
+def _writable(view: Any) -> Any:
+    """Return a 4-D view of the result as the kernels write it: rows contiguous, any alignment."""
+    return view if _rows_contiguous(view) else _cupy.empty(view.shape, view.dtype)

@@ -1,0 +1,479 @@
+"""Arrays -> `Problem`: what one attention call asks for, and every error that a user can make.
+
+Everything after this module works on integers that have been checked here and on 4-D views in
+(batch, heads, seq, head_dim) order, so neither the planner nor a kernel has to ask again.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from numbers import Real
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+#: A NumPy or a CuPy array. CuPy is optional, so its type cannot be named here.
+Array = Any
+
+MAX_HEAD_DIM = 256
+LAYOUTS = ("bhsd", "bshd")
+
+#: Native byte order only: a byte-swapped dtype is another key and so is refused.
+_DTYPE_NAMES = {
+    np.dtype(np.float16): "float16",
+    np.dtype(ml_dtypes.bfloat16): "bfloat16",
+    np.dtype(np.float32): "float32",
+}
+DTYPES = tuple(_DTYPE_NAMES.values())
+
+#: The kernels hold scale * log2(e) in float32, which must not overflow.
+_MAX_SCALE = 2.0**127
+
+#: Steps that NumPy's exact overlap solver may take (well under 1 ms). Views of one regular buffer
+#: need a handful; what it cannot decide by then counts as overlapping.
+_OVERLAP_WORK: Any = 10_000  # NumPy's stub knows only its two special values
+
+
+class Problem(NamedTuple):
+    """One attention problem as plain values: hashable, and without arrays.
+
+    Attributes
+    ----------
+    dtype : str
+        Of q, k, v and the result: "float16", "bfloat16" or "float32".
+    batch, heads_q, heads_kv, seq_q, seq_kv : int
+        Sizes; `heads_q` is a multiple of `heads_kv`. Any of them may be 0.
+    head_dim, head_dim_v : int
+        Last axis of q and k, and of v and the result: 1 to 256.
+    causal : bool
+        Whether query i sees only the keys j <= i + seq_kv - seq_q.
+    scale : float
+        Factor of the scores before the softmax; finite, and may be zero or negative.
+    """
+
+    dtype: str
+    batch: int
+    heads_q: int
+    heads_kv: int
+    seq_q: int
+    seq_kv: int
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    scale: float
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one K/V head; at least 1, also when there are no heads."""
+        return max(1, self.heads_q // max(1, self.heads_kv))
+
+    @classmethod
+    def of_shapes(
+        cls,
+        q_shape: Sequence[int],
+        k_shape: Sequence[int],
+        v_shape: Sequence[int],
+        *,
+        dtype: str = "float16",
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> Problem:
+        """Build a problem from 4-D (batch, heads, seq, head_dim) shapes, with no arrays.
+
+        Parameters
+        ----------
+        q_shape, k_shape, v_shape : sequence of int
+            (b, hq, sq, d), (b, hk, sk, d) and (b, hk, sk, dv).
+        dtype : str
+            "float16", "bfloat16" or "float32".
+        causal : bool
+            As in `attention`.
+        scale : float, optional
+            1 / sqrt(head_dim) when not given.
+
+        Returns
+        -------
+        Problem
+
+        Raises
+        ------
+        TypeError
+            For a dtype that is not supported, and for arguments of the wrong type.
+        ValueError
+            For shapes that do not fit each other, a head_dim outside 1..256, a non-finite scale.
+        """
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+        shapes = []
+        for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
+            sizes = tuple(shape)
+            if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in sizes):
+                raise ValueError(f"{name} has shape {sizes}: sizes must be integers >= 0")
+            if len(sizes) != 4:
+                raise ValueError(f"{name} has shape {sizes}: 4 axes (b, h, s, d) are needed")
+            shapes.append(tuple(int(n) for n in sizes))
+        return _problem(dtype, *shapes, causal=causal, scale=scale, shown=tuple(shapes))
+
+
+class Operands(NamedTuple):
+    """The arrays of a call as 4-D (batch, heads, seq, head_dim) views; `out` may be None."""
+
+    q: Array
+    k: Array
+    v: Array
+    out: Array
+
+
+def array_module(q: Array, k: Array, v: Array, out: Array | None = None) -> ModuleType:
+    """Find the module, numpy or cupy, that all arrays of a call belong to.
+
+    CuPy is not imported: if an argument is a CuPy array, it has been already.
+
+    Parameters
+    ----------
+    q, k, v : array
+    out : array, optional
+
+    Returns
+    -------
+    module
+        `numpy` or `cupy`.
+
+    Raises
+    ------
+    TypeError
+        For an object that is neither a NumPy nor a CuPy array, for a masked array (its mask would
+        be ignored), and when the two kinds are mixed.
+    """
+    module = _module_of("q", q)
+    for name, array in (("k", k), ("v", v), ("out", out)):
+        if name == "out" and array is None:
+            continue
+        other = _module_of(name, array)
+        if other is not module:
+            raise TypeError(
+                f"{name} is a {other.__name__} array, but q is a {module.__name__} array: "
+                "all arrays of a call must be of one kind"
+            )
+    return module
+
+
+def parse(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+    out: Array | None,
+    xp: ModuleType,
+) -> tuple[Problem, Operands]:
+    """Check the arguments of a call and bring the arrays to 4-D. Nothing is written or copied.
+
+    Parameters
+    ----------
+    q, k, v : array
+        All of the same rank, 2 to 4, and of one dtype. With rank 4 and `layout` "bhsd":
+        (b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv).
+    causal : bool
+        As in `attention`.
+    scale : float or None
+        None stands for 1 / sqrt(d).
+    layout : str
+        "bhsd" or "bshd": the order of the axes of 4-D arrays.
+    out : array or None
+        Where the result shall go: q's shape with v's last axis, q's dtype, writable, and
+        sharing no element with q, k, v or itself.
+    xp : module
+        What `array_module` returned for these arrays.
+
+    Returns
+    -------
+    Problem
+    Operands
+        (batch, heads, seq, head_dim) views of the arrays.
+
+    Raises
+    ------
+    TypeError
+        For dtypes that are not supported or not the same, and arguments of the wrong type.
+    ValueError
+        For shapes, layout, scale and devices that do not fit, and an unusable `out`.
+    """
+    if not isinstance(layout, str):
+        raise TypeError(f"layout must be a string, not {type(layout).__name__}")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be 'bhsd' or 'bshd', not {layout!r}")
+    if xp is np:  # subclasses (memmap, matrix) become the plain arrays that they are views of
+        q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
+        out = None if out is None else np.asarray(out)
+    dtype = _check_dtypes(q, k, v, out)
+    _check_ranks(q, k, v)
+    if xp is not np:
+        _check_devices(q, k, v, out, xp)
+    operands = Operands(as_bhsd(q, layout), as_bhsd(k, layout), as_bhsd(v, layout), None)
+    problem = _problem(
+        dtype,
+        operands.q.shape,
+        operands.k.shape,
+        operands.v.shape,
+        causal=causal,
+        scale=scale,
+        shown=(q.shape, k.shape, v.shape),
+    )
+    if out is not None:
+        _check_out(out, restore_shape(problem, q.ndim, layout)[0], q, k, v)
+        operands = operands._replace(out=as_bhsd(out, layout))
+    return problem, operands
+
+
+def as_bhsd(array: Array, layout: str) -> Array:
+    """View an array of rank 2 to 4 as (batch, heads, seq, head_dim); missing axes have length 1."""
+    if array.ndim == 2:
+        return array[None, None]
+    if array.ndim == 3:
+        return array[:, None]
+    return array if layout == "bhsd" else array.swapaxes(1, 2)
+
+
+def restore_shape(
+    problem: Problem, ndim: int, layout: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the result and of its LSE, in the rank and layout of the caller's arrays.
+
+    Parameters
+    ----------
+    problem : Problem
+    ndim : int
+        Rank of the caller's q: 2, 3 or 4.
+    layout : str
+        "bhsd" or "bshd"; it matters for rank 4 only, and not for the LSE.
+
+    Returns
+    -------
+    tuple of int
+        Of the result: (sq, dv), (b, sq, dv), (b, hq, sq, dv) or (b, sq, hq, dv).
+    tuple of int
+        Of the LSE: (sq,), (b, sq) or (b, hq, sq).
+    """
+    b, h, s, d = problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v
+    if ndim == 2:
+        return (s, d), (s,)
+    if ndim == 3:
+        return (b, s, d), (b, s)
+    return ((b, h, s, d) if layout == "bhsd" else (b, s, h, d)), (b, h, s)
+
+
+def bounds(array: Array) -> tuple[int, int]:
+    """Return the first address of a CuPy array's elements, and the one after their last."""
+    low = high = array.data.ptr
+    if array.size == 0:
+        return low, high
+    for n, step in zip(array.shape, array.strides, strict=True):
+        low += min(0, (n - 1) * step)
+        high += max(0, (n - 1) * step)
+    return low, high + array.itemsize
+
+
+def _module_of(name: str, array: Array) -> ModuleType:
+    """Return numpy or cupy for one array of the call."""
+    if isinstance(array, np.ndarray):
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array: attention would ignore its mask")
+        return np
+    # No `ndarray` yet while another thread is still importing CuPy.
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())):
+        return cupy
+    hint = ""
+    if hasattr(array, "__dlpack__"):
+        hint = " (numpy.from_dlpack or cupy.from_dlpack makes one of it without a copy)"
+    raise TypeError(f"{name} must be a NumPy or a CuPy array, not {type(array).__name__}{hint}")
+
+
+def _check_dtypes(q: Array, k: Array, v: Array, out: Array | None) -> str:
+    """Return the name of the one dtype that all arrays have."""
+    dtype = _DTYPE_NAMES.get(q.dtype)
+    if dtype is None:
+        raise TypeError(f"q has dtype {_shown(q.dtype)}: one of {', '.join(DTYPES)} is needed")
+    for name, array in (("k", k), ("v", v), ("out", out)):
+        if array is not None and array.dtype != q.dtype:
+            raise TypeError(f"{name} has dtype {_shown(array.dtype)}, but q has dtype {dtype}")
+    return dtype
+
+
+def _shown(dtype: np.dtype) -> str:
+    """Name a dtype; a byte-swapped one says so, because its `name` does not."""
+    return dtype.name if dtype.isnative else f"{dtype.name} in non-native byte order ({dtype.str})"
+
+
+def _check_ranks(q: Array, k: Array, v: Array) -> None:
+    if q.ndim not in (2, 3, 4):
+        raise ValueError(
+            f"q has shape {q.shape}: 4 axes, 3 (batch, seq, head_dim) or 2 (seq, head_dim) "
+            "are needed"
+        )
+    for name, array in (("k", k), ("v", v)):
+        if array.ndim != q.ndim:
+            raise ValueError(
+                f"{name} has shape {array.shape}, but q has shape {q.shape}: "
+                "the number of axes must be the same"
+            )
+
+
+def _check_devices(q: Array, k: Array, v: Array, out: Array | None, cupy: Any) -> None:
+    """All CuPy arrays on the current device, and aligned as the GPU needs them."""
+    current = cupy.cuda.runtime.getDevice()
+    for name, array in (("q", q), ("k", k), ("v", v), ("out", out)):
+        if array is None:
+            continue
+        device = array.data.device_id
+        if device != current:
+            raise ValueError(
+                f"{name} (shape {array.shape}) is on device {device}, "
+                f"but the current device is {current}"
+            )
+        # The GPU faults on an element that is not aligned to its size; even a copy would.
+        steps = [array.data.ptr]
+        steps += [t for n, t in zip(array.shape, array.strides, strict=True) if n > 1]
+        if array.size and any(step % array.itemsize for step in steps):
+            raise ValueError(
+                f"{name} (shape {array.shape}, strides {array.strides}) has elements at "
+                f"addresses that are no multiple of {array.itemsize} bytes"
+            )
+
+
+def _problem(
+    dtype: str,
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    v_shape: tuple[int, ...],
+    *,
+    causal: bool,
+    scale: float | None,
+    shown: tuple[tuple[int, ...], ...],
+) -> Problem:
+    """Check 4-D shapes and the scalar arguments; errors quote the caller's own shapes, `shown`."""
+    batch, heads_q, seq_q, head_dim = q_shape
+    shown_q, shown_k, shown_v = shown
+
+    def mismatch(name: str, what: str, other: str) -> ValueError:
+        shapes = {"q": shown_q, "k": shown_k, "v": shown_v}
+        return ValueError(
+            f"{name} has shape {shapes[name]}, but {other} has shape {shapes[other]}: {what}"
+        )
+
+    for name, shape in (("k", k_shape), ("v", v_shape)):
+        if shape[0] != batch:
+            raise mismatch(name, f"batch {shape[0]} and {batch} differ", "q")
+    if k_shape[3] != head_dim:
+        raise mismatch("k", f"head_dim {k_shape[3]} and {head_dim} differ", "q")
+    for axis, what in ((1, "heads"), (2, "seq")):
+        if v_shape[axis] != k_shape[axis]:
+            raise mismatch("v", f"{what} {v_shape[axis]} and {k_shape[axis]} differ", "k")
+    heads_kv = k_shape[1]
+    if heads_q % heads_kv if heads_kv else heads_q:
+        raise mismatch("q", f"heads {heads_q} is no multiple of heads {heads_kv}", "k")
+    for name, dim, shape in (("q", head_dim, shown_q), ("v", v_shape[3], shown_v)):
+        if not 1 <= dim <= MAX_HEAD_DIM:
+            raise ValueError(
+                f"{name} has shape {shape}: head_dim must be 1 to {MAX_HEAD_DIM}, not {dim}"
+            )
+    if not isinstance(causal, (bool, np.bool_)):
+        raise TypeError(f"causal must be True or False, not {type(causal).__name__}")
+    return Problem(
+        dtype,
+        batch,
+        heads_q,
+        heads_kv,
+        seq_q,
+        k_shape[2],
+        head_dim,
+        v_shape[3],
+        bool(causal),
+        _check_scale(scale, head_dim),
+    )
+
+
+def _check_scale(scale: float | None, head_dim: int) -> float:
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise TypeError(f"scale must be a real number or None, not {type(scale).__name__}")
+    try:
+        value = float(scale)
+    except OverflowError:  # an integer or a fraction beyond float64
+        value = math.inf
+    if not abs(value) < _MAX_SCALE:  # also true for NaN
+        raise ValueError(f"scale must be finite in float32, not {value!r}")
+    return value
+
+
+def _check_out(out: Array, shape: tuple[int, ...], q: Array, k: Array, v: Array) -> None:
+    """Refuse an `out` that could not hold the result, or would change the inputs under way."""
+    if out.shape != shape:
+        raise ValueError(
+            f"out has shape {out.shape}, but the result has shape {shape} "
+            f"(q {q.shape}, k {k.shape}, v {v.shape})"
+        )
+    if not getattr(out.flags, "writeable", True):  # CuPy arrays are always writable
+        raise ValueError(f"out (shape {out.shape}) is read-only")
+    if _overlaps_itself(out):
+        raise ValueError(
+            f"out (shape {out.shape}, strides {out.strides}) has elements that share memory"
+        )
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if _overlap(out, array):
+            raise ValueError(
+                f"out (shape {out.shape}) shares memory with {name} (shape {array.shape})"
+            )
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Whether elements may share memory: no order of the axes nests them without touching.
+
+    Sufficient for every view that slicing, transposing and reshaping can make.
+    """
+    if array.size == 0:
+        return False
+    reach = array.itemsize
+    axes = [(abs(t), n) for n, t in zip(array.shape, array.strides, strict=True) if n > 1]
+    for step, n in sorted(axes):
+        if step < reach:
+            return True
+        reach += (n - 1) * step
+    return False
+
+
+def _overlap(a: Array, b: Array) -> bool:
+    """Whether two arrays of one kind share an element; interleaved views do not."""
+    if isinstance(a, np.ndarray):
+        host_a, host_b = a, b
+    else:
+        low_a, high_a = bounds(a)
+        low_b, high_b = bounds(b)
+        if high_a <= low_b or high_b <= low_a:
+            return False
+        host_a, host_b = (np.asarray(_AddressOnly(array)) for array in (a, b))
+    try:
+        return np.shares_memory(host_a, host_b, max_work=_OVERLAP_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _AddressOnly:
+    """The addresses of a CuPy array for `numpy.shares_memory`, which computes with them only."""
+
+    def __init__(self, array: Array) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": f"|V{array.itemsize}",
+            "data": (array.data.ptr, False),
+        }

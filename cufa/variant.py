@@ -1,0 +1,106 @@
+"""Variant: one template instantiation of one kernel."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cufa.device import Device
+
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+_CPP_TYPE = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float"}
+
+KERNEL_DTYPES = {
+    "fa1_fp32": ("float32",),
+    "fa2_fp32": ("float32",),
+    "fa2_mma": ("float16", "bfloat16"),
+}
+"""The kernels, each a file of ``cufa/kernels``, and the element types that each takes."""
+
+
+class Variant(NamedTuple):
+    """One template instantiation; the fields after ``kernel`` are its template arguments, in order.
+
+    Attributes
+    ----------
+    kernel : str
+        A key of `KERNEL_DTYPES`.
+    dtype : str
+        Element type of Q, K, V and O.
+    head_dim, head_dim_v : int
+        Columns of the Q/K and of the V/O tiles, at least the problem's head dims.
+    bm, bn : int
+        Rows (queries) and columns (keys) of a tile of scores.
+    stages : int
+        Depth of the K/V ring in shared memory.
+    warps : int
+        Warps of a block; each owns ``bm / warps`` rows.
+    blocks_per_sm : int
+        Blocks that must fit on a multiprocessor together; it bounds the registers of a thread.
+    causal : bool
+        Whether the causal mask is compiled in.
+    """
+
+    kernel: str
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    bm: int
+    bn: int
+    stages: int
+    warps: int
+    blocks_per_sm: int
+    causal: bool
+
+    @property
+    def name_expression(self) -> str:
+        """The C++ name of the instantiation."""
+        numbers = ", ".join(str(int(x)) for x in self[2:-1])
+        return f"{self.kernel}<{_CPP_TYPE[self.dtype]}, {numbers}, {str(self.causal).lower()}>"
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a block, in bytes."""
+        size = ELEMENT_BYTES[self.dtype]
+        q, k, v = self.bm * self.head_dim, self.bn * self.head_dim, self.bn * self.head_dim_v
+        if self.kernel == "fa1_fp32":
+            return size * (q + k + v + self.bm * (self.bn + 3))
+        tiles = size * (q + self.stages * (k + v))
+        o_tile = size * self.bm * self.head_dim_v if self.kernel == "fa2_mma" else 0
+        return max(tiles, o_tile)
+
+    def illegal(self, device: Device) -> str | None:
+        """Why this variant cannot run on a device, or None if it can."""
+        if self.kernel not in KERNEL_DTYPES:
+            return f"kernel must be one of {', '.join(KERNEL_DTYPES)}, not {self.kernel!r}"
+        if self.dtype not in KERNEL_DTYPES[self.kernel]:
+            return (
+                f"{self.kernel} takes {' or '.join(KERNEL_DTYPES[self.kernel])}, not {self.dtype}"
+            )
+        if min(self[2:9]) < 1:
+            return "template arguments must be positive"
+        if self.head_dim > 256 or self.head_dim_v > 256:
+            return "head dims of more than 256 are not supported"
+        step = {"fa1_fp32": 4, "fa2_fp32": 32, "fa2_mma": 16}[self.kernel]
+        if self.head_dim % step or self.head_dim_v % step:
+            return f"{self.kernel} needs head dims that are multiples of {step}"
+        if self.kernel == "fa1_fp32":
+            if self.stages != 1:
+                return "fa1_fp32 has a single stage"
+        elif self.bm % (16 * self.warps) or self.bn % 16:
+            return "bm must be a multiple of 16 * warps, and bn of 16"
+        if self.threads * self.blocks_per_sm > device.threads_per_sm or self.threads > 1024:
+            return (
+                f"{self.blocks_per_sm} blocks of {self.threads} threads do not fit a multiprocessor"
+            )
+        if self.smem_bytes > device.smem_per_block:
+            return f"{self.smem_bytes} bytes of shared memory, {device.name} has {device.smem_per_block}"
+        return None
+
+    def __str__(self) -> str:
+        """The C++ name expression."""
+        return self.name_expression

@@ -1,0 +1,90 @@
+"""Errors against attention computed in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.cells import Cell
+
+ROWS = 16384
+"""Rows of the result that are checked, at least."""
+
+CHUNK_ROWS = 4096
+
+
+def checked_heads(cell: Cell) -> list[tuple[int, int]]:
+    """Return the (batch, head) pairs whose rows are checked: the first, the last, and between.
+
+    They hold `ROWS` rows or more, and are at least two where the cell has two.
+    """
+    total = cell.b * cell.hq
+    count = min(total, max(2, -(-ROWS // cell.sq)))
+    picked = {round(i * (total - 1) / max(1, count - 1)) for i in range(count)}
+    return [divmod(i, cell.hq) for i in sorted(picked)]
+
+
+def reference_rows(
+    xp: Any, q: Any, k: Any, v: Any, *, causal: bool, scale: float
+) -> Iterator[tuple[int, Any]]:
+    """Yield (first row, rows of the result) of one head in float64, a block of rows at a time.
+
+    Parameters
+    ----------
+    xp : module
+        ``numpy`` or ``cupy``.
+    q, k, v : array
+        One head: (seq, head_dim), any float dtype.
+    causal : bool
+        Whether query i sees only keys j <= i + Sk - Sq.
+    scale : float
+        Factor of the scores.
+    """
+    q64, k64, v64 = (_float64(xp, x) for x in (q, k, v))
+    sq, sk = q.shape[0], k.shape[0]
+    for first in range(0, sq, CHUNK_ROWS):
+        scores = (q64[first : first + CHUNK_ROWS] @ k64.T) * scale
+        if causal:
+            rows = xp.arange(first, first + scores.shape[0])[:, None]
+            scores = xp.where(xp.arange(sk)[None, :] <= rows + (sk - sq), scores, -xp.inf)
+        scores = xp.exp(scores - scores.max(axis=-1, keepdims=True))
+        yield first, (scores @ v64) / scores.sum(axis=-1, keepdims=True)
+
+
+def max_errors(
+    xp: Any, cell: Cell, operands: tuple[Any, Any, Any], results: dict[str, Any]
+) -> dict[str, float]:
+    """Return each contestant's largest absolute error over the same rows.
+
+    Parameters
+    ----------
+    xp : module
+        ``numpy`` or ``cupy``.
+    cell : Cell
+        The problem.
+    operands : tuple of array
+        Q, K and V, (batch, heads, seq, head_dim).
+    results : dict of str to array
+        Results of the contestants in `xp` arrays, (batch, heads, seq, head_dim of V).
+
+    Returns
+    -------
+    dict of str to float
+        Largest ``abs(result - reference)``; NaN when a result holds one.
+    """
+    worst = {name: xp.zeros((), dtype=xp.float64) for name in results}
+    q, k, v = operands
+    for b, h in checked_heads(cell):
+        kv = h * cell.hk // cell.hq
+        head = (q[b, h], k[b, kv], v[b, kv])
+        for first, rows in reference_rows(xp, *head, causal=cell.causal, scale=cell.scale):
+            for name, out in results.items():
+                got = _float64(xp, out[b, h, first : first + rows.shape[0]])
+                # maximum() keeps a NaN, which the built-in max would drop.
+                worst[name] = xp.maximum(worst[name], xp.abs(got - rows).max())
+    return {name: float(error) for name, error in worst.items()}
+
+
+def _float64(xp: Any, array: Any) -> Any:
+    # Through float32, to which every library converts bfloat16.
+    return array.astype(xp.float32).astype(xp.float64)

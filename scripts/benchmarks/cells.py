@@ -1,0 +1,98 @@
+"""The cells of the standard tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+HIDDEN = 2048
+TOKENS = 16384
+SEQS = (512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Cell(NamedTuple):
+    """One problem of a table, in the words of a result row."""
+
+    dtype: str
+    b: int
+    hq: int
+    hk: int
+    sq: int
+    sk: int
+    d: int
+    dv: int
+    causal: bool
+
+    @property
+    def q_shape(self) -> tuple[int, int, int, int]:
+        """Shape of Q: (batch, heads, seq, head_dim)."""
+        return self.b, self.hq, self.sq, self.d
+
+    @property
+    def k_shape(self) -> tuple[int, int, int, int]:
+        """Shape of K."""
+        return self.b, self.hk, self.sk, self.d
+
+    @property
+    def v_shape(self) -> tuple[int, int, int, int]:
+        """Shape of V."""
+        return self.b, self.hk, self.sk, self.dv
+
+    @property
+    def scale(self) -> float:
+        """The usual scale of the scores, 1 / sqrt(head_dim)."""
+        return float(self.d**-0.5)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the two products, halved for a causal mask."""
+        full = 2.0 * self.b * self.hq * self.sq * self.sk * (self.d + self.dv)
+        return full / 2 if self.causal else full
+
+    def tflops(self, ms: float) -> float:
+        """Speed in TFLOP/s of a call that takes `ms` milliseconds."""
+        return self.flops / ms / 1e9
+
+    def row(self) -> dict[str, Any]:
+        """Return the cell's part of a result row."""
+        return self._asdict()
+
+    def __str__(self) -> str:
+        """One short line."""
+        mask = "causal" if self.causal else "full"
+        heads = str(self.hq) if self.hq == self.hk else f"{self.hq}/{self.hk}"
+        seq = str(self.sq) if self.sq == self.sk else f"{self.sq}x{self.sk}"
+        return f"{self.dtype} d{self.d} {mask} s{seq} b{self.b} h{heads}"
+
+
+def standard_cells(
+    dtype: str, head_dims: Iterable[int], seqs: Iterable[int] = SEQS
+) -> list[Cell]:
+    """Return the standard table of one dtype: hidden size 2048, 16384 tokens, causal and not.
+
+    Parameters
+    ----------
+    dtype : str
+        Element type of all operands.
+    head_dims : iterable of int
+        Head dims, each a divisor of 2048.
+    seqs : iterable of int
+        Sequence lengths, each a divisor of 16384.
+
+    Raises
+    ------
+    ValueError
+        When a head dim or a length does not divide evenly.
+    """
+    cells = []
+    lengths = tuple(seqs)
+    for d in head_dims:
+        if d < 1 or HIDDEN % d:
+            raise ValueError(f"head dim {d} does not divide the hidden size {HIDDEN}")
+        for causal in (False, True):
+            for s in lengths:
+                if s < 1 or TOKENS % s:
+                    raise ValueError(f"sequence length {s} does not divide {TOKENS} tokens")
+                heads = HIDDEN // d
+                cells.append(Cell(dtype, TOKENS // s, heads, heads, s, s, d, d, causal))
+    return cells

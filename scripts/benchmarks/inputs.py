@@ -1,0 +1,55 @@
+"""Random operands, visible to CuPy and to PyTorch without a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import ml_dtypes
+import numpy as np
+
+from benchmarks.cells import Cell
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+}
+
+
+class Operands:
+    """Q, K and V of a cell, (batch, heads, seq, head_dim), contiguous, normally distributed.
+
+    Parameters
+    ----------
+    cell : Cell
+        Shapes and dtype.
+    rng : cupy.random.Generator
+        Where the data comes from; each call draws fresh data.
+    """
+
+    def __init__(self, cell: Cell, rng: Any) -> None:
+        self.cell = cell
+        self.q = self._draw(cell.q_shape, rng)
+        self.k = self._draw(cell.k_shape, rng)
+        self.v = self._draw(cell.v_shape, rng)
+        self._torch: tuple[Any, Any, Any] | None = None
+
+    def _draw(self, shape: tuple[int, ...], rng: Any) -> Any:
+        normal = rng.standard_normal(shape, dtype=cupy.float32)
+        return normal.astype(DTYPES[self.cell.dtype], copy=False)
+
+    def torch(self) -> tuple[Any, Any, Any]:
+        """Return Q, K and V as PyTorch tensors over the same memory."""
+        if self._torch is None:
+            self._torch = (to_torch(self.q), to_torch(self.k), to_torch(self.v))
+        return self._torch
+
+
+def to_torch(array: Any) -> Any:
+    """Return a PyTorch view of a CuPy array; bfloat16 travels as int16, which DLPack knows."""
+    import torch
+
+    if array.dtype == DTYPES["bfloat16"]:
+        return torch.from_dlpack(array.view(cupy.int16)).view(torch.bfloat16)
+    return torch.from_dlpack(array)

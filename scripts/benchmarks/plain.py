@@ -1,0 +1,70 @@
+"""Attention as an array library's user writes it: matmul, softmax, matmul."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CHUNK_ELEMENTS = 1 << 28
+"""Scores held at once: 1 GiB in float32."""
+
+BATCHED_BELOW = 2048
+"""Sequence length under which 16-bit operands are batched in float32 (see `attention`)."""
+
+
+def attention(xp: Any, q: Any, k: Any, v: Any, *, causal: bool, scale: float) -> Any:
+    """Plain attention in the array library `xp` (NumPy or CuPy).
+
+    The score matrices of as many heads as fit in `CHUNK_ELEMENTS` are held at once. CuPy 14
+    multiplies stacks of matrices in float32 at best (float16 is converted, bfloat16 refused),
+    but single 16-bit matrices on tensor cores. So 16-bit operands are converted and batched
+    where matrices are small and launches dominate, and multiplied head by head where they are
+    large: the faster way at either end.
+
+    Parameters
+    ----------
+    xp : module
+        ``numpy`` or ``cupy``.
+    q, k, v : array
+        Contiguous, (batch, heads, seq, head_dim), the same heads and lengths for all three.
+    causal : bool
+        Whether query i sees only keys j <= i.
+    scale : float
+        Factor of the scores.
+
+    Returns
+    -------
+    array
+        Shape (batch, heads, seq, head_dim of V), dtype of `q`.
+    """
+    b, h, s, _ = q.shape
+    q3, k3, v3 = (x.reshape(b * h, s, x.shape[-1]) for x in (q, k, v))
+    bias = xp.where(xp.tri(s, dtype=bool), xp.float32(0), xp.float32(-xp.inf)) if causal else None
+    out = xp.empty(v3.shape, dtype=q.dtype)
+    product = _stacked if q.dtype == xp.float32 or s < BATCHED_BELOW else _head_by_head
+    heads = max(1, CHUNK_ELEMENTS // (s * s))
+    for first in range(0, b * h, heads):
+        part = slice(first, first + heads)
+        scores = product(xp, q3[part], k3[part].swapaxes(1, 2)).astype(xp.float32, copy=False)
+        scores *= xp.float32(scale)
+        if bias is not None:
+            scores += bias
+        scores -= scores.max(axis=-1, keepdims=True)
+        xp.exp(scores, out=scores)
+        scores /= scores.sum(axis=-1, keepdims=True)
+        if product is _head_by_head:
+            scores = scores.astype(q.dtype)
+        out[part] = product(xp, scores, v3[part])
+    return out.reshape(v.shape)
+
+
+def _stacked(xp: Any, a: Any, b: Any) -> Any:
+    """Return all products in one float32 call."""
+    return xp.matmul(a.astype(xp.float32, copy=False), b.astype(xp.float32, copy=False))
+
+
+def _head_by_head(xp: Any, a: Any, b: Any) -> Any:
+    """Return the products in the operands' dtype, one call a head."""
+    out = xp.empty((a.shape[0], a.shape[1], b.shape[2]), dtype=a.dtype)
+    for i in range(a.shape[0]):
+        xp.matmul(a[i], b[i], out=out[i])
+    return out

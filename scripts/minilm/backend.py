@@ -1,0 +1,68 @@
+"""Which arrays the model runs on: NumPy on the CPU, or CuPy on a GPU."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from minilm.errors import ModelError
+
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+# Lowest compute capability that cufa's kernels are written for.
+MIN_COMPUTE_CAPABILITY = 80
+
+
+def choose_array_module(device: str) -> Any:
+    """Return the module whose arrays run on `device`.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "gpu"}
+        "auto" is the GPU if CuPy is installed and finds one that cufa supports, else the CPU.
+
+    Returns
+    -------
+    module
+        `numpy` or `cupy`.
+
+    Raises
+    ------
+    ModelError
+        The GPU was asked for and cannot be used.
+    ValueError
+        `device` is none of the three.
+    """
+    if device not in ("auto", "cpu", "gpu"):
+        raise ValueError(f"device must be 'auto', 'cpu' or 'gpu', not {device!r}")
+    if device == "cpu":
+        return np
+    try:
+        return _cupy_with_gpu()
+    except ModelError:
+        if device == "gpu":
+            raise
+        return np
+
+
+def _cupy_with_gpu() -> Any:
+    try:
+        import cupy
+    except ImportError:
+        raise ModelError(
+            "no CuPy for the GPU: pip install 'cufa[cuda13]' (or 'cufa[cuda12]')"
+        ) from None
+    try:
+        capability = int(cupy.cuda.Device().compute_capability)
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise ModelError(f"no usable GPU: {error}") from None
+    if capability < MIN_COMPUTE_CAPABILITY:
+        raise ModelError(
+            f"the GPU has compute capability {capability / 10}; "
+            f"cufa needs {MIN_COMPUTE_CAPABILITY / 10} or later"
+        )
+    return cupy

@@ -1,0 +1,176 @@
+"""The network: BERT's encoder (Devlin et al. 2018) with 6 layers, distilled as MiniLM (Wang et al.
+2020) and trained for sentence similarity (Reimers and Gurevych 2019).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import cufa
+from minilm.backend import DTYPES, choose_array_module
+from minilm.files import load_tokenizer, load_weights, model_folder
+from minilm.ops import Array, gelu, layer_norm, linear
+
+LAYERS = 6
+HEADS = 12
+DIM = 384
+
+# Tokens a batch: what fills the device and no more. On the CPU a larger batch falls out of the
+# caches; on a GPU a smaller one leaves it idle between launches.
+BATCH_TOKENS_CPU = 2048
+BATCH_TOKENS_GPU = 65536
+
+
+class Affine(NamedTuple):
+    """A weight and a bias, in the order that `linear` and `layer_norm` take them."""
+
+    weight: Array
+    bias: Array
+
+
+class Layer(NamedTuple):
+    """One encoder layer: attention and a two-layer perceptron, each added and then normalised."""
+
+    qkv: Affine
+    projection: Affine
+    attention_norm: Affine
+    up: Affine
+    down: Affine
+    output_norm: Affine
+
+    def __call__(self, x: Array, batch: int, seq: int) -> Array:
+        """Return the layer's output, (batch * seq, DIM) float32 like its input `x`."""
+        qkv = linear(x, *self.qkv).astype(self.qkv.weight.dtype, copy=False)
+        # Views into one array: (batch, seq, heads, head_dim) each, nothing is copied.
+        q, k, v = qkv.reshape(batch, seq, 3, HEADS, DIM // HEADS).transpose(2, 0, 1, 3, 4)
+        attended = cufa.attention(q, k, v, layout="bshd").reshape(batch * seq, DIM)
+        x = layer_norm(x + linear(attended, *self.projection), *self.attention_norm)
+        hidden = gelu(linear(x, *self.up))
+        return layer_norm(x + linear(hidden, *self.down), *self.output_norm)
+
+
+class MiniLM:
+    """Sentence embeddings by all-MiniLM-L6-v2.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "gpu"}
+        Where it runs; "auto" prefers the GPU.
+    dtype : {"float32", "float16", "bfloat16"}
+        The dtype of the weights' matrices and of attention; the rest is float32.
+
+    Attributes
+    ----------
+    xp : module
+        `numpy` or `cupy`: the kind of array that `encode` returns.
+
+    Raises
+    ------
+    ModelError
+        A package or the weights are missing, the weights are not the recorded ones, or there is
+        no GPU and one was asked for.
+    ValueError
+        `device` or `dtype` is unknown.
+    """
+
+    def __init__(self, device: str = "auto", dtype: str = "float32") -> None:
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+        self.xp = choose_array_module(device)
+        self._batch_tokens = BATCH_TOKENS_CPU if self.xp is np else BATCH_TOKENS_GPU
+        folder = model_folder()
+        self._tokenizer = load_tokenizer(folder)
+        weights = load_weights(folder)
+
+        def vector(name: str) -> Array:
+            return self.xp.asarray(weights[name].astype(np.float32))
+
+        def norm(name: str) -> Affine:
+            return Affine(vector(f"{name}.weight"), vector(f"{name}.bias"))
+
+        def dense(*names: str) -> Affine:
+            # The checkpoint holds (outputs, inputs); several layers of one input become one.
+            matrix = np.concatenate([weights[f"{name}.weight"] for name in names]).T
+            bias = np.concatenate([weights[f"{name}.bias"] for name in names])
+            return Affine(
+                self.xp.asarray(np.ascontiguousarray(matrix).astype(DTYPES[dtype])),
+                self.xp.asarray(bias.astype(np.float32)),
+            )
+
+        self._words = vector("embeddings.word_embeddings.weight")
+        # Every token is of type 0, so that type's vector is added to the positions once.
+        self._positions = (
+            vector("embeddings.position_embeddings.weight")
+            + vector("embeddings.token_type_embeddings.weight")[0]
+        )
+        self._embedding_norm = norm("embeddings.LayerNorm")
+        self._layers = []
+        for i in range(LAYERS):
+            at = f"encoder.layer.{i}"
+            self._layers.append(
+                Layer(
+                    qkv=dense(*(f"{at}.attention.self.{n}" for n in ("query", "key", "value"))),
+                    projection=dense(f"{at}.attention.output.dense"),
+                    attention_norm=norm(f"{at}.attention.output.LayerNorm"),
+                    up=dense(f"{at}.intermediate.dense"),
+                    down=dense(f"{at}.output.dense"),
+                    output_norm=norm(f"{at}.output.LayerNorm"),
+                )
+            )
+
+    def encode(
+        self, sentences: Sequence[str], progress: Callable[[int], Any] | None = None
+    ) -> Array:
+        """Return one embedding a sentence: the mean of its last hidden states, of length 1.
+
+        A sentence is cut after 256 tokens, as the model's configuration says. Sentences of equal
+        token count run as one batch, so none is padded and none sees another's padding.
+
+        Parameters
+        ----------
+        sentences : sequence of str
+            May be empty; so may a sentence.
+        progress : callable, optional
+            Called with the number of sentences done since the last call.
+
+        Returns
+        -------
+        array, (len(sentences), 384), float32
+            Of the module `xp`. The dot product of two rows is their cosine similarity.
+
+        Raises
+        ------
+        TypeError
+            `sentences` is one string, or holds something that is none.
+        """
+        if isinstance(sentences, str):
+            raise TypeError("sentences must be a sequence of strings, not one string")
+        encodings = self._tokenizer.encode_batch(list(sentences))
+        tokens = [encoding.ids for encoding in encodings]
+        result = self.xp.empty((len(tokens), DIM), np.float32)
+        for rows in self._batches([len(ids) for ids in tokens]):
+            ids = self.xp.asarray(np.array([tokens[row] for row in rows], np.int32))
+            result[self.xp.asarray(rows)] = self._embed(ids)
+            if progress is not None:
+                progress(len(rows))
+        return result
+
+    def _batches(self, lengths: list[int]) -> Iterator[np.ndarray]:
+        """Yield row numbers of equal token count, at most the device's batch at a time."""
+        counts = np.array(lengths, np.int64)
+        for length in np.unique(counts):
+            rows = np.flatnonzero(counts == length)
+            step = max(1, self._batch_tokens // int(length))
+            for start in range(0, len(rows), step):
+                yield rows[start : start + step]
+
+    def _embed(self, ids: Array) -> Array:
+        """Return the embeddings, (batch, DIM) float32, of token ids (batch, seq)."""
+        batch, seq = ids.shape
+        x = (self._words[ids] + self._positions[:seq]).reshape(batch * seq, DIM)
+        x = layer_norm(x, *self._embedding_norm)
+        for layer in self._layers:
+            x = layer(x, batch, seq)
+        mean = x.reshape(batch, seq, DIM).mean(axis=1)
+        return mean / (mean * mean).sum(axis=-1, keepdims=True) ** 0.5

@@ -1,0 +1,50 @@
+"""The `gpu` marker and the fixtures that run one test on NumPy and on CuPy."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@cache
+def why_no_gpu() -> str | None:
+    """Return why no CUDA device can be used, or None if one can."""
+    try:
+        import cupy
+    except ImportError as error:
+        return f"no CuPy: {error}"
+    try:
+        if cupy.cuda.runtime.getDeviceCount() == 0:
+            return "no CUDA device"
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no CUDA device: {error}"
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        reason = why_no_gpu()
+        if reason is not None:
+            pytest.skip(reason)
+
+
+@pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+def xp(request: pytest.FixtureRequest) -> ModuleType:
+    """Array module under test: NumPy everywhere, and CuPy where there is a device."""
+    return pytest.importorskip(request.param)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Return random numbers that are the same in every run."""
+    return np.random.default_rng(20240607)
+
+
+@pytest.fixture
+def cupy() -> Any:
+    """Return the CuPy module for tests that are marked `gpu`, or that need only its types."""
+    return pytest.importorskip("cupy")

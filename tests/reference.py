@@ -1,0 +1,186 @@
+"""The oracle of every numerical test: attention in float64, a naive twin, and the rule to accept.
+
+A result is accepted when its error against float64 is at most twice that of the twin, which
+computes the same formula naively in the input dtype, plus the rounding noise of the output dtype.
+So the tolerance follows from the inputs, and no test picks one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+DTYPES: dict[str, np.dtype] = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+}
+
+
+def to_host(array: Any) -> np.ndarray:
+    """Return a NumPy or CuPy array as a NumPy array."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def random_inputs(
+    rng: np.random.Generator,
+    dtype: str,
+    *,
+    b: int = 1,
+    hq: int = 1,
+    hk: int | None = None,
+    sq: int,
+    sk: int | None = None,
+    d: int,
+    dv: int | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw standard normal q (b, hq, sq, d), k (b, hk, sk, d) and v (b, hk, sk, dv)."""
+    hk = hq if hk is None else hk
+    sk = sq if sk is None else sk
+    dv = d if dv is None else dv
+    shapes = ((b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv))
+    q, k, v = (rng.standard_normal(s, np.float32).astype(DTYPES[dtype]) for s in shapes)
+    return q, k, v
+
+
+def hidden_keys(sq: int, sk: int) -> np.ndarray:
+    """Bool (sq, sk): True where a causal mask, aligned bottom-right, hides key j from query i."""
+    return np.arange(sk) > np.arange(sq)[:, None] + sk - sq
+
+
+def _scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Q K^T, each K head repeated for its group of query heads."""
+    if q.shape[1] != k.shape[1]:
+        k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
+    return q @ k.swapaxes(-1, -2)
+
+
+def _weighted(p: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """P V, each V head repeated for its group of query heads."""
+    if p.shape[1] != v.shape[1]:
+        v = np.repeat(v, p.shape[1] // v.shape[1], axis=1)
+    return p @ v
+
+
+def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Softmax over the last axis and its log-sum-exp; a row of -inf gives zeros and -inf."""
+    m = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    m_safe = np.where(m == -np.inf, scores.dtype.type(0), m)
+    p = np.exp(scores - m_safe)
+    total = p.sum(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = (m + np.log(total))[..., 0]
+    return p / np.where(total == 0, scores.dtype.type(1), total), lse
+
+
+def oracle(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, scale: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Attention in float64.
+
+    Parameters
+    ----------
+    q, k, v : ndarray
+        (b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv).
+    causal : bool
+        Bottom-right aligned.
+    scale : float, optional
+        1 / sqrt(d) when not given.
+
+    Returns
+    -------
+    out : ndarray
+        (b, hq, sq, dv) float64.
+    lse : ndarray
+        (b, hq, sq) float64.
+    """
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    scores = _scores(q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        scores[..., hidden_keys(q.shape[2], k.shape[2])] = -np.inf
+    p, lse = _softmax(scores)
+    return _weighted(p, v), lse
+
+
+def twin(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, scale: float | None = None
+) -> np.ndarray:
+    """Attention as a user would write it in the input dtype: the error that is allowed.
+
+    Q K^T is rounded to the input dtype, the softmax is computed in float32 and rounded, P V is
+    rounded. Products accumulate in float32.
+    """
+    dtype = q.dtype
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return x.astype(dtype).astype(np.float32)
+
+    q, k, v = (x.astype(np.float32) for x in (q, k, v))
+    factor = np.float32(q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = rounded(_scores(q, k)) * factor
+    if causal:
+        scores[..., hidden_keys(q.shape[2], k.shape[2])] = -np.inf
+    p, _ = _softmax(scores)
+    return _weighted(rounded(p), v).astype(dtype)
+
+
+def _largest(difference: np.ndarray) -> float:
+    return float(np.max(np.abs(difference), initial=0.0))
+
+
+def assert_accepted(
+    out: Any,
+    lse: Any,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    what: str = "",
+) -> None:
+    """Assert that a result, and its LSE unless that is None, are as accurate as the rule asks.
+
+    Parameters
+    ----------
+    out : array
+        (b, hq, sq, dv), NumPy or CuPy, in q's dtype.
+    lse : array or None
+        (b, hq, sq) float32, NumPy or CuPy.
+    q, k, v : ndarray
+        The inputs, on the host, in (batch, heads, seq, head_dim) order.
+    causal, scale
+        As given to `attention`.
+    what : str
+        Names the case when it fails.
+    """
+    expected, expected_lse = oracle(q, k, v, causal=causal, scale=scale)
+    out = to_host(out)
+    assert out.dtype == q.dtype, what
+    assert out.shape == expected.shape, what
+
+    third = np.array(0.3, q.dtype)
+    rounded = expected.astype(q.dtype)
+    noise = _largest((rounded + third - third).astype(np.float64) - rounded.astype(np.float64))
+    naive = twin(q, k, v, causal=causal, scale=scale).astype(np.float64)
+    bound = 2 * _largest(naive - expected) + 2 * noise
+    error = _largest(out.astype(np.float64) - expected)
+    # False for NaN.
+    assert error <= bound, f"{what}: error {error:.3g} exceeds {bound:.3g}"
+
+    if lse is None:
+        return
+    lse = to_host(lse)
+    assert lse.dtype == np.float32, what
+    assert lse.shape == expected_lse.shape, what
+    none = expected_lse == -np.inf
+    np.testing.assert_array_equal(lse == -np.inf, none, err_msg=f"{what}: rows without a key")
+    seen = expected_lse[~none]
+    if q.dtype == np.float32:  # relative; to 1 where the logarithm itself comes near 0
+        allowed = 1e-5 * np.maximum(np.abs(seen), 1.0)
+    else:
+        allowed = np.full(seen.shape, 1e-3)
+    excess = np.abs(lse[~none] - seen) - allowed
+    assert np.all(excess <= 0), f"{what}: LSE beyond its tolerance by {excess.max():.3g}"
