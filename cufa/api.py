@@ -81,7 +81,8 @@ def attention(
     -----
     The method is FlashAttention-2 (Dao 2023, algorithm 1).
     """
-    options = (causal, scale, layout, return_lse, kernel)
+    # The types, because True == 1 and a cached call must not accept what a first one refuses.
+    options = (causal, type(causal), scale, type(scale), layout, return_lse, kernel)
     result = launch.again(q, k, v, out, return_lse, options)
     if result is not None:
         return result

@@ -40,8 +40,8 @@ class Device(NamedTuple):
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
-# CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability"; multiprocessors
-# and L2 from the vendor's architecture papers.
+# CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability";
+# multiprocessors and L2 from the vendor's architecture papers.
 _NAMED = {
     "a100": Device("a100", 80, 108, 163 * _KIB, 164 * _KIB, 40 * _MIB, 2048),
     "rtx3090": Device("rtx3090", 86, 82, 99 * _KIB, 100 * _KIB, 6 * _MIB, 1536),

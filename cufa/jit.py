@@ -1,13 +1,15 @@
-"""Variant -> compiled kernel, with a GPU (`kernel`) or for any architecture without one (`compile`)."""
+"""Variant -> compiled kernel: with a GPU by `kernel`, for any architecture without by `compile`."""
 
 from __future__ import annotations
 
 import functools
 import re
+import struct
 import threading
 from importlib import resources
 from typing import Any, NamedTuple
 
+from cufa.device import Device
 from cufa.variant import Variant
 
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
@@ -66,8 +68,8 @@ class Compiled(NamedTuple):
 def source(kernel: str) -> str:
     """Return the text of a kernel with its headers put in place.
 
-    One self-contained text makes CuPy's disk cache right by itself: its key holds the source and not
-    what an ``#include`` reaches. ``#line`` keeps the compiler's messages pointing at the real files.
+    One self-contained text makes CuPy's disk cache right by itself: its key holds the source and
+    not what an ``#include`` reaches. ``#line`` keeps messages pointing at the real files.
     """
     folder = resources.files("cufa.kernels")
     done: set[str] = set()
@@ -88,50 +90,64 @@ def source(kernel: str) -> str:
     return f'#line 1 "{kernel}.cu"\n{expand(f"{kernel}.cu")}'
 
 
-def options(arch: str) -> tuple[str, ...]:
-    """Return NVRTC's options. They are the same for all variants of an architecture.
+_STANDARD = "-std=c++17"
+
+# NVRTC before it refuses a second -arch beside the one that CuPy gives.
+_NVRTC_TAKES_TWO_ARCH = (12, 9)
+
+
+def _raw_module_options(device: Device) -> tuple[str, ...]:
+    """Return the options for `cupy.RawModule`; the same for all variants on a device.
 
     CuPy compiles an empty file for each new tuple of options, so what differs between variants is
     in the name expression alone.
     """
-    return ("-std=c++17", f"-arch={arch}")
+    from cupy.cuda import nvrtc
+
+    # CuPy names the plain architecture itself; sm_90a, with wgmma and TMA, it does not know.
+    if device.arch[-1].isdigit() or nvrtc.getVersion() < _NVRTC_TAKES_TWO_ARCH:
+        return (_STANDARD,)
+    return (_STANDARD, f"-arch={device.arch}")
 
 
 _lock = threading.Lock()
 
 
 @functools.cache
-def _module(variant: Variant, arch: str) -> Any:
+def _module(variant: Variant, device: Device) -> Any:
     import cupy
 
-    opts = options(arch)
+    options = _raw_module_options(device)
     module = cupy.RawModule(
-        code=source(variant.kernel), options=opts, name_expressions=(variant.name_expression,)
+        code=source(variant.kernel),
+        options=options,
+        name_expressions=(variant.name_expression,),
     )
     try:
         module.compile()
     except cupy.cuda.compiler.CompileException as e:
-        raise CompileError(variant, opts, e.get_message()) from e
+        raise CompileError(variant, options, e.get_message()) from e
     return module
 
 
 @functools.cache
-def _kernel(variant: Variant, arch: str, device_id: int) -> Any:
-    kernel = _module(variant, arch).get_function(variant.name_expression)
+def _kernel(variant: Variant, device: Device, device_id: int) -> Any:
+    kernel = _module(variant, device).get_function(variant.name_expression)
     kernel.max_dynamic_shared_size_bytes = variant.smem_bytes
     return kernel.kernel  # calling the function itself spares RawKernel's part of each launch
 
 
-def kernel(variant: Variant, arch: str, device_id: int) -> Any:
-    """Compile a variant for the current device, or find it in the cache, and make it ready to launch.
+def kernel(variant: Variant, device: Device, device_id: int) -> Any:
+    """Compile a variant for the current device, or find it in the cache; make it ready to launch.
+
+    Safe to call from several threads, and from several processes that share a disk cache.
 
     Parameters
     ----------
     variant : Variant
-    arch : str
-        Such as ``"sm_86"`` or ``"sm_90a"``.
+    device : Device
     device_id : int
-        The current device; the limit on shared memory is set for each device.
+        The current device; the limit on shared memory is set for each.
 
     Returns
     -------
@@ -142,11 +158,18 @@ def kernel(variant: Variant, arch: str, device_id: int) -> Any:
     CompileError
     """
     with _lock:
-        return _kernel(variant, arch, device_id)
+        return _kernel(variant, device, device_id)
+
+
+def _whole(cubin: bytes) -> bytes:
+    """Put back the last byte, a NUL, which CuPy takes for the end of a string and drops."""
+    (header_offset,) = struct.unpack_from("<Q", cubin, 32)
+    entry_size, entries = struct.unpack_from("<HH", cubin, 54)
+    return cubin.ljust(header_offset + entry_size * entries, b"\0")
 
 
 def compile(variant: Variant, arch: str) -> Compiled:
-    """Compile a variant for any architecture; needs NVRTC but no GPU.
+    """Compile a variant for any architecture, such as "sm_86" or "sm_90a"; needs NVRTC but no GPU.
 
     Raises
     ------
@@ -154,15 +177,15 @@ def compile(variant: Variant, arch: str) -> Compiled:
     """
     from cupy.cuda import nvrtc
 
-    opts = (*options(arch), "--ptxas-options=-v")
+    options = (_STANDARD, f"-arch={arch}", "--ptxas-options=-v")
     program = nvrtc.createProgram(source(variant.kernel), f"{variant.kernel}.cu", (), ())
     try:
         nvrtc.addNameExpression(program, variant.name_expression)
         try:
-            nvrtc.compileProgram(program, opts)
+            nvrtc.compileProgram(program, options)
         except nvrtc.NVRTCError as e:
-            raise CompileError(variant, opts, nvrtc.getProgramLog(program)) from e
-        cubin, log = nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
+            raise CompileError(variant, options, nvrtc.getProgramLog(program)) from e
+        cubin, log = _whole(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program)
     finally:
         nvrtc.destroyProgram(program)
 

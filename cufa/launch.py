@@ -111,7 +111,7 @@ def again(q: Any, k: Any, v: Any, out: Any, return_lse: bool, options: _Key) -> 
     It looks only at what can differ between two such calls: shapes, strides, dtypes, the device,
     the alignment and, where `out` is given, whether it is clear of the inputs.
     """
-    if not (type(q) is type(k) is type(v) is _ndarray):
+    if not (type(q) is type(k) is type(v) is _ndarray and (out is None or type(out) is _ndarray)):
         return None
     q_data, k_data, v_data = q.data, k.data, v.data
     q_ptr, k_ptr, v_ptr = q_data.ptr, k_data.ptr, v_data.ptr
@@ -142,7 +142,7 @@ def _key(q: Any, k: Any, v: Any, out: Any, device: int, options: _Key) -> _Key:
     inputs = (q.shape, q.strides, q.dtype, k.shape, k.strides, k.dtype, v.shape, v.strides, v.dtype)
     if out is None:
         return (inputs, device, options)
-    return (inputs, device, options, type(out), out.shape, out.strides, out.dtype)
+    return (inputs, device, options, out.shape, out.strides, out.dtype)
 
 
 def _clear_of(out: Any, *inputs: Any) -> bool:
@@ -181,16 +181,20 @@ def first(
     lse = cupy.empty(lse_shape, np.float32)
     if result.size:
         device_id = cupy.cuda.runtime.getDevice()
-        kernel = jit.kernel(plan.variant, device.arch, device_id)
+        kernel = jit.kernel(plan.variant, device, device_id)
         taken = Operands(
-            *(_taken(view) for view in operands[:3]), _writable(as_bhsd(result, layout))
+            _taken(operands.q),
+            _taken(operands.k),
+            _taken(operands.v),
+            _writable(as_bhsd(result, layout)),
         )
         if problem.scale < 0:  # the kernels fold a positive scale into the exponent
             taken = taken._replace(q=-taken.q)
             problem = problem._replace(scale=-problem.scale)
         launch = Launch(plan, problem, taken, kernel)
-        launch(*(view.data.ptr for view in taken), lse.data.ptr if return_lse else 0)
-        if taken.out.data.ptr != result.data.ptr:
+        q_ptr, k_ptr, v_ptr, out_ptr = (view.data.ptr for view in taken)
+        launch(q_ptr, k_ptr, v_ptr, out_ptr, lse.data.ptr if return_lse else 0)
+        if out_ptr != result.data.ptr:
             as_bhsd(result, layout)[...] = taken.out
         elif all(a is b for a, b in zip(taken[:3], operands[:3], strict=True)):
             if len(_ready) >= _CACHE_SIZE:
@@ -206,19 +210,23 @@ def _rows_contiguous(view: Any) -> bool:
 
 
 def _taken(view: Any) -> Any:
-    """Return a 4-D view as the kernels take it: rows contiguous and aligned. Else a copy that is."""
+    """Return a 4-D view as the kernels take it, or else a copy.
+
+    Rows are contiguous, aligned, and made of whole 16-byte chunks, zeros filling up the last.
+    """
+    whole = view.shape[3] * view.itemsize % _ALIGNMENT == 0
     aligned = view.data.ptr % _ALIGNMENT == 0 and all(
         stride % _ALIGNMENT == 0
         for n, stride in zip(view.shape[:3], view.strides[:3], strict=True)
         if n > 1
     )
-    if view.size == 0 or (aligned and _rows_contiguous(view)):
+    if view.size == 0 or (whole and aligned and _rows_contiguous(view)):
         return view
     step = _ALIGNMENT // view.itemsize
     head_dim = view.shape[3]
-    copy = _cupy.empty((*view.shape[:3], -(-head_dim // step) * step), view.dtype)[..., :head_dim]
-    copy[...] = view
-    return copy
+    padded = _cupy.zeros((*view.shape[:3], -(-head_dim // step) * step), view.dtype)
+    padded[..., :head_dim] = view
+    return padded[..., :head_dim]
 
 
 def _writable(view: Any) -> Any:

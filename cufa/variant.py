@@ -9,6 +9,8 @@ from cufa.device import Device
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 _CPP_TYPE = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float"}
 
+_HEAD_POINTERS_BYTES = 24  # of Q, K and V, after the tiles
+
 KERNEL_DTYPES = {
     "fa1_fp32": ("float32",),
     "fa2_fp32": ("float32",),
@@ -33,7 +35,7 @@ class Variant(NamedTuple):
     stages : int
         Depth of the K/V ring in shared memory.
     warps : int
-        Warps of a block; each owns ``bm / warps`` rows.
+        Warps of a block, which share its rows evenly.
     blocks_per_sm : int
         Blocks that must fit on a multiprocessor together; it bounds the registers of a thread.
     causal : bool
@@ -63,15 +65,20 @@ class Variant(NamedTuple):
         return 32 * self.warps
 
     @property
+    def _row_warps(self) -> int:
+        """Warps that share the rows; in fa2_fp32 two share the columns of a wide output."""
+        return self.warps // (2 if self.kernel == "fa2_fp32" and self.head_dim_v > 160 else 1)
+
+    @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a block, in bytes."""
         size = ELEMENT_BYTES[self.dtype]
         q, k, v = self.bm * self.head_dim, self.bn * self.head_dim, self.bn * self.head_dim_v
         if self.kernel == "fa1_fp32":
-            return size * (q + k + v + self.bm * (self.bn + 3))
+            return size * (q + k + v + 4 * (self.bm + self.bn) + self.bm * (self.bn + 4))
         tiles = size * (q + self.stages * (k + v))
         o_tile = size * self.bm * self.head_dim_v if self.kernel == "fa2_mma" else 0
-        return max(tiles, o_tile)
+        return max(tiles + _HEAD_POINTERS_BYTES, o_tile)
 
     def illegal(self, device: Device) -> str | None:
         """Why this variant cannot run on a device, or None if it can."""
@@ -85,22 +92,27 @@ class Variant(NamedTuple):
             return "template arguments must be positive"
         if self.head_dim > 256 or self.head_dim_v > 256:
             return "head dims of more than 256 are not supported"
-        step = {"fa1_fp32": 4, "fa2_fp32": 32, "fa2_mma": 16}[self.kernel]
-        if self.head_dim % step or self.head_dim_v % step:
-            return f"{self.kernel} needs head dims that are multiples of {step}"
+        step, step_v = {"fa1_fp32": (8, 16), "fa2_fp32": (32, 32), "fa2_mma": (16, 16)}[self.kernel]
+        if self.head_dim % step or self.head_dim_v % step_v:
+            return f"{self.kernel} needs head dims that are multiples of {step} and {step_v}"
         if self.kernel == "fa1_fp32":
             if self.stages != 1:
                 return "fa1_fp32 has a single stage"
-        elif self.bm % (16 * self.warps) or self.bn % 16:
-            return "bm must be a multiple of 16 * warps, and bn of 16"
+            if self.bm % (2 * self.warps) or self.bn % 16:
+                return "bm must be a multiple of 2 * warps, and bn of 16"
+        elif self.warps % 2:
+            return "warps must be even: a thread copies rows in steps of 8"
+        elif self.bm % (16 * self._row_warps) or self.bn % 16:
+            return f"bm must be a multiple of {16 * self._row_warps}, and bn of 16"
         if self.threads * self.blocks_per_sm > device.threads_per_sm or self.threads > 1024:
             return (
                 f"{self.blocks_per_sm} blocks of {self.threads} threads do not fit a multiprocessor"
             )
         if self.smem_bytes > device.smem_per_block:
-            return f"{self.smem_bytes} bytes of shared memory, {device.name} has {device.smem_per_block}"
+            needs = f"{self.smem_bytes} bytes of shared memory are needed"
+            return f"{needs}, {device.name} has {device.smem_per_block}"
         return None
 
     def __str__(self) -> str:
-        """The C++ name expression."""
+        """Return the C++ name expression."""
         return self.name_expression

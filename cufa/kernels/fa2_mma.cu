@@ -25,42 +25,40 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_mma(const __gri
     const uint32_t sQ = smem_address(smem);
     const uint32_t sK = sQ + QTile::bytes;
     const uint32_t sV = sK + STAGES * KTile::bytes;
+    const uint32_t sHeads = sV + STAGES * VTile::bytes;  // addresses of this head's Q, K and V
 
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Tile tile = tile_of_block<CAUSAL>(p, blockIdx.x);
+    const Tile tile = tile_of_block<CAUSAL>(p, block_index());
     const int q0 = tile.q_tile * BM;
-    const int row = q0 + warp * (BM / WARPS);  // first row of this warp
-    const T* gQ = head_ptr<T>(p.q, tile.batch, tile.head) + q0 * p.q.stride_seq;
-    const T* gK = head_ptr<T>(p.k, tile.batch, tile.head / p.group);
-    const T* gV = head_ptr<T>(p.v, tile.batch, tile.head / p.group);
+    const TileLoader<QTile, THREADS, T> load_q{sHeads, p.q.stride_seq, p.seq_q, p.head_dim};
+    const TileLoader<KTile, THREADS, T> load_k{sHeads + 8, p.k.stride_seq, p.seq_kv, p.head_dim};
+    const TileLoader<VTile, THREADS, T> load_v{sHeads + 16, p.v.stride_seq, p.seq_kv, p.head_dim_v};
+    if (threadIdx.x == 0) {
+        sts_64(sHeads, head_address<T>(p.q, tile.batch, tile.head));
+        sts_64(sHeads + 8, head_address<T>(p.k, tile.batch, tile.head / p.group));
+        sts_64(sHeads + 16, head_address<T>(p.v, tile.batch, tile.head / p.group));
+    }
+    __syncthreads();
     const Mask<CAUSAL> mask(p.seq_q, p.seq_kv);
     const int kv_tiles = (mask.kv_end(q0, BM) + BN - 1) / BN;
 
     // Tiles are visited from the last to the first: the masked ones come first. `n` counts visits.
     auto key_of = [&](int n) { return (kv_tiles - 1 - n) * BN; };
-    auto load_k = [&](int n) {
-        if (n < kv_tiles)
-            load_tile_async<KTile, THREADS>(sK + n % STAGES * KTile::bytes, gK + key_of(n) * p.k.stride_seq,
-                                            p.k.stride_seq, p.seq_kv - key_of(n), p.head_dim);
+    auto start_k = [&](int n) {
+        if (n < kv_tiles) load_k.start(sK + n % STAGES * KTile::bytes, key_of(n));
         cp_async_commit();
     };
-    auto load_v = [&](int n) {
-        if (n < kv_tiles)
-            load_tile_async<VTile, THREADS>(sV + n % STAGES * VTile::bytes, gV + key_of(n) * p.v.stride_seq,
-                                            p.v.stride_seq, p.seq_kv - key_of(n), p.head_dim_v);
+    auto start_v = [&](int n) {
+        if (n < kv_tiles) load_v.start(sV + n % STAGES * VTile::bytes, key_of(n));
         cp_async_commit();
     };
 
-    load_tile_async<QTile, THREADS>(sQ, gQ, p.q.stride_seq, p.seq_q - q0, p.head_dim);
-    load_k(0);
+    load_q.start(sQ, q0);
+    start_k(0);
     if constexpr (STAGES > 1) {
-        load_v(0);
-        for (int n = 1; n < STAGES - 1; ++n) load_k(n), load_v(n);
+        start_v(0);
+        for (int n = 1; n < STAGES - 1; ++n) start_k(n), start_v(n);
     }
 
-    const uint32_t lane_q = lane_address_a<QTile>(sQ + warp * (BM / WARPS) * (QTile::PANEL * 16), lane);
-    const uint32_t lane_k = lane_address_b<KTile>(sK, lane);
-    const uint32_t lane_v = lane_address_a<VTile>(sV, lane);
     OnlineSoftmax<MT> softmax(p.scale_log2);
     float rO[MT][OT][4] = {};
 
@@ -69,26 +67,28 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_mma(const __gri
         if constexpr (STAGES == 1) {
             cp_async_wait<0>();
             __syncthreads();
-            load_v(n);
+            start_v(n);
         } else {
             cp_async_wait<2 * (STAGES - 2)>();
             __syncthreads();
-            load_k(n + STAGES - 1);
-            load_v(n + STAGES - 1);
+            start_k(n + STAGES - 1);
+            start_v(n + STAGES - 1);
         }
 
         // S = Q K^T
         float rS[MT][NT][4] = {};
-        const uint32_t tile_k = lane_k + n % STAGES * KTile::bytes;
-#pragma unroll
+        const uint32_t lane_q = lane_offset_a<QTile>() + warp_row<BM, WARPS>() * (QTile::PANEL * 16);
+        const uint32_t lane_k = lane_offset_b<KTile>();
+        const uint32_t tile_k = sK + n % STAGES * KTile::bytes;
+#pragma unroll(2)
         for (int kd = 0; kd < HEAD_DIM / 16; ++kd) {
             uint32_t rQ[MT][4];
 #pragma unroll
-            for (int mt = 0; mt < MT; ++mt) ldmatrix_x4(rQ[mt], QTile::advance(lane_q, mt * 16, kd * 2));
+            for (int mt = 0; mt < MT; ++mt) ldmatrix_x4(rQ[mt], sQ + QTile::advance(lane_q, mt * 16, kd * 2));
 #pragma unroll
             for (int nt = 0; nt < NT; nt += 2) {
                 uint32_t rK[4];
-                ldmatrix_x4(rK, KTile::advance(tile_k, nt * 8, kd * 2));
+                ldmatrix_x4(rK, tile_k + KTile::advance(lane_k, nt * 8, kd * 2));
 #pragma unroll
                 for (int mt = 0; mt < MT; ++mt) {
                     mma_m16n8k16<T>(rS[mt][nt], rQ[mt], rK[0], rK[1]);
@@ -98,17 +98,19 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_mma(const __gri
         }
 
         // P = exp(S - m); m, l and O follow
-        if (!mask.all_visible(row, key_of(n), BN)) mask.apply(rS, row + lane / 4, key_of(n) + lane % 4 * 2);
+        const int row = q0 + warp_row<BM, WARPS>();  // first of this warp
+        if (!mask.all_visible(row, key_of(n), BN)) mask.apply(rS, row, key_of(n));
         softmax.update(rS, rO);
 
         if constexpr (STAGES == 1) {
             cp_async_wait<0>();
             __syncthreads();
-            load_k(n + 1);
+            start_k(n + 1);
         }
 
         // O += P V
-        const uint32_t tile_v = lane_v + n % STAGES * VTile::bytes;
+        const uint32_t lane_v = lane_offset_a<VTile>();
+        const uint32_t tile_v = sV + n % STAGES * VTile::bytes;
 #pragma unroll
         for (int kk = 0; kk < BN / 16; ++kk) {
             uint32_t rP[MT][4];
@@ -120,7 +122,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_mma(const __gri
 #pragma unroll
             for (int ot = 0; ot < OT; ot += 2) {
                 uint32_t rV[4];
-                ldmatrix_x4_trans(rV, VTile::advance(tile_v, kk * 16, ot));
+                ldmatrix_x4_trans(rV, tile_v + VTile::advance(lane_v, kk * 16, ot));
 #pragma unroll
                 for (int mt = 0; mt < MT; ++mt) {
                     mma_m16n8k16<T>(rO[mt][ot], rP[mt], rV[0], rV[1]);
@@ -133,11 +135,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_mma(const __gri
     // O = O / l and the log-sum-exp
     float lse[MT][2];
     softmax.finish(rO, lse);
-    if (p.lse)
-        store_lse(lse, p.lse + static_cast<long long>(tile.batch * p.heads_q + tile.head) * p.seq_q,
-                  row + lane / 4, p.seq_q, lane);
+    const OutputTile<BM, WARPS> out(p, tile_of_block<CAUSAL>(p, block_index()));
+    store_lse(lse, p, out);
     cp_async_wait<0>();
     __syncthreads();  // every warp is done with Q, K and V: their place takes O
-    T* gO = head_ptr<T>(p.o, tile.batch, tile.head) + q0 * p.o.stride_seq;
-    store_o_16bit<T, OTile, THREADS>(rO, sQ, warp * (BM / WARPS), lane, gO, p.o.stride_seq, p.seq_q - q0, p.head_dim_v);
+    store_o_16bit<T, OTile, WARPS>(rO, sQ, p.o, out, p.head_dim_v);
 }

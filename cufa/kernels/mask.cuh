@@ -21,15 +21,17 @@ struct Mask {
     // The last key that a row sees, below 0 when there is none.
     __device__ int last_key(int row) const { return CAUSAL ? min(seq_kv - 1, row + diagonal) : seq_kv - 1; }
 
-    // Sets the scores that are not visible to -inf, in the accumulator fragments of m16n8 products:
-    // rows row + 16 mt + {0, 8}, keys key + 8 nt + {0, 1}.
+    // Sets the scores that are not visible to -inf, in the accumulator fragments of m16n8 products. `row` and
+    // `key` are those of the warp's first score; a lane holds the rows lane / 4 + {0, 8} and keys
+    // 2 (lane % 4) + {0, 1} of each piece.
     template <int MT, int NT>
     __device__ void apply(float (&rS)[MT][NT][4], int row, int key) const {
+        const int lane = thread_index() % 32;
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const int last = last_key(row + mt * 16 + h * 8) - key;
+                const int last = last_key(row + lane / 4 + mt * 16 + h * 8) - (key + lane % 4 * 2);
 #pragma unroll
                 for (int nt = 0; nt < NT; ++nt)
 #pragma unroll

@@ -18,10 +18,25 @@ __device__ inline uint32_t smem_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Copies `bytes` (0 to 16) from global to shared memory and fills the rest of the 16 with zeros.
-__device__ inline void cp_async_16(uint32_t smem, const void* gmem, int bytes) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(bytes)
-                 : "memory");
+// Read anew at each call: the compiler neither keeps the value nor what follows from it in registers.
+__device__ inline int block_index() {
+    int i;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(i));
+    return i;
+}
+__device__ inline int thread_index() {
+    int i;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
+    return i;
+}
+
+// Copies 16 bytes from global to shared memory, or writes zeros and reads nothing.
+__device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read) {
+    asm volatile(
+        "{ .reg .pred zeros; setp.eq.u32 zeros, %2, 0;"
+        " cp.async.cg.shared.global.L2::128B [%0], [%1], 16, zeros; }" ::"r"(smem),
+        "l"(gmem), "r"(static_cast<uint32_t>(read))
+        : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
@@ -43,13 +58,22 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t smem) {
                  : "memory");
 }
 
-__device__ inline float4 lds_128(uint32_t smem) {
-    float4 v;
+__device__ inline void lds(float (&v)[4], uint32_t smem) {
     asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
                  : "r"(smem)
                  : "memory");
+}
+__device__ inline void lds(float (&v)[2], uint32_t smem) {
+    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(smem) : "memory");
+}
+__device__ inline uint64_t lds_64(uint32_t smem) {
+    uint64_t v;
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(v) : "r"(smem) : "memory");
     return v;
+}
+__device__ inline void sts_64(uint32_t smem, uint64_t v) {
+    asm volatile("st.shared.b64 [%0], %1;" ::"r"(smem), "l"(v) : "memory");
 }
 __device__ inline void sts_32(uint32_t smem, uint32_t v) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem), "r"(v) : "memory");

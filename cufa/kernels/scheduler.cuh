@@ -1,6 +1,7 @@
 // Which output tile a block computes.
 #pragma once
 #include "params.cuh"
+#include "ptx.cuh"
 
 struct Tile {
     int batch, head, q_tile;
@@ -19,4 +20,10 @@ __device__ Tile tile_of_block(const Params& p, int block) {
     const int row = within / heads;
     const int bh = first_head + within - row * heads;
     return {bh / p.heads_q, bh % p.heads_q, CAUSAL ? p.q_tiles - 1 - row : row};
+}
+
+// The first row of this thread's warp, counted from the block's: ROW_WARPS warps share BM rows.
+template <int BM, int ROW_WARPS>
+__device__ int warp_row() {
+    return thread_index() / 32 % ROW_WARPS * (BM / ROW_WARPS);
 }

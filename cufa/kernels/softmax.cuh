@@ -10,11 +10,10 @@ struct OnlineSoftmax {
     static constexpr float SLACK_LOG2 = 8.f;
 
     float scale_log2;
-    float slack;       // SLACK_LOG2 in units of unscaled scores
     float m[MT][2];    // reference maximum of the unscaled scores
     float l[MT][2];    // this thread's part of the row sum
 
-    __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2), slack(SLACK_LOG2 / scale_log2) {
+    __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2) {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
@@ -37,7 +36,7 @@ struct OnlineSoftmax {
 #pragma unroll
                 for (int nt = 1; nt < NT; ++nt)
                     row_max[mt][h] = fmaxf(row_max[mt][h], fmaxf(rS[mt][nt][2 * h], rS[mt][nt][2 * h + 1]));
-                grown |= row_max[mt][h] > m[mt][h] + slack;
+                grown |= (row_max[mt][h] - m[mt][h]) * scale_log2 > SLACK_LOG2;  // false for -inf - -inf
             }
         if (__any_sync(0xffffffff, grown)) rescale(row_max, rO);
 #pragma unroll

@@ -19,42 +19,54 @@ struct SmemTile {
         return (chunk / PANEL * ROWS + row) * (PANEL * 16) + swizzled * 16;
     }
 
-    // The address `rows` rows and `chunks` chunks on from `lane_address`, which is that of a row below 16 and
-    // of chunk 0 or 1. `rows` is a multiple of 8 and `chunks` of 2: the swizzle is then one XOR of a constant.
-    static __device__ uint32_t advance(uint32_t lane_address, int rows, int chunks) {
-        return (lane_address ^ (chunks % PANEL * 16)) + (chunks / PANEL * ROWS + rows) * (PANEL * 16);
+    // The offset `rows` rows and `chunks` chunks on from `lane_offset`, which is that of a row below 16 and of a
+    // chunk of the first panel. `rows` is a multiple of 8, and `chunks` of 2 if the chunk was 0 or 1, else of
+    // PANEL: the swizzle is then one XOR with a constant.
+    static __device__ uint32_t advance(uint32_t lane_offset, int rows, int chunks) {
+        return (lane_offset ^ (chunks % PANEL * 16)) + (chunks / PANEL * ROWS + rows) * (PANEL * 16);
     }
 };
 
-// Lane addresses for ldmatrix.x4 on 16 rows by two chunks. As operand A (and transposed B) the two
-// row halves come first, as operand B the two chunks.
+// A lane's offset for ldmatrix.x4 on 16 rows by two chunks. As operand A (and transposed B) the two row halves
+// come first, as operand B the two chunks.
 template <class Tile>
-__device__ uint32_t lane_address_a(uint32_t tile, int lane) {
-    return tile + Tile::offset(lane % 16, lane / 16);
+__device__ uint32_t lane_offset_a() {
+    const int lane = thread_index() % 32;
+    return Tile::offset(lane % 16, lane / 16);
 }
 template <class Tile>
-__device__ uint32_t lane_address_b(uint32_t tile, int lane) {
-    return tile + Tile::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+__device__ uint32_t lane_offset_b() {
+    const int lane = thread_index() % 32;
+    return Tile::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-// Starts the copy of a tile. Rows from `rows` on and columns from `cols` on are filled with zeros and not read.
-// A thread copies the same chunk of every STEP-th row, in each panel.
+// Copies tiles of a (rows, cols) matrix from global memory. A thread copies the same chunk of every STEP-th row,
+// in each panel.
 template <class Tile, int THREADS, class T>
-__device__ void load_tile_async(uint32_t tile, const T* gmem, long long stride, int rows, int cols) {
-    constexpr int STEP = THREADS / Tile::PANEL;
+struct TileLoader {
+    static constexpr int STEP = THREADS / Tile::PANEL;
     static_assert(STEP % 8 == 0, "rows that a thread copies share their swizzle");
-    const int row0 = threadIdx.x / Tile::PANEL, chunk0 = threadIdx.x % Tile::PANEL;
-    const T* src = gmem + row0 * stride + chunk0 * Tile::CHUNK;
-    const uint32_t dst = tile + Tile::offset(row0, chunk0);
+
+    uint32_t pointer;  // where in shared memory the matrix's address is: registers are too scarce to keep it
+    long long stride;
+    int rows, cols;
+
+    // Starts the copy of the tile that begins at `row`. What lies beyond the matrix is not read: zeros stand for it.
+    // Rows are made of whole chunks: launch.py pads others with zeros.
+    __device__ void start(uint32_t tile, int row) const {
+        const int thread = thread_index();  // not kept through the main loop
+        const int row0 = thread / Tile::PANEL, chunk0 = thread % Tile::PANEL;
+        const T* src = reinterpret_cast<const T*>(lds_64(pointer)) + (row + row0) * stride + chunk0 * Tile::CHUNK;
+        const uint32_t dst = Tile::offset(row0, chunk0);
 #pragma unroll
-    for (int i = 0; i < Tile::ROWS; i += STEP) {
-        if (Tile::ROWS % STEP != 0 && row0 + i >= Tile::ROWS) break;
+        for (int i = 0; i < Tile::ROWS; i += STEP) {
+            if (Tile::ROWS % STEP != 0 && row0 + i >= Tile::ROWS) break;
 #pragma unroll
-        for (int chunk = 0; chunk < Tile::CHUNKS; chunk += Tile::PANEL) {
-            const int cols_left = cols - (chunk0 + chunk) * Tile::CHUNK;
-            const int elements = row0 + i < rows ? max(0, min(Tile::CHUNK, cols_left)) : 0;
-            cp_async_16(Tile::advance(dst, i, chunk), src + chunk * Tile::CHUNK, elements * static_cast<int>(sizeof(T)));
+            for (int chunk = 0; chunk < Tile::CHUNKS; chunk += Tile::PANEL) {
+                const bool inside = row + row0 + i < rows && (chunk0 + chunk) * Tile::CHUNK < cols;
+                cp_async_16(tile + Tile::advance(dst, i, chunk), src + chunk * Tile::CHUNK, inside);
+            }
+            src += STEP * stride;
         }
-        src += STEP * stride;
     }
-}
+};

@@ -65,9 +65,7 @@ class Cell(NamedTuple):
         return f"{self.dtype} d{self.d} {mask} s{seq} b{self.b} h{heads}"
 
 
-def standard_cells(
-    dtype: str, head_dims: Iterable[int], seqs: Iterable[int] = SEQS
-) -> list[Cell]:
+def standard_cells(dtype: str, head_dims: Iterable[int], seqs: Iterable[int] = SEQS) -> list[Cell]:
     """Return the standard table of one dtype: hidden size 2048, 16384 tokens, causal and not.
 
     Parameters

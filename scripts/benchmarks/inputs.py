@@ -53,3 +53,14 @@ def to_torch(array: Any) -> Any:
     if array.dtype == DTYPES["bfloat16"]:
         return torch.from_dlpack(array.view(cupy.int16)).view(torch.bfloat16)
     return torch.from_dlpack(array)
+
+
+def to_cupy(result: Any) -> Any:
+    """Return a CuPy view of a contestant's result, a CuPy array or a PyTorch tensor."""
+    if isinstance(result, cupy.ndarray):
+        return result
+    import torch
+
+    if result.dtype == torch.bfloat16:
+        return cupy.from_dlpack(result.view(torch.int16)).view(DTYPES["bfloat16"])
+    return cupy.from_dlpack(result)

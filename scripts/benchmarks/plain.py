@@ -38,7 +38,9 @@ def attention(xp: Any, q: Any, k: Any, v: Any, *, causal: bool, scale: float) ->
     """
     b, h, s, _ = q.shape
     q3, k3, v3 = (x.reshape(b * h, s, x.shape[-1]) for x in (q, k, v))
-    bias = xp.where(xp.tri(s, dtype=bool), xp.float32(0), xp.float32(-xp.inf)) if causal else None
+    bias = None
+    if causal:
+        bias = xp.where(xp.tri(s, dtype=bool), 0.0, -xp.inf).astype(xp.float32, copy=False)
     out = xp.empty(v3.shape, dtype=q.dtype)
     product = _stacked if q.dtype == xp.float32 or s < BATCHED_BELOW else _head_by_head
     heads = max(1, CHUNK_ELEMENTS // (s * s))
@@ -66,5 +68,5 @@ def _head_by_head(xp: Any, a: Any, b: Any) -> Any:
     """Return the products in the operands' dtype, one call a head."""
     out = xp.empty((a.shape[0], a.shape[1], b.shape[2]), dtype=a.dtype)
     for i in range(a.shape[0]):
-        xp.matmul(a[i], b[i], out=out[i])
+        xp.dot(a[i], b[i], out=out[i])
     return out

@@ -1,5 +1,7 @@
-"""The network: BERT's encoder (Devlin et al. 2018) with 6 layers, distilled as MiniLM (Wang et al.
-2020) and trained for sentence similarity (Reimers and Gurevych 2019).
+"""The network: a BERT encoder of 6 layers whose last hidden states are averaged.
+
+BERT is by Devlin et al. (2018); the weights were distilled as MiniLM (Wang et al. 2020) and then
+trained for sentence similarity as in Sentence-BERT (Reimers and Gurevych 2019).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +20,7 @@ DIM = 384
 
 # Tokens a batch: what fills the device and no more. On the CPU a larger batch falls out of the
 # caches; on a GPU a smaller one leaves it idle between launches.
-BATCH_TOKENS_CPU = 2048
+BATCH_TOKENS_CPU = 4096
 BATCH_TOKENS_GPU = 65536
 
 

@@ -1,0 +1,186 @@
+// FlashAttention forward as first published (Dao et al. 2022, algorithm 1), in float32 on CUDA cores.
+// The outer loop is over tiles of keys and the inner one over tiles of queries, so m, l and O of every row live
+// in global memory between its visits, and O is divided by l at each of them. One block computes one head.
+// It is here to be read and to be compared with: FlashAttention-2 swaps the two loops, see fa2_fp32.cu.
+#include "mask.cuh"
+#include "params.cuh"
+#include "ptx.cuh"
+
+constexpr int LANES = 16;  // threads that share a row of scores: half a warp
+constexpr int PAD = 4;     // floats after a row in shared memory: 16-byte reads of eight rows then touch all banks once
+
+__device__ inline float row_max(float x) {
+#pragma unroll
+    for (int lanes = LANES / 2; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, lanes));
+    return x;
+}
+__device__ inline float row_sum(float x) {
+#pragma unroll
+    for (int lanes = LANES / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(0xffffffff, x, lanes);
+    return x;
+}
+
+// exp(scale (s - m)) for a score s and a maximum m >= s, and 0 when both are -inf. The difference is taken before
+// the scale: it is small, and 0 for the largest score, where exp matters most.
+__device__ inline float exp_difference(float s, float m, float scale_log2) {
+    return exp2_approx((s - (m == -INF ? 0.f : m)) * scale_log2);
+}
+
+__device__ inline float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
+
+// Starts the copy of a tile. Rows from `rows` on and columns from `cols` on are filled with zeros and not read.
+template <int ROWS, int COLS, int PITCH, int THREADS>
+__device__ void load_tile(float* tile, const float* gmem, long long stride, int rows, int cols) {
+    for (int chunk = threadIdx.x; chunk < ROWS * COLS / 4; chunk += THREADS) {
+        const int row = chunk / (COLS / 4), col = chunk % (COLS / 4) * 4;
+        cp_async_16(smem_address(tile + row * PITCH + col), gmem + row * stride + col, row < rows && col < cols);
+    }
+}
+
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, bool CAUSAL>
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __grid_constant__ Params p) {
+    constexpr int THREADS = WARPS * 32;
+    constexpr int ROW_STEP = THREADS / LANES;   // a thread holds every ROW_STEP-th row of a tile,
+    constexpr int ROWS = BM / ROW_STEP;
+    constexpr int KEYS = BN / LANES;            // every LANES-th key of its scores
+    constexpr int COLS = HEAD_DIM_V / LANES;    // and every LANES-th column of its output
+    constexpr int PITCH = HEAD_DIM + PAD, P_PITCH = BN + PAD;
+    static_assert(STAGES == 1, "tiles are not prefetched");
+    static_assert(BM % ROW_STEP == 0 && BN % LANES == 0 && HEAD_DIM % 8 == 0 && HEAD_DIM_V % LANES == 0,
+                  "threads share a tile evenly");
+
+    extern __shared__ __align__(16) float smem[];
+    float* sQ = smem;                   // [BM, HEAD_DIM]
+    float* sK = sQ + BM * PITCH;        // [BN, HEAD_DIM]
+    float* sV = sK + BN * PITCH;        // [BN, HEAD_DIM_V]
+    float* sP = sV + BN * HEAD_DIM_V;   // [BM, BN]
+
+    const int lane = threadIdx.x % LANES, row0 = threadIdx.x / LANES;
+    const int batch = blockIdx.x / p.heads_q, head = blockIdx.x % p.heads_q;
+    const T* gQ = head_ptr<T>(p.q, batch, head);
+    const T* gK = head_ptr<T>(p.k, batch, head / p.group);
+    const T* gV = head_ptr<T>(p.v, batch, head / p.group);
+    T* gO = head_ptr<T>(p.o, batch, head);
+    const long long head_rows = static_cast<long long>(blockIdx.x) * p.seq_q;
+    float* gM = p.workspace + head_rows;  // of unscaled scores
+    float* gL = gM + static_cast<long long>(p.heads) * p.seq_q;
+    const Mask<CAUSAL> mask(p.seq_q, p.seq_kv);
+
+    // O = 0, l = 0, m = -inf
+    for (int row = row0; row < p.seq_q; row += ROW_STEP)
+        for (int col = lane; col < p.head_dim_v; col += LANES) gO[row * p.o.stride_seq + col] = 0.f;
+    for (int row = threadIdx.x; row < p.seq_q; row += THREADS) gM[row] = -INF, gL[row] = 0.f;
+
+    for (int kv0 = 0; kv0 < p.seq_kv; kv0 += BN) {
+        __syncthreads();  // every thread is done with the previous K and V
+        load_tile<BN, HEAD_DIM, PITCH, THREADS>(sK, gK + kv0 * p.k.stride_seq, p.k.stride_seq, p.seq_kv - kv0,
+                                                p.head_dim);
+        load_tile<BN, HEAD_DIM_V, HEAD_DIM_V, THREADS>(sV, gV + kv0 * p.v.stride_seq, p.v.stride_seq,
+                                                       p.seq_kv - kv0, p.head_dim_v);
+
+        for (int q0 = 0; q0 < p.seq_q; q0 += BM) {
+            if (mask.kv_end(q0, BM) <= kv0) continue;  // none of these rows sees these keys
+            __syncthreads();                           // every thread is done with the previous Q
+            load_tile<BM, HEAD_DIM, PITCH, THREADS>(sQ, gQ + q0 * p.q.stride_seq, p.q.stride_seq, p.seq_q - q0,
+                                                    p.head_dim);
+            cp_async_commit();
+            cp_async_wait<0>();
+            __syncthreads();  // Q, K and V are here, and so are m and l of the previous visit
+
+            // S = Q K^T
+            float rS[ROWS][KEYS] = {};
+#pragma unroll 2
+            for (int d = 0; d < HEAD_DIM; d += 4) {
+                float4 rQ[ROWS], rK[KEYS];
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) rQ[r] = load4(sQ + (row0 + r * ROW_STEP) * PITCH + d);
+#pragma unroll
+                for (int n = 0; n < KEYS; ++n) rK[n] = load4(sK + (lane + n * LANES) * PITCH + d);
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                    for (int n = 0; n < KEYS; ++n) {
+                        rS[r][n] = fmaf(rQ[r].x, rK[n].x, rS[r][n]);
+                        rS[r][n] = fmaf(rQ[r].y, rK[n].y, rS[r][n]);
+                        rS[r][n] = fmaf(rQ[r].z, rK[n].z, rS[r][n]);
+                        rS[r][n] = fmaf(rQ[r].w, rK[n].w, rS[r][n]);
+                    }
+            }
+
+            // S = mask(S), m_ij = rowmax(S), P = exp(S - m_ij), l_ij = rowsum(P); m and l are brought up to date
+            float m_new[ROWS], l_new[ROWS], o_factor[ROWS], pv_factor[ROWS];
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                const int row = q0 + row0 + r * ROW_STEP;
+                const int last = mask.last_key(row) - kv0;
+                float m_ij = -INF;
+#pragma unroll
+                for (int n = 0; n < KEYS; ++n) {
+                    if (lane + n * LANES > last) rS[r][n] = -INF;
+                    m_ij = fmaxf(m_ij, rS[r][n]);
+                }
+                m_ij = row_max(m_ij);
+                float l_ij = 0.f;
+#pragma unroll
+                for (int n = 0; n < KEYS; ++n) {
+                    const float rP = exp_difference(rS[r][n], m_ij, p.scale_log2);
+                    sP[(row0 + r * ROW_STEP) * P_PITCH + lane + n * LANES] = rP;
+                    l_ij += rP;
+                }
+                l_ij = row_sum(l_ij);
+
+                const float m = row < p.seq_q ? gM[row] : -INF;
+                const float l = row < p.seq_q ? gL[row] : 0.f;
+                m_new[r] = fmaxf(m, m_ij);
+                const float alpha = exp_difference(m, m_new[r], p.scale_log2);
+                const float beta = exp_difference(m_ij, m_new[r], p.scale_log2);
+                l_new[r] = alpha * l + beta * l_ij;
+                const float inverse = l_new[r] == 0.f ? 0.f : 1.f / l_new[r];
+                o_factor[r] = inverse * (alpha * l);
+                pv_factor[r] = inverse * beta;
+            }
+            __syncwarp();  // a row's threads are in one warp: its P is here, and all have read its m and l
+
+            // P V
+            float rPV[ROWS][COLS] = {};
+            for (int key = 0; key < BN; key += 4) {
+                float4 rP[ROWS];
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) rP[r] = load4(sP + (row0 + r * ROW_STEP) * P_PITCH + key);
+#pragma unroll
+                for (int c = 0; c < COLS; ++c) {
+                    const float* column = sV + key * HEAD_DIM_V + lane + c * LANES;
+                    const float v0 = column[0], v1 = column[HEAD_DIM_V];
+                    const float v2 = column[2 * HEAD_DIM_V], v3 = column[3 * HEAD_DIM_V];
+#pragma unroll
+                    for (int r = 0; r < ROWS; ++r) {
+                        rPV[r][c] = fmaf(rP[r].x, v0, rPV[r][c]);
+                        rPV[r][c] = fmaf(rP[r].y, v1, rPV[r][c]);
+                        rPV[r][c] = fmaf(rP[r].z, v2, rPV[r][c]);
+                        rPV[r][c] = fmaf(rP[r].w, v3, rPV[r][c]);
+                    }
+                }
+            }
+
+            // O = (l exp(m - m_new) O + exp(m_ij - m_new) P V) / l_new, m = m_new, l = l_new
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                const int row = q0 + row0 + r * ROW_STEP;
+                if (row >= p.seq_q) break;
+                T* gRow = gO + row * p.o.stride_seq + lane;
+#pragma unroll
+                for (int c = 0; c < COLS; ++c)
+                    if (lane + c * LANES < p.head_dim_v)
+                        gRow[c * LANES] = o_factor[r] * gRow[c * LANES] + pv_factor[r] * rPV[r][c];
+                if (lane == 0) gM[row] = m_new[r], gL[row] = l_new[r];
+            }
+        }
+    }
+
+    // The log-sum-exp, natural. A row that saw no key still has l = 0 and O = 0.
+    if (!p.lse) return;
+    __syncthreads();  // m and l are final
+    for (int row = threadIdx.x; row < p.seq_q; row += THREADS)
+        p.lse[head_rows + row] =
+            gL[row] == 0.f ? -INF : (gM[row] * p.scale_log2 + log2f(gL[row])) * 0.693147180559945309f;
+}

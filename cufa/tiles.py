@@ -1,0 +1,127 @@
+"""The tile shapes that the planner chooses from, as data with the reason beside each number."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cufa.device import Device
+
+
+class TileShape(NamedTuple):
+    """The template arguments of a `Variant` that are free for a given problem."""
+
+    bm: int
+    bn: int
+    stages: int
+    warps: int
+    blocks_per_sm: int
+
+
+HEAD_DIMS = (
+    (32, 32),
+    (64, 64),
+    (96, 96),
+    (128, 128),
+    (160, 160),
+    (192, 128),
+    (192, 192),
+    (256, 256),
+)
+"""Padded head dims of Q/K and of V that are compiled, each the first that holds a problem's.
+
+Wider steps would waste products on zeros, narrower ones compile variants for few models.
+(192, 128) is multi-head latent attention.
+"""
+
+_S = TileShape
+_Table = dict[tuple[int, int], tuple[TileShape, ...]]
+
+# Of each entry the first is for long queries. The second, with fewer rows, is for short queries and
+# for grids that would leave multiprocessors idle; none where the first has 64 rows already.
+
+# 227 KiB of shared memory a block: sm_90 and sm_100. 32 rows a warp halve the shared-memory reads of
+# K and V per product, as long as O (head_dim_v registers a thread) leaves room: up to 160. One stage
+# where two would leave a single block on a multiprocessor.
+_MMA_227: _Table = {
+    (32, 32): (_S(128, 64, 2, 4, 3), _S(64, 64, 2, 4, 4)),
+    (64, 64): (_S(128, 64, 2, 4, 2), _S(64, 64, 2, 4, 4)),
+    (96, 96): (_S(128, 64, 2, 4, 2), _S(64, 64, 2, 4, 3)),
+    (128, 128): (_S(128, 64, 2, 4, 2), _S(64, 64, 2, 4, 2)),
+    (160, 160): (_S(128, 32, 2, 4, 2), _S(64, 64, 1, 4, 2)),
+    (192, 128): (_S(128, 32, 2, 4, 2), _S(64, 64, 1, 4, 2)),
+    (192, 192): (_S(64, 64, 1, 4, 2),),
+    (256, 256): (_S(64, 64, 1, 4, 2),),
+}
+# 163 KiB: sm_80. As above, in what lets two blocks share 164 KiB.
+_MMA_163: _Table = {
+    **_MMA_227,
+    (128, 128): (_S(128, 64, 1, 4, 2), _S(64, 64, 2, 4, 2)),
+    (192, 128): (_S(128, 32, 1, 4, 2), _S(64, 64, 1, 4, 2)),
+    (256, 256): (_S(64, 64, 1, 4, 1),),
+}
+# 99 KiB: sm_86, sm_89 and sm_120. Two blocks of at most 48 KiB.
+_MMA_99: _Table = {
+    (32, 32): (_S(128, 64, 2, 4, 3), _S(64, 64, 2, 4, 4)),
+    (64, 64): (_S(128, 64, 2, 4, 2), _S(64, 64, 2, 4, 2)),
+    (96, 96): (_S(128, 64, 1, 4, 2), _S(64, 64, 1, 4, 2)),
+    (128, 128): (_S(128, 32, 1, 4, 2), _S(64, 64, 1, 4, 2)),
+    (160, 160): (_S(64, 32, 1, 4, 2),),
+    (192, 128): (_S(64, 32, 1, 4, 2),),
+    (192, 192): (_S(64, 32, 1, 4, 2),),
+    (256, 256): (_S(64, 64, 1, 4, 1),),
+}
+# float32 takes twice the shared memory, and twice the registers for P in two parts. From 192 on, two
+# warps share their rows and each holds half of the columns of O.
+_FP32_227: _Table = {
+    (32, 32): (_S(128, 32, 2, 4, 2), _S(64, 64, 2, 4, 2)),
+    (64, 64): (_S(128, 32, 2, 4, 2), _S(64, 32, 2, 4, 3)),
+    (96, 96): (_S(64, 32, 2, 4, 2),),
+    (128, 128): (_S(64, 32, 2, 4, 2),),
+    (160, 160): (_S(64, 32, 1, 4, 2),),
+    (192, 128): (_S(64, 32, 1, 4, 2),),
+    (192, 192): (_S(64, 32, 1, 8, 1),),
+    (256, 256): (_S(64, 32, 1, 8, 1),),
+}
+_FP32_163: _Table = {**_FP32_227, (128, 128): (_S(64, 32, 1, 4, 2),)}
+_FP32_99: _Table = {
+    (32, 32): (_S(128, 32, 2, 4, 2), _S(64, 64, 2, 4, 2)),
+    (64, 64): (_S(64, 32, 2, 4, 2),),
+    (96, 96): (_S(64, 32, 1, 4, 2),),
+    (128, 128): (_S(64, 16, 1, 4, 2),),
+    (160, 160): (_S(64, 16, 1, 4, 1),),
+    (192, 128): (_S(64, 16, 1, 4, 1),),
+    (192, 192): (_S(64, 16, 1, 8, 1),),
+    (256, 256): (_S(64, 16, 1, 8, 1),),
+}
+# One block a head: as many rows and keys as fit, on eight warps.
+_FA1_LARGE: _Table = {
+    **{pair: (_S(64, 64, 1, 8, 1),) for pair in HEAD_DIMS},
+    (256, 256): (_S(64, 32, 1, 8, 1),),
+}
+_FA1_99: _Table = {
+    (32, 32): (_S(64, 64, 1, 8, 1),),
+    (64, 64): (_S(64, 64, 1, 8, 1),),
+    (96, 96): (_S(64, 64, 1, 8, 1),),
+    (128, 128): (_S(64, 32, 1, 8, 1),),
+    (160, 160): (_S(64, 32, 1, 8, 1),),
+    (192, 128): (_S(64, 32, 1, 8, 1),),
+    (192, 192): (_S(48, 32, 1, 8, 1),),
+    (256, 256): (_S(24, 32, 1, 4, 1),),
+}
+_TABLES: dict[str, dict[int, _Table]] = {
+    "fa1_fp32": {227: _FA1_LARGE, 163: _FA1_LARGE, 99: _FA1_99},
+    "fa2_fp32": {227: _FP32_227, 163: _FP32_163, 99: _FP32_99},
+    "fa2_mma": {227: _MMA_227, 163: _MMA_163, 99: _MMA_99},
+}
+
+
+def padded(head_dim: int, head_dim_v: int) -> tuple[int, int]:
+    """Return the compiled head dims that hold a problem's."""
+    return next(pair for pair in HEAD_DIMS if pair[0] >= head_dim and pair[1] >= head_dim_v)
+
+
+def tile_shapes(kernel: str, head_dims: tuple[int, int], device: Device) -> tuple[TileShape, ...]:
+    """Return a kernel's tile shapes for padded head dims, the one for long queries first."""
+    tables = _TABLES[kernel]
+    fits = max((kib for kib in tables if kib << 10 <= device.smem_per_block), default=min(tables))
+    return tables[fits][head_dims]

@@ -1,0 +1,123 @@
+"""Where and how a benchmark ran: device, driver, versions, commit, command."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_PACKAGES = ("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "flashinfer-python")
+"""Packages whose versions are recorded where they are installed."""
+
+
+def describe(bench: str, arguments: list[str], commit: str | None) -> dict[str, Any]:
+    """Return the head of a result object, all but its ceilings and rows.
+
+    Parameters
+    ----------
+    bench : str
+        Name of the benchmark.
+    arguments : list of str
+        Command-line arguments after the program's name.
+    commit : str or None
+        The commit, where the caller knows it better than git does here.
+    """
+    return {
+        "bench": bench,
+        "command": command_line(arguments),
+        "commit": commit or git_commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": device_name(),
+        "driver": driver_version(),
+        "versions": versions(),
+    }
+
+
+def command_line(arguments: list[str]) -> str:
+    """Return the command to run again: without ``--commit``, and with ``--out`` in its place."""
+    kept: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        option, equals, value = word.partition("=")
+        if option == "--commit":
+            if not equals:
+                next(rest, None)
+        elif option == "--out":
+            name = PurePath(value if equals else next(rest, "")).name
+            kept += ["--out", f"docs/benchmarks/{name}"]
+        else:
+            kept.append(word)
+    return shlex.join(["python", "scripts/bench.py", *kept])
+
+
+def git_commit() -> str:
+    """Return the checked-out commit, ``-dirty`` behind it if files differ; or ``unknown``."""
+    try:
+        head = _output("git", "rev-parse", "HEAD")
+        changed = _output("git", "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{head}-dirty" if changed else head
+
+
+def device_name() -> str:
+    """Return the name of the current GPU."""
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    return str(properties["name"].decode())
+
+
+def driver_version() -> str:
+    """Return the version of the driver, or the CUDA version that it offers."""
+    import cupy
+
+    try:
+        found = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        return found.splitlines()[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return f"CUDA {_dotted(cupy.cuda.runtime.driverGetVersion())}"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what was measured and of what it rests on."""
+    import cupy
+    from cupy.cuda import nvrtc
+
+    found = {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "cupy": cupy.__version__,
+        "cuda_runtime": _dotted(cupy.cuda.runtime.runtimeGetVersion()),
+        "nvrtc": ".".join(map(str, nvrtc.getVersion())),
+    }
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        found["torch"] = str(torch.__version__)
+        if torch.backends.cudnn.is_available():
+            found["cudnn"] = str(torch.backends.cudnn.version())
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=30
+    ).stdout.strip()
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"

@@ -1,0 +1,100 @@
+"""Compile time: the first call of a new process, with a cold and with a warm disk cache."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPEATS = 3
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Case(NamedTuple):
+    """One standard variant: what the child process is asked to run."""
+
+    dtype: str
+    head_dim: int
+    causal: bool
+    kernel: str
+
+    def arguments(self) -> list[str]:
+        """Return the command-line arguments of the child."""
+        return [self.dtype, str(self.head_dim), str(int(self.causal)), self.kernel]
+
+    def __str__(self) -> str:
+        """Label of the row."""
+        mask = "causal" if self.causal else "full"
+        return f"{self.dtype} d{self.head_dim} {mask} {self.kernel}"
+
+
+def standard_cases(kernels: list[str]) -> list[Case]:
+    """Return the standard variants: bfloat16 with each of `kernels`, float32 as chosen by cufa.
+
+    Parameters
+    ----------
+    kernels : list of str
+        Kernel names, or ``auto`` for cufa's own choice.
+    """
+    masks = (False, True)
+    half = [Case("bfloat16", d, c, k) for k in kernels for d in (64, 128, 256) for c in masks]
+    return half + [Case("float32", d, c, "auto") for d in (64, 128) for c in masks]
+
+
+def rows(kernels: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield a row a variant, and print a line for each.
+
+    Each of `REPEATS` times, two new processes run after each other over a fresh cache directory:
+    the first finds it empty, the second finds what the first left. The figures are medians.
+
+    Parameters
+    ----------
+    kernels : list of str
+        As for `standard_cases`.
+    """
+    for case in standard_cases(kernels):
+        cold, warm = [], []
+        for _ in range(REPEATS):
+            with tempfile.TemporaryDirectory() as cache:
+                cold.append(_first_call_s(case, cache))
+                warm.append(_first_call_s(case, cache))
+        row = {
+            "variant": str(case),
+            "cold_s": round(statistics.median(cold), 4),
+            "warm_s": round(statistics.median(warm), 4),
+        }
+        print(f"{case}: cold {row['cold_s']} s, warm {row['warm_s']} s", flush=True)
+        yield row
+
+
+def _first_call_s(case: Case, cache: str) -> float:
+    """Return the seconds of the first call of a new process.
+
+    Raises
+    ------
+    RuntimeError
+        When the process fails; its error output is the message.
+    """
+    path = [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "CUPY_CACHE_DIR": os.path.join(cache, "cupy"),
+        "CUDA_CACHE_PATH": os.path.join(cache, "driver"),
+    }
+    child = subprocess.run(
+        [sys.executable, "-m", "benchmarks.first_call", *case.arguments()],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if child.returncode:
+        raise RuntimeError(f"{case}: {child.stderr.strip()}")
+    return float(child.stdout.split()[-1])

@@ -1,0 +1,132 @@
+"""Plots of result files, drawn without a display."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.summary import peer_names
+
+_CUFA_COLOUR = "#d62728"
+_PEER_COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Draw the plot of a checked result into a PNG file.
+
+    Parameters
+    ----------
+    result : dict
+        A result object.
+    path : Path
+        The file to write.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    FigureCanvasAgg(figure)
+    rows = result["rows"]
+    if result["bench"] == "jit":
+        _draw_jit(figure, rows)
+    elif all(row["unit"] == "us" for row in rows):
+        _draw_bars(figure, rows)
+    else:
+        _draw_lines(figure, rows)
+    figure.suptitle(f"{result['bench']}, {result['device']}")
+    # Without the date and version that would make every drawing another file.
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _draw_lines(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a panel a (dtype, head dim, mask), and in it a line a contestant over the lengths."""
+    groups: dict[tuple[str, int], dict[bool, list[dict[str, Any]]]] = {}
+    for row in rows:
+        group = groups.setdefault((row["dtype"], row["d"]), {False: [], True: []})
+        group[row["causal"]].append(row)
+    colours = _colours(rows)
+    figure.set_size_inches(4.2 * len(groups), 6.4)
+    panels = figure.subplots(2, len(groups), sharex=True, squeeze=False)
+    for column, ((dtype, d), masks) in enumerate(groups.items()):
+        for line, causal in enumerate((False, True)):
+            axes = panels[line][column]
+            axes.set_title(f"{dtype}, D {d}, {'causal' if causal else 'full'}", fontsize=9)
+            for name, colour in colours.items():
+                points = [(row["sq"], _figure_of(row, name)) for row in masks[causal]]
+                known = sorted((s, y) for s, y in points if y is not None)
+                if known:
+                    xs, ys = zip(*known, strict=True)
+                    width = 2.2 if name == "cufa" else 1.2
+                    axes.plot(xs, ys, "o-", color=colour, label=name, lw=width, ms=3)
+            lengths = sorted({row["sq"] for row in masks[causal]})
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(lengths, [_length_words(s) for s in lengths])
+            axes.set_ylim(bottom=0)
+            axes.grid(alpha=0.3)
+            if line:
+                axes.set_xlabel("sequence length")
+            if not column:
+                axes.set_ylabel("TFLOP/s")
+    handles, labels = _legend_of(panels)
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels) or 1, fontsize=8)
+
+
+def _draw_bars(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a panel a row, and in it a bar a contestant."""
+    colours = _colours(rows)
+    figure.set_size_inches(6.4, 0.8 + 0.45 * len(colours) * max(1, len(rows)))
+    panels = figure.subplots(max(1, len(rows)), 1, squeeze=False)[:, 0]
+    for axes, row in zip(panels, rows, strict=False):
+        known = [(name, _figure_of(row, name)) for name in colours]
+        names = [name for name, us in known if us is not None]
+        times = [us for _, us in known if us is not None]
+        bars = axes.barh(names, times, color=[colours[name] for name in names])
+        axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
+        axes.invert_yaxis()
+        axes.margins(x=0.12)
+        axes.set_xlabel("us a call (less is better)")
+
+
+def _draw_jit(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw two bars a variant: cold and warm."""
+    figure.set_size_inches(7.2, 1.2 + 0.36 * len(rows))
+    axes = figure.subplots()
+    places = range(len(rows))
+    for shift, key, label, colour in (
+        (-0.2, "cold_s", "cold cache", _PEER_COLOURS[0]),
+        (0.2, "warm_s", "warm disk cache", _CUFA_COLOUR),
+    ):
+        seconds = [row[key] for row in rows]
+        bars = axes.barh([p + shift for p in places], seconds, 0.38, color=colour, label=label)
+        axes.bar_label(bars, fmt="%.3f", padding=3, fontsize=7)
+    axes.set_yticks(list(places), [row["variant"] for row in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("s (less is better)")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+
+
+def _length_words(s: int) -> str:
+    return f"{s // 1024}k" if s % 1024 == 0 else str(s)
+
+
+def _colours(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    peers = peer_names(rows)
+    return {
+        "cufa": _CUFA_COLOUR,
+        **{peer: _PEER_COLOURS[i % len(_PEER_COLOURS)] for i, peer in enumerate(peers)},
+    }
+
+
+def _figure_of(row: dict[str, Any], name: str) -> float | None:
+    return row["cufa"] if name == "cufa" else row["peers"].get(name)
+
+
+def _legend_of(panels: Any) -> tuple[list[Any], list[str]]:
+    """Return the handles and labels of all panels, each label once."""
+    found: dict[str, Any] = {}
+    for axes in panels.flat:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return list(found.values()), list(found)

@@ -1,0 +1,145 @@
+"""Result files: their shape, and how they are written and read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_HEAD = {
+    "bench": str,
+    "command": str,
+    "commit": str,
+    "date": str,
+    "device": str,
+    "driver": str,
+    "versions": dict,
+    "ceilings": dict,
+    "rows": list,
+}
+_CEILINGS = ("read_gbs", "copy_gbs", "gemm_bf16_tflops")
+_CELL = {
+    "dtype": str,
+    "b": int,
+    "hq": int,
+    "hk": int,
+    "sq": int,
+    "sk": int,
+    "d": int,
+    "dv": int,
+    "causal": bool,
+    "kernel": str,
+    "unit": str,
+    "cufa": (int, float),
+    "peers": dict,
+}
+_JIT = {"variant": str, "cold_s": (int, float), "warm_s": (int, float)}
+
+UNITS = ("TFLOP/s", "us")
+
+
+def gpu_slug(device: str) -> str:
+    """Return the short name of a GPU for file names: ``NVIDIA H200`` gives ``h200``."""
+    words = re.sub(r"[^a-z0-9]+", " ", device.lower()).split()
+    return "-".join(w for w in words if w not in ("nvidia", "geforce", "tesla")) or "gpu"
+
+
+def default_path(folder: Path, device: str, bench: str, kernel: str | None) -> Path:
+    """Return ``<gpu>-<bench>.json``; a prefill with a forced kernel has its last word behind."""
+    suffix = f"-{kernel.rpartition('_')[2]}" if bench == "prefill" and kernel else ""
+    return folder / f"{gpu_slug(device)}-{bench}{suffix}.json"
+
+
+def validate(result: Any) -> None:
+    """Check a result object against the agreed shape.
+
+    Raises
+    ------
+    ValueError
+        With the place and what is wrong there.
+    """
+    _check_fields("result", result, _HEAD)
+    for name in _CEILINGS:
+        _check_number(f"ceilings.{name}", result["ceilings"].get(name))
+    for index, row in enumerate(result["rows"]):
+        where = f"rows[{index}]"
+        if result["bench"] == "jit":
+            _check_fields(where, row, _JIT)
+            continue
+        _check_fields(where, row, _CELL)
+        if row["unit"] not in UNITS:
+            raise ValueError(f"{where}.unit is {row['unit']!r}, not one of {', '.join(UNITS)}")
+        _check_number(f"{where}.cufa", row["cufa"])
+        for peer, figure in row["peers"].items():
+            _check_number(f"{where}.peers.{peer}", figure)
+        if ("cufa_maxerr" in row) != ("peers_maxerr" in row):
+            raise ValueError(f"{where} has one of cufa_maxerr and peers_maxerr without the other")
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """Check a result and put it in place whole: readers never see half a file.
+
+    Raises
+    ------
+    ValueError
+        From `validate`.
+    OSError
+        When the file cannot be written.
+    """
+    validate(result)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(_dump(result))
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read and check a result file.
+
+    Raises
+    ------
+    ValueError
+        When it is no JSON or not of the agreed shape; the message names the file.
+    """
+    try:
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        validate(result)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return result
+
+
+def _dump(result: dict[str, Any]) -> str:
+    """Return JSON with one line a row, so that a change of a figure is a change of a line."""
+    head = {key: value for key, value in result.items() if key != "rows"}
+    text = json.dumps(head, indent=1, allow_nan=False)
+    rows = ",\n".join("  " + json.dumps(row, allow_nan=False) for row in result["rows"])
+    return f'{text[:-2]},\n "rows": [\n{rows}\n ]\n}}\n'
+
+
+def _check_fields(where: str, value: Any, fields: dict[str, Any]) -> None:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is no object")
+    for name, kind in fields.items():
+        if name not in value:
+            raise ValueError(f"{where}.{name} is missing")
+        found = value[name]
+        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+            raise ValueError(f"{where}.{name} is {found!r}")
+
+
+def _check_number(where: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{where} is {value!r}, not a number")
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{where} is {value!r}, not a positive number")

@@ -1,0 +1,67 @@
+"""Ratios of cufa to its peers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Summary(NamedTuple):
+    """cufa against one peer: the cells both ran, and the ratios there."""
+
+    cells: int
+    geomean: float
+    minimum: float
+    worst: dict[str, Any]
+
+
+def ratio(row: dict[str, Any], peer: str) -> float:
+    """Return how many times as fast as `peer` cufa is in a row; more than 1 is faster."""
+    ours, theirs = float(row["cufa"]), float(row["peers"][peer])
+    return theirs / ours if row["unit"] == "us" else ours / theirs
+
+
+def geomean(values: Sequence[float]) -> float:
+    """Return the geometric mean of positive numbers."""
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
+
+
+def peer_names(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the peers of all rows, in the order in which they first appear."""
+    return list(dict.fromkeys(peer for row in rows for peer in row["peers"]))
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Summary]:
+    """Return the summary of every peer, over the rows that hold it."""
+    summaries = {}
+    for peer in peer_names(rows):
+        shared = [row for row in rows if peer in row["peers"]]
+        worst = min(shared, key=lambda row: ratio(row, peer))
+        ratios = [ratio(row, peer) for row in shared]
+        summaries[peer] = Summary(len(shared), geomean(ratios), min(ratios), worst)
+    return summaries
+
+
+class ErrorSummary(NamedTuple):
+    """Errors of one peer: its largest, and the largest quotient of cufa's to its own in a cell."""
+
+    largest: float
+    cufa_largest: float
+    quotient: float
+
+
+def summarise_errors(rows: Sequence[dict[str, Any]]) -> dict[str, ErrorSummary]:
+    """Return the error summary of every peer, over the rows that hold its error and cufa's."""
+    summaries = {}
+    for peer in peer_names(rows):
+        pairs = [
+            (row["cufa_maxerr"], row["peers_maxerr"][peer])
+            for row in rows
+            if peer in row.get("peers_maxerr", {})
+        ]
+        if pairs:
+            ours, theirs = (max(errors) for errors in zip(*pairs, strict=True))
+            quotient = max(a / b if b else math.inf for a, b in pairs)
+            summaries[peer] = ErrorSummary(theirs, ours, quotient)
+    return summaries

@@ -1,0 +1,372 @@
+"""The benchmark scripts, as far as they go without a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+import bench
+from benchmarks import accuracy, environment, plain, results, summary, timing
+from benchmarks.cells import Cell, standard_cells
+from benchmarks.jit import standard_cases
+from benchmarks.report import markdown, write_report
+
+
+def _row(sq: int, cufa: float, peers: dict[str, float], **more: Any) -> dict[str, Any]:
+    cell = Cell("bfloat16", 16384 // sq, 16, 16, sq, sq, 128, 128, False)
+    return {
+        **cell.row(),
+        "kernel": "fa2_mma",
+        "unit": "TFLOP/s",
+        "cufa": cufa,
+        "peers": peers,
+        **more,
+    }
+
+
+def _result(rows: list[dict[str, Any]], bench_name: str = "prefill") -> dict[str, Any]:
+    return {
+        "bench": bench_name,
+        "command": "python scripts/bench.py prefill",
+        "commit": "0" * 40,
+        "date": "2026-01-02T03:04:05+00:00",
+        "device": "NVIDIA H200",
+        "driver": "580.1",
+        "versions": {"cupy": "14.2.0", "torch": "2.11.0"},
+        "ceilings": {"read_gbs": 4000.0, "copy_gbs": 4100.0, "gemm_bf16_tflops": 700.0},
+        "rows": rows,
+    }
+
+
+@pytest.fixture
+def result() -> dict[str, Any]:
+    """Return a result of three cells; one peer could not run the last."""
+
+    def errors() -> dict[str, Any]:
+        return {"cufa_maxerr": 0.0012, "peers_maxerr": {"fa2": 0.0011, "cupy": 0.002}}
+
+    return _result(
+        [
+            _row(512, 200.0, {"fa2": 100.0, "cupy": 20.0}, **errors()),
+            _row(1024, 300.0, {"fa2": 600.0, "cupy": 10.0}, **errors()),
+            _row(2048, 400.0, {"fa2": 50.0}, **errors()),
+        ]
+    )
+
+
+# cells
+
+
+def test_standard_table_has_36_cells() -> None:
+    cells = standard_cells("bfloat16", (64, 128, 256))
+    assert len(cells) == len(set(cells)) == 36
+    for cell in cells:
+        assert cell.hq * cell.d == cell.hk * cell.dv == 2048
+        assert cell.b * cell.sq == cell.b * cell.sk == 16384
+
+
+def test_default_runs() -> None:
+    prefill = bench.cells_of(bench.parser().parse_args(["prefill"]))
+    assert sum(cell.dtype == "bfloat16" for cell in prefill) == 36
+    assert [cell.d for cell in prefill if cell.dtype == "float16"] == [128] * 12
+    fp32 = bench.cells_of(bench.parser().parse_args(["fp32"]))
+    assert len(fp32) == 24
+    assert {(cell.dtype, cell.d) for cell in fp32} == {("float32", 64), ("float32", 128)}
+
+
+def test_a_run_can_be_narrowed() -> None:
+    words = ["prefill", "--dtype", "float16", "--head-dim", "64", "256", "--seq", "512"]
+    cells = bench.cells_of(bench.parser().parse_args(words))
+    assert [(c.dtype, c.d, c.sq, c.causal) for c in cells] == [
+        ("float16", 64, 512, False),
+        ("float16", 64, 512, True),
+        ("float16", 256, 512, False),
+        ("float16", 256, 512, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("prefill --head-dim 96", "96"),
+        ("prefill --seq 500", "500"),
+        ("prefill --dtype float32", "float32"),
+        ("nonsense", "nonsense"),
+        ("report no-such-file.json", "no-such-file.json"),
+    ],
+)
+def test_bad_arguments(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(words.split())
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_unknown_peers_are_refused() -> None:
+    pytest.importorskip("cupy")
+    from benchmarks.peers import PEERS, check_names
+
+    check_names([*bench.PREFILL_PEERS, *bench.FP32_PEERS])
+    assert {"flex", "math"} <= set(PEERS)
+    with pytest.raises(ValueError, match="cudn"):
+        check_names(["fa2", "cudn"])
+
+
+def test_flops() -> None:
+    full = Cell("float16", 2, 3, 3, 5, 7, 11, 11, False)
+    assert full.flops == 4 * 2 * 3 * 5 * 7 * 11
+    assert full._replace(causal=True).flops == full.flops / 2
+    assert full._replace(dv=22).flops == 2 * 2 * 3 * 5 * 7 * (11 + 22)
+    assert full._replace(b=10**9).tflops(2.0) == pytest.approx(4 * 3 * 5 * 7 * 11 / 2e-3 / 1e3)
+
+
+def test_standard_variants() -> None:
+    cases = standard_cases(["auto", "fa2_mma"])
+    assert len(set(map(str, cases))) == 2 * 6 + 4
+    assert cases[0].arguments() == ["bfloat16", "64", "0", "auto"]
+
+
+# timing
+
+
+class FakeClock:
+    """A device whose calls take what they return, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[str]] = [[]]
+        self.bursts: dict[str, list[int]] = {}
+
+    def burst(self, call: timing.Call, calls: int) -> timing.Reading:
+        """Note who runs, and answer with the call's own time."""
+        name, ms = call()
+        self.rounds[-1].append(name)
+        self.bursts.setdefault(name, []).append(calls)
+        return lambda: ms
+
+    def rest(self) -> None:
+        """Begin a new round."""
+        self.rounds.append([])
+
+
+def _calls(**ms: float) -> dict[str, Callable[[], tuple[str, float]]]:
+    def call_of(name: str, t: float) -> Callable[[], tuple[str, float]]:
+        return lambda: (name, t)
+
+    return {name: call_of(name, t) for name, t in ms.items()}
+
+
+def test_race_interleaves_and_rotates() -> None:
+    clock = FakeClock()
+    budget = timing.Budget(rounds=6, burst_ms=4.0)
+    medians = timing.race(_calls(a=1.0, b=2.0, c=8.0), clock, budget)
+    assert medians == {"a": 1.0, "b": 2.0, "c": 8.0}
+    first, *others = clock.rounds[:-1]
+    assert first[:3] == ["a", "b", "c"]  # the estimates
+    rounds = [first[3:], *others]
+    assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
+    assert {names[0] for names in rounds} == {"a", "b", "c"}
+    assert {names[-1] for names in rounds} == {"a", "b", "c"}
+    assert clock.bursts["a"] == [1] + [4] * 6
+    assert clock.bursts["c"] == [1] * 7
+
+
+def test_slow_contestants_are_sampled_less() -> None:
+    clock = FakeClock()
+    budget = timing.Budget(rounds=10, burst_ms=6.0, contestant_ms=400.0, long_ms=1000.0)
+    medians = timing.race(_calls(fast=1.0, slow=100.0, slower=900.0, long=2000.0), clock, budget)
+    assert medians["long"] == 2000.0
+    counts = {name: len(calls) for name, calls in clock.bursts.items()}
+    assert counts == {"fast": 11, "slow": 1 + 4, "slower": 1 + 3, "long": 1}
+    alone = [names for names in clock.rounds[1:-1] if "slow" in names]
+    assert len(alone) >= 3  # spread over the rounds, not all in the first
+
+
+def test_race_takes_the_median() -> None:
+    times = iter([5.0, 1.0, 9.0, 2.0])
+    median = timing.race({"a": lambda: ("a", next(times))}, FakeClock(), timing.Budget(rounds=3))
+    assert median == {"a": 2.0}
+
+
+# plain attention and the float64 reference
+
+
+def _naive(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
+    scores = np.einsum("bhqd,bhkd->bhqk", q.astype(np.float64), k.astype(np.float64)) * scale
+    if causal:
+        scores = np.where(np.tri(q.shape[2], k.shape[2], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("bhqk,bhkd->bhqd", weights, v.astype(np.float64))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dtype", "below"), [("float32", 0), ("float16", 0), ("float16", 99)])
+def test_plain_attention(
+    dtype: str, below: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain, "CHUNK_ELEMENTS", 2 * 37 * 37)
+    monkeypatch.setattr(plain, "BATCHED_BELOW", below)
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((1, 5, 37, 16)).astype(dtype) for _ in "qkv")
+    out = plain.attention(np, q, k, v, causal=causal, scale=0.25)
+    assert out.dtype == q.dtype
+    assert out.shape == v.shape
+    tolerance = 1e-6 if dtype == "float32" else 4e-3
+    np.testing.assert_allclose(out, _naive(q, k, v, causal, 0.25), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_errors_against_float64(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "CHUNK_ROWS", 7)
+    cell = Cell("float32", 2, 3, 3, 20, 20, 8, 8, causal)
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal((2, 3, 20, 8)).astype(np.float32) for _ in "qkv")
+    exact = _naive(q, k, v, causal, cell.scale)
+    off = exact.copy()
+    off[1, 2, 19, 7] += 0.5
+    wrong = exact.copy()
+    wrong[0, 0, 3] = np.nan
+    found = accuracy.max_errors(np, cell, (q, k, v), {"a": exact, "b": off, "c": wrong})
+    assert found["a"] < 1e-6
+    assert found["b"] == pytest.approx(0.5, abs=1e-6)
+    assert np.isnan(found["c"])
+
+
+def test_checked_heads_hold_enough_rows() -> None:
+    for cell in standard_cells("float32", (64, 128)):
+        heads = accuracy.checked_heads(cell)
+        assert len(heads) == len(set(heads)) >= 2
+        assert len(heads) * cell.sq >= accuracy.ROWS
+        assert heads[0] == (0, 0)
+        assert heads[-1] == (cell.b - 1, cell.hq - 1)
+    assert accuracy.checked_heads(Cell("float32", 1, 1, 1, 8, 8, 8, 8, False)) == [(0, 0)]
+
+
+# result files
+
+
+def test_results_are_written_and_read(tmp_path: Path, result: dict[str, Any]) -> None:
+    path = tmp_path / "new" / "h200-prefill.json"
+    results.write(path, result)
+    assert results.read(path) == result == json.loads(path.read_text())
+    results.write(path, {**result, "rows": []})
+    assert results.read(path)["rows"] == []
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda r: r.pop("commit"), "result.commit is missing"),
+        (lambda r: r.update(rows={}), "result.rows"),
+        (lambda r: r["ceilings"].pop("copy_gbs"), "ceilings.copy_gbs"),
+        (lambda r: r["rows"][1].pop("kernel"), r"rows\[1\].kernel is missing"),
+        (lambda r: r["rows"][0].update(b=True), r"rows\[0\].b is True"),
+        (lambda r: r["rows"][0].update(unit="furlongs"), "furlongs"),
+        (lambda r: r["rows"][0].update(cufa=float("nan")), r"rows\[0\].cufa"),
+        (lambda r: r["rows"][2]["peers"].update(fa2=None), r"rows\[2\].peers.fa2"),
+        (lambda r: r["rows"][2].pop("peers_maxerr"), r"rows\[2\] has one of"),
+        (lambda r: r.update(bench="jit"), r"rows\[0\].variant is missing"),
+    ],
+)
+def test_other_shapes_are_refused(
+    damage: Callable[[dict[str, Any]], Any],
+    message: str,
+    tmp_path: Path,
+    result: dict[str, Any],
+) -> None:
+    damage(result)
+    path = tmp_path / "x.json"
+    with pytest.raises(ValueError, match=message):
+        results.write(path, result)
+    assert not path.exists()
+
+
+def test_reading_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"broken\.json"):
+        results.read(path)
+
+
+def test_default_paths() -> None:
+    def name(bench_name: str, kernel: str | None) -> str:
+        return results.default_path(Path(), "NVIDIA H200", bench_name, kernel).name
+
+    assert name("prefill", "fa2_mma") == "h200-prefill-mma.json"
+    assert name("prefill", None) == "h200-prefill.json"
+    assert name("fp32", "fa2_fp32") == "h200-fp32.json"
+    assert name("host", None) == "h200-host.json"
+    assert results.gpu_slug("NVIDIA GeForce RTX 4090") == "rtx-4090"
+
+
+def test_recorded_command_runs_again() -> None:
+    words = ["fp32", "--out", "/tmp/x/r.json", "--commit", "abc", "--seq", "512"]
+    expected = "python scripts/bench.py fp32 --out docs/benchmarks/r.json --seq 512"
+    assert environment.command_line(words) == expected
+    words = ["fp32", "--out=/tmp/x/r.json", "--commit=abc", "--seq", "512"]
+    assert environment.command_line(words) == expected
+
+
+# ratios and reports
+
+
+def test_ratios(result: dict[str, Any]) -> None:
+    found = summary.summarise(result["rows"])
+    fa2, cupy = found["fa2"], found["cupy"]
+    assert (fa2.cells, cupy.cells) == (3, 2)
+    assert fa2.geomean == pytest.approx((2 * 0.5 * 8) ** (1 / 3))
+    assert fa2.minimum == 0.5
+    assert fa2.worst["sq"] == 1024
+    assert cupy.geomean == pytest.approx((10 * 30) ** 0.5)
+
+
+def test_ratio_of_times_is_the_other_way_round() -> None:
+    row = _row(512, 10.0, {"sdpa": 30.0}, unit="us")
+    assert summary.ratio(row, "sdpa") == 3.0
+
+
+def test_error_summary(result: dict[str, Any]) -> None:
+    result["rows"][1]["cufa_maxerr"] = 0.0033
+    del result["rows"][2]["peers_maxerr"]["cupy"]
+    found = summary.summarise_errors(result["rows"])
+    assert found["fa2"] == (0.0011, 0.0033, pytest.approx(3.0))
+    assert found["cupy"] == (0.002, 0.0033, pytest.approx(1.65))
+
+
+def test_markdown(result: dict[str, Any]) -> None:
+    page = markdown(result, "r.json", "r.png")
+    assert page.startswith("# Prefill on NVIDIA H200\n")
+    assert "![prefill](r.png)" in page
+    assert "| bfloat16 | fa2 | 3 | 2.000 | 0.500 | D 128, full, S 1024 |" in page
+    assert "| bfloat16 | cupy | 2 | 17.321 | 10.000 | D 128, full, S 512 |" in page
+    # The peer that could not run the cell leaves its places empty.
+    assert "| 2048 | 8 | 16 | fa2_mma | 400.0 | 50.0 |  | 8.00 |  |" in page
+    assert "| bfloat16 | fa2 | 1.20e-03 | 1.10e-03 | 1.09 |" in page
+    assert "| 512 | 32 | 16 | 1.20e-03 | 1.10e-03 | 2.00e-03 |" in page
+    tables = [block for block in page.split("\n\n") if block.startswith("| ")]
+    assert len(tables) == 4
+    for table in tables:
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_reports_are_written_beside_the_results(tmp_path: Path, result: dict[str, Any]) -> None:
+    pytest.importorskip("matplotlib")
+    host = _result([_row(512, 10.0, {"sdpa": 30.0, "floor": 5.0}, unit="us")], "host")
+    jit = _result([{"variant": "bfloat16 d64 full auto", "cold_s": 0.5, "warm_s": 0.05}], "jit")
+    for name, content in {"prefill": result, "host": host, "jit": jit}.items():
+        path = tmp_path / f"h200-{name}.json"
+        results.write(path, content)
+        page, plot = write_report(path)
+        assert page == tmp_path / f"h200-{name}.md"
+        assert plot.read_bytes().startswith(b"\x89PNG")
+        assert f"({path.name})" in page.read_text()
+    assert "| **longest** | 0.500 | 0.050 |" in page.read_text()
