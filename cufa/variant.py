@@ -9,8 +9,6 @@ from cufa.device import Device
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 _CPP_TYPE = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float"}
 
-_HEAD_POINTERS_BYTES = 24  # of Q, K and V, after the tiles
-
 KERNEL_DTYPES = {
     "fa1_fp32": ("float32",),
     "fa2_fp32": ("float32",),
@@ -78,7 +76,8 @@ class Variant(NamedTuple):
             return size * (q + k + v + 4 * (self.bm + self.bn) + self.bm * (self.bn + 4))
         tiles = size * (q + self.stages * (k + v))
         o_tile = size * self.bm * self.head_dim_v if self.kernel == "fa2_mma" else 0
-        return max(tiles + _HEAD_POINTERS_BYTES, o_tile)
+        block_constants = 24 + 4 * self.warps  # what a block keeps after its tiles
+        return max(tiles + block_constants, o_tile)
 
     def illegal(self, device: Device) -> str | None:
         """Why this variant cannot run on a device, or None if it can."""

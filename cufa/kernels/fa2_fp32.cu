@@ -46,61 +46,65 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_fp32(const __gr
     const uint32_t sQ = smem_address(smem);
     const uint32_t sK = sQ + QTile::bytes;
     const uint32_t sV = sK + STAGES * KTile::bytes;
-    const uint32_t sHeads = sV + STAGES * VTile::bytes;  // addresses of this head's Q, K and V
+    // What the main loop needs only now and then is kept here, for registers are scarce: the addresses of this
+    // head's Q, K and V, and from which tile of keys on each warp has to mask.
+    const uint32_t sHeads = sV + STAGES * VTile::bytes;
+    volatile int* mask_from = reinterpret_cast<int*>(smem + (sHeads - sQ) + 24);
 
     const Tile tile = tile_of_block<CAUSAL>(p, block_index());
     const int q0 = tile.q_tile * BM;
     const TileLoader<QTile, THREADS, T> load_q{sHeads, p.q.stride_seq, p.seq_q, p.head_dim};
     const TileLoader<KTile, THREADS, T> load_k{sHeads + 8, p.k.stride_seq, p.seq_kv, p.head_dim};
     const TileLoader<VTile, THREADS, T> load_v{sHeads + 16, p.v.stride_seq, p.seq_kv, p.head_dim_v};
+    const Mask<CAUSAL> mask(p.seq_q, p.seq_kv);
+    const int kv_tiles = (mask.kv_end(q0, BM) + BN - 1) / BN;
+    auto warp_row0 = [&] { return tile_of_block<CAUSAL>(p, block_index()).q_tile * BM + warp_row<BM, ROW_WARPS>(); };
     if (threadIdx.x == 0) {
         sts_64(sHeads, head_address<T>(p.q, tile.batch, tile.head));
         sts_64(sHeads + 8, head_address<T>(p.k, tile.batch, tile.head / p.group));
         sts_64(sHeads + 16, head_address<T>(p.v, tile.batch, tile.head / p.group));
     }
+    mask_from[thread_index() / 32] = mask.keys_before_mask(warp_row0()) / BN;
     __syncthreads();
-    const Mask<CAUSAL> mask(p.seq_q, p.seq_kv);
-    const int kv_tiles = (mask.kv_end(q0, BM) + BN - 1) / BN;
 
-    // Tiles are visited from the last to the first: the masked ones come first. `n` counts visits.
-    auto key_of = [&](int n) { return (kv_tiles - 1 - n) * BN; };
-    auto start_k = [&](int n) {
-        if (n < kv_tiles) load_k.start(sK + n % STAGES * KTile::bytes, key_of(n));
+    auto start_k = [&](int j) {
+        if (j >= 0) load_k.start(sK + j % STAGES * KTile::bytes, j * BN, load_k.source(j * BN));
         cp_async_commit();
     };
-    auto start_v = [&](int n) {
-        if (n < kv_tiles) load_v.start(sV + n % STAGES * VTile::bytes, key_of(n));
+    auto start_v = [&](int j) {
+        if (j >= 0) load_v.start(sV + j % STAGES * VTile::bytes, j * BN, load_v.source(j * BN));
         cp_async_commit();
     };
 
-    load_q.start(sQ, q0);
-    start_k(0);
-    if constexpr (STAGES > 1) {
-        start_v(0);
-        for (int n = 1; n < STAGES - 1; ++n) start_k(n), start_v(n);
-    }
+    load_q.start(sQ, q0, load_q.source(q0));
+    start_k(kv_tiles - 1);
+    if constexpr (STAGES > 1) start_v(kv_tiles - 1);
+    for (int j = kv_tiles - 2; j > kv_tiles - STAGES; --j) start_k(j), start_v(j);
 
-    OnlineSoftmax<MT> softmax(p.scale_log2);
+    OnlineSoftmax<MT, true> softmax(p.scale_log2);
     float rO[MT][OT][4] = {};
 
-    for (int n = 0; n < kv_tiles; ++n) {
+    // From the last tile of keys to the first: the masked ones come first.
+    for (int j = kv_tiles - 1; j >= 0; --j) {
         // K of this tile is here, and every warp is done with the previous tile, whose place is filled again.
         if constexpr (STAGES == 1) {
+            const T* source = load_v.source(j * BN);  // before the wait, so that the copy starts right after it
             cp_async_wait<0>();
             __syncthreads();
-            start_v(n);
+            load_v.start(sV, j * BN, source);
+            cp_async_commit();
         } else {
             cp_async_wait<2 * (STAGES - 2)>();
             __syncthreads();
-            start_k(n + STAGES - 1);
-            start_v(n + STAGES - 1);
+            start_k(j - STAGES + 1);
+            start_v(j - STAGES + 1);
         }
 
         // S = Q K^T
         float rS[MT][NT][4] = {};
         const uint32_t lane_q = lane_offset_a<QTile>() + warp_row<BM, ROW_WARPS>() * (QTile::PANEL * 16);
         const uint32_t lane_k = lane_offset_b<KTile>();
-        const uint32_t tile_k = sK + n % STAGES * KTile::bytes;
+        const uint32_t tile_k = sK + j % STAGES * KTile::bytes;
 #pragma unroll(2)
         for (int kd = 0; kd < HEAD_DIM / 8; kd += SUM_STEPS) {
             Split<4> rQ[SUM_STEPS][MT];
@@ -139,14 +143,15 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_fp32(const __gr
         }
 
         // P = exp(S - m); m, l and O follow
-        const int row = q0 + warp_row<BM, ROW_WARPS>();  // first of this warp
-        if (!mask.all_visible(row, key_of(n), BN)) mask.apply(rS, row, key_of(n));
+        if (j >= mask_from[thread_index() / 32]) mask.apply(rS, warp_row0(), j * BN);
         softmax.update(rS, rO);
 
         if constexpr (STAGES == 1) {
+            const T* source = load_k.source((j - 1) * BN);
             cp_async_wait<0>();
             __syncthreads();
-            start_k(n + 1);
+            if (j > 0) load_k.start(sK, (j - 1) * BN, source);
+            cp_async_commit();
         }
 
         // O += P V
@@ -161,7 +166,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_fp32(const __gr
         // chunk lane / 4 of 32: it serves four 8-column pieces, column n of piece i being 4 n + i of the 32.
         const int lane = thread_index() % 32, part = thread_index() / 32 / ROW_WARPS;
         const uint32_t lane_v[2] = {VTile::offset(lane % 4 * 2, lane / 4), VTile::offset(lane % 4 * 2 + 1, lane / 4)};
-        const uint32_t tile_v = sV + n % STAGES * VTile::bytes + VTile::advance(0, 0, part * OT * 2);
+        const uint32_t tile_v = sV + j % STAGES * VTile::bytes + VTile::advance(0, 0, part * OT * 2);
 #pragma unroll
         for (int ot = 0; ot < OT; ot += 4) {
             float rSum[MT][4][4] = {};

@@ -14,12 +14,11 @@ struct Mask {
     __device__ int kv_end(int row, int rows) const {
         return CAUSAL ? max(0, min(seq_kv, row + rows + diagonal)) : seq_kv;
     }
-    // Whether every row from `row` on sees all the keys [key, key + keys).
-    __device__ bool all_visible(int row, int key, int keys) const {
-        return key + keys - 1 <= last_key(row);
-    }
     // The last key that a row sees, below 0 when there is none.
     __device__ int last_key(int row) const { return CAUSAL ? min(seq_kv - 1, row + diagonal) : seq_kv - 1; }
+
+    // How many keys from the first on every row from `row` on sees: tiles among them need no mask.
+    __device__ int keys_before_mask(int row) const { return max(0, last_key(row) + 1); }
 
     // Sets the scores that are not visible to -inf, in the accumulator fragments of m16n8 products. `row` and
     // `key` are those of the warp's first score; a lane holds the rows lane / 4 + {0, 8} and keys

@@ -72,6 +72,11 @@ __device__ inline uint64_t lds_64(uint32_t smem) {
     asm volatile("ld.shared.b64 %0, [%1];" : "=l"(v) : "r"(smem) : "memory");
     return v;
 }
+__device__ inline int lds_32(uint32_t smem) {
+    int v;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(smem) : "memory");
+    return v;
+}
 __device__ inline void sts_64(uint32_t smem, uint64_t v) {
     asm volatile("st.shared.b64 [%0], %1;" ::"r"(smem), "l"(v) : "memory");
 }

@@ -3,7 +3,9 @@
 #include "ptx.cuh"
 
 // State of the rows that one thread holds: 16 mt + {0, 8} of its warp's rows, shared with three other lanes.
-template <int MT>
+// EXACT spends an instruction a score, and a division an output, on rounding errors that float32 would show: P is
+// exactly 1 at a row's maximum, so that a row with one key gives back its V.
+template <int MT, bool EXACT>
 struct OnlineSoftmax {
     // The accumulators are rescaled only when a row maximum has outgrown the reference by this factor
     // (as a power of two): P then stays below 2^8, and the division by l at the end is exact all the same.
@@ -19,9 +21,6 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int h = 0; h < 2; ++h) m[mt][h] = -INF, l[mt][h] = 0.f;
     }
-
-    // m in units of log2, and 0 while m is -inf, so that exp2(-inf - it) = 0.
-    __device__ float m_log2(int mt, int h) const { return m[mt][h] == -INF ? 0.f : m[mt][h] * scale_log2; }
 
     // S -> P = exp(S - m) in place; l, and O when m has moved, are brought up to date.
     template <int NT, int OT>
@@ -43,13 +42,15 @@ struct OnlineSoftmax {
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float minus_m = -m_log2(mt, h);
+                const float m_safe = m[mt][h] == -INF ? 0.f : m[mt][h];  // -inf - -inf would be NaN
+                const float minus_m_log2 = -m_safe * scale_log2;
 #pragma unroll
                 for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
                     for (int i = 2 * h; i < 2 * h + 2; ++i) {
-                        rS[mt][nt][i] = exp2_approx(fmaf(rS[mt][nt][i], scale_log2, minus_m));
-                        l[mt][h] += rS[mt][nt][i];
+                        float& s = rS[mt][nt][i];
+                        s = exp2_approx(EXACT ? (s - m_safe) * scale_log2 : fmaf(s, scale_log2, minus_m_log2));
+                        l[mt][h] += s;
                     }
             }
     }
@@ -66,7 +67,8 @@ struct OnlineSoftmax {
                 m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, 1));
                 m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, 2));
                 m[mt][h] = m_new;
-                const float alpha = exp2_approx(m_old * scale_log2 - m_log2(mt, h));
+                // The first time, m_old is -inf and what alpha multiplies is 0.
+                const float alpha = m_old == -INF ? 0.f : exp2_approx((m_old - m_new) * scale_log2);
                 l[mt][h] *= alpha;
 #pragma unroll
                 for (int ot = 0; ot < OT; ++ot) {
@@ -87,13 +89,14 @@ struct OnlineSoftmax {
                 float sum = l[mt][h];
                 sum += __shfl_xor_sync(0xffffffff, sum, 1);
                 sum += __shfl_xor_sync(0xffffffff, sum, 2);
-                const float inverse = sum == 0.f ? 0.f : 1.f / sum;
-                lse[mt][h] = sum == 0.f ? -INF : (m_log2(mt, h) + log2f(sum)) * 0.693147180559945309f;
+                const float divisor = sum == 0.f ? 1.f : sum;
+                const float inverse = 1.f / divisor;
+                lse[mt][h] = sum == 0.f ? -INF : (m[mt][h] * scale_log2 + log2f(sum)) * 0.693147180559945309f;
 #pragma unroll
-                for (int ot = 0; ot < OT; ++ot) {
-                    rO[mt][ot][2 * h] *= inverse;
-                    rO[mt][ot][2 * h + 1] *= inverse;
-                }
+                for (int ot = 0; ot < OT; ++ot)
+#pragma unroll
+                    for (int i = 2 * h; i < 2 * h + 2; ++i)
+                        rO[mt][ot][i] = EXACT ? rO[mt][ot][i] / divisor : rO[mt][ot][i] * inverse;
             }
     }
 };

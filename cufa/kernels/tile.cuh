@@ -51,12 +51,18 @@ struct TileLoader {
     long long stride;
     int rows, cols;
 
-    // Starts the copy of the tile that begins at `row`. What lies beyond the matrix is not read: zeros stand for it.
-    // Rows are made of whole chunks: launch.py pads others with zeros.
-    __device__ void start(uint32_t tile, int row) const {
-        const int thread = thread_index();  // not kept through the main loop
+    // This thread's first chunk of the tile that begins at `row`.
+    __device__ const T* source(int row) const {
+        const int thread = thread_index();
+        return reinterpret_cast<const T*>(lds_64(pointer)) + (row + thread / Tile::PANEL) * stride +
+               thread % Tile::PANEL * Tile::CHUNK;
+    }
+
+    // Starts the copy of the tile that begins at `row`, `src` being its source. What lies beyond the matrix is not
+    // read: zeros stand for it. Rows are made of whole chunks: launch.py pads others with zeros.
+    __device__ void start(uint32_t tile, int row, const T* src) const {
+        const int thread = thread_index();
         const int row0 = thread / Tile::PANEL, chunk0 = thread % Tile::PANEL;
-        const T* src = reinterpret_cast<const T*>(lds_64(pointer)) + (row + row0) * stride + chunk0 * Tile::CHUNK;
         const uint32_t dst = Tile::offset(row0, chunk0);
 #pragma unroll
         for (int i = 0; i < Tile::ROWS; i += STEP) {
