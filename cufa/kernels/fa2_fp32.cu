@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_fp32(const __gr
         sts_64(sHeads + 8, head_address<T>(p.k, tile.batch, tile.head / p.group));
         sts_64(sHeads + 16, head_address<T>(p.v, tile.batch, tile.head / p.group));
     }
-    mask_from[thread_index() / 32] = mask.keys_before_mask(warp_row0()) / BN;
+    if (threadIdx.x % 32 == 0) mask_from[threadIdx.x / 32] = mask.keys_before_mask(warp_row0()) / BN;
     __syncthreads();
 
     auto start_k = [&](int j) {
