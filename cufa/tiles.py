@@ -39,28 +39,29 @@ _Table = dict[tuple[int, int], tuple[TileShape, ...]]
 # Of each entry the first is for long queries. The second, with fewer rows, is for short queries and
 # for grids that would leave multiprocessors idle; none where the first has 64 rows already.
 
-# 227 KiB of shared memory a block: sm_90 and sm_100. 32 rows a warp halve the shared-memory reads of
-# K and V per product, as long as O (head_dim_v registers a thread) leaves room: up to 160. One stage
+# sm_90 and sm_100: 227 KiB of shared memory a block. 32 rows a warp halve the shared-memory reads of
+# K and V per product, as long as O (head_dim_v registers a thread) leaves room: up to 128. One stage
 # where two would leave a single block on a multiprocessor.
-_MMA_227: _Table = {
+_MMA_SM90: _Table = {
     (32, 32): (_S(128, 64, 2, 4, 3), _S(64, 64, 2, 4, 4)),
-    (64, 64): (_S(128, 64, 2, 4, 3), _S(64, 64, 2, 4, 4)),
+    (64, 64): (_S(128, 64, 2, 4, 2), _S(64, 64, 2, 4, 4)),
     (96, 96): (_S(128, 64, 2, 4, 2), _S(64, 64, 2, 4, 3)),
     (128, 128): (_S(128, 64, 2, 4, 2), _S(64, 64, 2, 4, 2)),
-    (160, 160): (_S(128, 32, 2, 4, 2), _S(64, 64, 1, 4, 2)),
+    (160, 160): (_S(64, 64, 2, 4, 2),),
     (192, 128): (_S(128, 32, 2, 4, 2), _S(64, 64, 1, 4, 2)),
     (192, 192): (_S(64, 64, 1, 4, 2),),
     (256, 256): (_S(64, 64, 1, 4, 2),),
 }
-# 163 KiB: sm_80. As above, in what lets two blocks share 164 KiB.
-_MMA_163: _Table = {
-    **_MMA_227,
-    (128, 128): (_S(128, 64, 1, 4, 2), _S(64, 64, 2, 4, 2)),
+# sm_80: 163 KiB. As above, in what lets two blocks share 164 KiB.
+_MMA_SM80: _Table = {
+    **_MMA_SM90,
+    (128, 128): (_S(128, 32, 2, 4, 2), _S(64, 64, 2, 4, 2)),
+    (160, 160): (_S(64, 64, 1, 4, 2),),
     (192, 128): (_S(128, 32, 1, 4, 2), _S(64, 64, 1, 4, 2)),
     (256, 256): (_S(64, 64, 1, 4, 1),),
 }
-# 99 KiB: sm_86, sm_89 and sm_120. Two blocks of at most 48 KiB.
-_MMA_99: _Table = {
+# sm_86, sm_89 and sm_120: 99 KiB. Two blocks of at most 48 KiB.
+_MMA_SM86: _Table = {
     (32, 32): (_S(128, 64, 2, 4, 3), _S(64, 64, 2, 4, 4)),
     (64, 64): (_S(128, 64, 2, 4, 2), _S(64, 64, 2, 4, 2)),
     (96, 96): (_S(128, 64, 1, 4, 2), _S(64, 64, 1, 4, 2)),
@@ -72,18 +73,18 @@ _MMA_99: _Table = {
 }
 # float32 takes twice the shared memory, and twice the registers for P in two parts. From 192 on, two
 # warps share their rows and each holds half of the columns of O.
-_FP32_227: _Table = {
+_FP32_SM90: _Table = {
     (32, 32): (_S(128, 32, 2, 4, 2), _S(64, 64, 2, 4, 2)),
     (64, 64): (_S(128, 32, 2, 4, 2), _S(64, 32, 2, 4, 3)),
     (96, 96): (_S(64, 32, 2, 4, 2),),
     (128, 128): (_S(64, 32, 2, 4, 2),),
-    (160, 160): (_S(64, 32, 1, 4, 2),),
+    (160, 160): (_S(64, 16, 2, 4, 2),),
     (192, 128): (_S(64, 32, 1, 4, 2),),
     (192, 192): (_S(64, 32, 1, 8, 1),),
     (256, 256): (_S(64, 32, 1, 8, 1),),
 }
-_FP32_163: _Table = {**_FP32_227, (128, 128): (_S(64, 32, 1, 4, 2),)}
-_FP32_99: _Table = {
+_FP32_SM80: _Table = {**_FP32_SM90, (128, 128): (_S(64, 32, 1, 4, 2),)}
+_FP32_SM86: _Table = {
     (32, 32): (_S(128, 32, 2, 4, 2), _S(64, 64, 2, 4, 2)),
     (64, 64): (_S(64, 32, 2, 4, 2),),
     (96, 96): (_S(64, 32, 1, 4, 2),),
@@ -94,11 +95,11 @@ _FP32_99: _Table = {
     (256, 256): (_S(64, 16, 1, 8, 1),),
 }
 # One block a head: as many rows and keys as fit, on eight warps.
-_FA1_LARGE: _Table = {
+_FA1: _Table = {
     **{pair: (_S(64, 64, 1, 8, 1),) for pair in HEAD_DIMS},
     (256, 256): (_S(64, 32, 1, 8, 1),),
 }
-_FA1_99: _Table = {
+_FA1_SM86: _Table = {
     (32, 32): (_S(64, 64, 1, 8, 1),),
     (64, 64): (_S(64, 64, 1, 8, 1),),
     (96, 96): (_S(64, 64, 1, 8, 1),),
@@ -108,10 +109,13 @@ _FA1_99: _Table = {
     (192, 192): (_S(48, 32, 1, 8, 1),),
     (256, 256): (_S(24, 32, 1, 4, 1),),
 }
+_FP32_SM100 = {**_FP32_SM90, (64, 64): (_S(64, 32, 2, 4, 3),)}  # 128 rows would spill there
+
+# By the compute capability from which on they hold.
 _TABLES: dict[str, dict[int, _Table]] = {
-    "fa1_fp32": {227: _FA1_LARGE, 163: _FA1_LARGE, 99: _FA1_99},
-    "fa2_fp32": {227: _FP32_227, 163: _FP32_163, 99: _FP32_99},
-    "fa2_mma": {227: _MMA_227, 163: _MMA_163, 99: _MMA_99},
+    "fa1_fp32": {80: _FA1, 86: _FA1_SM86, 90: _FA1, 120: _FA1_SM86},
+    "fa2_fp32": {80: _FP32_SM80, 86: _FP32_SM86, 90: _FP32_SM90, 100: _FP32_SM100, 120: _FP32_SM86},
+    "fa2_mma": {80: _MMA_SM80, 86: _MMA_SM86, 90: _MMA_SM90, 120: _MMA_SM86},
 }
 
 
@@ -123,5 +127,4 @@ def padded(head_dim: int, head_dim_v: int) -> tuple[int, int]:
 def tile_shapes(kernel: str, head_dims: tuple[int, int], device: Device) -> tuple[TileShape, ...]:
     """Return a kernel's tile shapes for padded head dims, the one for long queries first."""
     tables = _TABLES[kernel]
-    fits = max((kib for kib in tables if kib << 10 <= device.smem_per_block), default=min(tables))
-    return tables[fits][head_dims]
+    return tables[max(cc for cc in tables if cc <= device.compute_capability)][head_dims]

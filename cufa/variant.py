@@ -76,8 +76,8 @@ class Variant(NamedTuple):
             return size * (q + k + v + 4 * (self.bm + self.bn) + self.bm * (self.bn + 4))
         tiles = size * (q + self.stages * (k + v))
         o_tile = size * self.bm * self.head_dim_v if self.kernel == "fa2_mma" else 0
-        block_constants = 24 + 4 * self.warps  # what a block keeps after its tiles
-        return max(tiles + block_constants, o_tile)
+        mask_from = 4 * self.warps
+        return max(tiles + mask_from, o_tile)
 
     def illegal(self, device: Device) -> str | None:
         """Why this variant cannot run on a device, or None if it can."""

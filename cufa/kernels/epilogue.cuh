@@ -40,7 +40,7 @@ __device__ void store_o_16bit(const float (&rO)[MT][OT][4], uint32_t smem, const
     __syncthreads();
     T* gO = head_ptr<T>(o, out.batch, out.head) + out.q0 * o.stride_seq;
     const bool aligned = (reinterpret_cast<uint64_t>(gO) | o.stride_seq * sizeof(T)) % 16 == 0;
-    for (int piece = threadIdx.x; piece < OTile::ROWS * OTile::CHUNKS; piece += WARPS * 32) {
+    for (int piece = thread_index(); piece < OTile::ROWS * OTile::CHUNKS; piece += WARPS * 32) {
         const int row = piece / OTile::CHUNKS, chunk = piece % OTile::CHUNKS, col = chunk * OTile::CHUNK;
         if (!out.inside(row) || col >= cols) continue;
         float values[4];

@@ -46,25 +46,22 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_fp32(const __gr
     const uint32_t sQ = smem_address(smem);
     const uint32_t sK = sQ + QTile::bytes;
     const uint32_t sV = sK + STAGES * KTile::bytes;
-    // What the main loop needs only now and then is kept here, for registers are scarce: the addresses of this
-    // head's Q, K and V, and from which tile of keys on each warp has to mask.
-    const uint32_t sHeads = sV + STAGES * VTile::bytes;
-    volatile int* mask_from = reinterpret_cast<int*>(smem + (sHeads - sQ) + 24);
+    // From which tile of keys on each warp has to mask: kept here, for registers are scarce.
+    volatile int* sMaskFrom = reinterpret_cast<int*>(smem + QTile::bytes + STAGES * (KTile::bytes + VTile::bytes));
 
     const Tile tile = tile_of_block<CAUSAL>(p, block_index());
     const int q0 = tile.q_tile * BM;
-    const TileLoader<QTile, THREADS, T> load_q{sHeads, p.q.stride_seq, p.seq_q, p.head_dim};
-    const TileLoader<KTile, THREADS, T> load_k{sHeads + 8, p.k.stride_seq, p.seq_kv, p.head_dim};
-    const TileLoader<VTile, THREADS, T> load_v{sHeads + 16, p.v.stride_seq, p.seq_kv, p.head_dim_v};
+    const int kv_head = tile.head / p.group;
+    const TileLoader<QTile, THREADS, T> load_q{head_ptr<T>(p.q, tile.batch, tile.head), p.q.stride_seq, p.seq_q,
+                                               p.head_dim};
+    const TileLoader<KTile, THREADS, T> load_k{head_ptr<T>(p.k, tile.batch, kv_head), p.k.stride_seq, p.seq_kv,
+                                               p.head_dim};
+    const TileLoader<VTile, THREADS, T> load_v{head_ptr<T>(p.v, tile.batch, kv_head), p.v.stride_seq, p.seq_kv,
+                                               p.head_dim_v};
     const Mask<CAUSAL> mask(p.seq_q, p.seq_kv);
     const int kv_tiles = (mask.kv_end(q0, BM) + BN - 1) / BN;
     auto warp_row0 = [&] { return tile_of_block<CAUSAL>(p, block_index()).q_tile * BM + warp_row<BM, ROW_WARPS>(); };
-    if (threadIdx.x == 0) {
-        sts_64(sHeads, head_address<T>(p.q, tile.batch, tile.head));
-        sts_64(sHeads + 8, head_address<T>(p.k, tile.batch, tile.head / p.group));
-        sts_64(sHeads + 16, head_address<T>(p.v, tile.batch, tile.head / p.group));
-    }
-    if (threadIdx.x % 32 == 0) mask_from[threadIdx.x / 32] = mask.keys_before_mask(warp_row0()) / BN;
+    if (threadIdx.x % 32 == 0) sMaskFrom[threadIdx.x / 32] = mask.keys_before_mask(warp_row0()) / BN;
     __syncthreads();
 
     auto start_k = [&](int j) {
@@ -143,7 +140,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_fp32(const __gr
         }
 
         // P = exp(S - m); m, l and O follow
-        if (j >= mask_from[thread_index() / 32]) mask.apply(rS, warp_row0(), j * BN);
+        if (j >= sMaskFrom[thread_index() / 32]) mask.apply(rS, warp_row0(), j * BN);
         softmax.update(rS, rO);
 
         if constexpr (STAGES == 1) {

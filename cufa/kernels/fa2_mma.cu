@@ -16,7 +16,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_mma(const __gri
     constexpr int MT = BM / WARPS / 16;  // 16-row pieces of a warp
     constexpr int NT = BN / 8;           // 8-key pieces of a tile of scores
     constexpr int OT = HEAD_DIM_V / 8;   // 8-column pieces of the output
-    constexpr int KD_UNROLL = HEAD_DIM == 128 && CAUSAL ? 2 : 4;  // more would spill
     using QTile = SmemTile<BM, HEAD_DIM, 2>;
     using KTile = SmemTile<BN, HEAD_DIM, 2>;
     using VTile = SmemTile<BN, HEAD_DIM_V, 2>;
@@ -26,25 +25,22 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_mma(const __gri
     const uint32_t sQ = smem_address(smem);
     const uint32_t sK = sQ + QTile::bytes;
     const uint32_t sV = sK + STAGES * KTile::bytes;
-    // What the main loop needs only now and then is kept here, for registers are scarce: the addresses of this
-    // head's Q, K and V, and from which tile of keys on each warp has to mask.
-    const uint32_t sHeads = sV + STAGES * VTile::bytes;
-    volatile int* mask_from = reinterpret_cast<int*>(smem + (sHeads - sQ) + 24);
+    // From which tile of keys on each warp has to mask: kept here, for registers are scarce.
+    volatile int* sMaskFrom = reinterpret_cast<int*>(smem + QTile::bytes + STAGES * (KTile::bytes + VTile::bytes));
 
     const Tile tile = tile_of_block<CAUSAL>(p, block_index());
     const int q0 = tile.q_tile * BM;
-    const TileLoader<QTile, THREADS, T> load_q{sHeads, p.q.stride_seq, p.seq_q, p.head_dim};
-    const TileLoader<KTile, THREADS, T> load_k{sHeads + 8, p.k.stride_seq, p.seq_kv, p.head_dim};
-    const TileLoader<VTile, THREADS, T> load_v{sHeads + 16, p.v.stride_seq, p.seq_kv, p.head_dim_v};
+    const int kv_head = tile.head / p.group;
+    const TileLoader<QTile, THREADS, T> load_q{head_ptr<T>(p.q, tile.batch, tile.head), p.q.stride_seq, p.seq_q,
+                                               p.head_dim};
+    const TileLoader<KTile, THREADS, T> load_k{head_ptr<T>(p.k, tile.batch, kv_head), p.k.stride_seq, p.seq_kv,
+                                               p.head_dim};
+    const TileLoader<VTile, THREADS, T> load_v{head_ptr<T>(p.v, tile.batch, kv_head), p.v.stride_seq, p.seq_kv,
+                                               p.head_dim_v};
     const Mask<CAUSAL> mask(p.seq_q, p.seq_kv);
     const int kv_tiles = (mask.kv_end(q0, BM) + BN - 1) / BN;
     auto warp_row0 = [&] { return tile_of_block<CAUSAL>(p, block_index()).q_tile * BM + warp_row<BM, WARPS>(); };
-    if (threadIdx.x == 0) {
-        sts_64(sHeads, head_address<T>(p.q, tile.batch, tile.head));
-        sts_64(sHeads + 8, head_address<T>(p.k, tile.batch, tile.head / p.group));
-        sts_64(sHeads + 16, head_address<T>(p.v, tile.batch, tile.head / p.group));
-    }
-    if (threadIdx.x % 32 == 0) mask_from[threadIdx.x / 32] = mask.keys_before_mask(warp_row0()) / BN;
+    if (threadIdx.x % 32 == 0) sMaskFrom[threadIdx.x / 32] = mask.keys_before_mask(warp_row0()) / BN;
     __syncthreads();
 
     auto start_k = [&](int j) {
@@ -85,7 +81,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_mma(const __gri
         const uint32_t lane_q = lane_offset_a<QTile>() + warp_row<BM, WARPS>() * (QTile::PANEL * 16);
         const uint32_t lane_k = lane_offset_b<KTile>();
         const uint32_t tile_k = sK + j % STAGES * KTile::bytes;
-#pragma unroll(KD_UNROLL)
+#pragma unroll
         for (int kd = 0; kd < HEAD_DIM / 16; ++kd) {
             uint32_t rQ[MT][4];
 #pragma unroll
@@ -103,7 +99,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_mma(const __gri
         }
 
         // P = exp(S - m); m, l and O follow
-        if (j >= mask_from[thread_index() / 32]) mask.apply(rS, warp_row0(), j * BN);
+        if (j >= sMaskFrom[thread_index() / 32]) mask.apply(rS, warp_row0(), j * BN);
         softmax.update(rS, rO);
 
         if constexpr (STAGES == 1) {

@@ -24,7 +24,3 @@ template <class T>
 __device__ T* head_ptr(const Tensor& t, int batch, int head) {
     return static_cast<T*>(t.data) + batch * t.stride_batch + head * t.stride_head;
 }
-template <class T>
-__device__ unsigned long long head_address(const Tensor& t, int batch, int head) {
-    return reinterpret_cast<unsigned long long>(head_ptr<T>(t, batch, head));
-}

@@ -24,19 +24,13 @@ __device__ inline int block_index() {
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(i));
     return i;
 }
-__device__ inline int thread_index() {
-    int i;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
-    return i;
-}
+// Signed: the compiler then folds the divisions and remainders of what follows into fewer registers.
+__device__ inline int thread_index() { return threadIdx.x; }
 
 // Copies 16 bytes from global to shared memory, or writes zeros and reads nothing.
 __device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read) {
-    asm volatile(
-        "{ .reg .pred zeros; setp.eq.u32 zeros, %2, 0;"
-        " cp.async.cg.shared.global.L2::128B [%0], [%1], 16, zeros; }" ::"r"(smem),
-        "l"(gmem), "r"(static_cast<uint32_t>(read))
-        : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(read ? 16 : 0)
+                 : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
@@ -66,19 +60,6 @@ __device__ inline void lds(float (&v)[4], uint32_t smem) {
 }
 __device__ inline void lds(float (&v)[2], uint32_t smem) {
     asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(smem) : "memory");
-}
-__device__ inline uint64_t lds_64(uint32_t smem) {
-    uint64_t v;
-    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(v) : "r"(smem) : "memory");
-    return v;
-}
-__device__ inline int lds_32(uint32_t smem) {
-    int v;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(smem) : "memory");
-    return v;
-}
-__device__ inline void sts_64(uint32_t smem, uint64_t v) {
-    asm volatile("st.shared.b64 [%0], %1;" ::"r"(smem), "l"(v) : "memory");
 }
 __device__ inline void sts_32(uint32_t smem, uint32_t v) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem), "r"(v) : "memory");

@@ -47,14 +47,14 @@ struct TileLoader {
     static constexpr int STEP = THREADS / Tile::PANEL;
     static_assert(STEP % 8 == 0, "rows that a thread copies share their swizzle");
 
-    uint32_t pointer;  // where in shared memory the matrix's address is: registers are too scarce to keep it
+    const T* gmem;
     long long stride;
     int rows, cols;
 
     // This thread's first chunk of the tile that begins at `row`.
     __device__ const T* source(int row) const {
         const int thread = thread_index();
-        return reinterpret_cast<const T*>(lds_64(pointer)) + (row + thread / Tile::PANEL) * stride +
+        return gmem + (row + thread / Tile::PANEL) * stride +
                thread % Tile::PANEL * Tile::CHUNK;
     }
 
