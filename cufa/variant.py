@@ -91,9 +91,9 @@ class Variant(NamedTuple):
             return "template arguments must be positive"
         if self.head_dim > 256 or self.head_dim_v > 256:
             return "head dims of more than 256 are not supported"
-        step, step_v = {"fa1_fp32": (8, 16), "fa2_fp32": (32, 32), "fa2_mma": (16, 16)}[self.kernel]
-        if self.head_dim % step or self.head_dim_v % step_v:
-            return f"{self.kernel} needs head dims that are multiples of {step} and {step_v}"
+        step = 32 if self.kernel == "fa2_fp32" else 16
+        if self.head_dim % step or self.head_dim_v % step:
+            return f"{self.kernel} needs head dims that are multiples of {step}"
         if self.kernel == "fa1_fp32":
             if self.stages != 1:
                 return "fa1_fp32 has a single stage"

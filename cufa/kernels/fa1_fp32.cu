@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __gr
     constexpr int COLS = HEAD_DIM_V / LANES;    // and every LANES-th column of its output
     constexpr int PITCH = HEAD_DIM + PAD, P_PITCH = BN + PAD;
     static_assert(STAGES == 1, "tiles are not prefetched");
-    static_assert(BM % ROW_STEP == 0 && BN % LANES == 0 && HEAD_DIM % 8 == 0 && HEAD_DIM_V % LANES == 0,
+    static_assert(BM % ROW_STEP == 0 && BN % LANES == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM_V % LANES == 0,
                   "threads share a tile evenly");
 
     extern __shared__ __align__(16) float smem[];
@@ -89,22 +89,30 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __gr
 
             // S = Q K^T
             float rS[ROWS][KEYS] = {};
-#pragma unroll 2
-            for (int d = 0; d < HEAD_DIM; d += 4) {
-                float4 rQ[ROWS], rK[KEYS];
+#pragma unroll 1
+            for (int d0 = 0; d0 < HEAD_DIM; d0 += 16) {
+                float rSum[ROWS][KEYS] = {};  // short sums round less
 #pragma unroll
-                for (int r = 0; r < ROWS; ++r) rQ[r] = load4(sQ + (row0 + r * ROW_STEP) * PITCH + d);
+                for (int d = d0; d < d0 + 16; d += 4) {
+                    float4 rQ[ROWS], rK[KEYS];
 #pragma unroll
-                for (int n = 0; n < KEYS; ++n) rK[n] = load4(sK + (lane + n * LANES) * PITCH + d);
+                    for (int r = 0; r < ROWS; ++r) rQ[r] = load4(sQ + (row0 + r * ROW_STEP) * PITCH + d);
+#pragma unroll
+                    for (int n = 0; n < KEYS; ++n) rK[n] = load4(sK + (lane + n * LANES) * PITCH + d);
+#pragma unroll
+                    for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                        for (int n = 0; n < KEYS; ++n) {
+                            rSum[r][n] = fmaf(rQ[r].x, rK[n].x, rSum[r][n]);
+                            rSum[r][n] = fmaf(rQ[r].y, rK[n].y, rSum[r][n]);
+                            rSum[r][n] = fmaf(rQ[r].z, rK[n].z, rSum[r][n]);
+                            rSum[r][n] = fmaf(rQ[r].w, rK[n].w, rSum[r][n]);
+                        }
+                }
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
 #pragma unroll
-                    for (int n = 0; n < KEYS; ++n) {
-                        rS[r][n] = fmaf(rQ[r].x, rK[n].x, rS[r][n]);
-                        rS[r][n] = fmaf(rQ[r].y, rK[n].y, rS[r][n]);
-                        rS[r][n] = fmaf(rQ[r].z, rK[n].z, rS[r][n]);
-                        rS[r][n] = fmaf(rQ[r].w, rK[n].w, rS[r][n]);
-                    }
+                    for (int n = 0; n < KEYS; ++n) rS[r][n] += rSum[r][n];
             }
 
             // S = mask(S), m_ij = rowmax(S), P = exp(S - m_ij), l_ij = rowsum(P); m and l are brought up to date

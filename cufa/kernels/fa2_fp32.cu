@@ -1,7 +1,7 @@
 // FlashAttention-2 forward (Dao 2023, algorithm 1) for float32, at float32 accuracy, sm_80 and later.
-// The loops are those of fa2_mma.cu. Each product runs on the tensor cores as three TF32 products: with
-// x = hi + lo, both TF32, a b = lo hi + hi lo + hi hi + O(2^-22). Tensor cores truncate their sums, so sums are
-// kept short there (a few steps of k) and added up in float32 arithmetic, which rounds to nearest.
+// The loops are those of fa2_mma.cu. Each product runs on the tensor cores as three TF32 products (3xTF32, as in
+// CUTLASS's example 27): with x = hi + lo, both TF32, a b = lo hi + hi lo + hi hi + O(2^-22). Tensor cores
+// truncate their sums, so sums are kept short there and added up in float32 arithmetic, which rounds to nearest.
 #include "epilogue.cuh"
 #include "mask.cuh"
 #include "params.cuh"
@@ -10,13 +10,16 @@
 #include "softmax.cuh"
 #include "tile.cuh"
 
-// N float32 registers as TF32 parts.
+// N float32 registers as TF32 parts. The tensor cores ignore the last bits of lo; `rest` holds them.
 template <int N>
 struct Split {
     uint32_t hi[N], lo[N];
     __device__ void set(int i, float x) {
         hi[i] = round_tf32(x);
         lo[i] = __float_as_uint(x - __uint_as_float(hi[i]));
+    }
+    __device__ uint32_t rest(int i) const {
+        return __float_as_uint(__uint_as_float(lo[i]) - __uint_as_float(lo[i] & 0xffffe000u));
     }
 };
 
@@ -29,6 +32,36 @@ __device__ inline void mma_large(float (&d)[4], const Split<4>& a, const Split<2
     mma_m16n8k8_tf32(d, a.hi, b.hi[0], b.hi[1]);
 }
 
+// S = Q K^T on CUDA cores, in the layout of the accumulators. A head dim of a few numbers leaves the errors of
+// the split products nothing to average out with, and few products to do.
+template <class QTile, class KTile, int MT, int NT>
+__device__ void qk_cuda_cores(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k, int row0) {
+    const int lane = thread_index() % 32;
+#pragma unroll(2)
+    for (int chunk = 0; chunk < QTile::CHUNKS; ++chunk) {
+        float rQ[MT][2][4];
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                lds(rQ[mt][h], tile_q + QTile::offset(row0 + mt * 16 + h * 8 + lane / 4, chunk));
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float rK[4];
+                lds(rK, tile_k + KTile::offset(nt * 8 + lane % 4 * 2 + i, chunk));
+#pragma unroll
+                for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+                    for (int h = 0; h < 2; ++h)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e)
+                            rS[mt][nt][2 * h + i] = fmaf(rQ[mt][h][e], rK[e], rS[mt][nt][2 * h + i]);
+            }
+    }
+}
+
 template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, bool CAUSAL>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_fp32(const __grid_constant__ Params p) {
     constexpr int THREADS = WARPS * 32;
@@ -37,7 +70,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_fp32(const __gr
     constexpr int MT = BM / ROW_WARPS / 16;            // 16-row pieces of a warp
     constexpr int NT = BN / 8;                         // 8-key pieces of a tile of scores
     constexpr int OT = HEAD_DIM_V / V_PARTS / 8;       // 8-column pieces of the output of a warp
-    constexpr int SUM_STEPS = 2;                       // steps of k = 8 of Q K^T that the tensor cores sum up
+    // Steps of k = 8 that the tensor cores sum up: fewer round less, and take more registers.
+    constexpr int QK_STEPS = 2, PV_STEPS = HEAD_DIM_V <= 32 ? 2 : NT;
     using QTile = SmemTile<BM, HEAD_DIM, 4>;
     using KTile = SmemTile<BN, HEAD_DIM, 4>;
     using VTile = SmemTile<BN, HEAD_DIM_V, 4>;
@@ -99,43 +133,47 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_fp32(const __gr
 
         // S = Q K^T
         float rS[MT][NT][4] = {};
-        const uint32_t lane_q = lane_offset_a<QTile>() + warp_row<BM, ROW_WARPS>() * (QTile::PANEL * 16);
-        const uint32_t lane_k = lane_offset_b<KTile>();
         const uint32_t tile_k = sK + j % STAGES * KTile::bytes;
+        if constexpr (HEAD_DIM <= 32) {
+            qk_cuda_cores<QTile, KTile>(rS, sQ, tile_k, warp_row<BM, ROW_WARPS>());
+        } else {
+            const uint32_t lane_q = lane_offset_a<QTile>() + warp_row<BM, ROW_WARPS>() * (QTile::PANEL * 16);
+            const uint32_t lane_k = lane_offset_b<KTile>();
 #pragma unroll(2)
-        for (int kd = 0; kd < HEAD_DIM / 8; kd += SUM_STEPS) {
-            Split<4> rQ[SUM_STEPS][MT];
+            for (int kd = 0; kd < HEAD_DIM / 8; kd += QK_STEPS) {
+                Split<4> rQ[QK_STEPS][MT];
 #pragma unroll
-            for (int step = 0; step < SUM_STEPS; ++step)
-#pragma unroll
-                for (int mt = 0; mt < MT; ++mt) {
-                    uint32_t q[4];
-                    ldmatrix_x4(q, sQ + QTile::advance(lane_q, mt * 16, (kd + step) * 2));
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) rQ[step][mt].set(i, __uint_as_float(q[i]));
-                }
-#pragma unroll
-            for (int nt = 0; nt < NT; nt += 2) {
-                Split<2> rK[2][SUM_STEPS];
-#pragma unroll
-                for (int step = 0; step < SUM_STEPS; ++step) {
-                    uint32_t k[4];
-                    ldmatrix_x4(k, tile_k + KTile::advance(lane_k, nt * 8, (kd + step) * 2));
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) rK[i / 2][step].set(i % 2, __uint_as_float(k[i]));
-                }
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
+                for (int step = 0; step < QK_STEPS; ++step)
 #pragma unroll
                     for (int mt = 0; mt < MT; ++mt) {
-                        float rSum[4] = {};
+                        uint32_t q[4];
+                        ldmatrix_x4(q, sQ + QTile::advance(lane_q, mt * 16, (kd + step) * 2));
 #pragma unroll
-                        for (int step = 0; step < SUM_STEPS; ++step) mma_small(rSum, rQ[step][mt], rK[i][step]);
-#pragma unroll
-                        for (int step = 0; step < SUM_STEPS; ++step) mma_large(rSum, rQ[step][mt], rK[i][step]);
-#pragma unroll
-                        for (int j = 0; j < 4; ++j) rS[mt][nt + i][j] += rSum[j];
+                        for (int i = 0; i < 4; ++i) rQ[step][mt].set(i, __uint_as_float(q[i]));
                     }
+#pragma unroll
+                for (int nt = 0; nt < NT; nt += 2) {
+                    Split<2> rK[2][QK_STEPS];
+#pragma unroll
+                    for (int step = 0; step < QK_STEPS; ++step) {
+                        uint32_t k[4];
+                        ldmatrix_x4(k, tile_k + KTile::advance(lane_k, nt * 8, (kd + step) * 2));
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) rK[i / 2][step].set(i % 2, __uint_as_float(k[i]));
+                    }
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+#pragma unroll
+                        for (int mt = 0; mt < MT; ++mt) {
+                            float rSum[4] = {};
+#pragma unroll
+                            for (int step = 0; step < QK_STEPS; ++step) mma_small(rSum, rQ[step][mt], rK[i][step]);
+#pragma unroll
+                            for (int step = 0; step < QK_STEPS; ++step) mma_large(rSum, rQ[step][mt], rK[i][step]);
+#pragma unroll
+                            for (int j = 0; j < 4; ++j) rS[mt][nt + i][j] += rSum[j];
+                        }
+                }
             }
         }
 
@@ -166,29 +204,34 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_fp32(const __gr
         const uint32_t tile_v = sV + j % STAGES * VTile::bytes + VTile::advance(0, 0, part * OT * 2);
 #pragma unroll
         for (int ot = 0; ot < OT; ot += 4) {
-            float rSum[MT][4][4] = {};
 #pragma unroll
-            for (int kk = 0; kk < NT; ++kk) {
-                Split<2> rV[4];
+            for (int kk0 = 0; kk0 < NT; kk0 += PV_STEPS) {
+                float rSum[MT][4][4] = {};
 #pragma unroll
-                for (int key = 0; key < 2; ++key) {
-                    float v[4];
-                    lds(v, tile_v + VTile::advance(lane_v[key], kk * 8, ot * 2));
+                for (int kk = kk0; kk < kk0 + PV_STEPS; ++kk) {
+                    Split<2> rV[4];
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) rV[i].set(key, v[i]);
+                    for (int key = 0; key < 2; ++key) {
+                        float v[4];
+                        lds(v, tile_v + VTile::advance(lane_v[key], kk * 8, ot * 2));
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) rV[i].set(key, v[i]);
+                    }
+#pragma unroll
+                    for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            if constexpr (HEAD_DIM_V <= 32)  // so few outputs that each one's last bit shows
+                                mma_m16n8k8_tf32(rSum[mt][i], rP[mt][kk].hi, rV[i].rest(0), rV[i].rest(1));
+                            mma_small(rSum[mt][i], rP[mt][kk], rV[i]);
+                            mma_large(rSum[mt][i], rP[mt][kk], rV[i]);
+                        }
                 }
 #pragma unroll
                 for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        mma_small(rSum[mt][i], rP[mt][kk], rV[i]);
-                        mma_large(rSum[mt][i], rP[mt][kk], rV[i]);
-                    }
+                    for (int i = 0; i < 16; ++i) rO[mt][ot + i / 4][i % 4] += rSum[mt][i / 4][i % 4];
             }
-#pragma unroll
-            for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-                for (int i = 0; i < 4 * 4; ++i) rO[mt][ot + i / 4][i % 4] += rSum[mt][i / 4][i % 4];
         }
     }
 

@@ -1,0 +1,42 @@
+"""A small grid of calls that reaches every kernel, to be run under compute-sanitizer.
+
+compute-sanitizer --tool memcheck python scripts/sanitize.py   (also racecheck, initcheck, synccheck)
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import cupy
+import ml_dtypes
+import numpy as np
+
+import cufa
+from cufa.variant import KERNEL_DTYPES
+
+_DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+_SHAPES = ((2, 4, 2, 131, 197), (1, 7, 1, 65, 40), (1, 2, 2, 3, 300))  # batch, heads, seq: odd
+_HEAD_DIMS = ((59, 59), (64, 64), (128, 128), (192, 128), (256, 256))
+
+
+def main() -> None:
+    """Run the grid; a CUDA error ends it with an exception."""
+    rng = np.random.default_rng(0)
+
+    def random(dtype: str, *shape: int) -> cupy.ndarray:
+        return cupy.asarray(rng.standard_normal(shape, dtype=np.float32).astype(_DTYPES[dtype]))
+
+    calls = 0
+    for kernel, dtypes in KERNEL_DTYPES.items():
+        grid = itertools.product(dtypes, _HEAD_DIMS, _SHAPES, (False, True))
+        for dtype, (d, dv), (b, hq, hk, sq, sk), causal in grid:
+            q = random(dtype, b, sq, hq, d).swapaxes(1, 2)  # strided
+            k, v = random(dtype, b, hk, sk, d), random(dtype, b, hk, sk, dv)
+            cufa.attention(q, k, v, causal=causal, return_lse=True, kernel=kernel)
+            calls += 1
+    cupy.cuda.get_current_stream().synchronize()
+    print(f"{calls} calls")
+
+
+if __name__ == "__main__":
+    main()

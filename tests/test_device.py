@@ -1,0 +1,87 @@
+"""device.py: GPUs as plain values."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from cufa import device
+from cufa.device import Device
+
+NAMES = ("a100", "rtx3090", "rtx4090", "h100", "h200", "b200", "rtx5090")
+ARCHS = {"sm_80": 80, "sm_86": 86, "sm_89": 89, "sm_90": 90, "sm_100": 100, "sm_120": 120}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named(name: str) -> None:
+    d = device.named(name)
+    assert d.name == name
+    assert device.named(name.upper()) == d
+    assert hash(d) == hash(device.named(name))
+    assert d.compute_capability in ARCHS.values()
+    # The hardware keeps 1 KiB of shared memory for itself.
+    assert d.smem_per_block + 1024 == d.smem_per_sm
+    assert d.threads_per_sm % 32 == 0
+    assert d.sm_count > 0
+    assert d.l2_bytes > 0
+
+
+@pytest.mark.parametrize(("arch", "capability"), ARCHS.items())
+def test_of_arch(arch: str, capability: int) -> None:
+    d = device.of_arch(arch)
+    assert d.compute_capability == capability
+    assert device.of_arch(d.arch) == d
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [("h100", "sm_90a"), ("h200", "sm_90a"), ("a100", "sm_80"), ("b200", "sm_100")],
+)
+def test_arch_that_kernels_are_compiled_for(name: str, arch: str) -> None:
+    assert device.named(name).arch == arch
+
+
+@pytest.mark.parametrize("name", ["", "v100", "sm_90"])
+def test_unknown_name(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^name must be one of a100, .*, not '{name}'"):
+        device.named(name)
+
+
+@pytest.mark.parametrize("arch", ["", "sm_75", "sm_", "h200", "90.0"])
+def test_unknown_arch(arch: str) -> None:
+    with pytest.raises(ValueError, match=rf"^arch must be one of sm_80, .*, not '{arch}'"):
+        device.of_arch(arch)
+
+
+def test_of_id_reads_the_properties_of_the_driver(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def properties(device_id: int) -> dict[str, Any]:
+        asked.append(device_id)
+        return {
+            "name": b"GPU of tomorrow",
+            "major": 12,
+            "minor": 1,
+            "multiProcessorCount": 48,
+            "sharedMemPerBlockOptin": 101376,
+            "sharedMemPerMultiprocessor": 102400,
+            "l2CacheSize": 25165824,
+            "maxThreadsPerMultiProcessor": 1536,
+            "warpSize": 32,
+        }
+
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceProperties", properties)
+    d = device.of_id.__wrapped__(3)
+    assert asked == [3]
+    assert d == Device("GPU of tomorrow", 121, 48, 101376, 102400, 25165824, 1536)
+    assert d.arch == "sm_121"
+
+
+def test_cupy_is_not_imported() -> None:
+    code = "import sys; from cufa import device; device.named('h200'); assert 'cupy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

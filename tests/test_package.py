@@ -1,0 +1,111 @@
+"""The wheel holds what a user needs, and importing the package does no work."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "cufa"
+SETUPTOOLS_OF_LICENSE_FILES = 77  # as in pyproject.toml
+
+
+def files_of(folder: Path) -> set[str]:
+    """Files below a folder, counted from its parent, without what Python makes of them."""
+    return {
+        path.relative_to(folder.parent).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def has_setuptools() -> bool:
+    if importlib.util.find_spec("setuptools") is None:
+        return False
+    return int(metadata.version("setuptools").split(".")[0]) >= SETUPTOOLS_OF_LICENSE_FILES
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from a copy, because setuptools writes beside what it builds."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    shutil.copytree(PACKAGE, copy / "cufa", ignore=shutil.ignore_patterns("__pycache__"))
+    outdir = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(outdir), str(copy)]
+    if has_setuptools():
+        command.append("--no-isolation")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = outdir.iterdir()
+    return built
+
+
+def test_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
+    expected = files_of(PACKAGE)
+    for suffix in (".py", ".cu", ".cuh"):
+        assert any(name.endswith(suffix) for name in expected), suffix
+    assert "cufa/py.typed" in expected
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        assert {n for n in names if ".dist-info/" not in n} == expected
+        for name in expected:
+            assert archive.read(name) == (ROOT / name).read_bytes(), name
+        (license_name,) = (n for n in names if n.endswith("/LICENSE"))
+        assert archive.read(license_name) == (ROOT / "LICENSE").read_bytes()
+
+
+def test_wheel_is_small_and_for_every_machine(wheel: Path) -> None:
+    assert wheel.stat().st_size < 300_000
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_wheel_says_what_it_needs(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        text = archive.read(name).decode()
+    required = re.findall(r"^Requires-Dist: ([\w-]+)([^;\n]*)$", text, re.MULTILINE)
+    assert sorted(name for name, _ in required) == ["ml_dtypes", "numpy"]
+    for cuda in ("12", "13"):
+        pattern = rf"^Requires-Dist: cupy-cuda{cuda}x\[ctk\]>=14.2; extra == .cuda{cuda}.$"
+        assert re.search(pattern, text, re.MULTILINE), cuda
+    assert re.search(r"^Requires-Python: >=3.10$", text, re.MULTILINE)
+    assert re.search(r"^License-Expression: MIT$", text, re.MULTILINE)
+
+
+def run_python(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_does_not_import_cupy() -> None:
+    run_python("import sys, cufa; assert not [m for m in sys.modules if m.startswith('cupy')]")
+
+
+def test_numpy_arrays_need_no_cupy() -> None:
+    run_python(
+        "import sys\n"
+        "sys.modules['cupy'] = None  # importing it fails from here on\n"
+        "import numpy as np, cufa\n"
+        "x = np.ones((3, 8), np.float32)\n"
+        "assert (cufa.attention(x, x, x) == 1).all()\n"
+        "str(cufa.explain(x, x, x))\n"
+    )
+
+
+def test_public_names() -> None:
+    import cufa
+
+    assert cufa.__doc__
+    assert sorted(cufa.__all__) == ["CompileError", "Variant", "attention", "explain"]
+    for name in cufa.__all__:
+        assert getattr(cufa, name).__doc__, name

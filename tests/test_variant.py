@@ -1,0 +1,140 @@
+"""variant.py: the C++ name, the shared memory and the legality of an instantiation."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cufa import device, plan
+from cufa.tiles import HEAD_DIMS, padded
+from cufa.variant import KERNEL_DTYPES, Variant
+
+H200 = device.named("h200")
+MMA = Variant("fa2_mma", "bfloat16", 128, 64, 128, 32, 2, 4, 2, True)
+FP32 = Variant("fa2_fp32", "float32", 64, 96, 64, 32, 2, 4, 2, False)
+FA1 = Variant("fa1_fp32", "float32", 40, 48, 32, 16, 1, 8, 1, False)
+
+#: Of each block's shared memory, kept by the hardware.
+RESERVED_BYTES = 1024
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        (MMA, "fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, true>"),
+        (MMA._replace(dtype="float16"), "fa2_mma<float16, 128, 64, 128, 32, 2, 4, 2, true>"),
+        (FP32, "fa2_fp32<float, 64, 96, 64, 32, 2, 4, 2, false>"),
+        (FA1, "fa1_fp32<float, 40, 48, 32, 16, 1, 8, 1, false>"),
+    ],
+)
+def test_name_expression(variant: Variant, expected: str) -> None:
+    assert variant.name_expression == expected
+    assert str(variant) == expected
+
+
+def test_threads() -> None:
+    assert MMA.threads == 128
+    assert FA1.threads == 256
+
+
+def test_shared_memory_holds_the_tiles() -> None:
+    """Q once, K and V once a stage; what else a block keeps is small."""
+    q, k, v = 128 * 128, 32 * 128, 32 * 64
+    assert 0 <= MMA.smem_bytes - 2 * (q + 2 * (k + v)) < 256
+    q, k, v = 64 * 64, 32 * 64, 32 * 96
+    assert 0 <= FP32.smem_bytes - 4 * (q + 2 * (k + v)) < 256
+    # Rows of Q, K and P are 4 floats longer.
+    q, k, v, p = 32 * (40 + 4), 16 * (40 + 4), 16 * 48, 32 * (16 + 4)
+    assert FA1.smem_bytes == 4 * (q + k + v + p)
+
+
+def test_shared_memory_holds_the_output_of_fa2_mma() -> None:
+    """It goes through the place of the tiles, and may be larger than they."""
+    wide = MMA._replace(head_dim=16, head_dim_v=256, bm=128, bn=16, stages=1)
+    assert wide.smem_bytes == 2 * 128 * 256
+
+
+@pytest.mark.parametrize("variant", [MMA, FP32, FA1])
+def test_legal(variant: Variant) -> None:
+    assert variant.illegal(H200) is None
+
+
+#: What is changed of a legal variant, and what the reason must say.
+ILLEGAL: dict[str, tuple[Variant, str]] = {
+    "kernel": (MMA._replace(kernel="fa9"), "^kernel must be one of fa1_fp32, .* not 'fa9'"),
+    "mma float32": (MMA._replace(dtype="float32"), "takes float16 or bfloat16, not float32"),
+    "fp32 float16": (FP32._replace(dtype="float16"), "takes float32, not float16"),
+    "unknown dtype": (FA1._replace(dtype="int8"), "takes float32, not int8"),
+    "zero": (MMA._replace(bn=0), "positive"),
+    "negative": (MMA._replace(stages=-1), "positive"),
+    "no block": (FP32._replace(blocks_per_sm=0), "positive"),
+    "head_dim": (MMA._replace(head_dim=272), "more than 256"),
+    "head_dim_v": (FP32._replace(head_dim_v=288), "more than 256"),
+    "mma head_dim step": (MMA._replace(head_dim=120), "multiples of 16"),
+    "mma head_dim_v step": (MMA._replace(head_dim_v=72), "multiples of 16"),
+    "fp32 head_dim step": (FP32._replace(head_dim=48), "multiples of 32"),
+    "fp32 head_dim_v step": (FP32._replace(head_dim_v=80), "multiples of 32"),
+    "fa1 head_dim step": (FA1._replace(head_dim=44), "multiples of 8"),
+    "fa1 head_dim_v step": (FA1._replace(head_dim_v=40), "multiples of 8 and 16"),
+    "fa1 stages": (FA1._replace(stages=2), "single stage"),
+    "fa1 bm": (FA1._replace(bm=24), "bm must be a multiple"),
+    "fa1 bn": (FA1._replace(bn=24), "bn"),
+    "odd warps": (MMA._replace(warps=3, bm=96), "warps must be even"),
+    "mma bm": (MMA._replace(bm=96), "bm must be a multiple of 64"),
+    "mma bn": (MMA._replace(bn=24), "bn of 16"),
+    "fp32 bm": (FP32._replace(bm=32), "bm must be a multiple of 64"),
+    "threads": (FA1._replace(warps=64, bm=128), "threads"),
+    "threads of a multiprocessor": (MMA._replace(blocks_per_sm=17), "17 blocks of 128 threads"),
+    "shared memory": (MMA._replace(bn=256, stages=8), "bytes of shared memory .* h200 has 232448"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(ILLEGAL))
+def test_illegal(case: str) -> None:
+    variant, reason = ILLEGAL[case]
+    complaint = variant.illegal(H200)
+    assert complaint is not None
+    assert re.search(reason, complaint), complaint
+
+
+def test_wide_outputs_of_fp32_are_split_over_two_warps() -> None:
+    wide = FP32._replace(head_dim=256, head_dim_v=256, stages=1, blocks_per_sm=1)
+    assert wide.illegal(H200) is None
+    assert wide._replace(bm=32).illegal(H200) is None  # four warps, two of them with rows
+    # Each takes half of the columns, in pieces of 32.
+    assert wide._replace(head_dim_v=192).illegal(H200) is None
+    complaint = wide._replace(head_dim_v=224).illegal(H200)
+    assert complaint is not None
+    assert "multiples of" in complaint
+
+
+@pytest.mark.parametrize("name", ["a100", "rtx3090", "rtx4090", "h100", "h200", "b200", "rtx5090"])
+def test_what_the_planner_chooses_from_is_legal(name: str) -> None:
+    gpu = device.named(name)
+    variants = plan.all_variants(gpu)
+    assert len(set(variants)) == len(variants)
+    assert {v.kernel for v in variants} == set(KERNEL_DTYPES)
+    for variant in variants:
+        assert variant.illegal(gpu) is None, variant
+        assert (variant.head_dim, variant.head_dim_v) in HEAD_DIMS
+        needed = variant.blocks_per_sm * (variant.smem_bytes + RESERVED_BYTES)
+        assert variant.blocks_per_sm == 1 or needed <= gpu.smem_per_sm, variant
+
+
+def test_every_head_dim_has_a_tile_that_holds_it() -> None:
+    for head_dim in range(1, 257):
+        for head_dim_v in range(1, 257):
+            pair = padded(head_dim, head_dim_v)
+            assert pair in HEAD_DIMS
+            assert pair[0] >= head_dim
+            assert pair[1] >= head_dim_v
+
+
+def test_a_smaller_gpu_refuses_what_a_larger_takes() -> None:
+    large = Variant("fa2_mma", "float16", 256, 256, 64, 64, 2, 4, 1, False)
+    assert large.illegal(device.named("h200")) is None
+    assert large.illegal(device.named("a100")) is None
+    complaint = large.illegal(device.named("rtx4090"))
+    assert complaint is not None
+    assert "rtx4090 has 101376" in complaint
