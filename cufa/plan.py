@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.problem import Problem
-from cufa.tiles import HEAD_DIMS, padded, tile_shapes
+from cufa.tiles import all_head_dims, padded, tile_shapes
 from cufa.variant import KERNEL_DTYPES, Variant
 
 _MAX_GRID = 2**31 - 1
@@ -105,7 +105,7 @@ def all_variants(device: Device) -> list[Variant]:
         variant
         for kernel, dtypes in KERNEL_DTYPES.items()
         for dtype in dtypes
-        for head_dims in HEAD_DIMS
+        for head_dims in all_head_dims(kernel, device)
         for causal in (False, True)
         for variant in _candidates(kernel, dtype, head_dims, causal, device)
     ]
@@ -169,7 +169,7 @@ def plan(problem: Problem, device: Device, kernel: str | Variant | None = None) 
         reason = f"default for {problem.dtype}"
     else:
         name, reason = _checked_name(kernel, problem.dtype), "forced kernel"
-    head_dims = padded(problem.head_dim, problem.head_dim_v)
+    head_dims = padded(name, device, problem.head_dim, problem.head_dim_v)
     long, *short = _candidates(name, problem.dtype, head_dims, problem.causal, device)
     choice = _planned(problem, long, device, reason)
     if short and (problem.seq_q <= short[0].bm or choice.grid < device.sm_count):

@@ -17,31 +17,19 @@ class TileShape(NamedTuple):
     blocks_per_sm: int
 
 
-HEAD_DIMS = (
-    (32, 32),
-    (64, 64),
-    (96, 96),
-    (128, 128),
-    (160, 160),
-    (192, 128),
-    (192, 192),
-    (256, 256),
-)
-"""Padded head dims of Q/K and of V that are compiled, each the first that holds a problem's.
-
-Wider steps would waste products on zeros, narrower ones compile variants for few models.
-(192, 128) is multi-head latent attention.
-"""
-
 _S = TileShape
 _Table = dict[tuple[int, int], tuple[TileShape, ...]]
 
+# A table's keys are the padded head dims of Q/K and of V that are compiled; a problem takes the
+# first that holds its own. Wider steps would waste products on zeros, narrower ones compile
+# variants for few models. (192, 128) is multi-head latent attention.
+#
 # Of each entry the first is for long queries. The second, with fewer rows, is for short queries and
 # for grids that would leave multiprocessors idle; none where the first has 64 rows already.
 
-# sm_90 and sm_100: 227 KiB of shared memory a block. 32 rows a warp halve the shared-memory reads of
-# K and V per product, as long as O (head_dim_v registers a thread) leaves room: up to 128. One stage
-# where two would leave a single block on a multiprocessor.
+# sm_90 and sm_100: 227 KiB of shared memory a block. 32 rows a warp halve the shared-memory reads
+# of K and V per product, as long as O (head_dim_v registers a thread) leaves room: up to 128. One
+# stage where two would leave a single block on a multiprocessor.
 _MMA_SM90: _Table = {
     (32, 32): (_S(128, 64, 2, 4, 3), _S(64, 64, 2, 4, 4)),
     (64, 64): (_S(128, 64, 2, 4, 2), _S(64, 64, 2, 4, 4)),
@@ -71,11 +59,13 @@ _MMA_SM86: _Table = {
     (192, 192): (_S(64, 32, 1, 4, 2),),
     (256, 256): (_S(64, 64, 1, 4, 1),),
 }
-# float32 takes twice the shared memory, and twice the registers for P in two parts. From 192 on, two
-# warps share their rows and each holds half of the columns of O.
+# float32 takes twice the shared memory, and twice the registers for P in two parts. From 192 on,
+# two warps share their rows and each holds half of the columns of O. Head dims of Q/K up to 32 have
+# an entry for any V, because their scores need CUDA cores to be accurate.
 _FP32_SM90: _Table = {
     (32, 32): (_S(128, 32, 2, 4, 2), _S(64, 64, 2, 4, 2)),
-    (64, 64): (_S(128, 32, 2, 4, 2), _S(64, 32, 2, 4, 3)),
+    (32, 256): (_S(64, 32, 1, 8, 1),),
+    (64, 64): (_S(64, 32, 2, 4, 2),),
     (96, 96): (_S(64, 32, 2, 4, 2),),
     (128, 128): (_S(64, 32, 2, 4, 2),),
     (160, 160): (_S(64, 16, 2, 4, 2),),
@@ -86,6 +76,7 @@ _FP32_SM90: _Table = {
 _FP32_SM80: _Table = {**_FP32_SM90, (128, 128): (_S(64, 32, 1, 4, 2),)}
 _FP32_SM86: _Table = {
     (32, 32): (_S(128, 32, 2, 4, 2), _S(64, 64, 2, 4, 2)),
+    (32, 256): (_S(64, 32, 1, 8, 1),),
     (64, 64): (_S(64, 32, 2, 4, 2),),
     (96, 96): (_S(64, 32, 1, 4, 2),),
     (128, 128): (_S(64, 16, 1, 4, 2),),
@@ -96,7 +87,7 @@ _FP32_SM86: _Table = {
 }
 # One block a head: as many rows and keys as fit, on eight warps.
 _FA1: _Table = {
-    **{pair: (_S(64, 64, 1, 8, 1),) for pair in HEAD_DIMS},
+    **{pair: (_S(64, 64, 1, 8, 1),) for pair in _MMA_SM90},
     (256, 256): (_S(64, 32, 1, 8, 1),),
 }
 _FA1_SM86: _Table = {
@@ -109,22 +100,30 @@ _FA1_SM86: _Table = {
     (192, 192): (_S(48, 32, 1, 8, 1),),
     (256, 256): (_S(24, 32, 1, 4, 1),),
 }
-_FP32_SM100 = {**_FP32_SM90, (64, 64): (_S(64, 32, 2, 4, 3),)}  # 128 rows would spill there
-
 # By the compute capability from which on they hold.
 _TABLES: dict[str, dict[int, _Table]] = {
     "fa1_fp32": {80: _FA1, 86: _FA1_SM86, 90: _FA1, 120: _FA1_SM86},
-    "fa2_fp32": {80: _FP32_SM80, 86: _FP32_SM86, 90: _FP32_SM90, 100: _FP32_SM100, 120: _FP32_SM86},
+    "fa2_fp32": {80: _FP32_SM80, 86: _FP32_SM86, 90: _FP32_SM90, 120: _FP32_SM86},
     "fa2_mma": {80: _MMA_SM80, 86: _MMA_SM86, 90: _MMA_SM90, 120: _MMA_SM86},
 }
 
 
-def padded(head_dim: int, head_dim_v: int) -> tuple[int, int]:
-    """Return the compiled head dims that hold a problem's."""
-    return next(pair for pair in HEAD_DIMS if pair[0] >= head_dim and pair[1] >= head_dim_v)
+def _table(kernel: str, device: Device) -> _Table:
+    tables = _TABLES[kernel]
+    return tables[max(cc for cc in tables if cc <= device.compute_capability)]
+
+
+def padded(kernel: str, device: Device, head_dim: int, head_dim_v: int) -> tuple[int, int]:
+    """Return the compiled head dims of a kernel that hold a problem's."""
+    pairs = _table(kernel, device)
+    return next(pair for pair in pairs if pair[0] >= head_dim and pair[1] >= head_dim_v)
+
+
+def all_head_dims(kernel: str, device: Device) -> list[tuple[int, int]]:
+    """Return all head dims of a kernel that are compiled for a device."""
+    return list(_table(kernel, device))
 
 
 def tile_shapes(kernel: str, head_dims: tuple[int, int], device: Device) -> tuple[TileShape, ...]:
     """Return a kernel's tile shapes for padded head dims, the one for long queries first."""
-    tables = _TABLES[kernel]
-    return tables[max(cc for cc in tables if cc <= device.compute_capability)][head_dims]
+    return _table(kernel, device)[head_dims]

@@ -1,6 +1,7 @@
 """A small grid of calls that reaches every kernel, to be run under compute-sanitizer.
 
-compute-sanitizer --tool memcheck python scripts/sanitize.py   (also racecheck, initcheck, synccheck)
+compute-sanitizer --tool memcheck python scripts/sanitize.py
+and the same with --tool racecheck and --tool initcheck.
 """
 
 from __future__ import annotations

@@ -83,5 +83,9 @@ def test_of_id_reads_the_properties_of_the_driver(
 
 
 def test_cupy_is_not_imported() -> None:
-    code = "import sys; from cufa import device; device.named('h200'); assert 'cupy' not in sys.modules"
+    code = (
+        "import sys; from cufa import device\n"
+        "device.named('h200')\n"
+        "assert 'cupy' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_fp32(const __gr
     constexpr int NT = BN / 8;                         // 8-key pieces of a tile of scores
     constexpr int OT = HEAD_DIM_V / V_PARTS / 8;       // 8-column pieces of the output of a warp
     // Steps of k = 8 that the tensor cores sum up: fewer round less, and take more registers.
-    constexpr int QK_STEPS = 2, PV_STEPS = HEAD_DIM_V <= 32 ? 2 : NT;
+    constexpr int QK_STEPS = 2, PV_STEPS = HEAD_DIM_V <= 64 ? 2 : NT;
     using QTile = SmemTile<BM, HEAD_DIM, 4>;
     using KTile = SmemTile<BN, HEAD_DIM, 4>;
     using VTile = SmemTile<BN, HEAD_DIM_V, 4>;

@@ -1,0 +1,335 @@
+"""plan.py: every output row is computed exactly once, within the limits of any device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_problem import problems
+
+import cufa
+from cufa import cpu, device
+from cufa.device import Device
+from cufa.plan import Plan, all_variants, plan
+from cufa.problem import Problem
+from cufa.tiles import HEAD_DIMS, tile_shapes
+from cufa.variant import KERNEL_DTYPES, Variant
+
+KIB = 1 << 10
+NAMED = [
+    device.named(name) for name in ("a100", "rtx3090", "rtx4090", "h100", "h200", "b200", "rtx5090")
+]
+H200 = device.named("h200")
+MAX_GRID = 2**31 - 1
+MAX_THREADS = 1024
+
+
+@st.composite
+def plausible_devices(draw: st.DrawFn) -> Device:
+    """A GPU that does not exist, or a slice of one that does."""
+    smem_per_block = KIB * draw(st.integers(99, 300))
+    return Device(
+        name="any",
+        compute_capability=draw(st.sampled_from([80, 86, 87, 89, 90, 100, 103, 110, 120, 121])),
+        sm_count=draw(st.integers(1, 300)),
+        smem_per_block=smem_per_block,
+        smem_per_sm=smem_per_block + KIB * draw(st.integers(1, 64)),
+        l2_bytes=draw(st.integers(0, 1 << 28)),
+        threads_per_sm=draw(st.sampled_from([1536, 2048])),
+    )
+
+
+devices = st.one_of(st.sampled_from(NAMED), plausible_devices())
+
+
+@st.composite
+def kernel_names(draw: st.DrawFn, dtype: str) -> str | None:
+    """None, or a kernel for elements of this type."""
+    fitting = [name for name, dtypes in KERNEL_DTYPES.items() if dtype in dtypes]
+    return draw(st.sampled_from([None, *fitting]))
+
+
+@st.composite
+def planned(
+    draw: st.DrawFn, length: st.SearchStrategy[int]
+) -> tuple[Problem, Device, str | None, Plan]:
+    """Any legal problem and device, and the plan for them."""
+    problem, gpu = draw(problems(length)), draw(devices)
+    kernel = draw(kernel_names(problem.dtype))
+    return problem, gpu, kernel, plan(problem, gpu, kernel)
+
+
+def tile_of_block(chosen: Plan, problem: Problem, block: np.ndarray) -> tuple[Any, Any]:
+    """(batch, head) pair and row tile of blocks: ``tile_of_block`` of kernels/scheduler.cuh."""
+    heads = problem.batch * problem.heads_q
+    section_tiles = chosen.section_heads * chosen.q_tiles
+    section = block // section_tiles
+    first_head = section * chosen.section_heads
+    section_heads = np.minimum(chosen.section_heads, heads - first_head)
+    within = block - section * section_tiles
+    row = within // section_heads
+    bh = first_head + within - row * section_heads
+    return bh, chosen.q_tiles - 1 - row if problem.causal else row
+
+
+def assert_covers_every_row_once(chosen: Plan, problem: Problem) -> None:
+    heads = problem.batch * problem.heads_q
+    if chosen.variant.kernel == "fa1_fp32":  # one block a head, which loops over the rows
+        assert chosen.grid == heads
+        return
+    assert chosen.q_tiles * chosen.variant.bm >= problem.seq_q
+    assert chosen.q_tiles == 0 or (chosen.q_tiles - 1) * chosen.variant.bm < problem.seq_q
+    assert chosen.grid == heads * chosen.q_tiles
+    if chosen.grid == 0:
+        return
+    bh, q_tile = tile_of_block(chosen, problem, np.arange(chosen.grid))
+    assert bh.min() >= 0
+    assert bh.max() < heads
+    assert q_tile.min() >= 0
+    assert q_tile.max() < chosen.q_tiles
+    times = np.bincount(bh * chosen.q_tiles + q_tile, minlength=chosen.grid)
+    assert np.all(times == 1)
+
+
+def assert_fits(chosen: Plan, problem: Problem, gpu: Device) -> None:
+    variant = chosen.variant
+    assert variant.illegal(gpu) is None
+    assert variant.dtype == problem.dtype
+    assert variant.causal == problem.causal
+    assert variant.head_dim >= problem.head_dim
+    assert variant.head_dim_v >= problem.head_dim_v
+    assert 0 <= chosen.grid <= MAX_GRID
+    assert 0 < chosen.block == variant.threads <= MAX_THREADS
+    assert chosen.block * variant.blocks_per_sm <= gpu.threads_per_sm
+    assert 0 < chosen.smem_bytes == variant.smem_bytes <= gpu.smem_per_block
+    assert chosen.section_heads >= 1
+    # The kernels compute these in 32 bits.
+    assert chosen.section_heads * chosen.q_tiles <= MAX_GRID
+    assert chosen.q_tiles * variant.bm <= MAX_GRID
+    assert problem.seq_kv + variant.bn <= MAX_GRID
+    rows = problem.batch * problem.heads_q * problem.seq_q
+    assert chosen.workspace_floats == (2 * rows if variant.kernel == "fa1_fp32" else 0)
+
+
+@given(planned(st.one_of(st.integers(0, 5), st.integers(6, 3000))))
+def test_every_row_is_computed_once(case: tuple[Problem, Device, str | None, Plan]) -> None:
+    problem, gpu, _, chosen = case
+    assert_covers_every_row_once(chosen, problem)
+    assert_fits(chosen, problem, gpu)
+
+
+@given(problems(st.integers(1, 2000)), st.integers(1, 300))
+def test_sections_may_be_of_any_size(problem: Problem, section_heads: int) -> None:
+    """Also where they do not divide the heads."""
+    chosen = plan(problem, H200)._replace(section_heads=section_heads)
+    assert_covers_every_row_once(chosen, problem)
+
+
+@given(problems(st.integers(0, 2**33)), devices, st.data())
+def test_long_problems_fit_or_are_refused(problem: Problem, gpu: Device, data: Any) -> None:
+    kernel = data.draw(kernel_names(problem.dtype))
+    try:
+        chosen = plan(problem, gpu, kernel)
+    except ValueError as error:
+        name = str(error).split()[0].rstrip(":")
+        rows = max(1, problem.batch * problem.heads_q) * problem.seq_q
+        assert {"q": rows, "k": problem.seq_kv}[name] > 2**31 - 257
+    else:
+        assert_fits(chosen, problem, gpu)
+
+
+@given(planned(st.integers(0, 9000)), st.integers(0, 9000))
+def test_a_kernel_is_not_compiled_for_each_length(
+    case: tuple[Problem, Device, str | None, Plan], seq_kv: int
+) -> None:
+    """A decoding loop, whose K and V grow, and another scale use what is compiled."""
+    problem, gpu, kernel, chosen = case
+    other = plan(problem._replace(seq_kv=seq_kv, scale=0.125), gpu, kernel)
+    assert other.variant == chosen.variant
+    assert other.grid == chosen.grid
+
+
+@given(planned(st.integers(1, 5000)))
+def test_what_is_chosen_can_be_forced(case: tuple[Problem, Device, str | None, Plan]) -> None:
+    problem, gpu, _, chosen = case
+    assert chosen.variant in all_variants(gpu) or gpu.name == "any"
+    forced = plan(problem, gpu, chosen.variant)
+    assert forced._replace(reason="") == chosen._replace(reason="")
+    assert "forced" in forced.reason
+    again = plan(problem, gpu, chosen.variant.kernel)
+    assert again.variant == chosen.variant
+    assert "forced" in again.reason
+
+
+@pytest.mark.parametrize("gpu", NAMED, ids=lambda gpu: gpu.name)
+def test_all_variants_are_those_of_the_tables(gpu: Device) -> None:
+    variants = all_variants(gpu)
+    assert len(set(variants)) == len(variants)
+    for kernel, dtypes in KERNEL_DTYPES.items():
+        for head_dims in HEAD_DIMS:
+            shapes = {v[4:9] for v in variants if v[0] == kernel and v[2:4] == head_dims}
+            assert shapes == set(tile_shapes(kernel, head_dims, gpu))
+            kinds = {(v.dtype, v.causal) for v in variants if v.kernel == kernel}
+            assert kinds == {(dtype, causal) for dtype in dtypes for causal in (False, True)}
+
+
+# --- choices ---
+
+
+def problem_of(**changes: Any) -> Problem:
+    base = Problem("float16", 2, 32, 8, 4096, 4096, 128, 128, True, 0.1)
+    return base._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernel"),
+    [("float16", "fa2_mma"), ("bfloat16", "fa2_mma"), ("float32", "fa2_fp32")],
+)
+def test_default_kernel(dtype: str, kernel: str) -> None:
+    chosen = plan(problem_of(dtype=dtype), H200)
+    assert chosen.variant.kernel == kernel
+    assert chosen.reason == f"default for {dtype}"
+
+
+def test_few_queries_take_a_tile_of_fewer_rows() -> None:
+    long = plan(problem_of(), H200)
+    for few in ({"seq_q": 1}, {"seq_q": 64}, {"batch": 1, "heads_q": 8, "seq_q": 500}):
+        short = plan(problem_of(**few), H200)
+        assert short.variant.bm < long.variant.bm
+        assert "few queries" in short.reason
+    assert "few" not in long.reason
+
+
+def test_causal_starts_with_the_longest_rows() -> None:
+    problem = problem_of(seq_q=1000, seq_kv=1000)
+    chosen = plan(problem, H200)._replace(section_heads=10)
+    bh, q_tile = tile_of_block(chosen, problem, np.arange(chosen.grid))
+    section = bh // 10
+    assert np.all(np.diff(section) >= 0)
+    for s in range(section[-1] + 1):
+        assert np.all(np.diff(q_tile[section == s]) <= 0)
+
+
+def test_sections_keep_their_keys_and_values_in_l2() -> None:
+    """Half of it for K and V: more heads at once when they are shorter, or L2 larger."""
+    long, short = problem_of(seq_kv=16384, seq_q=16384), problem_of(seq_kv=512, seq_q=512)
+    for gpu in NAMED:
+        chosen = plan(long, gpu)
+        kv_bytes = 16384 * (128 + 128) * 2
+        kv_heads = chosen.section_heads / long.group
+        assert kv_heads == 1 or kv_heads * kv_bytes <= gpu.l2_bytes / 2
+        assert plan(short, gpu).section_heads >= chosen.section_heads
+    assert plan(short, H200).section_heads == 64
+    assert plan(problem_of(causal=False), H200).section_heads == 1
+
+
+def test_one_line() -> None:
+    line = str(plan(problem_of(), H200))
+    assert "\n" not in line
+    for word in ("fa2_mma<float16, 128, 128", "grid=", "block=128", "smem=", "default"):
+        assert word in line
+
+
+# --- what is refused ---
+
+VARIANT = plan(problem_of(), H200).variant
+
+KERNEL_ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
+    "number": (3, TypeError, "kernel must be a str or a Variant, not int"),
+    "plain tuple": (tuple(VARIANT), TypeError, "kernel must be .* not tuple"),
+    "bytes": (b"fa2_mma", TypeError, "kernel must be .* not bytes"),
+    "unknown": ("fa9", ValueError, "kernel must be one of fa1_fp32, .* not 'fa9'"),
+    "empty": ("", ValueError, "kernel must be one of"),
+    "another dtype": ("fa2_fp32", ValueError, "kernel: fa2_fp32 takes float32, q has float16"),
+    "fa1 for 16 bits": ("fa1_fp32", ValueError, "kernel: fa1_fp32 takes float32, q has float16"),
+    "variant of another dtype": (
+        VARIANT._replace(dtype="bfloat16"),
+        ValueError,
+        "kernel: .* is for bfloat16, q has float16",
+    ),
+    "variant of another kernel": (
+        VARIANT._replace(kernel="fa9"),
+        ValueError,
+        "kernel: .* kernel must be one of",
+    ),
+    "narrow": (VARIANT._replace(head_dim=64), ValueError, r"kernel: .* \(64, 128\) are less than"),
+    "narrow V": (
+        VARIANT._replace(head_dim_v=64),
+        ValueError,
+        r"kernel: .* \(128, 64\) are less than",
+    ),
+    "not causal": (VARIANT._replace(causal=False), ValueError, "kernel: .* causal is False"),
+    "illegal": (VARIANT._replace(bm=100), ValueError, "kernel: .* bm must be a multiple"),
+    "too large": (VARIANT._replace(stages=9), ValueError, "kernel: .* shared memory .* h200 has"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(KERNEL_ERRORS))
+def test_kernel_that_cannot_run(case: str) -> None:
+    kernel, error, message = KERNEL_ERRORS[case]
+    with pytest.raises(error, match=f"^{message}"):
+        plan(problem_of(), H200, kernel)
+
+
+@pytest.mark.parametrize("kernel", [None, "fa2_mma", VARIANT])
+def test_gpu_before_sm_80(kernel: str | Variant | None) -> None:
+    turing = H200._replace(name="t4", compute_capability=75)
+    with pytest.raises(ValueError, match=r"^device: t4 has compute capability 7\.5, 8\.0 is"):
+        plan(problem_of(), turing, kernel)
+
+
+@pytest.mark.parametrize("kernel", [None, VARIANT])
+def test_more_blocks_than_a_grid_has(kernel: Variant | None) -> None:
+    problem = problem_of(batch=2**20, heads_q=2**10, seq_q=1000)
+    with pytest.raises(ValueError, match=r"^q: batch 1048576 x heads 1024 x seq 1000 needs"):
+        plan(problem, H200, kernel)
+
+
+@pytest.mark.parametrize(("name", "field"), [("q", "seq_q"), ("k", "seq_kv")])
+def test_lengths_beyond_32_bits(name: str, field: str) -> None:
+    longest = problem_of(batch=1, heads_q=1, heads_kv=1, **{field: 2**31 - 257})
+    assert_fits(plan(longest, H200), longest, H200)
+    with pytest.raises(ValueError, match=rf"^{name} has seq 2147483392, more than"):
+        plan(longest._replace(**{field: 2**31 - 256}), H200)
+
+
+@given(problems(st.integers(1, 100)), st.sampled_from(["bm", "bn"]), st.integers(257, 5000))
+def test_forced_tiles_stay_within_32_bits(problem: Problem, field: str, size: int) -> None:
+    """Tiles that are larger than those of the tables, at the greatest lengths."""
+    problem = problem._replace(batch=1, heads_q=1, heads_kv=1, seq_q=2**31 - 257)
+    problem = problem._replace(seq_kv=2**31 - 257)
+    variant = plan(problem, H200).variant._replace(stages=1, blocks_per_sm=1)
+    variant = variant._replace(**{field: -(-size // 128) * 128})
+    try:
+        chosen = plan(problem, H200, variant)
+    except ValueError:
+        return
+    assert_fits(chosen, problem, H200)
+
+
+# --- explain on NumPy arrays ---
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [((7, 8), "bhsd"), ((2, 7, 8), "bhsd"), ((2, 3, 7, 8), "bhsd"), ((2, 3, 7, 8), "bshd")],
+)
+def test_explain_on_numpy_arrays(shape: tuple[int, ...], layout: str) -> None:
+    x = np.ones(shape, np.float32)
+    out = np.full(shape, 7, np.float32)
+    chosen = cufa.explain(x, x, x, layout=layout, causal=True, out=out, return_lse=True)
+    assert isinstance(chosen, cpu.Plan)
+    assert "CPU" in str(chosen)
+    assert "\n" not in str(chosen)
+    assert np.all(out == 7)
+
+
+@pytest.mark.parametrize("kernel", ["fa2_fp32", "fa9", VARIANT, 3])
+def test_explain_on_numpy_arrays_takes_no_kernel(kernel: Any) -> None:
+    x = np.ones((7, 8), np.float32)
+    for function in (cufa.explain, cufa.attention):
+        with pytest.raises(ValueError, match=r"^kernel must be None for NumPy arrays"):
+            function(x, x, x, kernel=kernel)
