@@ -93,6 +93,7 @@ class _Ready(NamedTuple):
     shape: tuple[int, ...]
     lse_shape: tuple[int, ...]
     dtype: np.dtype
+    spans: tuple[tuple[int, int], ...]  # of out, q, k and v
 
 
 _Q, _K, _V, _O, _LSE, _WORKSPACE = (
@@ -128,7 +129,7 @@ def again(q: Any, k: Any, v: Any, out: Any, return_lse: bool, options: _Key) -> 
         return None
     if out is None:
         out = _ndarray(ready.shape, ready.dtype)
-    elif out.data.device_id != device or not _clear_of(out, q, k, v):
+    elif out.data.device_id != device or not _clear(ready.spans, out.data.ptr, q_ptr, k_ptr, v_ptr):
         return None
     if not return_lse:
         ready.launch(q_ptr, k_ptr, v_ptr, out.data.ptr, 0)
@@ -145,10 +146,21 @@ def _key(q: Any, k: Any, v: Any, out: Any, device: int, options: _Key) -> _Key:
     return (inputs, device, options, out.shape, out.strides, out.dtype)
 
 
-def _clear_of(out: Any, *inputs: Any) -> bool:
-    low, high = bounds(out)
-    spans = [bounds(array) for array in inputs]
-    return all(high <= other_low or other_high <= low for other_low, other_high in spans)
+def _spans(*arrays: Any) -> tuple[tuple[int, int], ...]:
+    """Return the bounds of each array, counted from its address."""
+    return tuple(
+        (low - array.data.ptr, high - array.data.ptr)
+        for array, (low, high) in ((array, bounds(array)) for array in arrays)
+    )
+
+
+def _clear(spans: tuple[tuple[int, int], ...], out: int, *inputs: int) -> bool:
+    """Whether an output at `out` touches none of the inputs, all with spans like the first call's."""
+    low, high = spans[0][0] + out, spans[0][1] + out
+    for (first, end), address in zip(spans[1:], inputs, strict=True):
+        if address + first < high and low < address + end:
+            return False
+    return True
 
 
 class Arrays(NamedTuple):
@@ -200,7 +212,7 @@ def first(
             if len(_ready) >= _CACHE_SIZE:
                 _ready.clear()
             _ready[_key(q, k, v, out, device_id, options)] = _Ready(
-                launch, shape, lse_shape, q.dtype
+                launch, shape, lse_shape, q.dtype, _spans(result, q, k, v)
             )
     return (result, lse) if return_lse else result
 

@@ -15,7 +15,7 @@ from cufa import cpu, device
 from cufa.device import Device
 from cufa.plan import Plan, all_variants, plan
 from cufa.problem import Problem
-from cufa.tiles import HEAD_DIMS, tile_shapes
+from cufa.tiles import all_head_dims, tile_shapes
 from cufa.variant import KERNEL_DTYPES, Variant
 
 KIB = 1 << 10
@@ -27,13 +27,22 @@ MAX_GRID = 2**31 - 1
 MAX_THREADS = 1024
 
 
+#: Compute capabilities of today, and the shared memory in KiB that a block may have there.
+SMEM_KIB = {
+    **dict.fromkeys((80, 87), 163),
+    **dict.fromkeys((86, 89, 120, 121), 99),
+    **dict.fromkeys((90, 100, 103, 110), 227),
+}
+
+
 @st.composite
 def plausible_devices(draw: st.DrawFn) -> Device:
-    """A GPU that does not exist, or a slice of one that does."""
-    smem_per_block = KIB * draw(st.integers(99, 300))
+    """Draw a GPU that does not exist, or a slice of one that does."""
+    capability = draw(st.sampled_from(sorted(SMEM_KIB)))
+    smem_per_block = KIB * (SMEM_KIB[capability] + draw(st.integers(0, 100)))
     return Device(
         name="any",
-        compute_capability=draw(st.sampled_from([80, 86, 87, 89, 90, 100, 103, 110, 120, 121])),
+        compute_capability=capability,
         sm_count=draw(st.integers(1, 300)),
         smem_per_block=smem_per_block,
         smem_per_sm=smem_per_block + KIB * draw(st.integers(1, 64)),
@@ -47,7 +56,7 @@ devices = st.one_of(st.sampled_from(NAMED), plausible_devices())
 
 @st.composite
 def kernel_names(draw: st.DrawFn, dtype: str) -> str | None:
-    """None, or a kernel for elements of this type."""
+    """Draw None, or a kernel for elements of this type."""
     fitting = [name for name, dtypes in KERNEL_DTYPES.items() if dtype in dtypes]
     return draw(st.sampled_from([None, *fitting]))
 
@@ -56,14 +65,14 @@ def kernel_names(draw: st.DrawFn, dtype: str) -> str | None:
 def planned(
     draw: st.DrawFn, length: st.SearchStrategy[int]
 ) -> tuple[Problem, Device, str | None, Plan]:
-    """Any legal problem and device, and the plan for them."""
+    """Draw any legal problem and device, a kernel or None, and the plan for them."""
     problem, gpu = draw(problems(length)), draw(devices)
     kernel = draw(kernel_names(problem.dtype))
     return problem, gpu, kernel, plan(problem, gpu, kernel)
 
 
 def tile_of_block(chosen: Plan, problem: Problem, block: np.ndarray) -> tuple[Any, Any]:
-    """(batch, head) pair and row tile of blocks: ``tile_of_block`` of kernels/scheduler.cuh."""
+    """Return (batch, head) pairs and row tiles of blocks, as ``tile_of_block`` of scheduler.cuh."""
     heads = problem.batch * problem.heads_q
     section_tiles = chosen.section_heads * chosen.q_tiles
     section = block // section_tiles
@@ -169,7 +178,7 @@ def test_all_variants_are_those_of_the_tables(gpu: Device) -> None:
     variants = all_variants(gpu)
     assert len(set(variants)) == len(variants)
     for kernel, dtypes in KERNEL_DTYPES.items():
-        for head_dims in HEAD_DIMS:
+        for head_dims in all_head_dims(kernel, gpu):
             shapes = {v[4:9] for v in variants if v[0] == kernel and v[2:4] == head_dims}
             assert shapes == set(tile_shapes(kernel, head_dims, gpu))
             kinds = {(v.dtype, v.causal) for v in variants if v.kernel == kernel}
@@ -290,19 +299,21 @@ def test_more_blocks_than_a_grid_has(kernel: Variant | None) -> None:
 
 @pytest.mark.parametrize(("name", "field"), [("q", "seq_q"), ("k", "seq_kv")])
 def test_lengths_beyond_32_bits(name: str, field: str) -> None:
-    longest = problem_of(batch=1, heads_q=1, heads_kv=1, **{field: 2**31 - 257})
+    changes = {"batch": 1, "heads_q": 1, "heads_kv": 1}
+    longest = problem_of(**changes, **{field: 2**31 - 257})
     assert_fits(plan(longest, H200), longest, H200)
     with pytest.raises(ValueError, match=rf"^{name} has seq 2147483392, more than"):
-        plan(longest._replace(**{field: 2**31 - 256}), H200)
+        plan(problem_of(**changes, **{field: 2**31 - 256}), H200)
 
 
 @given(problems(st.integers(1, 100)), st.sampled_from(["bm", "bn"]), st.integers(257, 5000))
 def test_forced_tiles_stay_within_32_bits(problem: Problem, field: str, size: int) -> None:
     """Tiles that are larger than those of the tables, at the greatest lengths."""
-    problem = problem._replace(batch=1, heads_q=1, heads_kv=1, seq_q=2**31 - 257)
-    problem = problem._replace(seq_kv=2**31 - 257)
+    longest = 2**31 - 257
+    problem = problem._replace(batch=1, heads_q=1, heads_kv=1, seq_q=longest, seq_kv=longest)
     variant = plan(problem, H200).variant._replace(stages=1, blocks_per_sm=1)
-    variant = variant._replace(**{field: -(-size // 128) * 128})
+    size = -(-size // 128) * 128
+    variant = variant._replace(bm=size) if field == "bm" else variant._replace(bn=size)
     try:
         chosen = plan(problem, H200, variant)
     except ValueError:

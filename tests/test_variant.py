@@ -7,13 +7,13 @@ import re
 import pytest
 
 from cufa import device, plan
-from cufa.tiles import HEAD_DIMS, padded
+from cufa.tiles import all_head_dims, padded
 from cufa.variant import KERNEL_DTYPES, Variant
 
 H200 = device.named("h200")
 MMA = Variant("fa2_mma", "bfloat16", 128, 64, 128, 32, 2, 4, 2, True)
 FP32 = Variant("fa2_fp32", "float32", 64, 96, 64, 32, 2, 4, 2, False)
-FA1 = Variant("fa1_fp32", "float32", 40, 48, 32, 16, 1, 8, 1, False)
+FA1 = Variant("fa1_fp32", "float32", 80, 48, 32, 16, 1, 8, 1, False)
 
 #: Of each block's shared memory, kept by the hardware.
 RESERVED_BYTES = 1024
@@ -25,7 +25,7 @@ RESERVED_BYTES = 1024
         (MMA, "fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, true>"),
         (MMA._replace(dtype="float16"), "fa2_mma<float16, 128, 64, 128, 32, 2, 4, 2, true>"),
         (FP32, "fa2_fp32<float, 64, 96, 64, 32, 2, 4, 2, false>"),
-        (FA1, "fa1_fp32<float, 40, 48, 32, 16, 1, 8, 1, false>"),
+        (FA1, "fa1_fp32<float, 80, 48, 32, 16, 1, 8, 1, false>"),
     ],
 )
 def test_name_expression(variant: Variant, expected: str) -> None:
@@ -45,7 +45,7 @@ def test_shared_memory_holds_the_tiles() -> None:
     q, k, v = 64 * 64, 32 * 64, 32 * 96
     assert 0 <= FP32.smem_bytes - 4 * (q + 2 * (k + v)) < 256
     # Rows of Q, K and P are 4 floats longer.
-    q, k, v, p = 32 * (40 + 4), 16 * (40 + 4), 16 * 48, 32 * (16 + 4)
+    q, k, v, p = 32 * (80 + 4), 16 * (80 + 4), 16 * 48, 32 * (16 + 4)
     assert FA1.smem_bytes == 4 * (q + k + v + p)
 
 
@@ -75,8 +75,8 @@ ILLEGAL: dict[str, tuple[Variant, str]] = {
     "mma head_dim_v step": (MMA._replace(head_dim_v=72), "multiples of 16"),
     "fp32 head_dim step": (FP32._replace(head_dim=48), "multiples of 32"),
     "fp32 head_dim_v step": (FP32._replace(head_dim_v=80), "multiples of 32"),
-    "fa1 head_dim step": (FA1._replace(head_dim=44), "multiples of 8"),
-    "fa1 head_dim_v step": (FA1._replace(head_dim_v=40), "multiples of 8 and 16"),
+    "fa1 head_dim step": (FA1._replace(head_dim=88), "multiples of 16"),
+    "fa1 head_dim_v step": (FA1._replace(head_dim_v=40), "multiples of 16"),
     "fa1 stages": (FA1._replace(stages=2), "single stage"),
     "fa1 bm": (FA1._replace(bm=24), "bm must be a multiple"),
     "fa1 bn": (FA1._replace(bn=24), "bn"),
@@ -122,7 +122,8 @@ def test_what_the_planner_chooses_from_is_legal(name: str) -> None:
     assert {v.kernel for v in variants} == set(KERNEL_DTYPES)
     for variant in variants:
         assert variant.illegal(gpu) is None, variant
-        assert (variant.head_dim, variant.head_dim_v) in HEAD_DIMS
+        head_dims = (variant.head_dim, variant.head_dim_v)
+        assert head_dims in all_head_dims(variant.kernel, gpu)
 
 
 @gpus
@@ -137,11 +138,15 @@ def test_blocks_that_shall_share_a_multiprocessor_fit_its_shared_memory(name: st
     assert too_many == []
 
 
-def test_every_head_dim_has_a_tile_that_holds_it() -> None:
+@gpus
+@pytest.mark.parametrize("kernel", sorted(KERNEL_DTYPES))
+def test_every_head_dim_has_a_tile_that_holds_it(name: str, kernel: str) -> None:
+    gpu = device.named(name)
+    pairs = all_head_dims(kernel, gpu)
     for head_dim in range(1, 257):
         for head_dim_v in range(1, 257):
-            pair = padded(head_dim, head_dim_v)
-            assert pair in HEAD_DIMS
+            pair = padded(kernel, gpu, head_dim, head_dim_v)
+            assert pair in pairs
             assert pair[0] >= head_dim
             assert pair[1] >= head_dim_v
 
