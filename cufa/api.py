@@ -82,10 +82,14 @@ def attention(
     The method is FlashAttention-2 (Dao 2023, algorithm 1).
     """
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
-    options = (causal, type(causal), scale, type(scale), layout, return_lse, kernel)
+    options = (
+        *(causal, type(causal), scale, type(scale), layout),
+        *(return_lse, type(return_lse), kernel, type(kernel)),
+    )
     result = launch.again(q, k, v, out, return_lse, options)
     if result is not None:
         return result
+    _check_return_lse(return_lse)
     xp = array_module(q, k, v, out)
     problem, operands = parse(q, k, v, causal=causal, scale=scale, layout=layout, out=out, xp=xp)
     if xp is np:
@@ -126,12 +130,18 @@ def explain(
     TypeError, ValueError
         As `attention`.
     """
+    _check_return_lse(return_lse)
     xp = array_module(q, k, v, out)
     problem, _ = parse(q, k, v, causal=causal, scale=scale, layout=layout, out=out, xp=xp)
     if xp is np:
         _refuse_kernel(kernel)
         return cpu.plan(problem)
     return plan(problem, devices.of_id(xp.cuda.runtime.getDevice()), kernel)
+
+
+def _check_return_lse(return_lse: object) -> None:
+    if not isinstance(return_lse, (bool, np.bool_)):
+        raise TypeError(f"return_lse must be True or False, not {type(return_lse).__name__}")
 
 
 def _refuse_kernel(kernel: object) -> None:

@@ -96,6 +96,10 @@ _STANDARD = "-std=c++17"
 _NVRTC_TAKES_TWO_ARCH = (12, 9)
 
 
+# NVRTC from which on a compilation can be answered from the driver's cache.
+_NVRTC_CACHES = (13, 0)
+
+
 def _raw_module_options(device: Device) -> tuple[str, ...]:
     """Return the options for `cupy.RawModule`; the same for all variants on a device.
 
@@ -178,6 +182,8 @@ def compile(variant: Variant, arch: str) -> Compiled:
     from cupy.cuda import nvrtc
 
     options = (_STANDARD, f"-arch={arch}", "--ptxas-options=-v")
+    if nvrtc.getVersion() >= _NVRTC_CACHES:
+        options += ("--no-cache",)  # what comes from the driver's cache has no log
     program = nvrtc.createProgram(source(variant.kernel), f"{variant.kernel}.cu", (), ())
     try:
         nvrtc.addNameExpression(program, variant.name_expression)

@@ -76,6 +76,7 @@ class Launch:
         workspace = 0
         if self._workspace_floats:
             memory = _ndarray(self._workspace_floats, np.float32)
+            _keep_if_captured(memory)
             workspace = memory.data.ptr
         words = self._words
         with self._lock:  # the driver has copied the parameters when the launch returns
@@ -104,6 +105,13 @@ _Q, _K, _V, _O, _LSE, _WORKSPACE = (
 _cupy: Any = None  # imported by the first call with CuPy arrays
 _ndarray: Any = None
 _ready: dict[_Key, _Ready] = {}
+_captured: list[Any] = []
+
+
+def _keep_if_captured(*temporaries: Any) -> None:
+    """Keep memory that a CUDA graph under capture uses: it may be replayed as long as we live."""
+    if _cupy.cuda.get_current_stream().is_capturing():
+        _captured.extend(temporaries)
 
 
 def again(q: Any, k: Any, v: Any, out: Any, return_lse: bool, options: _Key) -> Any:
@@ -129,7 +137,11 @@ def again(q: Any, k: Any, v: Any, out: Any, return_lse: bool, options: _Key) -> 
         return None
     if out is None:
         out = _ndarray(ready.shape, ready.dtype)
-    elif out.data.device_id != device or not _clear(ready.spans, out.data.ptr, q_ptr, k_ptr, v_ptr):
+    elif (
+        out.data.device_id != device
+        or out.data.ptr % ready.dtype.itemsize
+        or not _clear(ready.spans, out.data.ptr, q_ptr, k_ptr, v_ptr)
+    ):
         return None
     if not return_lse:
         ready.launch(q_ptr, k_ptr, v_ptr, out.data.ptr, 0)
@@ -155,7 +167,7 @@ def _spans(*arrays: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _clear(spans: tuple[tuple[int, int], ...], out: int, *inputs: int) -> bool:
-    """Whether an output at `out` touches none of the inputs, all with spans like the first call's."""
+    """Whether an output at `out` touches none of the inputs; `spans` are the first call's."""
     low, high = spans[0][0] + out, spans[0][1] + out
     for (first, end), address in zip(spans[1:], inputs, strict=True):
         if address + first < high and low < address + end:
@@ -190,25 +202,29 @@ def first(
     q, k, v, out, layout = arrays
     shape, lse_shape = restore_shape(problem, q.ndim, layout)
     result = cupy.empty(shape, q.dtype) if out is None else out
-    lse = cupy.empty(lse_shape, np.float32)
+    lse = cupy.empty(lse_shape, np.float32) if return_lse else None
     if result.size:
         device_id = cupy.cuda.runtime.getDevice()
         kernel = jit.kernel(plan.variant, device, device_id)
+        q_view = operands.q
+        if problem.scale < 0:  # the kernels fold a positive scale into the exponent
+            q_view = -q_view
+            problem = problem._replace(scale=-problem.scale)
         taken = Operands(
-            _taken(operands.q),
+            _taken(q_view),
             _taken(operands.k),
             _taken(operands.v),
             _writable(as_bhsd(result, layout)),
         )
-        if problem.scale < 0:  # the kernels fold a positive scale into the exponent
-            taken = taken._replace(q=-taken.q)
-            problem = problem._replace(scale=-problem.scale)
         launch = Launch(plan, problem, taken, kernel)
         q_ptr, k_ptr, v_ptr, out_ptr = (view.data.ptr for view in taken)
-        launch(q_ptr, k_ptr, v_ptr, out_ptr, lse.data.ptr if return_lse else 0)
+        launch(q_ptr, k_ptr, v_ptr, out_ptr, 0 if lse is None else lse.data.ptr)
         if out_ptr != result.data.ptr:
             as_bhsd(result, layout)[...] = taken.out
-        elif all(a is b for a, b in zip(taken[:3], operands[:3], strict=True)):
+        copied = any(a is not b for a, b in zip(taken[:3], operands[:3], strict=True))
+        if copied or out_ptr != result.data.ptr:
+            _keep_if_captured(*taken)
+        else:
             if len(_ready) >= _CACHE_SIZE:
                 _ready.clear()
             _ready[_key(q, k, v, out, device_id, options)] = _Ready(

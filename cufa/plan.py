@@ -122,7 +122,7 @@ def _check_forced(problem: Problem, variant: Variant, device: Device) -> None:
     if complaint is None and variant.causal != problem.causal:
         complaint = f"its causal is {variant.causal}, the call's {problem.causal}"
     if complaint is not None:
-        raise ValueError(f"kernel: {variant}: {complaint}")
+        raise ValueError(f"kernel: {variant!r}: {complaint}")
 
 
 def _checked_name(kernel: object, dtype: str) -> str:

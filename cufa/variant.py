@@ -17,6 +17,10 @@ KERNEL_DTYPES = {
 """The kernels, each a file of ``cufa/kernels``, and the element types that each takes."""
 
 
+MAX_TILE = 256
+"""Rows and columns of a tile at most: lengths are rounded up to it in 32 bits."""
+
+
 class Variant(NamedTuple):
     """One template instantiation; the fields after ``kernel`` are its template arguments, in order.
 
@@ -87,13 +91,17 @@ class Variant(NamedTuple):
             return (
                 f"{self.kernel} takes {' or '.join(KERNEL_DTYPES[self.kernel])}, not {self.dtype}"
             )
-        if min(self[2:9]) < 1:
-            return "template arguments must be positive"
+        if not all(isinstance(n, int) and n > 0 for n in self[2:9]):
+            return "template arguments must be positive integers"
         if self.head_dim > 256 or self.head_dim_v > 256:
             return "head dims of more than 256 are not supported"
         step = 32 if self.kernel == "fa2_fp32" else 16
         if self.head_dim % step or self.head_dim_v % step:
             return f"{self.kernel} needs head dims that are multiples of {step}"
+        if self.kernel == "fa2_fp32" and self.head_dim_v > 160 and self.head_dim_v % 64:
+            return "fa2_fp32 splits a head_dim_v of more than 160: it must be multiples of 64"
+        if self.bm > MAX_TILE or self.bn > MAX_TILE:
+            return f"bm and bn of more than {MAX_TILE} are not supported"
         if self.kernel == "fa1_fp32":
             if self.stages != 1:
                 return "fa1_fp32 has a single stage"

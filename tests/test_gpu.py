@@ -93,9 +93,9 @@ def test_head_dim_of_v(
 @kernels
 @pytest.mark.parametrize("scale", [0, -0.3, 3, 2.0**-30])
 def test_scale(cupy: Any, rng: np.random.Generator, scale: float, kernel: str, dtype: str) -> None:
-    q, k, v = random_inputs(rng, dtype, hq=2, sq=131, sk=195, d=64)
-    device = on_device(cupy, q, k, v)
-    for causal in (False, True):
+    for causal, d in ((False, 64), (True, 64), (True, 59)):
+        q, k, v = random_inputs(rng, dtype, hq=2, sq=131, sk=195, d=d)
+        device = on_device(cupy, q, k, v)
         options: dict[str, Any] = {"causal": causal, "scale": scale}
         out, lse = cufa.attention(*device, return_lse=True, kernel=kernel, **options)
         assert_accepted(out, lse, q, k, v, **options)
@@ -221,10 +221,11 @@ def test_runs_in_order_on_the_current_stream(
 
 
 @kernels
+@pytest.mark.parametrize("d", [64, 59])  # rows of 59 numbers are copied
 def test_cuda_graph(
-    cupy: Any, rng: np.random.Generator, stream: Any, kernel: str, dtype: str
+    cupy: Any, rng: np.random.Generator, stream: Any, kernel: str, dtype: str, d: int
 ) -> None:
-    q, k, v = random_inputs(rng, dtype, b=2, hq=4, sq=129, d=64)
+    q, k, v = random_inputs(rng, dtype, b=2, hq=4, sq=129, d=d)
     device = [cupy.asarray(np.zeros_like(x)) for x in (q, k, v)]
     out = poisoned_out(cupy, q, v)
     options: dict[str, Any] = {"kernel": kernel, "causal": True, "return_lse": True}
@@ -233,6 +234,7 @@ def test_cuda_graph(
     stream.begin_capture()
     _, lse = cufa.attention(*device, out=out, **options)
     graph = stream.end_capture()
+    others = [cupy.full(q.shape, np.nan, q.dtype) for _ in range(16)]  # may not get its memory
     for there, here in zip(device, (q, k, v), strict=True):
         there[...] = cupy.asarray(here)
     out[...] = poisoned_out(cupy, q, v)
@@ -240,6 +242,7 @@ def test_cuda_graph(
     graph.launch(stream)
     stream.synchronize()
     assert_accepted(out, lse, q, k, v, causal=True)
+    assert all(np.isnan(cupy.asnumpy(x).astype(np.float32)).all() for x in others)
 
 
 # --- threads, processes and devices ---

@@ -264,6 +264,16 @@ KERNEL_ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "kernel: .* kernel must be one of",
     ),
+    "variant of an unknown dtype": (
+        VARIANT._replace(dtype="int8"),
+        ValueError,
+        "kernel: .* takes float16 or bfloat16, not int8",
+    ),
+    "variant of no number": (
+        VARIANT._replace(bm=None),  # type: ignore[arg-type]
+        ValueError,
+        "kernel: .* integers",
+    ),
     "narrow": (VARIANT._replace(head_dim=64), ValueError, r"kernel: .* \(64, 128\) are less than"),
     "narrow V": (
         VARIANT._replace(head_dim_v=64),

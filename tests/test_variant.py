@@ -66,9 +66,13 @@ ILLEGAL: dict[str, tuple[Variant, str]] = {
     "mma float32": (MMA._replace(dtype="float32"), "takes float16 or bfloat16, not float32"),
     "fp32 float16": (FP32._replace(dtype="float16"), "takes float32, not float16"),
     "unknown dtype": (FA1._replace(dtype="int8"), "takes float32, not int8"),
+    "fraction": (MMA._replace(bm=64.0), "integers"),  # type: ignore[arg-type]
+    "string": (MMA._replace(stages="2"), "integers"),  # type: ignore[arg-type]
     "zero": (MMA._replace(bn=0), "positive"),
     "negative": (MMA._replace(stages=-1), "positive"),
     "no block": (FP32._replace(blocks_per_sm=0), "positive"),
+    "tall": (MMA._replace(head_dim=16, head_dim_v=16, bm=512), "more than 256"),
+    "wide": (MMA._replace(head_dim=16, head_dim_v=16, bn=272), "more than 256"),
     "head_dim": (MMA._replace(head_dim=272), "more than 256"),
     "head_dim_v": (FP32._replace(head_dim_v=288), "more than 256"),
     "mma head_dim step": (MMA._replace(head_dim=120), "multiples of 16"),

@@ -1,5 +1,5 @@
-// Which keys a query sees. Every kernel asks here and nowhere else: a new mask or score expression is a
-// change of this file.
+// Which keys a query sees. Every kernel asks here for the keys that a row sees: a new mask or score
+// expression begins in this file.
 #pragma once
 #include "ptx.cuh"
 

@@ -58,9 +58,6 @@ __device__ inline void lds(float (&v)[4], uint32_t smem) {
                  : "r"(smem)
                  : "memory");
 }
-__device__ inline void lds(float (&v)[2], uint32_t smem) {
-    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(smem) : "memory");
-}
 __device__ inline void sts_32(uint32_t smem, uint32_t v) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem), "r"(v) : "memory");
 }
@@ -92,11 +89,6 @@ __device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], u
 __device__ inline float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ inline float log2_approx(float x) {
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
