@@ -181,7 +181,7 @@ def compile(variant: Variant, arch: str) -> Compiled:
     """
     from cupy.cuda import nvrtc
 
-    options = (_STANDARD, f"-arch={arch}", "--ptxas-options=-v")
+    options: tuple[str, ...] = (_STANDARD, f"-arch={arch}", "--ptxas-options=-v")
     if nvrtc.getVersion() >= _NVRTC_CACHES:
         options += ("--no-cache",)  # what comes from the driver's cache has no log
     program = nvrtc.createProgram(source(variant.kernel), f"{variant.kernel}.cu", (), ())
