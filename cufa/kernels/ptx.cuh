@@ -108,6 +108,6 @@ __device__ inline uint32_t pack2<bfloat16>(float lo, float hi) {
     return r;
 }
 
-// float32 rounded to TF32 (11 significant bits), as float32 bits. cvt.rna.tf32 does the same in twice the
-// instructions, for infinities.
+// float32 rounded to TF32 (11 significant bits), as float32 bits. cvt.rna.tf32 takes twice the instructions for
+// the same; it differs for NaN and for what rounds up to infinity.
 __device__ inline uint32_t round_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }
