@@ -1,7 +1,17 @@
 """FlashAttention for CuPy, and for NumPy on a machine without a GPU."""
 
 from cufa.api import attention, explain
+from cufa.explorer import Exploration, explore
 from cufa.jit import CompileError
+from cufa.problem import Problem
 from cufa.variant import Variant
 
-__all__ = ["CompileError", "Variant", "attention", "explain"]
+__all__ = [
+    "CompileError",
+    "Exploration",
+    "Problem",
+    "Variant",
+    "attention",
+    "explain",
+    "explore",
+]

@@ -19,7 +19,8 @@ class Device(NamedTuple):
     smem_per_block, smem_per_sm : int
         Shared memory that a block can opt in to, and that a multiprocessor has, in bytes.
     l2_bytes : int
-    threads_per_sm : int
+    threads_per_sm, registers_per_sm, max_blocks_per_sm : int
+        What a multiprocessor holds at once.
     """
 
     name: str
@@ -29,6 +30,8 @@ class Device(NamedTuple):
     smem_per_sm: int
     l2_bytes: int
     threads_per_sm: int
+    registers_per_sm: int
+    max_blocks_per_sm: int
 
     @property
     def arch(self) -> str:
@@ -43,13 +46,13 @@ _KIB, _MIB = 1 << 10, 1 << 20
 # CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability";
 # multiprocessors and L2 from the vendor's architecture papers.
 _NAMED = {
-    "a100": Device("a100", 80, 108, 163 * _KIB, 164 * _KIB, 40 * _MIB, 2048),
-    "rtx3090": Device("rtx3090", 86, 82, 99 * _KIB, 100 * _KIB, 6 * _MIB, 1536),
-    "rtx4090": Device("rtx4090", 89, 128, 99 * _KIB, 100 * _KIB, 72 * _MIB, 1536),
-    "h100": Device("h100", 90, 132, 227 * _KIB, 228 * _KIB, 50 * _MIB, 2048),
-    "h200": Device("h200", 90, 132, 227 * _KIB, 228 * _KIB, 60 * _MIB, 2048),
-    "b200": Device("b200", 100, 148, 227 * _KIB, 228 * _KIB, 126 * _MIB, 2048),
-    "rtx5090": Device("rtx5090", 120, 170, 99 * _KIB, 100 * _KIB, 96 * _MIB, 1536),
+    "a100": Device("a100", 80, 108, 163 * _KIB, 164 * _KIB, 40 * _MIB, 2048, 65536, 32),
+    "rtx3090": Device("rtx3090", 86, 82, 99 * _KIB, 100 * _KIB, 6 * _MIB, 1536, 65536, 16),
+    "rtx4090": Device("rtx4090", 89, 128, 99 * _KIB, 100 * _KIB, 72 * _MIB, 1536, 65536, 24),
+    "h100": Device("h100", 90, 132, 227 * _KIB, 228 * _KIB, 50 * _MIB, 2048, 65536, 32),
+    "h200": Device("h200", 90, 132, 227 * _KIB, 228 * _KIB, 60 * _MIB, 2048, 65536, 32),
+    "b200": Device("b200", 100, 148, 227 * _KIB, 228 * _KIB, 126 * _MIB, 2048, 65536, 32),
+    "rtx5090": Device("rtx5090", 120, 170, 99 * _KIB, 100 * _KIB, 96 * _MIB, 1536, 65536, 24),
 }
 _OF_ARCH = {80: "a100", 86: "rtx3090", 89: "rtx4090", 90: "h200", 100: "b200", 120: "rtx5090"}
 
@@ -85,4 +88,6 @@ def of_id(device_id: int) -> Device:
         smem_per_sm=p["sharedMemPerMultiprocessor"],
         l2_bytes=p["l2CacheSize"],
         threads_per_sm=p["maxThreadsPerMultiProcessor"],
+        registers_per_sm=p["regsPerMultiprocessor"],
+        max_blocks_per_sm=p["maxBlocksPerMultiProcessor"],
     )

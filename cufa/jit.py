@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import re
-import struct
 import threading
-from importlib import resources
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from cufa import cache, source
+from cufa import cubin as elf
 from cufa.device import Device
 from cufa.variant import Variant
-
-_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
 class CompileError(RuntimeError):
@@ -52,6 +53,8 @@ class Compiled(NamedTuple):
         Local memory of a thread.
     static_smem_bytes, dynamic_smem_bytes : int
         Shared memory of a block.
+    code_bytes : int
+        Size of the instructions.
     log : str
     """
 
@@ -61,33 +64,8 @@ class Compiled(NamedTuple):
     stack_bytes: int
     static_smem_bytes: int
     dynamic_smem_bytes: int
+    code_bytes: int
     log: str
-
-
-@functools.cache
-def source(kernel: str) -> str:
-    """Return the text of a kernel with its headers put in place.
-
-    One self-contained text makes CuPy's disk cache right by itself: its key holds the source and
-    not what an ``#include`` reaches. ``#line`` keeps messages pointing at the real files.
-    """
-    folder = resources.files("cufa.kernels")
-    done: set[str] = set()
-
-    def expand(name: str) -> str:
-        text = (folder / name).read_text(encoding="utf-8")
-
-        def include(match: re.Match[str]) -> str:
-            header = match[1]
-            if header in done:
-                return ""
-            done.add(header)
-            line = text.count("\n", 0, match.start()) + 2
-            return f'#line 1 "{header}"\n{expand(header)}\n#line {line} "{name}"'
-
-        return _INCLUDE.sub(include, text).replace("#pragma once\n", "\n")
-
-    return f'#line 1 "{kernel}.cu"\n{expand(f"{kernel}.cu")}'
 
 
 _STANDARD = "-std=c++17"
@@ -123,7 +101,7 @@ def _module(variant: Variant, device: Device) -> Any:
 
     options = _raw_module_options(device)
     module = cupy.RawModule(
-        code=source(variant.kernel),
+        code=source.text(variant.kernel),
         options=options,
         name_expressions=(variant.name_expression,),
     )
@@ -134,11 +112,73 @@ def _module(variant: Variant, device: Device) -> Any:
     return module
 
 
+def _allow_shared_memory(function: Any, smem_bytes: int) -> None:
+    """Let launches on the current device use this much dynamic shared memory."""
+    from cupy.cuda import driver
+
+    attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    driver.funcSetAttribute(function.ptr, attribute, smem_bytes)
+
+
+def load(cubin: bytes, smem_bytes: int | None = None) -> Any:
+    """Make the one kernel of a cubin ready to launch on the current device.
+
+    Parameters
+    ----------
+    cubin : bytes
+    smem_bytes : int, optional
+        Dynamic shared memory that a launch may use; 48 KiB by default.
+
+    Returns
+    -------
+    cupy.cuda.Function
+
+    Raises
+    ------
+    ValueError
+        The cubin is damaged.
+    cupy.cuda.driver.CUDADriverError
+        It is for another architecture.
+    """
+    import cupy
+
+    symbol = elf.symbol(cubin)
+    module = cupy.cuda.Module()
+    module.load(cubin)
+    function = module.get_function(symbol)
+    if smem_bytes is not None:
+        _allow_shared_memory(function, smem_bytes)
+    return function
+
+
+def _compiled_ahead(variant: Variant, device: Device) -> Any:
+    """Return the kernel that the user compiled ahead of time, or None."""
+    from cupy.cuda import driver
+
+    cubin = cache.find_cubin(variant, device.arch)
+    if cubin is None:
+        return None
+    try:
+        return load(cubin, variant.smem_bytes)
+    except (ValueError, driver.CUDADriverError) as e:
+        path = cache.cubin_path(variant, device.arch)
+        warnings.warn(
+            f"{path} does not load and is ignored ({e}): delete it, or compile it again with "
+            "python -m cufa compile",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+
+
 @functools.cache
 def _kernel(variant: Variant, device: Device, device_id: int) -> Any:
-    kernel = _module(variant, device).get_function(variant.name_expression)
-    kernel.max_dynamic_shared_size_bytes = variant.smem_bytes
-    return kernel.kernel  # calling the function itself spares RawKernel's part of each launch
+    function = _compiled_ahead(variant, device)
+    if function is None:
+        # The function itself: calling it spares RawKernel's part of each launch.
+        function = _module(variant, device).get_function(variant.name_expression).kernel
+        _allow_shared_memory(function, variant.smem_bytes)
+    return function
 
 
 def kernel(variant: Variant, device: Device, device_id: int) -> Any:
@@ -165,15 +205,27 @@ def kernel(variant: Variant, device: Device, device_id: int) -> Any:
         return _kernel(variant, device, device_id)
 
 
-def _whole(cubin: bytes) -> bytes:
-    """Put back the last byte, a NUL, which CuPy takes for the end of a string and drops."""
-    (header_offset,) = struct.unpack_from("<Q", cubin, 32)
-    entry_size, entries = struct.unpack_from("<HH", cubin, 54)
-    return cubin.ljust(header_offset + entry_size * entries, b"\0")
+@contextmanager
+def _compiled(variant: Variant, options: tuple[str, ...]) -> Iterator[Any]:
+    """Give a program of NVRTC that is compiled."""
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(source.text(variant.kernel), f"{variant.kernel}.cu", (), ())
+    try:
+        nvrtc.addNameExpression(program, variant.name_expression)
+        try:
+            nvrtc.compileProgram(program, options)
+        except nvrtc.NVRTCError as e:
+            raise CompileError(variant, options, nvrtc.getProgramLog(program)) from e
+        yield program
+    finally:
+        nvrtc.destroyProgram(program)
 
 
 def compile(variant: Variant, arch: str) -> Compiled:
     """Compile a variant for any architecture, such as "sm_86" or "sm_90a"; needs NVRTC but no GPU.
+
+    Threads can do so at the same time.
 
     Raises
     ------
@@ -184,16 +236,8 @@ def compile(variant: Variant, arch: str) -> Compiled:
     options: tuple[str, ...] = (_STANDARD, f"-arch={arch}", "--ptxas-options=-v")
     if nvrtc.getVersion() >= _NVRTC_CACHES:
         options += ("--no-cache",)  # what comes from the driver's cache has no log
-    program = nvrtc.createProgram(source(variant.kernel), f"{variant.kernel}.cu", (), ())
-    try:
-        nvrtc.addNameExpression(program, variant.name_expression)
-        try:
-            nvrtc.compileProgram(program, options)
-        except nvrtc.NVRTCError as e:
-            raise CompileError(variant, options, nvrtc.getProgramLog(program)) from e
-        cubin, log = _whole(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program)
-    finally:
-        nvrtc.destroyProgram(program)
+    with _compiled(variant, options) as program:
+        cubin, log = elf.whole(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program)
 
     def number(pattern: str) -> int:
         return sum(int(x) for x in re.findall(pattern, log))
@@ -205,5 +249,20 @@ def compile(variant: Variant, arch: str) -> Compiled:
         stack_bytes=number(r"(\d+) bytes stack frame"),
         static_smem_bytes=number(r"(\d+) bytes smem"),
         dynamic_smem_bytes=variant.smem_bytes,
+        code_bytes=elf.code_bytes(cubin),
         log=log,
     )
+
+
+def ptx(variant: Variant, arch: str) -> str:
+    """Compile a variant to PTX, for an architecture such as "sm_90a"; needs NVRTC but no GPU.
+
+    Raises
+    ------
+    CompileError
+    """
+    from cupy.cuda import nvrtc
+
+    options = (_STANDARD, f"-arch={arch.replace('sm_', 'compute_', 1)}")
+    with _compiled(variant, options) as program:
+        return nvrtc.getPTX(program).decode()

@@ -175,6 +175,15 @@ def _clear(spans: tuple[tuple[int, int], ...], out: int, *inputs: int) -> bool:
     return True
 
 
+def bind() -> Any:
+    """Import CuPy, which launches need, and return it."""
+    global _cupy, _ndarray
+    import cupy
+
+    _cupy, _ndarray = cupy, cupy.ndarray
+    return cupy
+
+
 class Arrays(NamedTuple):
     """A call's arrays as the user gave them; `out` may be None."""
 
@@ -195,10 +204,7 @@ def first(
     device: Device,
 ) -> Any:
     """Run a call of a new kind: compile the kernel, copy what it cannot take, remember the rest."""
-    global _cupy, _ndarray
-    import cupy
-
-    _cupy, _ndarray = cupy, cupy.ndarray
+    cupy = bind()
     q, k, v, out, layout = arrays
     shape, lse_shape = restore_shape(problem, q.ndim, layout)
     result = cupy.empty(shape, q.dtype) if out is None else out
@@ -211,9 +217,9 @@ def first(
             q_view = -q_view
             problem = problem._replace(scale=-problem.scale)
         taken = Operands(
-            _taken(q_view),
-            _taken(operands.k),
-            _taken(operands.v),
+            readable(q_view),
+            readable(operands.k),
+            readable(operands.v),
             _writable(as_bhsd(result, layout)),
         )
         launch = Launch(plan, problem, taken, kernel)
@@ -237,7 +243,7 @@ def _rows_contiguous(view: Any) -> bool:
     return view.strides[3] == view.itemsize or view.shape[3] == 1
 
 
-def _taken(view: Any) -> Any:
+def readable(view: Any) -> Any:
     """Return a 4-D view as the kernels take it, or else a copy.
 
     Rows are contiguous, aligned, and made of whole 16-byte chunks, zeros filling up the last.

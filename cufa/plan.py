@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cufa import tuned
 from cufa.device import Device
 from cufa.problem import Problem
-from cufa.tiles import all_head_dims, padded, tile_shapes
+from cufa.tiles import all_head_dims, default_kernel, padded, tile_shapes
 from cufa.variant import KERNEL_DTYPES, Variant
 
 _MAX_GRID = 2**31 - 1
@@ -60,11 +61,20 @@ def _section_heads(problem: Problem, device: Device) -> int:
     return max(1, min(kv_heads * problem.group, problem.batch * problem.heads_q))
 
 
-def _planned(problem: Problem, variant: Variant, device: Device, reason: str) -> Plan:
+def _workspace_floats(problem: Problem, variant: Variant) -> int:
+    rows = problem.batch * problem.heads_q * problem.seq_q
+    return 2 * rows if variant.kernel == "fa1_fp32" else 0
+
+
+def _grid(problem: Problem, variant: Variant) -> int:
     heads = problem.batch * problem.heads_q
-    q_tiles = -(-problem.seq_q // variant.bm)
-    fa1 = variant.kernel == "fa1_fp32"
-    grid = heads if fa1 else heads * q_tiles
+    if variant.kernel == "fa1_fp32":
+        return heads
+    return heads * -(-problem.seq_q // variant.bm)
+
+
+def _planned(problem: Problem, variant: Variant, device: Device, reason: str) -> Plan:
+    grid = _grid(problem, variant)
     if grid > _MAX_GRID:
         raise ValueError(
             f"q: batch {problem.batch} x heads {problem.heads_q} x seq {problem.seq_q} needs "
@@ -75,9 +85,9 @@ def _planned(problem: Problem, variant: Variant, device: Device, reason: str) ->
         grid=grid,
         block=variant.threads,
         smem_bytes=variant.smem_bytes,
-        q_tiles=q_tiles,
+        q_tiles=-(-problem.seq_q // variant.bm),
         section_heads=_section_heads(problem, device),
-        workspace_floats=2 * heads * problem.seq_q if fa1 else 0,
+        workspace_floats=_workspace_floats(problem, variant),
         reason=reason,
     )
 
@@ -100,7 +110,7 @@ def _candidates(
 
 
 def all_variants(device: Device) -> list[Variant]:
-    """Return every variant that `plan` can choose on a device."""
+    """Return every variant that `by_rules` can choose on a device."""
     return [
         variant
         for kernel, dtypes in KERNEL_DTYPES.items()
@@ -136,8 +146,47 @@ def _checked_name(kernel: object, dtype: str) -> str:
     return kernel
 
 
+def _check_limits(problem: Problem, device: Device) -> None:
+    if device.compute_capability < 80:
+        raise ValueError(
+            f"device: {device.name} has compute capability {device.compute_capability / 10}, "
+            "8.0 is needed"
+        )
+    for name, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
+        if length > _MAX_LENGTH:
+            raise ValueError(f"{name} has seq {length}, more than the kernels' {_MAX_LENGTH}")
+
+
+def by_rules(problem: Problem, device: Device, kernel: str | None = None) -> Plan:
+    """Choose as `plan` does where no tuned table knows better.
+
+    Parameters
+    ----------
+    problem : Problem
+    device : Device
+    kernel : str, optional
+        Forces a kernel.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `plan`.
+    """
+    _check_limits(problem, device)
+    if kernel is None:
+        name, reason = default_kernel(problem.dtype, device), f"default for {problem.dtype}"
+    else:
+        name, reason = _checked_name(kernel, problem.dtype), "forced kernel"
+    head_dims = padded(name, device, problem.head_dim, problem.head_dim_v)
+    long, *short = _candidates(name, problem.dtype, head_dims, problem.causal, device)
+    choice = _planned(problem, long, device, reason)
+    if short and (problem.seq_q <= short[0].bm or choice.grid < device.sm_count):
+        return _planned(problem, short[0], device, f"{reason}, few queries")
+    return choice
+
+
 def plan(problem: Problem, device: Device, kernel: str | Variant | None = None) -> Plan:
-    """Choose how a problem runs on a device.
+    """Choose how a problem runs on a device: by the tuned tables, or else by the rules.
 
     Parameters
     ----------
@@ -153,25 +202,18 @@ def plan(problem: Problem, device: Device, kernel: str | Variant | None = None) 
     ValueError
         `kernel` is unknown, or cannot run this problem on this device.
     """
-    if device.compute_capability < 80:
-        raise ValueError(
-            f"device: {device.name} has compute capability {device.compute_capability / 10}, "
-            "8.0 is needed"
-        )
-    for name, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
-        if length > _MAX_LENGTH:
-            raise ValueError(f"{name} has seq {length}, more than the kernels' {_MAX_LENGTH}")
     if isinstance(kernel, Variant):
+        _check_limits(problem, device)
         _check_forced(problem, kernel, device)
         return _planned(problem, kernel, device, "forced variant")
-    if kernel is None:
-        name = "fa2_fp32" if problem.dtype == "float32" else "fa2_mma"
-        reason = f"default for {problem.dtype}"
-    else:
-        name, reason = _checked_name(kernel, problem.dtype), "forced kernel"
-    head_dims = padded(name, device, problem.head_dim, problem.head_dim_v)
-    long, *short = _candidates(name, problem.dtype, head_dims, problem.causal, device)
-    choice = _planned(problem, long, device, reason)
-    if short and (problem.seq_q <= short[0].bm or choice.grid < device.sm_count):
-        return _planned(problem, short[0], device, f"{reason}, few queries")
-    return choice
+    usual = by_rules(problem, device, kernel)
+    found = tuned.lookup(problem, device, usual.variant.kernel, forced=kernel is not None)
+    if found is None:
+        return usual
+    entry, reason = found
+    variant = entry.variant(problem, device)
+    if _grid(problem, variant) > _MAX_GRID:
+        return usual
+    return _planned(
+        problem, variant, device, reason if kernel is None else f"forced kernel, {reason}"
+    )

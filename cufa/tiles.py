@@ -114,6 +114,11 @@ _TABLES: dict[str, dict[int, _Table]] = {
 }
 
 
+def default_kernel(dtype: str, device: Device) -> str:
+    """Return the kernel that a call uses unless it names another."""
+    return "fa2_fp32" if dtype == "float32" else "fa2_mma"
+
+
 def _table(kernel: str, device: Device) -> _Table:
     tables = _TABLES[kernel]
     return tables[max(cc for cc in tables if cc <= device.compute_capability)]

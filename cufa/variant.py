@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from cufa.device import Device
@@ -16,6 +17,8 @@ KERNEL_DTYPES = {
 }
 """The kernels, each a file of ``cufa/kernels``, and the element types that each takes."""
 
+_PRINTED = re.compile(r"\s*(\w+)\s*<\s*(\w+)((?:\s*,\s*[0-9]+)+)\s*,\s*(true|false)\s*>\s*")
+_EXAMPLE = "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, false>"
 
 MAX_TILE = 256
 """Rows and columns of a tile at most: lengths are rounded up to it in 32 bits."""
@@ -54,6 +57,35 @@ class Variant(NamedTuple):
     warps: int
     blocks_per_sm: int
     causal: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        """Read the printed form, such as "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, false>".
+
+        Parameters
+        ----------
+        text : str
+            Spaces do not matter. The variant need not be legal on any device.
+
+        Raises
+        ------
+        ValueError
+            It is of another form, or names an unknown kernel or type.
+        """
+        match = _PRINTED.fullmatch(text)
+        numbers = [int(n) for n in re.findall("[0-9]+", match[3])] if match else []
+        if match is None or len(numbers) != len(cls._fields) - 3:
+            arguments = ", ".join(cls._fields[1:])
+            raise ValueError(f"a variant looks like {_EXAMPLE} (kernel<{arguments}>), not {text!r}")
+        kernel, cpp_type = match[1], match[2]
+        if kernel not in KERNEL_DTYPES:
+            known = ", ".join(KERNEL_DTYPES)
+            raise ValueError(f"{text!r}: kernel must be one of {known}, not {kernel!r}")
+        dtypes = {cpp: dtype for dtype, cpp in _CPP_TYPE.items()}
+        if cpp_type not in dtypes:
+            known = ", ".join(dtypes)
+            raise ValueError(f"{text!r}: the element type must be one of {known}, not {cpp_type!r}")
+        return cls._make([kernel, dtypes[cpp_type], *numbers, match[4] == "true"])
 
     @property
     def name_expression(self) -> str:

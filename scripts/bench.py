@@ -5,9 +5,11 @@
     python scripts/bench.py fp32
     python scripts/bench.py host
     python scripts/bench.py jit
+    python scripts/bench.py explore
+    python scripts/bench.py tune
     python scripts/bench.py report
 
-The first four need a CUDA GPU and write ``docs/benchmarks/<gpu>-<bench>.json``; the last makes a
+All but the last need a CUDA GPU and write ``docs/benchmarks/<gpu>-<bench>.json``; the last makes a
 Markdown page and a PNG plot beside each such file and needs matplotlib. The method is described
 in ``docs/benchmarks/README.md``.
 """
@@ -84,6 +86,15 @@ def parser() -> argparse.ArgumentParser:
         "--kernel", nargs="+", default=["auto", "fa2_mma"], help="kernels for bfloat16"
     )
 
+    explore = commands.add_parser("explore", parents=[run], help="the explorer's own time and aim")
+    explore.add_argument("--kernel", default="fa2_mma", help="kernel to explore")
+    explore.add_argument("--q", default="2,16,8192,128", help="shape of q, k and v")
+    explore.add_argument("--dtype", default="bfloat16", choices=list(PREFILL_HEAD_DIMS))
+    explore.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True)
+
+    tune = commands.add_parser("tune", parents=[run], help="what tuning the standard table gives")
+    tune.add_argument("--dtype", default="bfloat16", choices=list(PREFILL_HEAD_DIMS))
+
     report = commands.add_parser("report", help="pages and plots from result files")
     report.add_argument("files", type=Path, nargs="*", help="default: all of docs/benchmarks")
     return top
@@ -121,15 +132,20 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """
     # CuPy reads this before its first product; float32 means float32 here.
     os.environ["CUPY_TF32"] = "0"
-    from benchmarks import ceilings, environment, results
-    from benchmarks.timing import CudaClock
+    from benchmarks import environment, results
+
+    from cufa.explorer import ceilings
+    from cufa.explorer.timing import CudaClock
 
     started = time.perf_counter()
-    kernel = None if options.bench == "jit" else forced(options.kernel)
+    kernel = None if options.bench in ("jit", "tune") else forced(options.kernel)
     path = options.out or results.default_path(
         RESULTS, environment.device_name(), options.bench, kernel
     )
-    measured = ceilings.measure(CudaClock())
+    measured = ceilings.measure(CudaClock(), "bfloat16")
+    if "gemm_tflops" not in measured:
+        raise RuntimeError("no matrix product: cuBLAS is not installed, or memory is short")
+    measured["gemm_bf16_tflops"] = measured.pop("gemm_tflops")
     print(f"ceilings: {measured}", flush=True)
     rows: list[dict[str, Any]] = []
     head: dict[str, Any] = {}
@@ -153,8 +169,17 @@ def _rows(options: argparse.Namespace, kernel: str | None) -> tuple[Iterable[dic
         from benchmarks import jit
 
         return jit.rows(options.kernel), None
+    if options.bench == "explore":
+        from benchmarks import explore
+
+        return explore.rows(options.kernel, options.q, options.dtype, options.causal), None
+    if options.bench == "tune":
+        from benchmarks import tune
+
+        return tune.rows(options.dtype), None
     from benchmarks.prefill import Table
-    from benchmarks.timing import Budget
+
+    from cufa.explorer.timing import Budget
 
     budget = Budget(rounds=options.rounds)
     table = Table(kernel=kernel, peers=options.peers, budget=budget, seed=options.seed)

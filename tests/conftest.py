@@ -1,13 +1,20 @@
-"""The `gpu` marker and the fixtures that run one test on NumPy and on CuPy."""
+"""The `gpu` marker, a cache folder for each test, and fixtures for NumPy and CuPy alike."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+
+from cufa import tuned
+
+_numbers = itertools.count()
 
 
 @cache
@@ -30,6 +37,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         reason = why_no_gpu()
         if reason is not None:
             pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def own_cache_folder(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Keep the user's kernels and tuned tables out of the tests, and the tests' out of theirs."""
+    folder = tmp_path_factory.getbasetemp() / "cufa" / str(next(_numbers))
+    monkeypatch.setenv("CUFA_CACHE_DIR", str(folder))
+    monkeypatch.delenv("CUFA_TUNED", raising=False)
+    tuned.forget()
+    yield
+    tuned.forget()
+
+
+@pytest.fixture
+def no_builtin_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let plans follow the rules alone."""
+    monkeypatch.setattr(tuned, "_BUILTIN", tmp_path / "no tables")
 
 
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])

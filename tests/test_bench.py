@@ -14,10 +14,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import bench
-from benchmarks import accuracy, environment, plain, results, summary, timing
+from benchmarks import accuracy, environment, plain, results, summary
 from benchmarks.cells import Cell, standard_cells
 from benchmarks.jit import standard_cases
 from benchmarks.report import markdown, write_report
+
+from cufa.explorer import timing
 
 
 def _row(sq: int, cufa: float, peers: dict[str, float], **more: Any) -> dict[str, Any]:

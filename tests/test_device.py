@@ -25,6 +25,8 @@ def test_named(name: str) -> None:
     # The hardware keeps 1 KiB of shared memory for itself.
     assert d.smem_per_block + 1024 == d.smem_per_sm
     assert d.threads_per_sm % 32 == 0
+    assert d.registers_per_sm == 65536
+    assert d.max_blocks_per_sm in (16, 24, 32)
     assert d.sm_count > 0
     assert d.l2_bytes > 0
 
@@ -72,14 +74,26 @@ def test_of_id_reads_the_properties_of_the_driver(
             "sharedMemPerMultiprocessor": 102400,
             "l2CacheSize": 25165824,
             "maxThreadsPerMultiProcessor": 1536,
+            "regsPerMultiprocessor": 65536,
+            "maxBlocksPerMultiProcessor": 24,
             "warpSize": 32,
         }
 
     monkeypatch.setattr(cupy.cuda.runtime, "getDeviceProperties", properties)
     d = device.of_id.__wrapped__(3)
     assert asked == [3]
-    assert d == Device("GPU of tomorrow", 121, 48, 101376, 102400, 25165824, 1536)
+    assert d == Device("GPU of tomorrow", 121, 48, 101376, 102400, 25165824, 1536, 65536, 24)
     assert d.arch == "sm_121"
+
+
+@pytest.mark.gpu
+def test_of_id() -> None:
+    d = device.of_id(0)
+    known = device.of_arch(d.arch)
+    assert d.registers_per_sm == known.registers_per_sm
+    assert d.max_blocks_per_sm == known.max_blocks_per_sm
+    assert d.threads_per_sm == known.threads_per_sm
+    assert d.smem_per_sm == known.smem_per_sm
 
 
 def test_cupy_is_not_imported() -> None:

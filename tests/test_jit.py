@@ -1,20 +1,21 @@
-"""jit.py: the bundled source, and every variant compiled for every architecture without a GPU."""
+"""jit.py: every variant compiled for every architecture without a GPU, and kernels made ready."""
 
 from __future__ import annotations
 
 import pickle
 import re
-import shutil
 import struct
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cufa
-from cufa import device, jit, plan
+from cufa import cache, device, jit, launch, plan, source
+from cufa import cubin as elf
 from cufa.device import Device
 from cufa.tiles import all_head_dims
 from cufa.variant import KERNEL_DTYPES, Variant
@@ -103,6 +104,38 @@ def test_spills_are_seen() -> None:
     assert compiled.spill_bytes > 0
 
 
+def test_code_bytes_are_those_of_the_instructions() -> None:
+    """Of 16 bytes each; more of them where loops are unrolled further."""
+    small = jit.compile(SMALL, "sm_90a")
+    large = jit.compile(SMALL._replace(bn=64), "sm_90a")
+    assert small.code_bytes % 16 == 0
+    assert 1000 < small.code_bytes < large.code_bytes < len(large.cubin)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_ptx(arch: str) -> None:
+    text = jit.ptx(SMALL, arch)
+    assert re.search(rf"^\.target {arch}$", text, re.MULTILINE)
+    assert re.findall(r"\.entry (\w+)", text) == [elf.symbol(jit.compile(SMALL, arch).cubin)]
+    assert "mma.sync" in text
+    assert "\0" not in text
+
+
+def test_ptx_of_what_does_not_compile() -> None:
+    with pytest.raises(cufa.CompileError, match="tiles are not prefetched") as info:
+        jit.ptx(BROKEN, "sm_90a")
+    assert "-arch=compute_90a" in info.value.options
+
+
+def test_threads_compile_at_once() -> None:
+    variants = [SMALL._replace(causal=causal) for causal in (False, True)]
+    alone = [jit.compile(variant, "sm_80") for variant in variants]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda variant: jit.compile(variant, "sm_80"), variants))
+    assert [c.registers for c in together] == [c.registers for c in alone]
+    assert [c.code_bytes for c in together] == [c.code_bytes for c in alone]
+
+
 def test_compile_error() -> None:
     with pytest.raises(cufa.CompileError) as info:
         jit.compile(BROKEN, "sm_86")
@@ -132,90 +165,6 @@ def test_unknown_architecture() -> None:
         jit.compile(SMALL, "sm_1")
 
 
-# --- the bundled source ---
-
-#: What lines begin with that the bundle has no use for.
-REPLACED = ("#include", "#pragma once")
-
-
-@kernels
-def test_every_line_is_where_line_directives_say(kernel: str) -> None:
-    files: dict[str, list[str]] = {}
-    name, number, seen = "", 0, set()
-    for line in jit.source(kernel).splitlines():
-        directive = re.fullmatch(r'#line (\d+) "(.+)"', line)
-        if directive:
-            number, name = int(directive[1]), directive[2]
-            continue
-        if name not in files:
-            files[name] = (KERNELS / name).read_text().splitlines()
-        if number > len(files[name]):  # the end of the last line, before the next directive
-            assert line == ""
-            continue
-        original = files[name][number - 1]
-        if original.startswith(REPLACED):
-            assert line == ""
-        else:
-            assert line == original
-            seen.add((name, number))
-        number += 1
-    assert f"{kernel}.cu" in files
-    for name, lines in files.items():
-        expected = {i for i, line in enumerate(lines, 1) if not line.startswith(REPLACED)}
-        assert {number for file, number in seen if file == name} == expected, name
-
-
-@kernels
-def test_every_include_is_replaced_once(kernel: str) -> None:
-    source = jit.source(kernel)
-    assert "#include" not in source
-    assert "#pragma once" not in source
-    starts = re.findall(r'^#line 1 "(.+)"$', source, re.MULTILINE)
-    assert len(set(starts)) == len(starts)
-    assert starts[0] == f"{kernel}.cu"
-    texts = [(KERNELS / name).read_text() for name in starts]
-    included = {h for text in texts for h in re.findall(r'^#include "(.+)"$', text, re.MULTILINE)}
-    assert set(starts[1:]) == included
-
-
-def test_every_file_is_used() -> None:
-    sources = {path.stem for path in KERNELS.glob("*.cu")}
-    assert sources == set(KERNEL_DTYPES)
-    bundled = "\n".join(jit.source(kernel) for kernel in KERNEL_DTYPES)
-    for header in KERNELS.glob("*.cuh"):
-        assert f'#line 1 "{header.name}"' in bundled, f"{header.name} is included by no kernel"
-
-
-@kernels
-def test_one_kernel_a_file(kernel: str) -> None:
-    assert jit.source(kernel).count("__global__") == 1
-    assert re.search(rf"__global__ [^;{{]*\b{kernel}\(", jit.source(kernel))
-
-
-@kernels
-def test_an_edited_header_changes_the_text(
-    kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CuPy's cache on disk goes by the text: an edit anywhere must show there."""
-    copy = tmp_path / "kernels"
-    shutil.copytree(KERNELS, copy)
-    monkeypatch.setattr(jit.resources, "files", lambda package: copy)
-    bundle = jit.source.__wrapped__
-    before = bundle(kernel)
-    assert before == jit.source(kernel)
-    for name in re.findall(r'^#line 1 "(.+)"$', before, re.MULTILINE):
-        original = (copy / name).read_text()
-        (copy / name).write_text(original + "// edited\n")
-        assert bundle(kernel) != before, name
-        (copy / name).write_text(original)
-    assert bundle(kernel) == before
-
-
-def test_unknown_kernel() -> None:
-    with pytest.raises(FileNotFoundError):
-        jit.source("fa9")
-
-
 # --- compiling for the current device, with CuPy's part replaced ---
 
 
@@ -241,12 +190,13 @@ class _RawModule:
 
 
 class _Function:
-    """Stands for `cupy.RawKernel`."""
+    """Stands for `cupy.RawKernel` and for the `cupy.cuda.Function` in it."""
 
-    max_dynamic_shared_size_bytes = 0
+    smem_bytes = 0
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.ptr = self  # so that the driver's part can find it
 
     @property
     def kernel(self) -> Any:
@@ -255,6 +205,11 @@ class _Function:
 
 @pytest.fixture
 def raw_module(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_RawModule]]:
+    def set_attribute(function: _Function, attribute: int, value: int) -> None:
+        assert attribute == cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        function.smem_bytes = value
+
+    monkeypatch.setattr(cupy.cuda.driver, "funcSetAttribute", set_attribute)
     monkeypatch.setattr(cupy, "RawModule", _RawModule)
     monkeypatch.setattr(_RawModule, "made", [])
     jit._module.cache_clear()
@@ -270,7 +225,7 @@ def test_options_are_the_same_for_all_variants(raw_module: type[_RawModule], gpu
     for variant in variants:
         jit.kernel(variant, gpu, 0)
     assert [m.names for m in raw_module.made] == [(v.name_expression,) for v in variants]
-    assert [m.code for m in raw_module.made] == [jit.source(v.kernel) for v in variants]
+    assert [m.code for m in raw_module.made] == [source.text(v.kernel) for v in variants]
     (options,) = {m.options for m in raw_module.made}
     # CuPy adds the plain architecture itself.
     arch = [option for option in options if "arch" in option]
@@ -289,11 +244,11 @@ def test_kernels_are_compiled_once_and_made_ready_on_each_device(
     raw_module: type[_RawModule],
 ) -> None:
     first = jit.kernel(SMALL, H200, 0)
-    assert first.max_dynamic_shared_size_bytes == SMALL.smem_bytes
+    assert first.smem_bytes == SMALL.smem_bytes
     assert jit.kernel(SMALL, H200, 0) is first
     other = jit.kernel(SMALL, H200, 1)
     assert other is not first
-    assert other.max_dynamic_shared_size_bytes == SMALL.smem_bytes
+    assert other.smem_bytes == SMALL.smem_bytes
     assert len(raw_module.made) == 1
     jit.kernel(SMALL._replace(causal=True), H200, 0)
     jit.kernel(SMALL, device.named("a100"), 2)
@@ -322,7 +277,7 @@ def test_compile_error_of_a_call(
     cupy: Any, raw_module: type[_RawModule], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failure = cupy.cuda.compiler.CompileException(
-        "error: no", jit.source("fa2_mma"), "x.cu", ("-x",), "nvrtc"
+        "error: no", source.text("fa2_mma"), "x.cu", ("-x",), "nvrtc"
     )
     monkeypatch.setattr(raw_module, "failure", failure)
     for _ in range(2):  # a failure is not remembered
@@ -334,3 +289,154 @@ def test_compile_error_of_a_call(
         assert info.value.__cause__ is failure
     monkeypatch.setattr(raw_module, "failure", None)
     assert jit.kernel(SMALL, H200, 0).name == SMALL.name_expression
+
+
+# --- kernels that were compiled ahead of time ---
+
+
+class _Module:
+    """Stands for `cupy.cuda.Module`."""
+
+    loaded: list[bytes] = []  # noqa: RUF012
+    failure: Exception | None = None
+
+    def load(self, cubin: bytes) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.loaded.append(cubin)
+
+    def get_function(self, name: str) -> _Function:
+        return _Function(name)
+
+
+@pytest.fixture
+def module(
+    cupy: Any, raw_module: type[_RawModule], monkeypatch: pytest.MonkeyPatch
+) -> type[_Module]:
+    monkeypatch.setattr(cupy.cuda, "Module", _Module)
+    monkeypatch.setattr(_Module, "loaded", [])
+    return _Module
+
+
+@pytest.fixture(scope="module")
+def cubin() -> bytes:
+    return jit.compile(SMALL, H200.arch).cubin
+
+
+def test_a_kernel_compiled_ahead_of_time_is_loaded_on_each_device(
+    module: type[_Module], raw_module: type[_RawModule], cubin: bytes
+) -> None:
+    cache.store_cubin(SMALL, H200.arch, cubin)
+    kernels = [jit.kernel(SMALL, H200, device_id) for device_id in (0, 1)]
+    assert module.loaded == [cubin, cubin]
+    assert raw_module.made == []
+    for kernel in kernels:
+        assert kernel.name.startswith("_Z7fa2_mmaI")
+        assert kernel.smem_bytes == SMALL.smem_bytes
+    assert jit.kernel(SMALL, H200, 0) is kernels[0]
+    # Others are compiled as ever.
+    jit.kernel(SMALL._replace(causal=True), H200, 0)
+    jit.kernel(SMALL, device.named("a100"), 0)
+    assert len(raw_module.made) == 2
+
+
+def test_shared_memory_is_allowed_only_when_asked(module: type[_Module], cubin: bytes) -> None:
+    assert jit.load(cubin).smem_bytes == 0
+    assert jit.load(cubin, 100_000).smem_bytes == 100_000
+
+
+@pytest.mark.parametrize("keep", [0, 10, 63, 200, 0.5, -1])
+def test_a_damaged_file_is_ignored_with_one_warning(
+    module: type[_Module], raw_module: type[_RawModule], cubin: bytes, keep: float
+) -> None:
+    """It must not come to the driver, which reads on behind its end."""
+    part = cubin[: int(len(cubin) * keep) if isinstance(keep, float) else keep]
+    path = cache.store_cubin(SMALL, H200.arch, part)
+    with pytest.warns(RuntimeWarning) as caught:
+        first, second = (jit.kernel(SMALL, H200, 0) for _ in range(2))
+    (warning,) = caught
+    assert second is first
+    assert str(path) in str(warning.message)
+    assert module.loaded == []
+    assert first.name == SMALL.name_expression
+    assert first.smem_bytes == SMALL.smem_bytes
+    assert len(raw_module.made) == 1
+
+
+def test_a_file_that_the_driver_refuses_is_ignored_with_one_warning(
+    cupy: Any, module: type[_Module], monkeypatch: pytest.MonkeyPatch, cubin: bytes
+) -> None:
+    class Refusal(cupy.cuda.driver.CUDADriverError):  # type: ignore[misc]
+        def __init__(self) -> None:
+            RuntimeError.__init__(self, "no kernel image for this device")
+
+    path = cache.store_cubin(SMALL, H200.arch, cubin)
+    monkeypatch.setattr(module, "failure", Refusal())
+    with pytest.warns(RuntimeWarning, match="no kernel image") as caught:
+        assert jit.kernel(SMALL, H200, 0).name == SMALL.name_expression
+    (warning,) = caught
+    assert str(path) in str(warning.message)
+
+
+#: Needs more shared memory than a launch may use unasked.
+LARGE = Variant("fa2_mma", "float16", 128, 128, 64, 64, 2, 4, 1, False)
+
+
+@pytest.fixture
+def gpu(cupy: Any) -> Iterator[Device]:
+    """Return the current GPU, for which nothing is compiled yet."""
+
+    def forget() -> None:
+        launch._ready.clear()
+        jit._module.cache_clear()
+        jit._kernel.cache_clear()
+
+    forget()
+    yield device.of_id(cupy.cuda.runtime.getDevice())
+    forget()
+
+
+def attend(cupy: Any) -> Any:
+    x = cupy.random.default_rng(0).standard_normal((1, 3, 237, 128), dtype="f4").astype("f2")
+    return cufa.attention(x, x, x, kernel=LARGE)
+
+
+@pytest.mark.gpu
+def test_a_kernel_compiled_ahead_of_time_runs(
+    cupy: Any, gpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = attend(cupy)
+    launch._ready.clear()
+    jit._kernel.cache_clear()
+    cache.store_cubin(LARGE, gpu.arch, jit.compile(LARGE, gpu.arch).cubin)
+    monkeypatch.setattr(jit, "source", None)  # there is nothing to compile
+    monkeypatch.setattr(cupy, "RawModule", None)
+    assert (attend(cupy) == usual).all()
+
+
+@pytest.mark.gpu
+def test_a_kernel_of_another_architecture_is_ignored(cupy: Any, gpu: Device) -> None:
+    usual = attend(cupy)
+    launch._ready.clear()
+    jit._kernel.cache_clear()
+    other = "sm_80" if gpu.compute_capability >= 90 else "sm_120"
+    path = cache.store_cubin(LARGE, gpu.arch, jit.compile(LARGE, other).cubin)
+    with pytest.warns(RuntimeWarning, match="does not load") as caught:
+        out = attend(cupy)
+    assert str(path) in str(caught[0].message)
+    assert (out == usual).all()
+
+
+@pytest.mark.gpu
+def test_load(cupy: Any, gpu: Device) -> None:
+    compiled = jit.compile(LARGE, gpu.arch)
+    function = jit.load(compiled.cubin, LARGE.smem_bytes)
+    assert isinstance(function, cupy.cuda.Function)
+    driver = cupy.cuda.driver
+
+    def attribute(number: int) -> int:
+        return driver.funcGetAttribute(number, function.ptr)
+
+    assert attribute(driver.CU_FUNC_ATTRIBUTE_NUM_REGS) == compiled.registers
+    allowed = attribute(driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+    assert allowed == LARGE.smem_bytes

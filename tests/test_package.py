@@ -87,8 +87,13 @@ def run_python(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_import_does_not_import_cupy() -> None:
-    run_python("import sys, cufa; assert not [m for m in sys.modules if m.startswith('cupy')]")
+def test_import_imports_neither_cupy_nor_what_few_functions_need() -> None:
+    run_python(
+        "import sys, cufa\n"
+        "loaded = {name.split('.')[0] for name in sys.modules}\n"
+        "heavy = loaded & {'cupy', 'matplotlib', 'rich', 'concurrent', 'argparse'}\n"
+        "assert not heavy, heavy\n"
+    )
 
 
 def test_numpy_arrays_need_no_cupy() -> None:
@@ -106,6 +111,9 @@ def test_public_names() -> None:
     import cufa
 
     assert cufa.__doc__
-    assert sorted(cufa.__all__) == ["CompileError", "Variant", "attention", "explain"]
+    assert sorted(cufa.__all__) == [
+        *("CompileError", "Exploration", "Problem", "Variant"),
+        *("attention", "explain", "explore"),
+    ]
     for name in cufa.__all__:
         assert getattr(cufa, name).__doc__, name

@@ -18,6 +18,9 @@ from cufa.problem import Problem
 from cufa.tiles import all_head_dims, tile_shapes
 from cufa.variant import KERNEL_DTYPES, Variant
 
+#: What tuned tables change is in test_tuned.py.
+pytestmark = pytest.mark.usefixtures("no_builtin_tables")
+
 KIB = 1 << 10
 NAMED = [
     device.named(name) for name in ("a100", "rtx3090", "rtx4090", "h100", "h200", "b200", "rtx5090")
@@ -48,6 +51,8 @@ def plausible_devices(draw: st.DrawFn) -> Device:
         smem_per_sm=smem_per_block + KIB * draw(st.integers(1, 64)),
         l2_bytes=draw(st.integers(0, 1 << 28)),
         threads_per_sm=draw(st.sampled_from([1536, 2048])),
+        registers_per_sm=65536,
+        max_blocks_per_sm=draw(st.sampled_from([16, 24, 32])),
     )
 
 

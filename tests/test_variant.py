@@ -33,6 +33,56 @@ def test_name_expression(variant: Variant, expected: str) -> None:
     assert str(variant) == expected
 
 
+@pytest.mark.parametrize("name", ["a100", "rtx3090", "h200", "rtx5090"])
+def test_what_is_printed_can_be_read(name: str) -> None:
+    for variant in plan.all_variants(device.named(name)):
+        assert Variant.parse(str(variant)) == variant
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fa2_mma<bfloat16,128,64,128,32,2,4,2,true>",
+        "  fa2_mma < bfloat16 , 128 ,64, 128,32,2, 4,2 ,true >\n",
+    ],
+)
+def test_spaces_do_not_matter(text: str) -> None:
+    assert Variant.parse(text) == MMA
+    assert type(Variant.parse(text).causal) is bool
+
+
+def test_what_is_illegal_can_be_read() -> None:
+    variant = Variant.parse("fa2_mma<float, 1, 2, 3, 4, 5, 6, 0, false>")
+    assert variant == Variant("fa2_mma", "float32", 1, 2, 3, 4, 5, 6, 0, False)
+
+
+FORM = r"^a variant looks like fa2_mma<bfloat16, .*head_dim_v, bm, bn, stages.*, not '"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", FORM),
+        ("fa2_mma", FORM),
+        ("fa2_mma<bfloat16, 128>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, true>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, 1, true>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, 1>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, -2, true>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128.0, 32, 2, 4, 2, true>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, true> x", FORM),
+        ("fa9<bfloat16, 128, 64, 128, 32, 2, 4, 2, true>", "kernel must be one of .* not 'fa9'"),
+        (
+            "fa2_mma<bfloat, 128, 64, 128, 32, 2, 4, 2, true>",
+            "type must be one of float16, bfloat16, float, not 'bfloat'",
+        ),
+    ],
+)
+def test_what_is_no_variant(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Variant.parse(text)
+
+
 def test_threads() -> None:
     assert MMA.threads == 128
     assert FA1.threads == 256

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-HIDDEN = 2048
-TOKENS = 16384
-SEQS = (512, 1024, 2048, 4096, 8192, 16384)
+from cufa.explorer.standard import SEQS, standard_problems
+from cufa.problem import Problem
 
 
 class Cell(NamedTuple):
@@ -82,15 +81,10 @@ def standard_cells(dtype: str, head_dims: Iterable[int], seqs: Iterable[int] = S
     ValueError
         When a head dim or a length does not divide evenly.
     """
-    cells = []
-    lengths = tuple(seqs)
-    for d in head_dims:
-        if d < 1 or HIDDEN % d:
-            raise ValueError(f"head dim {d} does not divide the hidden size {HIDDEN}")
-        for causal in (False, True):
-            for s in lengths:
-                if s < 1 or TOKENS % s:
-                    raise ValueError(f"sequence length {s} does not divide {TOKENS} tokens")
-                heads = HIDDEN // d
-                cells.append(Cell(dtype, TOKENS // s, heads, heads, s, s, d, d, causal))
-    return cells
+    return [cell_of(problem) for problem in standard_problems((dtype,), head_dims, seqs=seqs)]
+
+
+def cell_of(p: Problem) -> Cell:
+    """Return a problem as a cell."""
+    heads = p.heads_q, p.heads_kv
+    return Cell(p.dtype, p.batch, *heads, p.seq_q, p.seq_kv, p.head_dim, p.head_dim_v, p.causal)

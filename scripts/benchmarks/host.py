@@ -15,7 +15,7 @@ import cupy
 from benchmarks.cells import Cell
 from benchmarks.inputs import Operands
 from benchmarks.prefill import planned_kernel
-from benchmarks.timing import Call, order_of
+from cufa.explorer.timing import Call, order_of
 
 CELL = Cell("bfloat16", 1, 8, 8, 128, 128, 64, 64, False)
 

@@ -30,6 +30,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
     rows = result["rows"]
     if result["bench"] == "jit":
         _draw_jit(figure, rows)
+    elif result["bench"] == "explore":
+        _draw_explore(figure, rows)
     elif all(row["unit"] == "us" for row in rows):
         _draw_bars(figure, rows)
     else:
@@ -86,6 +88,17 @@ def _draw_bars(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
         axes.invert_yaxis()
         axes.margins(x=0.12)
         axes.set_xlabel("us a call (less is better)")
+
+
+def _draw_explore(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw the time of each run's winner beside that of the fastest variant."""
+    figure.set_size_inches(8, 1 + 0.8 * len(rows))
+    axes = figure.subplots()
+    for i, row in enumerate(rows):
+        axes.barh(i + 0.2, row["winner_us"], 0.4, color=_CUFA_COLOUR)
+        axes.barh(i - 0.2, row["best_us"], 0.4, color=_PEER_COLOURS[0])
+    axes.set_yticks(range(len(rows)), [f"run {i + 1}" for i in range(len(rows))])
+    axes.set_xlabel("us: the winner (red), the fastest when all are timed (blue)")
 
 
 def _draw_jit(figure: Any, rows: Sequence[dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from benchmarks.accuracy import max_errors
 from benchmarks.cells import Cell
 from benchmarks.inputs import Operands, to_cupy
 from benchmarks.peers import PEERS, cufa_call
-from benchmarks.timing import Budget, Call, CudaClock, race
+from cufa.explorer.timing import Budget, Call, CudaClock, race
 
 CUFA = "cufa"
 

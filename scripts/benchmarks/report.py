@@ -14,6 +14,8 @@ _TITLES = {
     "fp32": "float32",
     "host": "Host cost of a call",
     "jit": "First call in a new process",
+    "explore": "The explorer",
+    "tune": "The standard table, tuned",
 }
 
 
@@ -58,6 +60,8 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
     parts = [title, _origin(result, source), f"![{bench}]({plot})"]
     if bench == "jit":
         parts.append(_jit_table(rows))
+    elif bench == "explore":
+        parts.append(_explore_table(rows))
     else:
         parts += [_summary(rows), _cell_table(rows)]
         if any("cufa_maxerr" in row for row in rows):
@@ -153,6 +157,23 @@ def _jit_table(rows: Sequence[dict[str, Any]]) -> str:
         cold, warm = (max(row[key] for row in rows) for key in ("cold_s", "warm_s"))
         lines.append(["**longest**", f"{cold:.3f}", f"{warm:.3f}"])
     return _table(["variant", "cold cache, s", "warm disk cache, s"], lines)
+
+
+def _explore_table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        [
+            row["variants"],
+            f"{row['seconds']:.0f}",
+            f"`{row['winner']}`",
+            f"{row['winner_us']:.1f}",
+            f"`{row['best']}`",
+            f"{row['best_us']:.1f}",
+            f"{row['best_us'] / row['winner_us']:.3f}",
+        ]
+        for row in rows
+    ]
+    head = ["variants", "s, cold", "winner", "us", "fastest when all are timed", "us", "quotient"]
+    return _table(head, lines)
 
 
 _CELL_HEAD = ["dtype", "D", "mask", "S", "batch", "heads"]

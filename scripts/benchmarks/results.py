@@ -38,6 +38,15 @@ _CELL = {
     "peers": dict,
 }
 _JIT = {"variant": str, "cold_s": (int, float), "warm_s": (int, float)}
+_EXPLORE = {
+    "variants": int,
+    "seconds": (int, float),
+    "winner": str,
+    "winner_us": (int, float),
+    "best": str,
+    "best_us": (int, float),
+}
+_OTHER_ROWS = {"jit": _JIT, "explore": _EXPLORE}
 
 UNITS = ("TFLOP/s", "us")
 
@@ -67,8 +76,8 @@ def validate(result: Any) -> None:
         _check_number(f"ceilings.{name}", result["ceilings"].get(name))
     for index, row in enumerate(result["rows"]):
         where = f"rows[{index}]"
-        if result["bench"] == "jit":
-            _check_fields(where, row, _JIT)
+        if result["bench"] in _OTHER_ROWS:
+            _check_fields(where, row, _OTHER_ROWS[result["bench"]])
             continue
         _check_fields(where, row, _CELL)
         if row["unit"] not in UNITS:

@@ -1,0 +1,128 @@
+"""``compile``: kernels that are compiled before they are needed."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import closing
+
+from cufa import cache, tuned
+from cufa.cli import machine, table
+from cufa.cli.parser import CommandError, Commands, add_command, add_device, add_jobs
+from cufa.cli.problems import problem_of
+from cufa.cli.values import shapes
+from cufa.device import Device
+from cufa.explorer import build
+from cufa.jit import CompileError
+from cufa.plan import all_variants, plan
+from cufa.problem import DTYPES
+from cufa.variant import ELEMENT_BYTES, KERNEL_DTYPES, Variant
+
+
+def add(commands: Commands) -> None:
+    """Add the command's parser."""
+    parser = add_command(
+        commands,
+        "compile",
+        run,
+        summary="compile kernels ahead of time, into cufa's cache folder",
+        description=(
+            "Compile the kernels that the planner would choose, so that a first call finds\n"
+            "them: for a container image, or where nobody may wait. Without --for, all that it\n"
+            "can choose on that GPU. What is there already is skipped. CUFA_CACHE_DIR says\n"
+            "where they go, and must be the same when they are used."
+        ),
+        examples=(
+            "--arch sm_90a --for 4,32,4096,128:4,8,4096,128 1,32,1,128 --dtype bfloat16",
+            "--gpu rtx4090 --dtype float16 --causal",
+        ),
+    )
+    parser.add_argument(
+        "--for",
+        dest="problems",
+        type=shapes,
+        nargs="+",
+        metavar="Q[:K[:V]]",
+        help="shapes B,H,S,D of problems; K is like Q, and V like K, where left out",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, help="one element type (default: all)")
+    parser.add_argument(
+        "--causal",
+        action=argparse.BooleanOptionalAction,
+        help="with a causal mask only, or without only (default: both)",
+    )
+    add_jobs(parser)
+    add_device(parser, "What to compile for: this machine's by default.")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compile what is missing."""
+    machine.check_compiler()
+    device = machine.chosen_gpu(options)
+    variants = _variants(options, device)
+    try:
+        (cache.folder() / "kernels").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"the cache folder cannot be written: {error}") from error
+    missing = [v for v in variants if cache.find_cubin(v, device.arch) is None]
+    there = len(variants) - len(missing)
+    started = time.perf_counter()
+    written: list[Variant] = []
+    failed: list[Variant] = []
+    try:
+        with closing(build.compile_all(missing, device.arch, options.jobs)) as built:
+            for done, each in enumerate(built, 1):
+                stored = _store(each, device.arch, f"[{done}/{len(missing)}]")
+                (written if stored else failed).append(each.variant)
+    finally:  # also after Ctrl-C
+        wall = time.perf_counter() - started
+        print(
+            f"{len(written)} kernels for {device.arch} ({device.name}) written in {wall:.1f} s, "
+            f"{there} were there" + (f", {len(failed)} failed" if failed else "")
+        )
+        print(cache.folder() / "kernels")
+    return 1 if failed else 0
+
+
+def _store(built: build.Built, arch: str, position: str) -> bool:
+    """Keep a kernel and say so, or say why there is none."""
+    variant, compiled, seconds = built
+    if isinstance(compiled, CompileError):
+        print(f"{position} {variant} failed: {' '.join(compiled.log.split())}", flush=True)
+        return False
+    cache.store_cubin(variant, arch, compiled.cubin)
+    size = table.size_text(len(compiled.cubin))
+    print(f"{position} {variant}  {seconds:.1f} s, {size}", flush=True)
+    return True
+
+
+def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
+    """Return what to compile, each variant once."""
+    masks = (False, True) if options.causal is None else (options.causal,)
+    dtypes = DTYPES if options.dtype is None else (options.dtype,)
+    if options.problems is None:
+        return [v for v in _all(device) if v.causal in masks and v.dtype in dtypes]
+    problems = [
+        problem_of(each, dtype, causal)
+        for each in options.problems
+        for dtype in dtypes
+        for causal in masks
+    ]
+    try:
+        found = [plan(problem, device).variant for problem in problems]
+    except ValueError as error:
+        raise CommandError(error) from error
+    return list(dict.fromkeys(found))
+
+
+def _all(device: Device) -> list[Variant]:
+    """Return what the planner can choose, by its rules and by the tuned tables."""
+    tuned_ones = (
+        Variant(entry.kernel, dtype, key.head_dim, key.head_dim_v, *entry.shape, key.causal)
+        for each, _ in tuned.tables(device)
+        for key, entry in each.entries.items()
+        for dtype in KERNEL_DTYPES.get(entry.kernel, ())
+        if ELEMENT_BYTES[dtype] == key.element_bytes
+    )
+    legal = (variant for variant in tuned_ones if variant.illegal(device) is None)
+    return list(dict.fromkeys([*all_variants(device), *legal]))

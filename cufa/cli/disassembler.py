@@ -1,0 +1,50 @@
+"""Cubin -> SASS, where NVIDIA's disassembler is found."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from cufa.cli.parser import CommandError
+
+_TOOL = "nvdisasm"
+
+
+def _toolkits() -> list[Path]:
+    homes = (os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH"))
+    return [Path(home) / "bin" for home in homes if home]
+
+
+def _packages() -> list[Path]:
+    """Return the folders of programs in the pip packages of CUDA, the newest CUDA first."""
+    shared = importlib.util.find_spec("nvidia")  # a namespace of all of them
+    places = shared.submodule_search_locations if shared else None
+    return [folder for place in places or () for folder in sorted(Path(place).glob("*/bin"))[::-1]]
+
+
+def find() -> str:
+    """Return the path of nvdisasm: on PATH, in a CUDA toolkit, or of the pip package.
+
+    cuobjdump needs it too, so there is no use in looking for that.
+    """
+    found = shutil.which(_TOOL)
+    for folder in (*_toolkits(), *_packages()):
+        found = found or shutil.which(_TOOL, path=str(folder))
+    if found is None:
+        raise CommandError(f"{_TOOL} is needed for SASS: pip install nvidia-cuda-nvdisasm", 1)
+    return found
+
+
+def sass(tool: str, cubin: bytes) -> str:
+    """Return the machine code of a cubin as text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        done = subprocess.run([tool, "-c", str(path)], capture_output=True, text=True)
+    if done.returncode:
+        raise CommandError(f"{tool}: {done.stderr or done.stdout}", 1)
+    return done.stdout

@@ -1,0 +1,79 @@
+"""``explain``: the plan that a call would use."""
+
+from __future__ import annotations
+
+import argparse
+
+from cufa.cli import machine, table
+from cufa.cli.parser import CommandError, Commands, add_command, add_device, add_problem
+from cufa.cli.problems import one_problem
+from cufa.cli.values import kernel
+from cufa.device import Device
+from cufa.explorer.table import problem_text
+from cufa.plan import Plan, plan
+from cufa.problem import Problem
+
+_MEANING = {
+    "head_dim": "columns of the Q and K tiles",
+    "head_dim_v": "columns of the V and O tiles",
+    "bm": "queries of a tile",
+    "bn": "keys of a tile",
+    "stages": "depth of the K/V ring in shared memory",
+    "warps": "warps of a block",
+    "blocks_per_sm": "blocks that must fit on a multiprocessor",
+    "causal": "whether the causal mask is compiled in",
+}
+
+
+def add(commands: Commands) -> None:
+    """Add the command's parser."""
+    parser = add_command(
+        commands,
+        "explain",
+        run,
+        summary="the kernel, tile and grid that a call would use",
+        description=(
+            "Print the plan that cufa.attention would use for a problem, and where it comes\n"
+            "from: the user's tuned table, the built-in one, or the default rules. Nothing is\n"
+            "compiled or run."
+        ),
+        examples=(
+            "--q 4,32,4096,128 --k 4,8,4096,128 --dtype bfloat16 --causal",
+            "--q 1,32,1,128 --k 1,8,8192,128 --gpu h100",
+        ),
+    )
+    add_problem(parser)
+    parser.add_argument("--kernel", type=kernel, metavar="NAME", help="a kernel to force")
+    add_device(parser, "This machine's by default; one that is named need not be here.")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the plan."""
+    problem = one_problem(options)
+    device = machine.chosen_gpu(options)
+    try:
+        found = plan(problem, device, options.kernel)
+    except ValueError as error:
+        raise CommandError(error) from error
+    _print(problem, device, found)
+    return 0
+
+
+def _print(problem: Problem, device: Device, found: Plan) -> None:
+    variant = found.variant
+    tiles = f"{problem.batch * problem.heads_q} heads x {found.q_tiles} tiles of queries"
+    rows: list[tuple[object, ...]] = [
+        ("problem", problem_text(problem)),
+        ("GPU", f"{device.name}, {device.arch}, {device.sm_count} multiprocessors"),
+        ("variant", variant),
+        ("  kernel", variant.kernel, f"cufa/kernels/{variant.kernel}.cu"),
+        ("  dtype", variant.dtype, "elements of q, k, v and the result"),
+        *((f"  {name}", getattr(variant, name), meaning) for name, meaning in _MEANING.items()),
+        ("grid", f"{found.grid} blocks: {'one a head' if variant.kernel == 'fa1_fp32' else tiles}"),
+        ("block", f"{found.block} threads"),
+        ("shared memory", f"{found.smem_bytes} bytes a block"),
+        ("interleaved", f"the tiles of {found.section_heads} heads at a time"),
+    ]
+    if found.workspace_floats:
+        rows.append(("workspace", f"{4 * found.workspace_floats} bytes of global memory"))
+    table.pairs([*rows, ("reason", found.reason)])

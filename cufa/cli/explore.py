@@ -1,0 +1,119 @@
+"""``explore``: the variants that could run a problem, compiled and, with a GPU, timed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from cufa import explorer
+from cufa.cli import machine, report
+from cufa.cli.parser import (
+    CommandError,
+    Commands,
+    add_command,
+    add_device,
+    add_jobs,
+    add_problem,
+)
+from cufa.cli.problems import one_problem
+from cufa.cli.values import axis, count, kernel, output, picture, variant
+from cufa.cli.watch import watch
+from cufa.device import Device
+from cufa.explorer.result import Exploration, Interrupted
+from cufa.explorer.space import variants
+from cufa.problem import Problem
+from cufa.variant import Variant
+
+
+def add(commands: Commands) -> None:
+    """Add the command's parser."""
+    parser = add_command(
+        commands,
+        "explore",
+        run,
+        summary="compile, check, time and rank the variants for a problem",
+        description=(
+            "Compile every variant of a space: registers, spills, shared memory, occupancy.\n"
+            "On a GPU each is also checked against an oracle, timed and ranked. With --gpu or\n"
+            "--arch nothing is run, and no GPU is needed. Ctrl-C keeps what was found so far."
+        ),
+        examples=(
+            "--q 4,32,4096,128 --dtype bfloat16 --causal --plot tiles.png",
+            "--q 2,16,8192,128 --dtype bfloat16 --arch sm_90a --space bm=64,128 --json x.json",
+        ),
+    )
+    add_problem(parser)
+    space = parser.add_argument_group(
+        "the variants",
+        "By default, the tiles that make sense for the kernel that the planner takes.",
+    )
+    space.add_argument(
+        "--kernel", type=kernel, action="append", metavar="NAME", help="a kernel (repeatable)"
+    )
+    space.add_argument(
+        "--space",
+        type=axis,
+        action="append",
+        metavar="ARG=N,N",
+        help="values of a template argument in place of the default ones: bm=64,128 (repeatable)",
+    )
+    space.add_argument(
+        "--variant",
+        type=variant,
+        action="append",
+        metavar="VARIANT",
+        help="one variant in full, alone or beside those of --kernel and --space (repeatable)",
+    )
+    add_jobs(parser)
+    add_device(parser, "This machine's by default. One that is named need not be here.")
+    results = parser.add_argument_group("the results")
+    results.add_argument("--top", type=count, metavar="N", help="print only the first N")
+    results.add_argument("--json", type=output, metavar="FILE", help="write everything as JSON")
+    results.add_argument("--csv", type=output, metavar="FILE", help="write the rows as CSV")
+    results.add_argument(
+        "--plot", type=picture, metavar="FILE", help="draw them; the suffix names the format"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Explore, write the files, print the table."""
+    problem = one_problem(options)
+    machine.check_compiler()
+    named: Device | None = options.gpu or options.arch
+    device = named or machine.current_gpu("with --gpu h100, say, nothing is timed")
+    space = _space(options, problem, device)
+    status = 0
+    try:
+        with watch() as show:
+            found = explorer.explore(
+                problem, space=space, device=named, jobs=options.jobs, progress=show
+            )
+    except Interrupted as stop:
+        found, status = stop.exploration, 130
+        print(f"{options.prog}: interrupted; this was found so far", file=sys.stderr)
+    _write(found, options)  # first: a pipe that closes early must not cost the files
+    report.show(found, options.top)
+    return status
+
+
+def _space(options: argparse.Namespace, problem: Problem, device: Device) -> list[Variant]:
+    """Return the variants that the options ask for."""
+    own: list[Variant] = options.variant or []
+    if own and not options.space and not options.kernel:
+        return own
+    try:
+        return [*variants(problem, device, options.kernel, dict(options.space or ())), *own]
+    except ValueError as error:
+        raise CommandError(error) from error
+
+
+def _write(found: Exploration, options: argparse.Namespace) -> None:
+    """Write the files that were asked for."""
+    for path, write in (
+        (options.json, found.to_json),
+        (options.csv, found.to_csv),
+        (options.plot if found.rows else None, found.plot),
+    ):
+        if path is not None:
+            write(path)
+            print(f"wrote {path}", file=sys.stderr)

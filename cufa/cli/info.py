@@ -1,0 +1,163 @@
+"""``info``: what cufa finds on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+from contextlib import suppress
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from cufa import cache, source, tuned
+from cufa import device as devices
+from cufa.cli import machine, table
+from cufa.cli.parser import CommandError, Commands, add_command
+from cufa.device import Device
+from cufa.plan import plan
+from cufa.problem import DTYPES, Problem
+
+_TYPICAL = (4, 32, 4096, 128)
+
+
+def add(commands: Commands) -> None:
+    """Add the command's parser."""
+    add_command(
+        commands,
+        "info",
+        run,
+        summary="the GPU, the libraries, the caches and the kernels of this machine",
+        description=(
+            "Print what cufa finds on this machine: the GPU and its driver, the versions of\n"
+            "the libraries, the cache folders and their sizes, the tuned tables, and which\n"
+            "kernel each element type gets. Works without a GPU and without CuPy."
+        ),
+        examples=("",),
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print all that is found."""
+    device, about = _device()
+    table.pairs(
+        (
+            ("cufa", f"{_version()}, kernel sources {source.digest()}"),
+            ("Python", f"{platform.python_version()}, NumPy {np.__version__}"),
+            ("CuPy", _cupy_version()),
+            ("NVRTC", _nvrtc_version()),
+            ("driver", _driver()),
+            ("GPU", about),
+            *_caches(),
+            *_tables(device),
+            *_kernels(device),
+        )
+    )
+    return 0
+
+
+def _version() -> str:
+    try:
+        return metadata.version("cufa")
+    except metadata.PackageNotFoundError:
+        return "from a source tree"
+
+
+def _cupy_version() -> str:
+    try:
+        return str(machine.cupy().__version__)
+    except CommandError as failure:
+        return str(failure)
+
+
+def _nvrtc_version() -> str:
+    try:
+        machine.check_compiler()
+    except CommandError as failure:
+        return str(failure)
+    from cupy.cuda import nvrtc
+
+    return ".".join(map(str, nvrtc.getVersion()))
+
+
+def _driver() -> str:
+    """Return the driver's version, and the CUDA version that it offers where CuPy can say."""
+    command = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+        version = done.stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        version = ""
+    try:
+        offered = machine.cupy().cuda.runtime.driverGetVersion()
+    except (CommandError, *machine.MISSING):
+        offered = 0
+    if offered:
+        cuda = f"for CUDA up to {offered // 1000}.{offered % 1000 // 10}"
+        return f"{version}, {cuda}" if version else cuda
+    return version or "none"
+
+
+def _device() -> tuple[Device | None, str]:
+    """Return the current GPU, or None, and a line about it."""
+    try:
+        runtime: Any = machine.cupy().cuda.runtime
+        number, count = runtime.getDevice(), runtime.getDeviceCount()
+        device = devices.of_id(number)
+    except CommandError:
+        return None, "unknown without CuPy"
+    except machine.MISSING as error:
+        return None, f"none ({error})"
+    return device, (
+        f"{device.name}, {device.arch}, {device.sm_count} multiprocessors, "
+        f"{device.smem_per_block // 1024} KiB of shared memory a block "
+        f"(device {number}, {count} in all)"
+    )
+
+
+def _caches() -> list[tuple[str, str]]:
+    cupys = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")
+    return [
+        ("cufa's cache", f"{cache.folder()}, {table.size_text(cache.size_bytes())}"),
+        ("CuPy's cache", f"{cupys}, {table.size_text(_size_bytes(cupys))}"),
+    ]
+
+
+def _size_bytes(folder: str) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # another process may have removed it
+                total += os.stat(os.path.join(parent, name)).st_size
+    return total
+
+
+def _tables(device: Device | None) -> list[tuple[str, str]]:
+    """Return the tuned tables that plans for a GPU follow, the first before the second."""
+    if device is None:
+        return []
+    found = [
+        ("tuned table", f"{whose}: {len(table.entries)} classes of problems, {table.date}")
+        for table, whose in tuned.tables(device)
+    ]
+    return found or [
+        ("tuned table", f"none: 'python -m cufa tune' writes {tuned.user_path(device)}")
+    ]
+
+
+def _kernels(device: Device | None) -> list[tuple[str, str]]:
+    """Return the kernel of each element type, for a typical problem."""
+    if device is None:
+        return [("kernels", "none: NumPy arrays are computed on the CPU")]
+    rows = []
+    for dtype in DTYPES:
+        problem = Problem.of_shapes(_TYPICAL, _TYPICAL, _TYPICAL, dtype=dtype)
+        try:
+            found = plan(problem, device)
+        except ValueError as error:
+            return [("kernels", f"none: {error}")]
+        rows.append((dtype, f"{found.variant.kernel}: {found.variant} ({found.reason})"))
+    size = ",".join(map(str, _TYPICAL))
+    return [("kernels", f"for {size}, say"), *((f"  {name}", text) for name, text in rows)]

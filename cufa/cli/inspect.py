@@ -1,0 +1,91 @@
+"""``inspect``: one variant, its figures or its text at every stage."""
+
+from __future__ import annotations
+
+import argparse
+
+from cufa import jit, source
+from cufa.cli import disassembler, machine, table
+from cufa.cli.parser import CommandError, Commands, add_command, add_device
+from cufa.cli.values import variant
+from cufa.device import Device
+from cufa.explorer.occupancy import resident_blocks
+from cufa.jit import CompileError
+from cufa.variant import Variant
+
+
+def add(commands: Commands) -> None:
+    """Add the command's parser."""
+    parser = add_command(
+        commands,
+        "inspect",
+        run,
+        summary="registers and occupancy of a variant; its source, PTX or SASS",
+        description=(
+            "Show one variant, which is written as 'explain' and 'explore' print it: the\n"
+            "figures of its compilation, or its text at one of three stages."
+        ),
+        examples=(
+            '"fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, true>" --arch sm_90a',
+            '"fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, true>" --arch sm_90a --sass',
+        ),
+    )
+    parser.add_argument("variant", type=variant, metavar="VARIANT", help="quoted, for its < and >")
+    stage = parser.add_mutually_exclusive_group()
+    stage.add_argument(
+        "--source", action="store_true", help="the CUDA source with its headers and instantiation"
+    )
+    stage.add_argument("--ptx", action="store_true", help="the PTX")
+    stage.add_argument("--sass", action="store_true", help="the machine code; needs nvdisasm")
+    add_device(parser, "What it is compiled for: this machine's by default.")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what is asked for."""
+    if options.source:
+        print(instantiated(options.variant))
+        return 0
+    tool = disassembler.find() if options.sass else ""
+    machine.check_compiler()
+    device = machine.chosen_gpu(options)
+    complaint = options.variant.illegal(device)
+    if complaint is not None:
+        raise CommandError(f"{options.variant} is not legal on {device.name}: {complaint}")
+    try:
+        if options.ptx:
+            print(jit.ptx(options.variant, device.arch))
+        elif options.sass:
+            print(disassembler.sass(tool, jit.compile(options.variant, device.arch).cubin))
+        else:
+            _print_figures(options.variant, device)
+    except CompileError as error:
+        raise CommandError(error, 1) from error
+    return 0
+
+
+def instantiated(variant: Variant) -> str:
+    """Return a text that compiles to one variant, by NVRTC or by nvcc, with nothing to include."""
+    return (
+        f"{source.text(variant.kernel)}\n"
+        f"template __global__ void {variant}(const __grid_constant__ Params);"
+    )
+
+
+def _print_figures(variant: Variant, device: Device) -> None:
+    compiled = jit.compile(variant, device.arch)
+    smem_bytes = compiled.static_smem_bytes + compiled.dynamic_smem_bytes
+    blocks = resident_blocks(device, variant.threads, compiled.registers, smem_bytes)
+    threads = blocks * variant.threads
+    spills = compiled.spill_bytes
+    table.pairs(
+        (
+            ("variant", variant),
+            ("compiled for", f"{device.arch}, occupancy of {device.name}"),
+            ("registers", f"{compiled.registers} a thread"),
+            ("spills", f"{spills} bytes a thread" if spills else "none"),
+            ("shared memory", f"{smem_bytes} bytes a block ({compiled.static_smem_bytes} static)"),
+            ("threads", f"{variant.threads} a block"),
+            ("occupancy", f"{blocks} blocks, {threads} of {device.threads_per_sm} threads"),
+            ("code", f"{compiled.code_bytes} bytes"),
+        )
+    )

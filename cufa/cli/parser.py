@@ -1,0 +1,88 @@
+"""The parser of the command line, and the options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from cufa.cli.values import architecture, count, gpu, shape
+from cufa.problem import DTYPES
+
+PROGRAM = "python -m cufa"
+
+Commands = Any  # argparse does not name the type of what add_subparsers returns
+
+
+class CommandError(Exception):
+    """What ends a command: one line for its user, and the exit status."""
+
+    def __init__(self, message: object, status: int = 2) -> None:
+        super().__init__(" ".join(str(message).split()))
+        self.status = status
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2, and without the lines of usage that argparse puts before."""
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    summary: str,
+    description: str,
+    examples: tuple[str, ...],
+) -> Parser:
+    """Add the parser of a command; `run` gets its options and returns the exit status."""
+    lines = "\n".join(f"  {PROGRAM} {name} {words}".rstrip() for words in examples)
+    title = "example" if len(examples) == 1 else "examples"
+    parser: Parser = commands.add_parser(
+        name, help=summary, description=description, epilog=f"{title}:\n{lines}"
+    )
+    parser.set_defaults(run=run, prog=parser.prog)
+    return parser
+
+
+def add_problem(parser: Parser) -> None:
+    """Add the options that say one problem."""
+    group = parser.add_argument_group("the problem")
+    group.add_argument(
+        "--q",
+        type=shape,
+        required=True,
+        metavar="B,H,S,D",
+        help="shape of q: 4,32,4096,128",
+    )
+    group.add_argument("--k", type=shape, metavar="B,H,S,D", help="shape of k (default: that of q)")
+    group.add_argument("--v", type=shape, metavar="B,H,S,D", help="shape of v (default: that of k)")
+    group.add_argument(
+        "--dtype", choices=DTYPES, default="float16", help="element type (default: float16)"
+    )
+    group.add_argument("--causal", action="store_true", help="with a causal mask")
+
+
+def add_device(parser: Parser, why: str) -> None:
+    """Add the options that name a GPU in place of this machine's; `why` says what for."""
+    group = parser.add_argument_group("the GPU", why)
+    either = group.add_mutually_exclusive_group()
+    either.add_argument("--gpu", type=gpu, metavar="NAME", help="a well-known GPU, such as h100")
+    either.add_argument(
+        "--arch", type=architecture, metavar="SM", help="a typical GPU of it, such as sm_86"
+    )
+
+
+def add_jobs(parser: Parser) -> None:
+    """Add the number of compilations at a time."""
+    parser.add_argument(
+        "--jobs", type=count, metavar="N", help="compilations at a time (default: one a core)"
+    )

@@ -1,0 +1,145 @@
+"""``tune``: the variants that win for given problems on this GPU, kept for calls to come."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from statistics import geometric_mean
+
+from cufa.cli import machine, table
+from cufa.cli.parser import CommandError, Commands, add_command, add_jobs
+from cufa.cli.problems import problem_of
+from cufa.cli.values import Shapes, output, shape
+from cufa.cli.watch import watch
+from cufa.explorer.table import problem_text
+from cufa.explorer.tune import Interrupted, Tuning, standard_problems, tune
+from cufa.problem import DTYPES, Problem
+from cufa.variant import Variant
+
+
+def add(commands: Commands) -> None:
+    """Add the command's parser."""
+    parser = add_command(
+        commands,
+        "tune",
+        run,
+        summary="time the variants of some problems, and keep the winners for later calls",
+        description=(
+            "Explore problems on this machine's GPU and keep what beats the planner's rules in\n"
+            "the user's tuned table, which cufa.attention follows from then on, also for\n"
+            "problems like them. CUFA_TUNED=0 turns the table off; 'explain' says when it was\n"
+            "used. Ctrl-C keeps the problems that are done."
+        ),
+        examples=(
+            "--q 4,32,4096,128 --k 4,8,4096,128 --dtype bfloat16 --causal",
+            "--standard --dtype bfloat16 --json tuned.json",
+        ),
+    )
+    group = parser.add_argument_group("the problems")
+    group.add_argument(
+        "--standard",
+        action="store_true",
+        help="hidden size 2048, 16384 tokens, head dims 64 to 256, lengths 512 to 16384",
+    )
+    for name, like in (("q", ""), ("k", " (default: that of q)"), ("v", " (default: that of k)")):
+        group.add_argument(
+            f"--{name}",
+            type=shape,
+            action="append",
+            metavar="B,H,S,D",
+            help=f"shape of {name}{like}; repeatable, one for each problem",
+        )
+    group.add_argument(
+        "--dtype", choices=DTYPES, default="float16", help="element type (default: float16)"
+    )
+    group.add_argument(
+        "--causal",
+        action=argparse.BooleanOptionalAction,
+        help="with a causal mask only, or without only (default: both)",
+    )
+    add_jobs(parser)
+    parser.add_argument("--dry-run", action="store_true", help="keep nothing, only print")
+    parser.add_argument("--json", type=output, metavar="FILE", help="write everything as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Explore the problems, keep the winners, print both."""
+    problems = _problems(options)
+    machine.check_compiler()
+    machine.current_gpu("tuning is timing")
+    interrupted = False
+    try:
+        with watch() as show:
+            tuning = tune(problems, jobs=options.jobs, progress=show, on_problem=show.begin_problem)
+    except Interrupted as stop:
+        tuning, interrupted = stop.tuning, True
+        print(f"{options.prog}: interrupted; this was found so far", file=sys.stderr)
+    _keep(tuning, options)
+    _print(tuning)
+    return 130 if interrupted else 1 if tuning.failures else 0
+
+
+def _problems(options: argparse.Namespace) -> list[Problem]:
+    if options.standard == bool(options.q):
+        raise CommandError("either --standard or at least one --q is needed")
+    masks = (False, True) if options.causal is None else (options.causal,)
+    if options.standard:
+        if options.k or options.v:
+            raise CommandError("--standard has shapes of its own: give no --k and no --v")
+        return standard_problems((options.dtype,), masks=masks)
+    shapes = _shapes(options)
+    return [problem_of(each, options.dtype, causal) for each in shapes for causal in masks]
+
+
+def _shapes(options: argparse.Namespace) -> list[Shapes]:
+    """Return the shapes of each problem, which are given in the same order for q, k and v."""
+    queries = options.q
+    keys = options.k or queries
+    values = options.v or keys
+    for name, given in (("k", keys), ("v", values)):
+        if len(given) != len(queries):
+            raise CommandError(f"as many --{name} as --q are needed, or none")
+    return [Shapes(*each) for each in zip(queries, keys, values, strict=True)]
+
+
+def _keep(tuning: Tuning, options: argparse.Namespace) -> None:
+    """Write the user's table, and the file that was asked for."""
+    if tuning.rows and not options.dry_run:
+        print(f"wrote {tuning.store(options.command)}", file=sys.stderr)
+    if options.json:
+        whole = {"command": options.command, **tuning.to_dict()}
+        options.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        print(f"wrote {options.json}", file=sys.stderr)
+
+
+def _print(tuning: Tuning) -> None:
+    """Print what the planner chose, and what wins."""
+    rows = [
+        (
+            problem_text(row.problem),
+            _tile(row.planned),
+            f"{row.planned_us:.1f}",
+            _tile(row.winner) if row.winner != row.planned else "stays",
+            f"{row.winner_us:.1f}",
+            f"{row.ratio:.3f}",
+            "",
+        )
+        for row in tuning.rows
+    ]
+    nothing = ("-",) * 5
+    rows += [(problem_text(p), *nothing, f"failed: {why}") for p, why in tuning.failures.items()]
+    if not rows:
+        print("nothing was tuned")
+        return
+    table.show(("problem", "planned", "us", "winner", "us", "ratio", ""), rows)
+    if tuning.rows:
+        mean = geometric_mean(row.ratio for row in tuning.rows)
+        changed = sum(row.winner != row.planned for row in tuning.rows)
+        print(f"\n{changed} of {len(tuning.rows)} change; geometric mean of the ratios {mean:.3f}")
+
+
+def _tile(variant: Variant) -> str:
+    """Return a variant's free arguments: tile, stages, warps and blocks_per_sm."""
+    v = variant
+    return f"{v.kernel} {v.bm}x{v.bn} {v.stages}/{v.warps}/{v.blocks_per_sm}"

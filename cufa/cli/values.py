@@ -1,0 +1,127 @@
+"""Words of the command line -> values; what cannot be one is an `argparse.ArgumentTypeError`."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import NamedTuple
+
+from cufa import device as devices
+from cufa.device import Device
+from cufa.variant import KERNEL_DTYPES, Variant
+
+Shape = tuple[int, ...]
+
+_ARGUMENTS = Variant._fields[2:-1]
+
+
+class Shapes(NamedTuple):
+    """Shapes of q, k and v."""
+
+    q: Shape
+    k: Shape
+    v: Shape
+
+
+def shape(text: str) -> Shape:
+    """Return four positive sizes: ``4,32,4096,128``."""
+    try:
+        sizes = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        sizes = ()
+    if len(sizes) != 4 or min(sizes) < 1:
+        raise ArgumentTypeError(
+            f"{text!r} is no shape: four positive sizes batch,heads,seq,head_dim are needed, "
+            "such as 4,32,4096,128"
+        )
+    return sizes
+
+
+def shapes(text: str) -> Shapes:
+    """Return shapes of q, k and v from ``Q``, ``Q:K`` or ``Q:K:V``, those left out as before."""
+    words = text.split(":")
+    if len(words) > 3:
+        raise ArgumentTypeError(f"{text!r} has more than the three shapes Q:K:V")
+    q, *rest = (shape(word) for word in words)
+    k = rest[0] if rest else q
+    return Shapes(q, k, rest[1] if len(rest) > 1 else k)
+
+
+def count(text: str) -> int:
+    """Return a positive integer."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ArgumentTypeError(f"{text!r} is no positive integer")
+    return number
+
+
+def gpu(text: str) -> Device:
+    """Return a GPU by its name."""
+    try:
+        return devices.named(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def architecture(text: str) -> Device:
+    """Return a typical GPU of an architecture."""
+    try:
+        return devices.of_arch(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def kernel(text: str) -> str:
+    """Return the name of a kernel."""
+    if text not in KERNEL_DTYPES:
+        raise ArgumentTypeError(f"{text!r} is none of the kernels {', '.join(KERNEL_DTYPES)}")
+    return text
+
+
+def variant(text: str) -> Variant:
+    """Return a variant from its printed form."""
+    try:
+        return Variant.parse(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def axis(text: str) -> tuple[str, list[int]]:
+    """Return a template argument and its values: ``bm=64,128``."""
+    name, equals, values = text.partition("=")
+    if name not in _ARGUMENTS:
+        raise ArgumentTypeError(
+            f"{text!r} names none of the template arguments {', '.join(_ARGUMENTS)}"
+        )
+    if not equals:
+        raise ArgumentTypeError(f"{text!r} has no values: {name}=64,128 would have two")
+    return name, [count(word) for word in values.split(",")]
+
+
+def output(text: str) -> Path:
+    """Return a path to write to, checked now so that no work is lost for it later."""
+    path = Path(text)
+    if path.exists() and not path.is_file():
+        raise ArgumentTypeError(f"{text!r} is no regular file")
+    if not path.parent.is_dir():
+        raise ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ArgumentTypeError(f"{text!r} cannot be written")
+    return path
+
+
+def picture(text: str) -> Path:
+    """Return a path to write a figure to; matplotlib must be there and know its kind."""
+    path = output(text)
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise ArgumentTypeError("matplotlib is needed: pip install 'cufa[explore]'") from None
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise ArgumentTypeError(f"{text!r} must end in one of {', '.join(sorted(kinds))}")
+    return path

@@ -1,0 +1,130 @@
+"""Explore kernel variants: enumerate, compile, check, time and rank them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from cufa import device as devices
+from cufa.device import Device
+from cufa.explorer.result import Exploration, Interrupted, Row
+from cufa.explorer.run import Progress, Run
+from cufa.explorer.space import Space, variants
+from cufa.problem import Array, Operands, Problem, array_module, parse
+
+__all__ = ["Exploration", "Interrupted", "Progress", "Row", "explore"]
+
+
+def explore(
+    q: Problem | Array,
+    k: Array | None = None,
+    v: Array | None = None,
+    *,
+    causal: bool | None = None,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    kernels: Iterable[str] | None = None,
+    space: Space | None = None,
+    arch: str | None = None,
+    device: str | Device | None = None,
+    jobs: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Exploration:
+    """Compile the variants that can run a problem and, on the current GPU, check and time them.
+
+    Parameters
+    ----------
+    q : Problem or array
+        The problem, timed on random data; or queries as `cufa.attention` takes them, timed as they
+        are (those of NumPy in a copy on the GPU).
+    k, v : array, optional
+        Keys and values, with an array `q`.
+    causal : bool, optional
+        As in `cufa.attention`, with an array `q`; False by default.
+    scale, layout
+        As in `cufa.attention`, with an array `q`.
+    kernels : iterable of str, optional
+        The kernels to look at; by default the one that the planner takes for the dtype.
+    space : mapping of str to iterable of int, or sequence of Variant, optional
+        A mapping such as ``{"bn": (64, 80)}`` replaces the default values of the template arguments
+        that it names: bm, bn, stages, warps, blocks_per_sm, head_dim, head_dim_v. All legal
+        combinations are taken. Variants are taken as they are; one that is illegal becomes a row
+        with the reason.
+    arch : str, optional
+        Such as "sm_90a": compile for it, and time nothing. Needs no GPU.
+    device : str or Device, optional
+        Such as "h100": the same, for a well-known GPU.
+    jobs : int, optional
+        Threads that compile; one a core by default.
+    progress : callable, optional
+        Called with a `Progress` after each step.
+
+    Returns
+    -------
+    Exploration
+        A row a variant; what does not compile, launch or compute rightly is a row, too.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Arguments that do not fit, and no GPU where neither `arch` nor `device` is given.
+    Interrupted
+        On Ctrl-C, with what was found so far.
+    """
+    problem, operands = _problem(q, k, v, causal=causal, scale=scale, layout=layout)
+    target, arch, timed = _target(arch, device)
+    if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
+        raise ValueError(f"q: there is nothing to time in {problem}")
+    chosen = variants(problem, target, kernels, space)
+    run = Run(problem, target, arch, progress)
+    try:
+        run.build(chosen, jobs)
+        if timed:
+            run.measure(operands)
+    except KeyboardInterrupt:
+        raise Interrupted(run.exploration()) from None
+    return run.exploration()
+
+
+def _problem(
+    q: Problem | Array,
+    k: Array | None,
+    v: Array | None,
+    *,
+    causal: bool | None,
+    scale: float | None,
+    layout: str,
+) -> tuple[Problem, Operands | None]:
+    if isinstance(q, Problem):
+        for name, value in (("k", k), ("v", v), ("causal", causal), ("scale", scale)):
+            if value is not None:
+                raise TypeError(f"{name} must not be given beside a Problem, which says all")
+        return q, None
+    xp = array_module(q, k, v)
+    causal = False if causal is None else causal
+    return parse(q, k, v, causal=causal, scale=scale, layout=layout, out=None, xp=xp)
+
+
+def _target(arch: str | None, device: str | Device | None) -> tuple[Device, str, bool]:
+    """Return the GPU, the architecture to compile for, and whether to time there."""
+    if arch is not None and device is not None:
+        raise ValueError("arch and device: give only one of the two")
+    if arch is not None:
+        return devices.of_arch(arch), arch, False
+    if device is not None:
+        named = devices.named(device) if isinstance(device, str) else device
+        return named, named.arch, False
+    current = _current_gpu()
+    if current is None:
+        raise ValueError("arch must be given where there is no GPU, such as arch='sm_90a'")
+    return current, current.arch, True
+
+
+def _current_gpu() -> Device | None:
+    try:
+        from cupy.cuda import runtime
+
+        return devices.of_id(runtime.getDevice())
+    except ImportError:
+        return None
+    except runtime.CUDARuntimeError:
+        return None

@@ -1,0 +1,192 @@
+"""Is a result right? Sampled rows against attention in float64, by the rule of the tests.
+
+A result is accepted when its error is at most twice that of the same formula computed naively in
+the input dtype, plus the rounding noise of the output dtype. Products are sums of products here, so
+that no matrix library is needed, and none can compute float32 in TF32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cufa.problem import Problem
+
+_PAIRS = 4  # of batch and head, at most
+_ROWS = 512  # of all pairs together
+_PERIOD = 3 * 256  # rows after which tiles of any usual size begin together
+_TILE_FACTORS = 2 * 3 * 5 * 7  # primes that the rows of a tile are made of
+_CHUNK_BYTES = 1 << 28
+_FAST = (128, 128)  # terms that are summed at once in Q K^T and in P V
+
+
+def sampled_heads(problem: Problem) -> list[tuple[int, int]]:
+    """Return the (batch, head) pairs that are checked: the first, the last, and two between."""
+    total = problem.batch * problem.heads_q
+    count = min(total, _PAIRS)
+    picked = {round(i * (total - 1) / max(1, count - 1)) for i in range(count)}
+    return [divmod(i, problem.heads_q) for i in sorted(picked)]
+
+
+def sampled_rows(seq: int, pairs: int) -> np.ndarray:
+    """Return the rows that are checked, (pairs, rows): all rows of a tile come up among the pairs.
+
+    Short sequences are checked whole. Of others the first row, the last row, and rows in steps that
+    have no divisor in common with the rows of a tile, each pair going on where the one before it
+    would have come to.
+    """
+    count = _ROWS // pairs
+    step = max(1, (seq - _PERIOD) // count)
+    while math.gcd(step, _TILE_FACTORS) > 1:
+        step -= 1
+    if step == 1:
+        return np.tile(np.arange(seq), (pairs, 1))
+    begin = np.arange(pairs)[:, None] * count * step % _PERIOD
+    ends = np.tile(np.array([0, seq - 1]), (pairs, 1))
+    return np.hstack([ends, begin + step * np.arange(count)])
+
+
+def _product(xp: Any, a: Any, b: Any, step: int) -> Any:
+    """Return the stacked matrix products a @ b, summed over `step` terms, then one by one."""
+    pairs, rows, terms = a.shape
+    columns = b.shape[2]
+    width = max(1, _CHUNK_BYTES // (pairs * rows * step * a.itemsize))
+    total = xp.zeros((pairs, rows, columns), a.dtype)
+    for j in range(0, columns, width):
+        part = total[:, :, j : j + width]
+        for i in range(0, terms, step):
+            products = a[:, :, i : i + step, None] * b[:, None, i : i + step, j : j + width]
+            part += products.sum(axis=2)
+    return total
+
+
+def _formula(
+    xp: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    seen: Any,
+    scale: float,
+    rounded: Callable[[Any], Any],
+    steps: tuple[int, int],
+) -> Any:
+    """Return attention of stacked heads, each row seeing the first `seen` keys; zeros for none."""
+    scores = rounded(_product(xp, q, k.swapaxes(1, 2), steps[0])) * q.dtype.type(scale)
+    scores = xp.where(xp.arange(k.shape[1]) < seen[:, :, None], scores, q.dtype.type(-np.inf))
+    top = scores.max(axis=-1, keepdims=True)
+    scores -= xp.where(top == -np.inf, q.dtype.type(0), top)
+    xp.exp(scores, out=scores)
+    total = scores.sum(axis=-1, keepdims=True)
+    scores /= xp.where(total == 0, q.dtype.type(1), total)
+    return rounded(_product(xp, rounded(scores), v, steps[1]))
+
+
+class Verdict(NamedTuple):
+    """The largest error of a result, and what is wrong with it, or None."""
+
+    max_error: float
+    complaint: str | None
+
+
+class Oracle:
+    """Judges results of one problem; what is right is computed once.
+
+    Parameters
+    ----------
+    xp : module
+        ``numpy`` or ``cupy``.
+    problem : Problem
+        With at least one query and one key.
+    q, k, v : array
+        (batch, heads, seq, head_dim), of any strides.
+
+    Raises
+    ------
+    ValueError
+        The inputs hold values that are not finite.
+    """
+
+    def __init__(self, xp: Any, problem: Problem, q: Any, k: Any, v: Any) -> None:
+        self._xp = xp
+        self._heads = sampled_heads(problem)
+        self._rows = sampled_rows(problem.seq_q, len(self._heads))
+        self._reference, self._bound = self._expected(problem, q, k, v)
+
+    def judge(self, out: Any) -> Verdict:
+        """Compare a result, (batch, heads, seq, head_dim) and contiguous."""
+        xp = self._xp
+        got = self._sample(out).astype(np.float64)
+        error = float(xp.abs(got - self._reference).max())
+        if not _finite(xp, out):
+            return Verdict(error, "the result holds values that are not finite")
+        if not error <= self._bound:
+            return Verdict(error, f"error {error:.2g} exceeds {self._bound:.2g}")
+        return Verdict(error, None)
+
+    def _sample(self, array: Any) -> Any:
+        """Return the checked rows of the checked heads, (pairs, rows, head_dim), in float32."""
+        xp = self._xp
+        # Through float32, which is made of a bfloat16 array by either library.
+        heads = (array[b, h].astype(np.float32) for b, h in self._heads)
+        rows = xp.asarray(self._rows)
+        return xp.stack([head[rows[i]] for i, head in enumerate(heads)])
+
+    def _expected(self, problem: Problem, q: Any, k: Any, v: Any) -> tuple[Any, float]:
+        """Return the checked rows in float64, and the largest error that is allowed."""
+        xp, dtype = self._xp, q.dtype
+        group = problem.group
+        rows = self._sample(q)
+        keys, values = (
+            xp.stack([x[b, h // group].astype(np.float32) for b, h in self._heads]) for x in (k, v)
+        )
+        if not all(bool(xp.isfinite(x).all()) for x in (rows, keys, values)):
+            raise ValueError("q, k, v: values that are not finite cannot be checked nor timed")
+        seen = np.full(self._rows.shape, problem.seq_kv)
+        if problem.causal:
+            seen = np.clip(self._rows + 1 + problem.seq_kv - problem.seq_q, 0, problem.seq_kv)
+        seen = xp.asarray(seen)
+
+        def rounded(x: Any) -> Any:
+            return x.astype(dtype).astype(np.float32)
+
+        # A naive float32 product adds term by term, a library in blocks where they are many; in 16
+        # bits it is the rounding that counts.
+        steps = _FAST
+        if problem.dtype == "float32":
+            steps = 1, max(1, problem.seq_kv // 512)
+        wide_keys, wide_values = keys.astype(np.float64), values.astype(np.float64)
+        chunk = max(1, _CHUNK_BYTES // (8 * len(self._heads) * problem.seq_kv))
+        parts, worst = [], xp.zeros((), np.float64)
+        for i in range(0, rows.shape[1], chunk):
+            part, visible = rows[:, i : i + chunk], seen[:, i : i + chunk]
+            wide = part.astype(np.float64)
+            exact = _formula(
+                xp, wide, wide_keys, wide_values, visible, problem.scale, lambda x: x, _FAST
+            )
+            naive = _formula(xp, part, keys, values, visible, problem.scale, rounded, steps)
+            # A product that overflows in 16 bits allows no error by itself.
+            errors = xp.abs(xp.where(xp.isfinite(naive), naive.astype(np.float64) - exact, 0.0))
+            worst = xp.maximum(worst, errors.max())
+            parts.append(exact)
+        reference = xp.concatenate(parts, axis=1)
+        third = float(np.array(0.3, dtype))
+        near = rounded(reference.astype(np.float32))
+        noise = xp.abs(
+            (rounded(rounded(near + np.float32(third)) - np.float32(third))) - near
+        ).max()
+        return reference, 2 * float(worst) + 2 * float(noise)
+
+
+def _finite(xp: Any, array: Any) -> bool:
+    flat = array.reshape(-1)
+    step = _CHUNK_BYTES // 4
+    parts = (flat[i : i + step].astype(np.float32) for i in range(0, flat.size, step))
+    return all(bool(xp.isfinite(part).all()) for part in parts)
+
+
+def same_bits(xp: Any, a: Any, b: Any) -> bool:
+    """Whether two contiguous arrays are the same to the last bit."""
+    return bool((a.view(np.uint8) == b.view(np.uint8)).all())

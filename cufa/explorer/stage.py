@@ -1,0 +1,104 @@
+"""One problem on the current GPU: its arrays, and variants made ready to run on them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from cufa import jit, launch
+from cufa.device import Device
+from cufa.explorer import ceilings
+from cufa.explorer.normal import normal
+from cufa.explorer.timing import Call, CudaClock
+from cufa.plan import plan
+from cufa.problem import Operands, Problem
+from cufa.variant import Variant
+
+_LEAST_FLUSH_BYTES = 64 << 20  # its time hides that of the host, too
+
+
+class Stage:
+    """What runs a problem on the current GPU.
+
+    Parameters
+    ----------
+    problem : Problem
+    operands : Operands or None
+        4-D CuPy arrays, used as they are where the kernels take them; None for random ones.
+    device : Device
+        The current GPU.
+
+    Attributes
+    ----------
+    xp : module
+        ``cupy``.
+    errors : tuple of type
+        What the GPU and its driver raise.
+    operands : Operands
+        Q, K and V as the caller gave them, and the result.
+    """
+
+    def __init__(self, problem: Problem, operands: Operands | None, device: Device) -> None:
+        cupy = launch.bind()
+        self.xp: Any = cupy
+        self.errors = (
+            cupy.cuda.runtime.CUDARuntimeError,
+            cupy.cuda.driver.CUDADriverError,
+            MemoryError,
+        )
+        self._device = device
+        self._flush_bytes = max(_LEAST_FLUSH_BYTES, 4 * device.l2_bytes)
+        b, hq, hk = problem.batch, problem.heads_q, problem.heads_kv
+        sq, sk, d, dv = problem.seq_q, problem.seq_kv, problem.head_dim, problem.head_dim_v
+        dtype = np.dtype(problem.dtype)
+        if operands is None:
+            shapes = ((b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv))
+            q, k, v = (normal(cupy, shape, dtype, seed) for seed, shape in enumerate(shapes))
+        else:
+            q, k, v = (cupy.asarray(x) for x in operands[:3])
+        self.operands = Operands(q, k, v, cupy.empty((b, hq, sq, dv), dtype))
+        if problem.scale < 0:  # the kernels fold a positive scale into the exponent
+            q, problem = -q, problem._replace(scale=-problem.scale)
+        self._problem = problem
+        q, k, v = (launch.readable(x) for x in (q, k, v))
+        self._taken = Operands(q, k, v, self.operands.out)
+
+    def ready(self, variant: Variant, cubin: bytes) -> Call:
+        """Load a variant; the call queues one launch of it, which writes the result.
+
+        Raises
+        ------
+        ValueError
+            The variant cannot run the problem.
+        cupy.cuda.driver.CUDADriverError
+            The GPU cannot load it.
+        """
+        chosen = plan(self._problem, self._device, variant)
+        function = jit.load(cubin, chosen.smem_bytes)
+        run = launch.Launch(chosen, self._problem, self._taken, function)
+        q, k, v, out = (x.data.ptr for x in self._taken)
+        return lambda: run(q, k, v, out, 0)
+
+    def poison(self) -> None:
+        """Fill the result with NaN."""
+        self.operands.out.view(np.uint8).fill(0xFF)
+
+    def wait(self) -> None:
+        """Wait for the GPU, and raise what went wrong there."""
+        self.xp.cuda.get_current_stream().synchronize()
+
+    def clock(self, every_call: bool) -> CudaClock:
+        """Return a clock whose flush is for this GPU's cache."""
+        return CudaClock(flush_bytes=self._flush_bytes, every_call=every_call)
+
+    def ceilings(self) -> dict[str, float]:
+        """Return the ceilings of this GPU, measured once in a process."""
+        device_id = self.xp.cuda.runtime.getDevice()
+        return dict(_ceilings(device_id, self._problem.dtype, self._flush_bytes))
+
+
+@functools.cache
+def _ceilings(device_id: int, dtype: str, flush_bytes: int) -> dict[str, float]:
+    return ceilings.measure(CudaClock(flush_bytes=flush_bytes), dtype)

@@ -1,0 +1,106 @@
+"""Rows of an exploration as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cufa.explorer.result import Row
+from cufa.problem import Problem
+
+if TYPE_CHECKING:
+    from cufa.explorer.result import Exploration
+
+
+def _shown(value: Any, form: str = "", factor: float = 1) -> str:
+    return "-" if value is None else format(value * factor, form)
+
+
+def _kib(*sizes: int | None) -> str:
+    known = [size for size in sizes if size is not None]
+    return format(sum(known) / 1024, ".1f") if known else "-"
+
+
+def _head_dims(row: Row) -> str:
+    d, dv = row.variant.head_dim, row.variant.head_dim_v
+    return str(d) if d == dv else f"{d}/{dv}"
+
+
+_STATIC: dict[str, Callable[[Row], str]] = {
+    "kernel": lambda r: r.variant.kernel,
+    "dim": _head_dims,
+    "tile": lambda r: f"{r.variant.bm}x{r.variant.bn}",
+    "stages": lambda r: str(r.variant.stages),
+    "warps": lambda r: str(r.variant.warps),
+    "bound": lambda r: str(r.variant.blocks_per_sm),
+    "regs": lambda r: _shown(r.registers),
+    "spill B": lambda r: _shown(r.spill_bytes),
+    "smem KiB": lambda r: _kib(r.static_smem_bytes, r.dynamic_smem_bytes),
+    "blocks/SM": lambda r: _shown(r.blocks_per_sm),
+    "occup.": lambda r: _shown(r.occupancy, ".0%"),
+    "code KiB": lambda r: _kib(r.code_bytes),
+    "compile s": lambda r: _shown(r.compile_s, ".2f"),
+}
+_MEASURED: dict[str, Callable[[Row], str]] = {
+    "us": lambda r: _shown(r.median_us, ".1f"),
+    "spread": lambda r: _shown(r.spread, ".1%"),
+    "TFLOP/s": lambda r: _shown(r.tflops, ".1f"),
+    "GB/s": lambda r: _shown(r.gbs, ".0f"),
+    "ceiling": lambda r: _shown(r.ceiling_fraction, ".0%"),
+    "max error": lambda r: _shown(r.max_error, ".1e"),
+}
+
+
+def remark(row: Row) -> str:
+    """Return what a row's figures do not say: an error, a wrong result, the compiler's notes."""
+    if row.error is not None:
+        return row.error
+    wrong = ("wrong result",) if row.correct is False else ()
+    return "; ".join((*wrong, *row.notes))
+
+
+def headers(timed: bool) -> list[str]:
+    """Return the headings of `cells`."""
+    return [*_STATIC, *(_MEASURED if timed else ()), ""]
+
+
+def cells(row: Row, timed: bool) -> list[str]:
+    """Return a row as text; the last cell is its `remark`."""
+    columns = {**_STATIC, **(_MEASURED if timed else {})}
+    return [*(show(row) for show in columns.values()), remark(row)]
+
+
+def problem_text(problem: Problem) -> str:
+    """Return a problem in few words."""
+    p = problem
+    heads = f"{p.heads_q}" if p.heads_q == p.heads_kv else f"{p.heads_q}/{p.heads_kv}"
+    seq = f"{p.seq_q}" if p.seq_q == p.seq_kv else f"{p.seq_q}/{p.seq_kv}"
+    dim = f"{p.head_dim}" if p.head_dim == p.head_dim_v else f"{p.head_dim}/{p.head_dim_v}"
+    mask = ", causal" if p.causal else ""
+    return f"{p.dtype}, batch {p.batch}, heads {heads}, seq {seq}, head dim {dim}{mask}"
+
+
+def aligned(lines: Iterable[Sequence[str]]) -> str:
+    """Return columns of text, the first and the last to the left, the others to the right."""
+    lines = list(lines)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    last = len(widths) - 1
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i in (0, last) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def text(exploration: Exploration) -> str:
+    """Return an exploration as a heading and a table."""
+    e = exploration
+    timed = any(row.median_us is not None for row in e.rows)
+    heading = (
+        f"{problem_text(e.problem)}\n"
+        f"{len(e.rows)} variants for {e.arch} ({e.device.name}), {e.compiler}, {e.seconds:.0f} s; "
+        f"planned: {e.planned}"
+    )
+    return f"{heading}\n\n{aligned([headers(timed), *(cells(row, timed) for row in e.rows)])}"

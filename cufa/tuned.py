@@ -1,0 +1,221 @@
+"""Tuned tables: which tile won when problems like this one were timed on this GPU.
+
+The user's table, in the cache folder, holds as long as the kernels are those that were timed. The
+built-in ones, in ``cufa/tables``, come with the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import os
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from cufa import cache, source
+from cufa.device import Device
+from cufa.problem import Problem
+from cufa.tiles import default_kernel, padded
+from cufa.tuned_table import VERSION, Entry, ProblemClass, Table, dump, parse
+from cufa.variant import ELEMENT_BYTES, KERNEL_DTYPES
+
+__all__ = [
+    "VERSION",
+    "Entry",
+    "ProblemClass",
+    "Table",
+    "forget",
+    "load",
+    "lookup",
+    "problem_class",
+    "store",
+    "table_name",
+    "tables",
+    "user_path",
+]
+
+_BUILTIN = Path(__file__).with_name("tables")
+_TILE_ROWS = 128  # of the tiles that `ProblemClass.waves` counts
+_SEQ_RANGE = (64, 16384)
+
+
+def _seq_class(length: int) -> int:
+    low, high = _SEQ_RANGE
+    return min(max(1 << max(0, length - 1).bit_length(), low), high)
+
+
+def problem_class(problem: Problem, device: Device) -> ProblemClass:
+    """Return the class of a problem on a device.
+
+    Parameters
+    ----------
+    problem : Problem
+    device : Device
+    """
+    kernel = default_kernel(problem.dtype, device)
+    head_dims = padded(kernel, device, problem.head_dim, problem.head_dim_v)
+    tiles = problem.batch * problem.heads_q * -(-problem.seq_q // _TILE_ROWS)
+    if 2 * tiles <= device.sm_count:
+        waves = 0
+    else:
+        waves = next((n for n in (1, 2, 4) if tiles <= n * device.sm_count), 8)
+    return ProblemClass(
+        ELEMENT_BYTES[problem.dtype],
+        *head_dims,
+        problem.causal,
+        _seq_class(problem.seq_q),
+        _seq_class(problem.seq_kv),
+        waves,
+    )
+
+
+def table_name(device_name: str) -> str:
+    """Return the name of a GPU's table: "h200" for "NVIDIA H200"."""
+    name = device_name.lower().removeprefix("nvidia ")
+    return re.sub("[^a-z0-9]+", "-", name).strip("-")
+
+
+def user_path(device: Device) -> Path:
+    """Return where the user's table for a device is, or would be.
+
+    Raises
+    ------
+    OSError
+        As `cache.folder`.
+    """
+    return cache.folder() / "tuned" / f"{table_name(device.name)}.json"
+
+
+def _ignored(path: Path, why: str) -> None:
+    warnings.warn(
+        f"{path} is ignored: {why}. Write it anew with python -m cufa tune, or delete it",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def load(path: Path) -> Table | None:
+    """Read a table; None if there is none to be read, with a warning if it is damaged.
+
+    Parameters
+    ----------
+    path : Path
+    """
+    try:
+        return parse(path.read_bytes().decode())
+    except OSError:
+        return None
+    except (ValueError, RecursionError) as e:
+        _ignored(path, str(e))
+        return None
+
+
+@functools.cache
+def _user_table(device: Device) -> Table | None:
+    if os.environ.get("CUFA_TUNED") == "0":
+        return None
+    try:
+        path = user_path(device)
+    except OSError:
+        return None
+    table = load(path)
+    if table is not None and table.sources != source.digest():
+        _ignored(path, "the kernels have changed since")
+        return None
+    return table
+
+
+@functools.cache
+def _builtin_table(name: str) -> Table | None:
+    return load(_BUILTIN / f"{name}.json")
+
+
+def forget() -> None:
+    """Read the tables anew for the next plan; calls like those already made keep their plans."""
+    _user_table.cache_clear()
+    _builtin_table.cache_clear()
+
+
+def tables(device: Device) -> Iterator[tuple[Table, str]]:
+    """Yield the tables for a device, and whose each is; the first is asked first."""
+    name = table_name(device.name)
+    user, builtin = _user_table(device), _builtin_table(name)
+    if user is not None:
+        yield user, "user's table"
+    if builtin is not None:
+        yield builtin, f"built-in table of {name}"
+
+
+def lookup(
+    problem: Problem, device: Device, kernel_default: str, forced: bool
+) -> tuple[Entry, str] | None:
+    """Find what a problem should run, and say where that comes from.
+
+    Parameters
+    ----------
+    problem : Problem
+    device : Device
+    kernel_default : str
+        The kernel that the plan uses without a table.
+    forced : bool
+        Whether the caller asked for that kernel: then no other will do.
+
+    Returns
+    -------
+    tuple of Entry and str, or None
+    """
+    key = problem_class(problem, device)
+    for table, whose in tables(device):
+        entry = table.entries.get(key)
+        if entry is None or problem.dtype not in KERNEL_DTYPES.get(entry.kernel, ()):
+            continue
+        # A choice between kernels holds only between those that were timed.
+        known = not forced and table.sources == source.digest()
+        if entry.kernel != kernel_default and not known:
+            continue
+        if entry.variant(problem, device).illegal(device) is None:
+            return entry, f"tuned on {table.date} ({whose})"
+    return None
+
+
+def store(
+    device: Device,
+    entries: Mapping[ProblemClass, Entry],
+    command: str,
+    drop: Collection[ProblemClass] = (),
+) -> Path:
+    """Put entries into the user's table for a device, and return its file.
+
+    Older entries stay, unless the kernels have changed since or `drop` has their class.
+
+    Parameters
+    ----------
+    device : Device
+    entries : mapping of ProblemClass to Entry
+    command : str
+        What found them, for the reader of the file.
+    drop : collection of ProblemClass
+        Classes whose older entries no longer win.
+
+    Raises
+    ------
+    OSError
+    """
+    path = user_path(device)
+    kept: dict[ProblemClass, Entry] = {}
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # a damaged table is replaced
+        old = parse(path.read_bytes().decode())
+        kept = old.entries if old.sources == source.digest() else {}
+    table = Table(
+        device=device.name,
+        sources=source.digest(),
+        date=datetime.date.today().isoformat(),
+        command=command,
+        entries={**{key: kept[key] for key in kept if key not in drop}, **entries},
+    )
+    cache.write(path, dump(table).encode())
+    forget()
+    return path

@@ -1,0 +1,124 @@
+"""A tuned table, the best tile of each class of problems on one GPU, as a value and as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from cufa.device import Device
+from cufa.problem import Problem
+from cufa.tiles import TileShape, padded
+from cufa.variant import Variant
+
+VERSION = 1
+
+
+class ProblemClass(NamedTuple):
+    """Problems that one tile serves.
+
+    Attributes
+    ----------
+    element_bytes : int
+    head_dim, head_dim_v : int
+        As compiled in the default kernel.
+    causal : bool
+    seq_q, seq_kv : int
+        A power of two, the problem's or the next.
+    waves : int
+        Row tiles a multiprocessor: 0 up to a half, 1, 2, 4 up to so many, 8 for more.
+    """
+
+    element_bytes: int
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    seq_q: int
+    seq_kv: int
+    waves: int
+
+
+class Entry(NamedTuple):
+    """What to run for a class: a kernel and its free template arguments."""
+
+    kernel: str
+    shape: TileShape
+
+    def variant(self, problem: Problem, device: Device) -> Variant:
+        """Return the instantiation for a problem; it may be illegal on the device."""
+        head_dim, head_dim_v = padded(self.kernel, device, problem.head_dim, problem.head_dim_v)
+        return Variant(
+            kernel=self.kernel,
+            dtype=problem.dtype,
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            causal=problem.causal,
+            **self.shape._asdict(),
+        )
+
+
+class Table(NamedTuple):
+    """The entries of one GPU, and where they come from.
+
+    Attributes
+    ----------
+    device : str
+    sources : str
+        `cufa.source.digest` of the kernels that were timed.
+    date : str
+        ISO day.
+    command : str
+        What wrote the table.
+    entries : dict of ProblemClass to Entry
+    """
+
+    device: str
+    sources: str
+    date: str
+    command: str
+    entries: dict[ProblemClass, Entry]
+
+
+def _checked(data: dict[str, Any], name: str, kind: type) -> Any:
+    value = data.get(name)
+    if type(value) is not kind:  # a bool is no number here
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+def _row(data: object) -> tuple[ProblemClass, Entry]:
+    if not isinstance(data, dict):
+        raise ValueError(f"an entry is {data!r}")
+    key = ProblemClass._make(
+        _checked(data, name, bool if name == "causal" else int) for name in ProblemClass._fields
+    )
+    shape = TileShape._make(_checked(data, name, int) for name in TileShape._fields)
+    return key, Entry(_checked(data, "kernel", str), shape)
+
+
+def parse(text: str) -> Table:
+    """Read a table's JSON.
+
+    Raises
+    ------
+    ValueError
+        It is damaged, or of another version.
+    """
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise ValueError("it holds no table")
+    version = data.get("version")
+    if version != VERSION:
+        raise ValueError(f"its version is {version!r}, not {VERSION}")
+    about = (_checked(data, name, str) for name in Table._fields[:-1])
+    return Table._make((*about, dict(map(_row, _checked(data, "entries", list)))))
+
+
+def dump(table: Table) -> str:
+    """Return a table's JSON: one entry a line, sorted, so that two tables compare well."""
+    about = {"version": VERSION, **dict(zip(Table._fields[:-1], table, strict=False))}
+    lines = [f"  {json.dumps(name)}: {json.dumps(value)}," for name, value in about.items()]
+    rows = [
+        "    " + json.dumps({**key._asdict(), "kernel": entry.kernel, **entry.shape._asdict()})
+        for key, entry in sorted(table.entries.items())
+    ]
+    return "\n".join(["{", *lines, '  "entries": [', ",\n".join(rows), "  ]", "}", ""])

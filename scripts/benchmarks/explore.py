@@ -1,0 +1,107 @@
+"""The explorer itself: two cold explorations, and whether their winners are the fastest."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cupy
+
+from cufa import device as devices
+from cufa.explorer.build import compile_all
+from cufa.explorer.rounds import Effort, Rounds
+from cufa.explorer.stage import Stage
+from cufa.jit import Compiled
+from cufa.problem import Problem
+from cufa.variant import Variant
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = 2
+ROUNDS = 15
+
+
+def rows(kernel: str, shape: str, dtype: str, causal: bool) -> Iterator[dict[str, Any]]:
+    """Yield a row an exploration, and print a line for each.
+
+    An exploration is the command ``python -m cufa explore`` in a new process whose caches are
+    empty. Then all variants that one of them found to be right are timed in `ROUNDS` rounds, none
+    left out early, to say which is the fastest and how the winners compare with it.
+
+    Parameters
+    ----------
+    kernel : str
+    shape : str
+        Of q, k and v, such as "2,16,8192,128".
+    dtype : str
+    causal : bool
+    """
+    found = [_explore(kernel, shape, dtype, causal) for _ in range(RUNS)]
+    variants = [_variant(row) for row in found[0][1] if row["correct"]]
+    q = tuple(int(n) for n in shape.split(","))
+    again = _time_all(Problem.of_shapes(q, q, q, dtype=dtype, causal=causal), variants)
+    best = min(again, key=again.__getitem__)
+    for seconds, table in found:
+        winner = _variant(table[0])
+        row = {
+            "variants": len(table),
+            "seconds": round(seconds, 1),
+            "winner": str(winner),
+            "winner_us": round(again[winner], 2),
+            "best": str(best),
+            "best_us": round(again[best], 2),
+        }
+        print(row, flush=True)
+        yield row
+
+
+def _variant(row: dict[str, Any]) -> Variant:
+    """Return the variant of an exported row."""
+    names = {name: name for name in Variant._fields} | {"blocks_per_sm": "min_blocks_per_sm"}
+    return Variant(**{field: row[name] for field, name in names.items()})
+
+
+def _explore(
+    kernel: str, shape: str, dtype: str, causal: bool
+) -> tuple[float, list[dict[str, Any]]]:
+    """Return the seconds and the rows of one exploration."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "found.json")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH", "")])),
+            "CUFA_CACHE_DIR": os.path.join(folder, "cufa"),
+            "CUPY_CACHE_DIR": os.path.join(folder, "cupy"),
+            "CUDA_CACHE_PATH": os.path.join(folder, "driver"),
+        }
+        command = [sys.executable, "-m", "cufa", "explore", "--q", shape, "--dtype", dtype]
+        command += ["--kernel", kernel, "--json", str(path)] + ["--causal"] * causal
+        started = time.perf_counter()
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+        seconds = time.perf_counter() - started
+        return seconds, json.loads(path.read_text(encoding="utf-8"))["rows"]
+
+
+def _time_all(problem: Problem, variants: list[Variant]) -> dict[Variant, float]:
+    """Return the microseconds of every variant, all timed in every round."""
+    device = devices.of_id(cupy.cuda.runtime.getDevice())
+    stage = Stage(problem, None, device)
+    cubins = {
+        built.variant: built.compiled.cubin
+        for built in compile_all(variants, device.arch)
+        if isinstance(built.compiled, Compiled)
+    }
+    calls = {variant: stage.ready(variant, cubin) for variant, cubin in cubins.items()}
+    for call in calls.values():
+        call()
+    rounds = Rounds(calls, stage.clock(every_call=False), Effort())
+    rounds.estimate()
+    for _ in range(ROUNDS):
+        rounds.run(list(calls))
+    return {variant: 1e3 * rounds.median(variant) for variant in calls}

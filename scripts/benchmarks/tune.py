@@ -1,0 +1,79 @@
+"""What ``python -m cufa tune --standard`` gives: each cell with and without the table."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cupy
+
+from benchmarks.cells import cell_of
+from cufa import device as devices
+from cufa import tuned
+from cufa.device import Device
+from cufa.explorer.measure import Measurement
+from cufa.explorer.standard import standard_problems
+from cufa.jit import compile
+from cufa.plan import plan
+from cufa.problem import Problem
+from cufa.variant import Variant
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def rows(dtype: str) -> Iterator[dict[str, Any]]:
+    """Yield a row a cell, and print a line for each.
+
+    The command runs in a new process with an empty cache. Then, cell by cell, the planner's choice
+    without the table it wrote and with it are timed against each other. Where both are the same
+    variant there is one figure, and it stands in both columns.
+
+    Parameters
+    ----------
+    dtype : str
+    """
+    device = devices.of_id(cupy.cuda.runtime.getDevice())
+    problems = standard_problems((dtype,))
+    before = {problem: _planned(problem, device, table=False) for problem in problems}
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH", "")])),
+            "CUFA_CACHE_DIR": os.environ.get("CUFA_CACHE_DIR", folder),
+        }
+        command = [sys.executable, "-m", "cufa", "tune", "--standard", "--dtype", dtype]
+        subprocess.run(command, env=environment, check=True)
+        os.environ["CUFA_CACHE_DIR"] = environment["CUFA_CACHE_DIR"]
+        after = {problem: _planned(problem, device, table=True) for problem in problems}
+    for problem in problems:
+        row = _row(problem, before[problem], after[problem], device)
+        print(f"{cell_of(problem)}: {row['cufa']} TFLOP/s, before {row['peers']['untuned']}")
+        yield row
+
+
+def _planned(problem: Problem, device: Device, table: bool) -> Variant:
+    """Return the planner's choice, with the user's table or without."""
+    os.environ["CUFA_TUNED"] = "1" if table else "0"
+    tuned.forget()
+    return plan(problem, device).variant
+
+
+def _row(problem: Problem, before: Variant, after: Variant, device: Device) -> dict[str, Any]:
+    cell = cell_of(problem)
+    pair = [(variant, compile(variant, device.arch).cubin) for variant in (before, after)]
+    found = Measurement(problem, None, device).duel(*pair)
+    cupy.get_default_memory_pool().free_all_blocks()
+    untuned = float(f"{cell.tflops(found.first_ms):.5g}")
+    same = before == after
+    return {
+        **cell.row(),
+        "kernel": str(after),
+        "unit": "TFLOP/s",
+        "cufa": untuned if same else float(f"{untuned * found.ratio:.5g}"),
+        "peers": {"untuned": untuned},
+    }

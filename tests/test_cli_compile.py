@@ -1,0 +1,261 @@
+"""cli: `compile` and `inspect`."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cufa
+from cufa import cache, cli, device, jit, launch, tuned
+from cufa.cli import disassembler
+from cufa.explorer import build
+from cufa.explorer.build import Built
+from cufa.plan import all_variants
+from cufa.tiles import TileShape
+from cufa.variant import Variant
+
+VARIANT = Variant("fa2_mma", "float16", 32, 32, 64, 64, 2, 4, 4, causal=True)
+ONE = ("compile", "--arch", "sm_86", "--for", "1,1,64,32", "--dtype", "float16", "--causal")
+
+Captured = pytest.CaptureFixture[str]
+
+
+def made_up(variant: Variant) -> jit.Compiled:
+    return jit.Compiled(b"\x7fELF" + str(variant).encode(), 100, 0, 0, 0, 1024, 4096, "")
+
+
+class Builder:
+    """In place of `build.compile_all`: makes up cubins; the rest can fail or be interrupted."""
+
+    def __init__(self) -> None:
+        self.asked: list[Variant] = []
+        self.arch = ""
+        self.fail: BaseException | None = None
+        self.after = 1
+
+    def __call__(self, variants: list[Variant], arch: str, jobs: int | None) -> Iterator[Built]:
+        """Yield what became of each variant."""
+        self.asked, self.arch = variants, arch
+        for number, variant in enumerate(variants):
+            if self.fail is not None and number >= self.after:
+                if not isinstance(self.fail, jit.CompileError):
+                    raise self.fail
+                yield Built(variant, self.fail, 0.1)
+            else:
+                yield Built(variant, made_up(variant), 0.1)
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
+    pytest.importorskip("cupy")
+    found = Builder()
+    monkeypatch.setattr(build, "compile_all", found)
+    return found
+
+
+def test_one_kernel_for_real(capsys: Captured) -> None:
+    pytest.importorskip("cupy")
+    assert cli.main(ONE) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert f"[1/1] {VARIANT}  " in out
+    assert "1 kernels for sm_86 (rtx3090) written" in out
+    assert str(cache.folder() / "kernels") in out
+    cubin = cache.find_cubin(VARIANT, "sm_86")
+    assert cubin is not None
+    assert cubin.startswith(b"\x7fELF")
+    assert cli.main(ONE) == 0
+    out, _ = capsys.readouterr()
+    assert "0 kernels for sm_86 (rtx3090) written" in out
+    assert "1 were there" in out
+
+
+def test_both_masks_and_all_dtypes_by_default(builder: Builder) -> None:
+    words = ["compile", "--gpu", "h100", "--for", "1,1,64,32", "4,32,4096,128:4,8,4096,128"]
+    assert cli.main(words) == 0
+    assert builder.arch == "sm_90a"
+    kinds = {(v.dtype, v.head_dim, v.causal) for v in builder.asked}
+    assert len(builder.asked) == len(kinds) == 3 * 2 * 2
+    assert all(cache.find_cubin(v, "sm_90a") for v in builder.asked)
+    assert cli.main([*words, "--dtype", "float32", "--no-causal"]) == 0
+    assert builder.asked == []  # they are there already
+
+
+def test_without_problems_all_that_the_planner_can_choose(builder: Builder) -> None:
+    gpu = device.named("a100")
+    assert cli.main(["compile", "--gpu", "a100", "--dtype", "bfloat16", "--causal"]) == 0
+    expected = {v for v in all_variants(gpu) if v.dtype == "bfloat16" and v.causal}
+    assert set(builder.asked) >= expected
+    assert {(v.dtype, v.causal) for v in builder.asked} == {("bfloat16", True)}
+
+
+def test_tuned_variants_are_compiled_too(builder: Builder) -> None:
+    gpu = device.named("a100")
+    entries = {
+        tuned.ProblemClass(2, 64, 64, True, 1024, 1024, 8): tuned.Entry(kernel, TileShape(*tile))
+        for kernel, tile in (("fa2_mma", (64, 96, 2, 4, 2)),)
+    }
+    entries[tuned.ProblemClass(2, 64, 64, True, 512, 512, 8)] = tuned.Entry(
+        "fa2_mma", TileShape(256, 256, 9, 4, 2)
+    )
+    tuned.store(gpu, entries, "a test")
+    assert cli.main(["compile", "--gpu", "a100", "--dtype", "float16"]) == 0
+    assert Variant("fa2_mma", "float16", 64, 64, 64, 96, 2, 4, 2, causal=True) in builder.asked
+    assert all(v.illegal(gpu) is None for v in builder.asked)
+
+
+def test_a_kernel_that_does_not_compile_fails_the_command(
+    builder: Builder, capsys: Captured
+) -> None:
+    builder.fail = jit.CompileError(VARIANT, ("-arch=sm_86",), "error: no\n  such thing\n")
+    assert cli.main(["compile", "--arch", "sm_86", "--for", "1,1,64,32", "--dtype", "float16"]) == 1
+    out, _ = capsys.readouterr()
+    assert "failed: error: no such thing\n" in out
+    assert "1 kernels for sm_86 (rtx3090) written" in out
+    assert "1 failed" in out
+
+
+def test_ctrl_c_keeps_what_was_written(builder: Builder, capsys: Captured) -> None:
+    builder.fail, builder.after = KeyboardInterrupt(), 2
+    assert cli.main(["compile", "--arch", "sm_86", "--for", "1,1,64,32"]) == 130
+    out, err = capsys.readouterr()
+    assert "2 kernels for sm_86 (rtx3090) written" in out
+    assert "interrupted" in err
+    assert sum(cache.find_cubin(v, "sm_86") is not None for v in builder.asked) == 2
+
+
+def test_a_cache_that_cannot_be_written(
+    builder: Builder, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "file"))
+    assert cli.main(ONE) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("python -m cufa compile: error: the cache folder cannot be written")
+    assert err.count("\n") == 1
+    assert builder.asked == []
+
+
+@pytest.mark.gpu
+def test_what_was_compiled_ahead_runs(
+    cupy: Any, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = cupy.random.standard_normal((1, 2, 100, 32), dtype=cupy.float32).astype(cupy.float16)
+    expected = cufa.attention(q, q, q, causal=True)
+    words = ["compile", "--for", "1,2,100,32", "--dtype", "float16", "--causal"]
+    assert cli.main(words) == 0
+    assert "1 kernels for" in capsys.readouterr().out
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it was compiled again")
+
+    jit._kernel.cache_clear()
+    launch._ready.clear()
+    monkeypatch.setattr(jit, "_module", refuse)
+    assert (cufa.attention(q, q, q, causal=True) == expected).all()
+
+
+# -- inspect ---------------------------------------------------------------------------------------
+
+
+def test_figures(capsys: Captured) -> None:
+    pytest.importorskip("cupy")
+    assert cli.main(["inspect", str(VARIANT), "--gpu", "h100"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    compiled = jit.compile(VARIANT, "sm_90a")
+    assert f"registers      {compiled.registers} a thread" in out
+    assert "spills         none" in out
+    assert f"shared memory  {VARIANT.smem_bytes} bytes a block" in out
+    assert f"code           {compiled.code_bytes} bytes" in out
+    assert "of 2048 threads" in out
+
+
+def test_the_source_compiles_to_the_one_variant(capsys: Captured) -> None:
+    nvrtc = pytest.importorskip("cupy").cuda.nvrtc
+    assert cli.main(["inspect", str(VARIANT).replace(" ", ""), "--source"]) == 0
+    out, _ = capsys.readouterr()
+    assert out.rstrip().endswith(f"{VARIANT}(const __grid_constant__ Params);")
+    program = nvrtc.createProgram(out, "inspected.cu", (), ())
+    nvrtc.compileProgram(program, ("-std=c++17", "-arch=compute_80"))
+    assert nvrtc.getPTX(program).count(b".entry") == 1
+
+
+def test_ptx(capsys: Captured) -> None:
+    pytest.importorskip("cupy")
+    assert cli.main(["inspect", str(VARIANT), "--arch", "sm_90", "--ptx"]) == 0
+    out, _ = capsys.readouterr()
+    assert ".target sm_90a" in out
+    assert out.count(".entry") == 1
+
+
+@pytest.fixture
+def no_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Hide the disassemblers of this machine; return a folder that is looked in."""
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(disassembler, "_packages", lambda: [])
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin"
+
+
+@pytest.mark.usefixtures("no_disassembler")
+def test_no_disassembler(capsys: Captured) -> None:
+    pytest.importorskip("cupy")
+    assert cli.main(["inspect", str(VARIANT), "--arch", "sm_90", "--sass"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "pip install nvidia-cuda-nvdisasm" in err
+
+
+def fake_tool(folder: Path, script: str) -> None:
+    tool = folder / "nvdisasm"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a shell")
+def test_the_disassembler_of_a_toolkit(no_disassembler: Path, capsys: Captured) -> None:
+    pytest.importorskip("cupy")
+    fake_tool(no_disassembler, 'echo "the code of $2"')
+    assert cli.main(["inspect", str(VARIANT), "--arch", "sm_90", "--sass"]) == 0
+    assert capsys.readouterr().out.startswith("the code of ")
+    fake_tool(no_disassembler, "echo 'unknown\n architecture' >&2; exit 1")
+    assert cli.main(["inspect", str(VARIANT), "--arch", "sm_90", "--sass"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith("nvdisasm: unknown architecture\n")
+
+
+def test_sass_for_real(capsys: Captured) -> None:
+    pytest.importorskip("cupy")
+    try:
+        disassembler.find()
+    except cli.CommandError as failure:
+        pytest.skip(str(failure))
+    assert cli.main(["inspect", str(VARIANT), "--arch", "sm_90", "--sass"]) == 0
+    assert "HMMA" in capsys.readouterr().out
+
+
+def test_a_variant_that_does_not_compile_is_one_line(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cupy")
+
+    def fail(variant: Variant, arch: str) -> jit.Compiled:
+        raise jit.CompileError(variant, (f"-arch={arch}",), "no\nluck\n")
+
+    monkeypatch.setattr(jit, "compile", fail)
+    assert cli.main(["inspect", str(VARIANT), "--arch", "sm_90"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.endswith("no luck\n")

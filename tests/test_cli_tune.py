@@ -1,0 +1,147 @@
+"""cli: `tune`, what it asks for, keeps and prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cufa import cli, device, tuned
+from cufa.cli import machine
+from cufa.explorer import Progress, Row
+from cufa.explorer.tune import Interrupted, Tuned, Tuning
+from cufa.plan import by_rules, plan
+from cufa.problem import Problem
+
+GPU = device.named("h200")
+Q = ("--q", "2,16,1024,64")
+
+Captured = pytest.CaptureFixture[str]
+
+
+class Fake:
+    """In place of `tune`: a variant with narrower tiles wins each problem, by 1.25."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.stop_after: int | None = None
+        self.fail = False
+
+    def __call__(
+        self, problems: Iterable[Problem], *, jobs: int | None, progress: Any, on_problem: Any
+    ) -> Tuning:
+        """Return the tuning, or be interrupted."""
+        self.problems = list(problems)
+        tuning = Tuning(GPU)
+        for done, problem in enumerate(self.problems):
+            if done == self.stop_after:
+                raise Interrupted(tuning)
+            on_problem(done, len(self.problems), problem)
+            planned = by_rules(problem, GPU).variant
+            winner = planned._replace(bn=32)
+            progress(Progress("time", 1, 1, Row(winner, median_us=80.0)))
+            if self.fail:
+                tuning.failures[problem] = "out of memory"
+                continue
+            key = tuned.problem_class(problem, GPU)
+            tuning.rows.append(Tuned(problem, key, planned, 100.0, winner, 80.0, 1.25))
+        return tuning
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    pytest.importorskip("cupy")
+    found = Fake()
+    monkeypatch.setattr("cufa.cli.tune.tune", found)
+    monkeypatch.setattr(machine, "current_gpu", lambda remedy: GPU)
+    return found
+
+
+def test_the_winners_are_kept_and_used(fake: Fake, capsys: Captured, tmp_path: Path) -> None:
+    target = tmp_path / "x.json"
+    assert cli.main(["tune", *Q, "--causal", "--json", str(target)]) == 0
+    out, err = capsys.readouterr()
+    (problem,) = fake.problems
+    assert problem.causal
+    assert f"wrote {tuned.user_path(GPU)}\n" in err
+    assert "problem 1/1: float16, batch 2" in err
+    chosen = plan(problem, GPU)
+    assert chosen.variant.bn == 32
+    assert "tuned on" in chosen.reason
+    assert "x32 " in out
+    assert "1 of 1 change; geometric mean of the ratios 1.250" in out
+    found = json.loads(target.read_text())
+    words = f"tune {' '.join(Q)} --causal --json {target}"
+    assert found["command"] == f"python -m cufa {words}"
+    assert found["rows"][0]["ratio"] == 1.25
+    table = tuned.load(tuned.user_path(GPU))
+    assert table is not None
+    assert table.command == f"python -m cufa {words}"
+
+
+def test_both_masks_by_default_and_several_problems(fake: Fake) -> None:
+    k = ("--k", "2,4,1024,64")
+    more = ("--q", "1,8,1,128", "--k", "1,2,4096,128")
+    assert cli.main(["tune", *Q, *k, *more, "--dtype", "bfloat16"]) == 0
+    assert [(p.heads_kv, p.seq_kv, p.causal) for p in fake.problems] == [
+        (4, 1024, False),
+        (4, 1024, True),
+        (2, 4096, False),
+        (2, 4096, True),
+    ]
+    assert {p.dtype for p in fake.problems} == {"bfloat16"}
+
+
+def test_the_standard_table(fake: Fake) -> None:
+    assert cli.main(["tune", "--standard", "--dtype", "bfloat16", "--dry-run"]) == 0
+    assert len(fake.problems) == len(set(fake.problems)) == 36
+    assert cli.main(["tune", "--standard", "--no-causal", "--dry-run"]) == 0
+    assert len(fake.problems) == 18
+
+
+def test_a_dry_run_keeps_nothing(fake: Fake, capsys: Captured) -> None:
+    assert cli.main(["tune", *Q, "--dry-run"]) == 0
+    assert "2 of 2 change" in capsys.readouterr().out
+    assert not tuned.user_path(GPU).exists()
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_ctrl_c_keeps_what_is_done(done: int, fake: Fake, capsys: Captured) -> None:
+    fake.stop_after = done
+    assert cli.main(["tune", *Q]) == 130
+    out, err = capsys.readouterr()
+    assert "interrupted" in err
+    assert ("1 of 1 change" if done else "nothing was tuned") in out
+    assert tuned.user_path(GPU).exists() == bool(done)
+
+
+def test_a_problem_that_cannot_be_measured(fake: Fake, capsys: Captured) -> None:
+    fake.fail = True
+    assert cli.main(["tune", *Q, "--no-causal"]) == 1
+    out, _ = capsys.readouterr()
+    assert "failed: out of memory" in out
+    assert not tuned.user_path(GPU).exists()
+
+
+@pytest.mark.gpu
+def test_a_small_problem_on_a_gpu(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cufa.explorer import tune as tuner
+
+    def small(problems: Iterable[Problem], **options: Any) -> Tuning:
+        space = {"bm": (64,), "bn": (32, 64), "stages": (2,), "warps": (4,)}
+        return tuner.tune(problems, space=space, **options)
+
+    monkeypatch.setattr("cufa.cli.tune.tune", small)
+    target = tmp_path / "x.json"
+    assert cli.main(["tune", *Q, "--causal", "--json", str(target)]) == 0
+    out, _ = capsys.readouterr()
+    assert "geometric mean" in out
+    (row,) = json.loads(target.read_text())["rows"]
+    assert row["planned_us"] > 0
+    assert cli.main(["explain", *Q, "--causal"]) == 0
+    assert row["winner"] in capsys.readouterr().out

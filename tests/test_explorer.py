@@ -1,0 +1,302 @@
+"""explorer: from a problem or arrays to a ranked table, with and without a GPU."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cufa
+from cufa import device, explorer
+from cufa.device import Device
+from cufa.explorer import Interrupted, Progress
+from cufa.explorer.result import Row
+from cufa.plan import plan
+from cufa.problem import Operands, Problem
+from cufa.variant import Variant
+
+H200 = device.named("h200")
+SHAPE = (1, 2, 100, 32)
+PROBLEM = Problem.of_shapes(SHAPE, SHAPE, SHAPE, causal=True)
+SPACE = {"bm": (64,), "bn": (32, 64, 96), "stages": (1,), "warps": (4,), "blocks_per_sm": (2,)}
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explorer, "_current_gpu", lambda: None)
+
+
+# --- static figures, for any architecture ---
+
+
+def test_small_space() -> None:
+    found = cufa.explore(PROBLEM, space=SPACE, arch="sm_90a")
+    assert [row.variant.bn for row in found.rows] == [32, 64, 96]
+    for row in found.rows:
+        assert row.error is None
+        assert row.spill_bytes == 0
+        assert row.dynamic_smem_bytes == row.variant.smem_bytes
+        assert row.registers is not None
+        assert 32 < row.registers < 255
+        assert row.blocks_per_sm is not None
+        assert row.blocks_per_sm >= 2
+        assert row.occupancy == row.blocks_per_sm * 128 / 2048
+        assert row.code_bytes is not None
+        assert row.code_bytes > 1000
+        assert row.compile_s is not None
+        assert row.compile_s > 0
+        assert (row.correct, row.median_us, row.tflops) == (None, None, None)
+    assert found.best is None
+    assert found.ceilings is None
+    assert (found.problem, found.device, found.arch) == (PROBLEM, H200, "sm_90a")
+    assert found.planned == plan(PROBLEM, H200).variant
+    assert found.compiler.startswith("NVRTC ")
+    assert found.seconds > 0
+    assert found.date == time.strftime("%Y-%m-%d")
+    assert found.rows[0].variant.kernel in str(found)
+    assert "3 variants" in repr(found)
+
+
+def test_named_device_and_its_limits() -> None:
+    variants = [Variant("fa2_mma", "float16", 32, 32, 256, 256, 3, 8, 1, True)]
+    (row,) = cufa.explore(PROBLEM, space=variants, device="rtx3090").rows
+    assert row.error is not None
+    assert "shared memory are needed, rtx3090 has" in row.error
+    gpu = device.named("rtx4090")
+    found = cufa.explore(PROBLEM, space={**SPACE, "bn": (32,)}, device=gpu)
+    assert (found.device, found.arch) == (gpu, "sm_89")
+    assert found.rows[0].error is None
+
+
+def test_every_kind_of_failure_is_a_row() -> None:
+    shape = (1, 1, 64, 32)
+    problem = Problem.of_shapes(shape, shape, shape, dtype="float32")
+    good = Variant("fa1_fp32", "float32", 32, 32, 32, 32, 1, 8, 1, False)
+    variants = {
+        good: None,
+        good._replace(causal=True): "its causal is True, the call's False",
+        good._replace(bm=33): "bm must be a multiple of",
+        good._replace(dtype="bfloat16"): "takes float32, not bfloat16",
+        good._replace(head_dim=16): "its head dims",
+    }
+    found = cufa.explore(problem, space=list(variants), arch="sm_80")
+    assert {row.variant for row in found.rows} == set(variants)
+    assert found.rows[0].variant == good
+    for row in found.rows:
+        expected = variants[row.variant]
+        if expected is None:
+            assert row.error is None
+        else:
+            assert row.error is not None
+            assert expected in row.error
+
+
+def test_refused_by_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant that our own rules let pass, but not the source's assertions."""
+    monkeypatch.setattr(Variant, "illegal", lambda variant, gpu: None)
+    shape = (1, 1, 64, 32)
+    problem = Problem.of_shapes(shape, shape, shape, dtype="float32")
+    broken = Variant("fa1_fp32", "float32", 32, 32, 64, 64, 2, 8, 1, False)
+    (row,) = cufa.explore(problem, space=[broken], arch="sm_90a").rows
+    assert row.error is not None
+    assert "tiles are not prefetched" in row.error
+
+
+def test_arrays_of_numpy_stand_for_their_problem() -> None:
+    q, k = np.zeros((1, 100, 4, 32), np.float16), np.zeros((1, 50, 2, 32), np.float16)
+    space = {**SPACE, "bn": (32,)}
+    found = cufa.explore(q, k, k, causal=True, scale=2.0, layout="bshd", space=space, arch="sm_80")
+    assert found.problem == Problem("float16", 1, 4, 2, 100, 50, 32, 32, True, 2.0)
+
+
+def test_progress() -> None:
+    steps: list[Progress] = []
+    found = cufa.explore(PROBLEM, space=SPACE, arch="sm_90a", jobs=1, progress=steps.append)
+    assert [(s.stage, s.done, s.total) for s in steps] == [("compile", i, 3) for i in (1, 2, 3)]
+    assert {s.row for s in steps} == set(found.rows)
+
+
+def test_interrupted_keeps_what_was_compiled() -> None:
+    def stop(step: Progress) -> None:
+        if step.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        cufa.explore(PROBLEM, space=SPACE, arch="sm_90a", jobs=1, progress=stop)
+    assert isinstance(caught.value, KeyboardInterrupt)
+    rows = caught.value.exploration.rows
+    assert len(rows) == 2
+    assert all(row.registers for row in rows)
+
+
+# --- arguments ---
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_gpu_an_architecture_is_needed() -> None:
+    with pytest.raises(ValueError, match="arch must be given where there is no GPU"):
+        cufa.explore(PROBLEM)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"arch": "sm_90a", "device": "h100"}, ValueError, "give only one of the two"),
+        ({"arch": "sm_75"}, ValueError, "arch must be one of"),
+        ({"device": "v100"}, ValueError, "name must be one of"),
+        ({"arch": "sm_90a", "causal": True}, TypeError, "causal must not be given beside"),
+        ({"arch": "sm_90a", "k": 1}, TypeError, "k must not be given beside"),
+        ({"arch": "sm_90a", "space": {"bk": (1,)}}, ValueError, "'bk' is none of"),
+        ({"arch": "sm_90a", "kernels": ["fa2_fp32"]}, ValueError, "takes float32"),
+    ],
+)
+def test_errors(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        cufa.explore(PROBLEM, **arguments)
+
+
+def test_q_must_be_a_problem_or_an_array() -> None:
+    with pytest.raises(TypeError, match="q must be a NumPy or a CuPy array, not tuple"):
+        cufa.explore(SHAPE, SHAPE, SHAPE, arch="sm_80")
+
+
+def test_nothing_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explorer, "_current_gpu", lambda: H200)
+    empty = PROBLEM._replace(seq_q=0)
+    with pytest.raises(ValueError, match="nothing to time"):
+        cufa.explore(empty, space=SPACE)
+    assert cufa.explore(empty, space={**SPACE, "bn": (32,)}, arch="sm_90a").rows[0].error is None
+
+
+# --- with a GPU, which a fake stands for ---
+
+
+class FakeMeasurement:
+    """Finds bn 64 wrong, does not launch bn 96, and times the others by their bn."""
+
+    interrupt = False
+    lost = None
+
+    def __init__(self, problem: Problem, operands: Operands | None, gpu: Device) -> None:
+        assert (problem, operands, gpu) == (PROBLEM, None, H200)
+        self.rows: list[Row] = []
+        self.ceilings: dict[str, float] | None = None
+
+    def check(self, row: Row, cubin: bytes) -> Row:
+        """Pass but the two."""
+        assert cubin.startswith(b"\x7fELF")
+        if row.variant.bn == 96:
+            return row._replace(error="too many resources requested for launch")
+        return row._replace(correct=row.variant.bn != 64, max_error=0.5)
+
+    def race(self, rows: list[Row], on_row: Any) -> list[Row]:
+        """Time in order."""
+        self.ceilings = {"read_gbs": 1.0, "copy_gbs": 1.0, "gemm_tflops": 1.0}
+        for row in rows:
+            self.rows.append(row._replace(median_us=float(row.variant.bn)))
+            on_row(self.rows[-1])
+            if self.interrupt:
+                raise KeyboardInterrupt
+        # The last rounds make all times more exact.
+        self.rows = [row._replace(spread=0.01) for row in self.rows]
+        return self.rows
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> type[FakeMeasurement]:
+    class Fake(FakeMeasurement):
+        pass
+
+    monkeypatch.setattr(explorer, "_current_gpu", lambda: H200)
+    monkeypatch.setitem(sys.modules, "cufa.explorer.measure", SimpleNamespace(Measurement=Fake))
+    return Fake
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_checked_then_timed() -> None:
+    steps: list[Progress] = []
+    space = {**SPACE, "bn": (32, 48, 64, 96)}
+    found = cufa.explore(PROBLEM, space=space, progress=steps.append)
+    stages = [(step.stage, step.done, step.total) for step in steps]
+    assert stages == [
+        *(("compile", i, 4) for i in (1, 2, 3, 4)),
+        *(("check", i, 4) for i in (1, 2, 3, 4)),
+        *(("time", i, 2) for i in (1, 2)),
+    ]
+    assert [row.variant.bn for row in found.rows] == [32, 48, 64, 96]
+    fast, slow, wrong, failed = found.rows
+    assert found.best == fast
+    assert (fast.median_us, fast.spread, fast.correct) == (32.0, 0.01, True)
+    assert (slow.median_us, slow.spread) == (48.0, 0.01)
+    assert (wrong.correct, wrong.median_us) == (False, None)
+    assert failed.error == "too many resources requested for launch"
+    assert found.ceilings is not None
+
+
+def test_interrupted_while_timing(fake_gpu: type[FakeMeasurement]) -> None:
+    fake_gpu.interrupt = True
+    with pytest.raises(Interrupted) as caught:
+        cufa.explore(PROBLEM, space={**SPACE, "bn": (32, 48)}, jobs=1)
+    timed, untimed = caught.value.exploration.rows
+    assert timed.median_us is not None
+    assert untimed.median_us is None
+    assert untimed.correct
+
+
+# --- with a GPU ---
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_on_the_gpu(cupy: Any, dtype: str) -> None:
+    shape = (2, 4, 500, 64)
+    problem = Problem.of_shapes(shape, shape, shape, dtype=dtype, causal=True)
+    space = {"bm": (64, 128), "bn": (32, 64), "stages": (1,), "warps": (4,)}
+    found = cufa.explore(problem, space=space)
+    assert found.device == device.of_id(cupy.cuda.runtime.getDevice())
+    assert found.best is not None
+    assert found.ceilings is not None
+    assert {"read_gbs", "copy_gbs"} <= set(found.ceilings)
+    times = []
+    for row in found.rows:
+        assert row.error is None, row
+        assert row.correct is True, row
+        assert row.median_us is not None
+        assert row.median_us > 0
+        assert row.tflops == pytest.approx(
+            4 * 8 * 500 * 500 * 64 / 2 / row.median_us / 1e6, rel=1e-6
+        )
+        assert row.gbs is not None
+        assert row.ceiling_fraction is not None
+        assert 0 < row.ceiling_fraction < 1.5
+        times.append(row.median_us)
+    assert times == sorted(times)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("cupy")
+def test_own_arrays_on_the_gpu(xp: Any, rng: np.random.Generator) -> None:
+    """Also strided ones, and those of NumPy, which are copied to the GPU."""
+    q = xp.asarray(rng.standard_normal((1, 300, 4, 64)).astype(np.float16))
+    k = xp.asarray(rng.standard_normal((1, 400, 2, 64)).astype(np.float16))
+    space = {"bm": (64,), "bn": (64,), "stages": (1, 2), "warps": (4,), "blocks_per_sm": (2,)}
+    found = cufa.explore(q, k, k, causal=True, layout="bshd", space=space)
+    assert found.problem[:6] == ("float16", 1, 4, 2, 300, 400)
+    assert [row.correct for row in found.rows] == [True, True]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("cupy")
+def test_spilling_variant_is_timed_like_others() -> None:
+    shape = (1, 4, 500, 128)
+    problem = Problem.of_shapes(shape, shape, shape)
+    spilling = Variant("fa2_mma", "float16", 128, 128, 128, 64, 1, 4, 4, False)
+    (row,) = cufa.explore(problem, space=[spilling]).rows
+    assert row.spill_bytes is not None
+    assert row.spill_bytes > 0
+    assert row.correct is True
+    assert row.median_us is not None

@@ -1,0 +1,166 @@
+"""explorer/result.py, export.py, table.py and work.py: order, exports and text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cufa import device
+from cufa.explorer.result import Exploration, Row, ranked
+from cufa.explorer.work import flops, nbytes
+from cufa.problem import Problem
+from cufa.variant import Variant
+
+SHAPE = (2, 4, 1000, 64)
+PROBLEM = Problem.of_shapes(SHAPE, SHAPE, SHAPE, dtype="bfloat16", causal=True)
+
+
+def variant_of(bn: int) -> Variant:
+    return Variant("fa2_mma", "bfloat16", 64, 64, 64, bn, 2, 4, 2, True)
+
+
+def compiled(bn: int, spill_bytes: int = 0, occupancy: float = 0.125) -> Row:
+    return Row(
+        variant_of(bn),
+        registers=100 + bn,
+        spill_bytes=spill_bytes,
+        static_smem_bytes=0,
+        dynamic_smem_bytes=variant_of(bn).smem_bytes,
+        blocks_per_sm=int(16 * occupancy),
+        occupancy=occupancy,
+        code_bytes=20480,
+        compile_s=0.31,
+    )
+
+
+def timed(bn: int, us: float, correct: bool = True) -> Row:
+    return compiled(bn)._replace(
+        correct=correct,
+        max_error=1e-3,
+        median_us=us,
+        spread=0.01,
+        tflops=100.0,
+        gbs=200.0,
+        ceiling_fraction=0.25,
+    )
+
+
+def exploration(rows: list[Row], **changes: Any) -> Exploration:
+    values: dict[str, Any] = {
+        "problem": PROBLEM,
+        "device": device.named("h200"),
+        "arch": "sm_90a",
+        "planned": variant_of(64),
+        "compiler": "NVRTC 13.0",
+        "ceilings": None,
+        "seconds": 1.25,
+        "date": "2026-11-21",
+    }
+    return Exploration(rows=rows, **{**values, **changes})
+
+
+IN_ORDER = [
+    timed(16, 10.0),
+    timed(32, 20.0),
+    compiled(48),
+    compiled(64, occupancy=0.0625),
+    compiled(80, spill_bytes=8, occupancy=0.5),
+    timed(96, 5.0, correct=False),
+    Row(variant_of(112), error="it does not compile"),
+]
+
+
+def test_order() -> None:
+    shuffled = random.Random(1).sample(IN_ORDER, len(IN_ORDER))
+    assert ranked(shuffled) == IN_ORDER
+    assert exploration(shuffled).rows == IN_ORDER
+
+
+def test_best_is_the_fastest_correct_one() -> None:
+    assert exploration(IN_ORDER).best == IN_ORDER[0]
+    assert exploration(IN_ORDER[2:]).best is None
+    assert exploration([]).best is None
+
+
+def test_dict_is_flat_and_complete() -> None:
+    whole = exploration(IN_ORDER, ceilings={"read_gbs": 4000.0}).to_dict()
+    assert whole["version"] == 1
+    assert whole["problem"] == PROBLEM._asdict()
+    assert whole["device"]["name"] == "h200"
+    assert (whole["arch"], whole["compiler"]) == ("sm_90a", "NVRTC 13.0")
+    assert Variant.parse(whole["planned"]) == variant_of(64)
+    assert whole["ceilings"] == {"read_gbs": 4000.0}
+    first = whole["rows"][0]
+    assert first["kernel"] == "fa2_mma"
+    assert (first["min_blocks_per_sm"], first["blocks_per_sm"]) == (2, 2)
+    assert (first["median_us"], first["correct"], first["error"]) == (10.0, True, None)
+    names = {*Variant._fields, *Row._fields, "min_blocks_per_sm"} - {"variant"}
+    assert all(set(row) == names for row in whole["rows"])
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    found = exploration(IN_ORDER)
+    text = found.to_json(tmp_path / "x.json")
+    assert (tmp_path / "x.json").read_text() == text
+    assert json.loads(text) == found.to_dict()
+    assert sum('"kernel"' in line for line in text.splitlines()) == len(IN_ORDER)
+
+
+def test_json_of_nothing_and_of_numbers_that_it_has_not() -> None:
+    assert json.loads(exploration([]).to_json())["rows"] == []
+    wrong = timed(16, 1.0, correct=False)._replace(max_error=math.inf, spread=math.nan)
+    (row,) = json.loads(exploration([wrong]).to_json())["rows"]
+    assert (row["max_error"], row["spread"], row["correct"]) == (None, None, False)
+
+
+def test_csv_round_trip(tmp_path: Path) -> None:
+    noted = IN_ORDER[0]._replace(notes=("C7512 slow, and how", "C7513 slower"))
+    found = exploration([noted, *IN_ORDER[1:]])
+    text = found.to_csv(tmp_path / "x.csv")
+    assert (tmp_path / "x.csv").read_text() == text
+    rows = list(csv.DictReader(io.StringIO(text)))
+    for read, row in zip(rows, found.to_dict()["rows"], strict=True):
+        notes = "; ".join(row.pop("notes"))
+        assert read.pop("notes") == notes
+        assert read == {name: "" if x is None else str(x) for name, x in row.items()}
+
+
+def test_table_without_timings() -> None:
+    lines = str(exploration([compiled(48), Row(variant_of(112), error="too large")])).splitlines()
+    assert lines[0] == "bfloat16, batch 2, heads 4, seq 1000, head dim 64, causal"
+    assert "2 variants for sm_90a (h200), NVRTC 13.0" in lines[1]
+    head, good, bad = lines[3:]
+    assert "us" not in head.split()
+    expected = "fa2_mma 64 64x48 2 4 2 148 0 32.0 2 12% 20.0 0.31"
+    assert good.split() == expected.split()
+    assert bad.split()[:6] == ["fa2_mma", "64", "64x112", "2", "4", "2"]
+    assert bad.endswith("-  too large")
+    assert good.index("148") + 3 == head.index("regs") + 4  # numbers stand to the right
+
+
+def test_table_with_timings() -> None:
+    text = str(exploration([timed(48, 12.34), timed(64, 5.0, correct=False)]))
+    _, good, wrong = text.splitlines()[3:]
+    assert good.split()[-6:] == ["12.3", "1.0%", "100.0", "200", "25%", "1.0e-03"]
+    assert wrong.endswith("wrong result")
+
+
+def test_table_of_nothing() -> None:
+    assert "0 variants" in str(exploration([]))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_work_of_a_problem(causal: bool) -> None:
+    problem = Problem.of_shapes(
+        (2, 8, 100, 64), (2, 4, 300, 64), (2, 4, 300, 32), dtype="float32", causal=causal
+    )
+    assert flops(problem) == 2 * 16 * 100 * 300 * (64 + 32) / (2 if causal else 1)
+    q, k, v, o = 2 * 8 * 100 * 64, 2 * 4 * 300 * 64, 2 * 4 * 300 * 32, 2 * 8 * 100 * 32
+    assert nbytes(problem) == 4 * (q + k + v + o)

@@ -1,0 +1,160 @@
+"""explorer/space.py: which variants are looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cufa import device
+from cufa.explorer.occupancy import register_bound
+from cufa.explorer.space import DEFAULTS, variants
+from cufa.plan import plan
+from cufa.problem import Problem
+from cufa.tiles import all_head_dims, tile_shapes
+from cufa.variant import KERNEL_DTYPES, Variant
+
+H200 = device.named("h200")
+GPUS = [device.named(name) for name in ("a100", "rtx3090", "h200", "b200", "rtx5090")]
+
+
+def problem_of(head_dim: int = 128, head_dim_v: int | None = None, **options: Any) -> Problem:
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    options = {"dtype": "bfloat16", "causal": True, **options}
+    q = (2, 16, 8192, head_dim)
+    return Problem.of_shapes(q, q, (2, 16, 8192, head_dim_v), **options)
+
+
+def test_every_kernel_has_a_default_space() -> None:
+    assert set(DEFAULTS) == set(KERNEL_DTYPES)
+
+
+@pytest.mark.parametrize("kernel", sorted(DEFAULTS))
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_default_space(gpu: device.Device, kernel: str) -> None:
+    """All legal and different, with all that the planner could choose for these head dims."""
+    dtype = KERNEL_DTYPES[kernel][0]
+    for head_dims in all_head_dims(kernel, gpu):
+        problem = problem_of(*head_dims, dtype=dtype)
+        found = variants(problem, gpu, [kernel])
+        assert len(set(found)) == len(found)
+        for variant in found:
+            assert variant.illegal(gpu) is None, variant
+            assert variant[:4] == (kernel, dtype, *head_dims)
+            assert variant.causal
+        shapes = {variant[4:9] for variant in found}
+        assert shapes.issuperset(tile_shapes(kernel, head_dims, gpu))
+        # Variants with the same bound of registers would be the same machine code.
+        bounds = {
+            (v[:8], register_bound(gpu, v.threads, v.blocks_per_sm)): v.blocks_per_sm for v in found
+        }
+        assert len(bounds) == len(found)
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("kernel", sorted(DEFAULTS))
+def test_bound_of_registers_drops_nothing_that_the_planner_uses(
+    gpu: device.Device, kernel: str
+) -> None:
+    default = DEFAULTS[kernel]
+    for head_dims in all_head_dims(kernel, gpu):
+        for shape in tile_shapes(kernel, head_dims, gpu):
+            variant = Variant(kernel, KERNEL_DTYPES[kernel][0], *head_dims, *shape, causal=True)
+            bound = register_bound(gpu, variant.threads, variant.blocks_per_sm)
+            assert default.registers(variant) <= bound, variant
+
+
+def test_default_space_is_neither_poor_nor_slow_to_compile() -> None:
+    assert 40 <= len(variants(problem_of(), H200)) <= 120
+
+
+def test_default_kernel_is_the_planners() -> None:
+    assert {v.kernel for v in variants(problem_of(), H200)} == {"fa2_mma"}
+    assert {v.kernel for v in variants(problem_of(dtype="float32"), H200)} == {"fa2_fp32"}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("seq", [1, 300, 8192])
+def test_first_is_what_the_planner_takes(dtype: str, seq: int) -> None:
+    shape = (1, 1, seq, 80)
+    problem = Problem.of_shapes(shape, shape, shape, dtype=dtype)
+    assert variants(problem, H200)[0] == plan(problem, H200).variant
+
+
+def test_several_kernels() -> None:
+    problem = problem_of(64, dtype="float32")
+    both = variants(problem, H200, ["fa1_fp32", "fa2_fp32"])
+    apart = [variants(problem, H200, [kernel]) for kernel in ("fa1_fp32", "fa2_fp32")]
+    assert both == apart[0] + apart[1]
+
+
+def test_tiles_that_must_spill_are_left_out_unless_asked_for() -> None:
+    """128 x 256 on four warps would hold 384 accumulators a thread."""
+    problem = problem_of()
+    for variant in variants(problem, H200):
+        accumulators = variant.bm * (variant.bn + 128) / variant.threads
+        assert accumulators <= 255
+    asked = variants(problem, H200, space={"bm": (128,), "bn": (256,), "warps": (4,)})
+    assert [v[4:9] for v in asked] == [(128, 256, 1, 4, 1)]
+
+
+def test_mapping_replaces_what_it_names() -> None:
+    problem = problem_of()
+    found = variants(problem, H200, space={"bn": (48, 176), "stages": [2]})
+    assert {v.bn for v in found} == {48, 176}
+    assert {v.stages for v in found} == {2}
+    assert {v.bm for v in found} == {64, 128, 256, 192}
+
+
+def test_register_bounds_that_are_asked_for_are_all_tried() -> None:
+    space = {"bm": (64,), "bn": (64,), "stages": (1,), "warps": (4,), "blocks_per_sm": (1, 2, 4)}
+    assert [v.blocks_per_sm for v in variants(problem_of(), H200, space=space)] == [1, 2, 4]
+
+
+def test_head_dims_can_be_other_than_the_planners() -> None:
+    found = variants(problem_of(72), H200, space={"head_dim": (64, 80, 96), "head_dim_v": (80,)})
+    assert {(v.head_dim, v.head_dim_v) for v in found} == {(80, 80), (96, 80)}
+
+
+def test_illegal_products_are_left_out() -> None:
+    found = variants(problem_of(), H200, space={"bm": (64, 100), "bn": (64, 65)})
+    assert {(v.bm, v.bn) for v in found} == {(64, 64)}
+
+
+def test_variants_are_taken_as_they_are() -> None:
+    good = plan(problem_of(), H200).variant
+    bad = good._replace(bm=100)
+    assert variants(problem_of(), H200, space=[bad, good, bad]) == [bad, good]
+
+
+@pytest.mark.parametrize(
+    ("space", "error", "message"),
+    [
+        ({"BN": (64,)}, ValueError, r"'BN' is none of bm, bn, stages, "),
+        ({"causal": (True,)}, ValueError, "'causal' is none of"),
+        ({"bn": 64}, TypeError, "bn must have a sequence of integers, not 64"),
+        ({"bn": "64"}, TypeError, "bn must have a sequence of integers, not '64'"),
+        ({"bn": (64.0,)}, TypeError, r"bn must have integers, not \(64.0,\)"),
+        ({"bn": (65,)}, ValueError, r"nothing legal is left on h200 of bn in \[65\]"),
+        ({"bn": ()}, ValueError, r"nothing legal is left on h200 of bn in \[\]"),
+        ([], ValueError, "space has no variant"),
+        (["fa2_mma"], TypeError, "must map template arguments"),
+        ("fa2_mma", TypeError, "must map template arguments"),
+        (plan(problem_of(), H200).variant, TypeError, "must map template arguments"),
+    ],
+)
+def test_errors(space: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        variants(problem_of(), H200, space=space)
+
+
+def test_unknown_kernel_and_one_of_another_dtype() -> None:
+    with pytest.raises(ValueError, match=r"must be one of .*, not 'fa9'"):
+        variants(problem_of(), H200, ["fa9"])
+    with pytest.raises(ValueError, match="fa1_fp32 takes float32, q has bfloat16"):
+        variants(problem_of(), H200, ["fa1_fp32"])
+
+
+def test_kernels_beside_variants() -> None:
+    with pytest.raises(ValueError, match=r"^kernels: "):
+        variants(problem_of(), H200, ["fa2_mma"], [plan(problem_of(), H200).variant])

@@ -1,0 +1,332 @@
+"""Tuning: what wins a class, what is stored; on measurements that the tests play, and on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cufa import device as devices
+from cufa import tuned
+from cufa.device import Device
+from cufa.explorer import build, measure, tune, tuner
+from cufa.explorer.build import Built
+from cufa.explorer.race import Duel
+from cufa.explorer.result import Row
+from cufa.explorer.run import Progress
+from cufa.explorer.standard import standard_problems
+from cufa.explorer.tune import Interrupted, Tuning
+from cufa.explorer.tuning import entry_of
+from cufa.jit import Compiled, CompileError
+from cufa.plan import by_rules, plan
+from cufa.problem import Problem
+from cufa.tiles import TileShape
+from cufa.tuned_table import Entry
+from cufa.variant import Variant
+
+H200 = devices.named("h200")
+PROBLEM = Problem.of_shapes(*[(4, 16, 4096, 128)] * 3, dtype="bfloat16")
+PLANNED = by_rules(PROBLEM, H200).variant
+FAST = PLANNED._replace(bm=64, bn=96)
+OTHER = PLANNED._replace(bm=192, warps=12, blocks_per_sm=1)
+
+
+class World:
+    """What the played GPU does.
+
+    Attributes
+    ----------
+    us : dict of Variant to float
+        Microseconds of a call in the races; those of others are 500.
+    ratios : dict of Variant to float
+        Outcome of a duel against the planned variant.
+    errors : dict of Variant to str
+        What launches raise.
+    fails : set of Problem
+        That do not fit in memory.
+    compiled : list of Variant
+        In order.
+    """
+
+    def __init__(self) -> None:
+        self.us: dict[Variant, float] = {}
+        self.ratios: dict[tuple[Problem, Variant], float] = {}
+        self.errors: dict[Variant, str] = {}
+        self.fails: set[Problem] = set()
+        self.compiled: list[Variant] = []
+        self.interrupt_at: Problem | None = None
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, no_builtin_tables: None) -> World:
+    """Return the played GPU, an H200."""
+    world = World()
+
+    class FakeMeasurement:
+        lost = None
+        ceilings = None
+
+        def __init__(self, problem: Problem, operands: None, device: Device) -> None:
+            if problem in world.fails:
+                raise MemoryError("out of memory")
+            if problem == world.interrupt_at:
+                raise KeyboardInterrupt
+            self.problem = problem
+            self.rows: list[Row] = []
+
+        def check(self, row: Row, cubin: bytes) -> Row:
+            assert cubin == str(row.variant).encode()
+            if row.variant in world.errors:
+                return row._replace(error=world.errors[row.variant])
+            return row._replace(correct=True, max_error=0.0)
+
+        def race(self, rows: list[Row], on_row: Callable[[Row], None]) -> list[Row]:
+            rows = [row._replace(median_us=world.us.get(row.variant, 500.0)) for row in rows]
+            for row in rows:
+                on_row(row)
+            self.rows = rows
+            return rows
+
+        def duel(self, first: tuple[Variant, bytes], second: tuple[Variant, bytes]) -> Duel:
+            ratio = world.ratios.get((self.problem, second[0]), 1.0)
+            return Duel(0.2, 0.2 / ratio, ratio)
+
+    def compile_all(variants: list[Variant], arch: str, jobs: int | None) -> Iterator[Built]:
+        assert arch == "sm_90a"
+        for variant in variants:
+            world.compiled.append(variant)
+            compiled = Compiled(str(variant).encode(), 100, 0, 0, 0, variant.smem_bytes, 1, "")
+            yield Built(variant, compiled, 0.1)
+
+    from cupy.cuda import runtime
+
+    monkeypatch.setattr(runtime, "getDevice", lambda: 0)
+    monkeypatch.setattr(devices, "of_id", lambda device_id: H200)
+    for module in (measure, tuner):
+        monkeypatch.setattr(module, "Measurement", FakeMeasurement)
+    monkeypatch.setattr(tuner, "_free_memory", lambda: None)
+    monkeypatch.setattr(build, "compile_all", compile_all)
+    return world
+
+
+def run(*problems: Problem, **options: Any) -> Tuning:
+    return tune.tune(problems, **{"space": (PLANNED, FAST, OTHER), **options})
+
+
+def test_a_faster_variant_wins(world: World) -> None:
+    world.us = {PLANNED: 200.0, FAST: 190.0, OTHER: 210.0}
+    world.ratios = {(PROBLEM, FAST): 1.04}
+    found = run(PROBLEM)
+    (row,) = found.rows
+    assert (row.problem, row.planned, row.winner) == (PROBLEM, PLANNED, FAST)
+    assert (row.planned_us, row.ratio) == (200.0, 1.04)
+    assert row.winner_us == pytest.approx(200 / 1.04)
+    key = tuned.problem_class(PROBLEM, H200)
+    assert found.entries() == {key: Entry("fa2_mma", TileShape(64, 96, 2, 4, 2))}
+    assert str(FAST) in str(found)
+    assert json.loads(json.dumps(found.to_dict()))["rows"][0]["winner"] == str(FAST)
+
+
+@pytest.mark.parametrize("ratio", [0.97, 1.0, 1.009])
+def test_a_lost_duel_keeps_the_plan(world: World, ratio: float) -> None:
+    world.us = {PLANNED: 200.0, FAST: 190.0}
+    world.ratios = {(PROBLEM, FAST): ratio}
+    found = run(PROBLEM)
+    assert [(row.winner, row.ratio) for row in found.rows] == [(PLANNED, 1.0)]
+    assert found.entries() == {}
+
+
+def test_the_fastest_plan_stays_without_a_duel(world: World) -> None:
+    world.us = {PLANNED: 180.0, FAST: 190.0}
+    world.ratios = {(PROBLEM, FAST): 9.0}
+    assert run(PROBLEM).rows[0].winner == PLANNED
+
+
+def test_planned_is_timed_though_it_is_not_in_the_space(world: World) -> None:
+    world.us = {PLANNED: 200.0, OTHER: 150.0}
+    world.ratios = {(PROBLEM, OTHER): 1.3}
+    assert run(PROBLEM, space=(OTHER,)).rows[0].winner == OTHER
+    assert world.compiled == [PLANNED, OTHER]
+
+
+def test_each_variant_is_compiled_once(world: World) -> None:
+    longer = Problem.of_shapes(*[(1, 16, 16384, 128)] * 3, dtype="bfloat16")
+    steps: list[Progress] = []
+    begun: list[tuple[int, int, Problem]] = []
+    run(PROBLEM, longer, PROBLEM, progress=steps.append, on_problem=lambda *p: begun.append(p))
+    assert world.compiled == [PLANNED, FAST, OTHER]
+    assert [(step.stage, step.done, step.total) for step in steps] == [
+        *(("compile", n, 3) for n in (1, 2, 3)),
+        *((stage, n, 3) for _ in range(2) for stage in ("check", "time") for n in (1, 2, 3)),
+    ]
+    assert begun == [(0, 2, PROBLEM), (1, 2, longer)]
+
+
+# several problems of a class
+
+
+SIBLINGS = (PROBLEM, PROBLEM._replace(seq_q=4000, seq_kv=4000), PROBLEM._replace(dtype="float16"))
+
+
+def in_the_dtype(variant: Variant, problem: Problem) -> Variant:
+    return variant._replace(dtype=problem.dtype)
+
+
+def siblings_world(world: World, *ratios: float) -> dict[str, Any]:
+    space = [in_the_dtype(v, p) for v in (PLANNED, FAST) for p in (SIBLINGS[0], SIBLINGS[2])]
+    world.us = {v: 190.0 if v.bn == FAST.bn else 200.0 for v in space}
+    for problem, ratio in zip(SIBLINGS, ratios, strict=True):
+        world.ratios[problem, in_the_dtype(FAST, problem)] = ratio
+    return {"space": space}
+
+
+def test_one_winner_for_a_class(world: World) -> None:
+    options = siblings_world(world, 1.03, 0.995, 1.05)
+    assert len({tuned.problem_class(p, H200) for p in SIBLINGS}) == 1
+    found = run(*SIBLINGS, **options)
+    assert [row.winner for row in found.rows] == [in_the_dtype(FAST, p) for p in SIBLINGS]
+    assert [row.ratio for row in found.rows] == [1.03, 0.995, 1.05]
+    assert list(found.entries().values()) == [entry_of(FAST)]
+
+
+def test_a_class_must_not_lose_for_any_problem(world: World) -> None:
+    found = run(*SIBLINGS, **siblings_world(world, 1.2, 0.98, 1.2))
+    assert [row.ratio for row in found.rows] == [1.0] * 3
+    assert found.entries() == {}
+
+
+# failures
+
+
+def test_failures_do_not_stop_the_others(world: World) -> None:
+    longer = Problem.of_shapes(*[(1, 16, 16384, 128)] * 3, dtype="bfloat16")
+    world.fails = {PROBLEM}
+    found = run(PROBLEM, longer)
+    assert [row.problem for row in found.rows] == [longer]
+    assert found.failures == {PROBLEM: "out of memory"}
+    assert "out of memory" in str(found)
+    assert found.to_dict()["failures"][0]["why"] == "out of memory"
+
+
+def test_a_plan_that_does_not_run_is_a_failure(world: World) -> None:
+    world.errors = {PLANNED: "unspecified launch failure"}
+    found = run(PROBLEM)
+    assert found.rows == []
+    assert "unspecified launch failure" in found.failures[PROBLEM]
+
+
+def test_what_does_not_compile_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = build.compile_all
+
+    def compile_all(variants: Any, arch: str, jobs: int | None) -> Iterator[Built]:
+        for built in good(variants, arch, jobs):
+            broken = CompileError(built.variant, (), "error: no")
+            yield built._replace(compiled=broken) if built.variant == FAST else built
+
+    monkeypatch.setattr(build, "compile_all", compile_all)
+    world.us = {PLANNED: 200.0, FAST: 100.0, OTHER: 190.0}
+    world.ratios = {(PROBLEM, OTHER): 1.05}
+    assert run(PROBLEM).rows[0].winner == OTHER
+
+
+def test_an_interrupt_brings_what_was_done(world: World) -> None:
+    longer = Problem.of_shapes(*[(1, 16, 16384, 128)] * 3, dtype="bfloat16")
+    world.interrupt_at = longer
+    with pytest.raises(Interrupted) as stopped:
+        run(PROBLEM, longer)
+    assert [row.problem for row in stopped.value.tuning.rows] == [PROBLEM]
+
+
+# the user's table
+
+
+def faster(world: World) -> Tuning:
+    world.us = {PLANNED: 200.0, FAST: 190.0}
+    world.ratios = {(PROBLEM, FAST): 1.04}
+    return run(PROBLEM)
+
+
+def test_stored_winners_are_planned(world: World) -> None:
+    path = faster(world).store("cufa tune")
+    assert path == tuned.user_path(H200)
+    chosen = plan(PROBLEM, H200)
+    assert chosen.variant == FAST
+    assert "user's table" in chosen.reason
+
+
+def test_the_users_table_is_not_what_is_compared_with(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faster(world).store("cufa tune")
+    assert faster(world).rows[0].planned == PLANNED
+    assert plan(PROBLEM, H200).variant == FAST
+    assert "CUFA_TUNED" not in os.environ
+    monkeypatch.setenv("CUFA_TUNED", "1")
+    faster(world)
+    assert os.environ["CUFA_TUNED"] == "1"
+
+
+def test_entries_that_win_no_more_are_dropped(world: World) -> None:
+    longer = Problem.of_shapes(*[(1, 16, 16384, 128)] * 3, dtype="bfloat16")
+    key, other_key = (tuned.problem_class(p, H200) for p in (PROBLEM, longer))
+    entry = entry_of(FAST)
+    tuned.store(H200, {key: entry, other_key: entry}, "before")
+    world.us = {PLANNED: 180.0, FAST: 190.0}
+    path = run(PROBLEM).store("cufa tune")
+    table = tuned.load(path)
+    assert table is not None
+    assert table.entries == {other_key: entry}
+    assert plan(PROBLEM, H200).variant == PLANNED
+    assert plan(longer, H200).variant == FAST
+
+
+# the standard problems
+
+
+def test_standard_problems() -> None:
+    found = standard_problems()
+    assert len(found) == len(set(found)) == 36
+    for problem in found:
+        assert problem.dtype == "bfloat16"
+        assert problem.heads_q * problem.head_dim == 2048
+        assert problem.batch * problem.seq_q == 16384
+    assert len({tuned.problem_class(problem, H200) for problem in found}) == 36
+    assert len(standard_problems(("float16", "float32"), (64,), (True,), (512, 1024))) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"head_dims": (96,)}, "96"), ({"seqs": (3,)}, "3")]
+)
+def test_what_does_not_divide(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        standard_problems(**options)
+
+
+# on a GPU
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(cupy: Any, tmp_path: Path) -> None:
+    device = devices.of_id(cupy.cuda.runtime.getDevice())
+    problems = [
+        Problem.of_shapes(*[(1, 4, seq, 64)] * 3, dtype=dtype, causal=True)
+        for seq, dtype in ((256, "float16"), (250, "bfloat16"), (1024, "float16"))
+    ]
+    base = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1, True)
+    space = [base._replace(dtype=d, bn=n) for d in ("float16", "bfloat16") for n in (32, 64)]
+    steps: list[Progress] = []
+    found = tune.tune(problems, space=space, progress=steps.append)
+    assert found.failures == {}
+    assert {row.problem for row in found.rows} == set(problems)
+    for row in found.rows:
+        assert min(row.planned_us, row.winner_us) > 1
+        assert row.ratio == 1.0 or row.ratio > 0.99
+        assert row.winner == row.planned or entry_of(row.winner) in found.entries().values()
+    assert {step.stage for step in steps} == {"compile", "check", "time"}
+    found.store("a test")
+    for row in found.rows:
+        assert plan(row.problem, device).variant == row.winner
