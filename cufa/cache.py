@@ -56,16 +56,10 @@ def write(path: Path, data: bytes) -> None:
         raise
 
 
-def size_bytes() -> int:
-    """Return the size of all files in the cache folder together.
-
-    Raises
-    ------
-    OSError
-        As `folder`.
-    """
+def size_bytes(below: Path) -> int:
+    """Return the size of all files below a folder together; 0 if there is none."""
     total = 0
-    for parent, _, names in os.walk(folder()):
+    for parent, _, names in os.walk(below):
         for name in names:
             with contextlib.suppress(OSError):  # another process may have removed it
                 total += os.stat(os.path.join(parent, name)).st_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import NamedTuple
 
 
@@ -21,6 +22,8 @@ class Device(NamedTuple):
     l2_bytes : int
     threads_per_sm, registers_per_sm, max_blocks_per_sm : int
         What a multiprocessor holds at once.
+    compiles_sm90a : bool
+        False where NVRTC does not compile for sm_90a through CuPy; it matters on sm_90 only.
     """
 
     name: str
@@ -32,14 +35,18 @@ class Device(NamedTuple):
     threads_per_sm: int
     registers_per_sm: int
     max_blocks_per_sm: int
+    compiles_sm90a: bool = True
 
     @property
     def arch(self) -> str:
         """The architecture that kernels are compiled for, such as ``sm_86``."""
         # wgmma, TMA and setmaxnreg are in sm_90a and not in sm_90.
-        suffix = "a" if self.compute_capability == 90 else ""
+        suffix = "a" if self.compute_capability == 90 and self.compiles_sm90a else ""
         return f"sm_{self.compute_capability}{suffix}"
 
+
+# NVRTC before it refuses a second -arch beside the one that CuPy gives.
+_NVRTC_TAKES_TWO_ARCH = (12, 9)
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -77,10 +84,10 @@ def of_arch(arch: str) -> Device:
 @functools.cache
 def of_id(device_id: int) -> Device:
     """Return the GPU with a CUDA device number; creates no context."""
-    from cupy.cuda import runtime
+    from cupy.cuda import nvrtc, runtime
 
     p = runtime.getDeviceProperties(device_id)
-    return Device(
+    device = Device(
         name=p["name"].decode(),
         compute_capability=10 * p["major"] + p["minor"],
         sm_count=p["multiProcessorCount"],
@@ -90,4 +97,13 @@ def of_id(device_id: int) -> Device:
         threads_per_sm=p["maxThreadsPerMultiProcessor"],
         registers_per_sm=p["regsPerMultiprocessor"],
         max_blocks_per_sm=p["maxBlocksPerMultiProcessor"],
+        compiles_sm90a=nvrtc.getVersion() >= _NVRTC_TAKES_TWO_ARCH,
     )
+    if device.compute_capability == 90 and not device.compiles_sm90a:
+        warnings.warn(
+            f"NVRTC {'.'.join(map(str, nvrtc.getVersion()))} does not compile for sm_90a beside "
+            "CuPy's own sm_90, from 12.9 on it does: the kernels for Hopper are not used",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return device

@@ -70,10 +70,6 @@ class Compiled(NamedTuple):
 
 _STANDARD = "-std=c++17"
 
-# NVRTC before it refuses a second -arch beside the one that CuPy gives.
-_NVRTC_TAKES_TWO_ARCH = (12, 9)
-
-
 # NVRTC from which on a compilation can be answered from the driver's cache.
 _NVRTC_CACHES = (13, 0)
 
@@ -84,10 +80,8 @@ def _raw_module_options(device: Device) -> tuple[str, ...]:
     CuPy compiles an empty file for each new tuple of options, so what differs between variants is
     in the name expression alone.
     """
-    from cupy.cuda import nvrtc
-
     # CuPy names the plain architecture itself; sm_90a, with wgmma and TMA, it does not know.
-    if device.arch[-1].isdigit() or nvrtc.getVersion() < _NVRTC_TAKES_TWO_ARCH:
+    if device.arch[-1].isdigit():
         return (_STANDARD,)
     return (_STANDARD, f"-arch={device.arch}")
 

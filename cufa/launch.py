@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa import jit
+from cufa import jit, tensor_map
 from cufa.device import Device
 from cufa.plan import Plan
 from cufa.problem import Operands, Problem, as_bhsd, bounds, restore_shape
+from cufa.variant import panel_columns
 
 _TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
 PARAMS = np.dtype(
@@ -19,12 +21,13 @@ PARAMS = np.dtype(
         *((name, _TENSOR) for name in "qkvo"),
         ("lse", "u8"),
         ("workspace", "u8"),
+        ("tiles_drawn", "u8"),
         ("scale_log2", "f4"),
         *(
             (name, "i4")
             for name in (
                 *("heads_q", "group", "seq_q", "seq_kv", "head_dim", "head_dim_v"),
-                *("q_tiles", "heads", "section_heads"),
+                *("q_tiles", "heads", "section_heads", "pack"),
             )
         ),
     ],
@@ -37,6 +40,32 @@ _CACHE_SIZE = 4096
 _TINY = float(np.finfo(np.float32).tiny)
 
 _Key = tuple[Any, ...]
+
+
+class _Addresses(NamedTuple):
+    """Where the addresses are among the words of the parameters."""
+
+    q: int
+    k: int
+    v: int
+    out: int
+    lse: int
+    workspace: int
+    tiles_drawn: int
+    map_out: int
+
+    @classmethod
+    def of(cls, map_words: int) -> _Addresses:
+        """Return the places behind so many words of tensor maps, which may be none."""
+        q, k, v, out, lse, workspace, tiles_drawn = (
+            map_words + PARAMS.fields[name][1] // 8  # type: ignore[index]
+            for name in ("q", "k", "v", "o", "lse", "workspace", "tiles_drawn")
+        )
+        if not map_words:
+            return cls(q, k, v, out, lse, workspace, tiles_drawn, out)
+        # TMA needs the addresses of Q, K and V in its maps only, that of O in both.
+        of_q, of_k, of_v, of_out = range(0, map_words, tensor_map.WORDS)
+        return cls(of_q, of_k, of_v, out, lse, workspace, tiles_drawn, of_out)
 
 
 class Launch:
@@ -58,13 +87,22 @@ class Launch:
                 params[name][f"stride_{axis}"] = stride // view.itemsize
         # Zero would make NaN of a masked score, -inf * 0; the least normal number keeps it -inf.
         params["scale_log2"] = max(problem.scale * math.log2(math.e), _TINY)
-        params["heads"] = problem.batch * problem.heads_q
-        for name in ("heads_q", "group", "seq_q", "seq_kv", "head_dim", "head_dim_v"):
+        # To the kernel, heads whose rows are packed are one.
+        params["heads"] = problem.batch * problem.heads_q // plan.pack
+        params["heads_q"] = problem.heads_q // plan.pack
+        params["group"] = problem.group // plan.pack
+        for name in ("seq_q", "seq_kv", "head_dim", "head_dim_v"):
             params[name] = getattr(problem, name)
-        for name in ("q_tiles", "section_heads"):
+        for name in ("q_tiles", "section_heads", "pack"):
             params[name] = getattr(plan, name)
-        self._words = params.view(np.uint64)
-        self._args = (params.view(f"V{PARAMS.itemsize}"),)
+        maps = _tensor_maps(plan, views) if uses_tma(plan) else np.empty(0, np.uint64)
+        # With maps it is TmaParams of kernels/tile_sm90.cuh, a multiple of a map's alignment.
+        end = np.zeros(-PARAMS.itemsize // 8 % 8 if maps.size else 0, np.uint64)
+        words = np.concatenate([maps, params.view(np.uint64), end])
+        self._words = words
+        self._args = (words.view(f"V{words.nbytes}"),)
+        self._addresses = _Addresses.of(maps.size)
+        self._draws_tiles = _draws_tiles(plan, problem)
         self._kernel = kernel
         self._grid, self._block = (plan.grid,), (plan.block,)
         self._smem_bytes = plan.smem_bytes
@@ -78,14 +116,18 @@ class Launch:
             memory = _ndarray(self._workspace_floats, np.float32)
             _keep_if_captured(memory)
             workspace = memory.data.ptr
-        words = self._words
+        words, at = self._words, self._addresses
         with self._lock:  # the driver has copied the parameters when the launch returns
-            words[_Q] = q
-            words[_K] = k
-            words[_V] = v
-            words[_O] = out
-            words[_LSE] = lse
-            words[_WORKSPACE] = workspace
+            words[at.q] = q
+            words[at.k] = k
+            words[at.v] = v
+            words[at.out] = out
+            words[at.map_out] = out
+            words[at.lse] = lse
+            if workspace:
+                words[at.workspace] = workspace
+            if self._draws_tiles:
+                words[at.tiles_drawn] = _counter_address()
             self._kernel(self._grid, self._block, self._args, self._smem_bytes)
 
 
@@ -94,13 +136,9 @@ class _Ready(NamedTuple):
     shape: tuple[int, ...]
     lse_shape: tuple[int, ...]
     dtype: np.dtype
+    alignment: int  # of out, in bytes
     spans: tuple[tuple[int, int], ...]  # of out, q, k and v
 
-
-_Q, _K, _V, _O, _LSE, _WORKSPACE = (
-    PARAMS.fields[name][1] // 8  # type: ignore[index]
-    for name in ("q", "k", "v", "o", "lse", "workspace")
-)
 
 _cupy: Any = None  # imported by the first call with CuPy arrays
 _ndarray: Any = None
@@ -112,6 +150,54 @@ def _keep_if_captured(*temporaries: Any) -> None:
     """Keep memory that a CUDA graph under capture uses: it may be replayed as long as we live."""
     if _cupy.cuda.get_current_stream().is_capturing():
         _captured.extend(temporaries)
+
+
+def uses_tma(plan: Plan) -> bool:
+    """Whether a plan's kernel reads and writes through tensor maps."""
+    return plan.variant.kernel == "fa3_wgmma"
+
+
+def _draws_tiles(plan: Plan, problem: Problem) -> bool:
+    """Whether the blocks draw their tiles, as ``next_tile`` in ``kernels/scheduler.cuh`` says."""
+    tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
+    return uses_tma(plan) and problem.causal and tiles > plan.grid
+
+
+def _tensor_maps(plan: Plan, views: Operands) -> np.ndarray:
+    """Return ``TensorMaps`` of ``kernels/ptx_sm90.cuh`` as words."""
+    v = plan.variant
+    columns, columns_v = panel_columns(v.head_dim), panel_columns(v.head_dim_v)
+    return np.concatenate(
+        [
+            tensor_map.encode(views.q, plan.pack, v.bm, columns),
+            tensor_map.encode(views.k, 1, v.bn, columns),
+            tensor_map.encode(views.v, 1, v.bn, columns_v),
+            tensor_map.encode(views.out, plan.pack, 64, columns_v),  # a warpgroup's rows
+        ]
+    )
+
+
+_counters: dict[tuple[int, int, int], Any] = {}
+_PER_THREAD_STREAM = 2  # cudaStreamPerThread
+
+
+def _counter_address() -> int:
+    """Return the address of a counter that is 0 when the next kernel of this stream begins.
+
+    Kernels leave it at 0, and those of a stream follow each other. A graph may be replayed beside
+    its stream, and so has counters of its own.
+    """
+    stream = _cupy.cuda.get_current_stream()
+    if stream.is_capturing():
+        counter = _cupy.zeros(1, np.int32)
+        _captured.append(counter)
+        return int(counter.data.ptr)
+    thread = threading.get_ident() if stream.ptr == _PER_THREAD_STREAM else 0
+    key = (_cupy.cuda.runtime.getDevice(), stream.ptr, thread)
+    counter = _counters.get(key)
+    if counter is None:
+        counter = _counters[key] = _cupy.zeros(1, np.int32)
+    return int(counter.data.ptr)
 
 
 def again(q: Any, k: Any, v: Any, out: Any, return_lse: bool, options: _Key) -> Any:
@@ -139,7 +225,7 @@ def again(q: Any, k: Any, v: Any, out: Any, return_lse: bool, options: _Key) -> 
         out = _ndarray(ready.shape, ready.dtype)
     elif (
         out.data.device_id != device
-        or out.data.ptr % ready.dtype.itemsize
+        or out.data.ptr % ready.alignment
         or not _clear(ready.spans, out.data.ptr, q_ptr, k_ptr, v_ptr)
     ):
         return None
@@ -212,15 +298,16 @@ def first(
     if result.size:
         device_id = cupy.cuda.runtime.getDevice()
         kernel = jit.kernel(plan.variant, device, device_id)
+        tma = uses_tma(plan)
         q_view = operands.q
         if problem.scale < 0:  # the kernels fold a positive scale into the exponent
             q_view = -q_view
             problem = problem._replace(scale=-problem.scale)
         taken = Operands(
-            readable(q_view),
-            readable(operands.k),
-            readable(operands.v),
-            _writable(as_bhsd(result, layout)),
+            readable(q_view, tma),
+            readable(operands.k, tma),
+            readable(operands.v, tma),
+            _writable(as_bhsd(result, layout), tma),
         )
         launch = Launch(plan, problem, taken, kernel)
         q_ptr, k_ptr, v_ptr, out_ptr = (view.data.ptr for view in taken)
@@ -234,7 +321,12 @@ def first(
             if len(_ready) >= _CACHE_SIZE:
                 _ready.clear()
             _ready[_key(q, k, v, out, device_id, options)] = _Ready(
-                launch, shape, lse_shape, q.dtype, _spans(result, q, k, v)
+                launch,
+                shape,
+                lse_shape,
+                q.dtype,
+                _ALIGNMENT if tma else q.dtype.itemsize,
+                _spans(result, q, k, v),
             )
     return (result, lse) if return_lse else result
 
@@ -243,26 +335,39 @@ def _rows_contiguous(view: Any) -> bool:
     return view.strides[3] == view.itemsize or view.shape[3] == 1
 
 
-def readable(view: Any) -> Any:
-    """Return a 4-D view as the kernels take it, or else a copy.
+def _aligned(view: Any, tma: bool) -> bool:
+    """Whether all rows are; TMA cannot go back or stay in its place, either."""
+    strides = [t for n, t in zip(view.shape[:3], view.strides[:3], strict=True) if n > 1]
+    aligned = view.data.ptr % _ALIGNMENT == 0 and all(t % _ALIGNMENT == 0 for t in strides)
+    return aligned and not (tma and any(t <= 0 for t in strides))
+
+
+def _padded(view: Any, fill: Callable[..., Any]) -> Any:
+    """Return an array like a view in memory of its own, whose rows are whole 16-byte chunks."""
+    step = _ALIGNMENT // view.itemsize
+    head_dim = view.shape[3]
+    return fill((*view.shape[:3], -(-head_dim // step) * step), view.dtype)[..., :head_dim]
+
+
+def readable(view: Any, tma: bool = False) -> Any:
+    """Return a 4-D view as the kernels read it, or else a copy.
 
     Rows are contiguous, aligned, and made of whole 16-byte chunks, zeros filling up the last.
     """
     whole = view.shape[3] * view.itemsize % _ALIGNMENT == 0
-    aligned = view.data.ptr % _ALIGNMENT == 0 and all(
-        stride % _ALIGNMENT == 0
-        for n, stride in zip(view.shape[:3], view.strides[:3], strict=True)
-        if n > 1
-    )
-    if view.size == 0 or (whole and aligned and _rows_contiguous(view)):
+    if view.size == 0 or (whole and _aligned(view, tma) and _rows_contiguous(view)):
         return view
-    step = _ALIGNMENT // view.itemsize
-    head_dim = view.shape[3]
-    padded = _cupy.zeros((*view.shape[:3], -(-head_dim // step) * step), view.dtype)
-    padded[..., :head_dim] = view
-    return padded[..., :head_dim]
+    padded = _padded(view, _cupy.zeros)
+    padded[...] = view
+    return padded
 
 
-def _writable(view: Any) -> Any:
-    """Return a 4-D view of the result as the kernels write it: rows contiguous, any alignment."""
-    return view if _rows_contiguous(view) else _cupy.empty(view.shape, view.dtype)
+def _writable(view: Any, tma: bool) -> Any:
+    """Return a 4-D view of the result as the kernels write it, or else memory for it.
+
+    Rows are contiguous; to TMA they are as in `readable`, too.
+    """
+    whole = view.shape[3] * view.itemsize % _ALIGNMENT == 0
+    if _rows_contiguous(view) and (not tma or (whole and _aligned(view, tma))):
+        return view
+    return _padded(view, _cupy.empty)

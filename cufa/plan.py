@@ -7,11 +7,12 @@ from typing import NamedTuple
 from cufa import tuned
 from cufa.device import Device
 from cufa.problem import Problem
-from cufa.tiles import all_head_dims, default_kernel, padded, tile_shapes
+from cufa.tiles import all_head_dims, default_kernel, padded, runs_on, tile_shapes
 from cufa.variant import KERNEL_DTYPES, Variant
 
 _MAX_GRID = 2**31 - 1
 _MAX_LENGTH = 2**31 - 257  # lengths are 32-bit in the kernels, and rounded up to tiles
+_FA3_SECTION_HEADS = 8
 
 
 class Plan(NamedTuple):
@@ -28,6 +29,8 @@ class Plan(NamedTuple):
         Row tiles of one head.
     section_heads : int
         Heads whose tiles run interleaved, see ``kernels/scheduler.cuh``.
+    pack : int
+        Query heads of one K/V head whose rows a tile holds together.
     workspace_floats : int
         float32 scratch in global memory.
     reason : str
@@ -40,6 +43,7 @@ class Plan(NamedTuple):
     smem_bytes: int
     q_tiles: int
     section_heads: int
+    pack: int
     workspace_floats: int
     reason: str
 
@@ -47,18 +51,31 @@ class Plan(NamedTuple):
         """One line."""
         return (
             f"{self.variant} grid={self.grid} block={self.block} smem={self.smem_bytes} "
-            f"section_heads={self.section_heads} ({self.reason})"
+            f"section_heads={self.section_heads} pack={self.pack} ({self.reason})"
         )
 
 
-def _section_heads(problem: Problem, device: Device) -> int:
-    """Heads whose tiles are interleaved: as many as have their K and V in half of L2 together."""
+def _section_heads(problem: Problem, variant: Variant, device: Device) -> int:
+    """Heads whose tiles are interleaved."""
     if not problem.causal:
         return 1  # all tiles are of one length: those of a head follow each other
+    heads = problem.batch * problem.heads_q
+    if variant.kernel == "fa3_wgmma":
+        # Blocks draw the longest tiles first, and the longest of the last section must not come so
+        # late that all wait for it: a section is several tiles for each of them.
+        return max(1, min(_FA3_SECTION_HEADS, heads))
+    # As many as have their K and V in half of L2 together.
     size = 4 if problem.dtype == "float32" else 2
     kv_bytes = max(1, problem.seq_kv * (problem.head_dim + problem.head_dim_v) * size)
     kv_heads = max(1, device.l2_bytes // 2 // kv_bytes)
-    return max(1, min(kv_heads * problem.group, problem.batch * problem.heads_q))
+    return max(1, min(kv_heads * problem.group, heads))
+
+
+def _pack(problem: Problem, variant: Variant) -> int:
+    """Query heads in a tile: those of a group where their queries together fill it better."""
+    fits = problem.group > 1 and 64 % problem.group == 0  # a power of two, for TMA's boxes
+    short = problem.seq_q < variant.bm
+    return problem.group if variant.kernel == "fa3_wgmma" and fits and short else 1
 
 
 def _workspace_floats(problem: Problem, variant: Variant) -> int:
@@ -66,27 +83,33 @@ def _workspace_floats(problem: Problem, variant: Variant) -> int:
     return 2 * rows if variant.kernel == "fa1_fp32" else 0
 
 
-def _grid(problem: Problem, variant: Variant) -> int:
-    heads = problem.batch * problem.heads_q
+def _tiles(problem: Problem, variant: Variant) -> int:
+    """Tiles of all heads; fa1_fp32 takes a head as one."""
+    pack = _pack(problem, variant)
+    heads = problem.batch * problem.heads_q // pack
     if variant.kernel == "fa1_fp32":
         return heads
-    return heads * -(-problem.seq_q // variant.bm)
+    return heads * -(-problem.seq_q * pack // variant.bm)
 
 
 def _planned(problem: Problem, variant: Variant, device: Device, reason: str) -> Plan:
-    grid = _grid(problem, variant)
+    grid = _tiles(problem, variant)
     if grid > _MAX_GRID:
         raise ValueError(
             f"q: batch {problem.batch} x heads {problem.heads_q} x seq {problem.seq_q} needs "
             f"{grid} blocks, more than a grid's {_MAX_GRID}"
         )
+    if variant.kernel == "fa3_wgmma":  # its blocks take one tile after the other
+        grid = min(grid, variant.blocks_per_sm * device.sm_count)
+    pack = _pack(problem, variant)
     return Plan(
         variant=variant,
         grid=grid,
         block=variant.threads,
         smem_bytes=variant.smem_bytes,
-        q_tiles=-(-problem.seq_q // variant.bm),
-        section_heads=_section_heads(problem, device),
+        q_tiles=-(-problem.seq_q * pack // variant.bm),
+        section_heads=_section_heads(problem, variant, device),
+        pack=pack,
         workspace_floats=_workspace_floats(problem, variant),
         reason=reason,
     )
@@ -114,6 +137,7 @@ def all_variants(device: Device) -> list[Variant]:
     return [
         variant
         for kernel, dtypes in KERNEL_DTYPES.items()
+        if runs_on(kernel, device)
         for dtype in dtypes
         for head_dims in all_head_dims(kernel, device)
         for causal in (False, True)
@@ -129,13 +153,15 @@ def _check_forced(problem: Problem, variant: Variant, device: Device) -> None:
     dims = (problem.head_dim, problem.head_dim_v)
     if complaint is None and (tile_dims[0] < dims[0] or tile_dims[1] < dims[1]):
         complaint = f"its head dims {tile_dims} are less than the problem's {dims}"
+    if complaint is None and variant.kernel == "fa3_wgmma" and problem.seq_kv == 0:
+        complaint = "it needs at least one key"
     if complaint is None and variant.causal != problem.causal:
         complaint = f"its causal is {variant.causal}, the call's {problem.causal}"
     if complaint is not None:
         raise ValueError(f"kernel: {variant!r}: {complaint}")
 
 
-def _checked_name(kernel: object, dtype: str) -> str:
+def _checked_name(kernel: object, dtype: str, device: Device) -> str:
     if not isinstance(kernel, str):
         raise TypeError(f"kernel must be a str or a Variant, not {type(kernel).__name__}")
     if kernel not in KERNEL_DTYPES:
@@ -143,6 +169,8 @@ def _checked_name(kernel: object, dtype: str) -> str:
     if dtype not in KERNEL_DTYPES[kernel]:
         takes = " or ".join(KERNEL_DTYPES[kernel])
         raise ValueError(f"kernel: {kernel} takes {takes}, q has {dtype}")
+    if not runs_on(kernel, device):
+        raise ValueError(f"kernel: {kernel} is for sm_90a, {device.name} is {device.arch}")
     return kernel
 
 
@@ -173,10 +201,14 @@ def by_rules(problem: Problem, device: Device, kernel: str | None = None) -> Pla
         As `plan`.
     """
     _check_limits(problem, device)
-    if kernel is None:
-        name, reason = default_kernel(problem.dtype, device), f"default for {problem.dtype}"
+    if kernel is not None:
+        name, reason = _checked_name(kernel, problem.dtype, device), "forced kernel"
     else:
-        name, reason = _checked_name(kernel, problem.dtype), "forced kernel"
+        name, reason = default_kernel(problem.dtype, device), f"default for {problem.dtype}"
+        if problem.seq_kv == 0 and name == "fa3_wgmma":
+            name, reason = "fa2_mma", "no keys"
+    if problem.seq_kv == 0 and name == "fa3_wgmma":
+        raise ValueError("kernel: fa3_wgmma needs at least one key, k has seq 0")
     head_dims = padded(name, device, problem.head_dim, problem.head_dim_v)
     long, *short = _candidates(name, problem.dtype, head_dims, problem.causal, device)
     choice = _planned(problem, long, device, reason)
@@ -212,7 +244,8 @@ def plan(problem: Problem, device: Device, kernel: str | Variant | None = None) 
         return usual
     entry, reason = found
     variant = entry.variant(problem, device)
-    if _grid(problem, variant) > _MAX_GRID:
+    no_keys = variant.kernel == "fa3_wgmma" and problem.seq_kv == 0
+    if no_keys or _tiles(problem, variant) > _MAX_GRID:
         return usual
     return _planned(
         problem, variant, device, reason if kernel is None else f"forced kernel, {reason}"

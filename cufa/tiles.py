@@ -15,6 +15,7 @@ class TileShape(NamedTuple):
     stages: int
     warps: int
     blocks_per_sm: int
+    ping_pong: bool = False
 
 
 _S = TileShape
@@ -106,17 +107,36 @@ _FA1_SM86: _Table = {
     (192, 192): (_S(48, 32, 1, 8, 1),),
     (256, 256): (_S(24, 32, 1, 4, 1),),
 }
+# Hopper's own kernel: 64 rows a warpgroup, and four warps that fetch. Where O is narrow three
+# warpgroups share a tile's K and V; from D = 192 on registers hold O of two.
+_WGMMA: _Table = {
+    (32, 32): (_S(192, 128, 2, 16, 1, True), _S(64, 96, 2, 8, 3)),
+    (64, 64): (_S(192, 128, 2, 16, 1, True), _S(64, 96, 2, 8, 3)),
+    (96, 96): (_S(192, 96, 2, 16, 1, True), _S(64, 80, 2, 8, 2)),
+    (128, 128): (_S(192, 80, 2, 16, 1, True), _S(64, 80, 2, 8, 2)),
+    (192, 128): (_S(128, 112, 2, 12, 1), _S(64, 48, 2, 8, 2)),
+    (192, 192): (_S(128, 96, 2, 12, 1), _S(64, 96, 2, 8, 1)),
+    (256, 256): (_S(128, 64, 2, 12, 1), _S(64, 64, 2, 8, 1)),
+}
 # By the compute capability from which on they hold.
 _TABLES: dict[str, dict[int, _Table]] = {
     "fa1_fp32": {80: _FA1, 86: _FA1_SM86, 90: _FA1, 120: _FA1_SM86},
     "fa2_fp32": {80: _FP32_SM80, 86: _FP32_SM86, 90: _FP32_SM90, 120: _FP32_SM86},
     "fa2_mma": {80: _MMA_SM80, 86: _MMA_SM86, 90: _MMA_SM90, 120: _MMA_SM86},
+    "fa3_wgmma": {90: _WGMMA},
 }
 
 
 def default_kernel(dtype: str, device: Device) -> str:
     """Return the kernel that a call uses unless it names another."""
-    return "fa2_fp32" if dtype == "float32" else "fa2_mma"
+    if dtype == "float32":
+        return "fa2_fp32"
+    return "fa3_wgmma" if runs_on("fa3_wgmma", device) else "fa2_mma"
+
+
+def runs_on(kernel: str, device: Device) -> bool:
+    """Whether a device has the instructions that a kernel needs."""
+    return kernel != "fa3_wgmma" or device.arch == "sm_90a"
 
 
 def _table(kernel: str, device: Device) -> _Table:

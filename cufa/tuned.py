@@ -18,7 +18,7 @@ from pathlib import Path
 from cufa import cache, source
 from cufa.device import Device
 from cufa.problem import Problem
-from cufa.tiles import default_kernel, padded
+from cufa.tiles import default_kernel, padded, runs_on
 from cufa.tuned_table import VERSION, Entry, ProblemClass, Table, dump, parse
 from cufa.variant import ELEMENT_BYTES, KERNEL_DTYPES
 
@@ -171,6 +171,8 @@ def lookup(
     for table, whose in tables(device):
         entry = table.entries.get(key)
         if entry is None or problem.dtype not in KERNEL_DTYPES.get(entry.kernel, ()):
+            continue
+        if not runs_on(entry.kernel, device):
             continue
         # A choice between kernels holds only between those that were timed.
         known = not forced and table.sources == source.digest()

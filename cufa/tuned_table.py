@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from cufa.device import Device
 from cufa.problem import Problem
@@ -78,6 +78,9 @@ class Table(NamedTuple):
     entries: dict[ProblemClass, Entry]
 
 
+_Fields = TypeVar("_Fields", ProblemClass, TileShape)
+
+
 def _checked(data: dict[str, Any], name: str, kind: type) -> Any:
     value = data.get(name)
     if type(value) is not kind:  # a bool is no number here
@@ -85,14 +88,18 @@ def _checked(data: dict[str, Any], name: str, kind: type) -> Any:
     return value
 
 
+def _fields(data: dict[str, Any], into: type[_Fields]) -> _Fields:
+    """Return a row's part that is such a tuple; a field with a default may be left out."""
+    kinds = get_type_hints(into)
+    known = {**into._field_defaults, **data}
+    return into(**{name: _checked(known, name, kinds[name]) for name in into._fields})
+
+
 def _row(data: object) -> tuple[ProblemClass, Entry]:
     if not isinstance(data, dict):
         raise ValueError(f"an entry is {data!r}")
-    key = ProblemClass._make(
-        _checked(data, name, bool if name == "causal" else int) for name in ProblemClass._fields
-    )
-    shape = TileShape._make(_checked(data, name, int) for name in TileShape._fields)
-    return key, Entry(_checked(data, "kernel", str), shape)
+    entry = Entry(_checked(data, "kernel", str), _fields(data, TileShape))
+    return _fields(data, ProblemClass), entry
 
 
 def parse(text: str) -> Table:

@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     (tmp_path / "file").touch()
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "file" / "cufa"))
     assert cache.find_cubin(VARIANT, "sm_90a") is None
-    assert cache.size_bytes() == 0
+    assert cache.size_bytes(cache.folder()) == 0
     with pytest.raises(OSError, match="file"):
         cache.store_cubin(VARIANT, "sm_90a", b"x")
 
@@ -90,10 +90,10 @@ def test_an_interrupted_write_leaves_the_file_as_it_was(
 
 
 def test_size() -> None:
-    assert cache.size_bytes() == 0
+    assert cache.size_bytes(cache.folder()) == 0
     cache.write(cache.folder() / "one", bytes(100))
     cache.write(cache.folder() / "kernels" / "two", bytes(23))
-    assert cache.size_bytes() == 123
+    assert cache.size_bytes(cache.folder()) == 123
 
 
 def test_cubins_are_found_again() -> None:

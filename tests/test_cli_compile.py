@@ -64,7 +64,7 @@ def test_one_kernel_for_real(capsys: Captured) -> None:
     out, err = capsys.readouterr()
     assert err == ""
     assert f"[1/1] {VARIANT}  " in out
-    assert "1 kernels for sm_86 (rtx3090) written" in out
+    assert "1 kernel for sm_86 (rtx3090) written" in out
     assert str(cache.folder() / "kernels") in out
     cubin = cache.find_cubin(VARIANT, "sm_86")
     assert cubin is not None
@@ -72,7 +72,7 @@ def test_one_kernel_for_real(capsys: Captured) -> None:
     assert cli.main(ONE) == 0
     out, _ = capsys.readouterr()
     assert "0 kernels for sm_86 (rtx3090) written" in out
-    assert "1 were there" in out
+    assert "1 there before" in out
 
 
 def test_both_masks_and_all_dtypes_by_default(builder: Builder) -> None:
@@ -116,7 +116,7 @@ def test_a_kernel_that_does_not_compile_fails_the_command(
     assert cli.main(["compile", "--arch", "sm_86", "--for", "1,1,64,32", "--dtype", "float16"]) == 1
     out, _ = capsys.readouterr()
     assert "failed: error: no such thing\n" in out
-    assert "1 kernels for sm_86 (rtx3090) written" in out
+    assert "1 kernel for sm_86 (rtx3090) written" in out
     assert "1 failed" in out
 
 
@@ -150,7 +150,7 @@ def test_what_was_compiled_ahead_runs(
     expected = cufa.attention(q, q, q, causal=True)
     words = ["compile", "--for", "1,2,100,32", "--dtype", "float16", "--causal"]
     assert cli.main(words) == 0
-    assert "1 kernels for" in capsys.readouterr().out
+    assert "1 kernel for" in capsys.readouterr().out
 
     def refuse(*_: object) -> None:
         raise AssertionError("it was compiled again")

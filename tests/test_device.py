@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -43,7 +44,10 @@ def test_of_arch(arch: str, capability: int) -> None:
     [("h100", "sm_90a"), ("h200", "sm_90a"), ("a100", "sm_80"), ("b200", "sm_100")],
 )
 def test_arch_that_kernels_are_compiled_for(name: str, arch: str) -> None:
-    assert device.named(name).arch == arch
+    gpu = device.named(name)
+    assert gpu.arch == arch
+    assert gpu.compiles_sm90a
+    assert gpu._replace(compiles_sm90a=False).arch == arch.removesuffix("a")
 
 
 @pytest.mark.parametrize("name", ["", "v100", "sm_90"])
@@ -58,6 +62,21 @@ def test_unknown_arch(arch: str) -> None:
         device.of_arch(arch)
 
 
+PROPERTIES = {
+    "name": b"GPU of tomorrow",
+    "major": 12,
+    "minor": 1,
+    "multiProcessorCount": 48,
+    "sharedMemPerBlockOptin": 101376,
+    "sharedMemPerMultiprocessor": 102400,
+    "l2CacheSize": 25165824,
+    "maxThreadsPerMultiProcessor": 1536,
+    "regsPerMultiprocessor": 65536,
+    "maxBlocksPerMultiProcessor": 24,
+    "warpSize": 32,
+}
+
+
 def test_of_id_reads_the_properties_of_the_driver(
     cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,25 +84,46 @@ def test_of_id_reads_the_properties_of_the_driver(
 
     def properties(device_id: int) -> dict[str, Any]:
         asked.append(device_id)
-        return {
-            "name": b"GPU of tomorrow",
-            "major": 12,
-            "minor": 1,
-            "multiProcessorCount": 48,
-            "sharedMemPerBlockOptin": 101376,
-            "sharedMemPerMultiprocessor": 102400,
-            "l2CacheSize": 25165824,
-            "maxThreadsPerMultiProcessor": 1536,
-            "regsPerMultiprocessor": 65536,
-            "maxBlocksPerMultiProcessor": 24,
-            "warpSize": 32,
-        }
+        return PROPERTIES
 
     monkeypatch.setattr(cupy.cuda.runtime, "getDeviceProperties", properties)
     d = device.of_id.__wrapped__(3)
     assert asked == [3]
     assert d == Device("GPU of tomorrow", 121, 48, 101376, 102400, 25165824, 1536, 65536, 24)
     assert d.arch == "sm_121"
+
+
+@pytest.mark.parametrize(
+    ("version", "major", "arch"),
+    [
+        ((12, 8), 9, "sm_90"),
+        ((12, 9), 9, "sm_90a"),
+        ((13, 0), 9, "sm_90a"),
+        ((12, 8), 8, "sm_80"),
+        ((12, 8), 10, "sm_100"),
+    ],
+)
+def test_compiler_that_does_not_know_sm_90a(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], major: int, arch: str
+) -> None:
+    """One warning on Hopper, which then runs the kernels of other GPUs; none elsewhere."""
+    properties = {**PROPERTIES, "major": major, "minor": 0}
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceProperties", lambda device_id: properties)
+    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", lambda: version)
+    device.of_id.cache_clear()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = [device.of_id(0) for _ in range(3)]
+    finally:
+        device.of_id.cache_clear()
+    assert {d.arch for d in found} == {arch}
+    assert found[0].compiles_sm90a == (version >= (12, 9))
+    messages = [str(w.message) for w in caught]
+    assert len(messages) == (arch == "sm_90")
+    for message in messages:
+        assert "NVRTC 12.8" in message
+        assert "12.9" in message
 
 
 @pytest.mark.gpu

@@ -9,13 +9,23 @@ import pytest
 from cufa import device
 from cufa.explorer.occupancy import register_bound
 from cufa.explorer.space import DEFAULTS, variants
+from cufa.explorer.tuning import entry_of
 from cufa.plan import plan
 from cufa.problem import Problem
-from cufa.tiles import all_head_dims, tile_shapes
+from cufa.tiles import TileShape, all_head_dims, default_kernel, runs_on, tile_shapes
 from cufa.variant import KERNEL_DTYPES, Variant
 
 H200 = device.named("h200")
 GPUS = [device.named(name) for name in ("a100", "rtx3090", "h200", "b200", "rtx5090")]
+on_every_gpu = pytest.mark.parametrize(
+    ("gpu", "kernel"),
+    [
+        pytest.param(gpu, kernel, id=f"{gpu.name}-{kernel}")
+        for gpu in GPUS
+        for kernel in sorted(DEFAULTS)
+        if runs_on(kernel, gpu)
+    ],
+)
 
 
 def problem_of(head_dim: int = 128, head_dim_v: int | None = None, **options: Any) -> Problem:
@@ -29,8 +39,11 @@ def test_every_kernel_has_a_default_space() -> None:
     assert set(DEFAULTS) == set(KERNEL_DTYPES)
 
 
-@pytest.mark.parametrize("kernel", sorted(DEFAULTS))
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def shape_of(variant: Variant) -> TileShape:
+    return entry_of(variant).shape
+
+
+@on_every_gpu
 def test_default_space(gpu: device.Device, kernel: str) -> None:
     """All legal and different, with all that the planner could choose for these head dims."""
     dtype = KERNEL_DTYPES[kernel][0]
@@ -42,35 +55,40 @@ def test_default_space(gpu: device.Device, kernel: str) -> None:
             assert variant.illegal(gpu) is None, variant
             assert variant[:4] == (kernel, dtype, *head_dims)
             assert variant.causal
-        shapes = {variant[4:9] for variant in found}
+        shapes = {shape_of(variant) for variant in found}
         assert shapes.issuperset(tile_shapes(kernel, head_dims, gpu))
         # Variants with the same bound of registers would be the same machine code.
         bounds = {
-            (v[:8], register_bound(gpu, v.threads, v.blocks_per_sm)): v.blocks_per_sm for v in found
+            (v._replace(blocks_per_sm=1), register_bound(gpu, v.threads, v.blocks_per_sm))
+            for v in found
         }
         assert len(bounds) == len(found)
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
-@pytest.mark.parametrize("kernel", sorted(DEFAULTS))
+@on_every_gpu
 def test_bound_of_registers_drops_nothing_that_the_planner_uses(
     gpu: device.Device, kernel: str
 ) -> None:
     default = DEFAULTS[kernel]
     for head_dims in all_head_dims(kernel, gpu):
         for shape in tile_shapes(kernel, head_dims, gpu):
-            variant = Variant(kernel, KERNEL_DTYPES[kernel][0], *head_dims, *shape, causal=True)
+            variant = Variant(
+                kernel, KERNEL_DTYPES[kernel][0], *head_dims, causal=True, **shape._asdict()
+            )
             bound = register_bound(gpu, variant.threads, variant.blocks_per_sm)
             assert default.registers(variant) <= bound, variant
 
 
 def test_default_space_is_neither_poor_nor_slow_to_compile() -> None:
-    assert 40 <= len(variants(problem_of(), H200)) <= 120
+    for kernel in ("fa2_mma", default_kernel("bfloat16", H200)):
+        assert 40 <= len(variants(problem_of(), H200, [kernel])) <= 120
 
 
 def test_default_kernel_is_the_planners() -> None:
-    assert {v.kernel for v in variants(problem_of(), H200)} == {"fa2_mma"}
-    assert {v.kernel for v in variants(problem_of(dtype="float32"), H200)} == {"fa2_fp32"}
+    for gpu in GPUS:
+        for dtype in ("bfloat16", "float32"):
+            found = variants(problem_of(dtype=dtype), gpu)
+            assert {v.kernel for v in found} == {default_kernel(dtype, gpu)}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -91,16 +109,16 @@ def test_several_kernels() -> None:
 def test_tiles_that_must_spill_are_left_out_unless_asked_for() -> None:
     """128 x 256 on four warps would hold 384 accumulators a thread."""
     problem = problem_of()
-    for variant in variants(problem, H200):
+    for variant in variants(problem, H200, ["fa2_mma"]):
         accumulators = variant.bm * (variant.bn + 128) / variant.threads
         assert accumulators <= 255
-    asked = variants(problem, H200, space={"bm": (128,), "bn": (256,), "warps": (4,)})
-    assert [v[4:9] for v in asked] == [(128, 256, 1, 4, 1)]
+    asked = variants(problem, H200, ["fa2_mma"], {"bm": (128,), "bn": (256,), "warps": (4,)})
+    assert [shape_of(v) for v in asked] == [TileShape(128, 256, 1, 4, 1)]
 
 
 def test_mapping_replaces_what_it_names() -> None:
     problem = problem_of()
-    found = variants(problem, H200, space={"bn": (48, 176), "stages": [2]})
+    found = variants(problem, H200, ["fa2_mma"], {"bn": (48, 176), "stages": [2]})
     assert {v.bn for v in found} == {48, 176}
     assert {v.stages for v in found} == {2}
     assert {v.bm for v in found} == {64, 128, 256, 192}
@@ -108,17 +126,26 @@ def test_mapping_replaces_what_it_names() -> None:
 
 def test_register_bounds_that_are_asked_for_are_all_tried() -> None:
     space = {"bm": (64,), "bn": (64,), "stages": (1,), "warps": (4,), "blocks_per_sm": (1, 2, 4)}
-    assert [v.blocks_per_sm for v in variants(problem_of(), H200, space=space)] == [1, 2, 4]
+    found = variants(problem_of(), H200, ["fa2_mma"], space)
+    assert [v.blocks_per_sm for v in found] == [1, 2, 4]
 
 
 def test_head_dims_can_be_other_than_the_planners() -> None:
-    found = variants(problem_of(72), H200, space={"head_dim": (64, 80, 96), "head_dim_v": (80,)})
+    space = {"head_dim": (64, 80, 96), "head_dim_v": (80,)}
+    found = variants(problem_of(72), H200, ["fa2_mma"], space)
     assert {(v.head_dim, v.head_dim_v) for v in found} == {(80, 80), (96, 80)}
 
 
 def test_illegal_products_are_left_out() -> None:
     found = variants(problem_of(), H200, space={"bm": (64, 100), "bn": (64, 65)})
     assert {(v.bm, v.bn) for v in found} == {(64, 64)}
+
+
+def test_a_switch_can_be_set() -> None:
+    for values in ((True,), (False,), (0, 1)):
+        found = variants(problem_of(), H200, ["fa3_wgmma"], {"ping_pong": values})
+        assert {v.ping_pong for v in found} == set(map(bool, values))
+    assert all(type(v.ping_pong) is bool for v in found)
 
 
 def test_variants_are_taken_as_they_are() -> None:

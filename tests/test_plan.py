@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_problem import problems
 
 import cufa
-from cufa import cpu, device
+from cufa import cpu, device, tuned
 from cufa.device import Device
 from cufa.plan import Plan, all_variants, plan
 from cufa.problem import Problem
-from cufa.tiles import all_head_dims, tile_shapes
+from cufa.tiles import TileShape, all_head_dims, runs_on, tile_shapes
 from cufa.variant import KERNEL_DTYPES, Variant
 
 #: What tuned tables change is in test_tuned.py.
@@ -26,6 +26,7 @@ NAMED = [
     device.named(name) for name in ("a100", "rtx3090", "rtx4090", "h100", "h200", "b200", "rtx5090")
 ]
 H200 = device.named("h200")
+NO_SM90A = H200._replace(compiles_sm90a=False)
 MAX_GRID = 2**31 - 1
 MAX_THREADS = 1024
 
@@ -53,6 +54,7 @@ def plausible_devices(draw: st.DrawFn) -> Device:
         threads_per_sm=draw(st.sampled_from([1536, 2048])),
         registers_per_sm=65536,
         max_blocks_per_sm=draw(st.sampled_from([16, 24, 32])),
+        compiles_sm90a=draw(st.booleans()),
     )
 
 
@@ -60,9 +62,14 @@ devices = st.one_of(st.sampled_from(NAMED), plausible_devices())
 
 
 @st.composite
-def kernel_names(draw: st.DrawFn, dtype: str) -> str | None:
-    """Draw None, or a kernel for elements of this type."""
-    fitting = [name for name, dtypes in KERNEL_DTYPES.items() if dtype in dtypes]
+def kernel_names(draw: st.DrawFn, problem: Problem, gpu: Device) -> str | None:
+    """Draw None, or a kernel for elements of this type that the GPU has."""
+    fitting = [
+        name
+        for name, dtypes in KERNEL_DTYPES.items()
+        if problem.dtype in dtypes and runs_on(name, gpu)
+        if name != "fa3_wgmma" or problem.seq_kv > 0
+    ]
     return draw(st.sampled_from([None, *fitting]))
 
 
@@ -72,13 +79,18 @@ def planned(
 ) -> tuple[Problem, Device, str | None, Plan]:
     """Draw any legal problem and device, a kernel or None, and the plan for them."""
     problem, gpu = draw(problems(length)), draw(devices)
-    kernel = draw(kernel_names(problem.dtype))
+    kernel = draw(kernel_names(problem, gpu))
     return problem, gpu, kernel, plan(problem, gpu, kernel)
 
 
+def tiles(chosen: Plan, problem: Problem) -> int:
+    """Tiles of a plan; heads whose rows are packed count as one."""
+    return problem.batch * problem.heads_q // chosen.pack * chosen.q_tiles
+
+
 def tile_of_block(chosen: Plan, problem: Problem, block: np.ndarray) -> tuple[Any, Any]:
-    """Return (batch, head) pairs and row tiles of blocks, as ``tile_of_block`` of scheduler.cuh."""
-    heads = problem.batch * problem.heads_q
+    """Return (batch, head) pairs and row tiles of tiles, as ``tile_of_block`` of scheduler.cuh."""
+    heads = problem.batch * problem.heads_q // chosen.pack
     section_tiles = chosen.section_heads * chosen.q_tiles
     section = block // section_tiles
     first_head = section * chosen.section_heads
@@ -94,22 +106,35 @@ def assert_covers_every_row_once(chosen: Plan, problem: Problem) -> None:
     if chosen.variant.kernel == "fa1_fp32":  # one block a head, which loops over the rows
         assert chosen.grid == heads
         return
-    assert chosen.q_tiles * chosen.variant.bm >= problem.seq_q
-    assert chosen.q_tiles == 0 or (chosen.q_tiles - 1) * chosen.variant.bm < problem.seq_q
-    assert chosen.grid == heads * chosen.q_tiles
-    if chosen.grid == 0:
+    assert heads % chosen.pack == 0
+    heads //= chosen.pack
+    rows = problem.seq_q * chosen.pack
+    assert chosen.q_tiles * chosen.variant.bm >= rows
+    assert chosen.q_tiles == 0 or (chosen.q_tiles - 1) * chosen.variant.bm < rows
+    count = heads * chosen.q_tiles
+    if chosen.variant.kernel == "fa3_wgmma":  # a block takes several, none has nothing to do
+        assert chosen.grid <= count
+        assert chosen.grid > 0 or count == 0
+    else:
+        assert chosen.grid == count
+    if count == 0:
         return
-    bh, q_tile = tile_of_block(chosen, problem, np.arange(chosen.grid))
+    bh, q_tile = tile_of_block(chosen, problem, np.arange(count))
     assert bh.min() >= 0
     assert bh.max() < heads
     assert q_tile.min() >= 0
     assert q_tile.max() < chosen.q_tiles
-    times = np.bincount(bh * chosen.q_tiles + q_tile, minlength=chosen.grid)
+    times = np.bincount(bh * chosen.q_tiles + q_tile, minlength=count)
     assert np.all(times == 1)
 
 
 def assert_fits(chosen: Plan, problem: Problem, gpu: Device) -> None:
     variant = chosen.variant
+    if variant.kernel == "fa3_wgmma":
+        # All blocks run at once, and the number after the last tile is one of 32 bits, too.
+        assert chosen.grid <= gpu.sm_count * variant.blocks_per_sm
+        assert tiles(chosen, problem) + chosen.grid <= MAX_GRID
+        assert problem.seq_kv > 0
     assert variant.illegal(gpu) is None
     assert variant.dtype == problem.dtype
     assert variant.causal == problem.causal
@@ -144,7 +169,7 @@ def test_sections_may_be_of_any_size(problem: Problem, section_heads: int) -> No
 
 @given(problems(st.integers(0, 2**33)), devices, st.data())
 def test_long_problems_fit_or_are_refused(problem: Problem, gpu: Device, data: Any) -> None:
-    kernel = data.draw(kernel_names(problem.dtype))
+    kernel = data.draw(kernel_names(problem, gpu))
     try:
         chosen = plan(problem, gpu, kernel)
     except ValueError as error:
@@ -161,6 +186,7 @@ def test_a_kernel_is_not_compiled_for_each_length(
 ) -> None:
     """A decoding loop, whose K and V grow, and another scale use what is compiled."""
     problem, gpu, kernel, chosen = case
+    assume(gpu.arch != "sm_90a" or (problem.seq_kv > 0 and seq_kv > 0))
     other = plan(problem._replace(seq_kv=seq_kv, scale=0.125), gpu, kernel)
     assert other.variant == chosen.variant
     assert other.grid == chosen.grid
@@ -183,11 +209,28 @@ def test_all_variants_are_those_of_the_tables(gpu: Device) -> None:
     variants = all_variants(gpu)
     assert len(set(variants)) == len(variants)
     for kernel, dtypes in KERNEL_DTYPES.items():
+        if not runs_on(kernel, gpu):
+            assert kernel not in {v.kernel for v in variants}
+            continue
         for head_dims in all_head_dims(kernel, gpu):
-            shapes = {v[4:9] for v in variants if v[0] == kernel and v[2:4] == head_dims}
+            shapes = {
+                TileShape(*v[4:9], v.ping_pong)
+                for v in variants
+                if v.kernel == kernel and (v.head_dim, v.head_dim_v) == head_dims
+            }
             assert shapes == set(tile_shapes(kernel, head_dims, gpu))
             kinds = {(v.dtype, v.causal) for v in variants if v.kernel == kernel}
             assert kinds == {(dtype, causal) for dtype in dtypes for causal in (False, True)}
+
+
+def test_all_variants_for_hopper() -> None:
+    """Its own kernel is one of sm_90a, and comes beside the others."""
+    others = all_variants(NO_SM90A)
+    assert "fa3_wgmma" not in {v.kernel for v in others}
+    own = [v for v in all_variants(H200) if v not in others]
+    assert own
+    assert {v.kernel for v in own} == {"fa3_wgmma"}
+    assert {v.dtype for v in own} == {"float16", "bfloat16"}
 
 
 # --- choices ---
@@ -198,14 +241,39 @@ def problem_of(**changes: Any) -> Problem:
     return base._replace(**changes)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kernel"),
-    [("float16", "fa2_mma"), ("bfloat16", "fa2_mma"), ("float32", "fa2_fp32")],
-)
-def test_default_kernel(dtype: str, kernel: str) -> None:
-    chosen = plan(problem_of(dtype=dtype), H200)
-    assert chosen.variant.kernel == kernel
+@pytest.mark.parametrize("gpu", [*NAMED, NO_SM90A], ids=lambda gpu: f"{gpu.name}-{gpu.arch}")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_default_kernel(gpu: Device, dtype: str) -> None:
+    chosen = plan(problem_of(dtype=dtype), gpu)
+    of_16_bits = "fa3_wgmma" if gpu.arch == "sm_90a" else "fa2_mma"
+    assert chosen.variant.kernel == ("fa2_fp32" if dtype == "float32" else of_16_bits)
     assert chosen.reason == f"default for {dtype}"
+
+
+@pytest.mark.parametrize("seq_q", [1, 1000, 5000])
+def test_no_keys(seq_q: int) -> None:
+    """TMA cannot describe an array of none."""
+    none = problem_of(seq_q=seq_q, seq_kv=0)
+    chosen = plan(none, H200)
+    assert chosen.variant.kernel == "fa2_mma"
+    assert chosen.reason.startswith("no keys")
+    assert chosen._replace(reason="") == plan(none, H200, "fa2_mma")._replace(reason="")
+    with pytest.raises(ValueError, match=r"^kernel: fa3_wgmma needs at least one key, k has seq 0"):
+        plan(none, H200, "fa3_wgmma")
+    with pytest.raises(ValueError, match=r"^kernel: .*fa3_wgmma.* it needs at least one key"):
+        plan(none, H200, plan(problem_of(seq_q=seq_q), H200).variant)
+
+
+def test_no_keys_whatever_a_table_says() -> None:
+    """Problems without keys are in the class of those with few."""
+    few, none = problem_of(seq_kv=1), problem_of(seq_kv=0)
+    shape = TileShape(128, 64, 2, 12, 1)
+    for kernel in ("fa3_wgmma", "fa2_mma"):
+        entry = tuned.Entry(kernel, shape._replace(warps=12 if kernel == "fa3_wgmma" else 8))
+        tuned.store(H200, {tuned.problem_class(few, H200): entry}, "test")
+        assert plan(few, H200).variant.kernel == kernel
+        assert "tuned" in plan(few, H200).reason
+        assert plan(none, H200).variant.kernel == "fa2_mma"
 
 
 def test_few_queries_take_a_tile_of_fewer_rows() -> None:
@@ -220,7 +288,7 @@ def test_few_queries_take_a_tile_of_fewer_rows() -> None:
 def test_causal_starts_with_the_longest_rows() -> None:
     problem = problem_of(seq_q=1000, seq_kv=1000)
     chosen = plan(problem, H200)._replace(section_heads=10)
-    bh, q_tile = tile_of_block(chosen, problem, np.arange(chosen.grid))
+    bh, q_tile = tile_of_block(chosen, problem, np.arange(tiles(chosen, problem)))
     section = bh // 10
     assert np.all(np.diff(section) >= 0)
     for s in range(section[-1] + 1):
@@ -231,20 +299,93 @@ def test_sections_keep_their_keys_and_values_in_l2() -> None:
     """Half of it for K and V: more heads at once when they are shorter, or L2 larger."""
     long, short = problem_of(seq_kv=16384, seq_q=16384), problem_of(seq_kv=512, seq_q=512)
     for gpu in NAMED:
-        chosen = plan(long, gpu)
+        chosen = plan(long, gpu, "fa2_mma")
         kv_bytes = 16384 * (128 + 128) * 2
         kv_heads = chosen.section_heads / long.group
         assert kv_heads == 1 or kv_heads * kv_bytes <= gpu.l2_bytes / 2
-        assert plan(short, gpu).section_heads >= chosen.section_heads
-    assert plan(short, H200).section_heads == 64
-    assert plan(problem_of(causal=False), H200).section_heads == 1
+        assert plan(short, gpu, "fa2_mma").section_heads >= chosen.section_heads
+    assert plan(short, H200, "fa2_mma").section_heads == 64
+    assert plan(problem_of(causal=False), H200, "fa2_mma").section_heads == 1
+
+
+def test_sections_where_blocks_draw_their_tiles() -> None:
+    """So few heads that the longest tiles of the last section do not come late."""
+    for seq in (100, 4096, 60000):
+        for heads_q, batch in ((1, 1), (3, 2), (32, 2), (64, 5)):
+            problem = problem_of(
+                batch=batch, heads_q=heads_q, heads_kv=heads_q, seq_q=seq, seq_kv=seq
+            )
+            assert plan(problem, H200).section_heads == min(8, batch * heads_q)
+            assert plan(problem._replace(causal=False), H200).section_heads == 1
+
+
+# --- the kernel for Hopper ---
+
+
+@given(problems(st.integers(1, 3000)), st.integers(1, 300))
+def test_blocks_stay_for_all_tiles(problem: Problem, sm_count: int) -> None:
+    """As many as run at once, or as there are tiles."""
+    assume(problem.dtype != "float32")
+    gpu = H200._replace(sm_count=sm_count)
+    chosen = plan(problem, gpu)
+    assert chosen.variant.kernel == "fa3_wgmma"
+    at_once = sm_count * chosen.variant.blocks_per_sm
+    assert chosen.grid == min(tiles(chosen, problem), at_once)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seq_q", [1, 5, 60])
+@pytest.mark.parametrize(
+    ("group", "pack"),
+    [(1, 1), (2, 2), (3, 1), (4, 4), (6, 1), (8, 8), (16, 16), (24, 1), (32, 32), (64, 64)]
+    + [(96, 1), (128, 1)],
+)
+def test_short_queries_of_a_group_share_a_tile(
+    group: int, pack: int, seq_q: int, causal: bool
+) -> None:
+    """Groups of a power of two, whose rows fill 64 of a tile evenly."""
+    problem = problem_of(heads_q=3 * group, heads_kv=3, seq_q=seq_q, causal=causal)
+    chosen = plan(problem, H200)
+    assert chosen.pack == pack
+    assert chosen.q_tiles == -(-seq_q * pack // chosen.variant.bm)
+    assert_covers_every_row_once(chosen, problem)
+    for kernel, gpu in (("fa2_mma", H200), (None, device.named("a100"))):
+        assert plan(problem, gpu, kernel).pack == 1
+
+
+def test_queries_that_fill_a_tile_do_not_share_it() -> None:
+    variant = plan(problem_of(seq_q=4096), H200).variant
+    assert variant.bm == 192
+    for seq_q in (191, 192, 193):
+        chosen = plan(problem_of(heads_q=64, seq_q=seq_q), H200, variant)
+        assert chosen.pack == (8 if seq_q < 192 else 1)
+
+
+@given(problems(st.integers(1, 3000)), st.integers(0, 7), st.data())
+def test_packed_tiles_are_fewer(problem: Problem, power: int, data: Any) -> None:
+    group = 2**power
+    problem = problem._replace(dtype="float16", heads_q=group * problem.heads_kv)
+    variant = data.draw(st.sampled_from([v for v in all_variants(H200) if v[0] == "fa3_wgmma"]))
+    variant = variant._replace(dtype="float16", causal=problem.causal)
+    problem = problem._replace(
+        head_dim=min(problem.head_dim, variant.head_dim),
+        head_dim_v=min(problem.head_dim_v, variant.head_dim_v),
+    )
+    chosen = plan(problem, H200, variant)
+    assert_covers_every_row_once(chosen, problem)
+    assert_fits(chosen, problem, H200)
+    unpacked = problem.batch * problem.heads_q * -(-problem.seq_q // variant.bm)
+    assert tiles(chosen, problem) <= unpacked
 
 
 def test_one_line() -> None:
     line = str(plan(problem_of(), H200))
     assert "\n" not in line
-    for word in ("fa2_mma<float16, 128, 128", "grid=", "block=128", "smem=", "default"):
+    for word in ("fa3_wgmma<float16, 128, 128", "grid=132", "block=512", "smem=", "pack=1"):
         assert word in line
+    assert "section_heads=8" in line
+    assert line.endswith("(default for float16)")
+    assert "block=128" in str(plan(problem_of(), H200, "fa2_mma"))
 
 
 # --- what is refused ---
@@ -298,6 +439,16 @@ def test_kernel_that_cannot_run(case: str) -> None:
         plan(problem_of(), H200, kernel)
 
 
+@pytest.mark.parametrize("gpu", [g for g in [*NAMED, NO_SM90A] if g.arch != "sm_90a"])
+def test_kernel_of_another_gpu(gpu: Device) -> None:
+    with pytest.raises(
+        ValueError, match=f"^kernel: fa3_wgmma is for sm_90a, {gpu.name} is {gpu.arch}$"
+    ):
+        plan(problem_of(), gpu, "fa3_wgmma")
+    with pytest.raises(ValueError, match=f"^kernel: .* is for sm_90a, not for {gpu.arch}$"):
+        plan(problem_of(), gpu, VARIANT)
+
+
 @pytest.mark.parametrize("kernel", [None, "fa2_mma", VARIANT])
 def test_gpu_before_sm_80(kernel: str | Variant | None) -> None:
     turing = H200._replace(name="t4", compute_capability=75)
@@ -310,6 +461,21 @@ def test_more_blocks_than_a_grid_has(kernel: Variant | None) -> None:
     problem = problem_of(batch=2**20, heads_q=2**10, seq_q=1000)
     with pytest.raises(ValueError, match=r"^q: batch 1048576 x heads 1024 x seq 1000 needs"):
         plan(problem, H200, kernel)
+
+
+@pytest.mark.parametrize("short_of_most", [0, 1, 131, 132, 264, 1000])
+@pytest.mark.parametrize("causal", [False, True])
+def test_as_many_tiles_as_can_be_counted(short_of_most: int, causal: bool) -> None:
+    one = problem_of(heads_q=1, heads_kv=1, seq_q=1, causal=causal)
+    problem = one._replace(batch=MAX_GRID - short_of_most)
+    for kernel in (None, "fa2_mma"):
+        try:
+            chosen = plan(problem, H200, kernel)
+        except ValueError as error:
+            assert kernel is None, "fa2_mma takes as many"
+            assert str(error).startswith("q: batch ")
+        else:
+            assert_fits(chosen, problem, H200)
 
 
 @pytest.mark.parametrize(("name", "field"), [("q", "seq_q"), ("k", "seq_kv")])

@@ -7,13 +7,16 @@ import re
 import pytest
 
 from cufa import device, plan
-from cufa.tiles import all_head_dims, padded
-from cufa.variant import KERNEL_DTYPES, Variant
+from cufa.tiles import all_head_dims, padded, runs_on
+from cufa.variant import KERNEL_DTYPES, WGMMA_WIDTHS, Variant
 
 H200 = device.named("h200")
 MMA = Variant("fa2_mma", "bfloat16", 128, 64, 128, 32, 2, 4, 2, True)
 FP32 = Variant("fa2_fp32", "float32", 64, 96, 64, 32, 2, 4, 2, False)
 FA1 = Variant("fa1_fp32", "float32", 80, 48, 32, 16, 1, 8, 1, False)
+FA3 = Variant("fa3_wgmma", "bfloat16", 128, 64, 128, 80, 2, 12, 1, True, ping_pong=True)
+
+GPUS = ("a100", "rtx3090", "rtx4090", "h100", "h200", "b200", "rtx5090")
 
 #: Of each block's shared memory, kept by the hardware.
 RESERVED_BYTES = 1024
@@ -26,6 +29,15 @@ RESERVED_BYTES = 1024
         (MMA._replace(dtype="float16"), "fa2_mma<float16, 128, 64, 128, 32, 2, 4, 2, true>"),
         (FP32, "fa2_fp32<float, 64, 96, 64, 32, 2, 4, 2, false>"),
         (FA1, "fa1_fp32<float, 80, 48, 32, 16, 1, 8, 1, false>"),
+        (FA3, "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, true>"),
+        (
+            FA3._replace(dtype="float16", ping_pong=False),
+            "fa3_wgmma<float16, 128, 64, 128, 80, 2, 12, 1, true, false>",
+        ),
+        (
+            FA3._replace(causal=False),
+            "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, false, true>",
+        ),
     ],
 )
 def test_name_expression(variant: Variant, expected: str) -> None:
@@ -40,15 +52,19 @@ def test_what_is_printed_can_be_read(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "expected"),
     [
-        "fa2_mma<bfloat16,128,64,128,32,2,4,2,true>",
-        "  fa2_mma < bfloat16 , 128 ,64, 128,32,2, 4,2 ,true >\n",
+        ("fa2_mma<bfloat16,128,64,128,32,2,4,2,true>", MMA),
+        ("  fa2_mma < bfloat16 , 128 ,64, 128,32,2, 4,2 ,true >\n", MMA),
+        ("fa3_wgmma<bfloat16,128,64,128,80,2,12,1,true,true>", FA3),
+        (" fa3_wgmma <bfloat16 ,128, 64,128,80,2,12,1 , true ,true> ", FA3),
     ],
 )
-def test_spaces_do_not_matter(text: str) -> None:
-    assert Variant.parse(text) == MMA
-    assert type(Variant.parse(text).causal) is bool
+def test_spaces_do_not_matter(text: str, expected: Variant) -> None:
+    found = Variant.parse(text)
+    assert found == expected
+    assert type(found.causal) is bool
+    assert type(found.ping_pong) is bool
 
 
 def test_what_is_illegal_can_be_read() -> None:
@@ -71,6 +87,11 @@ FORM = r"^a variant looks like fa2_mma<bfloat16, .*head_dim_v, bm, bn, stages.*,
         ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, -2, true>", FORM),
         ("fa2_mma<bfloat16, 128, 64, 128.0, 32, 2, 4, 2, true>", FORM),
         ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, true> x", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, true, false>", FORM),
+        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true>", FORM),
+        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, 1>", FORM),
+        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, true, true>", FORM),
+        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, true, true>", FORM),
         ("fa9<bfloat16, 128, 64, 128, 32, 2, 4, 2, true>", "kernel must be one of .* not 'fa9'"),
         (
             "fa2_mma<bfloat, 128, 64, 128, 32, 2, 4, 2, true>",
@@ -105,7 +126,44 @@ def test_shared_memory_holds_the_output_of_fa2_mma() -> None:
     assert wide.smem_bytes == 2 * 128 * 256
 
 
-@pytest.mark.parametrize("variant", [MMA, FP32, FA1])
+def aligned(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def test_shared_memory_of_fa3_wgmma() -> None:
+    """Tiles begin where a swizzle does; a second tile of Q is held where it fits, too."""
+    shared_by_sm = 227 * 1024
+    for variant in FA3_LEGAL:
+        d, dv = variant.head_dim, variant.head_dim_v
+        atom = 8 * 2 * min(d & -d, 64)  # bytes of eight rows of a panel: the swizzle's period
+        k_tile, v_tile = (aligned(2 * variant.bn * n, atom) for n in (d, dv))
+        q_tile = aligned(2 * variant.bm * max(d, dv), atom)  # O leaves through it
+        used = variant.stages * (k_tile + v_tile)
+        slots = 2 if variant.blocks_per_sm * (used + 2 * q_tile + 1024) <= shared_by_sm else 1
+        # Two barriers of 8 bytes a slot of Q, K and V; the number and the first row of a tile.
+        small = slots * (16 + 8) + 2 * variant.stages * 16
+        assert variant.smem_bytes == used + slots * q_tile + small, variant
+        assert small <= 1024
+
+
+@pytest.mark.parametrize(
+    ("variant", "slots"),
+    [
+        (FA3._replace(head_dim_v=128, bm=192, warps=16), 2),
+        (FA3._replace(head_dim=256, head_dim_v=256, bn=64), 1),
+        (FA3._replace(head_dim=64, bm=64, warps=8, bn=96, blocks_per_sm=3, ping_pong=False), 2),
+        (FA3._replace(bm=64, warps=8, bn=80, blocks_per_sm=2, ping_pong=False), 2),
+        (FA3._replace(bm=64, warps=8, bn=80, blocks_per_sm=3, ping_pong=False), 1),
+    ],
+)
+def test_second_tile_of_q_where_it_fits(variant: Variant, slots: int) -> None:
+    assert variant.illegal(H200) is None
+    wide = max(variant.head_dim, variant.head_dim_v)
+    kv = variant.stages * variant.bn * (variant.head_dim + variant.head_dim_v)
+    assert variant.smem_bytes // 1024 == 2 * (kv + slots * variant.bm * wide) // 1024
+
+
+@pytest.mark.parametrize("variant", [MMA, FP32, FA1, FA3])
 def test_legal(variant: Variant) -> None:
     assert variant.illegal(H200) is None
 
@@ -140,6 +198,24 @@ ILLEGAL: dict[str, tuple[Variant, str]] = {
     "fp32 bm": (FP32._replace(bm=32), "bm must be a multiple of 64"),
     "threads": (FA1._replace(warps=64, bm=128), "threads"),
     "threads of a multiprocessor": (MMA._replace(blocks_per_sm=17), "17 blocks of 128 threads"),
+    "fa3 float32": (FA3._replace(dtype="float32"), "takes float16 or bfloat16, not float32"),
+    "fa3 bm": (
+        FA3._replace(bm=96, warps=10),
+        "bm must be a multiple of 64, and warps bm / 16 \\+ 4",
+    ),
+    "fa3 warps": (FA3._replace(warps=8), "bm must be a multiple of 64, and warps bm / 16 \\+ 4"),
+    "fa3 tall": (FA3._replace(bm=320, warps=24), "more than 256"),
+    "fa3 bn": (FA3._replace(bn=72), "bn must be one of 32, .*, 256 in fa3_wgmma"),
+    "fa3 narrow bn": (FA3._replace(bn=16), "bn must be one of 32, .*, 256 in fa3_wgmma"),
+    "fa3 bn of no wgmma here": (FA3._replace(bn=208, stages=1), "bn must be one of"),
+    "fa3 head_dim step": (FA3._replace(head_dim=72), "multiples of 16"),
+    "fa3 narrow V": (FA3._replace(head_dim=16, head_dim_v=16), "head_dim_v must be one of 32, .*"),
+    "fa3 swizzles": (FA3._replace(head_dim_v=96), "must be swizzled alike"),
+    "fa3 swizzles of narrow ones": (FA3._replace(head_dim=32, head_dim_v=80), "swizzled alike"),
+    "fa3 turns of one": (FA3._replace(bm=64, warps=8), "ping_pong needs two warpgroups"),
+    "fa3 shared memory": (FA3._replace(bn=256, stages=3), "bytes of shared memory .* has 232448"),
+    "fa3 threads": (FA3._replace(blocks_per_sm=6), "6 blocks of 384 threads"),
+    "ping_pong elsewhere": (MMA._replace(ping_pong=True), "fa2_mma has no ping_pong"),
     "shared memory": (MMA._replace(bn=256, stages=8), "bytes of shared memory .* h200 has 232448"),
 }
 
@@ -150,6 +226,44 @@ def test_illegal(case: str) -> None:
     complaint = variant.illegal(H200)
     assert complaint is not None
     assert re.search(reason, complaint), complaint
+
+
+#: All sizes that fa3_wgmma has the instructions for, where a multiprocessor holds them.
+FA3_LEGAL = [
+    variant
+    for bm in (64, 128, 192, 256)
+    for bn in WGMMA_WIDTHS
+    for d, dv in ((32, 32), (64, 128), (96, 96), (80, 48), (192, 128), (256, 256))
+    for stages in (1, 2, 3)
+    for blocks in (1, 2, 3)
+    if (
+        variant := Variant(
+            "fa3_wgmma", "float16", d, dv, bm, bn, stages, bm // 16 + 4, blocks, False
+        )
+    ).smem_bytes
+    <= H200.smem_per_block
+    and variant.threads * blocks <= H200.threads_per_sm
+]
+
+
+def test_tiles_of_fa3_wgmma() -> None:
+    for variant in FA3_LEGAL:
+        assert variant.illegal(H200) is None, variant
+        turns = variant._replace(ping_pong=True).illegal(H200)
+        assert (turns is None) == (variant.bm > 64), variant
+
+
+@pytest.mark.parametrize(
+    ("gpu", "arch"),
+    [
+        (device.named("a100"), "sm_80"),
+        (H200._replace(compiles_sm90a=False), "sm_90"),
+        (device.named("b200"), "sm_100"),
+    ],
+    ids=["a100", "h200 without sm_90a", "b200"],
+)
+def test_fa3_wgmma_elsewhere(gpu: device.Device, arch: str) -> None:
+    assert FA3.illegal(gpu) == f"fa3_wgmma is for sm_90a, not for {arch}"
 
 
 def test_wide_outputs_of_fp32_are_split_over_two_warps() -> None:
@@ -163,9 +277,7 @@ def test_wide_outputs_of_fp32_are_split_over_two_warps() -> None:
     assert "multiples of" in complaint
 
 
-gpus = pytest.mark.parametrize(
-    "name", ["a100", "rtx3090", "rtx4090", "h100", "h200", "b200", "rtx5090"]
-)
+gpus = pytest.mark.parametrize("name", GPUS)
 
 
 @gpus
@@ -173,7 +285,8 @@ def test_what_the_planner_chooses_from_is_legal(name: str) -> None:
     gpu = device.named(name)
     variants = plan.all_variants(gpu)
     assert len(set(variants)) == len(variants)
-    assert {v.kernel for v in variants} == set(KERNEL_DTYPES)
+    hopper = {"fa3_wgmma"} if name in ("h100", "h200") else set()
+    assert {v.kernel for v in variants} == {"fa1_fp32", "fa2_fp32", "fa2_mma"} | hopper
     for variant in variants:
         assert variant.illegal(gpu) is None, variant
         head_dims = (variant.head_dim, variant.head_dim_v)
@@ -192,8 +305,10 @@ def test_blocks_that_shall_share_a_multiprocessor_fit_its_shared_memory(name: st
     assert too_many == []
 
 
-@gpus
-@pytest.mark.parametrize("kernel", sorted(KERNEL_DTYPES))
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [(g, k) for g in GPUS for k in sorted(KERNEL_DTYPES) if runs_on(k, device.named(g))],
+)
 def test_every_head_dim_has_a_tile_that_holds_it(name: str, kernel: str) -> None:
     gpu = device.named(name)
     pairs = all_head_dims(kernel, gpu)

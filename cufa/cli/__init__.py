@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from types import FrameType
 
 from cufa.cli import compile, explain, explore, info, inspect, tune
 from cufa.cli.parser import PROGRAM, CommandError, Parser
@@ -55,12 +57,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _one_line
         try:
-            status = _run(arguments)
-            sys.stdout.flush()
+            return _run(arguments)
         except BrokenPipeError:
             _drop_output()
             return 1
-    return status
+
+
+def interrupt_once(number: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C: stop once, and let what was found be kept and printed without another stop.
+
+    A second one could also end the process while the compiler still runs in threads, which it does
+    not survive.
+    """
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -75,6 +85,8 @@ def _run(arguments: Sequence[str] | None) -> int:
             parser.print_help()
             return 2
         status: int = options.run(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return status
     except SystemExit as stop:  # argparse ends so, after --help and after an error
         return int(stop.code or 0)
@@ -86,7 +98,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 130
     except BrokenPipeError:
         raise
-    except (OSError, MemoryError) as error:  # a full disk, a problem that does not fit the GPU
+    except (OSError, MemoryError, RuntimeError) as error:  # a full disk, what CUDA and CuPy raise
         print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
 
@@ -98,5 +110,5 @@ def _one_line(message: Warning | str, *_: object, **__: object) -> None:
 def _drop_output() -> None:
     """Let go of an output whose reader is gone, or Python complains about it on its way out."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         os.dup2(nowhere, stream.fileno())

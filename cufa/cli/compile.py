@@ -6,16 +6,18 @@ import argparse
 import time
 from contextlib import closing
 
-from cufa import cache, tuned
+from cufa import cache, cubin, tuned
 from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Commands, add_command, add_device, add_jobs
 from cufa.cli.problems import problem_of
 from cufa.cli.values import shapes
 from cufa.device import Device
 from cufa.explorer import build
+from cufa.explorer.table import counted
 from cufa.jit import CompileError
 from cufa.plan import all_variants, plan
 from cufa.problem import DTYPES
+from cufa.tiles import all_head_dims, default_kernel, padded
 from cufa.variant import ELEMENT_BYTES, KERNEL_DTYPES, Variant
 
 
@@ -60,11 +62,8 @@ def run(options: argparse.Namespace) -> int:
     machine.check_compiler()
     device = machine.chosen_gpu(options)
     variants = _variants(options, device)
-    try:
-        (cache.folder() / "kernels").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"the cache folder cannot be written: {error}") from error
-    missing = [v for v in variants if cache.find_cubin(v, device.arch) is None]
+    machine.check_cache("kernels")
+    missing = [variant for variant in variants if not _is_there(variant, device.arch)]
     there = len(variants) - len(missing)
     started = time.perf_counter()
     written: list[Variant] = []
@@ -77,11 +76,20 @@ def run(options: argparse.Namespace) -> int:
     finally:  # also after Ctrl-C
         wall = time.perf_counter() - started
         print(
-            f"{len(written)} kernels for {device.arch} ({device.name}) written in {wall:.1f} s, "
-            f"{there} were there" + (f", {len(failed)} failed" if failed else "")
+            f"{counted(len(written), 'kernel')} for {device.arch} ({device.name}) written in "
+            f"{wall:.1f} s; {there} there before" + (f", {len(failed)} failed" if failed else "")
         )
         print(cache.folder() / "kernels")
     return 1 if failed else 0
+
+
+def _is_there(variant: Variant, arch: str) -> bool:
+    """Whether a kernel was compiled before, and its file is whole."""
+    found = cache.find_cubin(variant, arch)
+    try:
+        return found is not None and bool(cubin.symbol(found))
+    except ValueError:
+        return False
 
 
 def _store(built: build.Built, arch: str, position: str) -> bool:
@@ -118,11 +126,27 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
 def _all(device: Device) -> list[Variant]:
     """Return what the planner can choose, by its rules and by the tuned tables."""
     tuned_ones = (
-        Variant(entry.kernel, dtype, key.head_dim, key.head_dim_v, *entry.shape, key.causal)
+        Variant(entry.kernel, dtype, *head_dims, causal=key.causal, **entry.shape._asdict())
         for each, _ in tuned.tables(device)
         for key, entry in each.entries.items()
         for dtype in KERNEL_DTYPES.get(entry.kernel, ())
         if ELEMENT_BYTES[dtype] == key.element_bytes
+        for head_dims in _head_dims(key, entry.kernel, dtype, device)
     )
     legal = (variant for variant in tuned_ones if variant.illegal(device) is None)
     return list(dict.fromkeys([*all_variants(device), *legal]))
+
+
+def _head_dims(
+    key: tuned.ProblemClass, kernel: str, dtype: str, device: Device
+) -> list[tuple[int, int]]:
+    """Return the head dims of a kernel that problems of a class run with.
+
+    The class has those of the default kernel, whose steps may be wider.
+    """
+    default = default_kernel(dtype, device)
+    return [
+        pair
+        for pair in all_head_dims(kernel, device)
+        if padded(default, device, *pair) == (key.head_dim, key.head_dim_v)
+    ]

@@ -35,7 +35,7 @@ def find() -> str:
     for folder in (*_toolkits(), *_packages()):
         found = found or shutil.which(_TOOL, path=str(folder))
     if found is None:
-        raise CommandError(f"{_TOOL} is needed for SASS: pip install nvidia-cuda-nvdisasm", 1)
+        raise CommandError(f"{_TOOL} is needed for SASS: pip install nvidia-cuda-nvdisasm")
     return found
 
 

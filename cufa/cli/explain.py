@@ -9,11 +9,12 @@ from cufa.cli.parser import CommandError, Commands, add_command, add_device, add
 from cufa.cli.problems import one_problem
 from cufa.cli.values import kernel
 from cufa.device import Device
-from cufa.explorer.table import problem_text
+from cufa.explorer.table import counted, problem_text
 from cufa.plan import Plan, plan
 from cufa.problem import Problem
 
 _MEANING = {
+    "dtype": "elements of q, k, v and the result",
     "head_dim": "columns of the Q and K tiles",
     "head_dim_v": "columns of the V and O tiles",
     "bm": "queries of a tile",
@@ -22,6 +23,7 @@ _MEANING = {
     "warps": "warps of a block",
     "blocks_per_sm": "blocks that must fit on a multiprocessor",
     "causal": "whether the causal mask is compiled in",
+    "ping_pong": "whether the warpgroups take turns with the tensor cores",
 }
 
 
@@ -61,18 +63,26 @@ def run(options: argparse.Namespace) -> int:
 
 def _print(problem: Problem, device: Device, found: Plan) -> None:
     variant = found.variant
-    tiles = f"{problem.batch * problem.heads_q} heads x {found.q_tiles} tiles of queries"
+    heads = problem.batch * problem.heads_q
+    work = counted(heads, "head")
+    if found.pack > 1:
+        work = f"{counted(heads // found.pack, 'group')} of {found.pack} heads"
+    work += f" x {counted(found.q_tiles, 'tile')} of queries"
+    section = counted(found.section_heads, "head")
     rows: list[tuple[object, ...]] = [
         ("problem", problem_text(problem)),
         ("GPU", f"{device.name}, {device.arch}, {device.sm_count} multiprocessors"),
         ("variant", variant),
         ("  kernel", variant.kernel, f"cufa/kernels/{variant.kernel}.cu"),
-        ("  dtype", variant.dtype, "elements of q, k, v and the result"),
-        *((f"  {name}", getattr(variant, name), meaning) for name, meaning in _MEANING.items()),
-        ("grid", f"{found.grid} blocks: {'one a head' if variant.kernel == 'fa1_fp32' else tiles}"),
+        *(
+            (f"  {name}", value, _MEANING[name])
+            for name, value in variant._asdict().items()
+            if name != "kernel"
+        ),
+        ("grid", f"{counted(found.grid, 'block')} for {work}"),
         ("block", f"{found.block} threads"),
         ("shared memory", f"{found.smem_bytes} bytes a block"),
-        ("interleaved", f"the tiles of {found.section_heads} heads at a time"),
+        ("interleaved", f"the tiles of {section} at a time"),
     ]
     if found.workspace_floats:
         rows.append(("workspace", f"{4 * found.workspace_floats} bytes of global memory"))

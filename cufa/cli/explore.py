@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     problem = one_problem(options)
     machine.check_compiler()
     named: Device | None = options.gpu or options.arch
-    device = named or machine.current_gpu("with --gpu h100, say, nothing is timed")
+    device = named or machine.current_gpu("name one, such as --gpu h100, to compile without timing")
     space = _space(options, problem, device)
     status = 0
     try:
@@ -91,8 +91,10 @@ def run(options: argparse.Namespace) -> int:
     except Interrupted as stop:
         found, status = stop.exploration, 130
         print(f"{options.prog}: interrupted; this was found so far", file=sys.stderr)
-    _write(found, options)  # first: a pipe that closes early must not cost the files
-    report.show(found, options.top)
+    try:  # first: a pipe that closes early must not cost the files
+        _write(found, options)
+    finally:
+        report.show(found, options.top)
     return status
 
 
@@ -101,9 +103,12 @@ def _space(options: argparse.Namespace, problem: Problem, device: Device) -> lis
     own: list[Variant] = options.variant or []
     if own and not options.space and not options.kernel:
         return own
+    axes: dict[str, list[int]] = {}
+    for name, values in options.space or ():
+        axes.setdefault(name, []).extend(values)
     try:
-        return [*variants(problem, device, options.kernel, dict(options.space or ())), *own]
-    except ValueError as error:
+        return [*variants(problem, device, options.kernel, axes), *own]
+    except (TypeError, ValueError) as error:
         raise CommandError(error) from error
 
 

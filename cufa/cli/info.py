@@ -6,8 +6,8 @@ import argparse
 import os
 import platform
 import subprocess
-from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,19 +119,15 @@ def _device() -> tuple[Device | None, str]:
 
 def _caches() -> list[tuple[str, str]]:
     cupys = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")
-    return [
-        ("cufa's cache", f"{cache.folder()}, {table.size_text(cache.size_bytes())}"),
-        ("CuPy's cache", f"{cupys}, {table.size_text(_size_bytes(cupys))}"),
-    ]
+    try:
+        own = _folder_text(cache.folder())
+    except OSError as error:
+        own = f"none: {error}"
+    return [("cufa's cache", own), ("CuPy's cache", _folder_text(Path(cupys)))]
 
 
-def _size_bytes(folder: str) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):  # another process may have removed it
-                total += os.stat(os.path.join(parent, name)).st_size
-    return total
+def _folder_text(folder: Path) -> str:
+    return f"{folder}, {table.size_text(cache.size_bytes(folder))}"
 
 
 def _tables(device: Device | None) -> list[tuple[str, str]]:
@@ -142,9 +138,12 @@ def _tables(device: Device | None) -> list[tuple[str, str]]:
         ("tuned table", f"{whose}: {len(table.entries)} classes of problems, {table.date}")
         for table, whose in tuned.tables(device)
     ]
-    return found or [
-        ("tuned table", f"none: 'python -m cufa tune' writes {tuned.user_path(device)}")
-    ]
+    if found:
+        return found
+    try:
+        return [("tuned table", f"none: 'python -m cufa tune' writes {tuned.user_path(device)}")]
+    except OSError as error:
+        return [("tuned table", f"none: {error}")]
 
 
 def _kernels(device: Device | None) -> list[tuple[str, str]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
+from cufa import cache
 from cufa import device as devices
 from cufa.cli.parser import CommandError
 from cufa.device import Device
@@ -20,6 +22,8 @@ def cupy() -> Any:
         import cupy
     except ImportError as error:
         raise CommandError(f"CuPy is missing ({error}): {INSTALL_CUPY}") from error
+    except OSError as error:  # it makes its cache folder
+        raise CommandError(f"CuPy does not start ({error}): set CUPY_CACHE_DIR") from error
     return cupy
 
 
@@ -31,15 +35,19 @@ def check_compiler() -> None:
 
         nvrtc.getVersion()
     except MISSING as error:
-        raise CommandError(f"NVRTC is missing ({error}): {INSTALL_CUPY}") from error
+        reason = str(error).partition(":")[0]  # what follows is the places that were looked at
+        raise CommandError(f"NVRTC is missing ({reason}): {INSTALL_CUPY}") from error
 
 
 def current_gpu(remedy: str) -> Device:
     """Return the current GPU; `remedy` says what to do without one."""
-    module = cupy()
     try:
-        return devices.of_id(module.cuda.runtime.getDevice())
-    except module.cuda.runtime.CUDARuntimeError as error:
+        runtime = cupy().cuda.runtime
+    except CommandError as failure:
+        raise CommandError(f"no GPU: {failure}; or {remedy}") from failure
+    try:
+        return devices.of_id(runtime.getDevice())
+    except runtime.CUDARuntimeError as error:
         raise CommandError(f"no GPU here ({error}): {remedy}") from error
 
 
@@ -47,3 +55,14 @@ def chosen_gpu(options: argparse.Namespace) -> Device:
     """Return the GPU that --gpu or --arch names, or else the current one."""
     named: Device | None = options.gpu or options.arch
     return named or current_gpu("name one, such as --gpu h100 or --arch sm_86")
+
+
+def check_cache(name: str) -> None:
+    """Make sure that files can be written into a folder of the cache, before the work for them."""
+    try:
+        folder = cache.folder() / name
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"the cache folder cannot be written: {error}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CommandError(f"the cache folder cannot be written: {folder}")

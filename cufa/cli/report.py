@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from cufa.cli import table
 from cufa.explorer.result import Exploration
-from cufa.explorer.table import cells, headers
+from cufa.explorer.table import cells, headers, heading
 
 
 def show(found: Exploration, top: int | None) -> None:
     """Print the first `top` rows, or all, and what is left out."""
-    heading, _, _ = str(found).partition("\n\n")
-    print(f"{heading}\n")
+    print(f"{heading(found)}\n")
     shown = found.rows[:top]
     timed = any(row.median_us is not None for row in shown)
     table.show(headers(timed), [cells(row, timed) for row in shown])

@@ -12,10 +12,9 @@ from cufa.cli.parser import CommandError, Commands, add_command, add_jobs
 from cufa.cli.problems import problem_of
 from cufa.cli.values import Shapes, output, shape
 from cufa.cli.watch import watch
-from cufa.explorer.table import problem_text
+from cufa.explorer.table import problem_text, tile_text
 from cufa.explorer.tune import Interrupted, Tuning, standard_problems, tune
 from cufa.problem import DTYPES, Problem
-from cufa.variant import Variant
 
 
 def add(commands: Commands) -> None:
@@ -67,7 +66,9 @@ def run(options: argparse.Namespace) -> int:
     """Explore the problems, keep the winners, print both."""
     problems = _problems(options)
     machine.check_compiler()
-    machine.current_gpu("tuning is timing")
+    machine.current_gpu("variants are timed, and need one")
+    if not options.dry_run:
+        machine.check_cache("tuned")
     interrupted = False
     try:
         with watch() as show:
@@ -75,8 +76,10 @@ def run(options: argparse.Namespace) -> int:
     except Interrupted as stop:
         tuning, interrupted = stop.tuning, True
         print(f"{options.prog}: interrupted; this was found so far", file=sys.stderr)
-    _keep(tuning, options)
-    _print(tuning)
+    try:  # first: a pipe that closes early must not cost the table
+        _keep(tuning, options)
+    finally:
+        _print(tuning)
     return 130 if interrupted else 1 if tuning.failures else 0
 
 
@@ -118,9 +121,9 @@ def _print(tuning: Tuning) -> None:
     rows = [
         (
             problem_text(row.problem),
-            _tile(row.planned),
+            tile_text(row.planned),
             f"{row.planned_us:.1f}",
-            _tile(row.winner) if row.winner != row.planned else "stays",
+            tile_text(row.winner) if row.winner != row.planned else "stays",
             f"{row.winner_us:.1f}",
             f"{row.ratio:.3f}",
             "",
@@ -137,9 +140,3 @@ def _print(tuning: Tuning) -> None:
         mean = geometric_mean(row.ratio for row in tuning.rows)
         changed = sum(row.winner != row.planned for row in tuning.rows)
         print(f"\n{changed} of {len(tuning.rows)} change; geometric mean of the ratios {mean:.3f}")
-
-
-def _tile(variant: Variant) -> str:
-    """Return a variant's free arguments: tile, stages, warps and blocks_per_sm."""
-    v = variant
-    return f"{v.kernel} {v.bm}x{v.bn} {v.stages}/{v.warps}/{v.blocks_per_sm}"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from argparse import ArgumentTypeError
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 from cufa import device as devices
 from cufa.device import Device
+from cufa.tiles import TileShape
 from cufa.variant import KERNEL_DTYPES, Variant
 
 Shape = tuple[int, ...]
 
-_ARGUMENTS = Variant._fields[2:-1]
+_ARGUMENTS = {"head_dim": int, "head_dim_v": int, **get_type_hints(TileShape)}
+_TRUTH = {"true": True, "false": False}
 
 
 class Shapes(NamedTuple):
@@ -90,6 +92,13 @@ def variant(text: str) -> Variant:
         raise ArgumentTypeError(str(error)) from error
 
 
+def truth(text: str) -> bool:
+    """Return what ``true`` or ``false`` says."""
+    if text not in _TRUTH:
+        raise ArgumentTypeError(f"{text!r} is neither true nor false")
+    return _TRUTH[text]
+
+
 def axis(text: str) -> tuple[str, list[int]]:
     """Return a template argument and its values: ``bm=64,128``."""
     name, equals, values = text.partition("=")
@@ -99,17 +108,19 @@ def axis(text: str) -> tuple[str, list[int]]:
         )
     if not equals:
         raise ArgumentTypeError(f"{text!r} has no values: {name}=64,128 would have two")
-    return name, [count(word) for word in values.split(",")]
+    read = truth if _ARGUMENTS[name] is bool else count
+    return name, [read(word) for word in values.split(",")]
 
 
 def output(text: str) -> Path:
     """Return a path to write to, checked now so that no work is lost for it later."""
     path = Path(text)
-    if path.exists() and not path.is_file():
+    there = os.path.exists(path)  # which raises nothing, as `Path.exists` does
+    if there and not os.path.isfile(path):
         raise ArgumentTypeError(f"{text!r} is no regular file")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if not os.access(path if there else path.parent, os.W_OK):
         raise ArgumentTypeError(f"{text!r} cannot be written")
     return path
 

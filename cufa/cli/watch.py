@@ -14,9 +14,8 @@ from cufa.problem import Problem
 from cufa.variant import Variant
 
 _DONE = {"compile": "compiled", "check": "checked", "time": "timed"}
-_MARGIN = (
-    9  # lines of a terminal that the live table leaves free, for title, bars, header and prompt
-)
+# Lines of a terminal that the live table leaves free: for title, bars, header and prompt.
+_MARGIN = 9
 
 
 def watch() -> Lines | Live:

@@ -109,7 +109,8 @@ def _target(arch: str | None, device: str | Device | None) -> tuple[Device, str,
     if arch is not None and device is not None:
         raise ValueError("arch and device: give only one of the two")
     if arch is not None:
-        return devices.of_arch(arch), arch, False
+        typical = devices.of_arch(arch)
+        return typical, typical.arch, False
     if device is not None:
         named = devices.named(device) if isinstance(device, str) else device
         return named, named.arch, False

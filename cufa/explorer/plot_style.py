@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cufa.explorer.result import Row
+from cufa.explorer.table import flags
 from cufa.variant import Variant
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ BEST, INK, _PALE = "#d55e00", "#333333", "#f3f4f6"
 _WIDTH = 0.6  # over which the variants of one tile are spread, of the distance between tiles
 
 _Tile = tuple[str, int, int, int, int]
+_Value = TypeVar("_Value", int, tuple[int, str])
 
 
 class Style:
@@ -33,11 +35,11 @@ class Style:
         variants = [row.variant for row in rows]
         self.places = {tile: i for i, tile in enumerate(sorted({_tile(v) for v in variants}))}
         self._colours = _cycle((v.stages for v in variants), _COLOURS)
-        self._markers = _cycle((v.warps for v in variants), _MARKERS)
+        self._markers = _cycle((_marked(v) for v in variants), _MARKERS)
         # The variants of a tile side by side, in the order of the legend.
         self._x: dict[Variant, float] = {}
         for tile, place in self.places.items():
-            group = sorted((v for v in variants if _tile(v) == tile), key=lambda v: v[6:])
+            group = sorted((v for v in variants if _tile(v) == tile), key=_in_tile)
             step = _WIDTH / max(1, len(group) - 1)
             for i, variant in enumerate(group):
                 self._x[variant] = place - step * (len(group) - 1) / 2 + i * step
@@ -51,8 +53,8 @@ class Style:
         stages = f"{variant.stages} stage{'s' if variant.stages > 1 else ''}"
         return {
             "color": self._colours[variant.stages],
-            "marker": self._markers[variant.warps],
-            "label": f"{stages}, {variant.warps} warps",
+            "marker": self._markers[_marked(variant)],
+            "label": ", ".join(filter(None, (stages, f"{variant.warps} warps", flags(variant)))),
         }
 
     def axis_of_tiles(self, axes: Axes) -> None:
@@ -78,7 +80,17 @@ def _tile(variant: Variant) -> _Tile:
     return (variant.kernel, variant.head_dim, variant.head_dim_v, variant.bm, variant.bn)
 
 
-def _cycle(values: Iterable[int], looks: tuple[str, ...]) -> dict[int, str]:
+def _in_tile(variant: Variant) -> tuple[int, int, str, int]:
+    """Return the place among the variants of a tile: that of the legend, then by blocks."""
+    return (variant.stages, *_marked(variant), variant.blocks_per_sm)
+
+
+def _marked(variant: Variant) -> tuple[int, str]:
+    """Return what a marker stands for."""
+    return (variant.warps, flags(variant))
+
+
+def _cycle(values: Iterable[_Value], looks: tuple[str, ...]) -> dict[_Value, str]:
     return {value: looks[i % len(looks)] for i, value in enumerate(sorted(set(values)))}
 
 
@@ -92,13 +104,14 @@ def finish(axes: Axes) -> None:
 
 def tile_name(variant: Variant) -> str:
     """Return the free template arguments in few words."""
-    return f"{variant.bm}x{variant.bn}, {variant.stages} st., {variant.warps} w."
+    v = variant
+    return f"{v.bm}x{v.bn}, {v.stages} st., {v.warps} w. {flags(v)}".rstrip()
 
 
 def points(axes: Axes, rows: list[Row], style: Style, y: Callable[[Row], Any]) -> None:
     """Draw a point a row, each look once in the legend, in the order of the legend."""
     labels: set[str] = set()
-    for row in sorted(rows, key=lambda row: (row.variant.stages, row.variant.warps)):
+    for row in sorted(rows, key=lambda row: _in_tile(row.variant)):
         look = style.look(row.variant)
         label = look.pop("label")
         new = label not in labels

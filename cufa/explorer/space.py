@@ -22,7 +22,7 @@ class KernelSpace(NamedTuple):
 
     Attributes
     ----------
-    bm, bn, stages, warps : tuple of int
+    bm, bn, stages, warps, ping_pong : tuple
         Values of these template arguments.
     registers : callable
         The registers of a thread below which a variant is sure to spill. Compilers surprise:
@@ -35,6 +35,7 @@ class KernelSpace(NamedTuple):
     stages: tuple[int, ...]
     warps: tuple[int, ...]
     registers: Callable[[Variant], float]
+    ping_pong: tuple[bool, ...] = (False,)
 
 
 def _output(variant: Variant) -> float:
@@ -52,6 +53,13 @@ def _fp32_scores(variant: Variant) -> float:
     return _scores(variant) * (2 if variant.head_dim_v > 160 else 1)
 
 
+def _at_launch(variant: Variant, consumer: float) -> float:
+    """Return a thread's registers at launch, for the consumers of fa3_wgmma to have so many."""
+    consumers = variant.bm // 64
+    producer = 32 if consumers == 3 else 24
+    return (consumers * consumer + producer) / (consumers + 1)
+
+
 DEFAULTS: dict[str, KernelSpace] = {
     # One to four 16-row pieces a warp. Fewer than 32 keys a tile leave few products between two
     # barriers, and a third stage already hides more than one tile's latency.
@@ -61,6 +69,15 @@ DEFAULTS: dict[str, KernelSpace] = {
         stages=(1, 2, 3),
         warps=(4, 8),
         registers=lambda v: _output(v) + _scores(v) + 40,
+    ),
+    # Warps follow from bm. A single stage would have every copy waited for.
+    "fa3_wgmma": KernelSpace(
+        bm=(64, 128, 192),
+        bn=(32, 48, 64, 80, 96, 112, 128, 144, 160, 176),
+        stages=(2, 3),
+        warps=(8, 12, 16),
+        registers=lambda v: _at_launch(v, v.head_dim_v / 2 + v.bn * 3 / 4 + 28),
+        ping_pong=(False, True),
     ),
     # P is held in two parts beside O, and tiles take twice the shared memory: smaller ones.
     "fa2_fp32": KernelSpace(
@@ -82,7 +99,7 @@ DEFAULTS: dict[str, KernelSpace] = {
 }
 """The default space of each kernel. Causal is the problem's, head dims are the planner's."""
 
-_TILE = ("bm", "bn", "stages", "warps")
+_TILE = ("bm", "bn", "stages", "warps", "ping_pong")
 _DEMANDING = ("bm", "bn", "warps")  # of registers
 _FIELDS = (*_TILE, "blocks_per_sm", "head_dim", "head_dim_v")
 
@@ -150,7 +167,7 @@ def _checked(space: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
             raise TypeError(f"space: {name} must have a sequence of integers, not {values!r}")
     checked = {name: tuple(values) for name, values in space.items()}
     for name, numbers in checked.items():
-        if not all(type(n) is int for n in numbers):
+        if not all(type(n) is int or (name == "ping_pong" and type(n) is bool) for n in numbers):
             raise TypeError(f"space: {name} must have integers, not {numbers!r}")
     return checked
 
@@ -171,6 +188,7 @@ def _of_kernel(
     }
     for numbers in itertools.product(*axes.values()):
         arguments = dict(zip(axes, numbers, strict=True))
+        arguments["ping_pong"] = bool(arguments["ping_pong"])
         variant = planned._replace(**arguments, blocks_per_sm=1)
         if "blocks_per_sm" in given:
             candidates += [variant._replace(blocks_per_sm=n) for n in given["blocks_per_sm"]]

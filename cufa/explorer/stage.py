@@ -62,7 +62,7 @@ class Stage:
         if problem.scale < 0:  # the kernels fold a positive scale into the exponent
             q, problem = -q, problem._replace(scale=-problem.scale)
         self._problem = problem
-        q, k, v = (launch.readable(x) for x in (q, k, v))
+        q, k, v = (launch.readable(x, tma=True) for x in (q, k, v))
         self._taken = Operands(q, k, v, self.operands.out)
 
     def ready(self, variant: Variant, cubin: bytes) -> Call:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from cufa.explorer.result import Row
 from cufa.problem import Problem
+from cufa.tiles import TileShape
+from cufa.variant import Variant
 
 if TYPE_CHECKING:
     from cufa.explorer.result import Exploration
@@ -26,8 +28,19 @@ def _head_dims(row: Row) -> str:
     return str(d) if d == dv else f"{d}/{dv}"
 
 
+def flags(variant: Variant) -> str:
+    """Return the names of a variant's free template arguments that are switched on."""
+    return " ".join(name for name in TileShape._fields if getattr(variant, name) is True)
+
+
+def tile_text(variant: Variant) -> str:
+    """Return a variant's kernel and free template arguments in few words."""
+    v = variant
+    return f"{v.kernel} {v.bm}x{v.bn} {v.stages}/{v.warps}/{v.blocks_per_sm} {flags(v)}".rstrip()
+
+
 _STATIC: dict[str, Callable[[Row], str]] = {
-    "kernel": lambda r: r.variant.kernel,
+    "kernel": lambda r: f"{r.variant.kernel} {flags(r.variant)}".rstrip(),
     "dim": _head_dims,
     "tile": lambda r: f"{r.variant.bm}x{r.variant.bn}",
     "stages": lambda r: str(r.variant.stages),
@@ -94,13 +107,24 @@ def aligned(lines: Iterable[Sequence[str]]) -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: "1 kernel", "2 kernels"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def heading(exploration: Exploration) -> str:
+    """Return two lines on what was explored, and where."""
+    e = exploration
+    return (
+        f"{problem_text(e.problem)}\n"
+        f"{counted(len(e.rows), 'variant')} for {e.arch} ({e.device.name}), {e.compiler}, "
+        f"{e.seconds:.0f} s; planned: {e.planned}"
+    )
+
+
 def text(exploration: Exploration) -> str:
     """Return an exploration as a heading and a table."""
-    e = exploration
-    timed = any(row.median_us is not None for row in e.rows)
-    heading = (
-        f"{problem_text(e.problem)}\n"
-        f"{len(e.rows)} variants for {e.arch} ({e.device.name}), {e.compiler}, {e.seconds:.0f} s; "
-        f"planned: {e.planned}"
-    )
-    return f"{heading}\n\n{aligned([headers(timed), *(cells(row, timed) for row in e.rows)])}"
+    rows = exploration.rows
+    timed = any(row.median_us is not None for row in rows)
+    lines = aligned([headers(timed), *(cells(row, timed) for row in rows)])
+    return f"{heading(exploration)}\n\n{lines}"

@@ -3,19 +3,23 @@
 #pragma once
 #include "ptx.cuh"
 
-template <bool CAUSAL>
+// With PACKED, the rows are those of `pack` heads, query by query.
+template <bool CAUSAL, bool PACKED = false>
 struct Mask {
     int seq_kv;
     int diagonal;  // seq_kv - seq_q: causal is aligned bottom-right, query i sees keys j <= i + diagonal
+    int pack;
 
-    __device__ Mask(int seq_q, int seq_kv) : seq_kv(seq_kv), diagonal(seq_kv - seq_q) {}
+    __device__ Mask(int seq_q, int seq_kv, int pack = 1) : seq_kv(seq_kv), diagonal(seq_kv - seq_q), pack(pack) {}
+
+    __device__ int query(int row) const { return PACKED ? row / pack : row; }
 
     // One past the last key that any of the rows [row, row + rows) sees; 0 when there is none.
     __device__ int kv_end(int row, int rows) const {
-        return CAUSAL ? max(0, min(seq_kv, row + rows + diagonal)) : seq_kv;
+        return CAUSAL ? max(0, min(seq_kv, query(row + rows - 1) + 1 + diagonal)) : seq_kv;
     }
     // The last key that a row sees, below 0 when there is none.
-    __device__ int last_key(int row) const { return CAUSAL ? min(seq_kv - 1, row + diagonal) : seq_kv - 1; }
+    __device__ int last_key(int row) const { return CAUSAL ? min(seq_kv - 1, query(row) + diagonal) : seq_kv - 1; }
 
     // How many keys from the first on every row from `row` on sees: tiles among them need no mask.
     __device__ int keys_before_mask(int row) const { return max(0, last_key(row) + 1); }

@@ -11,6 +11,7 @@ struct Params {
     Tensor q, k, v, o;
     float* lse;              // (batch, heads_q, seq_q), natural log; null when not wanted
     float* workspace;        // FlashAttention-1 only: m, then l, each (batch, heads_q, seq_q)
+    int* tiles_drawn;        // fa3_wgmma with a causal mask only: 0 before and after a launch
     float scale_log2;        // softmax scale times log2(e), > 0
     int heads_q, group;      // group = heads_q / heads_kv
     int seq_q, seq_kv;
@@ -18,6 +19,7 @@ struct Params {
     int q_tiles;             // row tiles of one head
     int heads;               // batch * heads_q
     int section_heads;       // heads whose tiles are interleaved, see scheduler.cuh
+    int pack;                // fa3_wgmma only: neighbouring query heads whose rows one tile holds, query by query
 };
 
 template <class T>

@@ -1,7 +1,7 @@
 // Which output tile a block computes.
 #pragma once
 #include "params.cuh"
-#include "ptx.cuh"
+#include "ptx_sm90.cuh"
 
 struct Tile {
     int batch, head, q_tile;
@@ -27,3 +27,29 @@ template <int BM, int ROW_WARPS>
 __device__ int warp_row() {
     return thread_index() / 32 % ROW_WARPS * (BM / ROW_WARPS);
 }
+
+// The tile that follows `tile` in a block that takes one after the other. Causal tiles differ in length: blocks draw them
+// as they become free, the first of each being its own number. Whoever draws the last number leaves 0 behind.
+template <bool CAUSAL>
+__device__ int next_tile(const Params& p, int tile, int tiles) {
+    if (!CAUSAL || tiles <= gridDim.x) return tile + gridDim.x;
+    const int drawn = atomicAdd(p.tiles_drawn, 1);
+    if (drawn == tiles - 1) *p.tiles_drawn = 0;
+    return drawn + gridDim.x;
+}
+
+// The consumer warpgroups of a block take turns, in order, when ON.
+template <int N, bool ON>
+struct Turns {
+    int mine;
+
+    __device__ explicit Turns(int consumer) : mine(consumer) {
+        if (consumer == N - 1) pass();
+    }
+    __device__ void wait() const {
+        if constexpr (ON) named_barrier_sync(1 + mine, 256);
+    }
+    __device__ void pass() const {
+        if constexpr (ON) named_barrier_arrive(1 + (mine + 1) % N, 256);
+    }
+};

@@ -14,17 +14,34 @@ struct OnlineSoftmax {
     float scale_log2;
     float m[MT][2];    // reference maximum of the unscaled scores
     float l[MT][2];    // this thread's part of the row sum
+    float alpha[MT][2];  // exp(old reference - new one), of the last time that they moved
 
-    __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2) {
+    __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2) { reset(); }
+    __device__ void reset() {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) m[mt][h] = -INF, l[mt][h] = 0.f;
     }
+    // Begins a new tile of rows.
+    template <int OT>
+    __device__ void reset(float (&rO)[MT][OT][4]) {
+        reset();
+#pragma unroll
+        for (int i = 0; i < MT * OT * 4; ++i) rO[i / (OT * 4)][i / 4 % OT][i % 4] = 0.f;
+    }
 
     // S -> P = exp(S - m) in place; l, and O when m has moved, are brought up to date.
     template <int NT, int OT>
     __device__ void update(float (&rS)[MT][NT][4], float (&rO)[MT][OT][4]) {
+        if (raise(rS)) rescale(rO);
+        exponentiate(rS);
+    }
+
+    // Moves the references m to the running row maxima, if any of the warp's has outgrown its own too far. O must then
+    // be rescaled.
+    template <int NT>
+    __device__ bool raise(const float (&rS)[MT][NT][4]) {
         float row_max[MT][2];
         bool grown = false;
 #pragma unroll
@@ -37,7 +54,26 @@ struct OnlineSoftmax {
                     row_max[mt][h] = fmaxf(row_max[mt][h], fmaxf(rS[mt][nt][2 * h], rS[mt][nt][2 * h + 1]));
                 grown |= (row_max[mt][h] - m[mt][h]) * scale_log2 > SLACK_LOG2;  // false for -inf - -inf
             }
-        if (__any_sync(0xffffffff, grown)) rescale(row_max, rO);
+        if (!__any_sync(0xffffffff, grown)) return false;
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float m_old = m[mt][h];
+                float m_new = fmaxf(m_old, row_max[mt][h]);
+                m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, 1));
+                m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, 2));
+                m[mt][h] = m_new;
+                // The first time, m_old is -inf and what alpha multiplies is 0.
+                alpha[mt][h] = m_old == -INF ? 0.f : exp2_approx((m_old - m_new) * scale_log2);
+                l[mt][h] *= alpha[mt][h];
+            }
+        return true;
+    }
+
+    // S -> P = exp(S - m) in place, added up in l.
+    template <int NT>
+    __device__ void exponentiate(float (&rS)[MT][NT][4]) {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
@@ -55,27 +91,15 @@ struct OnlineSoftmax {
             }
     }
 
-    // Moves the references to the running row maxima.
+    // Brings O to the references that `raise` has moved.
     template <int OT>
-    __device__ void rescale(const float (&row_max)[MT][2], float (&rO)[MT][OT][4]) {
+    __device__ void rescale(float (&rO)[MT][OT][4]) {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float m_old = m[mt][h];
-                float m_new = fmaxf(m_old, row_max[mt][h]);
-                m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, 1));
-                m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, 2));
-                m[mt][h] = m_new;
-                // The first time, m_old is -inf and what alpha multiplies is 0.
-                const float alpha = m_old == -INF ? 0.f : exp2_approx((m_old - m_new) * scale_log2);
-                l[mt][h] *= alpha;
+            for (int ot = 0; ot < OT; ++ot)
 #pragma unroll
-                for (int ot = 0; ot < OT; ++ot) {
-                    rO[mt][ot][2 * h] *= alpha;
-                    rO[mt][ot][2 * h + 1] *= alpha;
-                }
-            }
+                for (int i = 0; i < 4; ++i) rO[mt][ot][i] *= alpha[mt][i / 2];
     }
 
     // Sums l over the four lanes of a row, divides O by it and returns the log-sum-exp (natural log).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import shlex
 import subprocess
@@ -67,6 +68,24 @@ def git_commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{head}-dirty" if changed else head
+
+
+def of_child(caches: str) -> dict[str, str]:
+    """Return the environment of a process that runs this checkout with caches of its own.
+
+    Parameters
+    ----------
+    caches : str
+        The folder for them, such as an empty one.
+    """
+    path = [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "CUFA_CACHE_DIR": os.path.join(caches, "cufa"),
+        "CUPY_CACHE_DIR": os.path.join(caches, "cupy"),
+        "CUDA_CACHE_PATH": os.path.join(caches, "driver"),
+    }
 
 
 def device_name() -> str:

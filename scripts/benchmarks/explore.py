@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 
 import cupy
 
+from benchmarks import environment
 from cufa import device as devices
 from cufa.explorer.build import compile_all
 from cufa.explorer.rounds import Effort, Rounds
@@ -22,7 +22,6 @@ from cufa.jit import Compiled
 from cufa.problem import Problem
 from cufa.variant import Variant
 
-ROOT = Path(__file__).resolve().parents[2]
 RUNS = 2
 ROUNDS = 15
 
@@ -43,7 +42,8 @@ def rows(kernel: str, shape: str, dtype: str, causal: bool) -> Iterator[dict[str
     causal : bool
     """
     found = [_explore(kernel, shape, dtype, causal) for _ in range(RUNS)]
-    variants = [_variant(row) for row in found[0][1] if row["correct"]]
+    right = (_variant(row) for _, table in found for row in table if row["correct"])
+    variants = list(dict.fromkeys(right))
     q = tuple(int(n) for n in shape.split(","))
     again = _time_all(Problem.of_shapes(q, q, q, dtype=dtype, causal=causal), variants)
     best = min(again, key=again.__getitem__)
@@ -73,17 +73,12 @@ def _explore(
     """Return the seconds and the rows of one exploration."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "found.json")
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH", "")])),
-            "CUFA_CACHE_DIR": os.path.join(folder, "cufa"),
-            "CUPY_CACHE_DIR": os.path.join(folder, "cupy"),
-            "CUDA_CACHE_PATH": os.path.join(folder, "driver"),
-        }
         command = [sys.executable, "-m", "cufa", "explore", "--q", shape, "--dtype", dtype]
         command += ["--kernel", kernel, "--json", str(path)] + ["--causal"] * causal
         started = time.perf_counter()
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            command, env=environment.of_child(folder), check=True, stdout=subprocess.DEVNULL
+        )
         seconds = time.perf_counter() - started
         return seconds, json.loads(path.read_text(encoding="utf-8"))["rows"]
 

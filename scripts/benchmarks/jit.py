@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-REPEATS = 3
+from benchmarks import environment
 
-ROOT = Path(__file__).resolve().parents[2]
+REPEATS = 3
 
 
 class Case(NamedTuple):
@@ -81,16 +79,9 @@ def _first_call_s(case: Case, cache: str) -> float:
     RuntimeError
         When the process fails; its error output is the message.
     """
-    path = [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        "CUPY_CACHE_DIR": os.path.join(cache, "cupy"),
-        "CUDA_CACHE_PATH": os.path.join(cache, "driver"),
-    }
     child = subprocess.run(
         [sys.executable, "-m", "benchmarks.first_call", *case.arguments()],
-        env=environment,
+        env=environment.of_child(cache),
         capture_output=True,
         text=True,
         timeout=300,

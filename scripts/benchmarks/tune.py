@@ -7,11 +7,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import cupy
 
+from benchmarks import environment
 from benchmarks.cells import cell_of
 from cufa import device as devices
 from cufa import tuned
@@ -23,13 +23,12 @@ from cufa.plan import plan
 from cufa.problem import Problem
 from cufa.variant import Variant
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def rows(dtype: str) -> Iterator[dict[str, Any]]:
     """Yield a row a cell, and print a line for each.
 
-    The command runs in a new process with an empty cache. Then, cell by cell, the planner's choice
+    The command runs in a new process with empty caches; its table stays where CUFA_CACHE_DIR is set
+    to a folder. Then, cell by cell, the planner's choice
     without the table it wrote and with it are timed against each other. Where both are the same
     variant there is one figure, and it stands in both columns.
 
@@ -41,14 +40,10 @@ def rows(dtype: str) -> Iterator[dict[str, Any]]:
     problems = standard_problems((dtype,))
     before = {problem: _planned(problem, device, table=False) for problem in problems}
     with tempfile.TemporaryDirectory() as folder:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH", "")])),
-            "CUFA_CACHE_DIR": os.environ.get("CUFA_CACHE_DIR", folder),
-        }
+        child = environment.of_child(folder)
+        child["CUFA_CACHE_DIR"] = os.environ.setdefault("CUFA_CACHE_DIR", child["CUFA_CACHE_DIR"])
         command = [sys.executable, "-m", "cufa", "tune", "--standard", "--dtype", dtype]
-        subprocess.run(command, env=environment, check=True)
-        os.environ["CUFA_CACHE_DIR"] = environment["CUFA_CACHE_DIR"]
+        subprocess.run(command, env=child, check=True)
         after = {problem: _planned(problem, device, table=True) for problem in problems}
     for problem in problems:
         row = _row(problem, before[problem], after[problem], device)

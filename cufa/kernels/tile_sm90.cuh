@@ -1,0 +1,80 @@
+// Tiles in shared memory as TMA writes them and wgmma reads them.
+#pragma once
+#include "params.cuh"
+#include "ptx_sm90.cuh"
+#include "tile.cuh"
+
+// What a launch passes to kernels that copy by TMA.
+struct TensorMaps {
+    TensorMap q, k, v, o;
+};
+struct TmaParams {
+    TensorMaps maps;
+    Params params;
+};
+
+// A tile in the layout of SmemTile, whose swizzle TMA and wgmma know, too.
+template <int ROWS_, int COLS_>
+struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
+    using Tile = SmemTile<ROWS_, COLS_, 2>;
+    static constexpr int ROW_BYTES = Tile::PANEL * 16;
+    static constexpr int PANEL_COLS = ROW_BYTES / 2;
+    static constexpr int PANEL_BYTES = ROWS_ * ROW_BYTES;
+
+    // The low word of the descriptor of a wgmma operand that begins at `address`: the address in units of 16 bytes,
+    // and the distance of panels, which counts where K runs along the rows.
+    static __device__ uint32_t operand(uint32_t address) { return (address >> 4) + (PANEL_BYTES >> 4 << 16); }
+    // Sixteen columns from 16 k on, K along the columns.
+    static __device__ uint64_t columns(uint32_t operand, int k) {
+        const int col = 16 * k;
+        return descriptor(operand + ((col / PANEL_COLS * PANEL_BYTES + col % PANEL_COLS * 2) >> 4));
+    }
+    // Sixteen rows from 16 k on, K along the rows.
+    static __device__ uint64_t rows(uint32_t operand, int k) { return descriptor(operand + (16 * k * ROW_BYTES >> 4)); }
+
+    // Starts the copy of the tile whose first row is `row`. A row of Q is one of `pack` heads at a query.
+    static __device__ void load(uint32_t tile, const TensorMap& map, uint32_t bar, int row, int head, int batch) {
+#pragma unroll
+        for (int i = 0; i < COLS_ / PANEL_COLS; ++i)
+            tma_load(tile + i * PANEL_BYTES, map, bar, i * PANEL_COLS, 0, row, head, batch);
+    }
+    // Starts the copy of the tile's rows from `tile_row` on, as many as the map says, to `row` and on.
+    static __device__ void store(const TensorMap& map, uint32_t tile, int tile_row, int row, int head, int batch) {
+#pragma unroll
+        for (int i = 0; i < COLS_ / PANEL_COLS; ++i)
+            tma_store(map, tile + i * PANEL_BYTES + tile_row * ROW_BYTES, i * PANEL_COLS, 0, row, head, batch);
+    }
+
+ private:
+    // The high word: the distance of eight rows, and the swizzle.
+    static __device__ uint64_t descriptor(uint32_t low) {
+        constexpr uint32_t SWIZZLE = Tile::PANEL == 8 ? 1 : Tile::PANEL == 4 ? 2 : 3;
+        return wgmma_descriptor(low, (8 * ROW_BYTES >> 4) | SWIZZLE << 30);
+    }
+};
+
+// A ring of slots in shared memory, filled by one thread and emptied by the warps of the consumers. The counter i of
+// the tiles that pass through it says which slot is meant, and how often it has been used before.
+template <int SLOTS>
+struct Ring {
+    uint32_t full, empty;  // SLOTS barriers each
+
+    static constexpr int bytes = 16 * SLOTS;
+    __device__ explicit Ring(uint32_t barriers) : full(barriers), empty(barriers + 8 * SLOTS) {}
+
+    static __device__ uint32_t slot(uint32_t i) { return i % SLOTS; }
+    __device__ void init(int consumer_warps) const {
+        for (int s = 0; s < SLOTS; ++s) mbarrier_init(full + 8 * s, 1), mbarrier_init(empty + 8 * s, consumer_warps);
+    }
+    // Producer: waits until the slot is free; then announces bytes that are copied to it.
+    __device__ void acquire(uint32_t i) const { mbarrier_wait(empty + 8 * slot(i), i / SLOTS % 2 ^ 1); }
+    __device__ uint32_t expect(uint32_t i, uint32_t bytes) const {
+        mbarrier_arrive_expect(full + 8 * slot(i), bytes);
+        return full + 8 * slot(i);
+    }
+    // Consumers: wait until the slot is filled; free it, once a warp.
+    __device__ void wait(uint32_t i) const { mbarrier_wait(full + 8 * slot(i), i / SLOTS % 2); }
+    __device__ void release(uint32_t i) const {
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * slot(i));
+    }
+};
