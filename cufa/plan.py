@@ -12,7 +12,6 @@ from cufa.variant import KERNEL_DTYPES, Variant
 
 _MAX_GRID = 2**31 - 1
 _MAX_LENGTH = 2**31 - 257  # lengths are 32-bit in the kernels, and rounded up to tiles
-_FA3_SECTION_HEADS = 8
 
 
 class Plan(NamedTuple):
@@ -55,15 +54,34 @@ class Plan(NamedTuple):
         )
 
 
+def _fa3_section_heads(problem: Problem, variant: Variant, device: Device) -> int:
+    """Heads of a section: long tiles beside short ones, and all blocks busy to the end.
+
+    Short tiles wait for memory and long ones do not, so both should run at the same time: sections
+    are small. The last one must be large enough for its own short tiles to fill the gaps that its
+    long ones leave: all are of nearly the same size.
+    """
+    pack = _pack(problem, variant)
+    heads = max(1, problem.batch * problem.heads_q // pack)
+    q_tiles = max(1, -(-problem.seq_q * pack // variant.bm))
+    wanted = min(4.0, q_tiles / 4) * device.sm_count * variant.blocks_per_sm / q_tiles
+    near = round(heads / max(1.0, wanted))
+
+    def badness(sections: int) -> tuple[bool, int]:
+        size = -(-heads // sections)
+        last = (heads - 1) % size + 1
+        return (4 * last < 3 * size, abs(sections - near))
+
+    return -(-heads // min(range(max(1, near // 2), 2 * near + 2), key=badness))
+
+
 def _section_heads(problem: Problem, variant: Variant, device: Device) -> int:
     """Heads whose tiles are interleaved."""
     if not problem.causal:
         return 1  # all tiles are of one length: those of a head follow each other
     heads = problem.batch * problem.heads_q
     if variant.kernel == "fa3_wgmma":
-        # Blocks draw the longest tiles first, and the longest of the last section must not come so
-        # late that all wait for it: a section is several tiles for each of them.
-        return max(1, min(_FA3_SECTION_HEADS, heads))
+        return _fa3_section_heads(problem, variant, device)
     # As many as have their K and V in half of L2 together.
     size = 4 if problem.dtype == "float32" else 2
     kv_bytes = max(1, problem.seq_kv * (problem.head_dim + problem.head_dim_v) * size)

@@ -141,7 +141,7 @@ class Variant(NamedTuple):
         slot = 2 * self.bm * max(self.head_dim, self.head_dim_v)
         rings = 2 * self.stages * self.bn * (self.head_dim + self.head_dim_v)
         two = (2 * slot + rings + 1024) * self.blocks_per_sm <= 227 * 1024
-        return rings + (2 if two else 1) * (slot + 24) + 32 * self.stages
+        return rings + (2 if two else 1) * (slot + 32) + 32 * self.stages
 
     def illegal(self, device: Device) -> str | None:
         """Why this variant cannot run on a device, or None if it can."""

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cufa import tuned
+from cufa import device, tuned
+from cufa.device import Device
 
 _numbers = itertools.count()
 
@@ -62,6 +63,15 @@ def no_builtin_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def xp(request: pytest.FixtureRequest) -> ModuleType:
     """Array module under test: NumPy everywhere, and CuPy where there is a device."""
     return pytest.importorskip(request.param)
+
+
+@pytest.fixture
+def hopper(cupy: Any) -> Device:
+    """Return the current GPU, for tests marked `gpu` that need one with wgmma and TMA."""
+    gpu = device.of_id(cupy.cuda.runtime.getDevice())
+    if gpu.arch != "sm_90a":
+        pytest.skip(f"{gpu.name} is {gpu.arch}, sm_90a is needed")
+    return gpu
 
 
 @pytest.fixture

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -19,7 +22,17 @@ from benchmarks.cells import Cell, standard_cells
 from benchmarks.jit import standard_cases
 from benchmarks.report import markdown, write_report
 
+from cufa import device as devices
+from cufa import jit, tuned
+from cufa.device import Device
 from cufa.explorer import timing
+from cufa.explorer.export import flat
+from cufa.explorer.race import Duel
+from cufa.explorer.result import Row
+from cufa.explorer.standard import standard_problems
+from cufa.problem import Problem
+from cufa.tiles import TileShape
+from cufa.variant import Variant
 
 
 def _row(sq: int, cufa: float, peers: dict[str, float], **more: Any) -> dict[str, Any]:
@@ -372,3 +385,125 @@ def test_reports_are_written_beside_the_results(tmp_path: Path, result: dict[str
         assert plot.read_bytes().startswith(b"\x89PNG")
         assert f"({path.name})" in page.read_text()
     assert "| **longest** | 0.500 | 0.050 |" in page.read_text()
+
+
+# the explorer and the tuned table, with a played GPU
+
+
+def _exported(variant: Variant, correct: bool, us: float | None) -> dict[str, Any]:
+    return flat(Row(variant, correct=correct, median_us=us))
+
+
+def test_explore_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    from benchmarks import explore
+
+    base = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 2, 4, 2, True)
+    first, second, wrong = (base._replace(bn=bn) for bn in (32, 48, 64))
+    tables = iter([(first, second), (second, first)])
+    commands, timed = [], []
+
+    def run(command: list[str], *, env: dict[str, str], check: bool, stdout: int) -> None:
+        commands.append(command)
+        assert not list(Path(env["CUFA_CACHE_DIR"]).parent.iterdir())
+        assert env["PYTHONPATH"].startswith(str(bench.ROOT))
+        winner, other = next(tables)
+        rows = [_exported(winner, True, 1.0), _exported(other, True, 2.0)]
+        rows.append(_exported(wrong, False, None))
+        Path(command[command.index("--json") + 1]).write_text(json.dumps({"rows": rows}))
+
+    def time_all(problem: Problem, variants: list[Variant]) -> dict[Variant, float]:
+        timed.append((problem, variants))
+        return {first: 101.0, second: 100.0}
+
+    monkeypatch.setattr(explore.subprocess, "run", run)
+    monkeypatch.setattr(explore, "_time_all", time_all)
+    rows = list(explore.rows("fa2_mma", "2,16,8192,128", "bfloat16", True))
+    assert [" ".join(command[1:8]) for command in commands] == [
+        "-m cufa explore --q 2,16,8192,128 --dtype bfloat16"
+    ] * 2
+    assert all(command[-1] == "--causal" for command in commands)
+    ((problem, variants),) = timed
+    assert variants == [first, second]
+    assert (problem.seq_q, problem.causal) == (8192, True)
+    assert [(row["winner"], row["winner_us"]) for row in rows] == [
+        (str(first), 101.0),
+        (str(second), 100.0),
+    ]
+    assert {(row["best"], row["best_us"], row["variants"]) for row in rows} == {
+        (str(second), 100.0, 3)
+    }
+    results.validate(_result(rows, "explore"))
+
+
+def test_tune_rows(monkeypatch: pytest.MonkeyPatch, no_builtin_tables: None) -> None:
+    cupy = pytest.importorskip("cupy")
+    from benchmarks import tune
+
+    gpu = devices.named("a100")
+    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 0)
+    monkeypatch.setattr(cupy, "get_default_memory_pool", MagicMock)
+    monkeypatch.setattr(devices, "of_id", lambda number: gpu)
+    monkeypatch.setenv("CUFA_TUNED", "1")  # which the benchmark sets, and which ends with this test
+    problems = standard_problems()
+    entry = tuned.Entry("fa2_mma", TileShape(64, 32, 2, 4, 2))
+    duels = []
+
+    def run(command: list[str], *, env: dict[str, str], check: bool) -> None:
+        assert command[1:] == ["-m", "cufa", "tune", "--standard", "--dtype", "bfloat16"]
+        assert env["CUFA_CACHE_DIR"] == os.environ["CUFA_CACHE_DIR"]
+        tuned.store(gpu, {tuned.problem_class(problems[0], gpu): entry}, "a test")
+
+    class FakeMeasurement:
+        def __init__(self, problem: Problem, operands: None, device: Device) -> None:
+            self.problem = problem
+
+        def duel(self, first: tuple[Variant, bytes], second: tuple[Variant, bytes]) -> Duel:
+            duels.append((first[0], second[0]))
+            return Duel(1.0, 0.8, 1.25)
+
+    def compile(variant: Variant, arch: str) -> jit.Compiled:
+        return jit.Compiled(b"", 0, 0, 0, 0, 0, 0, arch)
+
+    monkeypatch.setattr(tune.subprocess, "run", run)
+    monkeypatch.setattr(tune, "Measurement", FakeMeasurement)
+    monkeypatch.setattr(tune, "compile", compile)
+    rows = list(tune.rows("bfloat16"))
+    assert len(rows) == len(duels) == 36
+    before, after = duels[0]
+    assert after == entry.variant(problems[0], gpu) != before
+    assert rows[0]["kernel"] == str(after)
+    assert rows[0]["cufa"] == pytest.approx(1.25 * rows[0]["peers"]["untuned"], rel=1e-4)
+    for row, (before, after) in list(zip(rows, duels, strict=True))[1:]:
+        assert before == after
+        assert row["cufa"] == row["peers"]["untuned"]
+    results.validate(_result(rows, "tune"))
+
+
+def test_pages_of_the_explorer_and_of_tuning(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    row = {"variants": 92, "seconds": 15.2, "winner": "a<1>", "winner_us": 101.0}
+    explored = _result([{**row, "best": "b<2>", "best_us": 100.0}] * 2, "explore")
+    tuning = _result([_row(512, 210.0, {"untuned": 200.0}), _row(1024, 300.0, {"untuned": 300.0})])
+    pages = {}
+    for name, content in {"explore": explored, "tune": {**tuning, "bench": "tune"}}.items():
+        path = tmp_path / f"h200-{name}.json"
+        results.write(path, content)
+        page, plot = write_report(path)
+        assert plot.read_bytes().startswith(b"\x89PNG")
+        pages[name] = page.read_text()
+    assert pages["explore"].startswith("# The explorer on NVIDIA H200\n")
+    assert "| 92 | 15 | `a<1>` | 101.0 | `b<2>` | 100.0 | 0.990 |" in pages["explore"]
+    assert pages["tune"].startswith("# The standard table, tuned on NVIDIA H200\n")
+    assert "| bfloat16 | untuned | 2 | 1.025 | 1.000 | D 128, full, S 1024 |" in pages["tune"]
+
+
+def test_children_have_caches_of_their_own(tmp_path: Path) -> None:
+    found = environment.of_child(str(tmp_path))
+    for name in ("CUFA_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH"):
+        assert Path(found[name]).parent == tmp_path
+    code = "import benchmarks.cells, cufa; print(cufa.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=found, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert Path(done.stdout.strip()).parent == bench.ROOT / "cufa", done.stderr

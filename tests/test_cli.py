@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from cufa import cli, device, tuned
+from cufa.plan import plan
+from cufa.problem import Problem
 from cufa.tiles import TileShape
+from cufa.variant import Variant
 
 ROOT = Path(__file__).resolve().parents[1]
+H200 = device.named("h200")
 COMMANDS = ("info", "explain", "explore", "compile", "inspect", "tune")
 PROGRAM = "python -m cufa"
 SMALL = ("--q", "1,2,128,64")
@@ -91,6 +95,8 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("explain", "--q", f"1,1,{2**31},64", "--gpu", "h100"), "more than the kernels'"),
     (("explore", *SMALL, "--space", "bm"), "'bm' has no values: bm=64,128 would have two"),
     (("explore", *SMALL, "--space", "tile=64"), "names none of the template arguments"),
+    (("explore", *SMALL, "--space", "causal=true"), "names none of the template arguments"),
+    (("explore", *SMALL, "--space", "ping_pong=1"), "'1' is neither true nor false"),
     (("explore", *SMALL, "--space", "bm=64,"), "'' is no positive integer"),
     (("explore", *SMALL, "--space", "bm=17", "--gpu", "h100"), "nothing legal is left"),
     (("explore", *SMALL, "--variant", "fa2_mma<64>"), "a variant looks like"),
@@ -98,6 +104,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("explore", *SMALL, "--top", "x"), "'x' is no positive integer"),
     (("explore", *SMALL, "--json", "."), "'.' is no regular file"),
     (("explore", *SMALL, "--csv", "no/such/x.csv"), "there is no folder 'no/such'"),
+    (("explore", *SMALL, "--csv", f"{'x' * 5000}/x.csv"), "there is no folder 'xxx"),
     (("explore", *SMALL, "--plot", "x.unknown"), "'x.unknown' must end in one of"),
     (("compile", "--arch", "sm_90a", "--for", "1,1,8,64:2,1,8,64"), "batch 2 and 1 differ"),
     (("compile", "--arch", "sm_90a", "--for", "1,1,8,64:" * 4), "more than the three shapes"),
@@ -167,13 +174,52 @@ def test_without_cupy(
 ) -> None:
     hide(monkeypatch, "cupy")
     assert cli.main(words) == 2
-    assert "CuPy is missing" in the_line(capsys)
+    line = the_line(capsys)
+    assert "CuPy is missing" in line
+    assert ("--gpu" in line) == (words[0] == "explain")  # which needs no CuPy for a named one
 
 
 def test_without_matplotlib(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "matplotlib")
     assert cli.main(["explore", *SMALL, "--arch", "sm_90a", "--plot", "x.png"]) == 2
     assert the_line(capsys).endswith("matplotlib is needed: pip install 'cufa[explore]'")
+
+
+def test_cupy_without_a_place_for_its_cache(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: object, name: str, *_: object) -> None:
+        if name == "cupy":
+            raise PermissionError(13, "Permission denied", "/.cupy")
+
+    hide(monkeypatch, "cupy")
+    monkeypatch.delitem(sys.modules, "cupy")
+    finder = type("Finder", (), {"find_spec": fail})
+    monkeypatch.setattr(sys, "meta_path", [finder(), *sys.meta_path])
+    assert cli.main(["explore", *SMALL, "--arch", "sm_80"]) == 2
+    assert "'/.cupy'): set CUPY_CACHE_DIR" in the_line(capsys)
+    assert cli.main(["info"]) == 0
+
+
+def test_a_missing_compiler_is_said_shortly(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvrtc = pytest.importorskip("cupy").cuda.nvrtc
+
+    def fail() -> None:
+        raise RuntimeError('Failure finding "libnvrtc.so.13": No such file: libnvrtc.so.13\n')
+
+    monkeypatch.setattr(nvrtc, "getVersion", fail)
+    assert cli.main(["inspect", VARIANT, "--arch", "sm_80"]) == 2
+    line = the_line(capsys)
+    assert 'NVRTC is missing (Failure finding "libnvrtc.so.13"): pip install' in line
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a shell")
+def test_without_standard_output() -> None:
+    command = f"{sys.executable} -m cufa explain --q 1,2,128,64 --gpu h100 >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_closed_pipe_is_no_error() -> None:
@@ -206,12 +252,12 @@ def test_ctrl_c_in_any_command(capsys: Captured, monkeypatch: pytest.MonkeyPatch
     assert the_line(capsys) == f"{PROGRAM} explain: interrupted"
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space\nleft"), MemoryError("No space left")])
+@pytest.mark.parametrize("kind", [OSError, MemoryError, RuntimeError])
 def test_what_runs_out_is_one_line(
-    error: Exception, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    kind: type[Exception], capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
-        raise error
+        raise kind("No space\nleft")
 
     monkeypatch.setattr("cufa.cli.explain.plan", fail)
     assert cli.main(["explain", *SMALL, "--gpu", "h100"]) == 1
@@ -227,25 +273,37 @@ def fields(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "bn"), [(("--gpu", "H100"), "64"), (("--arch", "sm_86"), "32")], ids=["h100", "sm_86"]
+    ("gpu", "stages"),
+    [(("--gpu", "A100"), "2"), (("--arch", "sm_86"), "1")],
+    ids=["a100", "sm_86"],
 )
 @pytest.mark.usefixtures("no_builtin_tables")
-def test_explain_names_every_field(gpu: tuple[str, str], bn: str, capsys: Captured) -> None:
+def test_explain_names_every_field(gpu: tuple[str, str], stages: str, capsys: Captured) -> None:
     problem = ("--q", "4,32,4096,128", "--k", "4,8,4096,128", "--dtype", "bfloat16", "--causal")
     assert cli.main(["explain", *problem, *gpu]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     found = fields(out)
-    assert {name: found[name] for name in ("kernel", "head_dim", "head_dim_v", "bm", "bn")} == {
-        "kernel": "fa2_mma",
-        "head_dim": "128",
-        "head_dim_v": "128",
-        "bm": "128",
-        "bn": bn,
+    variant = Variant("fa2_mma", "bfloat16", 128, 128, 128, 32, int(stages), 4, 2, True)
+    assert {name: found[name] for name in Variant._fields} == {
+        name: str(value) for name, value in variant._asdict().items()
     }
+    assert f"variant          {variant}\n" in out
     assert found["grid"] == str(4 * 32 * 4096 // 128)
+    assert "blocks for 128 heads x 32 tiles of queries" in out
     assert found["block"] == "128"
     assert out.rstrip().endswith("default for bfloat16")
+
+
+def test_explain_persistent_blocks(capsys: Captured) -> None:
+    """Fewer blocks than tiles, and a group of heads in one tile."""
+    words = ["explain", "--q", "1,64,16384,128", "--k", "1,8,16384,128", "--dtype", "bfloat16"]
+    assert cli.main([*words, "--kernel", "fa3_wgmma", "--gpu", "h200"]) == 0
+    chosen = plan(Problem.of_shapes((1, 64, 16384, 128), *[(1, 8, 16384, 128)] * 2), H200)
+    out, _ = capsys.readouterr()
+    assert f"{chosen.grid} blocks for 64 heads x {chosen.q_tiles} tiles of queries\n" in out
+    assert cli.main(["explain", "--q", "1,32,1,128", "--k", "1,8,99,128", "--gpu", "h200"]) == 0
+    assert "8 blocks for 8 groups of 4 heads x 1 tile of queries\n" in capsys.readouterr().out
 
 
 def test_explain_a_forced_kernel(capsys: Captured) -> None:
@@ -288,6 +346,17 @@ def test_info_without_cupy(capsys: Captured, monkeypatch: pytest.MonkeyPatch) ->
     out, _ = capsys.readouterr()
     assert "CuPy is missing" in out
     assert "GPU           unknown without CuPy" in out
+
+
+def test_info_without_a_home(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("CUFA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    assert cli.main(["info"]) == 0
+    assert "cufa's cache  none: there is no home folder" in capsys.readouterr().out
 
 
 def test_info_names_the_kernels_of_a_gpu(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from cufa import cache, cli, device, jit, launch, tuned
 from cufa.cli import disassembler
 from cufa.explorer import build
 from cufa.explorer.build import Built
-from cufa.plan import all_variants
+from cufa.plan import all_variants, plan
+from cufa.problem import Problem
 from cufa.tiles import TileShape
 from cufa.variant import Variant
 
@@ -25,12 +27,13 @@ ONE = ("compile", "--arch", "sm_86", "--for", "1,1,64,32", "--dtype", "float16",
 Captured = pytest.CaptureFixture[str]
 
 
-def made_up(variant: Variant) -> jit.Compiled:
-    return jit.Compiled(b"\x7fELF" + str(variant).encode(), 100, 0, 0, 0, 1024, 4096, "")
+@functools.cache
+def some_kernel() -> jit.Compiled:
+    return jit.compile(VARIANT, "sm_86")
 
 
 class Builder:
-    """In place of `build.compile_all`: makes up cubins; the rest can fail or be interrupted."""
+    """In place of `build.compile_all`: one kernel stands for all; some fail or are interrupted."""
 
     def __init__(self) -> None:
         self.asked: list[Variant] = []
@@ -47,7 +50,7 @@ class Builder:
                     raise self.fail
                 yield Built(variant, self.fail, 0.1)
             else:
-                yield Built(variant, made_up(variant), 0.1)
+                yield Built(variant, some_kernel(), 0.1)
 
 
 @pytest.fixture
@@ -73,6 +76,16 @@ def test_one_kernel_for_real(capsys: Captured) -> None:
     out, _ = capsys.readouterr()
     assert "0 kernels for sm_86 (rtx3090) written" in out
     assert "1 there before" in out
+
+
+@pytest.mark.parametrize("damage", [b"", b"no ELF", b"\x7fELF\x02\x01"])
+def test_a_damaged_kernel_is_compiled_again(damage: bytes, builder: Builder) -> None:
+    assert cli.main(ONE) == 0
+    whole = cache.find_cubin(VARIANT, "sm_86")
+    cache.store_cubin(VARIANT, "sm_86", damage)
+    assert cli.main(ONE) == 0
+    assert builder.asked == [VARIANT]
+    assert cache.find_cubin(VARIANT, "sm_86") == whole
 
 
 def test_both_masks_and_all_dtypes_by_default(builder: Builder) -> None:
@@ -103,10 +116,24 @@ def test_tuned_variants_are_compiled_too(builder: Builder) -> None:
     entries[tuned.ProblemClass(2, 64, 64, True, 512, 512, 8)] = tuned.Entry(
         "fa2_mma", TileShape(256, 256, 9, 4, 2)
     )
+    entries[tuned.ProblemClass(2, 999, -1, True, 0, 0, 8)] = tuned.Entry(
+        "fa2_mma", TileShape(64, 96, 2, 4, 2)
+    )
     tuned.store(gpu, entries, "a test")
     assert cli.main(["compile", "--gpu", "a100", "--dtype", "float16"]) == 0
     assert Variant("fa2_mma", "float16", 64, 64, 64, 96, 2, 4, 2, causal=True) in builder.asked
     assert all(v.illegal(gpu) is None for v in builder.asked)
+
+
+def test_a_tuned_kernel_has_head_dims_of_its_own(builder: Builder) -> None:
+    """A class has those of the default kernel, here 192 where fa2_mma has 160, too."""
+    gpu = device.named("h200")
+    problem = Problem.of_shapes(*[(1, 16, 8192, 150)] * 3, causal=True)
+    entry = tuned.Entry("fa2_mma", TileShape(64, 48, 1, 4, 2))
+    tuned.store(gpu, {tuned.problem_class(problem, gpu): entry}, "a test")
+    assert cli.main(["compile", "--gpu", "h200", "--dtype", "float16", "--causal"]) == 0
+    assert plan(problem, gpu).variant == entry.variant(problem, gpu)
+    assert plan(problem, gpu).variant in builder.asked
 
 
 def test_a_kernel_that_does_not_compile_fails_the_command(
@@ -140,6 +167,13 @@ def test_a_cache_that_cannot_be_written(
     assert err.startswith("python -m cufa compile: error: the cache folder cannot be written")
     assert err.count("\n") == 1
     assert builder.asked == []
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_of_another_user(builder: Builder, capsys: Captured) -> None:
+    (cache.folder() / "kernels").mkdir(parents=True, mode=0o555)
+    assert cli.main(ONE) == 2
+    assert "the cache folder cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
@@ -209,7 +243,7 @@ def no_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("no_disassembler")
 def test_no_disassembler(capsys: Captured) -> None:
     pytest.importorskip("cupy")
-    assert cli.main(["inspect", str(VARIANT), "--arch", "sm_90", "--sass"]) == 1
+    assert cli.main(["inspect", str(VARIANT), "--arch", "sm_90", "--sass"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1

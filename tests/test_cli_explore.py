@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
 def test_a_small_space_for_real(capsys: Captured, tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     target, rows = tmp_path / "x.json", tmp_path / "x.csv"
-    words = ["explore", *Q, "--arch", "sm_90a", "--variant", str(VARIANTS[2])]
+    words = ["explore", *Q, "--arch", "sm_90a", "--kernel", "fa2_mma"]
+    words += ["--variant", str(VARIANTS[2])]
     for axis in ("bm=64", "bn=32,64", "stages=1,2", "warps=4", "blocks_per_sm=2"):
         words += ["--space", axis]
     words += ["--json", str(target), "--csv", str(rows), "--top", "3"]
@@ -141,14 +143,17 @@ def test_the_best_comes_first(fake: Fake, capsys: Captured) -> None:
 def test_the_space_that_is_explored(fake: Fake) -> None:
     assert cli.main(["explore", *Q, "--gpu", "h200", "--variant", str(VARIANTS[1])]) == 0
     assert fake.asked["space"] == [VARIANTS[1]]
-    words = ["explore", *Q, "--gpu", "h200", "--space", "bm=64", "--space", "bn=32,48"]
-    assert cli.main([*words, "--variant", str(VARIANTS[2])]) == 0
+    words = ["explore", *Q, "--gpu", "h200", "--space", "bm=64", "--space", "bn=32"]
+    assert cli.main([*words, "--space", "bn=48", "--variant", str(VARIANTS[2])]) == 0
     *product, last = fake.asked["space"]
     assert last == VARIANTS[2]
     assert {(v.bm, v.bn) for v in product} == {(64, 32), (64, 48)}
     words = ["explore", *Q, "--dtype", "float32", "--gpu", "h200"]
     assert cli.main([*words, "--kernel", "fa1_fp32", "--kernel", "fa2_fp32"]) == 0
     assert {v.kernel for v in fake.asked["space"]} == {"fa1_fp32", "fa2_fp32"}
+    words = ["explore", *Q, "--gpu", "h200", "--kernel", "fa3_wgmma", "--space", "ping_pong=true"]
+    assert cli.main(words) == 0
+    assert {v.ping_pong for v in fake.asked["space"]} == {True}
 
 
 def test_an_illegal_variant_is_a_row(capsys: Captured) -> None:
@@ -169,18 +174,33 @@ def test_ctrl_c_keeps_what_was_found(fake: Fake, capsys: Captured, tmp_path: Pat
     assert "interrupted" in err
 
 
+def test_a_full_disk_does_not_cost_what_was_found(
+    fake: Fake, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> str:
+        raise OSError("No space left")
+
+    monkeypatch.setattr(Exploration, "to_json", fail)
+    assert cli.main(["explore", *Q, "--gpu", "h200", "--json", str(tmp_path / "x.json")]) == 1
+    out, err = capsys.readouterr()
+    assert f"best: {VARIANTS[1]}" in out
+    assert err.endswith("error: No space left\n")
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGINT")
 def test_sigint_for_real(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     target = tmp_path / "x.json"
     command = [sys.executable, "-m", "cufa", "explore", "--q", "2,16,1024,128", "--arch", "sm_90a"]
-    command += ["--dtype", "bfloat16", "--jobs", "1", "--json", str(target)]
+    command += ["--kernel", "fa2_mma", "--dtype", "bfloat16", "--jobs", "2", "--json", str(target)]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
-        process.send_signal(signal.SIGINT)
+        for _ in range(3):  # an impatient user
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
         out, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert first.startswith("compiled 1/")
@@ -262,7 +282,9 @@ def test_without_rich_a_terminal_gets_plain_lines(
 @pytest.mark.gpu
 def test_on_a_gpu_variants_are_timed(capsys: Captured, tmp_path: Path) -> None:
     target = tmp_path / "x.json"
-    words = ["explore", *Q, "--space", "bm=64", "--space", "bn=32,64", "--space", "stages=2"]
+    words = ["explore", *Q, "--kernel", "fa2_mma"]
+    for axis in ("bm=64", "bn=32,64", "stages=2"):
+        words += ["--space", axis]
     assert cli.main([*words, "--json", str(target)]) == 0
     out, err = capsys.readouterr()
     rows = json.loads(target.read_text())["rows"]

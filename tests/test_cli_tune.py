@@ -126,6 +126,32 @@ def test_a_problem_that_cannot_be_measured(fake: Fake, capsys: Captured) -> None
     assert not tuned.user_path(GPU).exists()
 
 
+def test_a_table_that_cannot_be_written_is_refused_before_the_work(
+    fake: Fake, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "file"))
+    assert cli.main(["tune", *Q]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("python -m cufa tune: error: the cache folder cannot be written")
+    assert fake.problems == []
+    assert cli.main(["tune", *Q, "--dry-run"]) == 0
+
+
+def test_a_full_disk_does_not_cost_what_was_found(
+    fake: Fake, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Path:
+        raise OSError("No space left")
+
+    monkeypatch.setattr(Tuning, "store", fail)
+    assert cli.main(["tune", *Q]) == 1
+    out, err = capsys.readouterr()
+    assert "2 of 2 change" in out
+    assert err.endswith("error: No space left\n")
+
+
 @pytest.mark.gpu
 def test_a_small_problem_on_a_gpu(
     capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,7 +160,7 @@ def test_a_small_problem_on_a_gpu(
 
     def small(problems: Iterable[Problem], **options: Any) -> Tuning:
         space = {"bm": (64,), "bn": (32, 64), "stages": (2,), "warps": (4,)}
-        return tuner.tune(problems, space=space, **options)
+        return tuner.tune(problems, kernels=["fa2_mma"], space=space, **options)
 
     monkeypatch.setattr("cufa.cli.tune.tune", small)
     target = tmp_path / "x.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ H200 = device.named("h200")
 SHAPE = (1, 2, 100, 32)
 PROBLEM = Problem.of_shapes(SHAPE, SHAPE, SHAPE, causal=True)
 SPACE = {"bm": (64,), "bn": (32, 64, 96), "stages": (1,), "warps": (4,), "blocks_per_sm": (2,)}
+explore = functools.partial(cufa.explore, kernels=["fa2_mma"])  # whose space that is
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_small_space() -> None:
-    found = cufa.explore(PROBLEM, space=SPACE, arch="sm_90a")
+    found = explore(PROBLEM, space=SPACE, arch="sm_90a")
     assert [row.variant.bn for row in found.rows] == [32, 64, 96]
     for row in found.rows:
         assert row.error is None
@@ -53,7 +55,7 @@ def test_small_space() -> None:
     assert found.best is None
     assert found.ceilings is None
     assert (found.problem, found.device, found.arch) == (PROBLEM, H200, "sm_90a")
-    assert found.planned == plan(PROBLEM, H200).variant
+    assert found.planned == plan(PROBLEM, H200, "fa2_mma").variant
     assert found.compiler.startswith("NVRTC ")
     assert found.seconds > 0
     assert found.date == time.strftime("%Y-%m-%d")
@@ -67,9 +69,25 @@ def test_named_device_and_its_limits() -> None:
     assert row.error is not None
     assert "shared memory are needed, rtx3090 has" in row.error
     gpu = device.named("rtx4090")
-    found = cufa.explore(PROBLEM, space={**SPACE, "bn": (32,)}, device=gpu)
+    found = explore(PROBLEM, space={**SPACE, "bn": (32,)}, device=gpu)
     assert (found.device, found.arch) == (gpu, "sm_89")
     assert found.rows[0].error is None
+
+
+def test_planned_is_of_a_kernel_that_is_explored() -> None:
+    assert plan(PROBLEM, H200).variant.kernel != "fa2_mma"
+    found = explore(PROBLEM, space={**SPACE, "bn": (32,)}, arch="sm_90a")
+    assert found.planned == plan(PROBLEM, H200, "fa2_mma").variant
+    shape = (1, 1, 64, 32)
+    problem = Problem.of_shapes(shape, shape, shape, dtype="float32")
+    found = cufa.explore(problem, space=[found.planned], arch="sm_90a")
+    assert found.planned == plan(problem, H200).variant
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "90", "sm_90a"])
+def test_an_architecture_is_that_of_its_gpu(arch: str) -> None:
+    found = explore(PROBLEM, space={**SPACE, "bn": (32,)}, arch=arch)
+    assert (found.arch, found.rows[0].error) == ("sm_90a", None)
 
 
 def test_every_kind_of_failure_is_a_row() -> None:
@@ -109,13 +127,13 @@ def test_refused_by_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_arrays_of_numpy_stand_for_their_problem() -> None:
     q, k = np.zeros((1, 100, 4, 32), np.float16), np.zeros((1, 50, 2, 32), np.float16)
     space = {**SPACE, "bn": (32,)}
-    found = cufa.explore(q, k, k, causal=True, scale=2.0, layout="bshd", space=space, arch="sm_80")
+    found = explore(q, k, k, causal=True, scale=2.0, layout="bshd", space=space, arch="sm_80")
     assert found.problem == Problem("float16", 1, 4, 2, 100, 50, 32, 32, True, 2.0)
 
 
 def test_progress() -> None:
     steps: list[Progress] = []
-    found = cufa.explore(PROBLEM, space=SPACE, arch="sm_90a", jobs=1, progress=steps.append)
+    found = explore(PROBLEM, space=SPACE, arch="sm_90a", jobs=1, progress=steps.append)
     assert [(s.stage, s.done, s.total) for s in steps] == [("compile", i, 3) for i in (1, 2, 3)]
     assert {s.row for s in steps} == set(found.rows)
 
@@ -126,7 +144,7 @@ def test_interrupted_keeps_what_was_compiled() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
-        cufa.explore(PROBLEM, space=SPACE, arch="sm_90a", jobs=1, progress=stop)
+        explore(PROBLEM, space=SPACE, arch="sm_90a", jobs=1, progress=stop)
     assert isinstance(caught.value, KeyboardInterrupt)
     rows = caught.value.exploration.rows
     assert len(rows) == 2
@@ -147,6 +165,7 @@ def test_without_gpu_an_architecture_is_needed() -> None:
     [
         ({"arch": "sm_90a", "device": "h100"}, ValueError, "give only one of the two"),
         ({"arch": "sm_75"}, ValueError, "arch must be one of"),
+        ({"arch": ""}, ValueError, "arch must be one of"),
         ({"device": "v100"}, ValueError, "name must be one of"),
         ({"arch": "sm_90a", "causal": True}, TypeError, "causal must not be given beside"),
         ({"arch": "sm_90a", "k": 1}, TypeError, "k must not be given beside"),
@@ -168,8 +187,8 @@ def test_nothing_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explorer, "_current_gpu", lambda: H200)
     empty = PROBLEM._replace(seq_q=0)
     with pytest.raises(ValueError, match="nothing to time"):
-        cufa.explore(empty, space=SPACE)
-    assert cufa.explore(empty, space={**SPACE, "bn": (32,)}, arch="sm_90a").rows[0].error is None
+        explore(empty, space=SPACE)
+    assert explore(empty, space={**SPACE, "bn": (32,)}, arch="sm_90a").rows[0].error is None
 
 
 # --- with a GPU, which a fake stands for ---
@@ -220,7 +239,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> type[FakeMeasurement]:
 def test_checked_then_timed() -> None:
     steps: list[Progress] = []
     space = {**SPACE, "bn": (32, 48, 64, 96)}
-    found = cufa.explore(PROBLEM, space=space, progress=steps.append)
+    found = explore(PROBLEM, space=space, progress=steps.append)
     stages = [(step.stage, step.done, step.total) for step in steps]
     assert stages == [
         *(("compile", i, 4) for i in (1, 2, 3, 4)),
@@ -240,7 +259,7 @@ def test_checked_then_timed() -> None:
 def test_interrupted_while_timing(fake_gpu: type[FakeMeasurement]) -> None:
     fake_gpu.interrupt = True
     with pytest.raises(Interrupted) as caught:
-        cufa.explore(PROBLEM, space={**SPACE, "bn": (32, 48)}, jobs=1)
+        explore(PROBLEM, space={**SPACE, "bn": (32, 48)}, jobs=1)
     timed, untimed = caught.value.exploration.rows
     assert timed.median_us is not None
     assert untimed.median_us is None
@@ -251,12 +270,12 @@ def test_interrupted_while_timing(fake_gpu: type[FakeMeasurement]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_on_the_gpu(cupy: Any, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "kernel"), [("float16", "fa2_mma"), ("float32", "fa2_fp32")])
+def test_on_the_gpu(cupy: Any, dtype: str, kernel: str) -> None:
     shape = (2, 4, 500, 64)
     problem = Problem.of_shapes(shape, shape, shape, dtype=dtype, causal=True)
     space = {"bm": (64, 128), "bn": (32, 64), "stages": (1,), "warps": (4,)}
-    found = cufa.explore(problem, space=space)
+    found = cufa.explore(problem, kernels=[kernel], space=space)
     assert found.device == device.of_id(cupy.cuda.runtime.getDevice())
     assert found.best is not None
     assert found.ceilings is not None
@@ -284,7 +303,7 @@ def test_own_arrays_on_the_gpu(xp: Any, rng: np.random.Generator) -> None:
     q = xp.asarray(rng.standard_normal((1, 300, 4, 64)).astype(np.float16))
     k = xp.asarray(rng.standard_normal((1, 400, 2, 64)).astype(np.float16))
     space = {"bm": (64,), "bn": (64,), "stages": (1, 2), "warps": (4,), "blocks_per_sm": (2,)}
-    found = cufa.explore(q, k, k, causal=True, layout="bshd", space=space)
+    found = explore(q, k, k, causal=True, layout="bshd", space=space)
     assert found.problem[:6] == ("float16", 1, 4, 2, 300, 400)
     assert [row.correct for row in found.rows] == [True, True]
 

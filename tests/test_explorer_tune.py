@@ -28,9 +28,9 @@ from cufa.tiles import TileShape
 from cufa.tuned_table import Entry
 from cufa.variant import Variant
 
-H200 = devices.named("h200")
+GPU = devices.named("a100")
 PROBLEM = Problem.of_shapes(*[(4, 16, 4096, 128)] * 3, dtype="bfloat16")
-PLANNED = by_rules(PROBLEM, H200).variant
+PLANNED = by_rules(PROBLEM, GPU).variant
 FAST = PLANNED._replace(bm=64, bn=96)
 OTHER = PLANNED._replace(bm=192, warps=12, blocks_per_sm=1)
 
@@ -63,7 +63,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, no_builtin_tables: None) -> World:
-    """Return the played GPU, an H200."""
+    """Return the played GPU, an A100."""
     world = World()
 
     class FakeMeasurement:
@@ -96,7 +96,7 @@ def world(monkeypatch: pytest.MonkeyPatch, no_builtin_tables: None) -> World:
             return Duel(0.2, 0.2 / ratio, ratio)
 
     def compile_all(variants: list[Variant], arch: str, jobs: int | None) -> Iterator[Built]:
-        assert arch == "sm_90a"
+        assert arch == "sm_80"
         for variant in variants:
             world.compiled.append(variant)
             compiled = Compiled(str(variant).encode(), 100, 0, 0, 0, variant.smem_bytes, 1, "")
@@ -105,7 +105,7 @@ def world(monkeypatch: pytest.MonkeyPatch, no_builtin_tables: None) -> World:
     from cupy.cuda import runtime
 
     monkeypatch.setattr(runtime, "getDevice", lambda: 0)
-    monkeypatch.setattr(devices, "of_id", lambda device_id: H200)
+    monkeypatch.setattr(devices, "of_id", lambda device_id: GPU)
     for module in (measure, tuner):
         monkeypatch.setattr(module, "Measurement", FakeMeasurement)
     monkeypatch.setattr(tuner, "_free_memory", lambda: None)
@@ -125,7 +125,7 @@ def test_a_faster_variant_wins(world: World) -> None:
     assert (row.problem, row.planned, row.winner) == (PROBLEM, PLANNED, FAST)
     assert (row.planned_us, row.ratio) == (200.0, 1.04)
     assert row.winner_us == pytest.approx(200 / 1.04)
-    key = tuned.problem_class(PROBLEM, H200)
+    key = tuned.problem_class(PROBLEM, GPU)
     assert found.entries() == {key: Entry("fa2_mma", TileShape(64, 96, 2, 4, 2))}
     assert str(FAST) in str(found)
     assert json.loads(json.dumps(found.to_dict()))["rows"][0]["winner"] == str(FAST)
@@ -186,7 +186,7 @@ def siblings_world(world: World, *ratios: float) -> dict[str, Any]:
 
 def test_one_winner_for_a_class(world: World) -> None:
     options = siblings_world(world, 1.03, 0.995, 1.05)
-    assert len({tuned.problem_class(p, H200) for p in SIBLINGS}) == 1
+    assert len({tuned.problem_class(p, GPU) for p in SIBLINGS}) == 1
     found = run(*SIBLINGS, **options)
     assert [row.winner for row in found.rows] == [in_the_dtype(FAST, p) for p in SIBLINGS]
     assert [row.ratio for row in found.rows] == [1.03, 0.995, 1.05]
@@ -252,8 +252,8 @@ def faster(world: World) -> Tuning:
 
 def test_stored_winners_are_planned(world: World) -> None:
     path = faster(world).store("cufa tune")
-    assert path == tuned.user_path(H200)
-    chosen = plan(PROBLEM, H200)
+    assert path == tuned.user_path(GPU)
+    chosen = plan(PROBLEM, GPU)
     assert chosen.variant == FAST
     assert "user's table" in chosen.reason
 
@@ -263,7 +263,7 @@ def test_the_users_table_is_not_what_is_compared_with(
 ) -> None:
     faster(world).store("cufa tune")
     assert faster(world).rows[0].planned == PLANNED
-    assert plan(PROBLEM, H200).variant == FAST
+    assert plan(PROBLEM, GPU).variant == FAST
     assert "CUFA_TUNED" not in os.environ
     monkeypatch.setenv("CUFA_TUNED", "1")
     faster(world)
@@ -272,16 +272,16 @@ def test_the_users_table_is_not_what_is_compared_with(
 
 def test_entries_that_win_no_more_are_dropped(world: World) -> None:
     longer = Problem.of_shapes(*[(1, 16, 16384, 128)] * 3, dtype="bfloat16")
-    key, other_key = (tuned.problem_class(p, H200) for p in (PROBLEM, longer))
+    key, other_key = (tuned.problem_class(p, GPU) for p in (PROBLEM, longer))
     entry = entry_of(FAST)
-    tuned.store(H200, {key: entry, other_key: entry}, "before")
+    tuned.store(GPU, {key: entry, other_key: entry}, "before")
     world.us = {PLANNED: 180.0, FAST: 190.0}
     path = run(PROBLEM).store("cufa tune")
     table = tuned.load(path)
     assert table is not None
     assert table.entries == {other_key: entry}
-    assert plan(PROBLEM, H200).variant == PLANNED
-    assert plan(longer, H200).variant == FAST
+    assert plan(PROBLEM, GPU).variant == PLANNED
+    assert plan(longer, GPU).variant == FAST
 
 
 # the standard problems
@@ -294,7 +294,7 @@ def test_standard_problems() -> None:
         assert problem.dtype == "bfloat16"
         assert problem.heads_q * problem.head_dim == 2048
         assert problem.batch * problem.seq_q == 16384
-    assert len({tuned.problem_class(problem, H200) for problem in found}) == 36
+    assert len({tuned.problem_class(problem, GPU) for problem in found}) == 36
     assert len(standard_problems(("float16", "float32"), (64,), (True,), (512, 1024))) == 4
 
 

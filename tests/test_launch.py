@@ -18,14 +18,26 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import DTYPES, assert_accepted, oracle, random_inputs
+from test_tensor_map import Driver, Encoded
 
 import cufa
-from cufa import device, jit, launch
+from cufa import device, jit, launch, source, tensor_map
 from cufa.launch import PARAMS
 from cufa.plan import Plan
-from cufa.variant import Variant
+from cufa.variant import Variant, panel_columns
 
 ALIGNMENT = 16  # bytes: what the kernels copy at once
+
+MAPS = np.dtype([(name, "u8", 16) for name in "qkvo"])
+#: ``TmaParams`` of tile_sm90.cuh: its maps make it a multiple of 64 bytes.
+TMA_PARAMS = np.dtype(
+    {
+        "names": ["maps", "params"],
+        "formats": [MAPS, PARAMS],
+        "offsets": [0, MAPS.itemsize],
+        "itemsize": -(-(MAPS.itemsize + PARAMS.itemsize) // 64) * 64,
+    }
+)
 
 
 # --- the layout of Params ---
@@ -42,10 +54,22 @@ def fields_of(dtype: np.dtype, prefix: str = "", at: int = 0) -> list[tuple[str,
     return found
 
 
-def test_params_have_the_layout_of_the_header(cupy: Any) -> None:
+def assert_holds(cupy: Any, text: str, checks: list[str], arch: str) -> None:
+    """Compile what is asserted of a text."""
     nvrtc = cupy.cuda.nvrtc
     if nvrtc.getVersion() < (13, 1):
         pytest.skip("this NVRTC has no __builtin_offsetof")
+    asserted = "".join(f'static_assert({check}, "{check}");\n' for check in checks)
+    program = nvrtc.createProgram(text + asserted, "layout.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, ("-std=c++17", f"-arch={arch}"))
+    except nvrtc.NVRTCError:
+        pytest.fail(nvrtc.getProgramLog(program))
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def test_params_have_the_layout_of_the_header(cupy: Any) -> None:
     checks = [f"sizeof(Params) == {PARAMS.itemsize}"]
     for name, offset, dtype in fields_of(PARAMS):
         checks.append(f"__builtin_offsetof(Params, {name}) == {offset}")
@@ -55,16 +79,20 @@ def test_params_have_the_layout_of_the_header(cupy: Any) -> None:
         elif dtype.kind == "i":
             checks.append(f"static_cast<decltype(Params{{}}.{name})>(-1) < 0")
     header = (resources.files("cufa.kernels") / "params.cuh").read_text()
-    source = header.replace("#pragma once", "") + "".join(
-        f'static_assert({check}, "{check}");\n' for check in checks
-    )
-    program = nvrtc.createProgram(source, "layout.cu", (), ())
-    try:
-        nvrtc.compileProgram(program, ("-std=c++17", "-arch=sm_80"))
-    except nvrtc.NVRTCError:
-        pytest.fail(nvrtc.getProgramLog(program))
-    finally:
-        nvrtc.destroyProgram(program)
+    assert_holds(cupy, header.replace("#pragma once", ""), checks, "sm_80")
+
+
+def test_tma_params_have_the_layout_of_the_header(cupy: Any) -> None:
+    """The hardware reads maps at multiples of 64 bytes."""
+    checks = [
+        f"sizeof(TmaParams) == {TMA_PARAMS.itemsize}",
+        "alignof(TmaParams) == 64",
+        f"__builtin_offsetof(TmaParams, params) == {TMA_PARAMS.fields['params'][1]}",  # type: ignore[index]
+    ]
+    for name, offset, dtype in fields_of(MAPS):
+        checks.append(f"__builtin_offsetof(TmaParams, maps.{name}) == {offset}")
+        checks.append(f"sizeof(TmaParams{{}}.maps.{name}) == {dtype.itemsize}")
+    assert_holds(cupy, source.text("fa3_wgmma"), checks, "sm_90a")
 
 
 def test_params_have_no_gaps() -> None:
@@ -73,7 +101,7 @@ def test_params_have_no_gaps() -> None:
     for name, offset, dtype in fields_of(PARAMS):
         assert offset == end, name
         end += dtype.itemsize
-    assert PARAMS.itemsize == end
+    assert PARAMS.itemsize == -(-end // 8) * 8
 
 
 # --- a GPU that the host plays ---
@@ -153,8 +181,10 @@ def elements(tensor: np.void, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
     return np.asarray(memory).view(dtype)
 
 
-def loaded(tensor: np.void, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Find an input as the kernels load it: in aligned chunks, whose surplus must be 0."""
+def loaded(
+    tensor: np.void, shape: tuple[int, ...], dtype: np.dtype, surplus: float | None = 0
+) -> np.ndarray:
+    """Find an array as the kernels load it: in aligned chunks, and what is beyond a row in them."""
     chunk = ALIGNMENT // dtype.itemsize
     chunks = (*shape[:3], -(-shape[3] // chunk) * chunk)
     if math.prod(shape) == 0:
@@ -163,8 +193,16 @@ def loaded(tensor: np.void, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarr
     assert array.ctypes.data % ALIGNMENT == 0
     for n, stride in zip(array.shape[:3], array.strides[:3], strict=True):
         assert n == 1 or stride % ALIGNMENT == 0, "rows are not aligned"
-    assert np.all(array[..., shape[3] :] == 0), "the surplus of a row is not 0"
+    if surplus is not None:
+        assert np.all(array[..., shape[3] :] == surplus), "the surplus of a row is not 0"
     return array[..., : shape[3]]
+
+
+def rows_of(map_words: np.ndarray, box: tuple[int, ...]) -> np.ndarray:
+    """Find an array as TMA does, with the axes (batch, heads / pack, pack, seq, head_dim)."""
+    said: Encoded = GPU.driver.described(map_words)
+    assert said.box == box
+    return np.moveaxis(said.array(said.address), 3, 2)
 
 
 class _Kernel:
@@ -179,13 +217,17 @@ class _Kernel:
         (words,) = args
         if GPU.slow:
             time.sleep(0.002)  # another thread may run here
-        p = words.view(PARAMS)[0]
-        heads, heads_q, seq_q, seq_kv = (
-            int(p[name]) for name in ("heads", "heads_q", "seq_q", "seq_kv")
-        )
-        batch, heads_kv = heads // heads_q, heads_q // int(p["group"])
         assert block == (variant.threads,)
         assert smem_bytes == variant.smem_bytes
+        if variant.kernel == "fa3_wgmma":
+            self._run_with_tma(grid, words.view(TMA_PARAMS)[0])
+        else:
+            self._run(grid, words.view(PARAMS)[0])
+
+    def _run(self, grid: Any, p: np.void) -> None:
+        variant = self.variant
+        batch, heads_q, heads_kv, d, dv = self._sizes(p)
+        heads, seq_q, seq_kv = batch * heads_q, int(p["seq_q"]), int(p["seq_kv"])
         if variant.kernel == "fa1_fp32":
             assert grid == (heads,)
             workspace = _Memory(int(p["workspace"]), (2 * heads * seq_q,), (4,), 4)
@@ -193,21 +235,61 @@ class _Kernel:
         else:
             assert grid == (heads * int(p["q_tiles"]),)
             assert p["workspace"] == 0
-        assert p["section_heads"] > 0
-        assert p["scale_log2"] > 0
-
-        dtype, d, dv = DTYPES[variant.dtype], int(p["head_dim"]), int(p["head_dim_v"])
-        out, lse = oracle(
+        assert p["tiles_drawn"] == 0
+        assert p["pack"] == 1
+        dtype = DTYPES[variant.dtype]
+        out = self._computed(
+            p,
             loaded(p["q"], (batch, heads_q, seq_q, d), dtype),
             loaded(p["k"], (batch, heads_kv, seq_kv, d), dtype),
             loaded(p["v"], (batch, heads_kv, seq_kv, dv), dtype),
-            causal=variant.causal,
-            scale=float(p["scale_log2"]) * math.log(2),
         )
-        elements(p["o"], out.shape, dtype)[...] = out.astype(dtype)
+        elements(p["o"], out.shape, dtype)[...] = out
+
+    def _run_with_tma(self, grid: Any, words: np.void) -> None:
+        variant, maps, p = self.variant, words["maps"], words["params"]
+        # To this kernel, heads whose rows are packed are one.
+        pack, q_tiles = int(p["pack"]), int(p["q_tiles"])
+        batch, heads, heads_kv, d, dv = self._sizes(p)
+        tiles = batch * heads * q_tiles
+        assert grid == (min(tiles, device.of_id(GPU.current).sm_count * variant.blocks_per_sm),)
+        assert q_tiles == -(-int(p["seq_q"]) * pack // variant.bm)
+        assert p["workspace"] == 0
+        GPU.counters.append(int(p["tiles_drawn"]))
+        assert (p["tiles_drawn"] != 0) == (variant.causal and tiles > grid[0])
+        if p["tiles_drawn"]:
+            memory = _Memory(int(p["tiles_drawn"]), (1,), (4,), 4)
+            assert np.asarray(memory).view(np.int32) == [0]
+
+        columns, columns_v = panel_columns(variant.head_dim), panel_columns(variant.head_dim_v)
+        q = rows_of(maps["q"], (columns, pack, variant.bm // pack, 1, 1))
+        k = rows_of(maps["k"], (columns, 1, variant.bn, 1, 1))
+        v = rows_of(maps["v"], (columns_v, 1, variant.bn, 1, 1))
+        o = rows_of(maps["o"], (columns_v, pack, 64 // pack, 1, 1))
+        assert q.shape == (batch, heads, pack, p["seq_q"], d)
+        assert k.shape == (batch, heads_kv, 1, p["seq_kv"], d)
+        assert v.shape == (batch, heads_kv, 1, p["seq_kv"], dv)
+        out = self._computed(p, *(x.reshape(batch, -1, *x.shape[3:]) for x in (q, k, v)))
+        o[...] = out.reshape(o.shape)
+        # Where shared memory has no room for O, it is written without TMA, in aligned chunks.
+        there = loaded(p["o"], out.shape, out.dtype, surplus=None)
+        np.testing.assert_array_equal(there, out)
+
+    def _sizes(self, p: np.void) -> tuple[int, ...]:
+        """Return batch, heads of Q and of K/V, and the head dims."""
+        heads, heads_q, group = int(p["heads"]), int(p["heads_q"]), int(p["group"])
+        return heads // heads_q, heads_q, heads_q // group, int(p["head_dim"]), int(p["head_dim_v"])
+
+    def _computed(self, p: np.void, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """Return the result, and write the log-sum-exp."""
+        assert p["section_heads"] > 0
+        assert p["scale_log2"] > 0
+        scale = float(p["scale_log2"]) * math.log(2)
+        out, lse = oracle(q, k, v, causal=self.variant.causal, scale=scale)
         if p["lse"]:
             memory = _Memory(int(p["lse"]), (lse.size,), (4,), 4)
             np.asarray(memory).view(np.float32)[...] = lse.ravel()
+        return out.astype(DTYPES[self.variant.dtype])
 
 
 class _Gpu:
@@ -217,6 +299,9 @@ class _Gpu:
     slow = False
 
     def __init__(self) -> None:
+        self.driver = Driver()
+        self.stream = SimpleNamespace(ptr=0, is_capturing=lambda: False)
+        self.counters: list[int] = []  # addresses, of launches with TMA
         self.launches: list[Variant] = []
         self.prepared: list[Variant] = []  # calls that were not known already
 
@@ -231,6 +316,8 @@ GPU = _Gpu()
 
 
 def zeros(shape: Any, dtype: Any) -> _Array:
+    if GPU.slow:
+        time.sleep(0.002)
     return on_gpu(np.zeros(shape, dtype))
 
 
@@ -240,8 +327,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
     played = _Gpu()
     monkeypatch.setattr(sys.modules[__name__], "GPU", played)
     runtime = SimpleNamespace(getDevice=lambda: played.current)
-    stream = SimpleNamespace(is_capturing=lambda: False)
-    cuda = SimpleNamespace(runtime=runtime, get_current_stream=lambda: stream)
+    cuda = SimpleNamespace(runtime=runtime, get_current_stream=lambda: played.stream)
     cupy = SimpleNamespace(__name__="cupy", ndarray=_Array, empty=_Array, zeros=zeros, cuda=cuda)
     monkeypatch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]
     monkeypatch.setattr(device, "of_id", lambda device_id: device.named("h200"))
@@ -249,6 +335,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
     monkeypatch.setattr(launch, "_cupy", None)
     monkeypatch.setattr(launch, "_ndarray", None)
     monkeypatch.setattr(launch, "_ready", {})
+    monkeypatch.setattr(launch, "_counters", {})
+    monkeypatch.setattr(launch, "_captured", [])
+    monkeypatch.setattr(tensor_map, "_driver", lambda: played.driver)
     return played
 
 
@@ -258,27 +347,44 @@ def one_in(host: np.ndarray) -> _Array:
     return flat._view(flat.host[1:].reshape(host.shape))
 
 
-#: Arrays with the values of a host array, and whether rows of 16-byte chunks are taken as they are.
-VIEWS: dict[str, tuple[Any, bool]] = {
-    "contiguous": (on_gpu, True),
-    "heads inside": (lambda x: on_gpu(x.swapaxes(1, 2).copy()).swapaxes(1, 2), True),
-    "reversed": (lambda x: on_gpu(x[:, ::-1, ::-1])[:, ::-1, ::-1], True),
-    "every third row": (lambda x: on_gpu(np.repeat(x, 3, axis=2))[:, :, ::3], True),
-    "transposed": (lambda x: on_gpu(x.swapaxes(2, 3).copy()).swapaxes(2, 3), False),
-    "reversed dims": (lambda x: on_gpu(x[..., ::-1].copy())[..., ::-1], False),
-    "every second element": (lambda x: on_gpu(np.repeat(x, 2, axis=3))[..., ::2], False),
-    "one element in": (one_in, False),
-    "odd rows": (lambda x: on_gpu(np.pad(x, ((0, 0),) * 3 + ((0, 1),)))[..., :-1], False),
+ALL, NO_TMA, NONE = 2, 1, 0  # kernels
+
+#: Arrays with the values of a host array, and which kernels take rows of 16-byte chunks as they
+#: are: TMA takes no step back.
+VIEWS: dict[str, tuple[Any, int]] = {
+    "contiguous": (on_gpu, ALL),
+    "heads inside": (lambda x: on_gpu(x.swapaxes(1, 2).copy()).swapaxes(1, 2), ALL),
+    "reversed": (lambda x: on_gpu(x[:, ::-1, ::-1])[:, ::-1, ::-1], NO_TMA),
+    "reversed batch": (lambda x: on_gpu(x[::-1])[::-1], NO_TMA),
+    "every third row": (lambda x: on_gpu(np.repeat(x, 3, axis=2))[:, :, ::3], ALL),
+    "transposed": (lambda x: on_gpu(x.swapaxes(2, 3).copy()).swapaxes(2, 3), NONE),
+    "reversed dims": (lambda x: on_gpu(x[..., ::-1].copy())[..., ::-1], NONE),
+    "every second element": (lambda x: on_gpu(np.repeat(x, 2, axis=3))[..., ::2], NONE),
+    "one element in": (one_in, NONE),
+    "odd rows": (lambda x: on_gpu(np.pad(x, ((0, 0),) * 3 + ((0, 1),)))[..., :-1], NONE),
 }
 
 dtypes = pytest.mark.parametrize("dtype", sorted(DTYPES))
+kernels = pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [
+        ("fa1_fp32", "float32"),
+        ("fa2_fp32", "float32"),
+        ("fa2_mma", "float16"),
+        ("fa3_wgmma", "float16"),
+        ("fa3_wgmma", "bfloat16"),
+    ],
+)
 
 
-@dtypes
+@kernels
 @pytest.mark.parametrize("view", sorted(VIEWS))
 @pytest.mark.parametrize("d", [64, 59, 1])
-def test_strides(gpu: _Gpu, rng: np.random.Generator, view: str, d: int, dtype: str) -> None:
-    make, direct = VIEWS[view]
+def test_strides(
+    gpu: _Gpu, rng: np.random.Generator, view: str, d: int, kernel: str, dtype: str
+) -> None:
+    make, taken_by = VIEWS[view]
+    direct = taken_by == ALL or (taken_by == NO_TMA and kernel != "fa3_wgmma")
     q, k, v = random_inputs(rng, dtype, b=2, hq=4, hk=2, sq=7, sk=9, d=d)
     arrays = [make(x) for x in (q, k, v)]
     for scale in (None, -0.4):
@@ -286,7 +392,7 @@ def test_strides(gpu: _Gpu, rng: np.random.Generator, view: str, d: int, dtype: 
             prepared = len(gpu.prepared)
             options: dict[str, Any] = {"causal": True, "scale": scale}
             given = make(np.full(q.shape, np.nan, q.dtype)) if repeat == 2 else None
-            out, lse = cufa.attention(*arrays, **options, out=given, return_lse=True)
+            out, lse = cufa.attention(*arrays, **options, out=given, kernel=kernel, return_lse=True)
             assert given is None or out is given
             assert_accepted(out, lse, q, k, v, **options)
             for array, host in zip(arrays, (q, k, v), strict=True):
@@ -296,13 +402,8 @@ def test_strides(gpu: _Gpu, rng: np.random.Generator, view: str, d: int, dtype: 
                 assert len(gpu.prepared) == prepared + (not known)
 
 
-@dtypes
-@pytest.mark.parametrize("kernel", [None, "fa1_fp32"])
-def test_layouts_and_ranks(
-    gpu: _Gpu, rng: np.random.Generator, dtype: str, kernel: str | None
-) -> None:
-    if kernel is not None and dtype != "float32":
-        kernel = "fa2_mma"
+@kernels
+def test_layouts_and_ranks(gpu: _Gpu, rng: np.random.Generator, dtype: str, kernel: str) -> None:
     q, k, v = random_inputs(rng, dtype, b=2, hq=6, hk=3, sq=7, sk=9, d=64, dv=32)
     for _ in range(2):
         for causal in (False, True):
@@ -324,14 +425,44 @@ def test_layouts_and_ranks(
             assert isinstance(cufa.attention(*map(on_gpu, (q, k, v)), causal=causal), _Array)
 
 
-def test_broadcast_inputs_are_not_copied(gpu: _Gpu, rng: np.random.Generator) -> None:
-    q, k, v = random_inputs(rng, "float16", b=3, hq=4, sq=7, sk=9, d=64)
+@kernels
+def test_broadcast_inputs(gpu: _Gpu, rng: np.random.Generator, kernel: str, dtype: str) -> None:
+    """They are not copied, but for TMA, which cannot stay in its place."""
+    q, k, v = random_inputs(rng, dtype, b=3, hq=4, sq=7, sk=9, d=64)
     k, v = (np.broadcast_to(x[:1, :1], x.shape) for x in (k, v))
     one = [on_gpu(x[:1, :1]) for x in (k, v)]
     arrays = [on_gpu(q), *(x._view(np.broadcast_to(x.host, k.shape)) for x in one)]
     for _ in range(2):
-        assert_accepted(cufa.attention(*arrays), None, q, k, v)
-    assert len(gpu.prepared) == 1
+        assert_accepted(cufa.attention(*arrays, kernel=kernel), None, q, k, v)
+    assert len(gpu.prepared) == (2 if kernel == "fa3_wgmma" else 1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("hq", "hk", "sq", "packed"),
+    [(8, 1, 1, True), (16, 4, 5, True), (64, 1, 2, True), (6, 2, 5, False), (8, 2, 300, False)],
+)
+def test_heads_of_a_group_in_one_tile(
+    gpu: _Gpu,
+    rng: np.random.Generator,
+    hq: int,
+    hk: int,
+    sq: int,
+    packed: bool,
+    causal: bool,
+) -> None:
+    q, k, v = random_inputs(rng, "bfloat16", b=2, hq=hq, hk=hk, sq=sq, sk=7, d=32, dv=16)
+    chosen = cufa.explain(*map(on_gpu, (q, k, v)), causal=causal)
+    assert isinstance(chosen, Plan)
+    assert chosen.pack == (hq // hk if packed else 1)
+    for layout in ("bhsd", "bshd", "bhsd", "bshd"):
+        given = [x if layout == "bhsd" else x.swapaxes(1, 2).copy() for x in (q, k, v)]
+        options: dict[str, Any] = {"causal": causal, "layout": layout, "return_lse": True}
+        out, lse = cufa.attention(*map(on_gpu, given), **options)
+        if layout == "bshd":
+            out = out.swapaxes(1, 2)
+        assert_accepted(out, lse, q, k, v, causal=causal)
+    assert len(gpu.prepared) == 2
 
 
 @pytest.mark.parametrize(
@@ -407,13 +538,17 @@ def test_another_alignment(gpu: _Gpu, rng: np.random.Generator, name: str) -> No
     assert len(gpu.prepared) == 2
 
 
-def test_out_of_any_alignment(gpu: _Gpu, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(("kernel", "prepared"), [("fa2_mma", 1), ("fa3_wgmma", 3)])
+def test_out_of_any_alignment(
+    gpu: _Gpu, rng: np.random.Generator, kernel: str, prepared: int
+) -> None:
+    """TMA writes aligned rows, from which others are copied; nothing is remembered of that."""
     call = legal(rng)
-    for make in (on_gpu, one_in):
+    for make in (on_gpu, one_in, on_gpu):
         for _ in range(2):
             out = make(np.full((2, 4, 8, 64), np.nan, np.float16))
-            assert checked({**call, "out": out}) is out
-    assert len(gpu.prepared) == 1
+            assert checked({**call, "out": out}, kernel=kernel) is out
+    assert len(gpu.prepared) == prepared
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "out"])
@@ -513,35 +648,132 @@ def test_what_is_remembered_is_bounded(
         assert len(launch._ready) <= 3
 
 
-def test_threads_share_what_is_remembered(gpu: _Gpu, rng: np.random.Generator) -> None:
-    """Each launch must find its own addresses in the one Params of its kind."""
-    calls = [legal(rng) for _ in range(6)]
-    checked(calls[0])
-    gpu.slow = True
+def in_threads(count: int, work: Any) -> None:
+    """Call `work` in so many threads at once, each with its number."""
     errors: list[BaseException] = []
-    barrier = threading.Barrier(len(calls))
+    barrier = threading.Barrier(count)
 
-    def work(call: dict[str, Any]) -> None:
+    def run(number: int) -> None:
         try:
             barrier.wait()
-            for _ in range(5):
-                checked(call)
+            work(number)
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(call,)) for call in calls]
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def test_threads_share_what_is_remembered(gpu: _Gpu, rng: np.random.Generator) -> None:
+    """Each launch must find its own addresses in the one Params of its kind."""
+    calls = [legal(rng) for _ in range(6)]
+    checked(calls[0])
+    gpu.slow = True
+
+    def work(number: int) -> None:
+        for _ in range(5):
+            checked(calls[number])
+
+    in_threads(len(calls), work)
     assert len(gpu.prepared) == 1
 
 
 def test_explain_launches_nothing(gpu: _Gpu, rng: np.random.Generator) -> None:
     call = legal(rng)
     variant = variant_of(call)
-    assert variant.kernel == "fa2_mma"
+    assert variant.kernel == "fa3_wgmma"
     assert gpu.prepared == []
+    assert gpu.driver.encoded == []
     cufa.attention(**call)
     assert gpu.launches == [variant]
+
+
+# --- the counter from which blocks draw their tiles ---
+
+
+@pytest.fixture
+def small(gpu: _Gpu, monkeypatch: pytest.MonkeyPatch) -> _Gpu:
+    """Play a GPU with one multiprocessor, so that few tiles are more than blocks."""
+    one = device.named("h200")._replace(sm_count=1)
+    monkeypatch.setattr(device, "of_id", lambda device_id: one)
+    return gpu
+
+
+def stream(ptr: int, capturing: bool = False) -> Any:
+    return SimpleNamespace(ptr=ptr, is_capturing=lambda: capturing)
+
+
+def drawn(gpu: _Gpu, call: dict[str, Any], causal: bool = True) -> int:
+    """Return the address of the counter in a launch."""
+    checked(call, causal=causal)
+    return gpu.counters[-1]
+
+
+def test_only_tiles_that_wait_for_a_block_are_drawn(small: _Gpu, rng: np.random.Generator) -> None:
+    for _ in range(2):
+        assert drawn(small, legal(rng), causal=True)
+        assert drawn(small, legal(rng, sq=300), causal=True)
+        assert not drawn(small, legal(rng), causal=False)
+        assert not drawn(small, legal(rng, b=1, hq=2), causal=True)
+
+
+def test_launches_of_a_stream_share_a_counter(small: _Gpu, rng: np.random.Generator) -> None:
+    """Whatever they compute: they follow each other."""
+    calls = [legal(rng), legal(rng, "bfloat16"), legal(rng, sq=300), legal(rng)]
+    found: dict[int, set[int]] = {}
+    for ptr in (0, 1, 7, 0, 1, 7):
+        small.stream = stream(ptr)
+        found.setdefault(ptr, set()).update(drawn(small, call) for call in calls)
+    assert all(len(addresses) == 1 for addresses in found.values())
+    assert len(set.union(*found.values())) == 3
+
+
+def test_each_device_has_its_counters(small: _Gpu, rng: np.random.Generator) -> None:
+    host = legal(rng)
+    found = []
+    for current in (0, 1, 0, 1):
+        small.current = current
+        found.append(drawn(small, {name: on_gpu(x.host) for name, x in host.items()}))
+    assert found[:2] == found[2:]
+    assert found[0] != found[1]
+
+
+def test_captured_launches_have_their_own_counters(small: _Gpu, rng: np.random.Generator) -> None:
+    """A graph may run beside the stream that it was captured on; the counters live on with us."""
+    call = legal(rng)
+    usual = drawn(small, call)
+    small.stream = stream(0, capturing=True)
+    captured = [drawn(small, call) for _ in range(3)]
+    assert len({usual, *captured}) == 4
+    assert {x.data.ptr for x in launch._captured} == set(captured)
+    small.stream = stream(0)
+    assert drawn(small, call) == usual
+
+
+@pytest.mark.parametrize(("ptr", "counters"), [(2, 4), (1, 1), (0, 1)])
+def test_threads_have_counters_as_they_have_streams(
+    small: _Gpu, rng: np.random.Generator, ptr: int, counters: int
+) -> None:
+    """cudaStreamPerThread, which is 2, is another stream in each; others are the same in all.
+
+    Also when the first launches of a stream come at once, each of another problem.
+    """
+    calls = [legal(rng, sq=8 + n) for n in range(4)]
+    for call in calls:
+        checked(call, causal=True)
+    small.counters.clear()
+    small.stream = stream(ptr)
+    launch._counters.clear()
+    small.slow = True
+
+    def work(number: int) -> None:
+        for _ in range(3):
+            checked(calls[number], causal=True)
+
+    in_threads(4, work)
+    assert len(small.counters) == 12
+    assert len(set(small.counters)) == counters

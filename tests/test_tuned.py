@@ -20,7 +20,7 @@ from test_problem import problems
 from cufa import cache, device, plan, source, tuned
 from cufa.device import Device
 from cufa.problem import Problem
-from cufa.tiles import TileShape, padded
+from cufa.tiles import TileShape, default_kernel, padded, tile_shapes
 from cufa.tuned import Entry, ProblemClass, Table
 from cufa.tuned_table import dump, parse
 from cufa.variant import KERNEL_DTYPES, Variant
@@ -139,7 +139,7 @@ def test_table_name(name: str, expected: str) -> None:
 
 entries = st.dictionaries(
     st.builds(ProblemClass, *[st.integers(0, 300)] * 3, st.booleans(), *[st.integers()] * 3),
-    st.builds(Entry, st.text(), st.builds(TileShape, *[st.integers()] * 5)),
+    st.builds(Entry, st.text(), st.builds(TileShape, *[st.integers()] * 5, st.booleans())),
     max_size=5,
 )
 
@@ -147,6 +147,13 @@ entries = st.dictionaries(
 @given(st.builds(Table, st.text(), st.text(), st.text(), st.text(), entries))
 def test_what_is_written_can_be_read(table: Table) -> None:
     assert parse(dump(table)) == table
+
+
+def test_a_row_may_leave_out_what_has_a_default() -> None:
+    text = dump(table_of({CLASS: ENTRY}))
+    older = text.replace(', "ping_pong": false', "")
+    assert older != text
+    assert parse(older) == parse(text)
 
 
 def test_one_entry_a_line_in_order() -> None:
@@ -208,7 +215,7 @@ def test_the_users_table_first_then_the_builtin_then_the_rules() -> None:
     assert usual == plan.by_rules(PROBLEM, H200)
     write_builtin(table_of({CLASS: ENTRY._replace(shape=TileShape(64, 64, 1, 4, 2))}))
     chosen = plan.plan(PROBLEM, H200)
-    assert chosen.variant == usual.variant._replace(bm=64, stages=1)
+    assert chosen.variant == Variant("fa2_mma", "bfloat16", 128, 128, 64, 64, 1, 4, 2, True)
     assert chosen.reason == "tuned on 2026-11-21 (built-in table of h200)"
     write_user(table_of({CLASS: ENTRY}, date="2026-12-01"))
     chosen = plan.plan(PROBLEM, H200)
@@ -257,9 +264,12 @@ def test_a_forced_kernel_takes_only_its_own_entries() -> None:
 
 def test_a_builtin_table_of_older_kernels_does_not_choose_between_kernels() -> None:
     """A kernel that has come since may be better than all that were timed."""
-    rows = {CLASS: ENTRY, FP32_CLASS: FA1_ENTRY}
+    kernel = default_kernel(PROBLEM.dtype, H200)
+    entry = Entry(kernel, tile_shapes(kernel, (128, 128), H200)[1])
+    rows = {CLASS: entry, FP32_CLASS: FA1_ENTRY}
     write_builtin(table_of(rows, sources="0" * 16))
-    assert plan.plan(PROBLEM, H200).variant == ENTRY.variant(PROBLEM, H200)
+    assert plan.plan(PROBLEM, H200).variant == entry.variant(PROBLEM, H200)
+    assert plan.by_rules(PROBLEM, H200).variant != entry.variant(PROBLEM, H200)
     assert plan.plan(FP32_PROBLEM, H200) == plan.by_rules(FP32_PROBLEM, H200)
     assert "tuned" in plan.plan(FP32_PROBLEM, H200, "fa1_fp32").reason
     write_builtin(table_of(rows))
@@ -295,7 +305,7 @@ def test_more_blocks_than_a_grid_has() -> None:
 def test_without_tables_plans_are_those_of_the_rules(
     problem: Problem, gpu: Device, data: Any
 ) -> None:
-    kernel = data.draw(kernel_names(problem.dtype))
+    kernel = data.draw(kernel_names(problem, gpu))
     assert plan.plan(problem, gpu, kernel) == plan.by_rules(problem, gpu, kernel)
 
 

@@ -44,7 +44,7 @@ def rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
 
 def console(stream: Any) -> Any:
     """Return rich's console on a stream that is a terminal; None without rich or terminal."""
-    if not stream.isatty():
+    if stream is None or not stream.isatty():
         return None
     try:
         from rich.console import Console

@@ -94,7 +94,8 @@ class Exploration:
     rows : list of Row
         In any order.
     planned : Variant
-        What the planner chooses for the problem.
+        What the planner chooses for the problem; of the explored kernels if its own is not among
+        them.
     compiler : str
         Such as "NVRTC 13.0".
     ceilings : dict of str to float or None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 from cufa.device import Device
@@ -67,12 +67,14 @@ class Run:
         self._compiled = {} if compiled is None else compiled
         self._rows: dict[Variant, Row] = {}
         self._cubins: dict[Variant, bytes] = {}
+        self._kernels: list[str] = []
         self.lost: str | None = None
         self._ceilings: dict[str, float] | None = None
         self._started = time.perf_counter()
 
     def build(self, chosen: list[Variant], jobs: int | None) -> None:
         """Compile the variants that are legal."""
+        self._kernels = list(dict.fromkeys(variant.kernel for variant in chosen))
         legal = []
         for variant in chosen:
             reason = build.refusal(self._problem, variant, self._device)
@@ -135,9 +137,19 @@ class Run:
             device=self._device,
             arch=self._arch,
             rows=self.rows,
-            planned=plan(self._problem, self._device).variant,
+            planned=self._planned(),
             compiler=f"NVRTC {major}.{minor}",
             ceilings=self._ceilings,
             seconds=time.perf_counter() - self._started,
             date=time.strftime("%Y-%m-%d"),
         )
+
+    def _planned(self) -> Variant:
+        """Return the planner's choice; with a kernel forced if only others are explored."""
+        usual = plan(self._problem, self._device).variant
+        if usual.kernel in self._kernels:
+            return usual
+        for kernel in self._kernels:
+            with suppress(ValueError):  # one that cannot run the problem
+                return plan(self._problem, self._device, kernel).variant
+        return usual

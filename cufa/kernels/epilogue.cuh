@@ -107,12 +107,13 @@ struct PackedRows {
     int query[2], head[2];
     int batch;
 
-    __device__ PackedRows(const Params& p, Tile tile, int row) : lane(thread_index_anew() % 32), batch(tile.batch) {
+    __device__ PackedRows(const Params& p, int batch, int tile_head, int row)
+        : lane(thread_index_anew() % 32), batch(batch) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int r = row + lane / 4 + 8 * h;
-            query[h] = r / p.pack;
-            head[h] = tile.head * p.pack + r % p.pack;
+            query[h] = p.pack == 1 ? r : r / p.pack;
+            head[h] = tile_head * p.pack + r - query[h] * p.pack;
         }
     }
 };
@@ -161,8 +162,8 @@ __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const 
 
 // Writes a warpgroup's 64 rows of O through its part of `tile` in shared memory; the copy is still under way then.
 template <class T, class OTile, int OT>
-__device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const TensorMap& map, const Params& p, Tile out,
-                            int consumer) {
+__device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const TensorMap& map, const Params& p,
+                            const volatile Work& work, int consumer) {
     const int thread = thread_index_anew(), lane = thread % 32, warp = thread / 32 - 4;
     const uint32_t warp_tile = tile + warp * 16 * OTile::ROW_BYTES;
     const uint32_t lane_offset = OTile::offset(lane % 16, lane / 16);
@@ -175,9 +176,10 @@ __device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const Tenso
     }
     fence_proxy_async();
     named_barrier_sync(4 + consumer, 128);
-    const int query = (out.q_tile * OTile::ROWS + consumer * 64) / p.pack;
-    if (threadIdx.x % 128 == 0 && query < p.seq_q) {
-        OTile::store(map, tile, consumer * 64, query, out.head, out.batch);
+    if (threadIdx.x % 128 != 0) return;
+    const int query = (work.q0 + consumer * 64) / p.pack;
+    if (query < p.seq_q) {
+        OTile::store(map, tile, consumer * 64, query, work.head, work.batch);
         tma_store_commit();
     }
 }

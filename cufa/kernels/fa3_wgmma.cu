@@ -40,9 +40,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const uint32_t barriers = sQ + Q_STAGES * QO_BYTES + KV_BYTES;
     const Ring<Q_STAGES> ring_q(barriers);
     const Ring<STAGES> ring_k(barriers + ring_q.bytes), ring_v(barriers + ring_q.bytes + ring_k.bytes);
-    // The tile that a slot of Q holds, and its first row.
-    volatile int* sTile = reinterpret_cast<int*>(smem + Q_STAGES * QO_BYTES + KV_BYTES + ring_q.bytes + 2 * ring_k.bytes);
-    volatile int* sRow = sTile + Q_STAGES;
+    // What the slots of Q hold. Consumers look it up at each use, for registers are scarce.
+    volatile Work* sWork = reinterpret_cast<Work*>(smem + Q_STAGES * QO_BYTES + KV_BYTES + ring_q.bytes + 2 * ring_k.bytes);
 
     const Mask<CAUSAL, true> mask(p.seq_q, p.seq_kv, p.pack);
     const int tiles = p.heads * p.q_tiles;
@@ -50,7 +49,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     auto key_tiles = [&](int row, int rows) { return max(1, (mask.kv_end(row, rows) + BN - 1) / BN); };
 
     if (threadIdx.x == 0) {
-        if (dynamic_smem_bytes() < KV_BYTES + Q_STAGES * (QO_BYTES + 24) + 32 * STAGES) __trap();
+        if (dynamic_smem_bytes() < KV_BYTES + Q_STAGES * (QO_BYTES + 16 + sizeof(Work)) + 32 * STAGES) __trap();
         ring_q.init(Q_STAGES == 2 ? CONSUMERS : 4 * CONSUMERS), ring_k.init(4 * CONSUMERS), ring_v.init(4 * CONSUMERS);
         mbarrier_fence_init();
     }
@@ -63,15 +62,17 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         uint32_t n = 0;  // tiles of keys so far
         int next = block_index();
         for (uint32_t round = 0; threadIdx.x == 0; ++round) {
+            const Tile tile = tile_of_block<CAUSAL>(p, next);
+            const int q0 = tile.q_tile * BM, kv_head = tile.head / p.group, kv_tiles = key_tiles(q0, BM);
+            const bool more = next < tiles;
             ring_q.acquire(round);
-            sTile[ring_q.slot(round)] = next;
-            if (next >= tiles) {
+            volatile Work& work = sWork[ring_q.slot(round)];
+            work.q0 = q0, work.head = tile.head, work.batch = tile.batch, work.kv_tiles = more ? kv_tiles : 0;
+            if (!more) {
                 ring_q.expect(round, 0);
                 break;
             }
-            const Tile tile = tile_of_block<CAUSAL>(p, next);
             next = next_tile<CAUSAL>(p, next, tiles);
-            const int q0 = sRow[ring_q.slot(round)] = tile.q_tile * BM, kv_head = tile.head / p.group, kv_tiles = key_tiles(q0, BM);
             auto load_k = [&](int j, uint32_t i) {
                 ring_k.acquire(i);
                 KTile::load(sK + ring_k.slot(i) * KTile::bytes, maps.k, ring_k.expect(i, KTile::bytes), j * BN, kv_head,
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
         auto mask_s = [&] {
             ring_k.release(n);
-            if (j >= mask_from) mask.apply(rS, sRow[ring_q.slot(round)] + warp_row(), j * BN);
+            if (j >= mask_from) mask.apply(rS, sWork[ring_q.slot(round)].q0 + warp_row(), j * BN);
         };
         auto pack_p = [&] {
 #pragma unroll
@@ -145,9 +146,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // Takes up the next tile, whether there is one or not.
         auto begin_tile = [&] {
             ring_q.wait(round);
-            if (sTile[ring_q.slot(round)] >= tiles) return false;
-            const int q0 = sRow[ring_q.slot(round)];
-            j = key_tiles(q0, BM) - 1;
+            const volatile Work& work = sWork[ring_q.slot(round)];
+            const int q0 = work.q0;
+            j = work.kv_tiles - 1;
+            if (j < 0) return false;
             mask_from = mask.keys_before_mask(q0 + warp_row()) / BN;
             if constexpr (CAUSAL) {  // the last keys may be masked for all of this warpgroup's rows
                 const int seen = key_tiles(q0 + consumer * 64, 64);
@@ -171,11 +173,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             // P = exp(S - m) of the last keys, the first to be taken
             wgmma_wait<0>();
             softmax.reset(rO);
+            if (Q_STAGES == 2 && round > 0) release_after_store(ring_q, round - 1);
             mask_s();
             softmax.raise(rS);
             softmax.exponentiate(rS);
             pack_p();
-            if (Q_STAGES == 2 && round > 0) release_after_store(ring_q, round - 1);
 
             while (j > 0) {
                 // S = Q K^T of the next keys and O += P V of the present ones, queued
@@ -197,7 +199,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
 
             // O += P V of the first keys; where there is room for its Q, with S of the next tile behind it
-            const Tile out = tile_of_block<CAUSAL>(p, sTile[ring_q.slot(round)]);
             turns.wait();
             start_o(n);
             turns.pass();
@@ -211,7 +212,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 wgmma_wait<1>();
                 if (held) ring_v.release(n_held);
                 held = false;
-            } else {
+            }
+            const volatile Work& work = sWork[Q_STAGES == 2 ? ring_q.slot(round - 1) : 0];
+            const PackedRows rows(p, work.batch, work.head, work.q0 + warp_row());
+            if constexpr (Q_STAGES == 1) {
                 ring_q.release(round++);
                 finish_o();
             }
@@ -219,10 +223,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             // O = O / l and the log-sum-exp
             float lse[1][2];
             softmax.finish(rO, lse);
-            const PackedRows rows(p, out, out.q_tile * BM + warp_row());
             store_lse(lse[0], p, rows);
             if constexpr (Q_STAGES == 2) {
-                store_o_tma<T, OTile>(rO[0], sQ + ring_q.slot(round - 1) * QO_BYTES, maps.o, p, out, consumer);
+                store_o_tma<T, OTile>(rO[0], sQ + ring_q.slot(round - 1) * QO_BYTES, maps.o, p, work, consumer);
             } else {
                 store_o_direct<T>(rO[0], p, rows);
                 more = begin_tile();

@@ -12,7 +12,7 @@ struct Mask {
 
     __device__ Mask(int seq_q, int seq_kv, int pack = 1) : seq_kv(seq_kv), diagonal(seq_kv - seq_q), pack(pack) {}
 
-    __device__ int query(int row) const { return PACKED ? row / pack : row; }
+    __device__ int query(int row) const { return PACKED && pack != 1 ? row / pack : row; }
 
     // One past the last key that any of the rows [row, row + rows) sees; 0 when there is none.
     __device__ int kv_end(int row, int rows) const {

@@ -38,6 +38,12 @@ __device__ int next_tile(const Params& p, int tile, int tiles) {
     return drawn + gridDim.x;
 }
 
+// A tile as the producer of fa3_wgmma hands it to the consumers; without keys, there are no more.
+struct Work {
+    int q0, head, batch;
+    int kv_tiles;  // tiles of keys that some row of the tile sees, at least one
+};
+
 // The consumer warpgroups of a block take turns, in order, when ON.
 template <int N, bool ON>
 struct Turns {
