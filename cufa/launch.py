@@ -27,7 +27,7 @@ PARAMS = np.dtype(
             (name, "i4")
             for name in (
                 *("heads_q", "group", "seq_q", "seq_kv", "head_dim", "head_dim_v"),
-                *("q_tiles", "heads", "section_heads", "pack"),
+                *("q_tiles", "heads", "section_heads", "late_rows", "pack"),
             )
         ),
     ],
@@ -93,7 +93,7 @@ class Launch:
         params["group"] = problem.group // plan.pack
         for name in ("seq_q", "seq_kv", "head_dim", "head_dim_v"):
             params[name] = getattr(problem, name)
-        for name in ("q_tiles", "section_heads", "pack"):
+        for name in ("q_tiles", "section_heads", "late_rows", "pack"):
             params[name] = getattr(plan, name)
         maps = _tensor_maps(plan, views) if uses_tma(plan) else np.empty(0, np.uint64)
         # With maps it is TmaParams of kernels/tile_sm90.cuh, a multiple of a map's alignment.
@@ -169,7 +169,7 @@ def _tensor_maps(plan: Plan, views: Operands) -> np.ndarray:
     columns, columns_v = panel_columns(v.head_dim), panel_columns(v.head_dim_v)
     return np.concatenate(
         [
-            tensor_map.encode(views.q, plan.pack, v.bm, columns),
+            tensor_map.encode(views.q, plan.pack, 64, columns),
             tensor_map.encode(views.k, 1, v.bn, columns),
             tensor_map.encode(views.v, 1, v.bn, columns_v),
             tensor_map.encode(views.out, plan.pack, 64, columns_v),  # a warpgroup's rows

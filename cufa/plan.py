@@ -28,6 +28,8 @@ class Plan(NamedTuple):
         Row tiles of one head.
     section_heads : int
         Heads whose tiles run interleaved, see ``kernels/scheduler.cuh``.
+    late_rows : int
+        Row tiles of each head that come last.
     pack : int
         Query heads of one K/V head whose rows a tile holds together.
     workspace_floats : int
@@ -42,6 +44,7 @@ class Plan(NamedTuple):
     smem_bytes: int
     q_tiles: int
     section_heads: int
+    late_rows: int
     pack: int
     workspace_floats: int
     reason: str
@@ -54,17 +57,24 @@ class Plan(NamedTuple):
         )
 
 
-def _fa3_section_heads(problem: Problem, variant: Variant, device: Device) -> int:
-    """Heads of a section: long tiles beside short ones, and all blocks busy to the end.
+def _fa3_order(problem: Problem, variant: Variant, device: Device) -> tuple[int, int]:
+    """Return the heads of a section, and the row tiles of each head that come last, if causal.
 
-    Short tiles wait for memory and long ones do not, so both should run at the same time: sections
-    are small. The last one must be large enough for its own short tiles to fill the gaps that its
-    long ones leave: all are of nearly the same size.
+    Short tiles wait for memory and long ones do not, so both should run at the same time; and the
+    K and V of a section should stay in L2: sections are small. The last one must be large enough
+    for its own short tiles to fill the gaps that its long ones leave: all are of nearly the same
+    size. Where heads have many tiles, the short ones of all heads fill the gaps instead, at the
+    end, and sections are smaller still. The numbers come from trials, see docs/kernels.md.
     """
     pack = _pack(problem, variant)
     heads = max(1, problem.batch * problem.heads_q // pack)
     q_tiles = max(1, -(-problem.seq_q * pack // variant.bm))
+    late_rows = q_tiles // (2 if q_tiles >= 64 else 3 if q_tiles >= 24 else 4)
+    if q_tiles < 12:
+        late_rows = 0
     wanted = min(4.0, q_tiles / 4) * device.sm_count * variant.blocks_per_sm / q_tiles
+    if late_rows:
+        return max(1, min(round(wanted / 2), heads)), late_rows
     near = round(heads / max(1.0, wanted))
 
     def badness(sections: int) -> tuple[bool, int]:
@@ -72,21 +82,21 @@ def _fa3_section_heads(problem: Problem, variant: Variant, device: Device) -> in
         last = (heads - 1) % size + 1
         return (4 * last < 3 * size, abs(sections - near))
 
-    return -(-heads // min(range(max(1, near // 2), 2 * near + 2), key=badness))
+    return -(-heads // min(range(max(1, near // 2), 2 * near + 2), key=badness)), 0
 
 
-def _section_heads(problem: Problem, variant: Variant, device: Device) -> int:
-    """Heads whose tiles are interleaved."""
+def _order(problem: Problem, variant: Variant, device: Device) -> tuple[int, int]:
+    """Return how many heads have their tiles interleaved, and how many rows of each come last."""
     if not problem.causal:
-        return 1  # all tiles are of one length: those of a head follow each other
-    heads = problem.batch * problem.heads_q
+        return 1, 0  # all tiles are of one length: those of a head follow each other
     if variant.kernel == "fa3_wgmma":
-        return _fa3_section_heads(problem, variant, device)
+        return _fa3_order(problem, variant, device)
+    heads = problem.batch * problem.heads_q
     # As many as have their K and V in half of L2 together.
     size = 4 if problem.dtype == "float32" else 2
     kv_bytes = max(1, problem.seq_kv * (problem.head_dim + problem.head_dim_v) * size)
     kv_heads = max(1, device.l2_bytes // 2 // kv_bytes)
-    return max(1, min(kv_heads * problem.group, heads))
+    return max(1, min(kv_heads * problem.group, heads)), 0
 
 
 def _pack(problem: Problem, variant: Variant) -> int:
@@ -120,13 +130,15 @@ def _planned(problem: Problem, variant: Variant, device: Device, reason: str) ->
     if variant.kernel == "fa3_wgmma":  # its blocks take one tile after the other
         grid = min(grid, variant.blocks_per_sm * device.sm_count)
     pack = _pack(problem, variant)
+    section_heads, late_rows = _order(problem, variant, device)
     return Plan(
         variant=variant,
         grid=grid,
         block=variant.threads,
         smem_bytes=variant.smem_bytes,
         q_tiles=-(-problem.seq_q * pack // variant.bm),
-        section_heads=_section_heads(problem, variant, device),
+        section_heads=section_heads,
+        late_rows=late_rows,
         pack=pack,
         workspace_floats=_workspace_floats(problem, variant),
         reason=reason,

@@ -18,9 +18,10 @@ from pathlib import Path
 from cufa import cache, source
 from cufa.device import Device
 from cufa.problem import Problem
-from cufa.tiles import default_kernel, padded, runs_on
-from cufa.tuned_table import VERSION, Entry, ProblemClass, Table, dump, parse
-from cufa.variant import ELEMENT_BYTES, KERNEL_DTYPES
+from cufa.problem_class import ProblemClass, problem_class
+from cufa.tiles import runs_on
+from cufa.tuned_table import VERSION, Entry, Table, dump, parse
+from cufa.variant import KERNEL_DTYPES
 
 __all__ = [
     "VERSION",
@@ -38,38 +39,6 @@ __all__ = [
 ]
 
 _BUILTIN = Path(__file__).with_name("tables")
-_TILE_ROWS = 128  # of the tiles that `ProblemClass.waves` counts
-_SEQ_RANGE = (64, 16384)
-
-
-def _seq_class(length: int) -> int:
-    low, high = _SEQ_RANGE
-    return min(max(1 << max(0, length - 1).bit_length(), low), high)
-
-
-def problem_class(problem: Problem, device: Device) -> ProblemClass:
-    """Return the class of a problem on a device.
-
-    Parameters
-    ----------
-    problem : Problem
-    device : Device
-    """
-    kernel = default_kernel(problem.dtype, device)
-    head_dims = padded(kernel, device, problem.head_dim, problem.head_dim_v)
-    tiles = problem.batch * problem.heads_q * -(-problem.seq_q // _TILE_ROWS)
-    if 2 * tiles <= device.sm_count:
-        waves = 0
-    else:
-        waves = next((n for n in (1, 2, 4) if tiles <= n * device.sm_count), 8)
-    return ProblemClass(
-        ELEMENT_BYTES[problem.dtype],
-        *head_dims,
-        problem.causal,
-        _seq_class(problem.seq_q),
-        _seq_class(problem.seq_kv),
-        waves,
-    )
 
 
 def table_name(device_name: str) -> str:

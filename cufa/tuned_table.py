@@ -7,34 +7,11 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from cufa.device import Device
 from cufa.problem import Problem
+from cufa.problem_class import ProblemClass
 from cufa.tiles import TileShape, padded
 from cufa.variant import Variant
 
 VERSION = 1
-
-
-class ProblemClass(NamedTuple):
-    """Problems that one tile serves.
-
-    Attributes
-    ----------
-    element_bytes : int
-    head_dim, head_dim_v : int
-        As compiled in the default kernel.
-    causal : bool
-    seq_q, seq_kv : int
-        A power of two, the problem's or the next.
-    waves : int
-        Row tiles a multiprocessor: 0 up to a half, 1, 2, 4 up to so many, 8 for more.
-    """
-
-    element_bytes: int
-    head_dim: int
-    head_dim_v: int
-    causal: bool
-    seq_q: int
-    seq_kv: int
-    waves: int
 
 
 class Entry(NamedTuple):

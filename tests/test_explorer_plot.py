@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cufa import device
+from cufa.explorer.plot_style import Style
 from cufa.explorer.result import Exploration, Row
 from cufa.problem import Problem
 from cufa.variant import Variant
@@ -119,6 +120,30 @@ def test_with_timings_times_and_a_roofline() -> None:
     assert "memory 4000 GB/s" in shown
     assert "matrix product 700 TFLOP/s" in shown
     assert "50% of the ceiling" in shown
+
+
+def test_a_switch_has_a_marker_and_a_label_of_its_own() -> None:
+    others = [row._replace(variant=row.variant._replace(ping_pong=True)) for row in STATIC]
+    figure = exploration([*STATIC, *others]).plot()
+    shown = texts(figure)
+    assert "2 stages, 8 warps\n" in shown
+    assert "2 stages, 8 warps, ping_pong\n" in shown
+    style = Style([*STATIC, *others])
+    looks = {tuple(style.look(row.variant).values()) for row in (*STATIC, *others)}
+    assert len(looks) == 2 * 2 * 2  # stages, warps, ping_pong
+    places = [style.x(row.variant) for row in (*STATIC, *others)]
+    assert len(set(places)) == len(places)
+
+
+def test_the_legend_fits_the_figure() -> None:
+    """Also with many looks, which a narrow figure has to stack."""
+    others = [row._replace(variant=row.variant._replace(ping_pong=True)) for row in TIMED]
+    for rows in ([*STATIC[:8]], [*STATIC, *others], [*TIMED, *others]):
+        figure = exploration(rows, CEILINGS).plot()
+        figure.canvas.draw()
+        box = figure.legends[0].get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1
 
 
 def test_tiles_of_several_kernels_are_told_apart() -> None:

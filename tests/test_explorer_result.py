@@ -14,6 +14,7 @@ import pytest
 
 from cufa import device
 from cufa.explorer.result import Exploration, Row, ranked
+from cufa.explorer.table import cells, tile_text
 from cufa.explorer.work import flops, nbytes
 from cufa.problem import Problem
 from cufa.variant import Variant
@@ -75,6 +76,15 @@ IN_ORDER = [
     timed(96, 5.0, correct=False),
     Row(variant_of(112), error="it does not compile"),
 ]
+
+
+def test_a_switch_is_shown_beside_the_kernel() -> None:
+    variant = Variant("fa3_wgmma", "bfloat16", 128, 128, 192, 80, 2, 16, 1, True, True)
+    assert cells(Row(variant), timed=False)[0] == "fa3_wgmma ping_pong"
+    assert tile_text(variant) == "fa3_wgmma 192x80 2/16/1 ping_pong"
+    other = variant._replace(ping_pong=False)
+    assert cells(Row(other), timed=False)[0] == "fa3_wgmma"
+    assert tile_text(other) == "fa3_wgmma 192x80 2/16/1"
 
 
 def test_order() -> None:

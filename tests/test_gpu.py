@@ -14,6 +14,8 @@ import pytest
 from reference import DTYPES, assert_accepted, random_inputs
 
 import cufa
+from cufa import device as devices
+from cufa.tiles import runs_on
 
 pytestmark = pytest.mark.gpu
 
@@ -24,6 +26,8 @@ KERNEL_DTYPES = (
     ("fa2_fp32", "float32"),
     ("fa2_mma", "float16"),
     ("fa2_mma", "bfloat16"),
+    ("fa3_wgmma", "float16"),
+    ("fa3_wgmma", "bfloat16"),
 )
 
 #: Batch, heads of q and of K/V, queries, keys: odd lengths, unequal both ways, 1 and 0; as many
@@ -40,6 +44,15 @@ GRID = (
 )
 
 kernels = pytest.mark.parametrize(("kernel", "dtype"), KERNEL_DTYPES)
+
+
+@pytest.fixture(autouse=True)
+def kernel_runs_here(request: pytest.FixtureRequest, cupy: Any) -> None:
+    """Skip a test of a kernel that is not for this GPU."""
+    kernel = getattr(request.node, "callspec", None) and request.node.callspec.params.get("kernel")
+    gpu = devices.of_id(cupy.cuda.runtime.getDevice())
+    if kernel and not runs_on(kernel, gpu):
+        pytest.skip(f"{kernel} is not for {gpu.arch}")
 
 
 def poisoned_out(cupy: Any, q: np.ndarray, v: np.ndarray) -> Any:
@@ -63,6 +76,8 @@ def on_device(cupy: Any, *arrays: np.ndarray) -> list[Any]:
 @pytest.mark.parametrize("d", HEAD_DIMS)
 def test_grid(cupy: Any, rng: np.random.Generator, d: int, kernel: str, dtype: str) -> None:
     for b, hq, hk, sq, sk in GRID:
+        if kernel == "fa3_wgmma" and sk == 0:
+            continue  # it needs a key
         q, k, v = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d)
         device = on_device(cupy, q, k, v)
         for causal in (False, True):
@@ -136,7 +151,13 @@ def test_more_rows_of_heads_than_a_grid_axis(cupy: Any, rng: np.random.Generator
 
 
 @pytest.mark.parametrize(
-    ("kernel", "dtype"), [("fa2_mma", "float32"), ("fa2_fp32", "float16"), ("fa1_fp32", "float16")]
+    ("kernel", "dtype"),
+    [
+        ("fa2_mma", "float32"),
+        ("fa2_fp32", "float16"),
+        ("fa1_fp32", "float16"),
+        ("fa3_wgmma", "float32"),
+    ],
 )
 def test_kernel_for_another_dtype(cupy: Any, kernel: str, dtype: str) -> None:
     x = cupy.zeros((1, 1, 8, 64), DTYPES[dtype])

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 import cufa
-from cufa import cache, device, jit, launch, plan, source
+from cufa import cache, device, jit, launch, plan, source, tuned
 from cufa import cubin as elf
 from cufa.device import Device
-from cufa.tiles import all_head_dims
-from cufa.variant import KERNEL_DTYPES, Variant
+from cufa.problem import Problem
+from cufa.tiles import all_head_dims, runs_on
+from cufa.variant import ELEMENT_BYTES, KERNEL_DTYPES, Variant
 
 KERNELS = Path(cufa.__file__).parent / "kernels"
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -37,8 +38,26 @@ ENTRIES = [
     (arch, kernel, head_dims)
     for arch in ARCHS
     for kernel in KERNEL_DTYPES
+    if runs_on(kernel, device.of_arch(arch))
     for head_dims in all_head_dims(kernel, device.of_arch(arch))
 ]
+
+#: What ptxas says when it puts wgmma instructions one after the other, or waits between them.
+SERIALIZED = re.compile(r"\bC75\d\d\b|serializ", re.IGNORECASE)
+
+
+def assert_lean(variant: Variant, gpu: Device) -> None:
+    """Compile a variant, which must fit the GPU without anything that costs speed."""
+    compiled = jit.compile(variant, gpu.arch)
+    assert compiled.spill_bytes == 0, variant
+    assert compiled.stack_bytes == 0, variant
+    assert compiled.dynamic_smem_bytes == variant.smem_bytes
+    smem_bytes = compiled.static_smem_bytes + compiled.dynamic_smem_bytes
+    assert smem_bytes <= gpu.smem_per_block, variant
+    assert 0 < compiled.registers * variant.threads * variant.blocks_per_sm <= 65536, variant
+    # Whatever the compiler warns of costs speed or worse.
+    assert "warning" not in compiled.log.lower(), compiled.log
+    assert not SERIALIZED.search(compiled.log), compiled.log
 
 
 @pytest.mark.parametrize(
@@ -53,16 +72,30 @@ def test_compiles_without_spills(arch: str, kernel: str, head_dims: tuple[int, i
     ]
     assert variants
     for variant in variants:
-        compiled = jit.compile(variant, gpu.arch)
-        assert compiled.spill_bytes == 0, variant
-        assert compiled.stack_bytes == 0, variant
-        assert compiled.dynamic_smem_bytes == variant.smem_bytes
-        smem_bytes = compiled.static_smem_bytes + compiled.dynamic_smem_bytes
-        assert smem_bytes <= gpu.smem_per_block, variant
-        assert 0 < compiled.registers * variant.threads * variant.blocks_per_sm <= 65536, variant
-        # Whatever the compiler warns of (serialised wgmma: C75xx) costs speed or worse.
-        assert "warning" not in compiled.log.lower(), compiled.log
-        assert not re.search(r"\bC75\d\d\b", compiled.log), compiled.log
+        assert_lean(variant, gpu)
+
+
+def builtin_entries() -> list[tuple[Device, Variant]]:
+    """Return what the built-in tables choose beyond the rules, each once."""
+    found: dict[tuple[Device, Variant], None] = {}
+    for path in sorted((Path(cufa.__file__).parent / "tables").glob("*.json")):
+        gpu, table = device.named(path.stem), tuned.load(path)
+        assert table is not None, path
+        for key, entry in table.entries.items():
+            for dtype in KERNEL_DTYPES[entry.kernel]:
+                if ELEMENT_BYTES[dtype] == key.element_bytes:
+                    lengths = (key.seq_q, key.seq_kv, key.head_dim, key.head_dim_v)
+                    problem = Problem(dtype, 1, 1, 1, *lengths, key.causal, 1.0)
+                    found[gpu, entry.variant(problem, gpu)] = None
+    return [(gpu, v) for gpu, v in found if v not in plan.all_variants(gpu)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "variant"), builtin_entries(), ids=lambda x: x.name if isinstance(x, Device) else str(x)
+)
+def test_builtin_tables_compile_without_spills(gpu: Device, variant: Variant) -> None:
+    assert variant.illegal(gpu) is None
+    assert_lean(variant, gpu)
 
 
 def test_entries_hold_every_variant() -> None:
@@ -232,11 +265,8 @@ def test_options_are_the_same_for_all_variants(raw_module: type[_RawModule], gpu
     assert arch == (["-arch=sm_90a"] if gpu.arch == "sm_90a" else [])
 
 
-def test_nvrtc_that_takes_one_architecture_only(
-    cupy: Any, raw_module: type[_RawModule], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", lambda: (12, 3))
-    jit.kernel(SMALL, H200, 0)
+def test_nvrtc_that_takes_one_architecture_only(raw_module: type[_RawModule]) -> None:
+    jit.kernel(SMALL, H200._replace(compiles_sm90a=False), 0)
     assert raw_module.made[0].options == ("-std=c++17",)
 
 

@@ -115,10 +115,9 @@ class _Array:
         if host is None:
             dtype = np.dtype(dtype)
             nbytes = int(np.prod(shape)) * dtype.itemsize
-            memory = np.empty(nbytes + 512, np.uint8)
+            memory = np.full(nbytes + 512, 0xFF, np.uint8)
             start = -memory.ctypes.data % 512
             host = memory[start : start + nbytes].view(dtype).reshape(shape)
-            host[...] = np.nan
         self.host = host
 
     def __getattr__(self, name: str) -> Any:

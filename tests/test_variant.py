@@ -140,8 +140,8 @@ def test_shared_memory_of_fa3_wgmma() -> None:
         q_tile = aligned(2 * variant.bm * max(d, dv), atom)  # O leaves through it
         used = variant.stages * (k_tile + v_tile)
         slots = 2 if variant.blocks_per_sm * (used + 2 * q_tile + 1024) <= shared_by_sm else 1
-        # Two barriers of 8 bytes a slot of Q, K and V; the number and the first row of a tile.
-        small = slots * (16 + 8) + 2 * variant.stages * 16
+        # Two barriers of 8 bytes a slot of Q, K and V, and four numbers for a tile of Q.
+        small = slots * (16 + 4 * 4) + 2 * variant.stages * 16
         assert variant.smem_bytes == used + slots * q_tile + small, variant
         assert small <= 1024
 

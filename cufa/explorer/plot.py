@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cufa.explorer.plot_style import BEST, INK, Style, finish, points, ring, tile_name
+from cufa.explorer.plot_style import (
+    BEST,
+    INK,
+    Style,
+    finish,
+    legend_columns,
+    points,
+    ring,
+    tile_name,
+)
 from cufa.explorer.result import Row
 from cufa.explorer.table import problem_text
 from cufa.explorer.work import flops, nbytes
@@ -45,7 +54,7 @@ def figure(exploration: Exploration) -> Figure:
             handles,
             labels,
             loc="outside lower center",
-            ncols=max(4, -(-len(labels) // 2)),
+            ncols=legend_columns(labels, drawn.get_figwidth()),
             fontsize=8,
             frameon=False,
             labelspacing=0.9,

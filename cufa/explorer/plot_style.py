@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which also colour-blind readers tell apart.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442")
-_MARKERS = ("o", "s", "^", "D", "v", "P")
+_MARKERS = ("o", "s", "D", "P", "X", "v")  # with room for a hole
 BEST, INK, _PALE = "#d55e00", "#333333", "#f3f4f6"
+_LETTER_INCHES, _KEY_INCHES = 0.062, 0.55  # of a legend at 8 points: a letter, and all beside text
 _WIDTH = 0.6  # over which the variants of one tile are spread, of the distance between tiles
 
 _Tile = tuple[str, int, int, int, int]
@@ -146,5 +147,20 @@ def ring(axes: Axes, x: float, y: float, colour: str, label: str, size: float = 
         mew=1.6,
         linestyle="none",
         label=label,
+        clip_on=False,
         zorder=4,
     )
+
+
+def legend_columns(labels: list[str], width: float) -> int:
+    """Return how many columns of a legend in this font fit a figure, `width` in inches."""
+    for count in range(len(labels), 1, -1):
+        rows, longer = divmod(len(labels), count)
+        used, first = 0.0, 0
+        for column in range(count):
+            last = first + rows + (column < longer)
+            used += _KEY_INCHES + _LETTER_INCHES * max(map(len, labels[first:last]))
+            first = last
+        if used <= width:
+            return count
+    return 1

@@ -15,7 +15,7 @@ from cufa.explorer.tuner import Tuner
 from cufa.explorer.tuning import Tuned, Tuning
 from cufa.plan import plan
 from cufa.problem import Problem
-from cufa.tuned_table import ProblemClass
+from cufa.problem_class import ProblemClass
 from cufa.variant import Variant
 
 __all__ = ["Interrupted", "Tuned", "Tuning", "standard_problems", "tune"]

@@ -9,8 +9,9 @@ from cufa import tuned
 from cufa.device import Device
 from cufa.explorer.table import problem_text
 from cufa.problem import Problem
+from cufa.problem_class import ProblemClass
 from cufa.tiles import TileShape
-from cufa.tuned_table import Entry, ProblemClass
+from cufa.tuned_table import Entry
 from cufa.variant import Variant
 
 

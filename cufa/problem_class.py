@@ -1,0 +1,67 @@
+"""Classes of problems: those that one tile serves, the keys of the tuned tables."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cufa.device import Device
+from cufa.problem import Problem
+from cufa.tiles import default_kernel, padded
+from cufa.variant import ELEMENT_BYTES
+
+_TILE_ROWS = 128  # of the tiles that `ProblemClass.waves` counts
+_SEQ_RANGE = (64, 16384)
+
+
+class ProblemClass(NamedTuple):
+    """Problems that one tile serves.
+
+    Attributes
+    ----------
+    element_bytes : int
+    head_dim, head_dim_v : int
+        As compiled in the default kernel.
+    causal : bool
+    seq_q, seq_kv : int
+        A power of two, the problem's or the next.
+    waves : int
+        Row tiles a multiprocessor: 0 up to a half, 1, 2, 4 up to so many, 8 for more.
+    """
+
+    element_bytes: int
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    seq_q: int
+    seq_kv: int
+    waves: int
+
+
+def _seq_class(length: int) -> int:
+    low, high = _SEQ_RANGE
+    return min(max(1 << max(0, length - 1).bit_length(), low), high)
+
+
+def problem_class(problem: Problem, device: Device) -> ProblemClass:
+    """Return the class of a problem on a device.
+
+    Parameters
+    ----------
+    problem : Problem
+    device : Device
+    """
+    kernel = default_kernel(problem.dtype, device)
+    head_dims = padded(kernel, device, problem.head_dim, problem.head_dim_v)
+    tiles = problem.batch * problem.heads_q * -(-problem.seq_q // _TILE_ROWS)
+    if 2 * tiles <= device.sm_count:
+        waves = 0
+    else:
+        waves = next((n for n in (1, 2, 4) if tiles <= n * device.sm_count), 8)
+    return ProblemClass(
+        ELEMENT_BYTES[problem.dtype],
+        *head_dims,
+        problem.causal,
+        _seq_class(problem.seq_q),
+        _seq_class(problem.seq_kv),
+        waves,
+    )
