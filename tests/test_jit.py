@@ -154,6 +154,16 @@ def test_ptx(arch: str) -> None:
     assert "\0" not in text
 
 
+def test_waits_can_be_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests on a GPU have a wait that does not end stop the kernel."""
+    variant = Variant("fa3_wgmma", "float16", 64, 64, 64, 64, 2, 8, 1, True)
+    traps = [jit.ptx(variant, H200.arch).count("trap;")]
+    text = source.text("fa3_wgmma")
+    monkeypatch.setattr(source, "text", lambda kernel: f"#define BOUNDED_WAITS\n{text}")
+    traps.append(jit.ptx(variant, H200.arch).count("trap;"))
+    assert traps[1] > traps[0]
+
+
 def test_ptx_of_what_does_not_compile() -> None:
     with pytest.raises(cufa.CompileError, match="tiles are not prefetched") as info:
         jit.ptx(BROKEN, "sm_90a")

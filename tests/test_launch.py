@@ -261,7 +261,7 @@ class _Kernel:
             assert np.asarray(memory).view(np.int32) == [0]
 
         columns, columns_v = panel_columns(variant.head_dim), panel_columns(variant.head_dim_v)
-        q = rows_of(maps["q"], (columns, pack, variant.bm // pack, 1, 1))
+        q = rows_of(maps["q"], (columns, pack, 64 // pack, 1, 1))
         k = rows_of(maps["k"], (columns, 1, variant.bn, 1, 1))
         v = rows_of(maps["v"], (columns_v, 1, variant.bn, 1, 1))
         o = rows_of(maps["o"], (columns_v, pack, 64 // pack, 1, 1))

@@ -89,16 +89,20 @@ def tiles(chosen: Plan, problem: Problem) -> int:
 
 
 def tile_of_block(chosen: Plan, problem: Problem, block: np.ndarray) -> tuple[Any, Any]:
-    """Return (batch, head) pairs and row tiles of tiles, as ``tile_of_block`` of scheduler.cuh."""
+    """Return (batch, head) pairs and row tiles of tiles, as scheduler.cuh does."""
     heads = problem.batch * problem.heads_q // chosen.pack
-    section_tiles = chosen.section_heads * chosen.q_tiles
-    section = block // section_tiles
-    first_head = section * chosen.section_heads
-    section_heads = np.minimum(chosen.section_heads, heads - first_head)
-    within = block - section * section_tiles
+    early_rows = chosen.q_tiles - chosen.late_rows
+    late = block >= heads * early_rows
+    rows = np.where(late, chosen.late_rows, early_rows)
+    heads_at_once = np.where(late, heads, chosen.section_heads)
+    i = np.where(late, block - heads * early_rows, block)
+    first_head = i // (heads_at_once * rows) * heads_at_once
+    section_heads = np.minimum(heads_at_once, heads - first_head)
+    within = i % (heads_at_once * rows)
     row = within // section_heads
     bh = first_head + within - row * section_heads
-    return bh, chosen.q_tiles - 1 - row if problem.causal else row
+    last = np.where(late, chosen.late_rows, chosen.q_tiles) - 1
+    return bh, last - row if problem.causal else row
 
 
 def assert_covers_every_row_once(chosen: Plan, problem: Problem) -> None:
@@ -145,6 +149,10 @@ def assert_fits(chosen: Plan, problem: Problem, gpu: Device) -> None:
     assert chosen.block * variant.blocks_per_sm <= gpu.threads_per_sm
     assert 0 < chosen.smem_bytes == variant.smem_bytes <= gpu.smem_per_block
     assert chosen.section_heads >= 1
+    if variant.kernel == "fa3_wgmma" and problem.causal:
+        assert 0 <= chosen.late_rows <= chosen.q_tiles
+    else:
+        assert chosen.late_rows == 0
     # The kernels compute these in 32 bits.
     assert chosen.section_heads * chosen.q_tiles <= MAX_GRID
     assert chosen.q_tiles * variant.bm <= MAX_GRID
@@ -295,6 +303,25 @@ def test_causal_starts_with_the_longest_rows() -> None:
         assert np.all(np.diff(q_tile[section == s]) <= 0)
 
 
+@pytest.mark.parametrize("seq", [3000, 8192, 40000])
+def test_late_rows_of_all_heads_come_last(seq: int) -> None:
+    """They are short, and fill the gaps that long ones leave at the end."""
+    problem = problem_of(seq_q=seq, seq_kv=seq)
+    chosen = plan(problem, H200)
+    assert 0 < chosen.late_rows < chosen.q_tiles
+    bh, q_tile = tile_of_block(chosen, problem, np.arange(tiles(chosen, problem)))
+    late = q_tile < chosen.late_rows
+    first = int(np.argmax(late))
+    assert np.all(late[first:])
+    assert np.all(np.diff(q_tile[first:]) <= 0)
+    section = bh[:first] // chosen.section_heads
+    assert np.all(np.diff(section) >= 0)
+    for s in range(section[-1] + 1):
+        assert np.all(np.diff(q_tile[:first][section == s]) <= 0)
+    assert plan(problem._replace(causal=False), H200).late_rows == 0
+    assert plan(problem, H200, "fa2_mma").late_rows == 0
+
+
 def test_sections_keep_their_keys_and_values_in_l2() -> None:
     """Half of it for K and V: more heads at once when they are shorter, or L2 larger."""
     long, short = problem_of(seq_kv=16384, seq_q=16384), problem_of(seq_kv=512, seq_q=512)
@@ -432,7 +459,12 @@ KERNEL_ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "not causal": (VARIANT._replace(causal=False), ValueError, "kernel: .* causal is False"),
     "illegal": (VARIANT._replace(bm=100), ValueError, "kernel: .* bm must be a multiple"),
-    "too large": (VARIANT._replace(stages=9), ValueError, "kernel: .* shared memory .* h200 has"),
+    "too large": (VARIANT._replace(stages=9), ValueError, "kernel: .* 9 stages leave Q too little"),
+    "too large for fa2_mma": (
+        plan(problem_of(), H200, "fa2_mma").variant._replace(stages=9),
+        ValueError,
+        "kernel: .* shared memory .* h200 has",
+    ),
 }
 
 

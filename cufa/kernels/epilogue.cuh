@@ -175,7 +175,7 @@ __device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const Tenso
         stmatrix_x4(warp_tile + OTile::advance(lane_offset, 0, ot), r[0], r[1], r[2], r[3]);
     }
     fence_proxy_async();
-    named_barrier_sync(4 + consumer, 128);
+    named_barrier_sync(8 + consumer, 128);
     if (threadIdx.x % 128 != 0) return;
     const int query = work.q0 / p.pack;
     if (query < p.seq_q) {
