@@ -199,11 +199,23 @@ def kernel(variant: Variant, device: Device, device_id: int) -> Any:
         return _kernel(variant, device, device_id)
 
 
+@functools.cache
+def _start_nvrtc() -> None:
+    """Compile an empty program: NVRTC 13.0 fails where two threads begin with it at once."""
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram("", "empty.cu", (), ())
+    nvrtc.compileProgram(program, ())
+    nvrtc.destroyProgram(program)
+
+
 @contextmanager
 def _compiled(variant: Variant, options: tuple[str, ...]) -> Iterator[Any]:
     """Give a program of NVRTC that is compiled."""
     from cupy.cuda import nvrtc
 
+    with _lock:
+        _start_nvrtc()
     program = nvrtc.createProgram(source.text(variant.kernel), f"{variant.kernel}.cu", (), ())
     try:
         nvrtc.addNameExpression(program, variant.name_expression)

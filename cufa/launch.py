@@ -169,7 +169,7 @@ def _tensor_maps(plan: Plan, views: Operands) -> np.ndarray:
     columns, columns_v = panel_columns(v.head_dim), panel_columns(v.head_dim_v)
     return np.concatenate(
         [
-            tensor_map.encode(views.q, plan.pack, 64, columns),
+            tensor_map.encode(views.q, plan.pack, v.bm, columns),
             tensor_map.encode(views.k, 1, v.bn, columns),
             tensor_map.encode(views.v, 1, v.bn, columns_v),
             tensor_map.encode(views.out, plan.pack, 64, columns_v),  # a warpgroup's rows

@@ -136,19 +136,12 @@ class Variant(NamedTuple):
         return max(tiles + mask_from, o_tile)
 
     @property
-    def _fa3_q_slots(self) -> int:
-        """Slots of 64 rows of Q, or of O, that fit beside the rings of K and V: two for each 64."""
-        rings = 2 * self.stages * self.bn * (self.head_dim + self.head_dim_v)
-        slot = 2 * 64 * max(self.head_dim, self.head_dim_v)
-        fit = (227 * 1024 // self.blocks_per_sm - 1024 - rings) // slot
-        return max(0, min(fit, self.bm // 32))
-
-    @property
     def _fa3_smem_bytes(self) -> int:
-        """As fa3_wgmma.cu lays it out: slots of Q, rings of K and V, barriers."""
+        """As fa3_wgmma.cu lays it out: one or two slots of Q and O, rings of K and V, barriers."""
+        slot = 2 * self.bm * max(self.head_dim, self.head_dim_v)
         rings = 2 * self.stages * self.bn * (self.head_dim + self.head_dim_v)
-        slot = 2 * 64 * max(self.head_dim, self.head_dim_v)
-        return rings + self._fa3_q_slots * (slot + 32) + 32 * self.stages
+        two = (2 * slot + rings + 1024) * self.blocks_per_sm <= 227 * 1024
+        return rings + (2 if two else 1) * (slot + 32) + 32 * self.stages
 
     def illegal(self, device: Device) -> str | None:
         """Why this variant cannot run on a device, or None if it can."""
@@ -203,8 +196,6 @@ class Variant(NamedTuple):
                 return f"{name} must be one of {', '.join(map(str, WGMMA_WIDTHS))} in fa3_wgmma"
         if panel_columns(self.head_dim) != panel_columns(self.head_dim_v):
             return "head_dim and head_dim_v must be swizzled alike, as multiples of 64, 32 or 16"
-        if self._fa3_q_slots <= self.bm // 64:
-            return f"{self.blocks_per_sm} blocks with {self.stages} stages leave Q too little room"
         if self.ping_pong and self.bm == 64:
             return "ping_pong needs two warpgroups, bm of 128 or more"
         return None

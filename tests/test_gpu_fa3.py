@@ -278,6 +278,31 @@ def test_streams_at_the_same_time(
         stream.synchronize()
     assert len(right) == 4 * 4 * 5 * 2
     assert all(map(bool, right))
+    assert launch._counters
+    assert all(int(counter[0]) == 0 for counter in launch._counters.values())
+
+
+@pytest.mark.parametrize("per_thread", [False, True])
+def test_streams_that_are_gone_before_their_work_is_done(
+    cupy: Any, rng: np.random.Generator, hopper: Device, per_thread: bool
+) -> None:
+    """Another stream may come to have the name of one whose kernels still run."""
+    _, given, options = many_tiles(cupy, rng, hopper, d=128, heads=150)
+    expected, _ = cufa.attention(*given, **options)
+    cupy.cuda.get_current_stream().synchronize()
+    found: list[Any] = []
+
+    def calls() -> None:
+        stream = cupy.cuda.Stream.ptds if per_thread else cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            found.extend(cufa.attention(*given, **options)[0] for _ in range(5))
+
+    for _ in range(20):
+        thread = threading.Thread(target=calls)
+        thread.start()
+        thread.join()
+    cupy.cuda.runtime.deviceSynchronize()
+    assert all(bool(same(cupy, x, expected)) for x in found)
 
 
 def test_threads_on_one_stream(cupy: Any, rng: np.random.Generator, hopper: Device) -> None:

@@ -499,7 +499,7 @@ def test_more_blocks_than_a_grid_has(kernel: Variant | None) -> None:
         plan(problem, H200, kernel)
 
 
-@pytest.mark.parametrize("short_of_most", [0, 1, 263, 264, 1000])
+@pytest.mark.parametrize("short_of_most", [0, 263, 264])
 @pytest.mark.parametrize("causal", [False, True])
 def test_as_many_tiles_as_can_be_counted(short_of_most: int, causal: bool) -> None:
     one = problem_of(heads_q=1, heads_kv=1, seq_q=1, causal=causal)

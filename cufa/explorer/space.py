@@ -56,7 +56,8 @@ def _fp32_scores(variant: Variant) -> float:
 def _at_launch(variant: Variant, consumer: float) -> float:
     """Return a thread's registers at launch, for the consumers of fa3_wgmma to have so many."""
     consumers = variant.bm // 64
-    return (consumers * consumer + 32) / (consumers + 1)  # 32 stay with the producer
+    producer = 32 if consumers == 3 else 24
+    return (consumers * consumer + producer) / (consumers + 1)
 
 
 DEFAULTS: dict[str, KernelSpace] = {

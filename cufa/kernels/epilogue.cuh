@@ -107,13 +107,13 @@ struct PackedRows {
     int query[2], head[2];
     int batch;
 
-    __device__ PackedRows(const Params& p, const Work& work, int warp_row)
-        : lane(thread_index_anew() % 32), batch(work.batch) {
+    __device__ PackedRows(const Params& p, int batch, int tile_head, int row)
+        : lane(thread_index_anew() % 32), batch(batch) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int r = work.q0 + warp_row + lane / 4 + 8 * h;
+            const int r = row + lane / 4 + 8 * h;
             query[h] = p.pack == 1 ? r : r / p.pack;
-            head[h] = work.head * p.pack + r - query[h] * p.pack;
+            head[h] = tile_head * p.pack + r - query[h] * p.pack;
         }
     }
 };
@@ -160,11 +160,11 @@ __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const 
     }
 }
 
-// Writes a warpgroup's 64 rows of O through `tile` in shared memory; the copy is still under way then.
+// Writes a warpgroup's 64 rows of O through its part of `tile` in shared memory; the copy is still under way then.
 template <class T, class OTile, int OT>
 __device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const TensorMap& map, const Params& p,
-                            const Work& work, int consumer) {
-    const int thread = thread_index_anew(), lane = thread % 32, warp = thread % 128 / 32;
+                            const volatile Work& work, int consumer) {
+    const int thread = thread_index_anew(), lane = thread % 32, warp = thread / 32 - 4;
     const uint32_t warp_tile = tile + warp * 16 * OTile::ROW_BYTES;
     const uint32_t lane_offset = OTile::offset(lane % 16, lane / 16);
 #pragma unroll
@@ -177,9 +177,9 @@ __device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const Tenso
     fence_proxy_async();
     named_barrier_sync(8 + consumer, 128);
     if (threadIdx.x % 128 != 0) return;
-    const int query = work.q0 / p.pack;
+    const int query = (work.q0 + consumer * 64) / p.pack;
     if (query < p.seq_q) {
-        OTile::store(map, tile, query, work.head, work.batch);
+        OTile::store(map, tile, consumer * 64, query, work.head, work.batch);
         tma_store_commit();
     }
 }

@@ -57,13 +57,11 @@ __device__ int next_tile(const Params& p, int tile, int tiles) {
     return drawn + gridDim.x;
 }
 
-// A tile as the producer of fa3_wgmma hands it to a consumer; without keys, there are no more.
+// A tile as the producer of fa3_wgmma hands it to the consumers; without keys, there are no more.
 struct Work {
-    int q0;  // the first of the consumer's 64 rows
-    int head, batch;
+    int q0, head, batch;
     int kv_tiles;  // tiles of keys that some row of the tile sees, at least one
 };
-__device__ inline Work copy_of(const volatile Work& w) { return {w.q0, w.head, w.batch, w.kv_tiles}; }
 
 // The consumer warpgroups of a block take turns, in order, when ON.
 template <int N, bool ON>

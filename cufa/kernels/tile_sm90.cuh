@@ -38,11 +38,11 @@ struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
         for (int i = 0; i < COLS_ / PANEL_COLS; ++i)
             tma_load(tile + i * PANEL_BYTES, map, bar, i * PANEL_COLS, 0, row, head, batch);
     }
-    // The other way.
-    static __device__ void store(const TensorMap& map, uint32_t tile, int row, int head, int batch) {
+    // Starts the copy of the tile's rows from `tile_row` on, as many as the map says, to `row` and on.
+    static __device__ void store(const TensorMap& map, uint32_t tile, int tile_row, int row, int head, int batch) {
 #pragma unroll
         for (int i = 0; i < COLS_ / PANEL_COLS; ++i)
-            tma_store(map, tile + i * PANEL_BYTES, i * PANEL_COLS, 0, row, head, batch);
+            tma_store(map, tile + i * PANEL_BYTES + tile_row * ROW_BYTES, i * PANEL_COLS, 0, row, head, batch);
     }
 
  private:
