@@ -200,22 +200,24 @@ def kernel(variant: Variant, device: Device, device_id: int) -> Any:
 
 
 @functools.cache
-def _start_nvrtc() -> None:
-    """Compile an empty program: NVRTC 13.0 fails where two threads begin with it at once."""
+def _started_nvrtc() -> Any:
     from cupy.cuda import nvrtc
 
-    program = nvrtc.createProgram("", "empty.cu", (), ())
-    nvrtc.compileProgram(program, ())
-    nvrtc.destroyProgram(program)
+    nvrtc.getVersion()  # loads the library
+    return nvrtc
+
+
+def _nvrtc() -> Any:
+    """Return CuPy's NVRTC, loaded by one thread: where two do it at once, NVRTC 13.0 fails."""
+    with _lock:
+        return _started_nvrtc()
 
 
 @contextmanager
 def _compiled(variant: Variant, options: tuple[str, ...]) -> Iterator[Any]:
     """Give a program of NVRTC that is compiled."""
-    from cupy.cuda import nvrtc
+    nvrtc = _nvrtc()
 
-    with _lock:
-        _start_nvrtc()
     program = nvrtc.createProgram(source.text(variant.kernel), f"{variant.kernel}.cu", (), ())
     try:
         nvrtc.addNameExpression(program, variant.name_expression)
@@ -237,7 +239,7 @@ def compile(variant: Variant, arch: str) -> Compiled:
     ------
     CompileError
     """
-    from cupy.cuda import nvrtc
+    nvrtc = _nvrtc()
 
     options: tuple[str, ...] = (_STANDARD, f"-arch={arch}", "--ptxas-options=-v")
     if nvrtc.getVersion() >= _NVRTC_CACHES:
@@ -267,7 +269,7 @@ def ptx(variant: Variant, arch: str) -> str:
     ------
     CompileError
     """
-    from cupy.cuda import nvrtc
+    nvrtc = _nvrtc()
 
     options = (_STANDARD, f"-arch={arch.replace('sm_', 'compute_', 1)}")
     with _compiled(variant, options) as program:
