@@ -196,7 +196,7 @@ def _counter_address() -> int:
     key = (_cupy.cuda.runtime.getDevice(), stream.ptr, thread)
     counter = _counters.get(key)
     if counter is None:
-        counter = _counters[key] = _cupy.zeros(1, np.int32)
+        counter = _counters.setdefault(key, _cupy.zeros(1, np.int32))  # of another thread, perhaps
     return int(counter.data.ptr)
 
 
@@ -307,7 +307,7 @@ def first(
             readable(q_view, tma),
             readable(operands.k, tma),
             readable(operands.v, tma),
-            _writable(as_bhsd(result, layout), tma),
+            writable(as_bhsd(result, layout), tma),
         )
         launch = Launch(plan, problem, taken, kernel)
         q_ptr, k_ptr, v_ptr, out_ptr = (view.data.ptr for view in taken)
@@ -362,7 +362,7 @@ def readable(view: Any, tma: bool = False) -> Any:
     return padded
 
 
-def _writable(view: Any, tma: bool) -> Any:
+def writable(view: Any, tma: bool) -> Any:
     """Return a 4-D view of the result as the kernels write it, or else memory for it.
 
     Rows are contiguous; to TMA they are as in `readable`, too.

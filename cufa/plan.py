@@ -82,7 +82,10 @@ def _fa3_order(problem: Problem, variant: Variant, device: Device) -> tuple[int,
         last = (heads - 1) % size + 1
         return (4 * last < 3 * size, abs(sections - near))
 
-    return -(-heads // min(range(max(1, near // 2), 2 * near + 2), key=badness)), 0
+    return -(
+        -heads
+        // min(range(max(1, near // 2, near - 128), min(2 * near, near + 128) + 2), key=badness)
+    ), 0
 
 
 def _order(problem: Problem, variant: Variant, device: Device) -> tuple[int, int]:
@@ -120,15 +123,24 @@ def _tiles(problem: Problem, variant: Variant) -> int:
     return heads * -(-problem.seq_q * pack // variant.bm)
 
 
+def _blocks_at_once(variant: Variant, device: Device) -> int:
+    """Blocks of a kernel whose blocks take one tile after the other; 0 for another kernel."""
+    return variant.blocks_per_sm * device.sm_count if variant.kernel == "fa3_wgmma" else 0
+
+
+def _countable(problem: Problem, variant: Variant, device: Device) -> bool:
+    """Whether all tiles, and what each block asks for after the last one, have 32-bit numbers."""
+    return _tiles(problem, variant) + _blocks_at_once(variant, device) <= _MAX_GRID
+
+
 def _planned(problem: Problem, variant: Variant, device: Device, reason: str) -> Plan:
     grid = _tiles(problem, variant)
-    if grid > _MAX_GRID:
+    if not _countable(problem, variant, device):
         raise ValueError(
             f"q: batch {problem.batch} x heads {problem.heads_q} x seq {problem.seq_q} needs "
             f"{grid} blocks, more than a grid's {_MAX_GRID}"
         )
-    if variant.kernel == "fa3_wgmma":  # its blocks take one tile after the other
-        grid = min(grid, variant.blocks_per_sm * device.sm_count)
+    grid = min(grid, _blocks_at_once(variant, device) or grid)
     pack = _pack(problem, variant)
     section_heads, late_rows = _order(problem, variant, device)
     return Plan(
@@ -275,7 +287,7 @@ def plan(problem: Problem, device: Device, kernel: str | Variant | None = None) 
     entry, reason = found
     variant = entry.variant(problem, device)
     no_keys = variant.kernel == "fa3_wgmma" and problem.seq_kv == 0
-    if no_keys or _tiles(problem, variant) > _MAX_GRID:
+    if no_keys or not _countable(problem, variant, device):
         return usual
     return _planned(
         problem, variant, device, reason if kernel is None else f"forced kernel, {reason}"

@@ -184,6 +184,9 @@ class Variant(NamedTuple):
         if self.smem_bytes > device.smem_per_block:
             needs = f"{self.smem_bytes} bytes of shared memory are needed"
             return f"{needs}, {device.name} has {device.smem_per_block}"
+        registers = device.registers_per_sm // (self.threads * self.blocks_per_sm) // 8 * 8
+        if self.kernel == "fa3_wgmma" and registers < max(self.bn, self.head_dim_v) // 2 + 30:
+            return f"{registers} registers a thread at launch are too few for wgmma of this width"
         return None
 
     def _illegal_fa3(self, device: Device) -> str | None:

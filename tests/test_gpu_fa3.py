@@ -146,7 +146,7 @@ CAUSAL = [
     *(fa3(64, 64, 64, bn, 3, 1, False) for bn in (48, 144, 176, 256)),
     *(fa3(128, 128, bm, 64, 3, 1, turns) for bm in (128, 192) for turns in (False, True)),
     *(fa3(128, 128, bm, 80, 1, 1, True) for bm in (128, 192, 256)),
-    *(fa3(128, 128, 64, 32, 2, blocks, False) for blocks in (1, 2, 3)),
+    *(fa3(128, 128, 64, 32, 2, blocks, False) for blocks in (1, 2)),
     *(fa3(128, 128, 128, 32, stages, 1, True) for stages in (1, 2, 3)),
     *(fa3(256, 256, 128, bn, 2, 1, turns) for bn in (32, 48) for turns in (False, True)),
     *(fa3(192, 64, 128, 96, 2, 1, turns) for turns in (False, True)),

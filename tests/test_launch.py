@@ -26,6 +26,9 @@ from cufa.launch import PARAMS
 from cufa.plan import Plan
 from cufa.variant import Variant, panel_columns
 
+#: What tuned tables change is in test_tuned.py.
+pytestmark = pytest.mark.usefixtures("no_builtin_tables")
+
 ALIGNMENT = 16  # bytes: what the kernels copy at once
 
 MAPS = np.dtype([(name, "u8", 16) for name in "qkvo"])
@@ -261,7 +264,7 @@ class _Kernel:
             assert np.asarray(memory).view(np.int32) == [0]
 
         columns, columns_v = panel_columns(variant.head_dim), panel_columns(variant.head_dim_v)
-        q = rows_of(maps["q"], (columns, pack, 64 // pack, 1, 1))
+        q = rows_of(maps["q"], (columns, pack, variant.bm // pack, 1, 1))
         k = rows_of(maps["k"], (columns, 1, variant.bn, 1, 1))
         v = rows_of(maps["v"], (columns_v, 1, variant.bn, 1, 1))
         o = rows_of(maps["o"], (columns_v, pack, 64 // pack, 1, 1))
@@ -462,6 +465,31 @@ def test_heads_of_a_group_in_one_tile(
             out = out.swapaxes(1, 2)
         assert_accepted(out, lse, q, k, v, causal=causal)
     assert len(gpu.prepared) == 2
+
+
+@pytest.mark.parametrize(
+    ("bm", "bn", "head_dims"),
+    [
+        *((64, 48, dims) for dims in ((64, 64), (96, 160), (256, 256), (80, 48))),
+        *((128, 64, dims) for dims in ((64, 64), (96, 160), (256, 256), (80, 48))),
+        *((192, 32, dims) for dims in ((64, 64), (96, 160), (80, 48))),
+        *((256, 32, dims) for dims in ((64, 64), (80, 48))),
+    ],
+)
+def test_tiles_of_any_size(
+    gpu: _Gpu, rng: np.random.Generator, bm: int, bn: int, head_dims: tuple[int, int]
+) -> None:
+    """Their boxes are what a tile in shared memory holds, with heads packed or not."""
+    for group, sq in ((1, 300), (4, 50), (4, 300)):
+        d, dv = head_dims
+        sizes = {"b": 2, "hq": 2 * group, "hk": 2, "sq": sq, "sk": 70}
+        q, k, v = random_inputs(rng, "float16", **sizes, d=d, dv=dv)
+        variant = Variant("fa3_wgmma", "float16", d, dv, bm, bn, 1, bm // 16 + 4, 1, True)
+        out, lse = cufa.attention(
+            *map(on_gpu, (q, k, v)), causal=True, kernel=variant, return_lse=True
+        )
+        assert gpu.launches[-1] == variant
+        assert_accepted(out, lse, q, k, v, causal=True)
 
 
 @pytest.mark.parametrize(

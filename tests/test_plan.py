@@ -459,7 +459,7 @@ KERNEL_ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "not causal": (VARIANT._replace(causal=False), ValueError, "kernel: .* causal is False"),
     "illegal": (VARIANT._replace(bm=100), ValueError, "kernel: .* bm must be a multiple"),
-    "too large": (VARIANT._replace(stages=9), ValueError, "kernel: .* 9 stages leave Q too little"),
+    "too large": (VARIANT._replace(stages=9), ValueError, "kernel: .* shared memory .* h200 has"),
     "too large for fa2_mma": (
         plan(problem_of(), H200, "fa2_mma").variant._replace(stages=9),
         ValueError,

@@ -58,7 +58,9 @@ class Stage:
             q, k, v = (normal(cupy, shape, dtype, seed) for seed, shape in enumerate(shapes))
         else:
             q, k, v = (cupy.asarray(x) for x in operands[:3])
-        self.operands = Operands(q, k, v, cupy.empty((b, hq, sq, dv), dtype))
+        out = launch.writable(cupy.empty((b, hq, sq, dv), dtype), tma=True)
+        self._out_memory = out if out.base is None else out.base
+        self.operands = Operands(q, k, v, out)
         if problem.scale < 0:  # the kernels fold a positive scale into the exponent
             q, problem = -q, problem._replace(scale=-problem.scale)
         self._problem = problem
@@ -83,7 +85,7 @@ class Stage:
 
     def poison(self) -> None:
         """Fill the result with NaN."""
-        self.operands.out.view(np.uint8).fill(0xFF)
+        self._out_memory.view(np.uint8).fill(0xFF)
 
     def wait(self) -> None:
         """Wait for the GPU, and raise what went wrong there."""
