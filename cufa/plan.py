@@ -53,7 +53,8 @@ class Plan(NamedTuple):
         """One line."""
         return (
             f"{self.variant} grid={self.grid} block={self.block} smem={self.smem_bytes} "
-            f"section_heads={self.section_heads} pack={self.pack} ({self.reason})"
+            f"section_heads={self.section_heads} late_rows={self.late_rows} pack={self.pack} "
+            f"({self.reason})"
         )
 
 

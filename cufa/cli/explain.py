@@ -84,6 +84,8 @@ def _print(problem: Problem, device: Device, found: Plan) -> None:
         ("shared memory", f"{found.smem_bytes} bytes a block"),
         ("interleaved", f"the tiles of {section} at a time"),
     ]
+    if found.late_rows:
+        rows.append(("late", f"the first {found.late_rows} tiles of all heads, which are short"))
     if found.workspace_floats:
         rows.append(("workspace", f"{4 * found.workspace_floats} bytes of global memory"))
     table.pairs([*rows, ("reason", found.reason)])
