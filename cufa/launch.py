@@ -158,13 +158,13 @@ def uses_tma(plan: Plan) -> bool:
 
 
 def _draws_tiles(plan: Plan, problem: Problem) -> bool:
-    """Whether the blocks draw their tiles, as ``next_tile`` in ``kernels/scheduler.cuh`` says."""
+    """Whether the blocks draw their tiles, as ``kernels/scheduler_sm90.cuh`` says."""
     tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
     return uses_tma(plan) and problem.causal and tiles > plan.grid
 
 
 def _tensor_maps(plan: Plan, views: Operands) -> np.ndarray:
-    """Return ``TensorMaps`` of ``kernels/ptx_sm90.cuh`` as words."""
+    """Return ``TensorMaps`` of ``kernels/tile_sm90.cuh`` as words."""
     v = plan.variant
     columns, columns_v = panel_columns(v.head_dim), panel_columns(v.head_dim_v)
     return np.concatenate(

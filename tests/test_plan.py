@@ -89,7 +89,7 @@ def tiles(chosen: Plan, problem: Problem) -> int:
 
 
 def tile_of_block(chosen: Plan, problem: Problem, block: np.ndarray) -> tuple[Any, Any]:
-    """Return (batch, head) pairs and row tiles of tiles, as scheduler.cuh does."""
+    """Return (batch, head) pairs and row tiles of tiles, as scheduler_sm90.cuh does."""
     heads = problem.batch * problem.heads_q // chosen.pack
     early_rows = chosen.q_tiles - chosen.late_rows
     late = block >= heads * early_rows

@@ -3,11 +3,11 @@
 // V by TMA into rings in shared memory. The consumers, the other warpgroups, compute 64 rows each with wgmma. S of the
 // next keys is queued before P V of the present ones, so that the softmax runs while the tensor cores work. With
 // PING_PONG the consumers take turns to queue their products: one's softmax then runs under the products of the others.
-#include "epilogue.cuh"
+#include "epilogue_sm90.cuh"
 #include "mask.cuh"
 #include "params.cuh"
 #include "ptx_sm90.cuh"
-#include "scheduler.cuh"
+#include "scheduler_sm90.cuh"
 #include "softmax.cuh"
 #include "tile_sm90.cuh"
 

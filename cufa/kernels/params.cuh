@@ -19,7 +19,7 @@ struct Params {
     int q_tiles;             // row tiles of one head
     int heads;               // batch * heads_q
     int section_heads;       // heads whose tiles are interleaved, see scheduler.cuh
-    int late_rows;           // fa3_wgmma only: row tiles of each head that come last, see scheduler.cuh
+    int late_rows;           // fa3_wgmma only: row tiles of each head that come last, see scheduler_sm90.cuh
     int pack;                // fa3_wgmma only: neighbouring query heads whose rows one tile holds, query by query
 };
 

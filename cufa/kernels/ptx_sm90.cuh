@@ -7,10 +7,6 @@ struct __align__(64) TensorMap {
     unsigned char bytes[128];
 };
 
-__device__ inline void tma_prefetch(const TensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 // Like block_index(), read anew at each call: what follows from it is not kept in registers through a main loop.
 __device__ inline int thread_index_anew() {
     int i;

@@ -1,7 +1,7 @@
 // Which output tile a block computes.
 #pragma once
 #include "params.cuh"
-#include "ptx_sm90.cuh"
+#include "ptx.cuh"
 
 struct Tile {
     int batch, head, q_tile;
@@ -27,54 +27,3 @@ template <int BM, int ROW_WARPS>
 __device__ int warp_row() {
     return thread_index() / 32 % ROW_WARPS * (BM / ROW_WARPS);
 }
-
-// The same for causal tiles of fa3_wgmma, but the first `late_rows` row tiles of all heads come last, together. Sections
-// can then be so small that their K and V stay in L2: the late tiles are short, and fill the gaps at the end.
-template <bool CAUSAL>
-__device__ Tile tile_in_order(const Params& p, int i) {
-    const int late = CAUSAL ? p.late_rows : 0;
-    const int early_rows = p.q_tiles - late, early_tiles = p.heads * early_rows;
-    const bool is_late = CAUSAL && i >= early_tiles;
-    const int rows = is_late ? late : early_rows;
-    const int section_heads = is_late ? p.heads : p.section_heads;
-    if (is_late) i -= early_tiles;
-    const int section_tiles = section_heads * rows;
-    const int first_head = i / section_tiles * section_heads;
-    const int heads = min(section_heads, p.heads - first_head);
-    const int within = i % section_tiles;
-    const int row = within / heads;
-    const int bh = first_head + within - row * heads;
-    return {bh / p.heads_q, bh % p.heads_q, CAUSAL ? (is_late ? late : p.q_tiles) - 1 - row : row};
-}
-
-// The tile that follows `tile` in a block that takes one after the other. Causal tiles differ in length: blocks draw them
-// as they become free, the first of each being its own number. Whoever draws the last number leaves 0 behind.
-template <bool CAUSAL>
-__device__ int next_tile(const Params& p, int tile, int tiles) {
-    if (!CAUSAL || tiles <= gridDim.x) return tile + gridDim.x;
-    const int drawn = atomicAdd(p.tiles_drawn, 1);
-    if (drawn == tiles - 1) *p.tiles_drawn = 0;
-    return drawn + gridDim.x;
-}
-
-// A tile as the producer of fa3_wgmma hands it to the consumers; without keys, there are no more.
-struct Work {
-    int q0, head, batch;
-    int kv_tiles;  // tiles of keys that some row of the tile sees, at least one
-};
-
-// The consumer warpgroups of a block take turns, in order, when ON.
-template <int N, bool ON>
-struct Turns {
-    int mine;
-
-    __device__ explicit Turns(int consumer) : mine(consumer) {
-        if (consumer == N - 1) pass();
-    }
-    __device__ void wait() const {
-        if constexpr (ON) named_barrier_sync(1 + mine, 256);
-    }
-    __device__ void pass() const {
-        if constexpr (ON) named_barrier_arrive(1 + (mine + 1) % N, 256);
-    }
-};
