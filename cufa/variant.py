@@ -137,11 +137,12 @@ class Variant(NamedTuple):
 
     @property
     def _fa3_smem_bytes(self) -> int:
-        """As fa3_wgmma.cu lays it out: one or two slots of Q and O, rings of K and V, barriers."""
+        """As fa3_wgmma.cu lays it out: up to three slots of Q and O, rings of K and V, barriers."""
         slot = 2 * self.bm * max(self.head_dim, self.head_dim_v)
         rings = 2 * self.stages * self.bn * (self.head_dim + self.head_dim_v)
-        two = (2 * slot + rings + 1024) * self.blocks_per_sm <= 227 * 1024
-        return rings + (2 if two else 1) * (slot + 32) + 32 * self.stages
+        room = 227 * 1024 // self.blocks_per_sm - 1024 - rings
+        slots = max(1, min(3, room // slot))
+        return rings + slots * (slot + 16) + 32 * self.stages + 16 * max(2, slots)
 
     def illegal(self, device: Device) -> str | None:
         """Why this variant cannot run on a device, or None if it can."""
@@ -199,6 +200,9 @@ class Variant(NamedTuple):
                 return f"{name} must be one of {', '.join(map(str, WGMMA_WIDTHS))} in fa3_wgmma"
         if panel_columns(self.head_dim) != panel_columns(self.head_dim_v):
             return "head_dim and head_dim_v must be swizzled alike, as multiples of 64, 32 or 16"
+        skipped = -(-(self.bm - 64) // self.bn) if self.causal else 0
+        if skipped > self.stages:  # it holds a V meanwhile
+            return f"a warpgroup skips {skipped} masked tiles of keys: as many stages are needed"
         if self.ping_pong and self.bm == 64:
             return "ping_pong needs two warpgroups, bm of 128 or more"
         return None

@@ -41,7 +41,7 @@ class Fake:
                 raise Interrupted(tuning)
             on_problem(done, len(self.problems), problem)
             planned = by_rules(problem, GPU).variant
-            winner = planned._replace(bn=32)
+            winner = planned._replace(bn=96)
             progress(Progress("time", 1, 1, Row(winner, median_us=80.0)))
             if self.fail:
                 tuning.failures[problem] = "out of memory"
@@ -69,9 +69,9 @@ def test_the_winners_are_kept_and_used(fake: Fake, capsys: Captured, tmp_path: P
     assert f"wrote {tuned.user_path(GPU)}\n" in err
     assert "problem 1/1: float16, batch 2" in err
     chosen = plan(problem, GPU)
-    assert chosen.variant.bn == 32
+    assert chosen.variant.bn == 96
     assert "tuned on" in chosen.reason
-    assert "x32 " in out
+    assert "x96 " in out
     assert "1 of 1 change; geometric mean of the ratios 1.250" in out
     found = json.loads(target.read_text())
     words = f"tune {' '.join(Q)} --causal --json {target}"

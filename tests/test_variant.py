@@ -144,17 +144,19 @@ FA3_TILES = [
 def fa3_memory(variant: Variant) -> tuple[int, int]:
     """Return how many tiles of Q a block holds, and the bytes of all it holds.
 
-    Tiles begin where a swizzle does. A second tile of Q is held where it fits, when the blocks of a
-    multiprocessor share its memory.
+    Tiles begin where a swizzle does. A second and a third tile of Q are held where they fit, when
+    the blocks of a multiprocessor share its memory.
     """
     d, dv = variant.head_dim, variant.head_dim_v
     atom = 8 * 2 * min(d & -d, 64)  # bytes of eight rows of a panel: the swizzle's period
     k_tile, v_tile = (aligned(2 * variant.bn * n, atom) for n in (d, dv))
     q_tile = aligned(2 * variant.bm * max(d, dv), atom)  # O may leave through it
     kv = variant.stages * (k_tile + v_tile)
-    slots = 2 if variant.blocks_per_sm * (kv + 2 * q_tile + 1024) <= 227 * 1024 else 1
-    # Two barriers of 8 bytes a tile of Q, K and V, and four numbers for one of Q.
-    small = slots * (16 + 4 * 4) + 2 * variant.stages * 16
+    slots = 1
+    while slots < 3 and variant.blocks_per_sm * (kv + (slots + 1) * q_tile + 1024) <= 227 * 1024:
+        slots += 1
+    # Two barriers of 8 bytes a tile of Q, K and V; four numbers for one of Q, at least twice.
+    small = slots * 16 + max(slots, 2) * 4 * 4 + 2 * variant.stages * 16
     assert small <= 1024
     return slots, kv + slots * q_tile + small
 
@@ -185,13 +187,13 @@ def test_tiles_of_fa3_wgmma() -> None:
 @pytest.mark.parametrize(
     ("variant", "slots"),
     [
-        (FA3._replace(head_dim=64, bn=128), 2),
-        (FA3._replace(head_dim_v=128, bm=192, warps=16), 2),
+        (FA3._replace(head_dim=64, bn=128), 3),
+        (FA3._replace(head_dim_v=128, bm=192, warps=16), 3),
         (FA3._replace(head_dim_v=128, bm=192, warps=16, stages=3), 2),
         (FA3._replace(head_dim_v=128, bm=192, warps=16, bn=96, stages=3), 1),
         (FA3._replace(head_dim=256, head_dim_v=256, bn=64), 1),
-        (FA3._replace(head_dim=64, bm=64, warps=8, bn=64, blocks_per_sm=3, ping_pong=False), 2),
-        (FA3._replace(bm=64, warps=8, blocks_per_sm=2, ping_pong=False), 2),
+        (FA3._replace(head_dim=64, bm=64, warps=8, bn=64, blocks_per_sm=3, ping_pong=False), 3),
+        (FA3._replace(bm=64, warps=8, blocks_per_sm=2, ping_pong=False), 3),
         (FA3._replace(bm=64, warps=8, blocks_per_sm=3, ping_pong=False), 1),
     ],
     ids=str,
@@ -255,8 +257,12 @@ ILLEGAL: dict[str, tuple[Variant, str]] = {
     "fa3 turns of one": (FA3._replace(bm=64, warps=8), "ping_pong needs two warpgroups"),
     "fa3 shared memory": (FA3._replace(bn=256, stages=3), "bytes of shared memory .* has 232448"),
     "fa3 threads": (
-        FA3._replace(head_dim=32, head_dim_v=32, bn=32, bm=192, warps=16, blocks_per_sm=5),
+        FA3._replace(head_dim=32, head_dim_v=32, bn=64, bm=192, warps=16, blocks_per_sm=5),
         "5 blocks of 512 threads",
+    ),
+    "fa3 masked tiles": (
+        FA3._replace(bm=192, bn=48, warps=16),
+        "skips 3 masked tiles of keys: as many stages",
     ),
     "ping_pong elsewhere": (MMA._replace(ping_pong=True), "fa2_mma has no ping_pong"),
     "shared memory": (MMA._replace(bn=256, stages=8), "bytes of shared memory .* h200 has 232448"),

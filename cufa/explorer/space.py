@@ -56,7 +56,7 @@ def _fp32_scores(variant: Variant) -> float:
 def _at_launch(variant: Variant, consumer: float) -> float:
     """Return a thread's registers at launch, for the consumers of fa3_wgmma to have so many."""
     consumers = variant.bm // 64
-    producer = 32 if consumers == 3 else 24
+    producer = 24 if consumers == 2 else 32
     return (consumers * consumer + producer) / (consumers + 1)
 
 

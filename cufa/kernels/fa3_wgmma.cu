@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     static_assert(WARPS == 4 * (CONSUMERS + 1), "a producer and BM / 64 consumers");
     // Registers of a thread at launch, and after the producer has left most of its own to the consumers.
     constexpr int REGISTERS = 65536 / (WARPS * 32 * BLOCKS_PER_SM) / 8 * 8;
-    constexpr int REGISTERS_PRODUCER = CONSUMERS == 3 ? 32 : 24;
+    constexpr int REGISTERS_PRODUCER = 32;
     constexpr int SHARE = (REGISTERS * (CONSUMERS + 1) - REGISTERS_PRODUCER) / CONSUMERS / 8 * 8;
     constexpr int REGISTERS_CONSUMER = SHARE < 240 ? SHARE : 240;
     constexpr int NT = BN / 8, OT = HEAD_DIM_V / 8;  // 8-column pieces of S and of O
@@ -30,17 +30,19 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     using KTile = WgmmaTile<BN, HEAD_DIM>;
     using VTile = WgmmaTile<BN, HEAD_DIM_V>;
     using OTile = WgmmaTile<BM, HEAD_DIM_V>;
-    // O leaves through the slot that its Q came in. Two slots if they fit: the next Q then comes early.
+    // O leaves through the slot that its Q came in. Up to three slots, if they fit: the next Q then comes early.
     constexpr int QO_BYTES = QTile::bytes > OTile::bytes ? QTile::bytes : OTile::bytes;
     constexpr int KV_BYTES = STAGES * (KTile::bytes + VTile::bytes);
-    constexpr int Q_STAGES = (2 * QO_BYTES + KV_BYTES + 1024) * BLOCKS_PER_SM <= 227 * 1024 ? 2 : 1;
+    constexpr auto fits = [](int slots) { return (slots * QO_BYTES + KV_BYTES + 1024) * BLOCKS_PER_SM <= 227 * 1024; };
+    constexpr int Q_STAGES = fits(3) ? 3 : fits(2) ? 2 : 1;
+    constexpr int WORK_STAGES = Q_STAGES == 1 ? 2 : Q_STAGES;
 
     extern __shared__ __align__(1024) unsigned char smem[];
     const uint32_t sQ = smem_address(smem), sK = sQ + Q_STAGES * QO_BYTES, sV = sK + STAGES * KTile::bytes;
     const uint32_t barriers = sQ + Q_STAGES * QO_BYTES + KV_BYTES;
     const Ring<Q_STAGES> ring_q(barriers);
     const Ring<STAGES> ring_k(barriers + ring_q.bytes), ring_v(barriers + ring_q.bytes + ring_k.bytes);
-    // What the slots of Q hold. Consumers look it up at each use, for registers are scarce.
+    // The tile at hand and the next. Consumers look it up at each use, for registers are scarce.
     volatile Work* sWork = reinterpret_cast<Work*>(smem + Q_STAGES * QO_BYTES + KV_BYTES + ring_q.bytes + 2 * ring_k.bytes);
 
     const Mask<CAUSAL, true> mask(p.seq_q, p.seq_kv, p.pack);
@@ -49,8 +51,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     auto key_tiles = [&](int row, int rows) { return max(1, (mask.kv_end(row, rows) + BN - 1) / BN); };
 
     if (threadIdx.x == 0) {
-        if (dynamic_smem_bytes() < KV_BYTES + Q_STAGES * (QO_BYTES + 16 + sizeof(Work)) + 32 * STAGES) __trap();
-        ring_q.init(Q_STAGES == 2 ? CONSUMERS : 4 * CONSUMERS), ring_k.init(4 * CONSUMERS), ring_v.init(4 * CONSUMERS);
+        if (dynamic_smem_bytes() < KV_BYTES + Q_STAGES * (QO_BYTES + 16) + 32 * STAGES + WORK_STAGES * sizeof(Work)) __trap();
+        ring_q.init(Q_STAGES > 1 ? CONSUMERS : 4 * CONSUMERS), ring_k.init(4 * CONSUMERS), ring_v.init(4 * CONSUMERS);
         mbarrier_fence_init();
     }
     __syncthreads();
@@ -59,36 +61,45 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     if (warpgroup == 0) {
         // Producer
         registers_decrease<REGISTERS_PRODUCER>();
-        uint32_t n = 0;  // tiles of keys so far
-        int next = block_index();
-        for (uint32_t round = 0; threadIdx.x == 0; ++round) {
-            const Tile tile = tile_in_order<CAUSAL>(p, next);
-            const int q0 = tile.q_tile * BM, kv_head = tile.head / p.group, kv_tiles = key_tiles(q0, BM);
-            const bool more = next < tiles;
+        if (threadIdx.x != 0) return;
+        auto load_q = [&](int i, uint32_t round) {  // and hands the tile over, or says that there is none
             ring_q.acquire(round);
-            volatile Work& work = sWork[ring_q.slot(round)];
-            work.q0 = q0, work.head = tile.head, work.batch = tile.batch, work.kv_tiles = more ? kv_tiles : 0;
-            if (!more) {
+            volatile Work& work = sWork[round % WORK_STAGES];
+            if (i >= tiles) {
+                work.kv_tiles = 0;
                 ring_q.expect(round, 0);
-                break;
+                return;
             }
-            next = next_tile<CAUSAL>(p, next, tiles);
-            auto load_k = [&](int j, uint32_t i) {
-                ring_k.acquire(i);
-                KTile::load(sK + ring_k.slot(i) * KTile::bytes, maps.k, ring_k.expect(i, KTile::bytes), j * BN, kv_head,
-                            tile.batch);
-            };
-            auto load_v = [&](int j, uint32_t i) {
-                ring_v.acquire(i);
-                VTile::load(sV + ring_v.slot(i) * VTile::bytes, maps.v, ring_v.expect(i, VTile::bytes), j * BN, kv_head,
-                            tile.batch);
-            };
+            const Tile tile = tile_in_order<CAUSAL>(p, i);
+            const int q0 = tile.q_tile * BM;
+            work.q0 = q0, work.head = tile.head, work.batch = tile.batch, work.kv_tiles = key_tiles(q0, BM);
             QTile::load(sQ + ring_q.slot(round) * QO_BYTES, maps.q, ring_q.expect(round, QTile::bytes), q0 / p.pack,
                         tile.head, tile.batch);
+        };
+        int i = block_index();
+        load_q(i, 0);
+        for (uint32_t round = 0, n = 0; i < tiles; ++round) {  // n: tiles of keys so far
+            const volatile Work& work = sWork[round % WORK_STAGES];
+            const int kv_tiles = work.kv_tiles, kv_head = work.head / p.group, batch = work.batch;
+            auto load_k = [&](int j, uint32_t n) {
+                ring_k.acquire(n);
+                KTile::load(sK + ring_k.slot(n) * KTile::bytes, maps.k, ring_k.expect(n, KTile::bytes), j * BN, kv_head,
+                            batch);
+            };
+            auto load_v = [&](int j, uint32_t n) {
+                ring_v.acquire(n);
+                VTile::load(sV + ring_v.slot(n) * VTile::bytes, maps.v, ring_v.expect(n, VTile::bytes), j * BN, kv_head,
+                            batch);
+            };
+            // The next Q is asked for when its slot should be free: of three at once, of two when the last O has been
+            // written, which is about when the first V are done with, and of one at the end.
+            const int load_q_at = Q_STAGES == 3 ? kv_tiles - 1 : Q_STAGES == 2 ? max(0, kv_tiles - 1 - STAGES) : 0;
+            i = next_tile<CAUSAL>(p, i, tiles);
             load_k(kv_tiles - 1, n);
             for (int j = kv_tiles - 1; j >= 0; --j, ++n) {
                 if (j > 0) load_k(j - 1, n + 1);
                 load_v(j, n);
+                if (j == load_q_at) load_q(i, round + 1);
             }
         }
     } else {
@@ -105,11 +116,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         float rO[1][OT][4] = {};
         float rS[1][NT][4];
         uint32_t rP[BN / 16][4];
-        uint32_t round = 0, n = 0, n_held = 0;  // tiles and tiles of keys so far; the last one of the previous tile
-        bool held = false;                      // whether its V is still in use
-        int j, mask_from;  // the keys at hand, the first ones to mask
+        uint32_t round = 0, n = 0;  // tiles and tiles of keys so far
+        int j, mask_from;           // the keys at hand, the first ones to mask
 
-        auto start_s = [&](bool loaded = true) {  // S = Q K^T
+        auto start_s = [&](bool loaded) {  // S = Q K^T
             if (loaded) ring_k.wait(n);
             wgmma_fence();
 #pragma unroll
@@ -118,23 +128,19 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                                  KTile::columns(operand_k + ring_k.slot(n) * (KTile::bytes >> 4), kd), kd > 0);
             wgmma_commit();
         };
-        auto start_o = [&](uint32_t i) {  // O += P V
+        auto start_o = [&](uint32_t i, bool first) {  // O += P V, or O = P V
             ring_v.wait(i);
             wgmma_fence();
 #pragma unroll
             for (int kk = 0; kk < BN / 16; ++kk)
                 Wgmma<T, HEAD_DIM_V>::rs(rO[0], rP[kk], VTile::rows(operand_v + ring_v.slot(i) * (VTile::bytes >> 4), kk),
-                                         1);
+                                         kk > 0 || !first);
             wgmma_commit();
-        };
-        auto finish_o = [&] {
-            wgmma_wait<0>();
-            ring_v.release(n_held);
-            held = false;
         };
         auto mask_s = [&] {
             ring_k.release(n);
-            if (j >= mask_from) mask.apply(rS, sWork[ring_q.slot(round)].q0 + warp_row(), j * BN);
+            if (Q_STAGES == 1 && j == 0) ring_q.release(round);  // the next Q comes during the last softmax
+            if (j >= mask_from) mask.apply(rS, sWork[round % WORK_STAGES].q0 + warp_row(), j * BN);
         };
         auto pack_p = [&] {
 #pragma unroll
@@ -143,49 +149,61 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 for (int i = 0; i < 4; ++i)
                     rP[kk][i] = pack2<T>(rS[0][2 * kk + i / 2][i % 2 * 2], rS[0][2 * kk + i / 2][i % 2 * 2 + 1]);
         };
-        // Takes up the next tile, whether there is one or not.
-        auto begin_tile = [&] {
+        // The rows of the tile before.
+        auto packed_rows = [&] {
+            const volatile Work& work = sWork[(round - 1) % WORK_STAGES];
+            return PackedRows(p, work.batch, work.head, work.q0 + warp_row());
+        };
+        // Frees the slot of Q that the last O was written from.
+        auto free_q = [&] {
+            if (Q_STAGES > 1 && round > 0) release_after_store(ring_q, round - 1);
+        };
+        // Takes up the next tile, and starts on its S. Without one S is computed of what is there, and not looked at.
+        auto start_tile = [&] {
             ring_q.wait(round);
-            const volatile Work& work = sWork[ring_q.slot(round)];
-            const int q0 = work.q0;
-            j = work.kv_tiles - 1;
-            if (j < 0) return false;
-            mask_from = mask.keys_before_mask(q0 + warp_row()) / BN;
+            const int q0 = __shfl_sync(0xffffffff, sWork[round % WORK_STAGES].q0, 0);
+            j = __shfl_sync(0xffffffff, sWork[round % WORK_STAGES].kv_tiles, 0) - 1;
+            const bool more = j >= 0;
+            mask_from = mask.keys_before_mask(q0 + consumer * 64) / BN;
             if constexpr (CAUSAL) {  // the last keys may be masked for all of this warpgroup's rows
                 const int seen = key_tiles(q0 + consumer * 64, 64);
-                if (j >= seen && held) finish_o();  // or else the copies waited for may need its slot
                 for (; j >= seen; --j, ++n) {
                     turns.wait(), turns.pass();
                     ring_k.wait(n), ring_k.release(n);
-                    ring_v.wait(n), ring_v.release(n);
                 }
             }
-            return true;
-        };
-
-        bool more = begin_tile();
-        if (more) {
             turns.wait();
-            start_s();
-            turns.pass();
-        }
-        while (more) {
-            // P = exp(S - m) of the last keys, the first to be taken
-            wgmma_wait<0>();
-            softmax.reset(rO);
-            if (Q_STAGES == 2 && round > 0) release_after_store(ring_q, round - 1);
+            start_s(more);
+            return more;
+        };
+        // P = exp(S - m) of the tile's last keys, which are the first to be taken
+        auto start_p = [&] {
             mask_s();
             softmax.raise(rS);
             softmax.exponentiate(rS);
-            pack_p();
+        };
+        // Frees those V from the i-th on whose keys were masked.
+        auto skip_v = [&](uint32_t i) {
+            for (; CAUSAL && i < n; ++i) ring_v.wait(i), ring_v.release(i);
+        };
 
+        bool more = start_tile(), first = true;
+        turns.pass();
+        skip_v(0);
+        wgmma_wait<0>();
+        start_p();
+        pack_p();
+
+        while (more) {
             while (j > 0) {
                 // S = Q K^T of the next keys and O += P V of the present ones, queued
                 turns.wait();
                 ++n, --j;
-                start_s();
-                start_o(n - 1);
+                start_s(true);
+                start_o(n - 1, first);
                 turns.pass();
+                if (first) free_q();
+                first = false;
 
                 // P = exp(S - m), while O is computed
                 wgmma_wait<1>();
@@ -198,43 +216,42 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 pack_p();
             }
 
-            // O += P V of the first keys; where there is room for its Q, with S of the next tile behind it
-            turns.wait();
-            start_o(n);
+            // The same at the end of a tile. If the next Q has come, its S is queued before the last O.
+            if (first) free_q();
+            const uint32_t present = n++;
+            ++round;
+            if constexpr (Q_STAGES > 1)
+                more = start_tile();
+            else
+                turns.wait();
+            start_o(present, first);
             turns.pass();
-            n_held = n++, held = true;
-            if constexpr (Q_STAGES == 2) {
-                ++round;
-                more = begin_tile();
-                turns.wait();
-                start_s(more);  // after the last tile, of what is there, and not looked at
-                turns.pass();
-                wgmma_wait<1>();
-                if (held) ring_v.release(n_held);
-                held = false;
-            }
-            const volatile Work& work = sWork[Q_STAGES == 2 ? ring_q.slot(round - 1) : 0];
-            const PackedRows rows(p, work.batch, work.head, work.q0 + warp_row());
-            if constexpr (Q_STAGES == 1) {
-                ring_q.release(round++);
-                finish_o();
-            }
+            first = true;
 
-            // O = O / l and the log-sum-exp
-            float lse[1][2];
-            softmax.finish(rO, lse);
-            store_lse(lse[0], p, rows);
-            if constexpr (Q_STAGES == 2) {
-                store_o_tma<T, OTile>(rO[0], sQ + ring_q.slot(round - 1) * QO_BYTES, maps.o, p, work, consumer);
+            float l[1][2], lse[1][2];
+            if constexpr (Q_STAGES > 1) wgmma_wait<1>();
+            softmax.conclude(l, lse);
+            store_lse(lse[0], p, packed_rows());
+            if (Q_STAGES > 1 && more) start_p();
+            wgmma_wait<0>();
+            ring_v.release(present);
+
+            // O = O / l
+            softmax.divide(rO, l);
+            if constexpr (Q_STAGES > 1) {
+                skip_v(present + 1);
+                store_o_tma<T, OTile>(rO[0], sQ + ring_q.slot(round - 1) * QO_BYTES, maps.o, p,
+                                      sWork[(round - 1) % WORK_STAGES], consumer);
             } else {
-                store_o_direct<T>(rO[0], p, rows);
-                more = begin_tile();
-                turns.wait();
-                start_s(more);
+                store_o_direct<T>(rO[0], p, packed_rows());
+                more = start_tile();
                 turns.pass();
+                skip_v(present + 1);
+                wgmma_wait<0>();
+                if (more) start_p();
             }
+            pack_p();
         }
-        wgmma_wait<0>();
         tma_store_wait_read();
     }
 }

@@ -23,13 +23,6 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int h = 0; h < 2; ++h) m[mt][h] = -INF, l[mt][h] = 0.f;
     }
-    // Begins a new tile of rows.
-    template <int OT>
-    __device__ void reset(float (&rO)[MT][OT][4]) {
-        reset();
-#pragma unroll
-        for (int i = 0; i < MT * OT * 4; ++i) rO[i / (OT * 4)][i / 4 % OT][i % 4] = 0.f;
-    }
 
     // S -> P = exp(S - m) in place; l, and O when m has moved, are brought up to date.
     template <int NT, int OT>
@@ -102,10 +95,9 @@ struct OnlineSoftmax {
                 for (int i = 0; i < 4; ++i) rO[mt][ot][i] *= alpha[mt][i / 2];
     }
 
-    // Sums l over the four lanes of a row, divides O by it and returns the log-sum-exp (natural log).
-    // A row that saw no key has l = 0: its O is 0 and its log-sum-exp -inf.
-    template <int OT>
-    __device__ void finish(float (&rO)[MT][OT][4], float (&lse)[MT][2]) {
+    // Ends a tile of rows, and begins the next: sums l over the four lanes of a row, and returns what O is to be divided
+    // by and the log-sum-exp (natural log). A row that saw no key has l = 0: its O is 0 and its log-sum-exp -inf.
+    __device__ void conclude(float (&divisor)[MT][2], float (&lse)[MT][2]) {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
@@ -113,14 +105,29 @@ struct OnlineSoftmax {
                 float sum = l[mt][h];
                 sum += __shfl_xor_sync(0xffffffff, sum, 1);
                 sum += __shfl_xor_sync(0xffffffff, sum, 2);
-                const float divisor = sum == 0.f ? 1.f : sum;
-                const float inverse = 1.f / divisor;
+                divisor[mt][h] = sum == 0.f ? 1.f : sum;
                 lse[mt][h] = sum == 0.f ? -INF : (m[mt][h] * scale_log2 + log2f(sum)) * 0.693147180559945309f;
+            }
+        reset();
+    }
+    template <int OT>
+    __device__ void divide(float (&rO)[MT][OT][4], const float (&divisor)[MT][2]) const {
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float inverse = 1.f / divisor[mt][h];
 #pragma unroll
                 for (int ot = 0; ot < OT; ++ot)
 #pragma unroll
                     for (int i = 2 * h; i < 2 * h + 2; ++i)
-                        rO[mt][ot][i] = EXACT ? rO[mt][ot][i] / divisor : rO[mt][ot][i] * inverse;
+                        rO[mt][ot][i] = EXACT ? rO[mt][ot][i] / divisor[mt][h] : rO[mt][ot][i] * inverse;
             }
+    }
+    template <int OT>
+    __device__ void finish(float (&rO)[MT][OT][4], float (&lse)[MT][2]) {
+        float divisor[MT][2];
+        conclude(divisor, lse);
+        divide(rO, divisor);
     }
 };
