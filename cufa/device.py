@@ -61,7 +61,14 @@ _NAMED = {
     "b200": Device("b200", 100, 148, 227 * _KIB, 228 * _KIB, 126 * _MIB, 2048, 65536, 32),
     "rtx5090": Device("rtx5090", 120, 170, 99 * _KIB, 100 * _KIB, 96 * _MIB, 1536, 65536, 24),
 }
-_OF_ARCH = {80: "a100", 86: "rtx3090", 89: "rtx4090", 90: "h200", 100: "b200", 120: "rtx5090"}
+_OF_ARCH = {
+    "sm_80": "a100",
+    "sm_86": "rtx3090",
+    "sm_89": "rtx4090",
+    **dict.fromkeys(("sm_90", "sm_90a"), "h200"),
+    **dict.fromkeys(("sm_100", "sm_100a", "sm_100f"), "b200"),
+    **dict.fromkeys(("sm_120", "sm_120a", "sm_120f"), "rtx5090"),
+}
 
 
 def named(name: str) -> Device:
@@ -75,10 +82,9 @@ def named(name: str) -> Device:
 def of_arch(arch: str) -> Device:
     """Return a typical GPU of an architecture, such as ``"sm_86"``; ValueError for another."""
     try:
-        return _NAMED[_OF_ARCH[int(arch.removeprefix("sm_").rstrip("af"))]]
-    except (KeyError, ValueError):
-        names = ", ".join(f"sm_{cc}" for cc in _OF_ARCH)
-        raise ValueError(f"arch must be one of {names}, not {arch!r}") from None
+        return _NAMED[_OF_ARCH[f"sm_{arch.removeprefix('sm_')}"]]
+    except KeyError:
+        raise ValueError(f"arch must be one of {', '.join(_OF_ARCH)}, not {arch!r}") from None
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa import tuned
+from cufa import order, tuned
 from cufa.device import Device
 from cufa.problem import Problem
 from cufa.tiles import all_head_dims, default_kernel, padded, runs_on, tile_shapes
@@ -58,58 +58,6 @@ class Plan(NamedTuple):
         )
 
 
-def _fa3_order(problem: Problem, variant: Variant, device: Device) -> tuple[int, int]:
-    """Return the heads of a section, and the row tiles of each head that come last, if causal.
-
-    Short tiles wait for memory and long ones do not, so both should run at the same time; and the
-    K and V of a section should stay in L2: sections are small. The last one must be large enough
-    for its own short tiles to fill the gaps that its long ones leave: all are of nearly the same
-    size. Where heads have many tiles, the short ones of all heads fill the gaps instead, at the
-    end, and sections are smaller still. The numbers come from trials, see docs/kernels.md.
-    """
-    pack = _pack(problem, variant)
-    heads = max(1, problem.batch * problem.heads_q // pack)
-    q_tiles = max(1, -(-problem.seq_q * pack // variant.bm))
-    late_rows = q_tiles // (2 if q_tiles >= 64 else 3 if q_tiles >= 24 else 4)
-    if q_tiles < 12:
-        late_rows = 0
-    wanted = min(4.0, q_tiles / 4) * device.sm_count * variant.blocks_per_sm / q_tiles
-    if late_rows:
-        return max(1, min(round(wanted / 2), heads)), late_rows
-    near = round(heads / max(1.0, wanted))
-
-    def badness(sections: int) -> tuple[bool, int]:
-        size = -(-heads // sections)
-        last = (heads - 1) % size + 1
-        return (4 * last < 3 * size, abs(sections - near))
-
-    return -(
-        -heads
-        // min(range(max(1, near // 2, near - 128), min(2 * near, near + 128) + 2), key=badness)
-    ), 0
-
-
-def _order(problem: Problem, variant: Variant, device: Device) -> tuple[int, int]:
-    """Return how many heads have their tiles interleaved, and how many rows of each come last."""
-    if not problem.causal:
-        return 1, 0  # all tiles are of one length: those of a head follow each other
-    if variant.kernel == "fa3_wgmma":
-        return _fa3_order(problem, variant, device)
-    heads = problem.batch * problem.heads_q
-    # As many as have their K and V in half of L2 together.
-    size = 4 if problem.dtype == "float32" else 2
-    kv_bytes = max(1, problem.seq_kv * (problem.head_dim + problem.head_dim_v) * size)
-    kv_heads = max(1, device.l2_bytes // 2 // kv_bytes)
-    return max(1, min(kv_heads * problem.group, heads)), 0
-
-
-def _pack(problem: Problem, variant: Variant) -> int:
-    """Query heads in a tile: those of a group where their queries together fill it better."""
-    fits = problem.group > 1 and 64 % problem.group == 0  # a power of two, for TMA's boxes
-    short = problem.seq_q < variant.bm
-    return problem.group if variant.kernel == "fa3_wgmma" and fits and short else 1
-
-
 def _workspace_floats(problem: Problem, variant: Variant) -> int:
     rows = problem.batch * problem.heads_q * problem.seq_q
     return 2 * rows if variant.kernel == "fa1_fp32" else 0
@@ -117,11 +65,8 @@ def _workspace_floats(problem: Problem, variant: Variant) -> int:
 
 def _tiles(problem: Problem, variant: Variant) -> int:
     """Tiles of all heads; fa1_fp32 takes a head as one."""
-    pack = _pack(problem, variant)
-    heads = problem.batch * problem.heads_q // pack
-    if variant.kernel == "fa1_fp32":
-        return heads
-    return heads * -(-problem.seq_q * pack // variant.bm)
+    heads = order.packed_heads(problem, variant)
+    return heads if variant.kernel == "fa1_fp32" else heads * order.q_tiles(problem, variant)
 
 
 def _blocks_at_once(variant: Variant, device: Device) -> int:
@@ -142,17 +87,16 @@ def _planned(problem: Problem, variant: Variant, device: Device, reason: str) ->
             f"{grid} blocks, more than a grid's {_MAX_GRID}"
         )
     grid = min(grid, _blocks_at_once(variant, device) or grid)
-    pack = _pack(problem, variant)
-    section_heads, late_rows = _order(problem, variant, device)
+    section_heads, late_rows = order.sections(problem, variant, device)
     return Plan(
         variant=variant,
         grid=grid,
         block=variant.threads,
         smem_bytes=variant.smem_bytes,
-        q_tiles=-(-problem.seq_q * pack // variant.bm),
+        q_tiles=order.q_tiles(problem, variant),
         section_heads=section_heads,
         late_rows=late_rows,
-        pack=pack,
+        pack=order.pack(problem, variant),
         workspace_floats=_workspace_floats(problem, variant),
         reason=reason,
     )
@@ -228,6 +172,20 @@ def _check_limits(problem: Problem, device: Device) -> None:
             raise ValueError(f"{name} has seq {length}, more than the kernels' {_MAX_LENGTH}")
 
 
+def _kernel(problem: Problem, device: Device, forced: str | None) -> tuple[str, str]:
+    """Return the kernel that runs unless a tuned table knows a better one, and why."""
+    _check_limits(problem, device)
+    if forced is not None:
+        name, reason = _checked_name(forced, problem.dtype, device), "forced kernel"
+        if problem.seq_kv == 0 and name == "fa3_wgmma":
+            raise ValueError("kernel: fa3_wgmma needs at least one key, k has seq 0")
+        return name, reason
+    name = default_kernel(problem.dtype, device)
+    if problem.seq_kv == 0 and name == "fa3_wgmma":
+        return "fa2_mma", "no keys"
+    return name, f"default for {problem.dtype}"
+
+
 def by_rules(problem: Problem, device: Device, kernel: str | None = None) -> Plan:
     """Choose as `plan` does where no tuned table knows better.
 
@@ -243,15 +201,7 @@ def by_rules(problem: Problem, device: Device, kernel: str | None = None) -> Pla
     TypeError, ValueError
         As `plan`.
     """
-    _check_limits(problem, device)
-    if kernel is not None:
-        name, reason = _checked_name(kernel, problem.dtype, device), "forced kernel"
-    else:
-        name, reason = default_kernel(problem.dtype, device), f"default for {problem.dtype}"
-        if problem.seq_kv == 0 and name == "fa3_wgmma":
-            name, reason = "fa2_mma", "no keys"
-    if problem.seq_kv == 0 and name == "fa3_wgmma":
-        raise ValueError("kernel: fa3_wgmma needs at least one key, k has seq 0")
+    name, reason = _kernel(problem, device, kernel)
     head_dims = padded(name, device, problem.head_dim, problem.head_dim_v)
     long, *short = _candidates(name, problem.dtype, head_dims, problem.causal, device)
     choice = _planned(problem, long, device, reason)
@@ -281,15 +231,13 @@ def plan(problem: Problem, device: Device, kernel: str | Variant | None = None) 
         _check_limits(problem, device)
         _check_forced(problem, kernel, device)
         return _planned(problem, kernel, device, "forced variant")
-    usual = by_rules(problem, device, kernel)
-    found = tuned.lookup(problem, device, usual.variant.kernel, forced=kernel is not None)
-    if found is None:
-        return usual
-    entry, reason = found
-    variant = entry.variant(problem, device)
-    no_keys = variant.kernel == "fa3_wgmma" and problem.seq_kv == 0
-    if no_keys or not _countable(problem, variant, device):
-        return usual
-    return _planned(
-        problem, variant, device, reason if kernel is None else f"forced kernel, {reason}"
-    )
+    name, _ = _kernel(problem, device, kernel)
+    found = tuned.lookup(problem, device, name, forced=kernel is not None)
+    if found is not None:
+        entry, reason = found
+        variant = entry.variant(problem, device)
+        no_keys = variant.kernel == "fa3_wgmma" and problem.seq_kv == 0
+        if not no_keys and _countable(problem, variant, device):
+            forced = "" if kernel is None else "forced kernel, "
+            return _planned(problem, variant, device, forced + reason)
+    return by_rules(problem, device, kernel)

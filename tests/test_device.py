@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
@@ -37,6 +38,13 @@ def test_of_arch(arch: str, capability: int) -> None:
     d = device.of_arch(arch)
     assert d.compute_capability == capability
     assert device.of_arch(d.arch) == d
+    assert device.of_arch(arch.removeprefix("sm_")) == d
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_100f", "sm_120a", "sm_120f"])
+def test_of_arch_with_features_of_its_own(arch: str) -> None:
+    """They are of the same GPU."""
+    assert device.of_arch(arch) == device.of_arch(arch[:-1])
 
 
 @pytest.mark.parametrize(
@@ -56,9 +64,18 @@ def test_unknown_name(name: str) -> None:
         device.named(name)
 
 
-@pytest.mark.parametrize("arch", ["", "sm_75", "sm_", "h200", "90.0"])
+@pytest.mark.parametrize(
+    "arch",
+    [
+        *("", "sm_75", "sm_", "h200", "90.0", "compute_90", "SM_90", "sm_sm_90", "sm_103", "a"),
+        *("sm_90aaa", "90aaa", "sm_90af", "sm_90f", "sm_80a", "sm_100fa", "sm_a", "sm_90b"),
+        *("sm_ 90", " sm_90", "sm_90 ", "sm_+90", "sm_9_0", "sm_090", "sm_-90"),
+    ],
+)
 def test_unknown_arch(arch: str) -> None:
-    with pytest.raises(ValueError, match=rf"^arch must be one of sm_80, .*, not '{arch}'"):
+    with pytest.raises(
+        ValueError, match=rf"^arch must be one of sm_80, .*, not '{re.escape(arch)}'"
+    ):
         device.of_arch(arch)
 
 

@@ -293,60 +293,6 @@ def test_few_queries_take_a_tile_of_fewer_rows() -> None:
     assert "few" not in long.reason
 
 
-def test_causal_starts_with_the_longest_rows() -> None:
-    problem = problem_of(seq_q=1000, seq_kv=1000)
-    chosen = plan(problem, H200)._replace(section_heads=10)
-    bh, q_tile = tile_of_block(chosen, problem, np.arange(tiles(chosen, problem)))
-    section = bh // 10
-    assert np.all(np.diff(section) >= 0)
-    for s in range(section[-1] + 1):
-        assert np.all(np.diff(q_tile[section == s]) <= 0)
-
-
-@pytest.mark.parametrize("seq", [3000, 8192, 40000])
-def test_late_rows_of_all_heads_come_last(seq: int) -> None:
-    """They are short, and fill the gaps that long ones leave at the end."""
-    problem = problem_of(seq_q=seq, seq_kv=seq)
-    chosen = plan(problem, H200)
-    assert 0 < chosen.late_rows < chosen.q_tiles
-    bh, q_tile = tile_of_block(chosen, problem, np.arange(tiles(chosen, problem)))
-    late = q_tile < chosen.late_rows
-    first = int(np.argmax(late))
-    assert np.all(late[first:])
-    assert np.all(np.diff(q_tile[first:]) <= 0)
-    section = bh[:first] // chosen.section_heads
-    assert np.all(np.diff(section) >= 0)
-    for s in range(section[-1] + 1):
-        assert np.all(np.diff(q_tile[:first][section == s]) <= 0)
-    assert plan(problem._replace(causal=False), H200).late_rows == 0
-    assert plan(problem, H200, "fa2_mma").late_rows == 0
-
-
-def test_sections_keep_their_keys_and_values_in_l2() -> None:
-    """Half of it for K and V: more heads at once when they are shorter, or L2 larger."""
-    long, short = problem_of(seq_kv=16384, seq_q=16384), problem_of(seq_kv=512, seq_q=512)
-    for gpu in NAMED:
-        chosen = plan(long, gpu, "fa2_mma")
-        kv_bytes = 16384 * (128 + 128) * 2
-        kv_heads = chosen.section_heads / long.group
-        assert kv_heads == 1 or kv_heads * kv_bytes <= gpu.l2_bytes / 2
-        assert plan(short, gpu, "fa2_mma").section_heads >= chosen.section_heads
-    assert plan(short, H200, "fa2_mma").section_heads == 64
-    assert plan(problem_of(causal=False), H200, "fa2_mma").section_heads == 1
-
-
-@pytest.mark.parametrize("seq", [1, 100, 1000, 4096, 60000])
-@pytest.mark.parametrize("batch", [1, 5, 333])
-def test_sections_where_blocks_draw_their_tiles(batch: int, seq: int) -> None:
-    for heads_q in (1, 3, 32, 61):
-        for sm_count in (1, 14, 132):
-            gpu = H200._replace(sm_count=sm_count)
-            heads = {"batch": batch, "heads_q": heads_q, "heads_kv": heads_q}
-            problem = problem_of(**heads, seq_q=seq, seq_kv=seq)
-            assert 1 <= plan(problem, gpu).section_heads <= batch * heads_q
-            assert plan(problem._replace(causal=False), gpu).section_heads == 1
-
-
 # --- the kernel for Hopper ---
 
 
@@ -359,53 +305,6 @@ def test_blocks_stay_for_all_tiles(problem: Problem, sm_count: int) -> None:
     assert chosen.variant.kernel == "fa3_wgmma"
     at_once = sm_count * chosen.variant.blocks_per_sm
     assert chosen.grid == min(tiles(chosen, problem), at_once)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("seq_q", [1, 5, 60])
-@pytest.mark.parametrize(
-    ("group", "pack"),
-    [
-        *((group, group) for group in (1, 2, 4, 8, 16, 32, 64)),
-        *((group, 1) for group in (3, 6, 7, 24, 96, 128)),
-    ],
-)
-def test_short_queries_of_a_group_share_a_tile(
-    group: int, pack: int, seq_q: int, causal: bool
-) -> None:
-    """Groups of a power of two, whose rows fill 64 of a tile evenly."""
-    problem = problem_of(heads_q=3 * group, heads_kv=3, seq_q=seq_q, causal=causal)
-    chosen = plan(problem, H200)
-    assert chosen.pack == pack
-    assert chosen.q_tiles == -(-seq_q * pack // chosen.variant.bm)
-    assert_covers_every_row_once(chosen, problem)
-    for kernel, gpu in (("fa2_mma", H200), (None, device.named("a100"))):
-        assert plan(problem, gpu, kernel).pack == 1
-
-
-def test_queries_that_fill_a_tile_do_not_share_it() -> None:
-    variant = plan(problem_of(seq_q=4096), H200).variant
-    assert variant.bm == 192
-    for seq_q in (191, 192, 193):
-        chosen = plan(problem_of(heads_q=64, seq_q=seq_q), H200, variant)
-        assert chosen.pack == (8 if seq_q < 192 else 1)
-
-
-@given(problems(st.integers(1, 3000)), st.integers(0, 7), st.data())
-def test_packed_tiles_are_fewer(problem: Problem, power: int, data: Any) -> None:
-    group = 2**power
-    problem = problem._replace(dtype="float16", heads_q=group * problem.heads_kv)
-    variant = data.draw(st.sampled_from([v for v in all_variants(H200) if v[0] == "fa3_wgmma"]))
-    variant = variant._replace(dtype="float16", causal=problem.causal)
-    problem = problem._replace(
-        head_dim=min(problem.head_dim, variant.head_dim),
-        head_dim_v=min(problem.head_dim_v, variant.head_dim_v),
-    )
-    chosen = plan(problem, H200, variant)
-    assert_covers_every_row_once(chosen, problem)
-    assert_fits(chosen, problem, H200)
-    unpacked = problem.batch * problem.heads_q * -(-problem.seq_q // variant.bm)
-    assert tiles(chosen, problem) <= unpacked
 
 
 def test_one_line() -> None:
