@@ -50,29 +50,37 @@ def hidden_keys(sq: int, sk: int) -> np.ndarray:
     return np.arange(sk) > np.arange(sq)[:, None] + sk - sq
 
 
+def _by_group(x: np.ndarray, heads_kv: int) -> np.ndarray:
+    """Return (b, hq, ...) as (b, heads_kv, group, ...)."""
+    b, hq = x.shape[:2]
+    return x.reshape(b, heads_kv, hq // max(1, heads_kv), *x.shape[2:])
+
+
 def _scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Q K^T, each K head repeated for its group of query heads."""
-    if q.shape[1] != k.shape[1]:
-        k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
-    return q @ k.swapaxes(-1, -2)
+    """Q K^T, each K head for its group of query heads."""
+    scores = _by_group(q, k.shape[1]) @ k.swapaxes(-1, -2)[:, :, None]
+    return scores.reshape(*q.shape[:3], k.shape[2])
 
 
 def _weighted(p: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """P V, each V head repeated for its group of query heads."""
-    if p.shape[1] != v.shape[1]:
-        v = np.repeat(v, p.shape[1] // v.shape[1], axis=1)
-    return p @ v
+    """P V, each V head for its group of query heads."""
+    out = _by_group(p, v.shape[1]) @ v[:, :, None]
+    return out.reshape(*p.shape[:3], v.shape[3])
 
 
 def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Softmax over the last axis and its log-sum-exp; a row of -inf gives zeros and -inf."""
+    """Softmax over the last axis, in place, and its log-sum-exp.
+
+    A row of -inf gives zeros and -inf.
+    """
     m = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    m_safe = np.where(m == -np.inf, scores.dtype.type(0), m)
-    p = np.exp(scores - m_safe)
+    scores -= np.where(m == -np.inf, scores.dtype.type(0), m)
+    p = np.exp(scores, out=scores)
     total = p.sum(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
         lse = (m + np.log(total))[..., 0]
-    return p / np.where(total == 0, scores.dtype.type(1), total), lse
+    p /= np.where(total == 0, scores.dtype.type(1), total)
+    return p, lse
 
 
 def oracle(
@@ -97,9 +105,10 @@ def oracle(
         (b, hq, sq) float64.
     """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
-    scores = _scores(q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = _scores(q, k)
+    scores *= q.shape[-1] ** -0.5 if scale is None else scale
     if causal:
-        scores[..., hidden_keys(q.shape[2], k.shape[2])] = -np.inf
+        np.copyto(scores, -np.inf, where=hidden_keys(q.shape[2], k.shape[2]))
     p, lse = _softmax(scores)
     return _weighted(p, v), lse
 
@@ -115,19 +124,85 @@ def twin(
     dtype = q.dtype
 
     def rounded(x: np.ndarray) -> np.ndarray:
-        return x.astype(dtype).astype(np.float32)
+        return x.astype(dtype, copy=False).astype(np.float32, copy=False)
 
-    q, k, v = (x.astype(np.float32) for x in (q, k, v))
-    factor = np.float32(q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = rounded(_scores(q, k)) * factor
+    q, k, v = (x.astype(np.float32, copy=False) for x in (q, k, v))
+    scores = rounded(_scores(q, k))
+    scores *= np.float32(q.shape[-1] ** -0.5 if scale is None else scale)
     if causal:
-        scores[..., hidden_keys(q.shape[2], k.shape[2])] = -np.inf
+        np.copyto(scores, -np.inf, where=hidden_keys(q.shape[2], k.shape[2]))
     p, _ = _softmax(scores)
-    return _weighted(rounded(p), v).astype(dtype)
+    return _weighted(rounded(p), v).astype(dtype, copy=False)
 
 
-def _largest(difference: np.ndarray) -> float:
-    return float(np.max(np.abs(difference), initial=0.0))
+def _largest_error(x: np.ndarray, expected: np.ndarray) -> float:
+    error = np.subtract(x, expected, dtype=np.float64)
+    return float(np.max(np.abs(error, out=error), initial=0.0))
+
+
+class Expected:
+    """What the results of a call are held to: computed once, however many there are.
+
+    Parameters
+    ----------
+    q, k, v : ndarray
+        The inputs, on the host, in (batch, heads, seq, head_dim) order.
+    causal, scale
+        As given to `attention`.
+    """
+
+    def __init__(
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> None:
+        self._dtype = q.dtype
+        self._out, self._lse = oracle(q, k, v, causal=causal, scale=scale)
+        rounded = self._out.astype(q.dtype)
+        third = np.array(0.3, q.dtype)
+        again = rounded + third
+        again -= third
+        noise = _largest_error(again, rounded)
+        naive = twin(q, k, v, causal=causal, scale=scale)
+        self._bound = 2 * _largest_error(naive, self._out) + 2 * noise
+
+    def assert_accepts(self, out: Any, lse: Any, what: str = "") -> None:
+        """Assert that a result, and its LSE unless that is None, are as accurate as the rule asks.
+
+        Parameters
+        ----------
+        out : array
+            (b, hq, sq, dv), NumPy or CuPy, in q's dtype.
+        lse : array or None
+            (b, hq, sq) float32, NumPy or CuPy.
+        what : str
+            Names the case when it fails.
+        """
+        out = to_host(out)
+        assert out.dtype == self._dtype, what
+        assert out.shape == self._out.shape, what
+        error = _largest_error(out, self._out)
+        # False for NaN.
+        assert error <= self._bound, f"{what}: error {error:.3g} exceeds {self._bound:.3g}"
+
+        if lse is None:
+            return
+        lse = to_host(lse)
+        assert lse.dtype == np.float32, what
+        assert lse.shape == self._lse.shape, what
+        none = self._lse == -np.inf
+        np.testing.assert_array_equal(lse == -np.inf, none, err_msg=f"{what}: rows without a key")
+        seen = self._lse[~none]
+        if self._dtype == np.float32:  # relative; to 1 where the logarithm itself comes near 0
+            allowed = 1e-5 * np.maximum(np.abs(seen), 1.0)
+        else:
+            allowed = np.full(seen.shape, 1e-3)
+        excess = np.abs(lse[~none] - seen) - allowed
+        assert np.all(excess <= 0), f"{what}: LSE beyond its tolerance by {excess.max():.3g}"
 
 
 def assert_accepted(
@@ -141,46 +216,5 @@ def assert_accepted(
     scale: float | None = None,
     what: str = "",
 ) -> None:
-    """Assert that a result, and its LSE unless that is None, are as accurate as the rule asks.
-
-    Parameters
-    ----------
-    out : array
-        (b, hq, sq, dv), NumPy or CuPy, in q's dtype.
-    lse : array or None
-        (b, hq, sq) float32, NumPy or CuPy.
-    q, k, v : ndarray
-        The inputs, on the host, in (batch, heads, seq, head_dim) order.
-    causal, scale
-        As given to `attention`.
-    what : str
-        Names the case when it fails.
-    """
-    expected, expected_lse = oracle(q, k, v, causal=causal, scale=scale)
-    out = to_host(out)
-    assert out.dtype == q.dtype, what
-    assert out.shape == expected.shape, what
-
-    third = np.array(0.3, q.dtype)
-    rounded = expected.astype(q.dtype)
-    noise = _largest((rounded + third - third).astype(np.float64) - rounded.astype(np.float64))
-    naive = twin(q, k, v, causal=causal, scale=scale).astype(np.float64)
-    bound = 2 * _largest(naive - expected) + 2 * noise
-    error = _largest(out.astype(np.float64) - expected)
-    # False for NaN.
-    assert error <= bound, f"{what}: error {error:.3g} exceeds {bound:.3g}"
-
-    if lse is None:
-        return
-    lse = to_host(lse)
-    assert lse.dtype == np.float32, what
-    assert lse.shape == expected_lse.shape, what
-    none = expected_lse == -np.inf
-    np.testing.assert_array_equal(lse == -np.inf, none, err_msg=f"{what}: rows without a key")
-    seen = expected_lse[~none]
-    if q.dtype == np.float32:  # relative; to 1 where the logarithm itself comes near 0
-        allowed = 1e-5 * np.maximum(np.abs(seen), 1.0)
-    else:
-        allowed = np.full(seen.shape, 1e-3)
-    excess = np.abs(lse[~none] - seen) - allowed
-    assert np.all(excess <= 0), f"{what}: LSE beyond its tolerance by {excess.max():.3g}"
+    """Assert that one result is accurate, as `Expected` does for many of the same inputs."""
+    Expected(q, k, v, causal=causal, scale=scale).assert_accepts(out, lse, what)

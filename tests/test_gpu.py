@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import DTYPES, assert_accepted, random_inputs
+from reference import DTYPES, Expected, assert_accepted, random_inputs, to_host
 
 import cufa
 from cufa import device as devices
@@ -59,6 +59,11 @@ def poisoned_out(cupy: Any, q: np.ndarray, v: np.ndarray) -> Any:
     return cupy.asarray(np.full((*q.shape[:-1], v.shape[-1]), np.nan, q.dtype))
 
 
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two results are the same; on the host, where no kernels are compiled for that."""
+    return to_host(a).tobytes() == to_host(b).tobytes()
+
+
 def on_device(cupy: Any, *arrays: np.ndarray) -> list[Any]:
     """Rows in NaN: before and after every row of each array lie 16 bytes of it."""
     views = []
@@ -88,8 +93,8 @@ def test_grid(cupy: Any, rng: np.random.Generator, d: int, kernel: str, dtype: s
             what = f"{(b, hq, hk, sq, sk)} causal {causal}"
             assert_accepted(out, lse, q, k, v, causal=causal, what=what)
             again, lse_again = cufa.attention(*device, **options)
-            assert bool((again == out).all()), what
-            assert bool((lse_again == lse).all()), what
+            assert same_bits(again, out), what
+            assert same_bits(lse_again, lse), what
 
 
 @kernels
@@ -122,6 +127,7 @@ def test_rows_that_are_not_aligned_are_copied(
 ) -> None:
     for d in (59, 64):
         q, k, v = random_inputs(rng, dtype, b=2, hq=4, hk=2, sq=67, sk=93, d=d)
+        expected = Expected(q, k, v)
         contiguous = [cupy.asarray(x) for x in (q, k, v)]
         one_in = [
             cupy.asarray(np.append(x[0, 0, 0, :1], x))[1:].reshape(x.shape) for x in (q, k, v)
@@ -130,7 +136,7 @@ def test_rows_that_are_not_aligned_are_copied(
             for _ in range(2):  # the second time nothing is left to prepare
                 out = cupy.asarray(np.append(q[0, 0, 0, :1], q))[1:].reshape(q.shape)
                 _, lse = cufa.attention(*arrays, out=out, return_lse=True, kernel=kernel)
-                assert_accepted(out, lse, q, k, v, what=f"head_dim {d}")
+                expected.assert_accepts(out, lse, f"head_dim {d}")
 
 
 @kernels

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import assert_accepted, random_inputs
-from test_gpu import on_device, poisoned_out
+from reference import Expected, assert_accepted, random_inputs, to_host
+from test_gpu import on_device, poisoned_out, same_bits
 from test_jit import builtin_entries
 
 import cufa
@@ -28,9 +28,22 @@ Sizes = tuple[int, int, int, int, int]  # batch, heads of q and of K/V, queries,
 dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 
 
+# All problems of a test are kept: those of the next layout or variant are the same.
+@functools.lru_cache(16)
+def inputs_of(dtype: str, sizes: Sizes, head_dims: tuple[int, int]) -> tuple[np.ndarray, ...]:
+    b, hq, hk, sq, sk = sizes
+    d, dv = head_dims
+    rng = np.random.default_rng([*sizes, *head_dims])
+    return random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d, dv=dv)
+
+
+@functools.lru_cache(16)
+def expected_of(dtype: str, sizes: Sizes, head_dims: tuple[int, int], causal: bool) -> Expected:
+    return Expected(*inputs_of(dtype, sizes, head_dims), causal=causal)
+
+
 def checked(
     cupy: Any,
-    rng: np.random.Generator,
     dtype: str,
     sizes: Sizes,
     head_dims: tuple[int, int],
@@ -40,9 +53,7 @@ def checked(
     kernel: str | Variant = "fa3_wgmma",
 ) -> None:
     """Compare a call on arrays within NaN with the oracle, and its bits with those of another."""
-    b, hq, hk, sq, sk = sizes
-    d, dv = head_dims
-    q, k, v = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d, dv=dv)
+    q, k, v = inputs_of(dtype, sizes, head_dims)
     host = [q, k, v] if layout == "bhsd" else [x.swapaxes(1, 2) for x in (q, k, v)]
     given = on_device(cupy, *host)
     out = poisoned_out(cupy, host[0], host[2])
@@ -50,11 +61,11 @@ def checked(
     options: dict[str, Any] = {"causal": causal, "layout": layout, "kernel": kernel}
     _, lse = cufa.attention(*given, out=out, return_lse=True, **options)
     what = f"{sizes}, {head_dims}, causal {causal}, {layout}, {kernel}"
-    result = out.swapaxes(1, 2) if layout == "bshd" else out
-    assert_accepted(result, lse, q, k, v, causal=causal, what=what)
+    result = to_host(out).swapaxes(1, 2) if layout == "bshd" else to_host(out)
+    expected_of(dtype, sizes, head_dims, causal).assert_accepts(result, lse, what)
     again, lse_again = cufa.attention(*given, return_lse=True, **options)
-    assert bool((again == out).all()), what
-    assert bool((lse_again == lse).all()), what
+    assert same_bits(again, out), what
+    assert same_bits(lse_again, lse), what
 
 
 # --- the grid ---
@@ -84,21 +95,19 @@ GRID: tuple[Sizes, ...] = (
 
 @dtypes
 @pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
-def test_grid(cupy: Any, rng: np.random.Generator, d: int, dv: int, dtype: str) -> None:
+def test_grid(cupy: Any, d: int, dv: int, dtype: str) -> None:
     for sizes in GRID:
         for causal in (False, True):
             for layout in ("bhsd", "bshd"):
-                checked(cupy, rng, dtype, sizes, (d, dv), causal=causal, layout=layout)
+                checked(cupy, dtype, sizes, (d, dv), causal=causal, layout=layout)
 
 
 @pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize(("sq", "sk"), [(500, 3), (1000, 1), (700, 131), (193, 1)])
-def test_rows_that_see_no_key(
-    cupy: Any, rng: np.random.Generator, sq: int, sk: int, d: int
-) -> None:
+def test_rows_that_see_no_key(cupy: Any, sq: int, sk: int, d: int) -> None:
     """Whole tiles of them, too: zeros, and -inf as the log-sum-exp."""
     for hq, hk in ((2, 2), (8, 1)):
-        checked(cupy, rng, "bfloat16", (2, hq, hk, sq, sk), (d, d), causal=True)
+        checked(cupy, "bfloat16", (2, hq, hk, sq, sk), (d, d), causal=True)
 
 
 @dtypes
@@ -111,10 +120,11 @@ def test_views_that_tma_does_not_take(cupy: Any, rng: np.random.Generator, dtype
         *(cupy.broadcast_to(x, full.shape) for x, full in zip(one, (k, v), strict=True)),
     ]
     reversed_out = cupy.asarray(np.full(q.shape, np.nan, q.dtype))[:, :, ::-1]
+    expected = Expected(q, k, v, causal=True)
     for out in (None, reversed_out, None):
         options: dict[str, Any] = {"causal": True, "return_lse": True, "kernel": "fa3_wgmma"}
         result, lse = cufa.attention(*given, out=out, **options)
-        assert_accepted(cupy.ascontiguousarray(result), lse, q, k, v, causal=True)
+        expected.assert_accepts(cupy.ascontiguousarray(result), lse)
 
 
 # --- all variants ---
@@ -173,18 +183,18 @@ SHAPES: tuple[Sizes, ...] = (
 
 
 @pytest.mark.parametrize("variant", planned(), ids=str)
-def test_planned_variants(cupy: Any, rng: np.random.Generator, variant: Variant) -> None:
+def test_planned_variants(cupy: Any, variant: Variant) -> None:
     head_dims = (variant.head_dim, variant.head_dim_v)
     for sizes in SHAPES:
-        checked(cupy, rng, variant.dtype, sizes, head_dims, causal=variant.causal, kernel=variant)
+        checked(cupy, variant.dtype, sizes, head_dims, causal=variant.causal, kernel=variant)
 
 
 @pytest.mark.parametrize("variant", OTHERS, ids=str)
-def test_other_variants(cupy: Any, rng: np.random.Generator, variant: Variant) -> None:
+def test_other_variants(cupy: Any, variant: Variant) -> None:
     causal = variant.causal
     head_dims = (variant.head_dim - 8, variant.head_dim_v - 16)
     for sizes in SHAPES:
-        checked(cupy, rng, variant.dtype, sizes, head_dims, causal=causal, kernel=variant)
+        checked(cupy, variant.dtype, sizes, head_dims, causal=causal, kernel=variant)
 
 
 # --- tiles that blocks draw ---
@@ -341,7 +351,8 @@ def random_sizes(rng: np.random.Generator) -> Sizes:
         hk = int(rng.choice([1, 2, 3, 16, 40]))
         hq = hk * int(rng.choice([1, 1, 2, 3, 4, 8]))
         b = int(rng.choice([1, 2, 5]))
-        if b * hq * sq * sk < 2_000_000:  # scores, which the oracle computes, too
+        scores, rows = b * hq * sq * sk, b * (hq * sq + hk * sk)
+        if scores < 2_000_000 and rows < 100_000:  # the oracle computes them, too
             return b, hq, hk, sq, sk
 
 
@@ -387,7 +398,7 @@ def bounded_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("variant", planned(64, 128, 256), ids=str)
 @pytest.mark.usefixtures("bounded_waits")
-def test_waits_end(cupy: Any, rng: np.random.Generator, variant: Variant) -> None:
+def test_waits_end(cupy: Any, variant: Variant) -> None:
     head_dims = (variant.head_dim, variant.head_dim_v)
     causal = variant.causal
     for sizes in (
@@ -398,4 +409,4 @@ def test_waits_end(cupy: Any, rng: np.random.Generator, variant: Variant) -> Non
         (1, 3, 3, 1000, 1000),
         (7, 64, 1, 20, 90),
     ):
-        checked(cupy, rng, variant.dtype, sizes, head_dims, causal=causal, kernel=variant)
+        checked(cupy, variant.dtype, sizes, head_dims, causal=causal, kernel=variant)
