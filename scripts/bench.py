@@ -2,6 +2,9 @@
 """Measure cufa beside its peers, and make tables and plots from the results.
 
     python scripts/bench.py prefill --kernel fa2_mma
+    python scripts/bench.py gqa
+    python scripts/bench.py headdims
+    python scripts/bench.py sustained
     python scripts/bench.py fp32
     python scripts/bench.py host
     python scripts/bench.py jit
@@ -30,9 +33,10 @@ RESULTS = ROOT / "docs" / "benchmarks"
 # What is measured is this checkout, whether or not a cufa is installed.
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.cells import SEQS, Cell, standard_cells  # noqa: E402
+from benchmarks.cells import GQA_SEQS, SEQS, Cell, gqa_cells, standard_cells  # noqa: E402
 
-PREFILL_HEAD_DIMS = {"bfloat16": (64, 128, 256), "float16": (128,)}
+HALF_DTYPES = ("bfloat16", "float16")
+PREFILL_HEAD_DIMS = (64, 128, 256)
 PREFILL_PEERS = (
     "fa2",
     "cudnn",
@@ -45,6 +49,7 @@ PREFILL_PEERS = (
 )
 FP32_HEAD_DIMS = (64, 128)
 FP32_PEERS = ("efficient", "math", "cupy", "cufa_fa1")
+CUDNN = ("cudnn",)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,23 +61,42 @@ def parser() -> argparse.ArgumentParser:
     run = argparse.ArgumentParser(add_help=False)
     run.add_argument("--out", type=Path, help="result file (default: docs/benchmarks/<gpu>-...)")
     run.add_argument("--commit", help="commit to record where git cannot tell")
-    table = argparse.ArgumentParser(add_help=False)
+    data = argparse.ArgumentParser(add_help=False)
+    data.add_argument("--seed", type=int, default=1, help="seed of the random data")
+    race = argparse.ArgumentParser(add_help=False, parents=[data])
+    race.add_argument("--rounds", type=int, default=13, help="samples of a contestant, at most")
+    table = argparse.ArgumentParser(add_help=False, parents=[race])
     table.add_argument("--head-dim", type=int, nargs="+", help="head dims of the table")
     table.add_argument("--seq", type=int, nargs="+", default=SEQS, help="sequence lengths")
-    table.add_argument("--rounds", type=int, default=13, help="samples of a contestant, at most")
-    table.add_argument("--seed", type=int, default=1, help="seed of the random data")
-
-    prefill = commands.add_parser("prefill", parents=[run, table], help="16-bit prefill table")
-    prefill.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")
-    prefill.add_argument(
-        "--dtype", nargs="+", default=list(PREFILL_HEAD_DIMS), choices=list(PREFILL_HEAD_DIMS)
-    )
-    prefill.add_argument(
+    half = argparse.ArgumentParser(add_help=False)
+    half.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")
+    half.add_argument(
         "--peers",
         nargs="*",
         default=list(PREFILL_PEERS),
-        help=f"besides the default, {' '.join(PREFILL_PEERS)}: flex (compiles for long), math",
+        help=f"besides the default, {' '.join(PREFILL_PEERS)}: flex (compiles for long), math, "
+        "cufa_bfloat16 (beside float16)",
     )
+
+    prefill = commands.add_parser(
+        "prefill", parents=[run, table, half], help="16-bit prefill table"
+    )
+    gqa = commands.add_parser(
+        "gqa", parents=[run, race, half], help="16-bit table of grouped heads, 64 on 8"
+    )
+    gqa.add_argument("--seq", type=int, nargs="+", default=GQA_SEQS, help="sequence lengths")
+    for command, dtypes in ((prefill, HALF_DTYPES), (gqa, HALF_DTYPES[:1])):
+        command.add_argument("--dtype", nargs="+", default=dtypes, choices=HALF_DTYPES)
+
+    commands.add_parser(
+        "headdims", parents=[run, race], help="head dims against each other, in one race"
+    )
+
+    sustained = commands.add_parser(
+        "sustained", parents=[run, data], help="speed held for seconds, with clock and power"
+    )
+    sustained.add_argument("--seconds", type=float, default=4.0, help="time of a contestant")
+    sustained.add_argument("--pause", type=float, default=3.0, help="seconds before it")
 
     fp32 = commands.add_parser("fp32", parents=[run, table], help="float32 table")
     fp32.add_argument("--kernel", default="fa2_fp32", help="kernel forced on cufa")
@@ -89,11 +113,11 @@ def parser() -> argparse.ArgumentParser:
     explore = commands.add_parser("explore", parents=[run], help="the explorer's own time and aim")
     explore.add_argument("--kernel", default="fa2_mma", help="kernel to explore")
     explore.add_argument("--q", default="2,16,8192,128", help="shape of q, k and v")
-    explore.add_argument("--dtype", default="bfloat16", choices=list(PREFILL_HEAD_DIMS))
+    explore.add_argument("--dtype", default="bfloat16", choices=HALF_DTYPES)
     explore.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True)
 
     tune = commands.add_parser("tune", parents=[run], help="what tuning the standard table gives")
-    tune.add_argument("--dtype", default="bfloat16", choices=list(PREFILL_HEAD_DIMS))
+    tune.add_argument("--dtype", default="bfloat16", choices=HALF_DTYPES)
 
     report = commands.add_parser("report", help="pages and plots from result files")
     report.add_argument("files", type=Path, nargs="*", help="default: all of docs/benchmarks")
@@ -101,20 +125,36 @@ def parser() -> argparse.ArgumentParser:
 
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
-    """Return the cells of a prefill or fp32 run.
+    """Return the cells of a prefill, gqa or fp32 run.
 
     Raises
     ------
     ValueError
-        When a head dim or a length does not divide the standard table's sizes.
+        When a head dim or a length does not divide the standard table's sizes, or is not positive.
     """
     if options.bench == "fp32":
         return standard_cells("float32", options.head_dim or FP32_HEAD_DIMS, options.seq)
-    cells = []
+    cells: list[Cell] = []
     for dtype in options.dtype:
-        head_dims = options.head_dim or PREFILL_HEAD_DIMS[dtype]
+        if options.bench == "gqa":
+            cells += gqa_cells(dtype, options.seq)
+            continue
+        head_dims = options.head_dim or PREFILL_HEAD_DIMS
         cells += standard_cells(dtype, head_dims, options.seq)
     return cells
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise ValueError where the options of a measurement make no sense."""
+    if options.bench in ("prefill", "gqa", "fp32"):
+        cells_of(options)
+        from benchmarks.peers import check_names
+
+        check_names(options.peers)
+    if options.bench in ("prefill", "gqa", "fp32", "headdims") and options.rounds < 1:
+        raise ValueError("--rounds must be at least 1")
+    if options.bench == "sustained" and not (options.seconds > 0 and options.pause >= 0):
+        raise ValueError("--seconds must be more than 0 and --pause at least 0")
 
 
 def forced(kernel: str) -> str | None:
@@ -138,7 +178,8 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from cufa.explorer.timing import CudaClock
 
     started = time.perf_counter()
-    kernel = None if options.bench in ("jit", "tune") else forced(options.kernel)
+    one_kernel = options.bench in ("prefill", "gqa", "fp32", "host", "explore")
+    kernel = forced(options.kernel) if one_kernel else None
     path = options.out or results.default_path(
         RESULTS, environment.device_name(), options.bench, kernel
     )
@@ -149,18 +190,18 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     print(f"ceilings: {measured}", flush=True)
     rows: list[dict[str, Any]] = []
     head: dict[str, Any] = {}
-    source, table = _rows(options, kernel)
+    source, contestants = _rows(options, kernel)
     for row in source:
         # Described after the first row, when the peers that are here have been imported.
         head = head or environment.describe(options.bench, list(arguments), options.commit)
         rows.append(row)
         results.write(path, {**head, "ceilings": measured, "rows": rows})
     print(f"{len(rows)} rows in {time.perf_counter() - started:.0f} s, {path}", flush=True)
-    return 0 if rows and not (table and table.failed) else 1
+    return 0 if rows and not (contestants and contestants.failed) else 1
 
 
 def _rows(options: argparse.Namespace, kernel: str | None) -> tuple[Iterable[dict[str, Any]], Any]:
-    """Return the rows of a benchmark as they come, and the table that counts failed cells."""
+    """Return the rows of a benchmark as they come, and who counts the cells that failed."""
     if options.bench == "host":
         from benchmarks import host
 
@@ -177,13 +218,26 @@ def _rows(options: argparse.Namespace, kernel: str | None) -> tuple[Iterable[dic
         from benchmarks import tune
 
         return tune.rows(options.dtype), None
-    from benchmarks.prefill import Table
+    from benchmarks.contestants import Contestants
+
+    if options.bench == "headdims":
+        from benchmarks import headdims
+
+        contestants = Contestants(None, CUDNN)
+        return headdims.rows(contestants, options.rounds, options.seed), contestants
+    if options.bench == "sustained":
+        from benchmarks import sustained
+
+        contestants = Contestants(None, CUDNN)
+        pace = options.seconds, options.pause
+        return sustained.rows(contestants, *pace, options.seed), contestants
+    from benchmarks import prefill
 
     from cufa.explorer.timing import Budget
 
+    contestants = Contestants(kernel, options.peers)
     budget = Budget(rounds=options.rounds)
-    table = Table(kernel=kernel, peers=options.peers, budget=budget, seed=options.seed)
-    return table.rows(cells_of(options)), table
+    return prefill.rows(contestants, cells_of(options), budget, options.seed), contestants
 
 
 def report(files: Sequence[Path]) -> int:
@@ -203,13 +257,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if options.bench == "report":
             return report(options.files)
-        if options.bench in ("prefill", "fp32"):
-            cells_of(options)
-            from benchmarks.peers import check_names
-
-            check_names(options.peers)
-            if options.rounds < 1:
-                raise ValueError("--rounds must be at least 1")
+        check(options)
     except (ValueError, OSError) as error:
         top.error(str(error))
     return measure(options, arguments)

@@ -90,8 +90,10 @@ def test_standard_table_has_36_cells() -> None:
 
 def test_default_runs() -> None:
     prefill = bench.cells_of(bench.parser().parse_args(["prefill"]))
-    assert sum(cell.dtype == "bfloat16" for cell in prefill) == 36
-    assert [cell.d for cell in prefill if cell.dtype == "float16"] == [128] * 12
+    for dtype in ("bfloat16", "float16"):
+        assert [cell.d for cell in prefill if cell.dtype == dtype] == [64] * 12 + [128] * 12 + [
+            256
+        ] * 12
     fp32 = bench.cells_of(bench.parser().parse_args(["fp32"]))
     assert len(fp32) == 24
     assert {(cell.dtype, cell.d) for cell in fp32} == {("float32", 64), ("float32", 128)}

@@ -1,4 +1,4 @@
-"""The cells of the standard tables."""
+"""The cells of the tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from typing import Any, NamedTuple
 
 from cufa.explorer.standard import SEQS, standard_problems
 from cufa.problem import Problem
+
+GQA_SEQS = (2048, 8192, 32768)
+
+HEAD_DIMS = (
+    (64, 64),
+    (80, 80),
+    (96, 96),
+    (128, 128),
+    (160, 160),
+    (192, 128),
+    (192, 192),
+    (256, 256),
+)
+"""Those of Q and K, and of V, in the table of head dims."""
 
 
 class Cell(NamedTuple):
@@ -61,7 +75,8 @@ class Cell(NamedTuple):
         mask = "causal" if self.causal else "full"
         heads = str(self.hq) if self.hq == self.hk else f"{self.hq}/{self.hk}"
         seq = str(self.sq) if self.sq == self.sk else f"{self.sq}x{self.sk}"
-        return f"{self.dtype} d{self.d} {mask} s{seq} b{self.b} h{heads}"
+        dim = str(self.d) if self.d == self.dv else f"{self.d}/{self.dv}"
+        return f"{self.dtype} d{dim} {mask} s{seq} b{self.b} h{heads}"
 
 
 def standard_cells(dtype: str, head_dims: Iterable[int], seqs: Iterable[int] = SEQS) -> list[Cell]:
@@ -82,6 +97,33 @@ def standard_cells(dtype: str, head_dims: Iterable[int], seqs: Iterable[int] = S
         When a head dim or a length does not divide evenly.
     """
     return [cell_of(problem) for problem in standard_problems((dtype,), head_dims, seqs=seqs)]
+
+
+def gqa_cells(dtype: str, seqs: Iterable[int] = GQA_SEQS) -> list[Cell]:
+    """Return the table of 64 query heads on 8 K/V heads: head dim 128, causal and not.
+
+    Parameters
+    ----------
+    dtype : str
+    seqs : iterable of int
+
+    Raises
+    ------
+    ValueError
+        When a length is not positive.
+    """
+    lengths = tuple(seqs)
+    for s in lengths:
+        if s < 1:
+            raise ValueError(f"sequence length {s} is not positive")
+    return [
+        Cell(dtype, 1, 64, 8, s, s, 128, 128, causal) for causal in (False, True) for s in lengths
+    ]
+
+
+def headdim_cells(causal: bool) -> list[Cell]:
+    """Return the table of head dims under one mask: all that differs is in `HEAD_DIMS`."""
+    return [Cell("bfloat16", 2, 16, 16, 8192, 8192, d, dv, causal) for d, dv in HEAD_DIMS]
 
 
 def cell_of(p: Problem) -> Cell:

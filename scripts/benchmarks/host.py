@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import cupy
 
 from benchmarks.cells import Cell
+from benchmarks.contestants import planned
 from benchmarks.inputs import Operands
-from benchmarks.prefill import planned_kernel
 from cufa.explorer.timing import Call, order_of
 
 CELL = Cell("bfloat16", 1, 8, 8, 128, 128, 64, 64, False)
@@ -58,7 +58,7 @@ def rows(kernel: str | None) -> list[dict[str, Any]]:
     return [
         {
             **CELL.row(),
-            "kernel": kernel or planned_kernel(operands),
+            "kernel": planned(operands, kernel).kernel,
             "unit": "us",
             "cufa": medians.pop("cufa"),
             "peers": medians,

@@ -1,4 +1,4 @@
-"""The contestants of the prefill tables, each found at run time."""
+"""The contestants of the tables, each found at run time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import cupy
 
 from benchmarks import plain
-from benchmarks.inputs import Operands
+from benchmarks.inputs import DTYPES, Operands
 from cufa.explorer.timing import Call
 
 Maker = Callable[[Operands], Call]
@@ -23,6 +23,21 @@ def cufa_call(operands: Operands, kernel: str | None) -> Call:
     q, k, v = operands.q, operands.k, operands.v
     causal = operands.cell.causal
     return lambda: cufa.attention(q, k, v, causal=causal, kernel=kernel)
+
+
+def _cufa_bfloat16(operands: Operands) -> Call:
+    """Return ``cufa.attention`` on float16 operands converted to bfloat16 before."""
+    import cufa
+
+    cell = operands.cell
+    if cell.dtype != "float16":
+        raise ValueError(f"it is for float16, not {cell.dtype}")
+    q, k, v = (
+        # Through float32, as every library converts to and from it.
+        x.astype(cupy.float32).astype(DTYPES["bfloat16"])
+        for x in (operands.q, operands.k, operands.v)
+    )
+    return lambda: cufa.attention(q, k, v, causal=cell.causal)
 
 
 def _plain_cupy(operands: Operands) -> Call:
@@ -40,11 +55,12 @@ def _sdpa(operands: Operands, backend: str) -> Call:
     torch.set_float32_matmul_precision("highest")
     q, k, v = operands.torch()
     causal = operands.cell.causal
+    grouped = operands.cell.hq != operands.cell.hk
     chosen = getattr(SDPBackend, backend)
 
     def call() -> Any:
         with sdpa_kernel(chosen):
-            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
     return call
 
@@ -74,7 +90,8 @@ def _flex(operands: Operands) -> Call:
     if cell.causal:
         mask = create_block_mask(_sees, B=None, H=None, Q_LEN=cell.sq, KV_LEN=cell.sk)
     compiled = _compiled_flex()
-    return lambda: compiled(q, k, v, block_mask=mask)
+    grouped = cell.hq != cell.hk
+    return lambda: compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 
 def _sees(b: Any, h: Any, row: Any, column: Any) -> Any:
@@ -159,6 +176,7 @@ PEERS: dict[str, Maker] = {
     "flash_attn_4": _flash_attn_4,
     "flashinfer": _flashinfer,
     "cupy": _plain_cupy,
+    "cufa_bfloat16": _cufa_bfloat16,
     "cufa_fa1": functools.partial(cufa_call, kernel="fa1_fp32"),
 }
 """Every contestant that cufa can be measured beside, by its name in the result files.

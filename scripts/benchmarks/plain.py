@@ -25,7 +25,8 @@ def attention(xp: Any, q: Any, k: Any, v: Any, *, causal: bool, scale: float) ->
     xp : module
         ``numpy`` or ``cupy``.
     q, k, v : array
-        Contiguous, (batch, heads, seq, head_dim), the same heads and lengths for all three.
+        Contiguous, (batch, heads, seq, head_dim), the same lengths for all three. Where `k` and
+        `v` have fewer heads, each serves as many of `q` in a row, and is repeated for them.
     causal : bool
         Whether query i sees only keys j <= i.
     scale : float
@@ -37,6 +38,8 @@ def attention(xp: Any, q: Any, k: Any, v: Any, *, causal: bool, scale: float) ->
         Shape (batch, heads, seq, head_dim of V), dtype of `q`.
     """
     b, h, s, _ = q.shape
+    if k.shape[1] != h:
+        k, v = (xp.repeat(x, h // k.shape[1], axis=1) for x in (k, v))
     q3, k3, v3 = (x.reshape(b * h, s, x.shape[-1]) for x in (q, k, v))
     bias = None
     if causal:

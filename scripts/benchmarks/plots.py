@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.summary import peer_names
+from benchmarks.summary import dim_words, peer_names
 
 _CUFA_COLOUR = "#d62728"
 _PEER_COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
@@ -32,6 +32,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         _draw_jit(figure, rows)
     elif result["bench"] == "explore":
         _draw_explore(figure, rows)
+    elif result["bench"] in ("headdims", "sustained"):
+        _draw_dims(figure, rows)
     elif all(row["unit"] == "us" for row in rows):
         _draw_bars(figure, rows)
     else:
@@ -48,7 +50,7 @@ def _draw_lines(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
         group = groups.setdefault((row["dtype"], row["d"]), {False: [], True: []})
         group[row["causal"]].append(row)
     colours = _colours(rows)
-    figure.set_size_inches(4.2 * len(groups), 6.4)
+    figure.set_size_inches(max(6.4, 4.2 * len(groups)), 6.4)
     panels = figure.subplots(2, len(groups), sharex=True, squeeze=False)
     for column, ((dtype, d), masks) in enumerate(groups.items()):
         for line, causal in enumerate((False, True)):
@@ -72,6 +74,31 @@ def _draw_lines(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
                 axes.set_ylabel("TFLOP/s")
     handles, labels = _legend_of(panels)
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels) or 1, fontsize=8)
+
+
+def _draw_dims(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a panel a mask, and in it a bar a contestant for each head dim."""
+    # cufa's figure for other head dims is among its own bars already.
+    colours = {name: c for name, c in _colours(rows).items() if not name.startswith("cufa_")}
+    figure.set_size_inches(8, 6.4)
+    panels = figure.subplots(2, 1, sharex=True, sharey=True, squeeze=False)
+    labels = list(dict.fromkeys(map(dim_words, rows)))
+    width = 0.8 / len(colours)
+    for axes, causal in zip(panels[:, 0], (False, True), strict=True):
+        chosen = [row for row in rows if row["causal"] == causal]
+        for i, (name, colour) in enumerate(colours.items()):
+            known = [row for row in chosen if _figure_of(row, name) is not None]
+            places = [labels.index(dim_words(row)) + (i + 0.5) * width - 0.4 for row in known]
+            heights = [_figure_of(row, name) for row in known]
+            bars = axes.bar(places, heights, width, color=colour, label=name)
+            axes.bar_label(bars, fmt="%.0f", padding=2, fontsize=7)
+        axes.set_title("causal" if causal else "full", fontsize=9)
+        axes.set_xticks(range(len(labels)), labels)
+        axes.set_ylabel("TFLOP/s")
+        axes.margins(y=0.12)
+    panels[1][0].set_xlabel("head dim")
+    handles, names = _legend_of(panels)
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names) or 1, fontsize=8)
 
 
 def _draw_bars(figure: Any, rows: Sequence[dict[str, Any]]) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots, results
-from benchmarks.summary import peer_names, ratio, summarise, summarise_errors
+from benchmarks.summary import dim_words, peer_names, ratio, summarise, summarise_errors
 
 _TITLES = {
     "prefill": "Prefill",
+    "gqa": "Grouped-query attention",
+    "headdims": "Head dims",
+    "sustained": "Speed held for seconds",
     "fp32": "float32",
     "host": "Host cost of a call",
     "jit": "First call in a new process",
@@ -63,7 +66,12 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
     elif bench == "explore":
         parts.append(_explore_table(rows))
     else:
-        parts += [_summary(rows), _cell_table(rows)]
+        ratios = "How many times as fast as each peer cufa is"
+        if bench == "headdims":  # other head dims are other work
+            ratios = "How many times the TFLOP/s of each peer cufa has"
+        parts += [_summary(rows, ratios), _cell_table(rows)]
+        if bench == "sustained":
+            parts.append(_card_table(rows))
         if any("cufa_maxerr" in row for row in rows):
             parts += [_error_summary(rows), _error_table(rows)]
     return "\n\n".join(parts) + "\n"
@@ -86,7 +94,7 @@ def _origin(result: dict[str, Any], source: str) -> str:
     )
 
 
-def _summary(rows: Sequence[dict[str, Any]]) -> str:
+def _summary(rows: Sequence[dict[str, Any]], text: str) -> str:
     """Return a table of the ratios to each peer, by dtype."""
     lines = []
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
@@ -97,7 +105,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> str:
                 [dtype, peer, found.cells, f"{found.geomean:.3f}", f"{found.minimum:.3f}", worst]
             )
     head = ["dtype", "peer", "cells", "geometric mean", "minimum", "where the minimum is"]
-    return f"How many times as fast as each peer cufa is:\n\n{_table(head, lines)}"
+    return f"{text}:\n\n{_table(head, lines)}"
 
 
 def _cell_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -120,6 +128,25 @@ def _cell_table(rows: Sequence[dict[str, Any]]) -> str:
     return f"Every cell, {unit}:\n\n{_table(head, lines)}"
 
 
+def _card_table(rows: Sequence[dict[str, Any]]) -> str:
+    peers = peer_names(rows)
+    names = ["clock_mhz", "power_w"]
+    lines = [
+        [
+            *_cell_columns(row),
+            *(
+                _figure(figure)
+                for name in names
+                for figure in (row[f"cufa_{name}"], *map(row[f"peers_{name}"].get, peers))
+            ),
+        ]
+        for row in rows
+    ]
+    head = [f"{who}, {unit}" for unit in ("MHz", "W") for who in ("cufa", *peers)]
+    text = "Clock of the multiprocessors and power of the card meanwhile:"
+    return f"{text}\n\n{_table([*_CELL_HEAD, *head], lines)}"
+
+
 def _error_summary(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
@@ -133,7 +160,7 @@ def _error_summary(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _error_table(rows: Sequence[dict[str, Any]]) -> str:
-    peers = peer_names(rows)
+    peers = list(summarise_errors(rows))
     lines = [
         [
             *_cell_columns(row),
@@ -182,7 +209,8 @@ _CELL_HEAD = ["dtype", "D", "mask", "S", "batch", "heads"]
 def _cell_columns(row: dict[str, Any]) -> list[Any]:
     seq = row["sq"] if row["sq"] == row["sk"] else f"{row['sq']}x{row['sk']}"
     heads = row["hq"] if row["hq"] == row["hk"] else f"{row['hq']}/{row['hk']}"
-    return [row["dtype"], row["d"], "causal" if row["causal"] else "full", seq, row["b"], heads]
+    dims, mask = dim_words(row), "causal" if row["causal"] else "full"
+    return [row["dtype"], dims, mask, seq, row["b"], heads]
 
 
 def _cell_words(row: dict[str, Any]) -> str:

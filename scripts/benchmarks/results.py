@@ -47,6 +47,7 @@ _EXPLORE = {
     "best_us": (int, float),
 }
 _OTHER_ROWS = {"jit": _JIT, "explore": _EXPLORE}
+_CARD = ("clock_mhz", "power_w")
 
 UNITS = ("TFLOP/s", "us")
 
@@ -58,8 +59,8 @@ def gpu_slug(device: str) -> str:
 
 
 def default_path(folder: Path, device: str, bench: str, kernel: str | None) -> Path:
-    """Return ``<gpu>-<bench>.json``; a prefill with a forced kernel has its last word behind."""
-    suffix = f"-{kernel.rpartition('_')[2]}" if bench == "prefill" and kernel else ""
+    """Return ``<gpu>-<bench>.json``; a 16-bit table of a forced kernel has its last word behind."""
+    suffix = f"-{kernel.rpartition('_')[2]}" if bench in ("prefill", "gqa") and kernel else ""
     return folder / f"{gpu_slug(device)}-{bench}{suffix}.json"
 
 
@@ -87,6 +88,14 @@ def validate(result: Any) -> None:
             _check_number(f"{where}.peers.{peer}", figure)
         if ("cufa_maxerr" in row) != ("peers_maxerr" in row):
             raise ValueError(f"{where} has one of cufa_maxerr and peers_maxerr without the other")
+        if result["bench"] == "sustained":
+            _check_card(where, row)
+
+
+def figures(row: dict[str, Any]) -> str:
+    """Return the figures of a row in a few words."""
+    peers = " ".join(f"{name} {figure:.4g}" for name, figure in row["peers"].items())
+    return f"cufa {row['cufa']:.4g} | {peers}"
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
@@ -145,6 +154,16 @@ def _check_fields(where: str, value: Any, fields: dict[str, Any]) -> None:
         found = value[name]
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
             raise ValueError(f"{where}.{name} is {found!r}")
+
+
+def _check_card(where: str, row: dict[str, Any]) -> None:
+    for name in _CARD:
+        _check_fields(where, row, {f"cufa_{name}": object, f"peers_{name}": dict})
+        values = {f"cufa_{name}": row[f"cufa_{name}"]}
+        values |= {f"peers_{name}.{peer}": value for peer, value in row[f"peers_{name}"].items()}
+        for field, value in values.items():
+            if value is not None:
+                _check_number(f"{where}.{field}", value)
 
 
 def _check_number(where: str, value: Any) -> None:

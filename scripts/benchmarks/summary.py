@@ -1,4 +1,4 @@
-"""Ratios of cufa to its peers."""
+"""What pages and plots say of rows: ratios of cufa to its peers, and names."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def geomean(values: Sequence[float]) -> float:
 def peer_names(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return the peers of all rows, in the order in which they first appear."""
     return list(dict.fromkeys(peer for row in rows for peer in row["peers"]))
+
+
+def dim_words(row: dict[str, Any]) -> str:
+    """Return the head dim of a row, and that of V behind it where it differs."""
+    return str(row["d"]) if row["d"] == row["dv"] else f"{row['d']}/{row['dv']}"
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Summary]:

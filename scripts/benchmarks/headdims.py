@@ -1,0 +1,91 @@
+"""Head dims against each other: all of one mask in the same race."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import cupy
+
+from benchmarks.cells import Cell, headdim_cells
+from benchmarks.contestants import CUFA, Contestants, free_memory
+from benchmarks.inputs import Operands
+from benchmarks.results import figures
+from cufa.explorer.rounds import Effort, Rounds
+from cufa.explorer.timing import Clock, CudaClock
+
+HeadDims = tuple[int, int]
+
+BURST_MS = 6.0
+
+
+def rows(contestants: Contestants, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield a row a cell, and print a line for each.
+
+    Parameters
+    ----------
+    contestants : Contestants
+    rounds : int
+        Samples of each contestant of each cell.
+    seed : int
+        Of the random data.
+    """
+    rng = cupy.random.default_rng(seed)
+    clock = CudaClock()
+    for causal in (False, True):
+        found = _race(contestants, headdim_cells(causal), rng, clock, rounds)
+        free_memory()
+        for cell, row in found.items():
+            print(f"{cell}: {figures(row)}", flush=True)
+            yield row
+
+
+def _race(
+    contestants: Contestants, cells: Sequence[Cell], rng: Any, clock: Clock, rounds: int
+) -> dict[Cell, dict[str, Any]]:
+    """Return the rows of the cells that cufa can run."""
+    field = [ready for cell in cells if (ready := contestants.ready(Operands(cell, rng)))]
+    calls = {(ready.cell, name): call for ready in field for name, call in ready.calls.items()}
+    race = Rounds(calls, clock, Effort(burst_ms=BURST_MS))
+    race.estimate()
+    for _ in range(rounds):
+        race.run(list(calls))
+    tflops = {(cell, name): cell.tflops(race.median((cell, name))) for cell, name in calls}
+    ours = {(cell.d, cell.dv): figure for (cell, name), figure in tflops.items() if name == CUFA}
+    return {
+        ready.cell: ready.row(
+            {
+                **{name: tflops[ready.cell, name] for name in ready.calls},
+                **references(
+                    (ready.cell.d, ready.cell.dv),
+                    (ready.variant.head_dim, ready.variant.head_dim_v),
+                    ours,
+                ),
+            }
+        )
+        for ready in field
+    }
+
+
+def references(
+    dims: HeadDims, padded: HeadDims, ours: Mapping[HeadDims, float]
+) -> dict[str, float]:
+    """Return cufa's figures in the same race that those of one cell are compared with.
+
+    Parameters
+    ----------
+    dims, padded : tuple of int
+        The cell's head dims, and those that its kernel is compiled for.
+    ours : mapping of tuple of int to float
+        cufa's TFLOP/s by head dims.
+
+    Returns
+    -------
+    dict of str to float
+        ``cufa_d128``, and ``cufa_padded`` where the cell's own head dims are padded; each where it
+        was raced.
+    """
+    found = {"cufa_d128": ours.get((128, 128))}
+    if padded != dims:
+        found["cufa_padded"] = ours.get(padded)
+    return {name: figure for name, figure in found.items() if figure is not None}

@@ -1,0 +1,296 @@
+"""The benchmarks' tables of contestants, grouped heads and head dims, with a played GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+import bench
+from benchmarks import plain, results
+from benchmarks.cells import Cell, gqa_cells, headdim_cells
+from benchmarks.report import write_report
+
+import cufa
+from cufa.explorer import timing
+from cufa.variant import Variant
+
+VARIANT = Variant("fa3_wgmma", "bfloat16", 128, 128, 192, 80, 2, 16, 1, False, True)
+
+HEAD = {
+    "command": "python scripts/bench.py",
+    "commit": "0" * 40,
+    "date": "2026-01-02T03:04:05+00:00",
+    "device": "NVIDIA H200",
+    "driver": "580.1",
+    "versions": {"cupy": "14.2.0"},
+    "ceilings": {"read_gbs": 4000.0, "copy_gbs": 4100.0, "gemm_bf16_tflops": 700.0},
+}
+
+
+def _ready(cell: Cell, calls: dict[str, Any], variant: Variant = VARIANT) -> Any:
+    from benchmarks.contestants import Ready
+
+    return Ready(cell, variant, calls, dict.fromkeys(calls, 0.00123456))
+
+
+def _page(tmp_path: Path, bench_name: str, rows: list[dict[str, Any]]) -> str:
+    path = tmp_path / f"h200-{bench_name}.json"
+    results.write(path, {"bench": bench_name, **HEAD, "rows": rows})
+    page, plot = write_report(path)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    return page.read_text()
+
+
+# cells and the command line
+
+
+def test_gqa_cells() -> None:
+    cells = bench.cells_of(bench.parser().parse_args(["gqa"]))
+    assert [(c.causal, c.sq) for c in cells] == [
+        (causal, s) for causal in (False, True) for s in (2048, 8192, 32768)
+    ]
+    assert {(c.dtype, c.b, c.hq, c.hk, c.d, c.dv) for c in cells} == {
+        ("bfloat16", 1, 64, 8, 128, 128)
+    }
+    assert cells[0].q_shape == (1, 64, 2048, 128)
+    assert cells[0].k_shape == cells[0].v_shape == (1, 8, 2048, 128)
+    words = ["gqa", "--dtype", "float16", "bfloat16", "--seq", "700"]
+    few = bench.cells_of(bench.parser().parse_args(words))
+    assert [(c.dtype, c.sq) for c in few] == [("float16", 700)] * 2 + [("bfloat16", 700)] * 2
+
+
+def test_head_dims_differ_in_nothing_else() -> None:
+    for causal in (False, True):
+        cells = headdim_cells(causal)
+        assert len({(c.d, c.dv) for c in cells}) == len(cells) == 8
+        assert {c._replace(d=1, dv=1) for c in cells} == {
+            Cell("bfloat16", 2, 16, 16, 8192, 8192, 1, 1, causal)
+        }
+    assert str(cells[5]) == "bfloat16 d192/128 causal s8192 b2 h16"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("gqa --seq 0", "0 is not positive"),
+        ("gqa --dtype float32", "float32"),
+        ("gqa --peers cudn", "cudn"),
+        ("headdims --rounds 0", "--rounds"),
+        ("sustained --seconds 0", "--seconds"),
+        ("sustained --pause -1", "--pause"),
+    ],
+)
+def test_bad_arguments(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cupy")
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(words.split())
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+# contestants
+
+
+def test_plain_attention_of_grouped_heads() -> None:
+    rng = np.random.default_rng(5)
+    q = rng.standard_normal((2, 6, 9, 8)).astype(np.float32)
+    k, v = (rng.standard_normal((2, 2, 9, 8)).astype(np.float32) for _ in "kv")
+    out = plain.attention(np, q, k, v, causal=True, scale=8**-0.5)
+    np.testing.assert_allclose(out, cufa.attention(q, k, v, causal=True), atol=1e-5)
+
+
+def test_bfloat16_beside_float16() -> None:
+    pytest.importorskip("cupy")
+    from benchmarks.peers import PEERS
+
+    rng = np.random.default_rng(6)
+    q, k, v = (rng.standard_normal((1, 2, 5, 8)).astype(np.float16) for _ in "qkv")
+    cell = Cell("float16", 1, 2, 2, 5, 5, 8, 8, True)
+    operands: Any = SimpleNamespace(cell=cell, q=q, k=k, v=v)
+    out = PEERS["cufa_bfloat16"](operands)()
+    assert out.dtype == ml_dtypes.bfloat16
+    exact = cufa.attention(*(x.astype(np.float32) for x in (q, k, v)), causal=True)
+    np.testing.assert_allclose(out.astype(np.float32), exact, atol=0.05)
+    operands.cell = cell._replace(dtype="bfloat16")
+    with pytest.raises(ValueError, match="float16, not bfloat16"):
+        PEERS["cufa_bfloat16"](operands)
+
+
+@pytest.mark.parametrize("heads_kv", [2, 8])
+def test_sdpa_is_told_of_grouped_heads(heads_kv: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    from benchmarks.peers import PEERS
+
+    modules = {name: MagicMock() for name in ("torch", "torch.nn", "torch.nn.attention")}
+    functional = MagicMock()
+    for name, module in {**modules, "torch.nn.functional": functional}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    cell = Cell("bfloat16", 1, 8, heads_kv, 5, 5, 8, 8, True)
+    operands: Any = SimpleNamespace(cell=cell, torch=lambda: "qkv")
+    PEERS["cudnn"](operands)()
+    functional.scaled_dot_product_attention.assert_called_once_with(
+        "q", "k", "v", is_causal=True, enable_gqa=heads_kv == 2
+    )
+
+
+class PlayedCupy:
+    """CuPy as far as contestants need it, on NumPy."""
+
+    cuda = MagicMock()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return NumPy's."""
+        return getattr(np, name)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Play the contestants, and return the makers of their calls by name."""
+    pytest.importorskip("cupy")
+    from benchmarks import contestants
+
+    makers: dict[str, Any] = {}
+    monkeypatch.setattr(contestants, "cupy", PlayedCupy())
+    monkeypatch.setattr(contestants, "PEERS", makers)
+    monkeypatch.setattr(contestants, "cufa_call", lambda operands, kernel: makers["cufa"](operands))
+    monkeypatch.setattr(contestants, "to_cupy", lambda result: result)
+    monkeypatch.setattr(contestants, "planned", lambda operands, kernel: VARIANT)
+    return makers
+
+
+def _raise(error: Exception) -> Callable[[Any], Any]:
+    def make(operands: Any) -> Any:
+        raise error
+
+    return make
+
+
+def test_contestants(played: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.contestants import Contestants
+
+    cell = Cell("float32", 1, 2, 1, 5, 5, 8, 8, False)
+    rng = np.random.default_rng(7)
+    q = rng.standard_normal(cell.q_shape).astype(np.float32)
+    k, v = (rng.standard_normal(cell.k_shape).astype(np.float32) for _ in "kv")
+    operands: Any = SimpleNamespace(cell=cell, q=q, k=k, v=v)
+    right = cufa.attention(q, k, v)
+    played["cufa"] = lambda operands: lambda: right
+    played["near"] = lambda operands: lambda: right + np.float32(0.25)
+    played["nan"] = lambda operands: lambda: right * np.float32("nan")
+    played["absent"] = _raise(ImportError("no absent"))
+    played["unable"] = _raise(ValueError("not this one\nnor others"))
+    field = Contestants(None, ["near", "nan", "absent", "unable"])
+    assert field.ready(operands) is not None
+    ready = field.ready(operands)
+    assert ready is not None
+    assert list(ready.calls) == list(ready.errors) == ["cufa", "near"]
+    row = ready.row({"cufa": 123.4567, "near": 61.0})
+    assert (row["cufa"], row["peers"], row["kernel"]) == (123.46, {"near": 61.0}, "fa3_wgmma")
+    assert row["cufa_maxerr"] < 1e-5
+    assert row["peers_maxerr"] == {"near": pytest.approx(0.25, abs=1e-4)}
+    said = capsys.readouterr().err
+    assert said.count("absent is not here: no absent") == 1
+    assert said.count("unable cannot: not this one\n") == said.count("nan gives results") == 2
+    assert field.failed == 0
+    played["cufa"] = played["unable"]
+    assert field.ready(operands) is None
+    assert field.failed == 1
+
+
+# head dims
+
+
+class PlayedClock:
+    """A device whose calls take what they return, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.bursts: list[Any] = []
+
+    def burst(self, call: timing.Call, calls: int) -> timing.Reading:
+        """Note who runs, and answer with the call's own time."""
+        self.bursts.append(call)
+        return lambda: float(call())
+
+    def rest(self) -> None:
+        """Pass."""
+
+
+class PlayedHeadDims:
+    """Contestants of which cufa pads 80 to 96 and cuDNN cannot run 256."""
+
+    def ready(self, cell: Cell) -> Any:
+        """Return calls that take a millisecond for each 100 of D and DV, and for cuDNN two."""
+        ms = (cell.d + cell.dv) / 100
+        calls = {"cufa": lambda: ms, "cudnn": lambda: 2 * ms}
+        if cell.d == 256:
+            del calls["cudnn"]
+        padded = 96 if cell.d == 80 else cell.d
+        variant = VARIANT._replace(head_dim=padded, head_dim_v=96 if cell.dv == 80 else cell.dv)
+        return _ready(cell, calls, variant)
+
+
+def test_head_dims_are_raced_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    pytest.importorskip("matplotlib")
+    from benchmarks import headdims
+
+    clock = PlayedClock()
+    monkeypatch.setattr(headdims, "cupy", MagicMock())
+    monkeypatch.setattr(headdims, "CudaClock", lambda: clock)
+    monkeypatch.setattr(headdims, "Operands", lambda cell, rng: cell)
+    monkeypatch.setattr(headdims, "free_memory", lambda: None)
+    field: Any = PlayedHeadDims()
+    rows = list(headdims.rows(field, 3, seed=1))
+    assert len(rows) == 16
+    # A single call of each of 15, then the rounds of one mask, then those of the other.
+    assert len(clock.bursts) == 2 * 4 * 15
+    for first in range(0, 120, 15):
+        assert len(set(clock.bursts[first : first + 15])) == 15
+    # Every contestant of a mask has the same TFLOP/s, with the operations of its own head dims.
+    full = 2.0 * 2 * 16 * 8192 * 8192 * 100 / 1e9
+    for row in rows:
+        expected = full / 2 if row["causal"] else full
+        assert row["cufa"] == row["peers"]["cufa_d128"] == pytest.approx(expected, rel=1e-4)
+        assert ("cudnn" in row["peers"]) == (row["d"] < 256)
+        assert ("cufa_padded" in row["peers"]) == (row["d"] == 80)
+    page = _page(tmp_path, "headdims", rows)
+    assert page.startswith("# Head dims on NVIDIA H200\n")
+    assert "How many times the TFLOP/s of each peer cufa has:" in page
+    assert "| bfloat16 | cudnn | 14 | 2.000 | 2.000 |" in page
+    assert "| bfloat16 | 192/128 | causal | 8192 | 2 | 16 | fa3_wgmma |" in page
+    assert "| bfloat16 | 192/128 | causal | 8192 | 2 | 16 | 1.23e-03 | 1.23e-03 |\n" in page
+
+
+def test_references() -> None:
+    pytest.importorskip("cupy")
+    from benchmarks.headdims import references
+
+    ours = {(128, 128): 700.0, (192, 192): 650.0}
+    assert references((160, 160), (192, 192), ours) == {"cufa_d128": 700.0, "cufa_padded": 650.0}
+    assert references((80, 80), (96, 96), ours) == {"cufa_d128": 700.0}
+    assert references((192, 192), (192, 192), {}) == {}
+
+
+# pages
+
+
+def test_page_of_gqa(tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    pytest.importorskip("matplotlib")
+    rows = [
+        _ready(c, {"cufa": 1, "fa2": 1}).row({"cufa": 600, "fa2": 300})
+        for c in gqa_cells("bfloat16")
+    ]
+    page = _page(tmp_path, "gqa", rows)
+    assert page.startswith("# Grouped-query attention on NVIDIA H200\n")
+    assert "| bfloat16 | 128 | full | 32768 | 1 | 64/8 | fa3_wgmma | 600.0 | 300.0 | 2.00 |" in page
