@@ -65,6 +65,9 @@ def parser() -> argparse.ArgumentParser:
     data.add_argument("--seed", type=int, default=1, help="seed of the random data")
     race = argparse.ArgumentParser(add_help=False, parents=[data])
     race.add_argument("--rounds", type=int, default=13, help="samples of a contestant, at most")
+    race.add_argument(
+        "--rest", type=float, default=0.02, help="seconds between rounds; 0 keeps the card warm"
+    )
     table = argparse.ArgumentParser(add_help=False, parents=[race])
     table.add_argument("--head-dim", type=int, nargs="+", help="head dims of the table")
     table.add_argument("--seq", type=int, nargs="+", default=SEQS, help="sequence lengths")
@@ -153,6 +156,8 @@ def check(options: argparse.Namespace) -> None:
         check_names(options.peers)
     if options.bench in ("prefill", "gqa", "fp32", "headdims") and options.rounds < 1:
         raise ValueError("--rounds must be at least 1")
+    if getattr(options, "rest", 0) < 0:
+        raise ValueError("--rest must be at least 0")
     if options.bench == "sustained" and not (options.seconds > 0 and options.pause >= 0):
         raise ValueError("--seconds must be more than 0 and --pause at least 0")
 
@@ -220,24 +225,27 @@ def _rows(options: argparse.Namespace, kernel: str | None) -> tuple[Iterable[dic
         return tune.rows(options.dtype), None
     from benchmarks.contestants import Contestants
 
-    if options.bench == "headdims":
-        from benchmarks import headdims
+    from cufa.explorer.timing import CudaClock
 
-        contestants = Contestants(None, CUDNN)
-        return headdims.rows(contestants, options.rounds, options.seed), contestants
     if options.bench == "sustained":
         from benchmarks import sustained
 
         contestants = Contestants(None, CUDNN)
         pace = options.seconds, options.pause
         return sustained.rows(contestants, *pace, options.seed), contestants
+    clock = CudaClock(rest_s=options.rest)
+    if options.bench == "headdims":
+        from benchmarks import headdims
+
+        contestants = Contestants(None, CUDNN)
+        return headdims.rows(contestants, clock, options.rounds, options.seed), contestants
     from benchmarks import prefill
 
     from cufa.explorer.timing import Budget
 
     contestants = Contestants(kernel, options.peers)
     budget = Budget(rounds=options.rounds)
-    return prefill.rows(contestants, cells_of(options), budget, options.seed), contestants
+    return prefill.rows(contestants, cells_of(options), clock, budget, options.seed), contestants
 
 
 def report(files: Sequence[Path]) -> int:

@@ -246,11 +246,10 @@ def test_head_dims_are_raced_together(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     clock = PlayedClock()
     monkeypatch.setattr(headdims, "cupy", MagicMock())
-    monkeypatch.setattr(headdims, "CudaClock", lambda: clock)
     monkeypatch.setattr(headdims, "Operands", lambda cell, rng: cell)
     monkeypatch.setattr(headdims, "free_memory", lambda: None)
     field: Any = PlayedHeadDims()
-    rows = list(headdims.rows(field, 3, seed=1))
+    rows = list(headdims.rows(field, clock, 3, seed=1))
     assert len(rows) == 16
     # A single call of each of 15, then the rounds of one mask, then those of the other.
     assert len(clock.bursts) == 2 * 4 * 15

@@ -12,26 +12,28 @@ from benchmarks.contestants import CUFA, Contestants, free_memory
 from benchmarks.inputs import Operands
 from benchmarks.results import figures
 from cufa.explorer.rounds import Effort, Rounds
-from cufa.explorer.timing import Clock, CudaClock
+from cufa.explorer.timing import Clock
 
 HeadDims = tuple[int, int]
 
 BURST_MS = 6.0
 
 
-def rows(contestants: Contestants, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
+def rows(
+    contestants: Contestants, clock: Clock, rounds: int, seed: int
+) -> Iterator[dict[str, Any]]:
     """Yield a row a cell, and print a line for each.
 
     Parameters
     ----------
     contestants : Contestants
+    clock : Clock
     rounds : int
         Samples of each contestant of each cell.
     seed : int
         Of the random data.
     """
     rng = cupy.random.default_rng(seed)
-    clock = CudaClock()
     for causal in (False, True):
         found = _race(contestants, headdim_cells(causal), rng, clock, rounds)
         free_memory()

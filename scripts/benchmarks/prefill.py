@@ -12,11 +12,11 @@ from benchmarks.cells import Cell
 from benchmarks.contestants import Contestants, free_memory
 from benchmarks.inputs import Operands
 from benchmarks.results import figures
-from cufa.explorer.timing import Budget, Clock, CudaClock, race
+from cufa.explorer.timing import Budget, Clock, race
 
 
 def rows(
-    contestants: Contestants, cells: Iterable[Cell], budget: Budget, seed: int
+    contestants: Contestants, cells: Iterable[Cell], clock: Clock, budget: Budget, seed: int
 ) -> Iterator[dict[str, Any]]:
     """Yield a result row a cell that cufa can run, and print a line for each.
 
@@ -24,13 +24,13 @@ def rows(
     ----------
     contestants : Contestants
     cells : iterable of Cell
+    clock : Clock
     budget : Budget
         Time a cell.
     seed : int
         Of the random data.
     """
     rng = cupy.random.default_rng(seed)
-    clock = CudaClock()
     for cell in cells:
         started = time.perf_counter()
         row = _row(contestants, Operands(cell, rng), clock, budget)
