@@ -107,15 +107,15 @@ _FA1_SM86: _Table = {
     (192, 192): (_S(48, 32, 1, 8, 1),),
     (256, 256): (_S(24, 32, 1, 4, 1),),
 }
-# Hopper's own kernel: 64 rows a warpgroup, and four warps that fetch. Where O is narrow three
-# warpgroups share a tile's K and V; from D = 192 on registers hold O of two.
+# Hopper's own kernel: 64 rows a warpgroup, and four warps that fetch. Where V is narrow three
+# warpgroups share a tile's K and V; from 192 columns on registers hold O of two.
 _WGMMA: _Table = {
     (32, 32): (_S(192, 128, 2, 16, 1, True), _S(64, 96, 2, 8, 3)),
     (64, 64): (_S(192, 128, 2, 16, 1, True), _S(64, 64, 3, 8, 3)),
-    (96, 96): (_S(192, 96, 3, 16, 1, True), _S(64, 80, 2, 8, 2)),
-    (128, 128): (_S(192, 80, 3, 16, 1, True), _S(64, 80, 2, 8, 2)),
-    (192, 128): (_S(128, 112, 2, 12, 1), _S(64, 48, 2, 8, 2)),
-    (192, 192): (_S(128, 96, 2, 12, 1), _S(64, 96, 2, 8, 1)),
+    (96, 96): (_S(192, 112, 2, 16, 1, True), _S(64, 80, 2, 8, 2)),
+    (128, 128): (_S(192, 80, 2, 16, 1, True), _S(64, 80, 2, 8, 2)),
+    (192, 128): (_S(192, 80, 2, 16, 1, True), _S(64, 48, 2, 8, 2)),
+    (192, 192): (_S(128, 96, 2, 12, 1, True), _S(64, 96, 2, 8, 1)),
     (256, 256): (_S(128, 64, 2, 12, 1), _S(64, 64, 2, 8, 1)),
 }
 # By the compute capability from which on they hold.
