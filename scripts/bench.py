@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     race = argparse.ArgumentParser(add_help=False, parents=[data])
     race.add_argument("--rounds", type=int, default=13, help="samples of a contestant, at most")
     race.add_argument(
-        "--rest", type=float, default=0.02, help="seconds between rounds; 0 keeps the card warm"
+        "--rest", type=float, default=0, help="seconds between rounds (default: 0, a warm card)"
     )
     table = argparse.ArgumentParser(add_help=False, parents=[race])
     table.add_argument("--head-dim", type=int, nargs="+", help="head dims of the table")

@@ -139,7 +139,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
         auto mask_s = [&] {
             ring_k.release(n);
-            if (Q_STAGES == 1 && j == 0) ring_q.release(round);  // the next Q comes during the last softmax
+            if (Q_STAGES == 1 && j == 0) {  // the next Q comes during the last softmax
+                __syncwarp();               // all lanes have read what the tile before was
+                ring_q.release(round);
+            }
             if (j >= mask_from) mask.apply(rS, sWork[round % WORK_STAGES].q0 + warp_row(), j * BN);
         };
         auto pack_p = [&] {
