@@ -1,8 +1,8 @@
 """A small grid of calls that reaches every kernel, to be run under compute-sanitizer.
 
 compute-sanitizer --tool memcheck python scripts/sanitize.py
-and the same with --tool racecheck, and with --tool initcheck --kernel-regex kns=fa: initcheck does not
-see what TMA writes, and so complains about CuPy's copies of it.
+and the same with --tool racecheck, and with --tool initcheck --kernel-regex kns=fa: initcheck does
+not see what TMA writes, and so complains about CuPy's copies of it.
 """
 
 from __future__ import annotations
