@@ -29,8 +29,8 @@ def sections(problem: Problem, variant: Variant, device: Device) -> tuple[int, i
 
     These are ``section_heads`` and ``late_rows`` of ``kernels/scheduler_sm90.cuh``.
     """
-    if not problem.causal:
-        return 1, 0  # all tiles are of one length: those of a head follow each other
+    if not problem.causal or variant.kernel == "fa1_fp32":
+        return 1, 0  # all tiles are of one length: those of a head follow each other, or are one
     if variant.kernel == "fa3_wgmma":
         return _fa3_sections(problem, variant, device)
     # As many heads as have their K and V in half of L2 together.

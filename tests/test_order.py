@@ -56,6 +56,14 @@ def test_late_rows_of_all_heads_come_last(seq: int) -> None:
     assert plan(problem, H200, "fa2_mma").late_rows == 0
 
 
+def test_a_block_of_fa1_takes_a_whole_head() -> None:
+    """So heads are not interleaved, whatever their lengths."""
+    for seq in (1, 4096, 2**30):
+        problem = problem_of(dtype="float32", seq_q=seq, seq_kv=0)
+        chosen = plan(problem._replace(causal=True), H200, "fa1_fp32")
+        assert (chosen.section_heads, chosen.late_rows) == (1, 0)
+
+
 def test_sections_keep_their_keys_and_values_in_l2() -> None:
     """Half of it for K and V: more heads at once when they are shorter, or L2 larger."""
     long, short = problem_of(seq_kv=16384, seq_q=16384), problem_of(seq_kv=512, seq_q=512)
