@@ -201,7 +201,7 @@ class Variant(NamedTuple):
         if panel_columns(self.head_dim) != panel_columns(self.head_dim_v):
             return "head_dim and head_dim_v must be swizzled alike, as multiples of 64, 32 or 16"
         skipped = -(-(self.bm - 64) // self.bn) if self.causal else 0
-        if skipped > self.stages:  # it holds a V meanwhile
+        if skipped > self.stages:  # it may hold a V meanwhile
             return f"a warpgroup skips {skipped} masked tiles of keys: as many stages are needed"
         if self.ping_pong and self.bm == 64:
             return "ping_pong needs two warpgroups, bm of 128 or more"

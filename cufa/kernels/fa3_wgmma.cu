@@ -30,20 +30,24 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     using KTile = WgmmaTile<BN, HEAD_DIM>;
     using VTile = WgmmaTile<BN, HEAD_DIM_V>;
     using OTile = WgmmaTile<BM, HEAD_DIM_V>;
-    // O leaves through the slot that its Q came in. Up to three slots, if they fit: the next Q then comes early.
+    // O leaves through the slot that its Q came in: of a slot, a warp reads and writes 16 rows, which are its own. Up to
+    // three slots, if they fit beside what the system and the barriers take: the next Q then comes early.
     constexpr int QO_BYTES = QTile::bytes > OTile::bytes ? QTile::bytes : OTile::bytes;
     constexpr int KV_BYTES = STAGES * (KTile::bytes + VTile::bytes);
     constexpr auto fits = [](int slots) { return (slots * QO_BYTES + KV_BYTES + 1024) * BLOCKS_PER_SM <= 227 * 1024; };
     constexpr int Q_STAGES = fits(3) ? 3 : fits(2) ? 2 : 1;
     constexpr int WORK_STAGES = Q_STAGES == 1 ? 2 : Q_STAGES;
+    constexpr int BARRIERS = Q_STAGES * QO_BYTES + KV_BYTES, WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
+    // A consumer holds the last V of a tile while it skips masked keys of the next.
+    static_assert(!CAUSAL || (BM - 64 + BN - 1) / BN <= STAGES, "as many stages as tiles of keys that are skipped");
 
     extern __shared__ __align__(1024) unsigned char smem[];
     const uint32_t sQ = smem_address(smem), sK = sQ + Q_STAGES * QO_BYTES, sV = sK + STAGES * KTile::bytes;
-    const uint32_t barriers = sQ + Q_STAGES * QO_BYTES + KV_BYTES;
+    const uint32_t barriers = sQ + BARRIERS;
     const Ring<Q_STAGES> ring_q(barriers);
     const Ring<STAGES> ring_k(barriers + ring_q.bytes), ring_v(barriers + ring_q.bytes + ring_k.bytes);
-    // The tile at hand and the next. Consumers look it up at each use, for registers are scarce.
-    volatile Work* sWork = reinterpret_cast<Work*>(smem + Q_STAGES * QO_BYTES + KV_BYTES + ring_q.bytes + 2 * ring_k.bytes);
+    // The tiles under way. Consumers look theirs up at each use, for registers are scarce.
+    volatile Work* sWork = reinterpret_cast<Work*>(smem + WORK);
 
     const Mask<CAUSAL, true> mask(p.seq_q, p.seq_kv, p.pack);
     const int tiles = p.heads * p.q_tiles;
@@ -51,7 +55,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     auto key_tiles = [&](int row, int rows) { return max(1, (mask.kv_end(row, rows) + BN - 1) / BN); };
 
     if (threadIdx.x == 0) {
-        if (dynamic_smem_bytes() < KV_BYTES + Q_STAGES * (QO_BYTES + 16) + 32 * STAGES + WORK_STAGES * sizeof(Work)) __trap();
+        if (dynamic_smem_bytes() < WORK + WORK_STAGES * sizeof(Work)) __trap();
         ring_q.init(Q_STAGES > 1 ? CONSUMERS : 4 * CONSUMERS), ring_k.init(4 * CONSUMERS), ring_v.init(4 * CONSUMERS);
         mbarrier_fence_init();
     }
@@ -92,7 +96,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                             batch);
             };
             // The next Q is asked for when its slot should be free: of three at once, of two when the last O has been
-            // written, which is about when the first V are done with, and of one at the end.
+            // written, which is about when the first V are done with, and of one at the end. Of two never before V number
+            // STAGES: until then, consumers that skip keys free the slot only after the loads that come later here.
             const int load_q_at = Q_STAGES == 3 ? kv_tiles - 1 : Q_STAGES == 2 ? max(0, kv_tiles - 1 - STAGES) : 0;
             i = next_tile<CAUSAL>(p, i, tiles);
             load_k(kv_tiles - 1, n);

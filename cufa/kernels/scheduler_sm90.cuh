@@ -35,7 +35,7 @@ __device__ int next_tile(const Params& p, int tile, int tiles) {
 // A tile as the producer of fa3_wgmma hands it to the consumers; without keys, there are no more.
 struct Work {
     int q0, head, batch;
-    int kv_tiles;  // tiles of keys that some row of the tile sees, at least one
+    int kv_tiles;  // tiles of keys that some row of the tile sees, at least one; 0 after the last tile
 };
 
 // The consumer warpgroups of a block take turns, in order, when ON.

@@ -53,8 +53,9 @@ struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
     }
 };
 
-// A ring of slots in shared memory, filled by one thread and emptied by the warps of the consumers. The counter i of
-// the tiles that pass through it says which slot is meant, and how often it has been used before.
+// A ring of slots in shared memory, filled by one thread. A slot is free again after so many releases: of all warps of
+// the consumers, or where O leaves through the slot, of a thread of each. The counter i of the tiles that pass through
+// the ring says which slot is meant, and how often it has been used before.
 template <int SLOTS>
 struct Ring {
     uint32_t full, empty;  // SLOTS barriers each
@@ -63,8 +64,8 @@ struct Ring {
     __device__ explicit Ring(uint32_t barriers) : full(barriers), empty(barriers + 8 * SLOTS) {}
 
     static __device__ uint32_t slot(uint32_t i) { return i % SLOTS; }
-    __device__ void init(int consumer_warps) const {
-        for (int s = 0; s < SLOTS; ++s) mbarrier_init(full + 8 * s, 1), mbarrier_init(empty + 8 * s, consumer_warps);
+    __device__ void init(int releases) const {
+        for (int s = 0; s < SLOTS; ++s) mbarrier_init(full + 8 * s, 1), mbarrier_init(empty + 8 * s, releases);
     }
     // Producer: waits until the slot is free; then announces bytes that are copied to it.
     __device__ void acquire(uint32_t i) const { mbarrier_wait(empty + 8 * slot(i), i / SLOTS % 2 ^ 1); }
