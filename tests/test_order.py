@@ -68,7 +68,7 @@ def test_heads_that_32_bits_cannot_count_are_refused() -> None:
     """Packed, too: the kernel numbers the heads of all batches."""
     heads = {"heads_q": 64, "heads_kv": 1, "seq_q": 1, "seq_kv": 1, "causal": False}
     assert plan(problem_of(batch=2**25 - 1, **heads), H200).pack == 64
-    with pytest.raises(ValueError, match="^q: batch 33554432 x heads 64 x seq 1 needs"):
+    with pytest.raises(ValueError, match=r"^q: batch 33554432 x heads 64 x seq 1 needs"):
         plan(problem_of(batch=2**25, **heads), H200)
 
 
