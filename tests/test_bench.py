@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -47,18 +48,20 @@ def _row(sq: int, cufa: float, peers: dict[str, float], **more: Any) -> dict[str
     }
 
 
+#: What all result files begin with.
+HEAD = {
+    "command": "python scripts/bench.py prefill",
+    "commit": "0" * 40,
+    "date": "2026-01-02T03:04:05+00:00",
+    "device": "NVIDIA H200",
+    "driver": "580.1",
+    "versions": {"cupy": "14.2.0", "torch": "2.11.0"},
+    "ceilings": {"read_gbs": 4000.0, "copy_gbs": 4100.0, "gemm_bf16_tflops": 700.0},
+}
+
+
 def _result(rows: list[dict[str, Any]], bench_name: str = "prefill") -> dict[str, Any]:
-    return {
-        "bench": bench_name,
-        "command": "python scripts/bench.py prefill",
-        "commit": "0" * 40,
-        "date": "2026-01-02T03:04:05+00:00",
-        "device": "NVIDIA H200",
-        "driver": "580.1",
-        "versions": {"cupy": "14.2.0", "torch": "2.11.0"},
-        "ceilings": {"read_gbs": 4000.0, "copy_gbs": 4100.0, "gemm_bf16_tflops": 700.0},
-        "rows": rows,
-    }
+    return {"bench": bench_name, **copy.deepcopy(HEAD), "rows": rows}
 
 
 @pytest.fixture

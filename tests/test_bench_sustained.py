@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from test_bench import HEAD
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
@@ -181,17 +182,7 @@ def test_rows(
     assert capsys.readouterr().err.count("no power of cudnn: nvidia-smi says '[N/A]'") == 6
 
     rows[0]["cufa_power_w"] = 655.5
-    result = {
-        "bench": "sustained",
-        "command": "python scripts/bench.py sustained",
-        "commit": "0" * 40,
-        "date": "2026-01-02T03:04:05+00:00",
-        "device": "NVIDIA H200",
-        "driver": "580.1",
-        "versions": {"cupy": "14.2.0"},
-        "ceilings": {"read_gbs": 4000.0, "copy_gbs": 4100.0, "gemm_bf16_tflops": 700.0},
-        "rows": rows,
-    }
+    result = {"bench": "sustained", **HEAD, "rows": rows}
     path = tmp_path / "h200-sustained.json"
     results.write(path, result)
     page, plot = write_report(path)

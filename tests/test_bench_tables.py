@@ -12,6 +12,7 @@ from unittest.mock import MagicMock
 import ml_dtypes
 import numpy as np
 import pytest
+from test_bench import HEAD
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
@@ -25,16 +26,6 @@ from cufa.explorer import timing
 from cufa.variant import Variant
 
 VARIANT = Variant("fa3_wgmma", "bfloat16", 128, 128, 192, 80, 2, 16, 1, False, True)
-
-HEAD = {
-    "command": "python scripts/bench.py",
-    "commit": "0" * 40,
-    "date": "2026-01-02T03:04:05+00:00",
-    "device": "NVIDIA H200",
-    "driver": "580.1",
-    "versions": {"cupy": "14.2.0"},
-    "ceilings": {"read_gbs": 4000.0, "copy_gbs": 4100.0, "gemm_bf16_tflops": 700.0},
-}
 
 
 def _ready(cell: Cell, calls: dict[str, Any], variant: Variant = VARIANT) -> Any:
