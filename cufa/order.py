@@ -11,8 +11,7 @@ def pack(problem: Problem, variant: Variant) -> int:
     """Query heads in a tile: those of a group where their queries together fill it better."""
     fits = problem.group > 1 and 64 % problem.group == 0  # a power of two, for TMA's boxes
     short = problem.seq_q < variant.bm
-    countable = problem.batch * problem.heads_q < 2**31  # where the kernel finds a row's LSE
-    return problem.group if variant.kernel == "fa3_wgmma" and fits and short and countable else 1
+    return problem.group if variant.kernel == "fa3_wgmma" and fits and short else 1
 
 
 def packed_heads(problem: Problem, variant: Variant) -> int:

@@ -122,6 +122,61 @@ def test_views_that_tma_does_not_take(cupy: Any, rng: np.random.Generator, dtype
         expected.assert_accepts(cupy.ascontiguousarray(result), lse)
 
 
+# --- rows whose scores outgrow the maximum that P is taken relative to ---
+
+
+def scores_in_steps(rng: np.random.Generator, dtype: str, d: int) -> tuple[np.ndarray, ...]:
+    """Return inputs for a scale of 1 / 8: early keys score up to 60 higher at every third query.
+
+    The kernel takes late keys first, and float16 holds no exp(12).
+    """
+    q, k, v = random_inputs(rng, dtype, b=2, hq=4, hk=2, sq=330, sk=700, d=d)
+    q[..., 0] = np.where(np.arange(330) % 3 == 0, 8, 0)
+    k[..., 0] = np.select([np.arange(700) < j for j in (100, 250, 420)], [60, 40, 20], 0)
+    return q, k, v
+
+
+@dtypes
+@pytest.mark.parametrize("d", [32, 64, 96, 128, 192, 256])
+def test_scores_that_grow_in_steps(cupy: Any, rng: np.random.Generator, d: int, dtype: str) -> None:
+    q, k, v = scores_in_steps(rng, dtype, d)
+    given = on_device(cupy, q, k, v)
+    for causal in (False, True):
+        options: dict[str, Any] = {"causal": causal, "scale": 1 / 8}
+        out, lse = cufa.attention(*given, return_lse=True, kernel="fa3_wgmma", **options)
+        assert_accepted(out, lse, q, k, v, **options)
+
+
+@dtypes
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_scores_of_minus_infinity(cupy: Any, rng: np.random.Generator, d: int, dtype: str) -> None:
+    """Whole tiles of them, before the first that is finite."""
+    q, k, v = random_inputs(rng, dtype, hq=3, sq=200, sk=900, d=d)
+    q[..., 0] = 1
+    k[:, 1, 200:, 0] = k[:, 2, ::2, 0] = k[:, 2, 300:800, 0] = -np.inf
+    given = on_device(cupy, q, k, v)
+    for causal in (False, True):
+        out, lse = cufa.attention(*given, causal=causal, return_lse=True, kernel="fa3_wgmma")
+        assert_accepted(out, lse, q, k, v, causal=causal)
+
+
+@dtypes
+@pytest.mark.parametrize("d", [64, 256])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_beside_one_that_is_not_finite(
+    cupy: Any, rng: np.random.Generator, value: float, d: int, dtype: str
+) -> None:
+    """They share its warp, and what the warp does about it."""
+    q, k, v = scores_in_steps(rng, dtype, d)
+    others = np.arange(330) != 37
+    expected = Expected(q[:, :, others], k, v, scale=1 / 8)
+    q[:, :, 37] = value
+    options: dict[str, Any] = {"scale": 1 / 8, "return_lse": True, "kernel": "fa3_wgmma"}
+    out, lse = map(to_host, cufa.attention(*on_device(cupy, q, k, v), **options))
+    assert np.isnan(out[:, :, 37].astype(np.float32)).all()
+    expected.assert_accepts(out[:, :, others], lse[:, :, others])
+
+
 # --- all variants ---
 
 

@@ -67,9 +67,9 @@ def test_a_block_of_fa1_takes_a_whole_head() -> None:
 def test_heads_that_32_bits_cannot_count_are_refused() -> None:
     """Packed, too: the kernel numbers the heads of all batches."""
     heads = {"heads_q": 64, "heads_kv": 1, "seq_q": 1, "seq_kv": 1, "causal": False}
-    assert plan(problem_of(batch=2**25 - 1, **heads), H200).pack == 64
-    with pytest.raises(ValueError, match=r"^q: batch 33554432 x heads 64 x seq 1 needs"):
-        plan(problem_of(batch=2**25, **heads), H200)
+    assert plan(problem_of(batch=2**25, **heads), H200).pack == 64
+    with pytest.raises(ValueError, match=r"^q: batch 2147483648 x heads 64 x seq 1 needs"):
+        plan(problem_of(batch=2**31, **heads), H200)
 
 
 def test_sections_keep_their_keys_and_values_in_l2() -> None:

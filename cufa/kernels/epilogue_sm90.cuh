@@ -27,7 +27,8 @@ __device__ inline void store_lse(const float (&lse)[2], const Params& p, const P
 #pragma unroll
     for (int h = 0; h < 2; ++h)
         if (rows.query[h] < p.seq_q)
-            p.lse[static_cast<long long>(rows.batch * p.heads_q * p.pack + rows.head[h]) * p.seq_q + rows.query[h]] = lse[h];
+            p.lse[(static_cast<long long>(rows.batch) * p.heads_q * p.pack + rows.head[h]) * p.seq_q + rows.query[h]] =
+                lse[h];
 }
 
 // Transposes the 4 x 4 matrix whose columns the four lanes of a quad hold.

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         registers_increase<REGISTERS_CONSUMER>();
         const int consumer = warpgroup - 1;
         // This warp's first row in the tile; computed anew at each use, for registers are scarce.
-        auto warp_row = [] { return (thread_index() - 128) / 32 * 16; };
+        auto warp_row = [] { return (thread_index_anew() - 128) / 32 * 16; };
         const Turns<CONSUMERS, PING_PONG> turns(consumer);
         const uint32_t operand_q = QTile::operand(sQ + consumer * 64 * QTile::ROW_BYTES);
         const uint32_t operand_k = KTile::operand(sK), operand_v = VTile::operand(sV);
@@ -142,12 +142,14 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                                          kk > 0 || !first);
             wgmma_commit();
         };
-        auto mask_s = [&] {
+        auto release_k = [&] {
             ring_k.release(n);
             if (Q_STAGES == 1 && j == 0) {  // the next Q comes during the last softmax
                 __syncwarp();               // all lanes have read what the tile before was
                 ring_q.release(round);
             }
+        };
+        auto mask_s = [&] {
             if (j >= mask_from) mask.apply(rS, sWork[round % WORK_STAGES].q0 + warp_row(), j * BN);
         };
         auto pack_p = [&] {
@@ -177,22 +179,37 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 const int seen = key_tiles(q0 + consumer * 64, 64);
                 for (; j >= seen; --j, ++n) {
                     turns.wait(), turns.pass();
-                    ring_k.wait(n), ring_k.release(n);
+                    ring_k.pass_over(n);
                 }
             }
             turns.wait();
             start_s(more);
             return more;
         };
+        // S = Q K^T of the next keys and O += P V of the present ones, queued; waits for S.
+        auto start_both = [&](bool first) {
+            turns.wait();
+            ++n, --j;
+            start_s(true);
+            start_o(n - 1, first);
+            turns.pass();
+            if (first) free_q();
+            wgmma_wait<1>();
+        };
+        auto wait_o = [&] {
+            wgmma_wait<0>();
+            ring_v.release(n - 1);
+        };
         // P = exp(S - m) of the tile's last keys, which are the first to be taken
         auto start_p = [&] {
+            release_k();
             mask_s();
             softmax.raise(rS);
             softmax.exponentiate(rS);
         };
         // Frees those V from the i-th on whose keys were masked.
         auto skip_v = [&](uint32_t i) {
-            for (; CAUSAL && i < n; ++i) ring_v.wait(i), ring_v.release(i);
+            for (; CAUSAL && i < n; ++i) ring_v.pass_over(i);
         };
 
         bool more = start_tile(), first = true;
@@ -203,25 +220,35 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         pack_p();
 
         while (more) {
-            while (j > 0) {
-                // S = Q K^T of the next keys and O += P V of the present ones, queued
-                turns.wait();
-                ++n, --j;
-                start_s(true);
-                start_o(n - 1, first);
-                turns.pass();
-                if (first) free_q();
-                first = false;
-
-                // P = exp(S - m), while O is computed
-                wgmma_wait<1>();
+            // P = exp(S - m), while O is computed. First of keys that some rows do not see, and of the keys after them
+            for (; j > 0 && j >= mask_from; first = false) {
+                start_both(first);
+                release_k();
                 mask_s();
                 const bool raised = softmax.raise(rS);
                 softmax.exponentiate(rS);
-                wgmma_wait<0>();
-                ring_v.release(n - 1);
+                wait_o();
                 if (raised) softmax.rescale(rO);
                 pack_p();
+            }
+            // Then without looking for row maxima, as m is the score of a key that the row has seen. Where P come out too
+            // large, the warp computes S once more, and moves m.
+            for (; j > 0; first = false) {
+                start_both(first);
+                float sum[1][2] = {};
+                softmax.exponentiate_unseen(rS, sum);
+                wait_o();
+                pack_p();
+                if (softmax.outgrown(sum)) {
+                    warp_scores<T, QTile, KTile>(rS[0], sQ + ring_q.slot(round) * QO_BYTES, warp_row(),
+                                                 sK + ring_k.slot(n) * KTile::bytes);
+                    if (softmax.raise(rS)) softmax.rescale(rO);
+                    softmax.exponentiate(rS);
+                    pack_p();
+                } else {
+                    softmax.add(sum);
+                }
+                release_k();
             }
 
             // The same at the end of a tile. If the next Q has come, its S is queued before the last O.

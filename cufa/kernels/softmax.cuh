@@ -10,6 +10,8 @@ struct OnlineSoftmax {
     // The accumulators are rescaled only when a row maximum has outgrown the reference by this factor
     // (as a power of two): P then stays below 2^8, and the division by l at the end is exact all the same.
     static constexpr float SLACK_LOG2 = 8.f;
+    // Where the row maximum is not looked at, P and their sum may grow so far: float16 holds them.
+    static constexpr float MAX_SUM = 32768.f;
 
     float scale_log2;
     float m[MT][2];    // reference maximum of the unscaled scores
@@ -67,21 +69,33 @@ struct OnlineSoftmax {
     // S -> P = exp(S - m) in place, added up in l.
     template <int NT>
     __device__ void exponentiate(float (&rS)[MT][NT][4]) {
+        float m_safe[MT][2];
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float m_safe = m[mt][h] == -INF ? 0.f : m[mt][h];  // -inf - -inf would be NaN
-                const float minus_m_log2 = -m_safe * scale_log2;
+            for (int h = 0; h < 2; ++h) m_safe[mt][h] = m[mt][h] == -INF ? 0.f : m[mt][h];  // -inf - -inf would be NaN
+        exponentiate(rS, m_safe, l);
+    }
+    // The same where `raise` did not look first, added up in `sum`: P may come out too large, see `outgrown`.
+    template <int NT>
+    __device__ void exponentiate_unseen(float (&rS)[MT][NT][4], float (&sum)[MT][2]) const {
+        exponentiate(rS, m, sum);
+    }
+    // Whether P of a row of the warp are too large, or not finite, by this thread's parts of their sums.
+    __device__ bool outgrown(const float (&sum)[MT][2]) const {
+        bool grown = false;
 #pragma unroll
-                for (int nt = 0; nt < NT; ++nt)
+        for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-                    for (int i = 2 * h; i < 2 * h + 2; ++i) {
-                        float& s = rS[mt][nt][i];
-                        s = exp2_approx(EXACT ? (s - m_safe) * scale_log2 : fmaf(s, scale_log2, minus_m_log2));
-                        l[mt][h] += s;
-                    }
-            }
+            for (int h = 0; h < 2; ++h) grown |= !(sum[mt][h] <= MAX_SUM);  // also for NaN
+        return __any_sync(0xffffffff, grown);
+    }
+    // Adds such sums to l.
+    __device__ void add(const float (&sum)[MT][2]) {
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) l[mt][h] += sum[mt][h];
     }
 
     // Brings O to the references that `raise` has moved.
@@ -129,5 +143,24 @@ struct OnlineSoftmax {
         float divisor[MT][2];
         conclude(divisor, lse);
         divide(rO, divisor);
+    }
+
+ private:
+    template <int NT>
+    __device__ void exponentiate(float (&rS)[MT][NT][4], const float (&reference)[MT][2], float (&sum)[MT][2]) const {
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float minus_m_log2 = -reference[mt][h] * scale_log2;
+#pragma unroll
+                for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                    for (int i = 2 * h; i < 2 * h + 2; ++i) {
+                        float& s = rS[mt][nt][i];
+                        s = exp2_approx(EXACT ? (s - reference[mt][h]) * scale_log2 : fmaf(s, scale_log2, minus_m_log2));
+                        sum[mt][h] += s;
+                    }
+            }
     }
 };

@@ -30,13 +30,11 @@ struct SmemTile {
 // A lane's offset for ldmatrix.x4 on 16 rows by two chunks. As operand A (and transposed B) the two row halves
 // come first, as operand B the two chunks.
 template <class Tile>
-__device__ uint32_t lane_offset_a() {
-    const int lane = thread_index() % 32;
+__device__ uint32_t lane_offset_a(int lane = thread_index() % 32) {
     return Tile::offset(lane % 16, lane / 16);
 }
 template <class Tile>
-__device__ uint32_t lane_offset_b() {
-    const int lane = thread_index() % 32;
+__device__ uint32_t lane_offset_b(int lane = thread_index() % 32) {
     return Tile::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 

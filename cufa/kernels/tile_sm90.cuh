@@ -53,6 +53,27 @@ struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
     }
 };
 
+// S = Q K^T of the 16 rows of Q from `row` on, of one warp alone: wgmma takes four.
+template <class T, class QTile, class KTile, int NT>
+__device__ void warp_scores(float (&rS)[NT][4], uint32_t tile_q, int row, uint32_t tile_k) {
+    const int lane = thread_index_anew() % 32;
+    const uint32_t lane_q = lane_offset_a<QTile>(lane), lane_k = lane_offset_b<KTile>(lane);
+#pragma unroll
+    for (int i = 0; i < NT * 4; ++i) rS[i / 4][i % 4] = 0.f;
+#pragma unroll 1
+    for (int kd = 0; kd < QTile::COLS / 16; ++kd) {
+        uint32_t rQ[4];
+        ldmatrix_x4(rQ, tile_q + row * QTile::ROW_BYTES + QTile::advance(lane_q, 0, 2 * kd));
+#pragma unroll
+        for (int nt = 0; nt < NT; nt += 2) {
+            uint32_t rK[4];
+            ldmatrix_x4(rK, tile_k + KTile::advance(lane_k, nt * 8, 2 * kd));
+            mma_m16n8k16<T>(rS[nt], rQ, rK[0], rK[1]);
+            mma_m16n8k16<T>(rS[nt + 1], rQ, rK[2], rK[3]);
+        }
+    }
+}
+
 // A ring of slots in shared memory, filled by one thread. A slot is free again after so many releases: of all warps of
 // the consumers, or where O leaves through the slot, of a thread of each. The counter i of the tiles that pass through
 // the ring says which slot is meant, and how often it has been used before.
@@ -77,5 +98,11 @@ struct Ring {
     __device__ void wait(uint32_t i) const { mbarrier_wait(full + 8 * slot(i), i / SLOTS % 2); }
     __device__ void release(uint32_t i) const {
         if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * slot(i));
+    }
+    // The same of a slot that is not read. No lane may still wait when it is released.
+    __device__ void pass_over(uint32_t i) const {
+        wait(i);
+        __syncwarp();
+        release(i);
     }
 };
