@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
     if (threadIdx.x == 0) {
         if (dynamic_smem_bytes() < WORK + WORK_STAGES * sizeof(Work)) __trap();
-        ring_q.init(Q_STAGES > 1 ? CONSUMERS : 4 * CONSUMERS), ring_k.init(4 * CONSUMERS), ring_v.init(4 * CONSUMERS);
+        ring_q.init(Q_STAGES > 1 ? CONSUMERS : 128 * CONSUMERS), ring_k.init(4 * CONSUMERS), ring_v.init(4 * CONSUMERS);
         mbarrier_fence_init();
     }
     __syncthreads();
@@ -144,10 +144,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
         auto release_k = [&] {
             ring_k.release(n);
-            if (Q_STAGES == 1 && j == 0) {  // the next Q comes during the last softmax
-                __syncwarp();               // all lanes have read what the tile before was
-                ring_q.release(round);
-            }
+            if (Q_STAGES == 1 && j == 0) ring_q.release_each(round);  // the next Q comes during the last softmax
         };
         auto mask_s = [&] {
             if (j >= mask_from) mask.apply(rS, sWork[round % WORK_STAGES].q0 + warp_row(), j * BN);

@@ -99,7 +99,9 @@ struct Ring {
     __device__ void release(uint32_t i) const {
         if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * slot(i));
     }
-    // The same of a slot that is not read. No lane may still wait when it is released.
+    // Once a thread, where each has read more than the slot: what the tile before was.
+    __device__ void release_each(uint32_t i) const { mbarrier_arrive(empty + 8 * slot(i)); }
+    // Of a slot that is not read. No lane may still wait when it is released.
     __device__ void pass_over(uint32_t i) const {
         wait(i);
         __syncwarp();
