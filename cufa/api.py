@@ -59,7 +59,8 @@ def attention(
     return_lse : bool
         Whether to return the log-sum-exp of the scores, too.
     kernel : str or Variant, optional
-        Forces a kernel ("fa2_mma", "fa2_fp32", "fa1_fp32") or one instantiation; GPU only.
+        Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32") or one instantiation; GPU
+        only.
 
     Returns
     -------
@@ -79,7 +80,12 @@ def attention(
 
     Notes
     -----
-    The method is FlashAttention-2 (Dao 2023, algorithm 1).
+    16-bit arrays take FlashAttention-3 (Shah et al. 2024, algorithm 2) on Hopper; they and float32
+    ones else take FlashAttention-2 (Dao 2023, algorithm 1), on the CPU, too. "fa1_fp32" is
+    FlashAttention-1 (Dao et al. 2022, algorithm 1).
+
+    On the GPU, an infinity or NaN in v may also reach rows that see other keys of its tile, but not
+    that one: their weight for it is 0, and 0 times infinity is NaN.
     """
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (

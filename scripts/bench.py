@@ -33,7 +33,7 @@ RESULTS = ROOT / "docs" / "benchmarks"
 # What is measured is this checkout, whether or not a cufa is installed.
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.cells import GQA_SEQS, SEQS, Cell, gqa_cells, standard_cells  # noqa: E402
+from benchmarks.cells import GQA_SEQS, SCORES, SEQS, Cell, gqa_cells, standard_cells  # noqa: E402
 
 HALF_DTYPES = ("bfloat16", "float16")
 PREFILL_HEAD_DIMS = (64, 128, 256)
@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     prefill = commands.add_parser(
         "prefill", parents=[run, table, half], help="16-bit prefill table"
     )
+    prefill.add_argument("--scores", default="normal", choices=SCORES, help="of which data")
     gqa = commands.add_parser(
         "gqa", parents=[run, race, half], help="16-bit table of grouped heads, 64 on 8"
     )
@@ -245,7 +246,8 @@ def _rows(options: argparse.Namespace, kernel: str | None) -> tuple[Iterable[dic
 
     contestants = Contestants(kernel, options.peers)
     budget = Budget(rounds=options.rounds)
-    return prefill.rows(contestants, cells_of(options), clock, budget, options.seed), contestants
+    data = options.seed, getattr(options, "scores", "normal")
+    return prefill.rows(contestants, cells_of(options), clock, budget, *data), contestants
 
 
 def report(files: Sequence[Path]) -> int:

@@ -111,6 +111,22 @@ def test_head_dim_of_v(
 
 
 @kernels
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_without_a_key_beside_values_that_are_not_finite(
+    cupy: Any, rng: np.random.Generator, value: float, kernel: str, dtype: str
+) -> None:
+    for d in (8, 64, 128, 256):
+        q, k, v = random_inputs(rng, dtype, b=2, hq=2, sq=150, sk=93, d=d)
+        v[:] = value
+        given = on_device(cupy, q, k, v)
+        out, lse = map(to_host, cufa.attention(*given, causal=True, return_lse=True, kernel=kernel))
+        blind = np.arange(150) < 150 - 93
+        assert not out[:, :, blind].any()
+        assert not np.isfinite(out[:, :, ~blind].astype(np.float32)).any()
+        np.testing.assert_array_equal(lse == -np.inf, np.broadcast_to(blind, lse.shape))
+
+
+@kernels
 @pytest.mark.parametrize("scale", [0, -0.3, 3, 2.0**-30])
 def test_scale(cupy: Any, rng: np.random.Generator, scale: float, kernel: str, dtype: str) -> None:
     for causal, d in ((False, 64), (True, 64), (True, 59)):

@@ -125,26 +125,29 @@ def test_views_that_tma_does_not_take(cupy: Any, rng: np.random.Generator, dtype
 # --- rows whose scores outgrow the maximum that P is taken relative to ---
 
 
-def scores_in_steps(rng: np.random.Generator, dtype: str, d: int) -> tuple[np.ndarray, ...]:
-    """Return inputs for a scale of 1 / 8: early keys score up to 60 higher at every third query.
+def scores_in_steps(
+    rng: np.random.Generator, dtype: str, d: int, dv: int | None = None, **sizes: int
+) -> tuple[np.ndarray, ...]:
+    """Return inputs for a scale of 1 / 8: early keys score up to 250 higher at every third query.
 
-    The kernel takes late keys first, and float16 holds no exp(12).
+    The kernel takes late keys first, and where it missed a step P would be infinite: float16 holds
+    no exp(12), float32 and bfloat16 no exp(89). Steps of both kinds are there.
     """
-    q, k, v = random_inputs(rng, dtype, b=2, hq=4, hk=2, sq=330, sk=700, d=d)
-    q[..., 0] = np.where(np.arange(330) % 3 == 0, 8, 0)
-    k[..., 0] = np.select([np.arange(700) < j for j in (100, 250, 420)], [60, 40, 20], 0)
+    q, k, v = random_inputs(rng, dtype, **sizes, d=d, dv=dv)
+    q[..., ::3, 0], q[..., 1::3, 0], q[..., 2::3, 0] = 8, 0, 0
+    early = [np.arange(k.shape[2]) < k.shape[2] * part for part in (0.15, 0.35, 0.6)]
+    k[..., 0] = np.select(early, [250, 80, 40], 0)
     return q, k, v
 
 
-@dtypes
-@pytest.mark.parametrize("d", [32, 64, 96, 128, 192, 256])
-def test_scores_that_grow_in_steps(cupy: Any, rng: np.random.Generator, d: int, dtype: str) -> None:
-    q, k, v = scores_in_steps(rng, dtype, d)
-    given = on_device(cupy, q, k, v)
-    for causal in (False, True):
-        options: dict[str, Any] = {"causal": causal, "scale": 1 / 8}
-        out, lse = cufa.attention(*given, return_lse=True, kernel="fa3_wgmma", **options)
-        assert_accepted(out, lse, q, k, v, **options)
+@functools.lru_cache(4)
+def steps_and_result(
+    dtype: str, d: int, dv: int, causal: bool
+) -> tuple[tuple[np.ndarray, ...], Expected]:
+    """Return such inputs, and what is expected of them."""
+    rng = np.random.default_rng([d, dv])
+    given = scores_in_steps(rng, dtype, d, dv, hq=4, hk=2, sq=330, sk=700)
+    return given, Expected(*given, causal=causal, scale=1 / 8)
 
 
 @dtypes
@@ -167,7 +170,7 @@ def test_rows_beside_one_that_is_not_finite(
     cupy: Any, rng: np.random.Generator, value: float, d: int, dtype: str
 ) -> None:
     """They share its warp, and what the warp does about it."""
-    q, k, v = scores_in_steps(rng, dtype, d)
+    q, k, v = scores_in_steps(rng, dtype, d, b=2, hq=4, hk=2, sq=330, sk=700)
     others = np.arange(330) != 37
     expected = Expected(q[:, :, others], k, v, scale=1 / 8)
     q[:, :, 37] = value
@@ -175,6 +178,20 @@ def test_rows_beside_one_that_is_not_finite(
     out, lse = map(to_host, cufa.attention(*on_device(cupy, q, k, v), **options))
     assert np.isnan(out[:, :, 37].astype(np.float32)).all()
     expected.assert_accepts(out[:, :, others], lse[:, :, others])
+
+
+@dtypes
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_scores_that_grow_in_packed_heads(
+    cupy: Any, rng: np.random.Generator, d: int, dtype: str
+) -> None:
+    q, k, v = scores_in_steps(rng, dtype, d, b=3, hq=8, hk=1, sq=20, sk=700)
+    q[:, 3:, :, 0] = 0  # a warp's rows belong to several heads
+    given = on_device(cupy, q, k, v)
+    for causal in (False, True):
+        options: dict[str, Any] = {"causal": causal, "scale": 1 / 8}
+        out, lse = cufa.attention(*given, return_lse=True, kernel="fa3_wgmma", **options)
+        assert_accepted(out, lse, q, k, v, **options)
 
 
 # --- all variants ---
@@ -223,6 +240,12 @@ CAUSAL = [
 ]
 OTHERS = [*CAUSAL, *(variant._replace(causal=False) for variant in CAUSAL[::3])]
 
+
+def problem_of(variant: Variant) -> tuple[str, int, int, bool]:
+    """Return what of a variant is the problem's."""
+    return variant.dtype, variant.head_dim, variant.head_dim_v, variant.causal
+
+
 #: More keys than queries and fewer, packed ones, few keys, more tiles than blocks; with a causal
 #: mask, tiles whose first warpgroups see fewer keys than the last.
 SHAPES: tuple[Sizes, ...] = (
@@ -250,6 +273,18 @@ def test_other_variants(cupy: Any, variant: Variant) -> None:
     head_dims = (variant.head_dim - 8, variant.head_dim_v - 16)
     for sizes in SHAPES:
         checked(cupy, variant.dtype, sizes, head_dims, causal=causal, kernel=variant)
+
+
+@pytest.mark.parametrize("variant", sorted([*planned(), *OTHERS], key=problem_of), ids=str)
+def test_scores_that_grow_in_steps(cupy: Any, variant: Variant) -> None:
+    """In every element of a batch of the same, which has more tiles than there are blocks."""
+    (q, k, v), expected = steps_and_result(*problem_of(variant))
+    options: dict[str, Any] = {"causal": variant.causal, "scale": 1 / 8, "return_lse": True}
+    given = [cupy.asarray(np.repeat(x, 40, axis=0)) for x in (q, k, v)]
+    out, lse = map(to_host, cufa.attention(*given, kernel=variant, **options))
+    expected.assert_accepts(out[:1], lse[:1])
+    assert same_bits(out, np.repeat(out[:1], 40, axis=0))
+    assert same_bits(lse, np.repeat(lse[:1], 40, axis=0))
 
 
 # --- tiles that blocks draw ---

@@ -93,5 +93,5 @@ template <class Ring>
 __device__ void release_after_store(const Ring& ring, uint32_t i) {
     if (threadIdx.x % 128 != 0) return;
     tma_store_wait_read();
-    mbarrier_arrive(ring.empty + 8 * ring.slot(i));
+    ring.arrive(i);
 }

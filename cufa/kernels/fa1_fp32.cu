@@ -175,6 +175,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __gr
             for (int r = 0; r < ROWS; ++r) {
                 const int row = q0 + row0 + r * ROW_STEP;
                 if (row >= p.seq_q) break;
+                if (l_new[r] == 0.f) continue;  // it saw no key: O stays 0, and 0 V may be NaN
                 T* gRow = gO + row * p.o.stride_seq + lane;
 #pragma unroll
                 for (int c = 0; c < COLS; ++c)

@@ -1,7 +1,8 @@
 // FlashAttention-3 forward (Shah et al. 2024, algorithms 1 and 2) on Hopper, for float16 and bfloat16, sm_90a.
 // A block works through tiles of BM rows of Q. The producer, one thread of the first warpgroup, fetches tiles of Q, K and
 // V by TMA into rings in shared memory. The consumers, the other warpgroups, compute 64 rows each with wgmma. S of the
-// next keys is queued before P V of the present ones, so that the softmax runs while the tensor cores work. With
+// next keys is queued before P V of the present ones, so that the softmax runs while the tensor cores work. Keys are taken
+// last to first: masked ones, which need row maxima, come first, and the others do without, see softmax.cuh. With
 // PING_PONG the consumers take turns to queue their products: one's softmax then runs under the products of the others.
 #include "epilogue_sm90.cuh"
 #include "mask.cuh"
@@ -25,6 +26,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr int SHARE = (REGISTERS * (CONSUMERS + 1) - REGISTERS_PRODUCER) / CONSUMERS / 8 * 8;
     constexpr int REGISTERS_CONSUMER = SHARE < 240 ? SHARE : 240;
     constexpr int NT = BN / 8, OT = HEAD_DIM_V / 8;  // 8-column pieces of S and of O
+    // As far may a row sum, and so P, grow where no row maximum is looked for. The rest of the range is for O = P V.
+    constexpr float MAX_SUM = T::max / 2 < 0x1p40f ? T::max / 2 : 0x1p40f;
 
     using QTile = WgmmaTile<BM, HEAD_DIM>;
     using KTile = WgmmaTile<BN, HEAD_DIM>;
@@ -36,7 +39,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr int KV_BYTES = STAGES * (KTile::bytes + VTile::bytes);
     constexpr auto fits = [](int slots) { return (slots * QO_BYTES + KV_BYTES + 1024) * BLOCKS_PER_SM <= 227 * 1024; };
     constexpr int Q_STAGES = fits(3) ? 3 : fits(2) ? 2 : 1;
-    constexpr int WORK_STAGES = Q_STAGES == 1 ? 2 : Q_STAGES;
+    constexpr int WORK_STAGES = Q_STAGES == 1 ? 2 : Q_STAGES;  // two: O is written after the next Q has come
     constexpr int BARRIERS = Q_STAGES * QO_BYTES + KV_BYTES, WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
     // A consumer holds the last V of a tile while it skips masked keys of the next.
     static_assert(!CAUSAL || (BM - 64 + BN - 1) / BN <= STAGES, "as many stages as tiles of keys that are skipped");
@@ -144,10 +147,16 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
         auto release_k = [&] {
             ring_k.release(n);
-            if (Q_STAGES == 1 && j == 0) ring_q.release_each(round);  // the next Q comes during the last softmax
+            // After the last S. All threads arrive, as each has looked up what this tile and the one before are.
+            if (Q_STAGES == 1 && j == 0) ring_q.arrive(round);
         };
-        auto mask_s = [&] {
+        // P = exp(S - m), of keys that some rows do not see or after which m may have to move: whether O must follow it.
+        auto exponentiate = [&] {
+            release_k();
             if (j >= mask_from) mask.apply(rS, sWork[round % WORK_STAGES].q0 + warp_row(), j * BN);
+            const bool raised = softmax.raise(rS);
+            softmax.exponentiate(rS);
+            return raised;
         };
         auto pack_p = [&] {
 #pragma unroll
@@ -193,16 +202,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if (first) free_q();
             wgmma_wait<1>();
         };
-        auto wait_o = [&] {
+        auto finish_o = [&] {
             wgmma_wait<0>();
             ring_v.release(n - 1);
-        };
-        // P = exp(S - m) of the tile's last keys, which are the first to be taken
-        auto start_p = [&] {
-            release_k();
-            mask_s();
-            softmax.raise(rS);
-            softmax.exponentiate(rS);
         };
         // Frees those V from the i-th on whose keys were masked.
         auto skip_v = [&](uint32_t i) {
@@ -213,37 +215,37 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         turns.pass();
         skip_v(0);
         wgmma_wait<0>();
-        start_p();
+        exponentiate();
         pack_p();
 
         while (more) {
-            // P = exp(S - m), while O is computed. First of keys that some rows do not see, and of the keys after them
+            // P = exp(S - m), while O is computed. First of keys that some rows do not see, and of those after them: j is
+            // of the keys at hand, whose P V is computed, and the softmax that of the next
             for (; j > 0 && j >= mask_from; first = false) {
                 start_both(first);
-                release_k();
-                mask_s();
-                const bool raised = softmax.raise(rS);
-                softmax.exponentiate(rS);
-                wait_o();
+                const bool raised = exponentiate();
+                finish_o();
                 if (raised) softmax.rescale(rO);
                 pack_p();
             }
-            // Then without looking for row maxima, as m is the score of a key that the row has seen. Where P come out too
-            // large, the warp computes S once more, and moves m.
+            // Then without looking for row maxima: m is the score of a key that the row has seen, or -inf. Where P come out
+            // too large, m moves by their sum, or if that is not finite, the warp computes S once more.
             for (; j > 0; first = false) {
                 start_both(first);
-                float sum[1][2] = {};
-                softmax.exponentiate_unseen(rS, sum);
-                wait_o();
+                const float l[1][2] = {{softmax.l[0][0], softmax.l[0][1]}};
+                softmax.exponentiate_unchecked(rS);
+                finish_o();
                 pack_p();
-                if (softmax.outgrown(sum)) {
-                    warp_scores<T, QTile, KTile>(rS[0], sQ + ring_q.slot(round) * QO_BYTES, warp_row(),
-                                                 sK + ring_k.slot(n) * KTile::bytes);
-                    if (softmax.raise(rS)) softmax.rescale(rO);
-                    softmax.exponentiate(rS);
+                if (softmax.too_large(MAX_SUM)) {
+                    if (softmax.shift(rS)) {
+                        softmax.rescale(rO);
+                    } else {
+                        softmax.l[0][0] = l[0][0], softmax.l[0][1] = l[0][1];
+                        warp_scores<T, QTile, KTile>(rS[0], sQ + ring_q.slot(round) * QO_BYTES, warp_row(),
+                                                     sK + ring_k.slot(n) * KTile::bytes);
+                        softmax.update(rS, rO);
+                    }
                     pack_p();
-                } else {
-                    softmax.add(sum);
                 }
                 release_k();
             }
@@ -264,7 +266,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if constexpr (Q_STAGES > 1) wgmma_wait<1>();
             softmax.conclude(l, lse);
             store_lse(lse[0], p, packed_rows());
-            if (Q_STAGES > 1 && more) start_p();
+            if (Q_STAGES > 1 && more) exponentiate();  // O begins anew, and need not follow m
             wgmma_wait<0>();
             ring_v.release(present);
 
@@ -280,7 +282,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 turns.pass();
                 skip_v(present + 1);
                 wgmma_wait<0>();
-                if (more) start_p();
+                if (more) exponentiate();
             }
             pack_p();
         }

@@ -8,9 +8,11 @@ using uint64_t = unsigned long long;
 
 // The two 16-bit types, as bits: NVRTC then needs no header, and compiles faster.
 struct float16 {
+    static constexpr float max = 65504.f;
     unsigned short bits;
 };
 struct bfloat16 {
+    static constexpr float max = 0x1.fep127f;
     unsigned short bits;
 };
 

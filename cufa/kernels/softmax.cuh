@@ -1,4 +1,5 @@
-// The online softmax on accumulator fragments (FlashAttention-2, algorithm 1, lines 8 to 10 and 12).
+// The online softmax on accumulator fragments (FlashAttention-2, algorithm 1, lines 8 to 10 and 12). Other than there, the
+// reference m follows the running row maximum only where P would grow too large: O / l is the same for any m.
 #pragma once
 #include "ptx.cuh"
 
@@ -10,8 +11,8 @@ struct OnlineSoftmax {
     // The accumulators are rescaled only when a row maximum has outgrown the reference by this factor
     // (as a power of two): P then stays below 2^8, and the division by l at the end is exact all the same.
     static constexpr float SLACK_LOG2 = 8.f;
-    // Where the row maximum is not looked at, P and their sum may grow so far: float16 holds them.
-    static constexpr float MAX_SUM = 32768.f;
+    // What `shift` makes a row sum: P of 2^17 keys that score the same are normal numbers of float16 still.
+    static constexpr float SHIFTED_SUM = 16.f;
 
     float scale_log2;
     float m[MT][2];    // reference maximum of the unscaled scores
@@ -74,33 +75,49 @@ struct OnlineSoftmax {
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) m_safe[mt][h] = m[mt][h] == -INF ? 0.f : m[mt][h];  // -inf - -inf would be NaN
-        exponentiate(rS, m_safe, l);
+        exponentiate(rS, m_safe);
     }
-    // The same where `raise` did not look first, added up in `sum`: P may come out too large, see `outgrown`.
+    // The same where `raise` did not look first: P may come out too large, see `too_large`.
     template <int NT>
-    __device__ void exponentiate_unseen(float (&rS)[MT][NT][4], float (&sum)[MT][2]) const {
-        exponentiate(rS, m, sum);
+    __device__ void exponentiate_unchecked(float (&rS)[MT][NT][4]) {
+        exponentiate(rS, m);
     }
-    // Whether P of a row of the warp are too large, or not finite, by this thread's parts of their sums.
-    __device__ bool outgrown(const float (&sum)[MT][2]) const {
-        bool grown = false;
+    // Whether a thread's part of a row sum, and so maybe a P, is larger than `limit` or not finite, in the warp. Where m
+    // is still -inf, for all scores so far were, P are infinite or NaN.
+    __device__ bool too_large(float limit) const {
+        bool found = false;
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) grown |= !(sum[mt][h] <= MAX_SUM);  // also for NaN
-        return __any_sync(0xffffffff, grown);
+            for (int h = 0; h < 2; ++h) found |= !(l[mt][h] <= limit);  // also for NaN
+        return __any_sync(0xffffffff, found);
     }
-    // Adds such sums to l.
-    __device__ void add(const float (&sum)[MT][2]) {
+    // Moves m up where the row sum is larger than SHIFTED_SUM, to make it that, and P and l with it: O must be rescaled.
+    // P that are not finite tell nothing about their scores: then nothing is done, and the answer is false.
+    template <int NT>
+    __device__ bool shift(float (&rP)[MT][NT][4]) {
+        bool finite = true;
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) l[mt][h] += sum[mt][h];
+            for (int h = 0; h < 2; ++h) finite &= l[mt][h] < INF;  // false for NaN
+        if (!__all_sync(0xffffffff, finite)) return false;
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float m_old = m[mt][h];
+                m[mt][h] += __fdividef(__log2f(fmaxf(quad_sum(l[mt][h]) / SHIFTED_SUM, 1.f)), scale_log2);
+                alpha[mt][h] = exp2_approx((m_old - m[mt][h]) * scale_log2);
+                l[mt][h] *= alpha[mt][h];
+            }
+        rescale(rP);
+        return true;
     }
 
-    // Brings O to the references that `raise` has moved.
+    // Brings O to the references that `raise` or `shift` has moved.
     template <int OT>
-    __device__ void rescale(float (&rO)[MT][OT][4]) {
+    __device__ void rescale(float (&rO)[MT][OT][4]) const {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
@@ -110,16 +127,14 @@ struct OnlineSoftmax {
     }
 
     // Ends a tile of rows, and begins the next: sums l over the four lanes of a row, and returns what O is to be divided
-    // by and the log-sum-exp (natural log). A row that saw no key has l = 0: its O is 0 and its log-sum-exp -inf.
+    // by and the log-sum-exp (natural log). A row that saw no key has l = 0: `divide` makes its O 0; its log-sum-exp is -inf.
     __device__ void conclude(float (&divisor)[MT][2], float (&lse)[MT][2]) {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                float sum = l[mt][h];
-                sum += __shfl_xor_sync(0xffffffff, sum, 1);
-                sum += __shfl_xor_sync(0xffffffff, sum, 2);
-                divisor[mt][h] = sum == 0.f ? 1.f : sum;
+                const float sum = quad_sum(l[mt][h]);
+                divisor[mt][h] = sum;
                 lse[mt][h] = sum == 0.f ? -INF : (m[mt][h] * scale_log2 + log2f(sum)) * 0.693147180559945309f;
             }
         reset();
@@ -136,6 +151,14 @@ struct OnlineSoftmax {
 #pragma unroll
                     for (int i = 2 * h; i < 2 * h + 2; ++i)
                         rO[mt][ot][i] = EXACT ? rO[mt][ot][i] / divisor[mt][h] : rO[mt][ot][i] * inverse;
+                // 0 V is NaN where V is not finite. Of asm, to be a branch, which is hardly ever taken
+                if (!__any_sync(0xffffffff, divisor[mt][h] == 0.f)) continue;
+                const uint32_t keep = divisor[mt][h] == 0.f ? 0 : 0xffffffff;
+#pragma unroll
+                for (int ot = 0; ot < OT; ++ot)
+#pragma unroll
+                    for (int i = 2 * h; i < 2 * h + 2; ++i)
+                        asm volatile("and.b32 %0, %0, %1;" : "+f"(rO[mt][ot][i]) : "r"(keep));
             }
     }
     template <int OT>
@@ -146,8 +169,13 @@ struct OnlineSoftmax {
     }
 
  private:
+    // The sum over the four lanes of a row.
+    static __device__ float quad_sum(float sum) {
+        sum += __shfl_xor_sync(0xffffffff, sum, 1);
+        return sum + __shfl_xor_sync(0xffffffff, sum, 2);
+    }
     template <int NT>
-    __device__ void exponentiate(float (&rS)[MT][NT][4], const float (&reference)[MT][2], float (&sum)[MT][2]) const {
+    __device__ void exponentiate(float (&rS)[MT][NT][4], const float (&reference)[MT][2]) {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
@@ -159,7 +187,7 @@ struct OnlineSoftmax {
                     for (int i = 2 * h; i < 2 * h + 2; ++i) {
                         float& s = rS[mt][nt][i];
                         s = exp2_approx(EXACT ? (s - reference[mt][h]) * scale_log2 : fmaf(s, scale_log2, minus_m_log2));
-                        sum[mt][h] += s;
+                        l[mt][h] += s;
                     }
             }
     }

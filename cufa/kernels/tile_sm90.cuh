@@ -74,9 +74,9 @@ __device__ void warp_scores(float (&rS)[NT][4], uint32_t tile_q, int row, uint32
     }
 }
 
-// A ring of slots in shared memory, filled by one thread. A slot is free again after so many releases: of all warps of
-// the consumers, or where O leaves through the slot, of a thread of each. The counter i of the tiles that pass through
-// the ring says which slot is meant, and how often it has been used before.
+// A ring of slots in shared memory, filled by one thread. A slot is free again after so many arrivals: of a thread a
+// warp of consumers; of Q, of a thread a warpgroup if O leaves through the slot, else of every thread. The counter i of
+// the tiles that pass through the ring says which slot is meant, and how often it has been used before.
 template <int SLOTS>
 struct Ring {
     uint32_t full, empty;  // SLOTS barriers each
@@ -85,8 +85,8 @@ struct Ring {
     __device__ explicit Ring(uint32_t barriers) : full(barriers), empty(barriers + 8 * SLOTS) {}
 
     static __device__ uint32_t slot(uint32_t i) { return i % SLOTS; }
-    __device__ void init(int releases) const {
-        for (int s = 0; s < SLOTS; ++s) mbarrier_init(full + 8 * s, 1), mbarrier_init(empty + 8 * s, releases);
+    __device__ void init(int arrivals) const {
+        for (int s = 0; s < SLOTS; ++s) mbarrier_init(full + 8 * s, 1), mbarrier_init(empty + 8 * s, arrivals);
     }
     // Producer: waits until the slot is free; then announces bytes that are copied to it.
     __device__ void acquire(uint32_t i) const { mbarrier_wait(empty + 8 * slot(i), i / SLOTS % 2 ^ 1); }
@@ -97,10 +97,10 @@ struct Ring {
     // Consumers: wait until the slot is filled; free it, once a warp.
     __device__ void wait(uint32_t i) const { mbarrier_wait(full + 8 * slot(i), i / SLOTS % 2); }
     __device__ void release(uint32_t i) const {
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * slot(i));
+        if (threadIdx.x % 32 == 0) arrive(i);
     }
-    // Once a thread, where each has read more than the slot: what the tile before was.
-    __device__ void release_each(uint32_t i) const { mbarrier_arrive(empty + 8 * slot(i)); }
+    // The calling thread's part in that.
+    __device__ void arrive(uint32_t i) const { mbarrier_arrive(empty + 8 * slot(i)); }
     // Of a slot that is not read. No lane may still wait when it is released.
     __device__ void pass_over(uint32_t i) const {
         wait(i);

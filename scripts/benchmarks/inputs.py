@@ -17,6 +17,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
+_SHARPNESS = 8
+_RISE = 12 / 64
+
+
 class Operands:
     """Q, K and V of a cell, (batch, heads, seq, head_dim), contiguous, normally distributed.
 
@@ -26,18 +30,24 @@ class Operands:
         Shapes and dtype.
     rng : cupy.random.Generator
         Where the data comes from; each call draws fresh data.
+    scores : str
+        One of `benchmarks.cells.SCORES`.
     """
 
-    def __init__(self, cell: Cell, rng: Any) -> None:
+    def __init__(self, cell: Cell, rng: Any, scores: str = "normal") -> None:
         self.cell = cell
-        self.q = self._draw(cell.q_shape, rng)
-        self.k = self._draw(cell.k_shape, rng)
-        self.v = self._draw(cell.v_shape, rng)
+        q, k, v = (
+            rng.standard_normal(shape, dtype=cupy.float32)
+            for shape in (cell.q_shape, cell.k_shape, cell.v_shape)
+        )
+        if scores == "sharp":
+            q *= _SHARPNESS
+        elif scores == "rising":
+            root = (_RISE / cell.scale) ** 0.5
+            q[..., 0] = root
+            k[..., 0] = root * cupy.arange(cell.sk - 1, -1, -1)
+        self.q, self.k, self.v = (x.astype(DTYPES[cell.dtype], copy=False) for x in (q, k, v))
         self._torch: tuple[Any, Any, Any] | None = None
-
-    def _draw(self, shape: tuple[int, ...], rng: Any) -> Any:
-        normal = rng.standard_normal(shape, dtype=cupy.float32)
-        return normal.astype(DTYPES[self.cell.dtype], copy=False)
 
     def torch(self) -> tuple[Any, Any, Any]:
         """Return Q, K and V as PyTorch tensors over the same memory."""

@@ -16,7 +16,12 @@ from cufa.explorer.timing import Budget, Clock, race
 
 
 def rows(
-    contestants: Contestants, cells: Iterable[Cell], clock: Clock, budget: Budget, seed: int
+    contestants: Contestants,
+    cells: Iterable[Cell],
+    clock: Clock,
+    budget: Budget,
+    seed: int,
+    scores: str = "normal",
 ) -> Iterator[dict[str, Any]]:
     """Yield a result row a cell that cufa can run, and print a line for each.
 
@@ -29,11 +34,13 @@ def rows(
         Time a cell.
     seed : int
         Of the random data.
+    scores : str
+        One of `benchmarks.cells.SCORES`.
     """
     rng = cupy.random.default_rng(seed)
     for cell in cells:
         started = time.perf_counter()
-        row = _row(contestants, Operands(cell, rng), clock, budget)
+        row = _row(contestants, Operands(cell, rng, scores), clock, budget)
         free_memory()
         if row is None:
             continue
