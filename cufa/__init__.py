@@ -6,6 +6,8 @@ from cufa.jit import CompileError
 from cufa.problem import Problem
 from cufa.variant import Variant
 
+__version__ = "0.2.0.dev0"
+
 __all__ = [
     "CompileError",
     "Exploration",

@@ -19,22 +19,23 @@ from cufa.variant import Variant
 def folder() -> Path:
     """Return the cache folder, which need not exist.
 
-    It is ``$CUFA_CACHE_DIR``, else ``$XDG_CACHE_HOME/cufa``, else ``~/.cache/cufa``.
+    It is ``$CUFA_CACHE_DIR``, which may begin with ``~``, else ``$XDG_CACHE_HOME/cufa``, else
+    ``~/.cache/cufa``.
 
     Raises
     ------
     OSError
-        The user has no home folder, and neither variable is set.
+        It would be in a home folder, and there is none.
     """
     own, xdg = os.environ.get("CUFA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own)
-    if xdg:
-        return Path(xdg) / "cufa"
     try:
-        return Path.home() / ".cache" / "cufa"
+        if own:
+            return Path(own).expanduser()  # no shell expands it in a Dockerfile
+        return (Path(xdg) if xdg else Path.home() / ".cache") / "cufa"
     except RuntimeError as e:
-        raise OSError("there is no home folder for the cache: set CUFA_CACHE_DIR") from e
+        raise OSError(
+            "there is no home folder for the cache: set CUFA_CACHE_DIR to a full path"
+        ) from e
 
 
 def write(path: Path, data: bytes) -> None:

@@ -87,6 +87,13 @@ def of_arch(arch: str) -> Device:
         raise ValueError(f"arch must be one of {', '.join(_OF_ARCH)}, not {arch!r}") from None
 
 
+def all_of_arch(arch: str) -> list[Device]:
+    """Return the well-known GPUs of an architecture, the typical one first; errors as `of_arch`."""
+    typical = of_arch(arch)
+    alike = (device for device in _NAMED.values() if device.arch == typical.arch)
+    return list(dict.fromkeys((typical, *alike)))
+
+
 @functools.cache
 def of_id(device_id: int) -> Device:
     """Return the GPU with a CUDA device number; creates no context."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -110,6 +110,9 @@ class Problem(NamedTuple):
             raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         shapes = []
         for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
+            if not isinstance(shape, Iterable):
+                kind = type(shape).__name__
+                raise TypeError(f"{name}_shape must be a sequence of sizes, not {kind}")
             sizes = tuple(shape)
             if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in sizes):
                 raise ValueError(f"{name} has shape {sizes}: sizes must be integers >= 0")
@@ -117,6 +120,33 @@ class Problem(NamedTuple):
                 raise ValueError(f"{name} has shape {sizes}: 4 axes (b, h, s, d) are needed")
             shapes.append(tuple(int(n) for n in sizes))
         return _problem(dtype, *shapes, causal=causal, scale=scale, shown=tuple(shapes))
+
+
+def checked(problem: Problem) -> Problem:
+    """Check a problem that may have been made field by field, and return it in plain values.
+
+    Parameters
+    ----------
+    problem : Problem
+
+    Returns
+    -------
+    Problem
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `Problem.of_shapes`.
+    """
+    p = problem
+    return Problem.of_shapes(
+        (p.batch, p.heads_q, p.seq_q, p.head_dim),
+        (p.batch, p.heads_kv, p.seq_kv, p.head_dim),
+        (p.batch, p.heads_kv, p.seq_kv, p.head_dim_v),
+        dtype=p.dtype,
+        causal=p.causal,
+        scale=p.scale,
+    )
 
 
 class Operands(NamedTuple):

@@ -80,11 +80,19 @@ class Variant(NamedTuple):
         text : str
             Spaces do not matter. The variant need not be legal on any device.
 
+        Returns
+        -------
+        Variant
+
         Raises
         ------
+        TypeError
+            `text` is no string.
         ValueError
             It is of another form, or names an unknown kernel or type.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"text must be a string, not {type(text).__name__}")
         match = _PRINTED.fullmatch(text)
         numbers = [int(n) for n in re.findall("[0-9]+", match[3])] if match else []
         if match is None or len(numbers) != 7 or (match[5] is None) == (match[1] == "fa3_wgmma"):
@@ -145,7 +153,17 @@ class Variant(NamedTuple):
         return rings + slots * (slot + 16) + 32 * self.stages + 16 * max(2, slots)
 
     def illegal(self, device: Device) -> str | None:
-        """Why this variant cannot run on a device, or None if it can."""
+        """Say why this variant cannot run on a device.
+
+        Parameters
+        ----------
+        device : cufa.device.Device
+
+        Returns
+        -------
+        str or None
+            The first reason that is found; None if it can run.
+        """
         if self.kernel not in KERNEL_DTYPES:
             return f"kernel must be one of {', '.join(KERNEL_DTYPES)}, not {self.kernel!r}"
         if self.dtype not in KERNEL_DTYPES[self.kernel]:

@@ -35,6 +35,9 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.cells import GQA_SEQS, SCORES, SEQS, Cell, gqa_cells, standard_cells  # noqa: E402
 
+from cufa.cli import machine  # noqa: E402
+from cufa.cli.parser import CommandError  # noqa: E402
+
 HALF_DTYPES = ("bfloat16", "float16")
 PREFILL_HEAD_DIMS = (64, 128, 256)
 PREFILL_PEERS = (
@@ -149,18 +152,30 @@ def cells_of(options: argparse.Namespace) -> list[Cell]:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise ValueError where the options of a measurement make no sense."""
-    if options.bench in ("prefill", "gqa", "fp32"):
-        cells_of(options)
-        from benchmarks.peers import check_names
+    """Check the options of a measurement, and that this machine can make it.
 
-        check_names(options.peers)
+    Raises
+    ------
+    ValueError
+        The options make no sense.
+    CommandError
+        CuPy, NVRTC or a GPU is missing.
+    """
+    has_peers = options.bench in ("prefill", "gqa", "fp32")
+    if has_peers:
+        cells_of(options)
     if options.bench in ("prefill", "gqa", "fp32", "headdims") and options.rounds < 1:
         raise ValueError("--rounds must be at least 1")
     if getattr(options, "rest", 0) < 0:
         raise ValueError("--rest must be at least 0")
     if options.bench == "sustained" and not (options.seconds > 0 and options.pause >= 0):
         raise ValueError("--seconds must be more than 0 and --pause at least 0")
+    machine.check_compiler()
+    if has_peers:
+        from benchmarks.peers import check_names  # which imports CuPy
+
+        check_names(options.peers)
+    machine.current_gpu("calls are timed, and need one")
 
 
 def forced(kernel: str) -> str | None:
@@ -270,6 +285,8 @@ def main(arguments: Sequence[str]) -> int:
         check(options)
     except (ValueError, OSError) as error:
         top.error(str(error))
+    except CommandError as failure:
+        top.exit(failure.status, f"{top.prog}: error: {failure}\n")
     return measure(options, arguments)
 
 

@@ -130,6 +130,43 @@ def test_bad_arguments(words: str, message: str, capsys: pytest.CaptureFixture[s
     assert message in capsys.readouterr().err
 
 
+TABLES = ("prefill", "gqa", "headdims", "sustained", "fp32")
+MEASUREMENTS = (*TABLES, "host", "jit", "explore", "tune")
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_without_a_gpu(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = pytest.importorskip("cupy").cuda.runtime
+
+    def fail() -> None:
+        raise runtime.CUDARuntimeError(100)
+
+    monkeypatch.setattr(runtime, "getDevice", fail)
+    with pytest.raises(SystemExit) as stopped:
+        bench.main([name])
+    assert stopped.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "error: no GPU here (" in err
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_without_cupy(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(SystemExit) as stopped:
+        bench.main([name])
+    assert stopped.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "error: CuPy is missing (" in err
+
+
 def test_unknown_peers_are_refused() -> None:
     pytest.importorskip("cupy")
     from benchmarks.peers import PEERS, check_names

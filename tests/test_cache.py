@@ -20,6 +20,8 @@ def test_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "own"))
     assert cache.folder() == tmp_path / "own"
+    monkeypatch.setenv("CUFA_CACHE_DIR", "~/own")
+    assert cache.folder() == tmp_path / "home" / "own"
     monkeypatch.delenv("CUFA_CACHE_DIR")
     assert cache.folder() == tmp_path / "xdg" / "cufa"
     monkeypatch.setenv("XDG_CACHE_HOME", "")
@@ -45,6 +47,12 @@ def test_without_a_home_nothing_is_found_and_writing_says_so() -> None:
     for call in (cache.folder, lambda: cache.store_cubin(VARIANT, "sm_90a", b"x")):
         with pytest.raises(OSError, match="set CUFA_CACHE_DIR"):
             call()
+
+
+def test_the_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUFA_CACHE_DIR", "~nobody-of-this-name/own")
+    with pytest.raises(OSError, match="set CUFA_CACHE_DIR"):
+        cache.folder()
 
 
 def test_a_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

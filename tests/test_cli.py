@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import cufa
 from cufa import cli, device, tuned
 from cufa.plan import plan
 from cufa.problem import Problem
@@ -66,6 +67,11 @@ def test_help(command: tuple[str, ...], capsys: Captured) -> None:
     out, err = capsys.readouterr()
     assert err == ""
     assert f"  {' '.join((PROGRAM, *command))}" in out  # an example
+
+
+def test_version(capsys: Captured) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr() == (f"cufa {cufa.__version__}\n", "")
 
 
 BAD: list[tuple[tuple[str, ...], str]] = [
@@ -335,6 +341,7 @@ def test_info_without_a_gpu(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -
     assert cli.main(["info"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
+    assert f"cufa          {cufa.__version__}, kernel sources " in out
     assert "GPU           none (" in out
     assert f"{os.environ['CUFA_CACHE_DIR']}, 0 bytes" in out
     assert "computed on the CPU" in out
@@ -346,6 +353,15 @@ def test_info_without_cupy(capsys: Captured, monkeypatch: pytest.MonkeyPatch) ->
     out, _ = capsys.readouterr()
     assert "CuPy is missing" in out
     assert "GPU           unknown without CuPy" in out
+
+
+def test_info_of_a_cache_that_is_no_folder(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "file"))
+    assert cli.main(["info"]) == 0
+    assert f"cufa's cache  {tmp_path / 'file'}, which is no folder\n" in capsys.readouterr().out
 
 
 def test_info_without_a_home(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

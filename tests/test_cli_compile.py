@@ -107,6 +107,27 @@ def test_without_problems_all_that_the_planner_can_choose(builder: Builder) -> N
     assert {(v.dtype, v.causal) for v in builder.asked} == {("bfloat16", True)}
 
 
+SHAPE = (4, 32, 4096, 128)
+
+
+def test_an_architecture_is_all_of_its_gpus(builder: Builder, capsys: Captured) -> None:
+    """The built-in table of the H200 has tiles of its own, so that the H100 plans others."""
+    words = ["compile", "--arch", "sm_90a", "--dtype", "bfloat16", "--causal"]
+    problem = Problem.of_shapes(SHAPE, SHAPE, SHAPE, dtype="bfloat16", causal=True)
+    planned = [plan(problem, device.named(name)).variant for name in ("h200", "h100")]
+    assert planned[0] != planned[1]
+    assert cli.main([*words, "--for", ",".join(map(str, SHAPE))]) == 0
+    assert builder.asked == planned
+    assert "2 kernels for sm_90a (h200, h100) written" in capsys.readouterr().out
+    assert cli.main(words) == 0
+    assert not set(planned) & set(builder.asked)  # they are there already
+    asked = {*planned, *builder.asked}
+    for name in ("h200", "h100"):
+        assert cli.main(["compile", "--gpu", name, *words[3:]]) == 0
+        assert builder.asked == []
+    assert len(asked) == len(list((cache.folder() / "kernels").iterdir()))
+
+
 def test_tuned_variants_are_compiled_too(builder: Builder) -> None:
     gpu = device.named("a100")
     entries = {

@@ -47,6 +47,15 @@ def test_of_arch_with_features_of_its_own(arch: str) -> None:
     assert device.of_arch(arch) == device.of_arch(arch[:-1])
 
 
+def test_all_of_an_arch() -> None:
+    for arch in ("sm_90", "sm_90a", "90"):
+        assert [d.name for d in device.all_of_arch(arch)] == ["h200", "h100"]
+    assert [d.name for d in device.all_of_arch("sm_86")] == ["rtx3090"]
+    assert {d for arch in ARCHS for d in device.all_of_arch(arch)} == set(map(device.named, NAMES))
+    with pytest.raises(ValueError, match=r"^arch must be one of"):
+        device.all_of_arch("sm_75")
+
+
 @pytest.mark.parametrize(
     ("name", "arch"),
     [("h100", "sm_90a"), ("h200", "sm_90a"), ("a100", "sm_80"), ("b200", "sm_100")],

@@ -166,7 +166,18 @@ def test_without_gpu_an_architecture_is_needed() -> None:
         ({"arch": "sm_90a", "device": "h100"}, ValueError, "give only one of the two"),
         ({"arch": "sm_75"}, ValueError, "arch must be one of"),
         ({"arch": ""}, ValueError, "arch must be one of"),
-        ({"device": "v100"}, ValueError, "name must be one of"),
+        ({"arch": 90}, TypeError, "^arch must be a string, not int"),
+        ({"device": "v100"}, ValueError, "^device: name must be one of"),
+        ({"device": 5}, TypeError, "^device must be a name or a Device, not int"),
+        ({"jobs": 0}, ValueError, "^jobs must be at least 1, not 0"),
+        ({"jobs": -1}, ValueError, "^jobs must be at least 1, not -1"),
+        ({"jobs": "a"}, TypeError, "^jobs must be an integer or None, not str"),
+        ({"jobs": True}, TypeError, "^jobs must be an integer or None, not bool"),
+        ({"progress": 3}, TypeError, "^progress must be callable or None, not int"),
+        ({"kernels": 3}, TypeError, "^kernels must be a sequence of names, not 3"),
+        ({"kernels": "fa2_mma"}, TypeError, "^kernels must be a sequence of names, not 'fa2_mma'"),
+        ({"kernels": [3]}, TypeError, "^kernels must be a sequence of names, not"),
+        ({"kernels": ()}, ValueError, "^kernels has no name"),
         ({"arch": "sm_90a", "causal": True}, TypeError, "causal must not be given beside"),
         ({"arch": "sm_90a", "k": 1}, TypeError, "k must not be given beside"),
         ({"arch": "sm_90a", "space": {"bk": (1,)}}, ValueError, "'bk' is none of"),
@@ -176,6 +187,31 @@ def test_without_gpu_an_architecture_is_needed() -> None:
 def test_errors(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         cufa.explore(PROBLEM, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"head_dim": 999}, ValueError, r"^q has shape .*: head_dim must be 1 to 256, not 999"),
+        ({"dtype": "float99"}, TypeError, "^dtype must be one of .*, not 'float99'"),
+        ({"batch": -1}, ValueError, r"^q has shape \(-1, .*: sizes must be integers >= 0"),
+        ({"heads_kv": 3}, ValueError, "^q has shape .*: heads 2 is no multiple of heads 3"),
+        ({"causal": 1}, TypeError, "^causal must be True or False, not int"),
+        ({"scale": "1"}, TypeError, "^scale must be a real number or None, not str"),
+    ],
+)
+def test_a_problem_made_by_hand_is_checked(
+    fields: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        cufa.explore(PROBLEM._replace(**fields), arch="sm_90a")
+
+
+@pytest.mark.parametrize("where", [{"arch": "sm_90a"}, {"device": "h100"}, {}])
+def test_without_cupy(where: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ImportError, match=r"^CuPy is missing \(.*\): pip install 'cufa\[cuda13\]'"):
+        cufa.explore(PROBLEM, **where)
 
 
 def test_q_must_be_a_problem_or_an_array() -> None:

@@ -140,6 +140,21 @@ def test_a_lost_duel_keeps_the_plan(world: World, ratio: float) -> None:
     assert found.entries() == {}
 
 
+@pytest.mark.usefixtures("world")
+@pytest.mark.parametrize(
+    ("problem", "options", "message"),
+    [
+        (PROBLEM, {"jobs": 0}, "^jobs must be at least 1"),
+        (PROBLEM, {"kernels": "fa2_mma"}, "^kernels must be a sequence of names"),
+        (PROBLEM, {"progress": 3}, "^progress must be callable"),
+        (PROBLEM._replace(head_dim=999), {}, "^q has shape .* not 999"),
+    ],
+)
+def test_errors(problem: Problem, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        run(problem, **options)
+
+
 def test_the_fastest_plan_stays_without_a_duel(world: World) -> None:
     world.us = {PLANNED: 180.0, FAST: 190.0}
     world.ratios = {(PROBLEM, FAST): 9.0}

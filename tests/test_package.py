@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import cufa
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cufa"
 SETUPTOOLS_OF_LICENSE_FILES = 77  # as in pyproject.toml
@@ -82,6 +84,10 @@ def test_wheel_says_what_it_needs(wheel: Path) -> None:
     assert re.search(r"^License-Expression: MIT$", text, re.MULTILINE)
 
 
+def test_wheel_has_the_version_of_the_package(wheel: Path) -> None:
+    assert wheel.name.startswith(f"cufa-{cufa.__version__}-")
+
+
 def run_python(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -108,8 +114,6 @@ def test_numpy_arrays_need_no_cupy() -> None:
 
 
 def test_public_names() -> None:
-    import cufa
-
     assert cufa.__doc__
     assert sorted(cufa.__all__) == [
         *("CompileError", "Exploration", "Problem", "Variant"),

@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from reference import DTYPES
 
-from cufa.problem import Problem, array_module, as_bhsd, parse, restore_shape
+from cufa.problem import Problem, array_module, as_bhsd, checked, parse, restore_shape
 
 Call = dict[str, Any]
 
@@ -358,6 +358,18 @@ def test_of_shapes_errors(changes: Call, error: Error, name: str) -> None:
     call.update(changes)
     with pytest.raises(error, match=rf"^{name}\b"):
         Problem.of_shapes(**call)
+
+
+@pytest.mark.parametrize("name", ["q_shape", "k_shape", "v_shape"])
+def test_of_shapes_without_a_shape(name: str) -> None:
+    call: Call = {f"{n}_shape": (1, 1, 2, 8) for n in "qkv"} | {name: 3}
+    with pytest.raises(TypeError, match=f"^{name} must be a sequence of sizes, not int"):
+        Problem.of_shapes(**call)
+
+
+@given(problems())
+def test_a_legal_problem_is_checked_to_itself(p: Problem) -> None:
+    assert checked(p) == p
 
 
 # --- CuPy arrays: only what is known of them without a device ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,12 @@ FORM = r"^a variant looks like fa2_mma<bfloat16, .*head_dim_v, bm, bn, stages.*,
 def test_what_is_no_variant(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Variant.parse(text)
+
+
+def test_only_text_can_be_read() -> None:
+    nothing: Any = None
+    with pytest.raises(TypeError, match=r"^text must be a string, not NoneType"):
+        Variant.parse(nothing)
 
 
 def test_threads() -> None:

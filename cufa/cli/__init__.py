@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
+from cufa import __version__
 from cufa.cli import compile, explain, explore, info, inspect, tune
 from cufa.cli.parser import PROGRAM, CommandError, Parser
 
@@ -34,6 +35,7 @@ def _parser() -> Parser:
         description="See, compile, time and rank the attention kernels of cufa.",
         epilog=_EPILOG,
     )
+    parser.add_argument("--version", action="version", version=f"cufa {__version__}")
     parser.set_defaults(run=None, prog=PROGRAM)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in _COMMANDS:

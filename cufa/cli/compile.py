@@ -7,6 +7,7 @@ import time
 from contextlib import closing
 
 from cufa import cache, cubin, tuned
+from cufa import device as devices
 from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Commands, add_command, add_device, add_jobs
 from cufa.cli.problems import problem_of
@@ -31,8 +32,9 @@ def add(commands: Commands) -> None:
         description=(
             "Compile the kernels that the planner would choose, so that a first call finds\n"
             "them: for a container image, or where nobody may wait. Without --for, all that it\n"
-            "can choose on that GPU. What is there already is skipped. CUFA_CACHE_DIR says\n"
-            "where they go, and must be the same when they are used."
+            "can choose on that GPU. With --arch, for every well-known GPU of it. What is there\n"
+            "already is skipped. CUFA_CACHE_DIR says where they go, and must be the same when\n"
+            "they are used."
         ),
         examples=(
             "--arch sm_90a --for 4,32,4096,128:4,8,4096,128 1,32,1,128 --dtype bfloat16",
@@ -54,33 +56,46 @@ def add(commands: Commands) -> None:
         help="with a causal mask only, or without only (default: both)",
     )
     add_jobs(parser)
-    add_device(parser, "What to compile for: this machine's by default.")
+    add_device(
+        parser,
+        "What to compile for: this machine's by default.",
+        of_arch="all well-known GPUs of it",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Compile what is missing."""
     machine.check_compiler()
-    device = machine.chosen_gpu(options)
-    variants = _variants(options, device)
+    gpus = _gpus(options)
+    arch, names = gpus[0].arch, ", ".join(gpu.name for gpu in gpus)
+    # GPUs of one architecture plan alike for the most part.
+    variants = list(dict.fromkeys(v for gpu in gpus for v in _variants(options, gpu)))
     machine.check_cache("kernels")
-    missing = [variant for variant in variants if not _is_there(variant, device.arch)]
+    missing = [variant for variant in variants if not _is_there(variant, arch)]
     there = len(variants) - len(missing)
     started = time.perf_counter()
     written: list[Variant] = []
     failed: list[Variant] = []
     try:
-        with closing(build.compile_all(missing, device.arch, options.jobs)) as built:
+        with closing(build.compile_all(missing, arch, options.jobs)) as built:
             for done, each in enumerate(built, 1):
-                stored = _store(each, device.arch, f"[{done}/{len(missing)}]")
+                stored = _store(each, arch, f"[{done}/{len(missing)}]")
                 (written if stored else failed).append(each.variant)
     finally:  # also after Ctrl-C
         wall = time.perf_counter() - started
         print(
-            f"{counted(len(written), 'kernel')} for {device.arch} ({device.name}) written in "
+            f"{counted(len(written), 'kernel')} for {arch} ({names}) written in "
             f"{wall:.1f} s; {there} there before" + (f", {len(failed)} failed" if failed else "")
         )
         print(cache.folder() / "kernels")
     return 1 if failed else 0
+
+
+def _gpus(options: argparse.Namespace) -> list[Device]:
+    """Return the GPUs to compile for, all of one architecture."""
+    if options.arch is not None:
+        return devices.all_of_arch(options.arch.arch)
+    return [machine.chosen_gpu(options)]
 
 
 def _is_there(variant: Variant, arch: str) -> bool:
@@ -105,7 +120,7 @@ def _store(built: build.Built, arch: str, position: str) -> bool:
 
 
 def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
-    """Return what to compile, each variant once."""
+    """Return what to compile for a GPU."""
     masks = (False, True) if options.causal is None else (options.causal,)
     dtypes = DTYPES if options.dtype is None else (options.dtype,)
     if options.problems is None:
@@ -117,10 +132,9 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
         for causal in masks
     ]
     try:
-        found = [plan(problem, device).variant for problem in problems]
+        return [plan(problem, device).variant for problem in problems]
     except ValueError as error:
         raise CommandError(error) from error
-    return list(dict.fromkeys(found))
 
 
 def _all(device: Device) -> list[Variant]:

@@ -6,13 +6,12 @@ import argparse
 import os
 import platform
 import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cufa import cache, source, tuned
+from cufa import __version__, cache, source, tuned
 from cufa import device as devices
 from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Commands, add_command
@@ -44,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     device, about = _device()
     table.pairs(
         (
-            ("cufa", f"{_version()}, kernel sources {source.digest()}"),
+            ("cufa", f"{__version__}, kernel sources {source.digest()}"),
             ("Python", f"{platform.python_version()}, NumPy {np.__version__}"),
             ("CuPy", _cupy_version()),
             ("NVRTC", _nvrtc_version()),
@@ -56,13 +55,6 @@ def run(options: argparse.Namespace) -> int:
         )
     )
     return 0
-
-
-def _version() -> str:
-    try:
-        return metadata.version("cufa")
-    except metadata.PackageNotFoundError:
-        return "from a source tree"
 
 
 def _cupy_version() -> str:
@@ -127,6 +119,8 @@ def _caches() -> list[tuple[str, str]]:
 
 
 def _folder_text(folder: Path) -> str:
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        return f"{folder}, which is no folder"
     return f"{folder}, {table.size_text(cache.size_bytes(folder))}"
 
 

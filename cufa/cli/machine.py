@@ -6,12 +6,11 @@ import argparse
 import os
 from typing import Any
 
-from cufa import cache
+from cufa import cache, optional
 from cufa import device as devices
 from cufa.cli.parser import CommandError
 from cufa.device import Device
 
-INSTALL_CUPY = "pip install 'cufa[cuda13]' (or cuda12) brings it"
 # What CuPy and its loader of CUDA's libraries raise where one is not there, or is too old.
 MISSING = (ImportError, OSError, RuntimeError)
 
@@ -19,12 +18,11 @@ MISSING = (ImportError, OSError, RuntimeError)
 def cupy() -> Any:
     """Return the CuPy module."""
     try:
-        import cupy
+        return optional.cupy()
     except ImportError as error:
-        raise CommandError(f"CuPy is missing ({error}): {INSTALL_CUPY}") from error
+        raise CommandError(error) from error
     except OSError as error:  # it makes its cache folder
         raise CommandError(f"CuPy does not start ({error}): set CUPY_CACHE_DIR") from error
-    return cupy
 
 
 def check_compiler() -> None:
@@ -36,7 +34,7 @@ def check_compiler() -> None:
         nvrtc.getVersion()
     except MISSING as error:
         reason = str(error).partition(":")[0]  # what follows is the places that were looked at
-        raise CommandError(f"NVRTC is missing ({reason}): {INSTALL_CUPY}") from error
+        raise CommandError(f"NVRTC is missing ({reason}): {optional.INSTALL_CUPY}") from error
 
 
 def current_gpu(remedy: str) -> Device:

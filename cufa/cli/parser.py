@@ -71,14 +71,15 @@ def add_problem(parser: Parser) -> None:
     group.add_argument("--causal", action="store_true", help="with a causal mask")
 
 
-def add_device(parser: Parser, why: str) -> None:
-    """Add the options that name a GPU in place of this machine's; `why` says what for."""
+def add_device(parser: Parser, why: str, of_arch: str = "a typical GPU of it") -> None:
+    """Add the options that name a GPU in place of this machine's.
+
+    `why` says what for, and `of_arch` what an architecture stands for.
+    """
     group = parser.add_argument_group("the GPU", why)
     either = group.add_mutually_exclusive_group()
     either.add_argument("--gpu", type=gpu, metavar="NAME", help="a well-known GPU, such as h100")
-    either.add_argument(
-        "--arch", type=architecture, metavar="SM", help="a typical GPU of it, such as sm_86"
-    )
+    either.add_argument("--arch", type=architecture, metavar="SM", help=f"{of_arch}, such as sm_86")
 
 
 def add_jobs(parser: Parser) -> None:

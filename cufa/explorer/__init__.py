@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from cufa import device as devices
+from cufa import optional
 from cufa.device import Device
+from cufa.explorer import arguments
 from cufa.explorer.result import Exploration, Interrupted, Row
 from cufa.explorer.run import Progress, Run
 from cufa.explorer.space import Space, variants
-from cufa.problem import Array, Operands, Problem, array_module, parse
+from cufa.problem import Array, Operands, Problem, array_module, checked, parse
 
 __all__ = ["Exploration", "Interrupted", "Progress", "Row", "explore"]
 
@@ -46,9 +48,9 @@ def explore(
         The kernels to look at; by default the one that the planner takes for the dtype.
     space : mapping of str to iterable of int, or sequence of Variant, optional
         A mapping such as ``{"bn": (64, 80)}`` replaces the default values of the template arguments
-        that it names: bm, bn, stages, warps, blocks_per_sm, head_dim, head_dim_v. All legal
-        combinations are taken. Variants are taken as they are; one that is illegal becomes a row
-        with the reason.
+        that it names: bm, bn, stages, warps, blocks_per_sm, head_dim, head_dim_v, ping_pong. All
+        legal combinations are taken. Variants are taken as they are; one that is illegal becomes a
+        row with the reason.
     arch : str, optional
         Such as "sm_90a": compile for it, and time nothing. Needs no GPU.
     device : str or Device, optional
@@ -67,14 +69,19 @@ def explore(
     ------
     TypeError, ValueError
         Arguments that do not fit, and no GPU where neither `arch` nor `device` is given.
+    ImportError
+        CuPy is missing, which compiles the variants.
     Interrupted
         On Ctrl-C, with what was found so far.
     """
+    kernels = arguments.checked_kernels(kernels)
+    arguments.check(jobs, progress)
     problem, operands = _problem(q, k, v, causal=causal, scale=scale, layout=layout)
     target, arch, timed = _target(arch, device)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
     chosen = variants(problem, target, kernels, space)
+    optional.cupy()
     run = Run(problem, target, arch, progress)
     try:
         run.build(chosen, jobs)
@@ -98,7 +105,7 @@ def _problem(
         for name, value in (("k", k), ("v", v), ("causal", causal), ("scale", scale)):
             if value is not None:
                 raise TypeError(f"{name} must not be given beside a Problem, which says all")
-        return q, None
+        return checked(q), None
     xp = array_module(q, k, v)
     causal = False if causal is None else causal
     return parse(q, k, v, causal=causal, scale=scale, layout=layout, out=None, xp=xp)
@@ -109,10 +116,12 @@ def _target(arch: str | None, device: str | Device | None) -> tuple[Device, str,
     if arch is not None and device is not None:
         raise ValueError("arch and device: give only one of the two")
     if arch is not None:
+        if not isinstance(arch, str):
+            raise TypeError(f"arch must be a string, not {type(arch).__name__}")
         typical = devices.of_arch(arch)
         return typical, typical.arch, False
     if device is not None:
-        named = devices.named(device) if isinstance(device, str) else device
+        named = _named(device)
         return named, named.arch, False
     current = _current_gpu()
     if current is None:
@@ -120,12 +129,20 @@ def _target(arch: str | None, device: str | Device | None) -> tuple[Device, str,
     return current, current.arch, True
 
 
-def _current_gpu() -> Device | None:
+def _named(device: str | Device) -> Device:
+    if isinstance(device, Device):
+        return device
+    if not isinstance(device, str):
+        raise TypeError(f"device must be a name or a Device, not {type(device).__name__}")
     try:
-        from cupy.cuda import runtime
+        return devices.named(device)
+    except ValueError as error:
+        raise ValueError(f"device: {error}") from None
 
+
+def _current_gpu() -> Device | None:
+    runtime = optional.cupy().cuda.runtime
+    try:
         return devices.of_id(runtime.getDevice())
-    except ImportError:
-        return None
     except runtime.CUDARuntimeError:
         return None

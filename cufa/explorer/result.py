@@ -151,15 +151,53 @@ class Exploration:
         return text(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values that JSON can hold; a row is flat."""
+        """Return everything as plain values that JSON can hold; a row is flat.
+
+        Returns
+        -------
+        dict of str to object
+            "version" of the format, "date", "seconds", "device", "arch", "compiler", "problem",
+            "planned", "ceilings", and "rows", a dict each. A row's `Variant.blocks_per_sm` is
+            "min_blocks_per_sm" there.
+        """
         return export.as_dict(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return `to_dict` as JSON, a row a line, and write it if a path is given."""
+        """Return `to_dict` as JSON, a row a line, and write it if a path is given.
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            Where to write it.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
         return export.written(export.as_json(self), path)
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """Return the rows as CSV with a line of headings, and write it if a path is given."""
+        """Return the rows as CSV with a line of headings, and write it if a path is given.
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            Where to write it.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
         return export.written(export.as_csv(self), path)
 
     def plot(self, path: str | Path | None = None) -> Figure:
@@ -171,6 +209,19 @@ class Exploration:
         ----------
         path : str or Path, optional
             Where to write it; the suffix names the format.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        ImportError
+            Without matplotlib.
+        ValueError
+            matplotlib does not know the format.
+        OSError
+            The file cannot be written.
         """
         from cufa.explorer.plot import figure
 

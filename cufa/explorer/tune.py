@@ -8,13 +8,14 @@ from contextlib import contextmanager
 
 from cufa import device as devices
 from cufa import tuned
+from cufa.explorer import arguments
 from cufa.explorer.run import Progress
 from cufa.explorer.space import Space
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.tuner import Tuner
 from cufa.explorer.tuning import Tuned, Tuning
 from cufa.plan import plan
-from cufa.problem import Problem
+from cufa.problem import Problem, checked
 from cufa.problem_class import ProblemClass
 from cufa.variant import Variant
 
@@ -69,9 +70,11 @@ def tune(
     """
     from cupy.cuda import runtime
 
+    names = arguments.checked_kernels(kernels)
+    arguments.check(jobs, progress)
+    distinct = list(dict.fromkeys(checked(problem) for problem in problems))
     device = devices.of_id(runtime.getDevice())
-    tuner = Tuner(device, None if kernels is None else list(kernels), space, jobs, progress)
-    distinct = list(dict.fromkeys(problems))
+    tuner = Tuner(device, names, space, jobs, progress)
     classes: dict[ProblemClass, dict[Problem, Variant]] = {}
     with _without_users_table():
         for problem in distinct:
