@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr int SHARE = (REGISTERS * (CONSUMERS + 1) - REGISTERS_PRODUCER) / CONSUMERS / 8 * 8;
     constexpr int REGISTERS_CONSUMER = SHARE < 240 ? SHARE : 240;
     constexpr int NT = BN / 8, OT = HEAD_DIM_V / 8;  // 8-column pieces of S and of O
-    // As far may a row sum, and so P, grow where no row maximum is looked for. The rest of the range is for O = P V.
+    // How large P and a thread's part of their sum may be where no row maximum is looked for: float16 ends at 65504, and
+    // of bfloat16's range, which is float32's, two thirds are left to O = P V.
     constexpr float MAX_SUM = T::max / 2 < 0x1p40f ? T::max / 2 : 0x1p40f;
 
     using QTile = WgmmaTile<BM, HEAD_DIM>;
@@ -219,8 +220,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         pack_p();
 
         while (more) {
-            // P = exp(S - m), while O is computed. First of keys that some rows do not see, and of those after them: j is
-            // of the keys at hand, whose P V is computed, and the softmax that of the next
+            // P = exp(S - m), while O is computed. First of the keys that some rows do not see, and of those after them: at
+            // the condition, j is of the keys whose P is ready.
             for (; j > 0 && j >= mask_from; first = false) {
                 start_both(first);
                 const bool raised = exponentiate();
@@ -228,8 +229,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 if (raised) softmax.rescale(rO);
                 pack_p();
             }
-            // Then without looking for row maxima: m is the score of a key that the row has seen, or -inf. Where P come out
-            // too large, m moves by their sum, or if that is not finite, the warp computes S once more.
+            // Then without looking for row maxima: m is near the score of a key that the row has seen, or -inf. Where P come
+            // out too large, m moves by what their sum says, or if that is not finite, the warp computes S once more.
             for (; j > 0; first = false) {
                 start_both(first);
                 const float l[1][2] = {{softmax.l[0][0], softmax.l[0][1]}};
