@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import bench
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-
-import bench
 from benchmarks import accuracy, environment, plain, results, summary
 from benchmarks.cells import Cell, standard_cells
 from benchmarks.jit import standard_cases

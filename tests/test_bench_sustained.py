@@ -11,13 +11,10 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from test_bench import HEAD
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-
 from benchmarks import results
 from benchmarks.monitor import Card, Monitor, command, medians, parse
 from benchmarks.report import write_report
+from test_bench import HEAD
 
 from cufa.variant import Variant
 

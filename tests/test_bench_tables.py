@@ -9,17 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import bench
 import ml_dtypes
 import numpy as np
 import pytest
-from test_bench import HEAD
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-
-import bench
 from benchmarks import plain, results
 from benchmarks.cells import Cell, gqa_cells, headdim_cells
 from benchmarks.report import write_report
+from test_bench import HEAD
 
 import cufa
 from cufa.explorer import timing

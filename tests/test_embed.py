@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from minilm import MiniLM, ModelError, choose_array_module, files, ops
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
 DATA = ROOT / "tests" / "data" / "minilm"
-sys.path.insert(0, str(SCRIPTS))
-
-from minilm import MiniLM, ModelError, choose_array_module, files, ops  # noqa: E402
 
 SENTENCES: list[str] = json.loads((DATA / "sentences.json").read_text("utf-8"))
 DEMO_TEXT = SCRIPTS / "data" / "sentences.txt"
