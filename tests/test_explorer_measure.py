@@ -43,6 +43,7 @@ class FakeStage:
         self.operands = Operands(*inputs, np.empty((1, 2, 40, 16), np.float16))
         self.right = oracle(*inputs, causal=True)[0].astype(np.float16)
         self.every_call: bool | None = None
+        self.rest_s: float | None = None
         self.runs = 0
 
     def ready(self, variant: Variant, cubin: bytes) -> Callable[[], float]:
@@ -84,9 +85,9 @@ class FakeStage:
         """Return ceilings."""
         return dict(CEILINGS)
 
-    def clock(self, every_call: bool) -> Any:
+    def clock(self, every_call: bool, rest_s: float = 1) -> Any:
         """Return a clock that believes what calls return."""
-        self.every_call = every_call
+        self.every_call, self.rest_s = every_call, rest_s
 
         def burst(call: Callable[[], float], calls: int) -> Callable[[], float]:
             ms = call()
@@ -190,6 +191,7 @@ def test_nothing_to_race(measurement: Measurement) -> None:
 def test_duel(measurement: Measurement) -> None:
     found = measurement.duel((variant_of(16), b"right 3.0"), (variant_of(32), b"right 2.0"))
     assert found == (3.0, 2.0, 1.5)
+    assert measurement._stage.rest_s == 0  # type: ignore[attr-defined]
 
 
 def test_figures_of_a_time() -> None:

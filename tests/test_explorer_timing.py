@@ -194,6 +194,13 @@ def test_duel(clock: FakeClock) -> None:
     assert clock.count("old") == clock.count("new") > 30
 
 
+def test_duel_is_decided_on_a_warm_card() -> None:
+    clock = FakeClock()
+    calls = calls_of({"old": 1.0})
+    found = duel(calls["old"], lambda: ("new", 0.9 if clock.busy_s < 0.4 else 1.1), clock)
+    assert found.ratio == pytest.approx(1 / 1.1)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("every_call", [False, True])
 def test_cuda_clock(cupy: Any, every_call: bool) -> None:

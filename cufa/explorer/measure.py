@@ -170,12 +170,12 @@ class Measurement:
         return row
 
     def duel(self, first: tuple[Variant, bytes], second: tuple[Variant, bytes]) -> Duel:
-        """Time two variants, and their cubins, against each other in many rounds."""
+        """Time two variants, and their cubins, against each other on a warm card."""
         ours, theirs = self._stage.ready(*first), self._stage.ready(*second)
         for call in (ours, theirs):
             call()
         self._stage.wait()
-        clock = self._stage.clock(memory_bound(self._problem, self._stage.ceilings()))
+        clock = self._stage.clock(memory_bound(self._problem, self._stage.ceilings()), rest_s=0)
         return duel(ours, theirs, clock)
 
 

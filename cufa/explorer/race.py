@@ -9,6 +9,8 @@ from cufa.explorer.rounds import Effort, Name, Rounds, Time
 from cufa.explorer.timing import Call, Clock
 
 _HOPELESS = 2.0  # times the best, by a single call
+_WARM_UP_MS = 500.0
+_WARM_UP_ROUNDS = 100  # at most: short calls leave the card idle for part of the time
 
 
 class Race(Generic[Name]):
@@ -103,17 +105,25 @@ class Duel(NamedTuple):
 
 
 def duel(first: Call, second: Call, clock: Clock, rounds: int = 40) -> Duel:
-    """Time two contestants against each other in many rounds.
+    """Time two contestants against each other in many rounds, after both have warmed the card up.
 
     Parameters
     ----------
     first, second : callable
         Each has run before.
     clock : Clock
+        Without a rest: near the power limit, where programs run, another one may win.
     rounds : int
     """
-    found = Rounds({"first": first, "second": second}, clock, Effort())
+    calls = {"first": first, "second": second}
+    warm_up = Rounds(calls, clock, Effort())
+    warm_up.estimate()
+    for _ in range(_WARM_UP_ROUNDS):
+        warm_up.run(list(calls))
+        if warm_up.busy_ms >= _WARM_UP_MS:
+            break
+    found = Rounds(calls, clock, Effort())
     found.estimate()
     for _ in range(rounds):
-        found.run(["first", "second"])
+        found.run(list(calls))
     return Duel(found.median("first"), found.median("second"), found.ratio("first", "second"))

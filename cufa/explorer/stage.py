@@ -11,7 +11,7 @@ from cufa import jit, launch
 from cufa.device import Device
 from cufa.explorer import ceilings
 from cufa.explorer.normal import normal
-from cufa.explorer.timing import Call, CudaClock
+from cufa.explorer.timing import REST_S, Call, CudaClock
 from cufa.plan import plan
 from cufa.problem import Operands, Problem
 from cufa.variant import Variant
@@ -91,9 +91,9 @@ class Stage:
         """Wait for the GPU, and raise what went wrong there."""
         self.xp.cuda.get_current_stream().synchronize()
 
-    def clock(self, every_call: bool) -> CudaClock:
+    def clock(self, every_call: bool, rest_s: float = REST_S) -> CudaClock:
         """Return a clock whose flush is for this GPU's cache."""
-        return CudaClock(flush_bytes=self._flush_bytes, every_call=every_call)
+        return CudaClock(rest_s, self._flush_bytes, every_call)
 
     def ceilings(self) -> dict[str, float]:
         """Return the ceilings of this GPU, measured once in a process."""

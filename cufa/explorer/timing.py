@@ -14,6 +14,9 @@ Reading = Callable[[], float]
 """Waits for a burst that was queued and returns its milliseconds a call."""
 
 
+REST_S = 0.02
+"""A pause between rounds that keeps a card below its power limit."""
+
 Name = TypeVar("Name")
 
 
@@ -142,7 +145,7 @@ class CudaClock:
     """
 
     def __init__(
-        self, rest_s: float = 0.02, flush_bytes: int = 512 << 20, every_call: bool = False
+        self, rest_s: float = REST_S, flush_bytes: int = 512 << 20, every_call: bool = False
     ) -> None:
         import cupy
 
