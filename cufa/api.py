@@ -80,9 +80,9 @@ def attention(
 
     Notes
     -----
-    16-bit arrays take FlashAttention-3 (Shah et al. 2024, algorithm 2) on Hopper; they and float32
-    ones else take FlashAttention-2 (Dao 2023, algorithm 1), on the CPU, too. "fa1_fp32" is
-    FlashAttention-1 (Dao et al. 2022, algorithm 1).
+    The method is FlashAttention-2 (Dao 2023, algorithm 1); for 16-bit arrays on Hopper it is
+    FlashAttention-3 (Shah et al. 2024, algorithm 2). "fa1_fp32" is FlashAttention-1 (Dao et al.
+    2022, algorithm 1).
 
     On the GPU, an infinity or NaN in v may also reach rows that see other keys of its tile, but not
     that one: their weight for it is 0, and 0 times infinity is NaN.

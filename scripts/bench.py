@@ -87,7 +87,6 @@ def parser() -> argparse.ArgumentParser:
     prefill = commands.add_parser(
         "prefill", parents=[run, table, half], help="16-bit prefill table"
     )
-    prefill.add_argument("--scores", default="normal", choices=SCORES, help="of which data")
     gqa = commands.add_parser(
         "gqa", parents=[run, race, half], help="16-bit table of grouped heads, 64 on 8"
     )
@@ -108,6 +107,8 @@ def parser() -> argparse.ArgumentParser:
     fp32 = commands.add_parser("fp32", parents=[run, table], help="float32 table")
     fp32.add_argument("--kernel", default="fa2_fp32", help="kernel forced on cufa")
     fp32.add_argument("--peers", nargs="*", default=list(FP32_PEERS), help="besides cufa")
+    for command in (prefill, gqa, fp32):
+        command.add_argument("--scores", default="normal", choices=SCORES, help="of which data")
 
     host = commands.add_parser("host", parents=[run], help="host cost of one small call")
     host.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")
@@ -261,7 +262,7 @@ def _rows(options: argparse.Namespace, kernel: str | None) -> tuple[Iterable[dic
 
     contestants = Contestants(kernel, options.peers)
     budget = Budget(rounds=options.rounds)
-    data = options.seed, getattr(options, "scores", "normal")
+    data = options.seed, options.scores
     return prefill.rows(contestants, cells_of(options), clock, budget, *data), contestants
 
 

@@ -17,7 +17,7 @@ import cufa
 from cufa.variant import KERNEL_DTYPES
 
 _DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
-# Batch, heads, seq: odd. One has more tiles than blocks run at once, and of many keys.
+# Batch, heads, seq: odd. One has more tiles than blocks run at once; it and the last, many keys.
 _SHAPES = (
     *((2, 4, 2, 131, 197), (1, 7, 1, 65, 40), (1, 2, 2, 3, 300)),
     *((1, 92, 23, 301, 460), (1, 2, 1, 70, 900)),

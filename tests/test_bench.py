@@ -131,6 +131,16 @@ TABLES = ("prefill", "gqa", "headdims", "sustained", "fp32")
 MEASUREMENTS = (*TABLES, "host", "jit", "explore", "tune")
 
 
+def stops_with_one_line(capsys: pytest.CaptureFixture[str], name: str, message: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        bench.main([name])
+    assert stopped.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert message in err
+
+
 @pytest.mark.parametrize("name", MEASUREMENTS)
 def test_without_a_gpu(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -141,13 +151,7 @@ def test_without_a_gpu(
         raise runtime.CUDARuntimeError(100)
 
     monkeypatch.setattr(runtime, "getDevice", fail)
-    with pytest.raises(SystemExit) as stopped:
-        bench.main([name])
-    assert stopped.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert "error: no GPU here (" in err
+    stops_with_one_line(capsys, name, "error: no GPU here (")
 
 
 @pytest.mark.parametrize("name", MEASUREMENTS)
@@ -155,13 +159,7 @@ def test_without_cupy(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(SystemExit) as stopped:
-        bench.main([name])
-    assert stopped.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert "error: CuPy is missing (" in err
+    stops_with_one_line(capsys, name, "error: CuPy is missing (")
 
 
 def test_unknown_peers_are_refused() -> None:

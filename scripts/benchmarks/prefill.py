@@ -21,7 +21,7 @@ def rows(
     clock: Clock,
     budget: Budget,
     seed: int,
-    scores: str = "normal",
+    scores: str,
 ) -> Iterator[dict[str, Any]]:
     """Yield a result row a cell that cufa can run, and print a line for each.
 
