@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ PARAMS = np.dtype(
             (name, "i4")
             for name in (
                 *("heads_q", "group", "seq_q", "seq_kv", "head_dim", "head_dim_v"),
-                *("q_tiles", "heads", "section_heads", "late_rows", "pack"),
+                *("q_tiles", "heads", "section_heads", "late_rows", "pack_log2"),
             )
         ),
     ],
@@ -93,7 +94,8 @@ class Launch:
         params["group"] = problem.group // plan.pack
         for name in ("seq_q", "seq_kv", "head_dim", "head_dim_v"):
             params[name] = getattr(problem, name)
-        for name in ("q_tiles", "section_heads", "late_rows", "pack"):
+        params["pack_log2"] = plan.pack.bit_length() - 1  # a power of two
+        for name in ("q_tiles", "section_heads", "late_rows"):
             params[name] = getattr(plan, name)
         maps = _tensor_maps(plan, views) if uses_tma(plan) else np.empty(0, np.uint64)
         # With maps it is TmaParams of kernels/tile_sm90.cuh, a multiple of a map's alignment.
@@ -177,7 +179,23 @@ def _tensor_maps(plan: Plan, views: Operands) -> np.ndarray:
     )
 
 
-_counters: dict[tuple[int, int, int], Any] = {}
+# More than a stream can have kernels waiting: another stream may come to have the name of one that
+# is gone, and so its counters, while kernels of that still run.
+_COUNTERS = 4096
+
+
+class _Counters(NamedTuple):
+    """The counters of a stream, of which each launch takes the next."""
+
+    words: Any
+    numbers: Iterator[int]
+
+    def next_address(self) -> int:
+        """Return the address of a counter."""
+        return int(self.words.data.ptr) + 4 * (next(self.numbers) % _COUNTERS)
+
+
+_counters: dict[tuple[int, int, int], _Counters] = {}
 _PER_THREAD_STREAM = 2  # cudaStreamPerThread
 
 
@@ -194,10 +212,22 @@ def _counter_address() -> int:
         return int(counter.data.ptr)
     thread = threading.get_ident() if stream.ptr == _PER_THREAD_STREAM else 0
     key = (_cupy.cuda.runtime.getDevice(), stream.ptr, thread)
-    counter = _counters.get(key)
-    if counter is None:
-        counter = _counters.setdefault(key, _cupy.zeros(1, np.int32))  # of another thread, perhaps
-    return int(counter.data.ptr)
+    counters = _counters.get(key)
+    if counters is None:
+        made = _Counters(_zeros(_COUNTERS), itertools.count())
+        counters = _counters.setdefault(key, made)  # of another thread, perhaps
+    return counters.next_address()
+
+
+def _zeros(count: int) -> Any:
+    """Return integers that are 0 for all streams, whatever they have under way."""
+    cuda = _cupy.cuda
+    memory = cuda.Memory(4 * count)  # not of the pool, whose memory may wait for its last use
+    stream = cuda.runtime.streamCreateWithFlags(cuda.runtime.streamNonBlocking)
+    cuda.runtime.memsetAsync(memory.ptr, 0, 4 * count, stream)
+    cuda.runtime.streamSynchronize(stream)
+    cuda.runtime.streamDestroy(stream)
+    return _cupy.ndarray(count, np.int32, cuda.MemoryPointer(memory, 0))
 
 
 def again(q: Any, k: Any, v: Any, out: Any, return_lse: bool, options: _Key) -> Any:

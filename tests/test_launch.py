@@ -238,7 +238,7 @@ class _Kernel:
             assert grid == (heads * int(p["q_tiles"]),)
             assert p["workspace"] == 0
         assert p["tiles_drawn"] == 0
-        assert p["pack"] == 1
+        assert p["pack_log2"] == 0
         dtype = DTYPES[variant.dtype]
         out = self._computed(
             p,
@@ -251,7 +251,7 @@ class _Kernel:
     def _run_with_tma(self, grid: Any, words: np.void) -> None:
         variant, maps, p = self.variant, words["maps"], words["params"]
         # To this kernel, heads whose rows are packed are one.
-        pack, q_tiles = int(p["pack"]), int(p["q_tiles"])
+        pack, q_tiles = 1 << int(p["pack_log2"]), int(p["q_tiles"])
         batch, heads, heads_kv, d, dv = self._sizes(p)
         tiles = batch * heads * q_tiles
         assert grid == (min(tiles, device.of_id(GPU.current).sm_count * variant.blocks_per_sm),)
@@ -338,6 +338,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
     monkeypatch.setattr(launch, "_ndarray", None)
     monkeypatch.setattr(launch, "_ready", {})
     monkeypatch.setattr(launch, "_counters", {})
+    monkeypatch.setattr(launch, "_COUNTERS", 1)
+    monkeypatch.setattr(launch, "_zeros", lambda count: zeros(count, np.int32))
     monkeypatch.setattr(launch, "_captured", [])
     monkeypatch.setattr(tensor_map, "_driver", lambda: played.driver)
     return played
@@ -758,6 +760,19 @@ def test_launches_of_a_stream_share_a_counter(small: _Gpu, rng: np.random.Genera
         found.setdefault(ptr, set()).update(drawn(small, call) for call in calls)
     assert all(len(addresses) == 1 for addresses in found.values())
     assert len(set.union(*found.values())) == 3
+
+
+def test_a_counter_is_used_again_after_many_launches(
+    small: _Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of a stream that is gone may still run when another has come to have its name."""
+    monkeypatch.setattr(launch, "_COUNTERS", 3)
+    calls = [legal(rng), legal(rng, sq=300)]
+    found = [drawn(small, calls[n % 2]) for n in range(7)]
+    assert len(set(found[:3])) == 3
+    assert found[3:] == found[:4]
+    small.stream = stream(7)
+    assert drawn(small, calls[0]) not in found
 
 
 def test_each_device_has_its_counters(small: _Gpu, rng: np.random.Generator) -> None:

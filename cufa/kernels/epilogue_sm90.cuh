@@ -4,8 +4,8 @@
 #include "scheduler_sm90.cuh"
 #include "tile_sm90.cuh"
 
-// The rows that a thread of fa3_wgmma.cu holds: `row` + lane / 4 + {0, 8} of a head's rows, or of `pack` heads' query by
-// query.
+// The rows that a thread of fa3_wgmma.cu holds: `row` + lane / 4 + {0, 8} of a head's rows, or of 2^pack_log2 heads'
+// query by query.
 struct PackedRows {
     int lane;
     int query[2], head[2];
@@ -16,8 +16,8 @@ struct PackedRows {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int r = row + lane / 4 + 8 * h;
-            query[h] = p.pack == 1 ? r : r / p.pack;
-            head[h] = tile_head * p.pack + r - query[h] * p.pack;
+            query[h] = r >> p.pack_log2;
+            head[h] = (tile_head << p.pack_log2) + r - (query[h] << p.pack_log2);
         }
     }
 };
@@ -27,8 +27,8 @@ __device__ inline void store_lse(const float (&lse)[2], const Params& p, const P
 #pragma unroll
     for (int h = 0; h < 2; ++h)
         if (rows.query[h] < p.seq_q)
-            p.lse[(static_cast<long long>(rows.batch) * p.heads_q * p.pack + rows.head[h]) * p.seq_q + rows.query[h]] =
-                lse[h];
+            p.lse[(static_cast<long long>(rows.batch) * (p.heads_q << p.pack_log2) + rows.head[h]) * p.seq_q +
+                  rows.query[h]] = lse[h];
 }
 
 // Transposes the 4 x 4 matrix whose columns the four lanes of a quad hold.
@@ -49,18 +49,26 @@ __device__ inline void transpose_quad(uint32_t (&v)[4]) {
 // Writes a warp's 16 rows of O straight from its registers: four lanes exchange theirs, so that each writes 16 bytes.
 template <class T, int OT>
 __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const PackedRows& rows) {
+    uint32_t v[2][(OT + 3) / 4][4];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        T* gRow = head_ptr<T>(p.o, rows.batch, rows.head[h]) + rows.query[h] * p.o.stride_seq;
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int ot = 0; ot < OT; ot += 4) {
-            uint32_t v[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) v[i] = ot + i < OT ? pack2<T>(rO[ot + i][2 * h], rO[ot + i][2 * h + 1]) : 0;
-            transpose_quad(v);
-            const int col = (ot + rows.lane % 4) * 8;
-            if (rows.query[h] < p.seq_q && col < p.head_dim_v)
-                *reinterpret_cast<uint4*>(gRow + col) = make_uint4(v[0], v[1], v[2], v[3]);
+            for (int i = 0; i < 4; ++i)
+                v[h][ot / 4][i] = ot + i < OT ? pack2<T>(rO[ot + i][2 * h], rO[ot + i][2 * h + 1]) : 0;
+            transpose_quad(v[h][ot / 4]);
+        }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        if (rows.query[h] >= p.seq_q) continue;
+        const int col0 = rows.lane % 4 * 8;
+        T* gRow = head_ptr<T>(p.o, rows.batch, rows.head[h]) + rows.query[h] * p.o.stride_seq + col0;
+#pragma unroll
+        for (int ot = 0; ot < OT; ot += 4) {
+            const uint32_t(&x)[4] = v[h][ot / 4];
+            if (col0 + ot * 8 < p.head_dim_v)
+                *reinterpret_cast<uint4*>(gRow + ot * 8) = make_uint4(x[0], x[1], x[2], x[3]);
         }
     }
 }
@@ -82,7 +90,7 @@ __device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const Tenso
     fence_proxy_async();
     named_barrier_sync(8 + consumer, 128);
     if (threadIdx.x % 128 != 0) return;
-    const int query = (work.q0 + consumer * 64) / p.pack;
+    const int query = (work.q0 + consumer * 64) >> p.pack_log2;
     if (query < p.seq_q) {
         OTile::store(map, tile, consumer * 64, query, work.head, work.batch);
         tma_store_commit();

@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_fp32(const __gr
         }
 
         // P = exp(S - m); m, l and O follow
-        if (j >= sMaskFrom[thread_index() / 32]) mask.apply(rS, warp_row0(), j * BN);
+        if (j >= sMaskFrom[thread_index() / 32]) mask.apply(rS, thread_index() % 32, warp_row0(), j * BN);
         softmax.update(rS, rO);
 
         if constexpr (STAGES == 1) {

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // The tiles under way. Consumers look theirs up at each use, for registers are scarce.
     volatile Work* sWork = reinterpret_cast<Work*>(smem + WORK);
 
-    const Mask<CAUSAL, true> mask(p.seq_q, p.seq_kv, p.pack);
+    const Mask<CAUSAL, true> mask(p.seq_q, p.seq_kv, p.pack_log2);
     const int tiles = p.heads * p.q_tiles;
     // How many tiles of keys rows [row, row + rows) see; at least one, whose scores are then all masked.
     auto key_tiles = [&](int row, int rows) { return max(1, (mask.kv_end(row, rows) + BN - 1) / BN); };
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const Tile tile = tile_in_order<CAUSAL>(p, i);
             const int q0 = tile.q_tile * BM;
             work.q0 = q0, work.head = tile.head, work.batch = tile.batch, work.kv_tiles = key_tiles(q0, BM);
-            QTile::load(sQ + ring_q.slot(round) * QO_BYTES, maps.q, ring_q.expect(round, QTile::bytes), q0 / p.pack,
+            QTile::load(sQ + ring_q.slot(round) * QO_BYTES, maps.q, ring_q.expect(round, QTile::bytes), mask.query(q0),
                         tile.head, tile.batch);
         };
         int i = block_index();
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         float rS[1][NT][4];
         uint32_t rP[BN / 16][4];
         uint32_t round = 0, n = 0;  // tiles and tiles of keys so far
-        int j, mask_from;           // the keys at hand, the first ones to mask
+        int j, j_first, unmasked;   // the tile of keys at hand, the first one; keys that all rows of the warpgroup see
 
         auto start_s = [&](bool loaded) {  // S = Q K^T
             if (loaded) ring_k.wait(n);
@@ -154,7 +154,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // P = exp(S - m), of keys that some rows do not see or after which m may have to move: whether O must follow it.
         auto exponentiate = [&] {
             release_k();
-            if (j >= mask_from) mask.apply(rS, sWork[round % WORK_STAGES].q0 + warp_row(), j * BN);
+            if ((j + 1) * BN > unmasked)
+                mask.apply(rS, thread_index_anew() % 32, sWork[round % WORK_STAGES].q0 + warp_row(), j * BN);
             const bool raised = softmax.raise(rS);
             softmax.exponentiate(rS);
             return raised;
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const int q0 = __shfl_sync(0xffffffff, sWork[round % WORK_STAGES].q0, 0);
             j = __shfl_sync(0xffffffff, sWork[round % WORK_STAGES].kv_tiles, 0) - 1;
             const bool more = j >= 0;
-            mask_from = mask.keys_before_mask(q0 + consumer * 64) / BN;
+            unmasked = mask.keys_before_mask(q0 + consumer * 64);
             if constexpr (CAUSAL) {  // the last keys may be masked for all of this warpgroup's rows
                 const int seen = key_tiles(q0 + consumer * 64, 64);
                 for (; j >= seen; --j, ++n) {
@@ -189,19 +190,20 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                     ring_k.pass_over(n);
                 }
             }
+            j_first = j;
             turns.wait();
             start_s(more);
             return more;
         };
-        // S = Q K^T of the next keys and O += P V of the present ones, queued; waits for S.
-        auto start_both = [&](bool first) {
+        // S = Q K^T of the next keys and O += P V of the present ones, queued.
+        auto start_both = [&] {
+            const bool first = j == j_first;
             turns.wait();
             ++n, --j;
             start_s(true);
             start_o(n - 1, first);
             turns.pass();
             if (first) free_q();
-            wgmma_wait<1>();
         };
         auto finish_o = [&] {
             wgmma_wait<0>();
@@ -212,48 +214,74 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             for (; CAUSAL && i < n; ++i) ring_v.pass_over(i);
         };
 
-        bool more = start_tile(), first = true;
-        turns.pass();
-        skip_v(0);
-        wgmma_wait<0>();
-        exponentiate();
-        pack_p();
+        // Whether m may have to move at the keys after the present ones: some rows do not see all of these or of those.
+        auto needs_maxima = [&] { return CAUSAL && (j + 1) * BN > unmasked; };
+        // P of such keys.
+        auto exponentiate_masked = [&] {
+            wgmma_wait<1>();
+            const bool raised = exponentiate();
+            finish_o();
+            if (raised) softmax.rescale(rO);
+            pack_p();
+        };
+        // Takes up a tile when none is under way.
+        auto begin_tile = [&] {
+            const uint32_t skipped = n;
+            const bool more = start_tile();
+            turns.pass();
+            skip_v(skipped);
+            wgmma_wait<0>();
+            if (more) exponentiate();
+            return more;
+        };
 
+        bool more = Q_STAGES == 1 || begin_tile();
         while (more) {
-            // P = exp(S - m), while O is computed. First of the keys that some rows do not see, and of those after them: at
-            // the condition, j is of the keys whose P is ready.
-            for (; j > 0 && j >= mask_from; first = false) {
-                start_both(first);
-                const bool raised = exponentiate();
-                finish_o();
-                if (raised) softmax.rescale(rO);
-                pack_p();
+            if (Q_STAGES == 1 && !begin_tile()) break;  // with more slots, a tile begins at the end of the one before
+            pack_p();
+
+            // P = exp(S - m), while O is computed. First of the keys that some rows do not see, and of those after them, in
+            // a loop of their own; or, where that would be long, in the same one, which compiles in three quarters of the
+            // time and runs 1% slower.
+            while (Q_STAGES > 1 && j > 0 && needs_maxima()) {
+                start_both();
+                exponentiate_masked();
             }
-            // Then without looking for row maxima: m is near the score of a key that the row has seen, or -inf. Where P come
-            // out too large, m moves by what their sum says, or if that is not finite, the warp computes S once more.
-            for (; j > 0; first = false) {
-                start_both(first);
+            while (j > 0) {
+                const bool masked = Q_STAGES == 1 && needs_maxima();
+                start_both();
+                if (masked) {
+                    exponentiate_masked();
+                    continue;
+                }
+                // Then without looking for row maxima: m is near the score of a key that the row has seen, or -inf. Where
+                // P come out too large, m moves by what their sum says, or if that is not finite, the warp computes S
+                // once more.
                 const float l[1][2] = {{softmax.l[0][0], softmax.l[0][1]}};
+                wgmma_wait<CONSUMERS == 3 ? 0 : 1>();  // of three, the others keep the tensor cores busy
+                softmax.scale_log2 = parameter_anew(p.scale_log2);
                 softmax.exponentiate_unchecked(rS);
                 finish_o();
                 pack_p();
                 if (softmax.too_large(MAX_SUM)) {
-                    if (softmax.shift(rS)) {
-                        softmax.rescale(rO);
-                    } else {
+                    bool moved = softmax.shift(rS);
+                    if (!moved) {
                         softmax.l[0][0] = l[0][0], softmax.l[0][1] = l[0][1];
                         warp_scores<T, QTile, KTile>(rS[0], sQ + ring_q.slot(round) * QO_BYTES, warp_row(),
                                                      sK + ring_k.slot(n) * KTile::bytes);
-                        softmax.update(rS, rO);
+                        moved = softmax.raise(rS);
+                        softmax.exponentiate(rS);
                     }
+                    if (moved) softmax.rescale(rO);
                     pack_p();
                 }
                 release_k();
             }
 
             // The same at the end of a tile. If the next Q has come, its S is queued before the last O.
-            if (first) free_q();
+            const bool first = j == j_first;
             const uint32_t present = n++;
+            if (first) free_q();
             ++round;
             if constexpr (Q_STAGES > 1)
                 more = start_tile();
@@ -261,7 +289,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 turns.wait();
             start_o(present, first);
             turns.pass();
-            first = true;
 
             float l[1][2], lse[1][2];
             if constexpr (Q_STAGES > 1) wgmma_wait<1>();
@@ -279,13 +306,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                                       sWork[(round - 1) % WORK_STAGES], consumer);
             } else {
                 store_o_direct<T>(rO[0], p, packed_rows());
-                more = start_tile();
-                turns.pass();
-                skip_v(present + 1);
-                wgmma_wait<0>();
-                if (more) exponentiate();
+                __syncwarp();  // for the compiler: else it makes no use of what is the same in all lanes
             }
-            pack_p();
         }
         tma_store_wait_read();
     }

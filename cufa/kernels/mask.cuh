@@ -3,16 +3,17 @@
 #pragma once
 #include "ptx.cuh"
 
-// With PACKED, the rows are those of `pack` heads, query by query.
+// With PACKED, the rows are those of 2^pack_log2 heads, query by query.
 template <bool CAUSAL, bool PACKED = false>
 struct Mask {
     int seq_kv;
     int diagonal;  // seq_kv - seq_q: causal is aligned bottom-right, query i sees keys j <= i + diagonal
-    int pack;
+    int pack_log2;
 
-    __device__ Mask(int seq_q, int seq_kv, int pack = 1) : seq_kv(seq_kv), diagonal(seq_kv - seq_q), pack(pack) {}
+    __device__ Mask(int seq_q, int seq_kv, int pack_log2 = 0)
+        : seq_kv(seq_kv), diagonal(seq_kv - seq_q), pack_log2(pack_log2) {}
 
-    __device__ int query(int row) const { return PACKED && pack != 1 ? row / pack : row; }
+    __device__ int query(int row) const { return PACKED ? row >> pack_log2 : row; }
 
     // One past the last key that any of the rows [row, row + rows) sees; 0 when there is none.
     __device__ int kv_end(int row, int rows) const {
@@ -25,11 +26,10 @@ struct Mask {
     __device__ int keys_before_mask(int row) const { return max(0, last_key(row) + 1); }
 
     // Sets the scores that are not visible to -inf, in the accumulator fragments of m16n8 products. `row` and
-    // `key` are those of the warp's first score; a lane holds the rows lane / 4 + {0, 8} and keys
+    // `key` are those of the warp's first score; lane `lane` holds the rows lane / 4 + {0, 8} and keys
     // 2 (lane % 4) + {0, 1} of each piece.
     template <int MT, int NT>
-    __device__ void apply(float (&rS)[MT][NT][4], int row, int key) const {
-        const int lane = thread_index() % 32;
+    __device__ void apply(float (&rS)[MT][NT][4], int lane, int row, int key) const {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll

@@ -14,6 +14,13 @@ __device__ inline int thread_index_anew() {
     return i;
 }
 
+// The same of a member of the kernel's parameter.
+__device__ inline float parameter_anew(const float& x) {
+    float y;
+    asm volatile("ld.param.f32 %0, [%1];" : "=f"(y) : "l"(__cvta_generic_to_grid_constant(&x)));
+    return y;
+}
+
 // The bytes of dynamic shared memory that the launch gave.
 __device__ inline uint32_t dynamic_smem_bytes() {
     uint32_t n;

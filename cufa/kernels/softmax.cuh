@@ -151,14 +151,14 @@ struct OnlineSoftmax {
 #pragma unroll
                     for (int i = 2 * h; i < 2 * h + 2; ++i)
                         rO[mt][ot][i] = EXACT ? rO[mt][ot][i] / divisor[mt][h] : rO[mt][ot][i] * inverse;
-                // 0 V is NaN where V is not finite. Of asm, to be a branch, which is hardly ever taken
+                // 0 V is NaN where V is not finite. A branch, which the empty asm keeps one, hardly ever taken
                 if (!__any_sync(0xffffffff, divisor[mt][h] == 0.f)) continue;
-                const uint32_t keep = divisor[mt][h] == 0.f ? 0 : 0xffffffff;
+                asm volatile("");
 #pragma unroll
                 for (int ot = 0; ot < OT; ++ot)
 #pragma unroll
                     for (int i = 2 * h; i < 2 * h + 2; ++i)
-                        asm volatile("and.b32 %0, %0, %1;" : "+f"(rO[mt][ot][i]) : "r"(keep));
+                        if (divisor[mt][h] == 0.f) rO[mt][ot][i] = 0.f;
             }
     }
     template <int OT>

@@ -32,7 +32,7 @@ struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
     // Sixteen rows from 16 k on, K along the rows.
     static __device__ uint64_t rows(uint32_t operand, int k) { return descriptor(operand + (16 * k * ROW_BYTES >> 4)); }
 
-    // Starts the copy of the tile whose first row is `row`. A row of Q is one of `pack` heads at a query.
+    // Starts the copy of the tile whose first row is `row`. A row of Q is one of the packed heads at a query.
     static __device__ void load(uint32_t tile, const TensorMap& map, uint32_t bar, int row, int head, int batch) {
 #pragma unroll
         for (int i = 0; i < COLS_ / PANEL_COLS; ++i)
