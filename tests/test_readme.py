@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.summary import summarise
@@ -36,16 +37,56 @@ def table() -> Iterator[tuple[str, str, list[str]]]:
         yield name, dtype, cells[1:]
 
 
+def result(bench: str) -> list[dict[str, Any]]:
+    """Return the rows of a result file."""
+    rows: list[dict[str, Any]] = json.loads(
+        (ROOT / f"docs/benchmarks/h200-{bench}.json").read_text(encoding="utf-8")
+    )["rows"]
+    return rows
+
+
 def test_there_are_such_rows() -> None:
     assert len(list(table())) >= 10
 
 
 @pytest.mark.parametrize(("name", "dtype", "cells"), list(table()))
 def test_row(name: str, dtype: str, cells: list[str]) -> None:
-    rows = json.loads((ROOT / name).read_text(encoding="utf-8"))["rows"]
+    rows = result(Path(name).stem.removeprefix("h200-"))
     peer, number, *ratios = cells
     found = summarise([row for row in rows if row["dtype"] == dtype])[PEERS[peer.split(" (")[0]]]
     assert number == str(found.cells)
     for said, ratio in zip(ratios, (found.geomean, found.minimum), strict=True):
         decimals = len(said.partition(".")[2])
         assert said == f"{ratio:.{decimals}f}"
+
+
+def line_with(text: str) -> str:
+    """Return the README's one line with this text."""
+    (found,) = (
+        line
+        for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+        if text in line
+    )
+    return found
+
+
+def test_host_cost() -> None:
+    (row,) = result("host")
+    said = re.findall(r"([\d.]+) us", line_with("h200-host.md"))
+    figures = (row["cufa"], row["peers"]["sdpa"], row["peers"]["floor"])
+    assert said == [f"{figure:.1f}" for figure in figures]
+
+
+@pytest.mark.parametrize(
+    ("line", "variant", "key"),
+    [
+        ("h200-jit.md", "bfloat16 .* auto", "cold_s"),
+        ("the same, `fa2_mma` or `fa2_fp32`", ".* fa2_mma|float32 .* auto", "cold_s"),
+        ("the same, from CuPy's disk cache", ".*", "warm_s"),
+    ],
+)
+def test_first_call(line: str, variant: str, key: str) -> None:
+    seconds = [row[key] for row in result("jit") if re.fullmatch(variant, row["variant"])]
+    said = re.search(r"([\d.]+) to ([\d.]+) s", line_with(line))
+    assert said
+    assert said.groups() == (f"{min(seconds):.2f}", f"{max(seconds):.2f}")
