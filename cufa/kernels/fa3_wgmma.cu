@@ -26,6 +26,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr int SHARE = (REGISTERS * (CONSUMERS + 1) - REGISTERS_PRODUCER) / CONSUMERS / 8 * 8;
     constexpr int REGISTERS_CONSUMER = SHARE < 240 ? SHARE : 240;
     constexpr int NT = BN / 8, OT = HEAD_DIM_V / 8;  // 8-column pieces of S and of O
+    // Where O is wide, one loop over the keys: two take long to compile. In it O is waited for after the exponentials, which
+    // then run under the one consumer's own O, if there is but one on the multiprocessor.
+    constexpr bool ONE_LOOP = HEAD_DIM_V > 128;
     // How large P and a thread's part of their sum may be where no row maximum is looked for: float16 ends at 65504, and
     // of bfloat16's range, which is float32's, two thirds are left to O = P V.
     constexpr float MAX_SUM = T::max / 2 < 0x1p40f ? T::max / 2 : 0x1p40f;
@@ -42,8 +45,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr int Q_STAGES = fits(3) ? 3 : fits(2) ? 2 : 1;
     constexpr int WORK_STAGES = Q_STAGES == 1 ? 2 : Q_STAGES;  // two: O is written after the next Q has come
     constexpr int BARRIERS = Q_STAGES * QO_BYTES + KV_BYTES, WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
-    // A consumer holds the last V of a tile while it skips masked keys of the next.
-    static_assert(!CAUSAL || (BM - 64 + BN - 1) / BN <= STAGES, "as many stages as tiles of keys that are skipped");
+    // The last keys may be masked for all rows of a consumer, if not for all of another's: it skips them. It holds the last
+    // V of the tile before while it does.
+    constexpr bool SKIPS = CAUSAL && CONSUMERS > 1;
+    static_assert(!SKIPS || (BM - 64 + BN - 1) / BN <= STAGES, "as many stages as tiles of keys that are skipped");
 
     extern __shared__ __align__(1024) unsigned char smem[];
     const uint32_t sQ = smem_address(smem), sK = sQ + Q_STAGES * QO_BYTES, sV = sK + STAGES * KTile::bytes;
@@ -183,7 +188,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             j = __shfl_sync(0xffffffff, sWork[round % WORK_STAGES].kv_tiles, 0) - 1;
             const bool more = j >= 0;
             unmasked = mask.keys_before_mask(q0 + consumer * 64);
-            if constexpr (CAUSAL) {  // the last keys may be masked for all of this warpgroup's rows
+            if constexpr (SKIPS) {
                 const int seen = key_tiles(q0 + consumer * 64, 64);
                 for (; j >= seen; --j, ++n) {
                     turns.wait(), turns.pass();
@@ -211,18 +216,35 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
         // Frees those V from the i-th on whose keys were masked.
         auto skip_v = [&](uint32_t i) {
-            for (; CAUSAL && i < n; ++i) ring_v.pass_over(i);
+            for (; SKIPS && i < n; ++i) ring_v.pass_over(i);
         };
 
         // Whether m may have to move at the keys after the present ones: some rows do not see all of these or of those.
         auto needs_maxima = [&] { return CAUSAL && (j + 1) * BN > unmasked; };
-        // P of such keys.
-        auto exponentiate_masked = [&] {
-            wgmma_wait<1>();
-            const bool raised = exponentiate();
-            finish_o();
-            if (raised) softmax.rescale(rO);
-            pack_p();
+        // P = exp(S - m) of other keys, without looking for row maxima: m is near the score of a key that the row has seen,
+        // or -inf.
+        auto exponentiate_unchecked = [&] {
+            softmax.scale_log2 = parameter_anew(p.scale_log2);
+            softmax.exponentiate_unchecked(rS);
+        };
+        // Where P came out too large, m moves by what their sum says, or if that is not finite, the warp computes S once
+        // more. `l` is what was summed up before. Returns whether O must follow m.
+        auto correct = [&](const float (&l)[1][2]) {
+            if (softmax.shift(rS)) return true;
+            softmax.l[0][0] = l[0][0], softmax.l[0][1] = l[0][1];
+            warp_scores<T, QTile, KTile>(rS[0], sQ + ring_q.slot(round) * QO_BYTES, warp_row(),
+                                         sK + ring_k.slot(n) * KTile::bytes);
+            const bool raised = softmax.raise(rS);
+            softmax.exponentiate(rS);
+            return raised;
+        };
+        // Both, as `exponentiate`.
+        auto exponentiate_unmasked = [&] {
+            const float l[1][2] = {{softmax.l[0][0], softmax.l[0][1]}};
+            exponentiate_unchecked();
+            const bool moved = softmax.too_large(MAX_SUM) && correct(l);
+            release_k();
+            return moved;
         };
         // Takes up a tile when none is under way.
         auto begin_tile = [&] {
@@ -240,39 +262,25 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if (Q_STAGES == 1 && !begin_tile()) break;  // with more slots, a tile begins at the end of the one before
             pack_p();
 
-            // P = exp(S - m), while O is computed. First of the keys that some rows do not see, and of those after them, in
-            // a loop of their own; or, where that would be long, in the same one, which compiles in three quarters of the
-            // time and runs 1% slower.
-            while (Q_STAGES > 1 && j > 0 && needs_maxima()) {
+            // P = exp(S - m), while O is computed; first of the keys that some rows do not see, and of those after them.
+            while (j > 0 && (ONE_LOOP || needs_maxima())) {
+                const bool masked = needs_maxima();
                 start_both();
-                exponentiate_masked();
+                wgmma_wait<1>();
+                const bool moved = masked ? exponentiate() : exponentiate_unmasked();
+                finish_o();
+                if (moved) softmax.rescale(rO);
+                pack_p();
             }
-            while (j > 0) {
-                const bool masked = Q_STAGES == 1 && needs_maxima();
+            while (!ONE_LOOP && j > 0) {
                 start_both();
-                if (masked) {
-                    exponentiate_masked();
-                    continue;
-                }
-                // Then without looking for row maxima: m is near the score of a key that the row has seen, or -inf. Where
-                // P come out too large, m moves by what their sum says, or if that is not finite, the warp computes S
-                // once more.
                 const float l[1][2] = {{softmax.l[0][0], softmax.l[0][1]}};
                 wgmma_wait<CONSUMERS == 3 ? 0 : 1>();  // of three, the others keep the tensor cores busy
-                softmax.scale_log2 = parameter_anew(p.scale_log2);
-                softmax.exponentiate_unchecked(rS);
+                exponentiate_unchecked();
                 finish_o();
                 pack_p();
                 if (softmax.too_large(MAX_SUM)) {
-                    bool moved = softmax.shift(rS);
-                    if (!moved) {
-                        softmax.l[0][0] = l[0][0], softmax.l[0][1] = l[0][1];
-                        warp_scores<T, QTile, KTile>(rS[0], sQ + ring_q.slot(round) * QO_BYTES, warp_row(),
-                                                     sK + ring_k.slot(n) * KTile::bytes);
-                        moved = softmax.raise(rS);
-                        softmax.exponentiate(rS);
-                    }
-                    if (moved) softmax.rescale(rO);
+                    if (correct(l)) softmax.rescale(rO);
                     pack_p();
                 }
                 release_k();
