@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -370,10 +371,13 @@ def test_each_device_has_its_own_kernels(
     cupy: Any, rng: np.random.Generator, kernel: str, dtype: str
 ) -> None:
     q, k, v = random_inputs(rng, dtype, hq=2, sq=67, d=64)
-    for device in (0, 1, 0, 1):
+    for device, causal in itertools.product((0, 1, 0, 1), (False, True)):
         with cupy.cuda.Device(device):
             out, lse = cufa.attention(
-                *(cupy.asarray(x) for x in (q, k, v)), kernel=kernel, return_lse=True
+                *(cupy.asarray(x) for x in (q, k, v)),
+                causal=causal,
+                kernel=kernel,
+                return_lse=True,
             )
             assert out.data.device_id == device
-            assert_accepted(out, lse, q, k, v)
+            assert_accepted(out, lse, q, k, v, causal=causal)
