@@ -290,6 +290,32 @@ def test_scores_that_grow_in_steps(cupy: Any, variant: Variant) -> None:
     assert same_bits(lse, np.repeat(lse[:1], 40, axis=0))
 
 
+@pytest.mark.parametrize("variant", planned(64, 128, 256), ids=str)
+@pytest.mark.parametrize(("score", "keys"), [(88.5, 2), (87.5, 4)])
+def test_row_sums_beyond_float32(
+    cupy: Any, rng: np.random.Generator, score: float, keys: int, variant: Variant
+) -> None:
+    """The part of each of the four lanes of a row is finite."""
+    q, k, v = random_inputs(rng, variant.dtype, hq=2, sq=330, sk=1000, d=variant.head_dim)
+    q[:], k[:] = 0, 0
+    q[..., 0] = 1
+    k[:, :, : 2 * keys : 2, 0] = score  # of the tile that is taken last, a key a lane
+    options: dict[str, Any] = {"causal": variant.causal, "scale": 1}
+    given = on_device(cupy, q, k, v)
+    out, lse = cufa.attention(*given, return_lse=True, kernel=variant, **options)
+    assert_accepted(out, lse, q, k, v, **options)
+
+
+@pytest.mark.parametrize("d", [64, 256])
+def test_scale_of_zero_and_many_keys(cupy: Any, rng: np.random.Generator, d: int) -> None:
+    """P is 1 whatever it is taken relative to, and the row sum outgrows float16."""
+    q, k, v = random_inputs(rng, "float16", sq=64, sk=140_000, d=d)
+    v += 1
+    given = on_device(cupy, q, k, v)
+    out, lse = cufa.attention(*given, scale=0, return_lse=True, kernel="fa3_wgmma")
+    assert_accepted(out, lse, q, k, v, scale=0)
+
+
 # --- tiles that blocks draw ---
 
 

@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr int Q_STAGES = fits(3) ? 3 : fits(2) ? 2 : 1;
     constexpr int WORK_STAGES = Q_STAGES == 1 ? 2 : Q_STAGES;  // two: O is written after the next Q has come
     constexpr int BARRIERS = Q_STAGES * QO_BYTES + KV_BYTES, WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
-    // The last keys may be masked for all rows of a consumer, if not for all of another's: it skips them. It holds the last
-    // V of the tile before while it does.
+    // The last keys may be masked for all rows of a consumer, if not for all of another's: it skips them. With more than
+    // one slot of Q it still holds the last V of the tile before.
     constexpr bool SKIPS = CAUSAL && CONSUMERS > 1;
     static_assert(!SKIPS || (BM - 64 + BN - 1) / BN <= STAGES, "as many stages as tiles of keys that are skipped");
 
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             // After the last S. All threads arrive, as each has looked up what this tile and the one before are.
             if (Q_STAGES == 1 && j == 0) ring_q.arrive(round);
         };
-        // P = exp(S - m), of keys that some rows do not see or after which m may have to move: whether O must follow it.
+        // P = exp(S - m), of keys that some rows do not see, or at which m may have to move: whether O must follow it.
         auto exponentiate = [&] {
             release_k();
             if ((j + 1) * BN > unmasked)

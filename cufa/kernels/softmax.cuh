@@ -93,21 +93,27 @@ struct OnlineSoftmax {
         return __any_sync(0xffffffff, found);
     }
     // Moves m up where the row sum is larger than SHIFTED_SUM, to make it that, and P and l with it: O must be rescaled.
-    // P that are not finite tell nothing about their scores: then nothing is done, and the answer is false.
+    // A sum that is not finite tells nothing about the scores: then nothing is done, and the answer is false.
     template <int NT>
     __device__ bool shift(float (&rP)[MT][NT][4]) {
+        float sum[MT][2];
         bool finite = true;
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) finite &= l[mt][h] < INF;  // false for NaN
+            for (int h = 0; h < 2; ++h) {
+                sum[mt][h] = quad_sum(l[mt][h]);
+                finite &= sum[mt][h] < INF;  // false for NaN
+            }
         if (!__all_sync(0xffffffff, finite)) return false;
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float m_old = m[mt][h];
-                m[mt][h] += __fdividef(__log2f(fmaxf(quad_sum(l[mt][h]) / SHIFTED_SUM, 1.f)), scale_log2);
+                const float step = __fdividef(__log2f(fmaxf(sum[mt][h] / SHIFTED_SUM, 1.f)), scale_log2);
+                // Where the scale is next to 0, P are next to 1, and the step is infinite.
+                m[mt][h] = fminf(m_old + step, 0x1.fffffep127f);
                 alpha[mt][h] = exp2_approx((m_old - m[mt][h]) * scale_log2);
                 l[mt][h] *= alpha[mt][h];
             }
