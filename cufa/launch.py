@@ -188,11 +188,7 @@ class _Counters(NamedTuple):
     """The counters of a stream, of which each launch takes the next."""
 
     words: Any
-    numbers: Iterator[int]
-
-    def next_address(self) -> int:
-        """Return the address of a counter."""
-        return int(self.words.data.ptr) + 4 * (next(self.numbers) % _COUNTERS)
+    addresses: Iterator[int]  # of the words, round and round
 
 
 _counters: dict[tuple[int, int, int], _Counters] = {}
@@ -214,9 +210,11 @@ def _counter_address() -> int:
     key = (_cupy.cuda.runtime.getDevice(), stream.ptr, thread)
     counters = _counters.get(key)
     if counters is None:
-        made = _Counters(_zeros(_COUNTERS), itertools.count())
+        words = _zeros(_COUNTERS)
+        first = int(words.data.ptr)
+        made = _Counters(words, itertools.cycle(range(first, first + 4 * _COUNTERS, 4)))
         counters = _counters.setdefault(key, made)  # of another thread, perhaps
-    return counters.next_address()
+    return next(counters.addresses)
 
 
 def _zeros(count: int) -> Any:

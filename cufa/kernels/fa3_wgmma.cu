@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             softmax.exponentiate(rS);
             return raised;
         };
-        // Both, as `exponentiate`.
+        // Both; frees K and answers as `exponentiate` does.
         auto exponentiate_unmasked = [&] {
             const float l[1][2] = {{softmax.l[0][0], softmax.l[0][1]}};
             exponentiate_unchecked();
