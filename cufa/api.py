@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from cufa import cpu, launch
+from cufa import cpu
 from cufa import device as devices
-from cufa.plan import Plan, plan
+from cufa.launch import launch
+from cufa.planner.plan import Plan, plan
 from cufa.problem import (
     Array,
     Operands,
@@ -128,7 +129,7 @@ def explain(
 
     Returns
     -------
-    cufa.plan.Plan or cufa.cpu.Plan
+    cufa.planner.plan.Plan or cufa.cpu.Plan
         For CuPy and for NumPy arrays. `str` of either is one line.
 
     Raises

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cufa import device, tuned
+from cufa import device
 from cufa.device import Device
+from cufa.planner import tuned
 
 _numbers = itertools.count()
 

@@ -21,15 +21,16 @@ from benchmarks.jit import standard_cases
 from benchmarks.report import markdown, write_report
 
 from cufa import device as devices
-from cufa import jit, tuned
+from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import timing
 from cufa.explorer.export import flat
 from cufa.explorer.race import Duel
 from cufa.explorer.result import Row
 from cufa.explorer.standard import standard_problems
+from cufa.planner import tuned
+from cufa.planner.tiles import TileShape
 from cufa.problem import Problem
-from cufa.tiles import TileShape
 from cufa.variant import Variant
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cufa import cache, source
+from cufa.compiler import cache, source
 from cufa.variant import Variant
 
 VARIANT = Variant("fa2_mma", "float16", 128, 128, 128, 64, 2, 4, 2, True)

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import cufa
-from cufa import cli, device, tuned
-from cufa.plan import plan
+from cufa import cli, device
+from cufa.planner import tuned
+from cufa.planner.plan import plan
+from cufa.planner.tiles import TileShape
 from cufa.problem import Problem
-from cufa.tiles import TileShape
 from cufa.variant import Variant
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 
 import cufa
-from cufa import cache, cli, device, jit, launch, tuned
+from cufa import cli, device
 from cufa.cli import disassembler
+from cufa.compiler import cache, jit
 from cufa.explorer import build
 from cufa.explorer.build import Built
-from cufa.plan import all_variants, plan
+from cufa.launch import launch
+from cufa.planner import tuned
+from cufa.planner.plan import all_variants, plan
+from cufa.planner.tiles import TileShape
 from cufa.problem import Problem
-from cufa.tiles import TileShape
 from cufa.variant import Variant
 
 VARIANT = Variant("fa2_mma", "float16", 32, 32, 64, 64, 2, 4, 4, causal=True)

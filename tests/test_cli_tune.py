@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from cufa import cli, device, tuned
+from cufa import cli, device
 from cufa.cli import machine
 from cufa.explorer import Progress, Row
 from cufa.explorer.tune import Interrupted, Tuned, Tuning
-from cufa.plan import by_rules, plan
+from cufa.planner import tuned
+from cufa.planner.plan import by_rules, plan
 from cufa.problem import Problem
 
 GPU = device.named("h200")

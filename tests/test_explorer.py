@@ -16,7 +16,7 @@ from cufa import device, explorer
 from cufa.device import Device
 from cufa.explorer import Interrupted, Progress
 from cufa.explorer.result import Row
-from cufa.plan import plan
+from cufa.planner.plan import plan
 from cufa.problem import Operands, Problem
 from cufa.variant import Variant
 

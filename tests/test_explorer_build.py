@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cufa import device, jit
+from cufa import device
+from cufa.compiler import jit
 from cufa.explorer import build
 from cufa.explorer.build import Built, compile_all, refusal, static_row
 from cufa.problem import Problem

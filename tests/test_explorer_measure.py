@@ -11,7 +11,7 @@ import pytest
 from reference import oracle, random_inputs
 
 from cufa import device as devices
-from cufa import jit
+from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import measure
 from cufa.explorer.measure import Measurement, memory_bound, timed

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cufa import device, jit
+from cufa import device
+from cufa.compiler import jit
 from cufa.explorer.occupancy import register_bound, resident_blocks
 from cufa.variant import Variant
 

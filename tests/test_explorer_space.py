@@ -10,9 +10,9 @@ from cufa import device
 from cufa.explorer.occupancy import register_bound
 from cufa.explorer.space import DEFAULTS, variants
 from cufa.explorer.tuning import entry_of
-from cufa.plan import plan
+from cufa.planner.plan import plan
+from cufa.planner.tiles import TileShape, all_head_dims, default_kernel, runs_on, tile_shapes
 from cufa.problem import Problem
-from cufa.tiles import TileShape, all_head_dims, default_kernel, runs_on, tile_shapes
 from cufa.variant import KERNEL_DTYPES, Variant
 
 H200 = device.named("h200")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cufa import device as devices
-from cufa import tuned
+from cufa.compiler.jit import Compiled, CompileError
 from cufa.device import Device
 from cufa.explorer import build, measure, tune, tuner
 from cufa.explorer.build import Built
@@ -21,11 +21,11 @@ from cufa.explorer.run import Progress
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.tune import Interrupted, Tuning
 from cufa.explorer.tuning import entry_of
-from cufa.jit import Compiled, CompileError
-from cufa.plan import by_rules, plan
+from cufa.planner import tuned
+from cufa.planner.plan import by_rules, plan
+from cufa.planner.tiles import TileShape
+from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem
-from cufa.tiles import TileShape
-from cufa.tuned_table import Entry
 from cufa.variant import Variant
 
 GPU = devices.named("a100")

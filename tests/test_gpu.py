@@ -16,7 +16,7 @@ from reference import DTYPES, Expected, assert_accepted, random_inputs, to_host
 
 import cufa
 from cufa import device as devices
-from cufa.tiles import runs_on
+from cufa.planner.tiles import runs_on
 
 pytestmark = pytest.mark.gpu
 

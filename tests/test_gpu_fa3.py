@@ -15,9 +15,11 @@ from test_gpu import on_device, poisoned_out, same_bits
 from test_jit import builtin_entries
 
 import cufa
-from cufa import device, jit, launch, source
+from cufa import device
+from cufa.compiler import jit, source
 from cufa.device import Device
-from cufa.plan import Plan, all_variants
+from cufa.launch import launch
+from cufa.planner.plan import Plan, all_variants
 from cufa.variant import Variant
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 import cufa
-from cufa import cache, device, jit, launch, plan, source, tuned
-from cufa import cubin as elf
+from cufa import device
+from cufa.compiler import cache, elf, jit, source
 from cufa.device import Device
+from cufa.launch import launch
+from cufa.planner import plan, tuned
+from cufa.planner.tiles import all_head_dims, runs_on
 from cufa.problem import Problem
-from cufa.tiles import all_head_dims, runs_on
 from cufa.variant import ELEMENT_BYTES, KERNEL_DTYPES, Variant
 
 KERNELS = Path(cufa.__file__).parent / "kernels"

@@ -21,9 +21,11 @@ from reference import DTYPES, assert_accepted, oracle, random_inputs
 from test_tensor_map import Driver, Encoded
 
 import cufa
-from cufa import device, jit, launch, source, tensor_map
-from cufa.launch import PARAMS
-from cufa.plan import Plan
+from cufa import device
+from cufa.compiler import jit, source
+from cufa.launch import launch, tensor_map
+from cufa.launch.launch import PARAMS
+from cufa.planner.plan import Plan
 from cufa.variant import Variant, panel_columns
 
 #: What tuned tables change is in test_tuned.py.

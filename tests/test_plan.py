@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from test_problem import problems
 
 import cufa
-from cufa import cpu, device, tuned
+from cufa import cpu, device
 from cufa.device import Device
-from cufa.plan import Plan, all_variants, plan
+from cufa.planner import tuned
+from cufa.planner.plan import Plan, all_variants, plan
+from cufa.planner.tiles import TileShape, all_head_dims, runs_on, tile_shapes
 from cufa.problem import Problem
-from cufa.tiles import TileShape, all_head_dims, runs_on, tile_shapes
 from cufa.variant import KERNEL_DTYPES, Variant
 
 #: What tuned tables change is in test_tuned.py.

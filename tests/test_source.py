@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cufa
-from cufa import source
+from cufa.compiler import source
 from cufa.variant import KERNEL_DTYPES
 
 KERNELS = Path(cufa.__file__).parent / "kernels"

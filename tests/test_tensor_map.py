@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from reference import DTYPES
 
-from cufa import tensor_map
+from cufa.launch import tensor_map
 
 #: CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion of cuda.h.
 TYPES = {6: "float16", 9: "bfloat16"}

@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from test_plan import devices, kernel_names
 from test_problem import problems
 
-from cufa import cache, device, plan, source, tuned
+from cufa import device
+from cufa.compiler import cache, source
 from cufa.device import Device
+from cufa.planner import plan, tuned
+from cufa.planner.tiles import TileShape, default_kernel, padded, tile_shapes
+from cufa.planner.tuned import Entry, ProblemClass, Table
+from cufa.planner.tuned_table import dump, parse
 from cufa.problem import Problem
-from cufa.tiles import TileShape, default_kernel, padded, tile_shapes
-from cufa.tuned import Entry, ProblemClass, Table
-from cufa.tuned_table import dump, parse
 from cufa.variant import KERNEL_DTYPES, Variant
 
 H200 = device.named("h200")
@@ -429,7 +431,7 @@ def test_planning_with_tables_imports_no_cupy() -> None:
     write_user(table_of({CLASS: ENTRY}))
     code = (
         "import sys\n"
-        "from cufa import device, plan\n"
+        "from cufa import device\nfrom cufa.planner import plan\n"
         "from cufa.problem import Problem\n"
         f"chosen = plan.plan({PROBLEM!r}, device.named('h200'))\n"
         'assert "user\'s table" in chosen.reason, chosen\n'

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from cufa import device, plan
-from cufa.tiles import all_head_dims, padded, runs_on
+from cufa import device
+from cufa.planner import plan
+from cufa.planner.tiles import all_head_dims, padded, runs_on
 from cufa.variant import KERNEL_DTYPES, WGMMA_WIDTHS, Variant
 
 H200 = device.named("h200")

@@ -6,19 +6,20 @@ import argparse
 import time
 from contextlib import closing
 
-from cufa import cache, cubin, tuned
 from cufa import device as devices
 from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Commands, add_command, add_device, add_jobs
 from cufa.cli.problems import problem_of
 from cufa.cli.values import shapes
+from cufa.compiler import cache, elf
+from cufa.compiler.jit import CompileError
 from cufa.device import Device
 from cufa.explorer import build
 from cufa.explorer.table import counted
-from cufa.jit import CompileError
-from cufa.plan import all_variants, plan
+from cufa.planner import tuned
+from cufa.planner.plan import all_variants, plan
+from cufa.planner.tiles import all_head_dims, default_kernel, padded
 from cufa.problem import DTYPES
-from cufa.tiles import all_head_dims, default_kernel, padded
 from cufa.variant import ELEMENT_BYTES, KERNEL_DTYPES, Variant
 
 
@@ -102,7 +103,7 @@ def _is_there(variant: Variant, arch: str) -> bool:
     """Whether a kernel was compiled before, and its file is whole."""
     found = cache.find_cubin(variant, arch)
     try:
-        return found is not None and bool(cubin.symbol(found))
+        return found is not None and bool(elf.symbol(found))
     except ValueError:
         return False
 

@@ -10,7 +10,7 @@ from cufa.cli.problems import one_problem
 from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text
-from cufa.plan import Plan, plan
+from cufa.planner.plan import Plan, plan
 from cufa.problem import Problem
 
 _MEANING = {

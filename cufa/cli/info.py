@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from cufa import __version__, cache, source, tuned
+from cufa import __version__
 from cufa import device as devices
 from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Commands, add_command
+from cufa.compiler import cache, source
 from cufa.device import Device
-from cufa.plan import plan
+from cufa.planner import tuned
+from cufa.planner.plan import plan
 from cufa.problem import DTYPES, Problem
 
 _TYPICAL = (4, 32, 4096, 128)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from cufa import jit, source
 from cufa.cli import disassembler, machine, table
 from cufa.cli.parser import CommandError, Commands, add_command, add_device
 from cufa.cli.values import variant
+from cufa.compiler import jit, source
+from cufa.compiler.jit import CompileError
 from cufa.device import Device
 from cufa.explorer.occupancy import resident_blocks
-from cufa.jit import CompileError
 from cufa.variant import Variant
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, get_type_hints
 
 from cufa import device as devices
 from cufa.device import Device
-from cufa.tiles import TileShape
+from cufa.planner.tiles import TileShape
 from cufa.variant import KERNEL_DTYPES, Variant
 
 Shape = tuple[int, ...]

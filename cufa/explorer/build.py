@@ -8,12 +8,12 @@ import time
 from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
-from cufa import jit
+from cufa.compiler import jit
+from cufa.compiler.jit import Compiled, CompileError
 from cufa.device import Device
 from cufa.explorer.occupancy import resident_blocks
 from cufa.explorer.result import Row
-from cufa.jit import Compiled, CompileError
-from cufa.plan import plan
+from cufa.planner.plan import plan
 from cufa.problem import Problem
 from cufa.variant import Variant
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import NamedTuple
 
+from cufa.compiler.jit import Compiled
 from cufa.device import Device
 from cufa.explorer import build
 from cufa.explorer.result import Exploration, Row
-from cufa.jit import Compiled
-from cufa.plan import plan
+from cufa.planner.plan import plan
 from cufa.problem import Operands, Problem
 from cufa.variant import Variant
 

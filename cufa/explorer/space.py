@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.explorer.occupancy import register_bound, resident_blocks
-from cufa.plan import plan
+from cufa.planner.plan import plan
+from cufa.planner.tiles import default_kernel, tile_shapes
 from cufa.problem import Problem
-from cufa.tiles import default_kernel, tile_shapes
 from cufa.variant import Variant
 
 Space = Mapping[str, Iterable[int]] | Sequence[Variant]

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from cufa import jit, launch
+from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import ceilings
 from cufa.explorer.normal import normal
 from cufa.explorer.timing import REST_S, Call, CudaClock
-from cufa.plan import plan
+from cufa.launch import launch
+from cufa.planner.plan import plan
 from cufa.problem import Operands, Problem
 from cufa.variant import Variant
 

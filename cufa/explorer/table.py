@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cufa.explorer.result import Row
+from cufa.planner.tiles import TileShape
 from cufa.problem import Problem
-from cufa.tiles import TileShape
 from cufa.variant import Variant
 
 if TYPE_CHECKING:

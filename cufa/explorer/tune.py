@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from cufa import device as devices
-from cufa import tuned
 from cufa.explorer import arguments
 from cufa.explorer.run import Progress
 from cufa.explorer.space import Space
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.tuner import Tuner
 from cufa.explorer.tuning import Tuned, Tuning
-from cufa.plan import plan
+from cufa.planner import tuned
+from cufa.planner.plan import plan
+from cufa.planner.problem_class import ProblemClass
 from cufa.problem import Problem, checked
-from cufa.problem_class import ProblemClass
 from cufa.variant import Variant
 
 __all__ = ["Interrupted", "Tuned", "Tuning", "standard_problems", "tune"]

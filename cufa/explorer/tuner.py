@@ -11,9 +11,9 @@ from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run
 from cufa.explorer.space import Space, variants
 from cufa.explorer.tuning import Tuned, Tuning, entry_of
+from cufa.planner.problem_class import ProblemClass
+from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem
-from cufa.problem_class import ProblemClass
-from cufa.tuned_table import Entry
 from cufa.variant import Variant
 
 _FASTER = 1.01  # times that a winner is as fast, over the problems of its class together

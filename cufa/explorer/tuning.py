@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cufa import tuned
 from cufa.device import Device
 from cufa.explorer.table import problem_text
+from cufa.planner import tuned
+from cufa.planner.problem_class import ProblemClass
+from cufa.planner.tiles import TileShape
+from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem
-from cufa.problem_class import ProblemClass
-from cufa.tiles import TileShape
-from cufa.tuned_table import Entry
 from cufa.variant import Variant
 
 

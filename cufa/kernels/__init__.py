@@ -1,1 +1,1 @@
-"""CUDA C++ sources, read by `cufa.jit`."""
+"""CUDA C++ sources, read by `cufa.compiler.jit`."""

@@ -113,7 +113,7 @@ class Contestants:
 def planned(operands: Operands, kernel: str | None) -> Variant:
     """Return the variant that cufa runs on operands, with a kernel forced on it or None."""
     import cufa
-    from cufa.plan import Plan
+    from cufa.planner.plan import Plan
 
     q, k, v = operands.q, operands.k, operands.v
     plan = cufa.explain(q, k, v, causal=operands.cell.causal, kernel=kernel)

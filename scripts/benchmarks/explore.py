@@ -15,10 +15,10 @@ import cupy
 
 from benchmarks import environment
 from cufa import device as devices
+from cufa.compiler.jit import Compiled
 from cufa.explorer.build import compile_all
 from cufa.explorer.rounds import Effort, Rounds
 from cufa.explorer.stage import Stage
-from cufa.jit import Compiled
 from cufa.problem import Problem
 from cufa.variant import Variant
 

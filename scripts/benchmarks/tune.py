@@ -14,12 +14,12 @@ import cupy
 from benchmarks import environment
 from benchmarks.cells import cell_of
 from cufa import device as devices
-from cufa import tuned
+from cufa.compiler.jit import compile
 from cufa.device import Device
 from cufa.explorer.measure import Measurement
 from cufa.explorer.standard import standard_problems
-from cufa.jit import compile
-from cufa.plan import plan
+from cufa.planner import tuned
+from cufa.planner.plan import plan
 from cufa.problem import Problem
 from cufa.variant import Variant
 

@@ -12,7 +12,7 @@ import os
 import secrets
 from pathlib import Path
 
-from cufa import source
+from cufa.compiler import source
 from cufa.variant import Variant
 
 

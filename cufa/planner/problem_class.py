@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cufa.device import Device
+from cufa.planner.tiles import default_kernel, padded
 from cufa.problem import Problem
-from cufa.tiles import default_kernel, padded
 from cufa.variant import ELEMENT_BYTES
 
 _TILE_ROWS = 128  # of the tiles that `ProblemClass.waves` counts

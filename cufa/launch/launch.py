@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa import jit, tensor_map
+from cufa.compiler import jit
 from cufa.device import Device
-from cufa.plan import Plan
+from cufa.launch import tensor_map
+from cufa.planner.plan import Plan
 from cufa.problem import Operands, Problem, as_bhsd, bounds, restore_shape
 from cufa.variant import panel_columns
 

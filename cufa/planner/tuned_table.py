@@ -6,9 +6,9 @@ import json
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from cufa.device import Device
+from cufa.planner.problem_class import ProblemClass
+from cufa.planner.tiles import TileShape, padded
 from cufa.problem import Problem
-from cufa.problem_class import ProblemClass
-from cufa.tiles import TileShape, padded
 from cufa.variant import Variant
 
 VERSION = 1
@@ -40,7 +40,7 @@ class Table(NamedTuple):
     ----------
     device : str
     sources : str
-        `cufa.source.digest` of the kernels that were timed.
+        `cufa.compiler.source.digest` of the kernels that were timed.
     date : str
         ISO day.
     command : str

@@ -15,12 +15,12 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from cufa import cache, source
+from cufa.compiler import cache, source
 from cufa.device import Device
+from cufa.planner.problem_class import ProblemClass, problem_class
+from cufa.planner.tiles import runs_on
+from cufa.planner.tuned_table import VERSION, Entry, Table, dump, parse
 from cufa.problem import Problem
-from cufa.problem_class import ProblemClass, problem_class
-from cufa.tiles import runs_on
-from cufa.tuned_table import VERSION, Entry, Table, dump, parse
 from cufa.variant import KERNEL_DTYPES
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
     "user_path",
 ]
 
-_BUILTIN = Path(__file__).with_name("tables")
+_BUILTIN = Path(__file__).parents[1] / "tables"
 
 
 def table_name(device_name: str) -> str:

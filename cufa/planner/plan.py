@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa import order, tuned
 from cufa.device import Device
+from cufa.planner import scheduler, tuned
+from cufa.planner.tiles import all_head_dims, default_kernel, padded, runs_on, tile_shapes
 from cufa.problem import Problem
-from cufa.tiles import all_head_dims, default_kernel, padded, runs_on, tile_shapes
 from cufa.variant import KERNEL_DTYPES, Variant
 
 _MAX_GRID = 2**31 - 1
@@ -65,8 +65,8 @@ def _workspace_floats(problem: Problem, variant: Variant) -> int:
 
 def _tiles(problem: Problem, variant: Variant) -> int:
     """Tiles of all heads; fa1_fp32 takes a head as one."""
-    heads = order.packed_heads(problem, variant)
-    return heads if variant.kernel == "fa1_fp32" else heads * order.q_tiles(problem, variant)
+    heads = scheduler.packed_heads(problem, variant)
+    return heads if variant.kernel == "fa1_fp32" else heads * scheduler.q_tiles(problem, variant)
 
 
 def _blocks_at_once(variant: Variant, device: Device) -> int:
@@ -87,16 +87,16 @@ def _planned(problem: Problem, variant: Variant, device: Device, reason: str) ->
             f"{grid} blocks, more than a grid's {_MAX_GRID}"
         )
     grid = min(grid, _blocks_at_once(variant, device) or grid)
-    section_heads, late_rows = order.sections(problem, variant, device)
+    section_heads, late_rows = scheduler.sections(problem, variant, device)
     return Plan(
         variant=variant,
         grid=grid,
         block=variant.threads,
         smem_bytes=variant.smem_bytes,
-        q_tiles=order.q_tiles(problem, variant),
+        q_tiles=scheduler.q_tiles(problem, variant),
         section_heads=section_heads,
         late_rows=late_rows,
-        pack=order.pack(problem, variant),
+        pack=scheduler.pack(problem, variant),
         workspace_floats=_workspace_floats(problem, variant),
         reason=reason,
     )

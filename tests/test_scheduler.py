@@ -1,4 +1,4 @@
-"""order.py: which tiles run one after the other, and which heads share one."""
+"""scheduler.py: which tiles run one after the other, and which heads share one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from test_plan import (
 from test_problem import problems
 
 from cufa import device
-from cufa.plan import all_variants, plan
+from cufa.planner.plan import all_variants, plan
 from cufa.problem import Problem
 
 #: What tuned tables change is in test_tuned.py.

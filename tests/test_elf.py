@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from cufa import cubin, jit
+from cufa.compiler import elf, jit
 from cufa.variant import Variant
 
 SMALL = Variant("fa2_mma", "float16", 32, 32, 64, 16, 1, 4, 1, False)
@@ -19,25 +19,25 @@ def compiled(request: pytest.FixtureRequest) -> bytes:
 
 def test_symbol(compiled: bytes) -> None:
     """Of C++: the name's length, the name and the template arguments."""
-    symbol = cubin.symbol(compiled)
+    symbol = elf.symbol(compiled)
     assert symbol.startswith("_Z7fa2_mmaI7float16Li32ELi32ELi64ELi16E")
     assert f".text.{symbol}".encode() in compiled
 
 
 def test_code_bytes(compiled: bytes) -> None:
-    assert 1000 < cubin.code_bytes(compiled) < len(compiled)
-    assert cubin.code_bytes(compiled) % 16 == 0
+    assert 1000 < elf.code_bytes(compiled) < len(compiled)
+    assert elf.code_bytes(compiled) % 16 == 0
 
 
 def test_whole(compiled: bytes) -> None:
-    assert cubin.whole(compiled) == compiled
-    assert cubin.whole(compiled[:-1]) == compiled[:-1] + b"\0"
+    assert elf.whole(compiled) == compiled
+    assert elf.whole(compiled[:-1]) == compiled[:-1] + b"\0"
 
 
 def test_what_is_cut_off_is_refused(compiled: bytes) -> None:
     for length in (*range(0, len(compiled), 997), len(compiled) - 1):
         with pytest.raises(ValueError, match=r"cut off|no 64-bit ELF file"):
-            cubin.symbol(compiled[:length])
+            elf.symbol(compiled[:length])
 
 
 def test_sections_beyond_the_end_are_refused(compiled: bytes) -> None:
@@ -45,13 +45,13 @@ def test_sections_beyond_the_end_are_refused(compiled: bytes) -> None:
     (sections,) = struct.unpack_from("<Q", compiled, 40)
     struct.pack_into("<Q", damaged, sections + 64 + 32, 1 << 40)  # the first section's size
     with pytest.raises(ValueError, match="cut off"):
-        cubin.code_bytes(bytes(damaged))
+        elf.code_bytes(bytes(damaged))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"MZ" + bytes(1000), b"\x7fELF\x01" + bytes(99)])
 def test_other_files_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="no 64-bit ELF file"):
-        cubin.symbol(data)
+        elf.symbol(data)
 
 
 def test_a_file_without_a_kernel_is_refused() -> None:
@@ -59,4 +59,4 @@ def test_a_file_without_a_kernel_is_refused() -> None:
     header = struct.pack("<6s26xQQ6xHHHHH", b"\x7fELF\x02\x01", 0, 64, 0, 0, 64, 1, 0)
     section = struct.pack("<IIQQQQ24x", 0, 3, 0, 0, 128, 10)
     with pytest.raises(ValueError, match="holds 0 kernels"):
-        cubin.symbol(header + section + b".shstrtab\0")
+        elf.symbol(header + section + b".shstrtab\0")

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from cufa import cache, source
-from cufa import cubin as elf
+from cufa.compiler import cache, elf, source
 from cufa.device import Device
 from cufa.variant import Variant
 

@@ -1,0 +1,1 @@
+"""Variant -> compiled kernel: source text, NVRTC, cubins and the cache folder."""

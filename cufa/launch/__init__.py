@@ -1,0 +1,1 @@
+"""Plan + CuPy arrays -> launch: parameters, tensor maps, counters and the calls made ready."""

@@ -1,0 +1,1 @@
+"""Problem + Device -> Plan: kernel, tile, grid and order. Integers only, no CuPy."""
