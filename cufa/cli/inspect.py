@@ -65,10 +65,8 @@ def run(options: argparse.Namespace) -> int:
 
 def instantiated(variant: Variant) -> str:
     """Return a text that compiles to one variant, by NVRTC or by nvcc, with nothing to include."""
-    return (
-        f"{source.text(variant.kernel)}\n"
-        f"template __global__ void {variant}(const __grid_constant__ Params);"
-    )
+    # The type of the kernel, as kernels differ in their parameters.
+    return f"{source.text(variant.kernel)}\ntemplate __global__ decltype({variant}) {variant};"
 
 
 def _print_figures(variant: Variant, device: Device) -> None:
