@@ -24,7 +24,7 @@ from cufa import device as devices
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import timing
-from cufa.explorer.export import flat
+from cufa.explorer.exploration import flat
 from cufa.explorer.race import Duel
 from cufa.explorer.result import Row
 from cufa.explorer.standard import standard_problems

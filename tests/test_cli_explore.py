@@ -18,7 +18,8 @@ import pytest
 from cufa import cli, device, explorer
 from cufa.cli import table, watch
 from cufa.explorer import Interrupted, Progress
-from cufa.explorer.result import Exploration, Row
+from cufa.explorer.exploration import Exploration
+from cufa.explorer.result import Row
 from cufa.problem import Problem
 from cufa.variant import Variant
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from cufa import device
+from cufa.explorer.exploration import Exploration
 from cufa.explorer.plot_style import Style
-from cufa.explorer.result import Exploration, Row
+from cufa.explorer.result import Row
 from cufa.problem import Problem
 from cufa.variant import Variant
 

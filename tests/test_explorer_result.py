@@ -1,4 +1,4 @@
-"""explorer/result.py, export.py, table.py and work.py: order, exports and text."""
+"""explorer/result.py, exploration.py, table.py and work.py: order, exports and text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from cufa import device
-from cufa.explorer.result import Exploration, Row, ranked
+from cufa.explorer.exploration import Exploration
+from cufa.explorer.result import Row, ranked
 from cufa.explorer.table import cells, tile_text
 from cufa.explorer.work import flops, nbytes
 from cufa.problem import Problem

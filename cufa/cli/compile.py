@@ -8,8 +8,14 @@ from contextlib import closing
 
 from cufa import device as devices
 from cufa.cli import machine, table
-from cufa.cli.parser import CommandError, Commands, add_command, add_device, add_jobs
-from cufa.cli.problems import problem_of
+from cufa.cli.parser import (
+    CommandError,
+    Commands,
+    add_command,
+    add_device,
+    add_jobs,
+    problem_of,
+)
 from cufa.cli.values import shapes
 from cufa.compiler import cache, elf
 from cufa.compiler.jit import CompileError

@@ -5,8 +5,14 @@ from __future__ import annotations
 import argparse
 
 from cufa.cli import machine, table
-from cufa.cli.parser import CommandError, Commands, add_command, add_device, add_problem
-from cufa.cli.problems import one_problem
+from cufa.cli.parser import (
+    CommandError,
+    Commands,
+    add_command,
+    add_device,
+    add_problem,
+    one_problem,
+)
 from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from cufa import explorer
-from cufa.cli import machine, report
+from cufa.cli import machine, table
 from cufa.cli.parser import (
     CommandError,
     Commands,
@@ -14,13 +14,14 @@ from cufa.cli.parser import (
     add_device,
     add_jobs,
     add_problem,
+    one_problem,
 )
-from cufa.cli.problems import one_problem
 from cufa.cli.values import axis, count, kernel, output, picture, variant
 from cufa.cli.watch import watch
 from cufa.device import Device
-from cufa.explorer.result import Exploration, Interrupted
+from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.space import variants
+from cufa.explorer.table import cells, headers, heading
 from cufa.problem import Problem
 from cufa.variant import Variant
 
@@ -94,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     try:  # first: a pipe that closes early must not cost the files
         _write(found, options)
     finally:
-        report.show(found, options.top)
+        _print(found, options.top)
     return status
 
 
@@ -122,3 +123,15 @@ def _write(found: Exploration, options: argparse.Namespace) -> None:
         if path is not None:
             write(path)
             print(f"wrote {path}", file=sys.stderr)
+
+
+def _print(found: Exploration, top: int | None) -> None:
+    """Print the first `top` rows, or all, and what is left out."""
+    print(f"{heading(found)}\n")
+    shown = found.rows[:top]
+    table.show(headers(found.timed), [cells(row, found.timed) for row in shown])
+    left_out = len(found.rows) - len(shown)
+    if left_out:
+        print(f"and {left_out} more")
+    if found.best is not None:
+        print(f"\nbest: {found.best.variant}")

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from cufa.cli.values import architecture, count, gpu, shape
-from cufa.problem import DTYPES
+from cufa.cli.values import Shapes, architecture, count, gpu, shape
+from cufa.problem import DTYPES, Problem
 
 PROGRAM = "python -m cufa"
 
@@ -69,6 +69,20 @@ def add_problem(parser: Parser) -> None:
         "--dtype", choices=DTYPES, default="float16", help="element type (default: float16)"
     )
     group.add_argument("--causal", action="store_true", help="with a causal mask")
+
+
+def one_problem(options: argparse.Namespace) -> Problem:
+    """Return the problem that the options of `add_problem` say."""
+    k = options.k or options.q
+    return problem_of(Shapes(options.q, k, options.v or k), options.dtype, options.causal)
+
+
+def problem_of(shapes: Shapes, dtype: str, causal: bool) -> Problem:
+    """Return the problem of three shapes; `CommandError` where they do not fit each other."""
+    try:
+        return Problem.of_shapes(*shapes, dtype=dtype, causal=causal)
+    except ValueError as error:
+        raise CommandError(error) from error
 
 
 def add_device(parser: Parser, why: str, of_arch: str = "a typical GPU of it") -> None:

@@ -8,8 +8,7 @@ import sys
 from statistics import geometric_mean
 
 from cufa.cli import machine, table
-from cufa.cli.parser import CommandError, Commands, add_command, add_jobs
-from cufa.cli.problems import problem_of
+from cufa.cli.parser import CommandError, Commands, add_command, add_jobs, problem_of
 from cufa.cli.values import Shapes, output, shape
 from cufa.cli.watch import watch
 from cufa.explorer.table import problem_text, tile_text

@@ -8,7 +8,8 @@ from cufa import device as devices
 from cufa import optional
 from cufa.device import Device
 from cufa.explorer import arguments
-from cufa.explorer.result import Exploration, Interrupted, Row
+from cufa.explorer.exploration import Exploration, Interrupted
+from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run
 from cufa.explorer.space import Space, variants
 from cufa.problem import Array, Operands, Problem, array_module, checked, parse

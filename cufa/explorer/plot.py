@@ -15,7 +15,7 @@ from cufa.explorer.plot_style import (
     ring,
     tile_name,
 )
-from cufa.explorer.result import Row
+from cufa.explorer.result import Findings, Row
 from cufa.explorer.table import problem_text
 from cufa.explorer.work import flops, nbytes
 
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-    from cufa.explorer.result import Exploration
 
-
-def figure(exploration: Exploration) -> Figure:
-    """Draw an exploration: times and a roofline, or registers and occupancy without timings.
+def figure(found: Findings) -> Figure:
+    """Draw what was found: times and a roofline, or registers and occupancy without timings.
 
     Raises
     ------
@@ -43,11 +41,11 @@ def figure(exploration: Exploration) -> Figure:
 
     drawn = Figure(layout="constrained")
     FigureCanvasAgg(drawn)
-    title = f"{problem_text(exploration.problem)}  ({exploration.device.name}, {exploration.arch})"
+    title = f"{problem_text(found.problem)}  ({found.device.name}, {found.arch})"
     drawn.suptitle(title, fontsize=11, color=INK)
-    rows = [row for row in exploration.rows if row.error is None]
+    rows = [row for row in found.rows if row.error is None]
     timed = [row for row in rows if row.median_us is not None]
-    axes = _measured(drawn, exploration, timed) if timed else _static(drawn, exploration, rows)
+    axes = _measured(drawn, found, timed) if timed else _static(drawn, found, rows)
     handles, labels = axes.get_legend_handles_labels()
     if labels:
         drawn.legend(
@@ -62,7 +60,7 @@ def figure(exploration: Exploration) -> Figure:
     return drawn
 
 
-def _static(drawn: Figure, exploration: Exploration, rows: list[Row]) -> Axes:
+def _static(drawn: Figure, found: Findings, rows: list[Row]) -> Axes:
     """Draw what is known without a GPU; return the axes whose legend holds for all."""
     style = Style(rows)
     drawn.set_size_inches(max(7.0, 2.0 + 0.32 * len(style.places)), 7.0)
@@ -73,7 +71,7 @@ def _static(drawn: Figure, exploration: Exploration, rows: list[Row]) -> Axes:
     )
     for axes, name, y in panels:
         points(axes, rows, style, y)
-        _mark_planned(axes, exploration, rows, style, y)
+        _mark_planned(axes, found, rows, style, y)
         style.axis_of_tiles(axes)
         axes.set_ylabel(name, fontsize=9)
     upper.tick_params(labelbottom=False)
@@ -82,31 +80,31 @@ def _static(drawn: Figure, exploration: Exploration, rows: list[Row]) -> Axes:
     return upper
 
 
-def _measured(drawn: Figure, exploration: Exploration, rows: list[Row]) -> Axes:
+def _measured(drawn: Figure, found: Findings, rows: list[Row]) -> Axes:
     """Draw times and the roofline; return the axes whose legend holds for all."""
     style = Style(rows)
     width = max(6.0, 1.5 + 0.27 * len(style.places))
     drawn.set_size_inches(width + 4.5, 5.6)
     left, right = drawn.subplots(1, 2, width_ratios=(width, 4.5))
-    _draw_times(left, exploration, rows, style)
-    _draw_roofline(right, exploration, rows, style)
+    _draw_times(left, found, rows, style)
+    _draw_roofline(right, found, rows, style)
     return left
 
 
 def _mark_planned(
     axes: Axes,
-    exploration: Exploration,
+    found: Findings,
     rows: list[Row],
     style: Style,
     y: Callable[[Row], Any],
 ) -> None:
-    planned = exploration.planned
+    planned = found.planned
     row = next((row for row in rows if row.variant == planned), None)
     if row is not None:
         ring(axes, style.x(planned), y(row), INK, f"planned: {tile_name(planned)}")
 
 
-def _draw_times(axes: Axes, exploration: Exploration, rows: list[Row], style: Style) -> None:
+def _draw_times(axes: Axes, found: Findings, rows: list[Row], style: Style) -> None:
     def y(row: Row) -> float:
         return row.median_us or 0.0
 
@@ -114,8 +112,8 @@ def _draw_times(axes: Axes, exploration: Exploration, rows: list[Row], style: St
         half = y(row) * (row.spread or 0.0) / 2
         axes.errorbar(style.x(row.variant), y(row), half, color="#999999", lw=0.8, zorder=2)
     points(axes, rows, style, y)
-    _mark_planned(axes, exploration, rows, style, y)
-    best = exploration.best
+    _mark_planned(axes, found, rows, style, y)
+    best = found.best
     if best is not None:
         label = f"best: {tile_name(best.variant)}, {y(best):.4g} us"
         ring(axes, style.x(best.variant), y(best), BEST, label, 16)
@@ -126,8 +124,8 @@ def _draw_times(axes: Axes, exploration: Exploration, rows: list[Row], style: St
     axes.set_ylabel("time of a call, us (less is better)", fontsize=9)
 
 
-def _draw_roofline(axes: Axes, exploration: Exploration, rows: list[Row], style: Style) -> None:
-    problem, ceilings = exploration.problem, exploration.ceilings
+def _draw_roofline(axes: Axes, found: Findings, rows: list[Row], style: Style) -> None:
+    problem, ceilings = found.problem, found.ceilings
     operations = flops(problem)
     intensity = operations / nbytes(problem)
 
@@ -140,7 +138,7 @@ def _draw_roofline(axes: Axes, exploration: Exploration, rows: list[Row], style:
     for row in rows:
         look = style.look(row.variant)
         axes.plot(intensity, speed(row), marker="_", ms=9, color=look["color"], zorder=3)
-    best = exploration.best
+    best = found.best
     if best is not None:
         ring(axes, intensity, speed(best), BEST, "best", 14)
         share = best.ceiling_fraction

@@ -1,17 +1,13 @@
-"""What an exploration found: a row a variant, best first, and its exports."""
+"""What is found of variants: a row each, and all that an exploration found, best first."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from cufa.device import Device
-from cufa.explorer import export
 from cufa.problem import Problem
 from cufa.variant import Variant
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class Row(NamedTuple):
@@ -82,17 +78,19 @@ def ranked(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=place)
 
 
-class Exploration:
-    """What `cufa.explore` found.
+@dataclass(repr=False, eq=False, kw_only=True)
+class Findings:
+    """All that an exploration found.
 
-    Parameters
+    Attributes
     ----------
     problem : Problem
     device : Device
     arch : str
         That the variants were compiled for.
     rows : list of Row
-        In any order.
+        Given in any order: fastest first, then the untimed by spills and occupancy, then wrong
+        ones, errors last.
     planned : Variant
         What the planner chooses for the problem; of the explored kernels if its own is not among
         them.
@@ -104,35 +102,21 @@ class Exploration:
         That it took.
     date : str
         ISO day.
-
-    Attributes
-    ----------
-    rows : list of Row
-        Fastest first, then the untimed by spills and occupancy, then wrong ones, errors last.
     """
 
-    def __init__(
-        self,
-        *,
-        problem: Problem,
-        device: Device,
-        arch: str,
-        rows: list[Row],
-        planned: Variant,
-        compiler: str,
-        ceilings: dict[str, float] | None,
-        seconds: float,
-        date: str,
-    ) -> None:
-        self.problem = problem
-        self.device = device
-        self.arch = arch
-        self.rows = ranked(rows)
-        self.planned = planned
-        self.compiler = compiler
-        self.ceilings = ceilings
-        self.seconds = seconds
-        self.date = date
+    problem: Problem
+    device: Device
+    arch: str
+    rows: list[Row]
+    planned: Variant
+    compiler: str
+    ceilings: dict[str, float] | None
+    seconds: float
+    date: str
+
+    def __post_init__(self) -> None:
+        """Bring the rows into order."""
+        self.rows = ranked(self.rows)
 
     @property
     def best(self) -> Row | None:
@@ -140,106 +124,7 @@ class Exploration:
         timed = (row for row in self.rows if row.median_us is not None and row.error is None)
         return next((row for row in timed if row.correct is not False), None)
 
-    def __repr__(self) -> str:
-        """One line."""
-        return f"<Exploration of {len(self.rows)} variants for {self.arch} on {self.date}>"
-
-    def __str__(self) -> str:
-        """Return a table as plain text."""
-        from cufa.explorer.table import text
-
-        return text(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values that JSON can hold; a row is flat.
-
-        Returns
-        -------
-        dict of str to object
-            "version" of the format, "date", "seconds", "device", "arch", "compiler", "problem",
-            "planned", "ceilings", and "rows", a dict each. A row's `Variant.blocks_per_sm` is
-            "min_blocks_per_sm" there.
-        """
-        return export.as_dict(self)
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """Return `to_dict` as JSON, a row a line, and write it if a path is given.
-
-        Parameters
-        ----------
-        path : str or Path, optional
-            Where to write it.
-
-        Returns
-        -------
-        str
-
-        Raises
-        ------
-        OSError
-            The file cannot be written.
-        """
-        return export.written(export.as_json(self), path)
-
-    def to_csv(self, path: str | Path | None = None) -> str:
-        """Return the rows as CSV with a line of headings, and write it if a path is given.
-
-        Parameters
-        ----------
-        path : str or Path, optional
-            Where to write it.
-
-        Returns
-        -------
-        str
-
-        Raises
-        ------
-        OSError
-            The file cannot be written.
-        """
-        return export.written(export.as_csv(self), path)
-
-    def plot(self, path: str | Path | None = None) -> Figure:
-        """Draw the variants and return the figure; needs matplotlib.
-
-        With timings: the time of each tile, and a roofline. Without: registers and occupancy.
-
-        Parameters
-        ----------
-        path : str or Path, optional
-            Where to write it; the suffix names the format.
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-
-        Raises
-        ------
-        ImportError
-            Without matplotlib.
-        ValueError
-            matplotlib does not know the format.
-        OSError
-            The file cannot be written.
-        """
-        from cufa.explorer.plot import figure
-
-        drawn = figure(self)
-        if path is not None:
-            drawn.savefig(path, dpi=150)
-        return drawn
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during an exploration.
-
-    Attributes
-    ----------
-    exploration : Exploration
-        What was found until then.
-    """
-
-    def __init__(self, exploration: Exploration) -> None:
-        super().__init__(f"interrupted after {len(exploration.rows)} variants")
-        self.exploration = exploration
+    @property
+    def timed(self) -> bool:
+        """Whether any variant was timed."""
+        return any(row.median_us is not None for row in self.rows)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from cufa.compiler.jit import Compiled
 from cufa.device import Device
 from cufa.explorer import build
-from cufa.explorer.result import Exploration, Row
+from cufa.explorer.exploration import Exploration
+from cufa.explorer.result import Row
 from cufa.planner.plan import plan
 from cufa.problem import Operands, Problem
 from cufa.variant import Variant

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cufa.explorer.result import Row
+from cufa.explorer.result import Findings, Row
 from cufa.planner.tiles import TileShape
 from cufa.problem import Problem
 from cufa.variant import Variant
-
-if TYPE_CHECKING:
-    from cufa.explorer.result import Exploration
 
 
 def _shown(value: Any, form: str = "", factor: float = 1) -> str:
@@ -112,19 +109,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def heading(exploration: Exploration) -> str:
+def heading(found: Findings) -> str:
     """Return two lines on what was explored, and where."""
-    e = exploration
     return (
-        f"{problem_text(e.problem)}\n"
-        f"{counted(len(e.rows), 'variant')} for {e.arch} ({e.device.name}), {e.compiler}, "
-        f"{e.seconds:.0f} s; planned: {e.planned}"
+        f"{problem_text(found.problem)}\n"
+        f"{counted(len(found.rows), 'variant')} for {found.arch} ({found.device.name}), "
+        f"{found.compiler}, {found.seconds:.0f} s; planned: {found.planned}"
     )
 
 
-def text(exploration: Exploration) -> str:
-    """Return an exploration as a heading and a table."""
-    rows = exploration.rows
-    timed = any(row.median_us is not None for row in rows)
-    lines = aligned([headers(timed), *(cells(row, timed) for row in rows)])
-    return f"{heading(exploration)}\n\n{lines}"
+def text(found: Findings) -> str:
+    """Return what was found as a heading and a table."""
+    lines = aligned([headers(found.timed), *(cells(row, found.timed) for row in found.rows)])
+    return f"{heading(found)}\n\n{lines}"

@@ -17,6 +17,7 @@ from benchmarks import environment
 from cufa import device as devices
 from cufa.compiler.jit import Compiled
 from cufa.explorer.build import compile_all
+from cufa.explorer.exploration import COLUMN_OF_ARGUMENT
 from cufa.explorer.rounds import Effort, Rounds
 from cufa.explorer.stage import Stage
 from cufa.problem import Problem
@@ -63,8 +64,7 @@ def rows(kernel: str, shape: str, dtype: str, causal: bool) -> Iterator[dict[str
 
 def _variant(row: dict[str, Any]) -> Variant:
     """Return the variant of an exported row."""
-    names = {name: name for name in Variant._fields} | {"blocks_per_sm": "min_blocks_per_sm"}
-    return Variant(**{field: row[name] for field, name in names.items()})
+    return Variant(**{name: row[column] for name, column in COLUMN_OF_ARGUMENT.items()})
 
 
 def _explore(

@@ -1,0 +1,150 @@
+"""What `cufa.explore` returns: its findings with their exports, as text, JSON, CSV and a figure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cufa.explorer.result import Findings, Row
+from cufa.explorer.table import text
+from cufa.variant import Variant
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VERSION = 1
+
+# The template argument blocks_per_sm is what was asked for, the figure of that name what fits.
+COLUMN_OF_ARGUMENT = {name: name for name in Variant._fields}
+COLUMN_OF_ARGUMENT["blocks_per_sm"] = "min_blocks_per_sm"
+_FIGURES = tuple(name for name in Row._fields if name != "variant")
+
+
+def flat(row: Row) -> dict[str, Any]:
+    """Return a row as one flat mapping; numbers that JSON has not, such as infinity, are None."""
+    whole = {column: getattr(row.variant, name) for name, column in COLUMN_OF_ARGUMENT.items()}
+    whole |= {name: getattr(row, name) for name in _FIGURES}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in {**whole, "notes": list(row.notes)}.items()
+    }
+
+
+class Exploration(Findings):
+    """What `cufa.explore` found; its attributes are those of `Findings`."""
+
+    def __repr__(self) -> str:
+        """One line."""
+        return f"<Exploration of {len(self.rows)} variants for {self.arch} on {self.date}>"
+
+    def __str__(self) -> str:
+        """Return a table as plain text."""
+        return text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values that JSON can hold; a row is flat.
+
+        Returns
+        -------
+        dict of str to object
+            "version" of the format, "date", "seconds", "device", "arch", "compiler", "problem",
+            "planned", "ceilings", and "rows", a dict each. A row's `Variant.blocks_per_sm` is
+            "min_blocks_per_sm" there.
+        """
+        return {
+            "version": VERSION,
+            "date": self.date,
+            "seconds": round(self.seconds, 2),
+            "device": self.device._asdict(),
+            "arch": self.arch,
+            "compiler": self.compiler,
+            "problem": self.problem._asdict(),
+            "planned": str(self.planned),
+            "ceilings": self.ceilings,
+            "rows": [flat(row) for row in self.rows],
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return `to_dict` as JSON, a row a line, and write it if a path is given.
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            Where to write it.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
+        whole = self.to_dict()
+        rows = ",\n    ".join(json.dumps(row, allow_nan=False) for row in whole.pop("rows"))
+        head = json.dumps(whole, indent=2, allow_nan=False).removesuffix("\n}")
+        return _written(f'{head},\n  "rows": [\n    {rows}\n  ]\n}}\n', path)
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Return the rows as CSV with a line of headings; what is not known is empty.
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            As for `to_json`.
+        """
+        stream = io.StringIO()
+        columns = (*COLUMN_OF_ARGUMENT.values(), *_FIGURES)
+        writer = csv.DictWriter(stream, columns, lineterminator="\n")
+        writer.writeheader()
+        for row in self.rows:
+            writer.writerow({**flat(row), "notes": "; ".join(row.notes)})
+        return _written(stream.getvalue(), path)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draw the variants and return the figure; needs matplotlib.
+
+        With timings: the time of each tile, and a roofline. Without: registers and occupancy.
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            Where to write it; the suffix names the format.
+
+        Raises
+        ------
+        ImportError
+            Without matplotlib.
+        ValueError
+            matplotlib does not know the format.
+        OSError
+            The file cannot be written.
+        """
+        from cufa.explorer.plot import figure
+
+        drawn = figure(self)
+        if path is not None:
+            drawn.savefig(path, dpi=150)
+        return drawn
+
+
+def _written(content: str, path: str | Path | None) -> str:
+    """Write a text into a file if there is one, and return it."""
+    if path is not None:
+        Path(path).write_text(content, encoding="utf-8")
+    return content
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during an exploration.
+
+    Attributes
+    ----------
+    exploration : Exploration
+        What was found until then.
+    """
+
+    def __init__(self, exploration: Exploration) -> None:
+        super().__init__(f"interrupted after {len(exploration.rows)} variants")
+        self.exploration = exploration
