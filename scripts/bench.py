@@ -197,7 +197,7 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from benchmarks import environment, results
 
     from cufa.explorer import ceilings
-    from cufa.explorer.timing import CudaClock
+    from cufa.explorer.clock import CudaClock
 
     started = time.perf_counter()
     one_kernel = options.bench in ("prefill", "gqa", "fp32", "host", "explore")
@@ -242,7 +242,7 @@ def _rows(options: argparse.Namespace, kernel: str | None) -> tuple[Iterable[dic
         return tune.rows(options.dtype), None
     from benchmarks.contestants import Contestants
 
-    from cufa.explorer.timing import CudaClock
+    from cufa.explorer.clock import CudaClock
 
     if options.bench == "sustained":
         from benchmarks import sustained
@@ -250,18 +250,18 @@ def _rows(options: argparse.Namespace, kernel: str | None) -> tuple[Iterable[dic
         contestants = Contestants(None, CUDNN)
         pace = options.seconds, options.pause
         return sustained.rows(contestants, *pace, options.seed), contestants
+    from cufa.explorer.race import Budget
+
     clock = CudaClock(rest_s=options.rest)
+    budget = Budget(rounds=options.rounds)
     if options.bench == "headdims":
         from benchmarks import headdims
 
         contestants = Contestants(None, CUDNN)
-        return headdims.rows(contestants, clock, options.rounds, options.seed), contestants
+        return headdims.rows(contestants, clock, budget, options.seed), contestants
     from benchmarks import prefill
 
-    from cufa.explorer.timing import Budget
-
     contestants = Contestants(kernel, options.peers)
-    budget = Budget(rounds=options.rounds)
     data = options.seed, options.scores
     return prefill.rows(contestants, cells_of(options), clock, budget, *data), contestants
 

@@ -23,7 +23,6 @@ from benchmarks.report import markdown, write_report
 from cufa import device as devices
 from cufa.compiler import jit
 from cufa.device import Device
-from cufa.explorer import timing
 from cufa.explorer.exploration import flat
 from cufa.explorer.race import Duel
 from cufa.explorer.result import Row
@@ -185,67 +184,6 @@ def test_standard_variants() -> None:
     cases = standard_cases(["auto", "fa2_mma"])
     assert len(set(map(str, cases))) == 2 * 6 + 4
     assert cases[0].arguments() == ["bfloat16", "64", "0", "auto"]
-
-
-# timing
-
-
-class FakeClock:
-    """A device whose calls take what they return, in milliseconds."""
-
-    def __init__(self) -> None:
-        self.rounds: list[list[str]] = [[]]
-        self.bursts: dict[str, list[int]] = {}
-
-    def burst(self, call: timing.Call, calls: int) -> timing.Reading:
-        """Note who runs, and answer with the call's own time."""
-        name, ms = call()
-        self.rounds[-1].append(name)
-        self.bursts.setdefault(name, []).append(calls)
-        return lambda: ms
-
-    def rest(self) -> None:
-        """Begin a new round."""
-        self.rounds.append([])
-
-
-def _calls(**ms: float) -> dict[str, Callable[[], tuple[str, float]]]:
-    def call_of(name: str, t: float) -> Callable[[], tuple[str, float]]:
-        return lambda: (name, t)
-
-    return {name: call_of(name, t) for name, t in ms.items()}
-
-
-def test_race_interleaves_and_rotates() -> None:
-    clock = FakeClock()
-    budget = timing.Budget(rounds=6, burst_ms=4.0)
-    medians = timing.race(_calls(a=1.0, b=2.0, c=8.0), clock, budget)
-    assert medians == {"a": 1.0, "b": 2.0, "c": 8.0}
-    first, *others = clock.rounds[:-1]
-    assert first[:3] == ["a", "b", "c"]  # the estimates
-    rounds = [first[3:], *others]
-    assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
-    assert {names[0] for names in rounds} == {"a", "b", "c"}
-    assert {names[-1] for names in rounds} == {"a", "b", "c"}
-    assert clock.bursts["a"] == [1] + [4] * 6
-    assert clock.bursts["c"] == [1] * 7
-
-
-def test_slow_contestants_are_sampled_less() -> None:
-    clock = FakeClock()
-    budget = timing.Budget(rounds=10, burst_ms=6.0, contestant_ms=400.0, long_ms=1000.0)
-    medians = timing.race(_calls(fast=1.0, slow=100.0, slower=900.0, long=2000.0), clock, budget)
-    assert medians["long"] == 2000.0
-    counts = {name: len(calls) for name, calls in clock.bursts.items()}
-    assert counts == {"fast": 11, "slow": 1 + 4, "slower": 1 + 3, "long": 1}
-    alone = [names for names in clock.rounds[1:-1] if "slow" in names]
-    assert len(alone) >= 3  # spread over the rounds, not all in the first
-
-
-def test_race_takes_the_median() -> None:
-    times = iter([5.0, 1.0, 9.0, 2.0])
-    median = timing.race({"a": lambda: ("a", next(times))}, FakeClock(), timing.Budget(rounds=3))
-    assert median == {"a": 2.0}
 
 
 # plain attention and the float64 reference

@@ -19,7 +19,8 @@ from benchmarks.report import write_report
 from test_bench import HEAD
 
 import cufa
-from cufa.explorer import timing
+from cufa.explorer.clock import Call, Reading
+from cufa.explorer.race import Budget
 from cufa.variant import Variant
 
 VARIANT = Variant("fa3_wgmma", "bfloat16", 128, 128, 192, 80, 2, 16, 1, False, True)
@@ -204,7 +205,7 @@ class PlayedClock:
     def __init__(self) -> None:
         self.bursts: list[Any] = []
 
-    def burst(self, call: timing.Call, calls: int) -> timing.Reading:
+    def burst(self, call: Call, calls: int) -> Reading:
         """Note who runs, and answer with the call's own time."""
         self.bursts.append(call)
         return lambda: float(call())
@@ -237,7 +238,7 @@ def test_head_dims_are_raced_together(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(headdims, "Operands", lambda cell, rng: cell)
     monkeypatch.setattr(headdims, "free_memory", lambda: None)
     field: Any = PlayedHeadDims()
-    rows = list(headdims.rows(field, clock, 3, seed=1))
+    rows = list(headdims.rows(field, clock, Budget(rounds=3), seed=1))
     assert len(rows) == 16
     # A single call of each of 15, then the rounds of one mask, then those of the other.
     assert len(clock.bursts) == 2 * 4 * 15

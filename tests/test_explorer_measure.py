@@ -15,9 +15,8 @@ from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import measure
 from cufa.explorer.measure import Measurement, memory_bound, timed
-from cufa.explorer.race import Race
+from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
-from cufa.explorer.rounds import Time
 from cufa.problem import Operands, Problem, as_bhsd
 from cufa.variant import Variant
 
@@ -163,11 +162,11 @@ def test_an_interrupt_keeps_the_rows(
     rows = checked(measurement, "right 2.0", "right 1.0")
     assert measurement.rows == []
 
-    def interrupted(self: Race[Variant], on_done: Any) -> None:
-        self._rounds.estimate()
+    def interrupted(race: Race[Variant], on_done: Any) -> None:
+        race.estimate()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Race, "run", interrupted)
+    monkeypatch.setattr(measure, "knock_out", interrupted)
     with pytest.raises(KeyboardInterrupt):
         measurement.race(rows, lambda row: None)
     assert [row.median_us for row in measurement.rows] == [2000, 1000]

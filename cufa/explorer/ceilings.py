@@ -7,8 +7,8 @@ import statistics
 
 import numpy as np
 
+from cufa.explorer.clock import Call, Clock
 from cufa.explorer.normal import normal
-from cufa.explorer.timing import Call, Clock
 
 _READ_SOURCE = r"""
 extern "C" __global__ void read_only(const float4* __restrict__ x, long long n, float* out) {

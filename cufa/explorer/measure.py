@@ -6,11 +6,12 @@ import functools
 from collections.abc import Callable, Iterable
 
 from cufa.device import Device
+from cufa.explorer.clock import Call
+from cufa.explorer.knockout import knock_out
 from cufa.explorer.oracle import Oracle, same_bits
 from cufa.explorer.race import Duel, Race, Time, duel
 from cufa.explorer.result import Row
 from cufa.explorer.stage import Stage
-from cufa.explorer.timing import Call
 from cufa.explorer.work import flops, nbytes
 from cufa.problem import Operands, Problem
 from cufa.variant import Variant
@@ -149,8 +150,9 @@ class Measurement:
             self.ceilings = self._stage.ceilings()
             clock = self._stage.clock(memory_bound(self._problem, self.ceilings))
             self._race = Race({variant: self._calls[variant] for variant in racing}, clock)
-            self._race.run(
-                lambda variant, time: on_row(self._timed(racing[variant], {variant: time}))
+            knock_out(
+                self._race,
+                lambda variant, time: on_row(self._timed(racing[variant], {variant: time})),
             )
         except self._stage.errors as error:  # what was timed until now is kept
             self.lost = f"the race broke off ({_reason(error)})"

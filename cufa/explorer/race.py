@@ -1,35 +1,132 @@
-"""Races of many contestants: screen all, settle those that are near, time the leaders again."""
+"""Races: contestants timed against each other in bursts that are interleaved round by round.
+
+`medians` gives the time of each, `duel` the faster of two, and `knockout` the fastest of many.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Generic, NamedTuple
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
-from cufa.explorer.rounds import Effort, Name, Rounds, Time
-from cufa.explorer.timing import Call, Clock
+from cufa.explorer.clock import Call, Clock
 
-_HOPELESS = 2.0  # times the best, by a single call
-_WARM_UP_MS = 500.0
-_WARM_UP_ROUNDS = 100  # at most: short calls leave the card idle for part of the time
+Name = TypeVar("Name", bound=Hashable)
+
+_MOST_CALLS = 200  # of a burst
+_FIRST_GROUP = 8  # contestants, before anyone's time is known
+_GROUP_MS = 40.0  # after which the card may rest, so that it stays below its power limit
+
+
+class Time(NamedTuple):
+    """Milliseconds a call, and the relative interquartile range of its samples (None of one)."""
+
+    ms: float
+    spread: float | None
 
 
 class Race(Generic[Name]):
-    """Finds the fastest of many.
+    """Samples of contestants, those of one round under the same conditions.
 
     Parameters
     ----------
     calls : mapping of hashable to callable
-        The contestants; each has run before.
+        The contestants; each has run before, so that nothing is compiled here.
     clock : Clock
-    effort : Effort, optional
+    burst_ms : float
+        Wanted length of a burst: long beside the resolution of events, short enough for the
+        card's clocks to hold.
+
+    Attributes
+    ----------
+    running : list
+        Those that take part, in the order of `calls`.
+    first_ms : dict
+        Milliseconds of a single call of each.
+    samples : dict of dict
+        Of each, milliseconds a call by the number of the round.
+    busy_ms : float
+        Time of the card since the single calls, without the flushes of its cache.
     """
 
-    def __init__(
-        self, calls: Mapping[Name, Call], clock: Clock, effort: Effort | None = None
-    ) -> None:
-        self._effort = effort or Effort()
-        self._rounds = Rounds(calls, clock, self._effort)
-        self._running = list(calls)
+    def __init__(self, calls: Mapping[Name, Call], clock: Clock, burst_ms: float = 4.0) -> None:
+        self._calls = calls
+        self._clock = clock
+        self._burst_ms = burst_ms
+        self._rounds = 0
+        self.running = list(calls)
+        self.first_ms: dict[Name, float] = {}
+        self.samples: dict[Name, dict[int, float]] = {name: {} for name in calls}
+        self.busy_ms = 0.0
+
+    def estimate(self) -> None:
+        """Time a single call of each, where that has not been done."""
+        names = [name for name in self.running if name not in self.first_ms]
+        for first in range(0, len(names), _FIRST_GROUP):
+            group = names[first : first + _FIRST_GROUP]
+            self.first_ms.update(self._group(dict.fromkeys(group, 1)))
+            self.busy_ms = 0.0
+
+    def round(self, names: Sequence[Name] | None = None) -> None:
+        """Take a sample of some contestants, or of all that are running."""
+        self.estimate()
+        found: dict[Name, float] = {}
+        group: dict[Name, int] = {}
+        for name in order_of(self.running if names is None else names, self._rounds):
+            group[name] = self._burst_calls(name)
+            if sum(n * self.first_ms[each] for each, n in group.items()) >= _GROUP_MS:
+                found.update(self._group(group))
+                group = {}
+        found.update(self._group(group))
+        for name, ms in found.items():
+            self.samples[name][self._rounds] = ms
+        self._rounds += 1
+
+    def _burst_calls(self, name: Name) -> int:
+        return min(_MOST_CALLS, max(1, round(self._burst_ms / max(self.first_ms[name], 1e-3))))
+
+    def _group(self, group: Mapping[Name, int]) -> dict[Name, float]:
+        """Queue a burst of each, so that the host's time falls behind the card's, and wait."""
+        bursts = {name: self._clock.burst(self._calls[name], n) for name, n in group.items()}
+        found = {name: reading() for name, reading in bursts.items()}
+        self.busy_ms += sum(found[name] * calls for name, calls in group.items())
+        if group:
+            self._clock.rest()
+        return found
+
+    def run(self, budget: Budget) -> None:
+        """Take as many rounds as a budget has, and samples of each contestant as it allows."""
+        self.estimate()
+        samples = {
+            name: budget.samples(self.first_ms[name], self._burst_calls(name))
+            for name in self.running
+        }
+        for index in range(budget.rounds):
+            self.round([n for n in self.running if takes_part(samples[n], index, budget.rounds)])
+
+    def median(self, name: Name) -> float:
+        """Return the median of a contestant's samples, or its single call."""
+        samples = self.samples[name].values()
+        return statistics.median(samples) if samples else self.first_ms[name]
+
+    def spread(self, name: Name) -> float | None:
+        """Return the relative interquartile range of a contestant's samples."""
+        samples = list(self.samples[name].values())
+        if len(samples) < 2:
+            return None
+        low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+        return (high - low) / middle
+
+    def ratio(self, name: Name, other: Name) -> float:
+        """Return a contestant's time by another's: the median over the rounds that both ran.
+
+        The card's clocks move within seconds; within a round they are nearly the same for all.
+        """
+        ours, theirs = self.samples[name], self.samples[other]
+        ratios = [ms / theirs[i] for i, ms in ours.items() if i in theirs]
+        if ratios:
+            return statistics.median(ratios)
+        return self.first_ms[name] / self.first_ms[other]
 
     def times(self) -> dict[Name, Time]:
         """Return the time of each that has been timed until now, comparable among all.
@@ -37,63 +134,84 @@ class Race(Generic[Name]):
         Contestants that left early were timed under conditions of their own. So all are measured
         against one that is still running: its median, by their ratio to it in the same rounds.
         """
-        rounds = self._rounds
-        timed = list(rounds.first_ms)
-        running = [name for name in self._running if name in rounds.first_ms]
+        running = [name for name in self.running if name in self.first_ms]
         if not running:
             return {}
-        anchor = min(running, key=rounds.median)
-        scale = rounds.median(anchor)
+        anchor = min(running, key=self.median)
+        scale = self.median(anchor)
         return {
-            name: Time(scale * rounds.ratio(name, anchor), rounds.spread(name)) for name in timed
+            name: Time(scale * self.ratio(name, anchor), self.spread(name))
+            for name in self.first_ms
         }
 
-    def run(self, on_done: Callable[[Name, Time], None]) -> None:
-        """Race; `on_done` is called with each contestant when it leaves, or at the end."""
-        if not self._running:
-            return
-        self._rounds.estimate()
-        self._drop(_HOPELESS, on_done)
-        for limit in self._effort.screens:
-            self._rounds.run(self._running)
-            self._drop(limit, on_done)
-        last_screen = self._effort.screens[-1]
-        # Settling leaves a third of the time to the final.
-        for index in range(self._effort.settle_rounds):
-            if index >= self._effort.least and (self._settled() or self._spent(2 / 3)):
-                break
-            self._rounds.run(self._running)
-            self._drop(last_screen, on_done)
-        self._drop(self._effort.close, on_done)
-        if len(self._running) > 1:
-            for index in range(self._effort.final_rounds):
-                if index >= self._effort.least and self._spent(1.0):
-                    break
-                self._rounds.run(self._running)
-        times = self.times()
-        for name in self._running:
-            on_done(name, times[name])
 
-    def _drop(self, limit: float, on_done: Callable[[Name, Time], None]) -> None:
-        times = self.times()
-        most = limit * min(times[name].ms for name in self._running)
-        dropped = [name for name in self._running if times[name].ms > most]
-        self._running = [name for name in self._running if times[name].ms <= most]
-        for name in dropped:
-            on_done(name, times[name])
+def order_of(names: Sequence[Name], index: int) -> list[Name]:
+    """Return the order of round `index`: rotated every second round, and reversed in between.
 
-    def _settled(self) -> bool:
-        times = self.times()
-        best = min(times[name].ms for name in self._running)
-        leaders = [
-            times[name] for name in self._running if times[name].ms <= self._effort.close * best
-        ]
-        return all(
-            time.spread is not None and time.spread < self._effort.settled for time in leaders
-        )
+    Long steps of the rotation bring each contestant to other places within few rounds.
+    """
+    names = list(names)
+    step = round(0.618 * len(names))
+    shift = index // 2 * step % len(names) if names else 0
+    rotated = names[shift:] + names[:shift]
+    return rotated[::-1] if index % 2 else rotated
 
-    def _spent(self, share: float) -> bool:
-        return self._rounds.busy_ms > 1e3 * share * self._effort.busy_s
+
+def takes_part(samples: int, index: int, rounds: int) -> bool:
+    """Whether a contestant with so many samples runs in round `index`; evenly spread."""
+    return (index + 1) * samples // rounds > index * samples // rounds
+
+
+class Budget(NamedTuple):
+    """How long a race for times may take.
+
+    Attributes
+    ----------
+    rounds : int
+        The most samples of a contestant.
+    burst_ms : float
+        As in `Race`.
+    contestant_ms : float
+        Time that a contestant may take in all rounds together.
+    least : int
+        Samples that every contestant gets, whatever it takes ...
+    long_ms : float
+        ... unless one call takes this long: then the first timed call is its only sample.
+    """
+
+    rounds: int = 13
+    burst_ms: float = 6.0
+    contestant_ms: float = 400.0
+    least: int = 3
+    long_ms: float = 1000.0
+
+    def samples(self, call_ms: float, calls: int) -> int:
+        """Return the samples of a contestant by the time of a call, and the calls of a burst."""
+        if call_ms >= self.long_ms:
+            return 0
+        affordable = int(self.contestant_ms / (calls * max(call_ms, 1e-3)))
+        return min(self.rounds, max(self.least, affordable))
+
+
+def medians(
+    calls: Mapping[Name, Call], clock: Clock, budget: Budget | None = None
+) -> dict[Name, float]:
+    """Time contestants against each other and return the median milliseconds of each.
+
+    All take turns in every round, in another order each time; slow ones are sampled in fewer of
+    the rounds, evenly spread.
+
+    Parameters
+    ----------
+    calls : mapping of hashable to callable
+        The contestants by name; each has been called before, so that nothing is compiled here.
+    clock : Clock
+    budget : Budget, optional
+    """
+    budget = budget or Budget()
+    race = Race(calls, clock, budget.burst_ms)
+    race.run(budget)
+    return {name: race.median(name) for name in calls}
 
 
 class Duel(NamedTuple):
@@ -102,6 +220,10 @@ class Duel(NamedTuple):
     first_ms: float
     second_ms: float
     ratio: float
+
+
+_WARM_UP_MS = 500.0
+_WARM_UP_ROUNDS = 100  # at most: short calls leave the card idle for part of the time
 
 
 def duel(first: Call, second: Call, clock: Clock, rounds: int = 40) -> Duel:
@@ -116,14 +238,11 @@ def duel(first: Call, second: Call, clock: Clock, rounds: int = 40) -> Duel:
     rounds : int
     """
     calls = {"first": first, "second": second}
-    warm_up = Rounds(calls, clock, Effort())
-    warm_up.estimate()
+    warm_up, race = Race(calls, clock), Race(calls, clock)
     for _ in range(_WARM_UP_ROUNDS):
-        warm_up.run(list(calls))
+        warm_up.round()
         if warm_up.busy_ms >= _WARM_UP_MS:
             break
-    found = Rounds(calls, clock, Effort())
-    found.estimate()
     for _ in range(rounds):
-        found.run(list(calls))
-    return Duel(found.median("first"), found.median("second"), found.ratio("first", "second"))
+        race.round()
+    return Duel(race.median("first"), race.median("second"), race.ratio("first", "second"))

@@ -10,8 +10,8 @@ import numpy as np
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import ceilings
+from cufa.explorer.clock import REST_S, Call, CudaClock
 from cufa.explorer.normal import normal
-from cufa.explorer.timing import REST_S, Call, CudaClock
 from cufa.launch import launch
 from cufa.planner.plan import plan
 from cufa.problem import Operands, Problem

@@ -13,7 +13,7 @@ from benchmarks.accuracy import max_errors
 from benchmarks.cells import Cell
 from benchmarks.inputs import Operands, to_cupy
 from benchmarks.peers import PEERS, cufa_call
-from cufa.explorer.timing import Call
+from cufa.explorer.clock import Call
 from cufa.variant import Variant
 
 CUFA = "cufa"

@@ -18,7 +18,7 @@ from cufa import device as devices
 from cufa.compiler.jit import Compiled
 from cufa.explorer.build import compile_all
 from cufa.explorer.exploration import COLUMN_OF_ARGUMENT
-from cufa.explorer.rounds import Effort, Rounds
+from cufa.explorer.race import Budget, medians
 from cufa.explorer.stage import Stage
 from cufa.problem import Problem
 from cufa.variant import Variant
@@ -95,8 +95,5 @@ def _time_all(problem: Problem, variants: list[Variant]) -> dict[Variant, float]
     calls = {variant: stage.ready(variant, cubin) for variant, cubin in cubins.items()}
     for call in calls.values():
         call()
-    rounds = Rounds(calls, stage.clock(every_call=False), Effort())
-    rounds.estimate()
-    for _ in range(ROUNDS):
-        rounds.run(list(calls))
-    return {variant: 1e3 * rounds.median(variant) for variant in calls}
+    times = medians(calls, stage.clock(every_call=False), Budget(rounds=ROUNDS))
+    return {variant: 1e3 * ms for variant, ms in times.items()}

@@ -11,16 +11,14 @@ from benchmarks.cells import Cell, headdim_cells
 from benchmarks.contestants import CUFA, Contestants, free_memory
 from benchmarks.inputs import Operands
 from benchmarks.results import figures
-from cufa.explorer.rounds import Effort, Rounds
-from cufa.explorer.timing import Clock
+from cufa.explorer.clock import Clock
+from cufa.explorer.race import Budget, medians
 
 HeadDims = tuple[int, int]
 
-BURST_MS = 6.0
-
 
 def rows(
-    contestants: Contestants, clock: Clock, rounds: int, seed: int
+    contestants: Contestants, clock: Clock, budget: Budget, seed: int
 ) -> Iterator[dict[str, Any]]:
     """Yield a row a cell, and print a line for each.
 
@@ -28,14 +26,14 @@ def rows(
     ----------
     contestants : Contestants
     clock : Clock
-    rounds : int
-        Samples of each contestant of each cell.
+    budget : Budget
+        Time a mask.
     seed : int
         Of the random data.
     """
     rng = cupy.random.default_rng(seed)
     for causal in (False, True):
-        found = _race(contestants, headdim_cells(causal), rng, clock, rounds)
+        found = _race(contestants, headdim_cells(causal), rng, clock, budget)
         free_memory()
         for cell, row in found.items():
             print(f"{cell}: {figures(row)}", flush=True)
@@ -43,16 +41,13 @@ def rows(
 
 
 def _race(
-    contestants: Contestants, cells: Sequence[Cell], rng: Any, clock: Clock, rounds: int
+    contestants: Contestants, cells: Sequence[Cell], rng: Any, clock: Clock, budget: Budget
 ) -> dict[Cell, dict[str, Any]]:
     """Return the rows of the cells that cufa can run."""
     field = [ready for cell in cells if (ready := contestants.ready(Operands(cell, rng)))]
     calls = {(ready.cell, name): call for ready in field for name, call in ready.calls.items()}
-    race = Rounds(calls, clock, Effort(burst_ms=BURST_MS))
-    race.estimate()
-    for _ in range(rounds):
-        race.run(list(calls))
-    tflops = {(cell, name): cell.tflops(race.median((cell, name))) for cell, name in calls}
+    times = medians(calls, clock, budget)
+    tflops = {(cell, name): cell.tflops(ms) for (cell, name), ms in times.items()}
     ours = {(cell.d, cell.dv): figure for (cell, name), figure in tflops.items() if name == CUFA}
     return {
         ready.cell: ready.row(

@@ -15,7 +15,8 @@ import cupy
 from benchmarks.cells import Cell
 from benchmarks.contestants import planned
 from benchmarks.inputs import Operands
-from cufa.explorer.timing import Call, order_of
+from cufa.explorer.clock import Call
+from cufa.explorer.race import order_of
 
 CELL = Cell("bfloat16", 1, 8, 8, 128, 128, 64, 64, False)
 

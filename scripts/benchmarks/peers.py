@@ -10,7 +10,7 @@ import cupy
 
 from benchmarks import plain
 from benchmarks.inputs import DTYPES, Operands
-from cufa.explorer.timing import Call
+from cufa.explorer.clock import Call
 
 Maker = Callable[[Operands], Call]
 """Prepares a contestant for a cell: what a user would do once, outside the timed call."""

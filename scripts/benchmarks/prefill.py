@@ -12,7 +12,8 @@ from benchmarks.cells import Cell
 from benchmarks.contestants import Contestants, free_memory
 from benchmarks.inputs import Operands
 from benchmarks.results import figures
-from cufa.explorer.timing import Budget, Clock, race
+from cufa.explorer.clock import Clock
+from cufa.explorer.race import Budget, medians
 
 
 def rows(
@@ -54,5 +55,5 @@ def _row(
     ready = contestants.ready(operands)
     if ready is None:
         return None
-    times = race(ready.calls, clock, budget)
+    times = medians(ready.calls, clock, budget)
     return ready.row({name: operands.cell.tflops(ms) for name, ms in times.items()})

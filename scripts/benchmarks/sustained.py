@@ -15,8 +15,9 @@ from benchmarks.contestants import CUFA, Contestants, free_memory, say
 from benchmarks.inputs import Operands
 from benchmarks.monitor import Card, Monitor
 from benchmarks.results import figures
+from cufa.explorer.clock import Call
+from cufa.explorer.race import order_of
 from cufa.explorer.standard import HEAD_DIMS
-from cufa.explorer.timing import Call, order_of
 
 SEQ = 16384
 

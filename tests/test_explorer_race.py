@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from cufa.explorer import timing
-from cufa.explorer.race import Race, duel
-from cufa.explorer.rounds import Effort, Time
-from cufa.explorer.timing import order_of
+from cufa.explorer.clock import Call, CudaClock, Reading
+from cufa.explorer.knockout import Effort, knock_out
+from cufa.explorer.race import Budget, Race, Time, duel, medians, order_of
 
 
 class FakeClock:
@@ -34,7 +34,7 @@ class FakeClock:
         self.rests: list[int] = []
         self._random = random.Random(5)
 
-    def burst(self, call: timing.Call, calls: int) -> timing.Reading:
+    def burst(self, call: Call, calls: int) -> Reading:
         """Note who runs, and answer with a time like that of the call."""
         name, ms = call()
         ms *= 1 + min(0.5, self.drift * self.busy_s)
@@ -62,9 +62,9 @@ def calls_of(times: dict[str, float]) -> dict[str, Callable[[], tuple[str, float
 
 
 def run(times: dict[str, float], clock: FakeClock, effort: Effort | None = None) -> dict[str, Time]:
-    race = Race(calls_of(times), clock, effort)
+    race = Race(calls_of(times), clock)
     done: list[str] = []
-    race.run(lambda name, time: done.append(name))
+    knock_out(race, lambda name, time: done.append(name), effort)
     assert sorted(done) == sorted(times)  # each once
     return race.times()
 
@@ -177,12 +177,55 @@ def test_what_is_known_when_it_is_interrupted() -> None:
 
     calls["a"] = stop
     with pytest.raises(KeyboardInterrupt):
-        race.run(lambda name, time: None)
+        knock_out(race, lambda name, time: None)
     found = race.times()
     assert {name: time.ms for name, time in found.items()} == pytest.approx(
         {"a": 1.0, "b": 1.1, "c": 9.0}
     )
     assert found["c"].spread is None
+
+
+# medians
+
+
+def rounds_of(clock: FakeClock) -> list[list[str]]:
+    """Return who ran between two rests."""
+    names = [name for name, _ in clock.bursts]
+    return [names[a:b] for a, b in zip([0, *clock.rests], clock.rests, strict=False)]
+
+
+def test_medians_of_contestants_that_take_turns() -> None:
+    clock = FakeClock()
+    found = medians(calls_of({"a": 1.0, "b": 2.0, "c": 8.0}), clock, Budget(rounds=6, burst_ms=4))
+    assert found == {"a": 1.0, "b": 2.0, "c": 8.0}
+    estimates, *rounds = rounds_of(clock)
+    assert estimates == ["a", "b", "c"]
+    assert len(rounds) == 6
+    assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
+    assert {names[0] for names in rounds} == {"a", "b", "c"}
+    assert {names[-1] for names in rounds} == {"a", "b", "c"}
+    assert [calls for name, calls in clock.bursts if name == "a"] == [1] + [4] * 6
+    assert [calls for name, calls in clock.bursts if name == "c"] == [1] * 7
+
+
+def test_slow_contestants_are_sampled_less() -> None:
+    clock = FakeClock()
+    budget = Budget(rounds=10, burst_ms=6.0, contestant_ms=400.0, long_ms=1000.0)
+    times = {"fast": 1.0, "slow": 100.0, "slower": 900.0, "long": 2000.0}
+    assert medians(calls_of(times), clock, budget) == times
+    counts = {name: clock.count(name) for name in times}
+    assert counts == {"fast": 11, "slow": 1 + 4, "slower": 1 + 3, "long": 1}
+    places = [i for i, (name, _) in enumerate(clock.bursts) if name == "slow"][1:]
+    between = [sum(n == "fast" for n, _ in clock.bursts[a:b]) for a, b in pairwise(places)]
+    assert min(between) >= 1  # spread over the rounds
+
+
+def test_it_is_the_median() -> None:
+    times = iter([5.0, 1.0, 9.0, 2.0])
+    assert medians({"a": lambda: ("a", next(times))}, FakeClock(), Budget(rounds=3)) == {"a": 2.0}
+
+
+# duels
 
 
 @pytest.mark.parametrize("clock", [FakeClock(noise=0.01), FakeClock(noise=0.01, drift=0.2)])
@@ -204,7 +247,7 @@ def test_duel_is_decided_on_a_warm_card() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("every_call", [False, True])
 def test_cuda_clock(cupy: Any, every_call: bool) -> None:
-    clock = timing.CudaClock(rest_s=0, flush_bytes=1 << 20, every_call=every_call)
+    clock = CudaClock(rest_s=0, flush_bytes=1 << 20, every_call=every_call)
     data = cupy.zeros(1 << 24, cupy.float32)
 
     def call() -> None:
