@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 import cufa
-from cufa.variant import KERNEL_DTYPES
+from cufa.kernel import KERNELS
 
 _DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 # Batch, heads, seq: odd. One has more tiles than blocks run at once; it and the last, many keys.
@@ -35,14 +35,14 @@ def main() -> None:
         return cupy.asarray(x.astype(_DTYPES[dtype]))
 
     calls = 0
-    for kernel, dtypes in KERNEL_DTYPES.items():
-        grid = itertools.product(dtypes, _HEAD_DIMS, _SHAPES, (False, True))
+    for kernel in KERNELS.values():
+        grid = itertools.product(kernel.dtypes, _HEAD_DIMS, _SHAPES, (False, True))
         for dtype, (d, dv), (b, hq, hk, sq, sk), causal in grid:
             q = random(dtype, b, sq, hq, d).swapaxes(1, 2)  # strided
             # The keys that fa3_wgmma takes last outgrow what it knows of the others.
             k = random(dtype, b, hk, sk, d, first_rows=30)
             v = random(dtype, b, hk, sk, dv)
-            cufa.attention(q, k, v, causal=causal, return_lse=True, kernel=kernel)
+            cufa.attention(q, k, v, causal=causal, return_lse=True, kernel=kernel.name)
             calls += 1
     cupy.cuda.get_current_stream().synchronize()
     print(f"{calls} calls")

@@ -17,12 +17,13 @@ from cufa.cli import disassembler
 from cufa.compiler import cache, jit
 from cufa.explorer import build
 from cufa.explorer.build import Built
+from cufa.kernel import KERNELS
 from cufa.launch import launch
 from cufa.planner import tuned
 from cufa.planner.plan import all_variants, plan
 from cufa.planner.tiles import TileShape
 from cufa.problem import Problem
-from cufa.variant import KERNEL_DTYPES, Variant
+from cufa.variant import Variant
 
 VARIANT = Variant("fa2_mma", "float16", 32, 32, 64, 64, 2, 4, 4, causal=True)
 ONE = ("compile", "--arch", "sm_86", "--for", "1,1,64,32", "--dtype", "float16", "--causal")
@@ -235,7 +236,7 @@ def test_figures(capsys: Captured) -> None:
     assert "of 2048 threads" in out
 
 
-@pytest.mark.parametrize("kernel", KERNEL_DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_the_source_compiles_to_the_one_variant(kernel: str, capsys: Captured) -> None:
     nvrtc = pytest.importorskip("cupy").cuda.nvrtc
     gpu = device.named("h200")

@@ -10,10 +10,11 @@ from cufa import device
 from cufa.explorer.occupancy import register_bound
 from cufa.explorer.space import DEFAULTS, variants
 from cufa.explorer.tuning import entry_of
+from cufa.kernel import KERNELS, default
 from cufa.planner.plan import plan
-from cufa.planner.tiles import TileShape, all_head_dims, default_kernel, runs_on, tile_shapes
+from cufa.planner.tiles import TileShape, all_head_dims, tile_shapes
 from cufa.problem import Problem
-from cufa.variant import KERNEL_DTYPES, Variant
+from cufa.variant import Variant
 
 H200 = device.named("h200")
 GPUS = [device.named(name) for name in ("a100", "rtx3090", "h200", "b200", "rtx5090")]
@@ -23,7 +24,7 @@ on_every_gpu = pytest.mark.parametrize(
         pytest.param(gpu, kernel, id=f"{gpu.name}-{kernel}")
         for gpu in GPUS
         for kernel in sorted(DEFAULTS)
-        if runs_on(kernel, gpu)
+        if KERNELS[kernel].runs_on(gpu)
     ],
 )
 
@@ -36,7 +37,7 @@ def problem_of(head_dim: int = 128, head_dim_v: int | None = None, **options: An
 
 
 def test_every_kernel_has_a_default_space() -> None:
-    assert set(DEFAULTS) == set(KERNEL_DTYPES)
+    assert set(DEFAULTS) == set(KERNELS)
 
 
 def shape_of(variant: Variant) -> TileShape:
@@ -46,7 +47,7 @@ def shape_of(variant: Variant) -> TileShape:
 @on_every_gpu
 def test_default_space(gpu: device.Device, kernel: str) -> None:
     """All legal and different, with all that the planner could choose for these head dims."""
-    dtype = KERNEL_DTYPES[kernel][0]
+    dtype = KERNELS[kernel].dtypes[0]
     for head_dims in all_head_dims(kernel, gpu):
         problem = problem_of(*head_dims, dtype=dtype)
         found = variants(problem, gpu, [kernel])
@@ -73,14 +74,14 @@ def test_bound_of_registers_drops_nothing_that_the_planner_uses(
     for head_dims in all_head_dims(kernel, gpu):
         for shape in tile_shapes(kernel, head_dims, gpu):
             variant = Variant(
-                kernel, KERNEL_DTYPES[kernel][0], *head_dims, causal=True, **shape._asdict()
+                kernel, KERNELS[kernel].dtypes[0], *head_dims, causal=True, **shape._asdict()
             )
             bound = register_bound(gpu, variant.threads, variant.blocks_per_sm)
             assert default.registers(variant) <= bound, variant
 
 
 def test_default_space_is_neither_poor_nor_slow_to_compile() -> None:
-    for kernel in ("fa2_mma", default_kernel("bfloat16", H200)):
+    for kernel in ("fa2_mma", default("bfloat16", H200).name):
         assert 40 <= len(variants(problem_of(), H200, [kernel])) <= 120
 
 
@@ -88,7 +89,7 @@ def test_default_kernel_is_the_planners() -> None:
     for gpu in GPUS:
         for dtype in ("bfloat16", "float32"):
             found = variants(problem_of(dtype=dtype), gpu)
-            assert {v.kernel for v in found} == {default_kernel(dtype, gpu)}
+            assert {v.kernel for v in found} == {default(dtype, gpu).name}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

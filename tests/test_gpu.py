@@ -16,13 +16,13 @@ from reference import DTYPES, Expected, assert_accepted, random_inputs, to_host
 
 import cufa
 from cufa import device as devices
-from cufa.planner.tiles import runs_on
+from cufa.kernel import KERNELS
 
 pytestmark = pytest.mark.gpu
 
 HEAD_DIMS = (1, 8, 24, 32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256)
 
-KERNEL_DTYPES = (
+CASES = (
     ("fa1_fp32", "float32"),
     ("fa2_fp32", "float32"),
     ("fa2_mma", "float16"),
@@ -44,7 +44,7 @@ GRID = (
     (1, 6, 2, 5, 0),
 )
 
-kernels = pytest.mark.parametrize(("kernel", "dtype"), KERNEL_DTYPES)
+kernels = pytest.mark.parametrize(("kernel", "dtype"), CASES)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def kernel_runs_here(request: pytest.FixtureRequest, cupy: Any) -> None:
     """Skip a test of a kernel that is not for this GPU."""
     kernel = getattr(request.node, "callspec", None) and request.node.callspec.params.get("kernel")
     gpu = devices.of_id(cupy.cuda.runtime.getDevice())
-    if kernel and not runs_on(kernel, gpu):
+    if kernel and not KERNELS[kernel].runs_on(gpu):
         pytest.skip(f"{kernel} is not for {gpu.arch}")
 
 

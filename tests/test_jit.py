@@ -17,13 +17,14 @@ import cufa
 from cufa import device
 from cufa.compiler import cache, elf, jit, source
 from cufa.device import Device
+from cufa.kernel import ELEMENT_BYTES, KERNELS
 from cufa.launch import launch
 from cufa.planner import plan, tuned
-from cufa.planner.tiles import all_head_dims, runs_on
+from cufa.planner.tiles import all_head_dims
 from cufa.problem import Problem
-from cufa.variant import ELEMENT_BYTES, KERNEL_DTYPES, Variant
+from cufa.variant import Variant
 
-KERNELS = Path(cufa.__file__).parent / "kernels"
+SOURCES = Path(cufa.__file__).parent / "kernels"
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 H200 = device.named("h200")
 
@@ -31,7 +32,7 @@ SMALL = Variant("fa2_mma", "float16", 32, 32, 64, 16, 1, 4, 1, False)
 #: Passes for a variant, but its source asserts that tiles are not prefetched.
 BROKEN = Variant("fa1_fp32", "float32", 32, 32, 64, 64, 2, 8, 1, False)
 
-kernels = pytest.mark.parametrize("kernel", sorted(KERNEL_DTYPES))
+kernels = pytest.mark.parametrize("kernel", sorted(KERNELS))
 
 
 # --- every variant that a plan can choose, on every architecture ---
@@ -39,8 +40,8 @@ kernels = pytest.mark.parametrize("kernel", sorted(KERNEL_DTYPES))
 ENTRIES = [
     (arch, kernel, head_dims)
     for arch in ARCHS
-    for kernel in KERNEL_DTYPES
-    if runs_on(kernel, device.of_arch(arch))
+    for kernel in KERNELS
+    if KERNELS[kernel].runs_on(device.of_arch(arch))
     for head_dims in all_head_dims(kernel, device.of_arch(arch))
 ]
 
@@ -84,7 +85,7 @@ def builtin_entries() -> list[tuple[Device, Variant]]:
         gpu, table = device.named(path.stem), tuned.load(path)
         assert table is not None, path
         for key, entry in table.entries.items():
-            for dtype in KERNEL_DTYPES[entry.kernel]:
+            for dtype in KERNELS[entry.kernel].dtypes:
                 if ELEMENT_BYTES[dtype] == key.element_bytes:
                     lengths = (key.seq_q, key.seq_kv, key.head_dim, key.head_dim_v)
                     problem = Problem(dtype, 1, 1, 1, *lengths, key.causal, 1.0)
@@ -189,7 +190,7 @@ def test_compile_error() -> None:
     assert "-arch=sm_86" in error.options
     assert "tiles are not prefetched" in error.log
     # The message points at the line of the real file.
-    lines = (KERNELS / "fa1_fp32.cu").read_text().splitlines()
+    lines = (SOURCES / "fa1_fp32.cu").read_text().splitlines()
     (number,) = (i for i, line in enumerate(lines, 1) if "tiles are not prefetched" in line)
     assert f"fa1_fp32.cu({number}): error" in error.log
     for part in (str(BROKEN), "-arch=sm_86", error.log):

@@ -23,10 +23,11 @@ from test_tensor_map import Driver, Encoded
 import cufa
 from cufa import device
 from cufa.compiler import jit, source
+from cufa.kernel import panel_columns
 from cufa.launch import launch, tensor_map
 from cufa.launch.launch import PARAMS
 from cufa.planner.plan import Plan
-from cufa.variant import Variant, panel_columns
+from cufa.variant import Variant
 
 #: What tuned tables change is in test_tuned.py.
 pytestmark = pytest.mark.usefixtures("no_builtin_tables")

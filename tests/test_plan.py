@@ -13,11 +13,12 @@ from test_problem import problems
 import cufa
 from cufa import cpu, device
 from cufa.device import Device
+from cufa.kernel import KERNELS
 from cufa.planner import tuned
 from cufa.planner.plan import Plan, all_variants, plan
-from cufa.planner.tiles import TileShape, all_head_dims, runs_on, tile_shapes
+from cufa.planner.tiles import TileShape, all_head_dims, tile_shapes
 from cufa.problem import Problem
-from cufa.variant import KERNEL_DTYPES, Variant
+from cufa.variant import Variant
 
 #: What tuned tables change is in test_tuned.py.
 pytestmark = pytest.mark.usefixtures("no_builtin_tables")
@@ -67,9 +68,9 @@ def kernel_names(draw: st.DrawFn, problem: Problem, gpu: Device) -> str | None:
     """Draw None, or a kernel for elements of this type that the GPU has."""
     fitting = [
         name
-        for name, dtypes in KERNEL_DTYPES.items()
-        if problem.dtype in dtypes and runs_on(name, gpu)
-        if name != "fa3_wgmma" or problem.seq_kv > 0
+        for name, kernel in KERNELS.items()
+        if problem.dtype in kernel.dtypes and kernel.runs_on(gpu)
+        if problem.seq_kv > 0 or not kernel.needs_keys
     ]
     return draw(st.sampled_from([None, *fitting]))
 
@@ -217,8 +218,8 @@ def test_what_is_chosen_can_be_forced(case: tuple[Problem, Device, str | None, P
 def test_all_variants_are_those_of_the_tables(gpu: Device) -> None:
     variants = all_variants(gpu)
     assert len(set(variants)) == len(variants)
-    for kernel, dtypes in KERNEL_DTYPES.items():
-        if not runs_on(kernel, gpu):
+    for kernel in KERNELS:
+        if not KERNELS[kernel].runs_on(gpu):
             assert kernel not in {v.kernel for v in variants}
             continue
         for head_dims in all_head_dims(kernel, gpu):
@@ -229,7 +230,9 @@ def test_all_variants_are_those_of_the_tables(gpu: Device) -> None:
             }
             assert shapes == set(tile_shapes(kernel, head_dims, gpu))
             kinds = {(v.dtype, v.causal) for v in variants if v.kernel == kernel}
-            assert kinds == {(dtype, causal) for dtype in dtypes for causal in (False, True)}
+            assert kinds == {
+                (dtype, causal) for dtype in KERNELS[kernel].dtypes for causal in (False, True)
+            }
 
 
 def test_all_variants_for_hopper() -> None:
@@ -327,7 +330,7 @@ KERNEL_ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "number": (3, TypeError, "kernel must be a str or a Variant, not int"),
     "plain tuple": (tuple(VARIANT), TypeError, "kernel must be .* not tuple"),
     "bytes": (b"fa2_mma", TypeError, "kernel must be .* not bytes"),
-    "unknown": ("fa9", ValueError, "kernel must be one of fa1_fp32, .* not 'fa9'"),
+    "unknown": ("fa9", ValueError, "kernel must be one of fa3_wgmma, .* not 'fa9'"),
     "empty": ("", ValueError, "kernel must be one of"),
     "another dtype": ("fa2_fp32", ValueError, "kernel: fa2_fp32 takes float32, q has float16"),
     "fa1 for 16 bits": ("fa1_fp32", ValueError, "kernel: fa1_fp32 takes float32, q has float16"),

@@ -10,11 +10,11 @@ import pytest
 
 import cufa
 from cufa.compiler import source
-from cufa.variant import KERNEL_DTYPES
+from cufa.kernel import KERNELS
 
-KERNELS = Path(cufa.__file__).parent / "kernels"
+SOURCES = Path(cufa.__file__).parent / "kernels"
 
-kernels = pytest.mark.parametrize("kernel", sorted(KERNEL_DTYPES))
+kernels = pytest.mark.parametrize("kernel", sorted(KERNELS))
 
 #: What lines begin with that the bundle has no use for.
 REPLACED = ("#include", "#pragma once")
@@ -30,7 +30,7 @@ def test_every_line_is_where_line_directives_say(kernel: str) -> None:
             number, name = int(directive[1]), directive[2]
             continue
         if name not in files:
-            files[name] = (KERNELS / name).read_text().splitlines()
+            files[name] = (SOURCES / name).read_text().splitlines()
         if number > len(files[name]):  # the end of the last line, before the next directive
             assert line == ""
             continue
@@ -55,16 +55,16 @@ def test_every_include_is_replaced_once(kernel: str) -> None:
     starts = re.findall(r'^#line 1 "(.+)"$', text, re.MULTILINE)
     assert len(set(starts)) == len(starts)
     assert starts[0] == f"{kernel}.cu"
-    files = [(KERNELS / name).read_text() for name in starts]
+    files = [(SOURCES / name).read_text() for name in starts]
     included = {h for file in files for h in re.findall(r'^#include "(.+)"$', file, re.MULTILINE)}
     assert set(starts[1:]) == included
 
 
 def test_every_file_is_used() -> None:
-    sources = {path.stem for path in KERNELS.glob("*.cu")}
-    assert sources == set(KERNEL_DTYPES)
-    bundled = "\n".join(source.text(kernel) for kernel in KERNEL_DTYPES)
-    for header in KERNELS.glob("*.cuh"):
+    sources = {path.stem for path in SOURCES.glob("*.cu")}
+    assert sources == set(KERNELS)
+    bundled = "\n".join(source.text(kernel) for kernel in KERNELS)
+    for header in SOURCES.glob("*.cuh"):
         assert f'#line 1 "{header.name}"' in bundled, f"{header.name} is included by no kernel"
 
 
@@ -80,7 +80,7 @@ def test_an_edited_header_changes_the_text(
 ) -> None:
     """CuPy's cache on disk goes by the text: an edit anywhere must show there."""
     copy = tmp_path / "kernels"
-    shutil.copytree(KERNELS, copy)
+    shutil.copytree(SOURCES, copy)
     monkeypatch.setattr(source.resources, "files", lambda package: copy)
     bundle = source.text.__wrapped__
     before = bundle(kernel)
@@ -105,7 +105,7 @@ def test_digest_is_short_and_the_same_each_time() -> None:
 
 def test_digest_changes_with_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "kernels"
-    shutil.copytree(KERNELS, copy)
+    shutil.copytree(SOURCES, copy)
     monkeypatch.setattr(source.resources, "files", lambda package: copy)
     digest = source.digest.__wrapped__
     assert digest() == source.digest()

@@ -20,12 +20,13 @@ from test_problem import problems
 from cufa import device
 from cufa.compiler import cache, source
 from cufa.device import Device
+from cufa.kernel import KERNELS, default
 from cufa.planner import plan, tuned
-from cufa.planner.tiles import TileShape, default_kernel, padded, tile_shapes
+from cufa.planner.tiles import TileShape, padded, tile_shapes
 from cufa.planner.tuned import Entry, ProblemClass, Table
 from cufa.planner.tuned_table import dump, parse
 from cufa.problem import Problem
-from cufa.variant import KERNEL_DTYPES, Variant
+from cufa.variant import Variant
 
 H200 = device.named("h200")
 PROBLEM = Problem("bfloat16", 4, 32, 8, 4000, 4096, 128, 128, True, 0.1)
@@ -266,7 +267,7 @@ def test_a_forced_kernel_takes_only_its_own_entries() -> None:
 
 def test_a_builtin_table_of_older_kernels_does_not_choose_between_kernels() -> None:
     """A kernel that has come since may be better than all that were timed."""
-    kernel = default_kernel(PROBLEM.dtype, H200)
+    kernel = default(PROBLEM.dtype, H200).name
     entry = Entry(kernel, tile_shapes(kernel, (128, 128), H200)[1])
     rows = {CLASS: entry, FP32_CLASS: FA1_ENTRY}
     write_builtin(table_of(rows, sources="0" * 16))
@@ -421,7 +422,7 @@ def test_builtin_tables(path: Path) -> None:
     dtypes = {2: "bfloat16", 4: "float32"}
     for key, entry in table.entries.items():
         dtype = dtypes[key.element_bytes]
-        assert dtype in KERNEL_DTYPES[entry.kernel]
+        assert dtype in KERNELS[entry.kernel].dtypes
         dims = (key.head_dim, key.head_dim_v)
         problem = Problem(dtype, 1, 1, 1, key.seq_q, key.seq_kv, *dims, key.causal, 0.1)
         assert entry.variant(problem, gpu).illegal(gpu) is None

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from cufa import device
+from cufa.kernel import KERNELS, WGMMA_WIDTHS
 from cufa.planner import plan
-from cufa.planner.tiles import all_head_dims, padded, runs_on
-from cufa.variant import KERNEL_DTYPES, WGMMA_WIDTHS, Variant
+from cufa.planner.tiles import all_head_dims, padded
+from cufa.variant import Variant
 
 H200 = device.named("h200")
 MMA = Variant("fa2_mma", "bfloat16", 128, 64, 128, 32, 2, 4, 2, True)
@@ -220,7 +221,7 @@ def test_legal(variant: Variant) -> None:
 
 #: What is changed of a legal variant, and what the reason must say.
 ILLEGAL: dict[str, tuple[Variant, str]] = {
-    "kernel": (MMA._replace(kernel="fa9"), "^kernel must be one of fa1_fp32, .* not 'fa9'"),
+    "kernel": (MMA._replace(kernel="fa9"), "^kernel must be one of fa3_wgmma, .* not 'fa9'"),
     "mma float32": (MMA._replace(dtype="float32"), "takes float16 or bfloat16, not float32"),
     "fp32 float16": (FP32._replace(dtype="float16"), "takes float32, not float16"),
     "unknown dtype": (FA1._replace(dtype="int8"), "takes float32, not int8"),
@@ -339,7 +340,7 @@ def test_blocks_that_shall_share_a_multiprocessor_fit_its_shared_memory(name: st
 
 @pytest.mark.parametrize(
     ("name", "kernel"),
-    [(g, k) for g in GPUS for k in sorted(KERNEL_DTYPES) if runs_on(k, device.named(g))],
+    [(g, k) for g in GPUS for k in sorted(KERNELS) if KERNELS[k].runs_on(device.named(g))],
 )
 def test_every_head_dim_has_a_tile_that_holds_it(name: str, kernel: str) -> None:
     gpu = device.named(name)

@@ -22,11 +22,12 @@ from cufa.compiler.jit import CompileError
 from cufa.device import Device
 from cufa.explorer import build
 from cufa.explorer.table import counted
+from cufa.kernel import ELEMENT_BYTES, KERNELS, default
 from cufa.planner import tuned
 from cufa.planner.plan import all_variants, plan
-from cufa.planner.tiles import all_head_dims, default_kernel, padded
+from cufa.planner.tiles import all_head_dims, padded
 from cufa.problem import DTYPES
-from cufa.variant import ELEMENT_BYTES, KERNEL_DTYPES, Variant
+from cufa.variant import Variant
 
 
 def add(commands: Commands) -> None:
@@ -150,7 +151,7 @@ def _all(device: Device) -> list[Variant]:
         Variant(entry.kernel, dtype, *head_dims, causal=key.causal, **entry.shape._asdict())
         for each, _ in tuned.tables(device)
         for key, entry in each.entries.items()
-        for dtype in KERNEL_DTYPES.get(entry.kernel, ())
+        for dtype in (KERNELS[entry.kernel].dtypes if entry.kernel in KERNELS else ())
         if ELEMENT_BYTES[dtype] == key.element_bytes
         for head_dims in _head_dims(key, entry.kernel, dtype, device)
     )
@@ -165,9 +166,9 @@ def _head_dims(
 
     The class has those of the default kernel, whose steps may be wider.
     """
-    default = default_kernel(dtype, device)
+    of_class = default(dtype, device).name
     return [
         pair
         for pair in all_head_dims(kernel, device)
-        if padded(default, device, *pair) == (key.head_dim, key.head_dim_v)
+        if padded(of_class, device, *pair) == (key.head_dim, key.head_dim_v)
     ]

@@ -9,8 +9,9 @@ from typing import NamedTuple, get_type_hints
 
 from cufa import device as devices
 from cufa.device import Device
+from cufa.kernel import KERNELS
 from cufa.planner.tiles import TileShape
-from cufa.variant import KERNEL_DTYPES, Variant
+from cufa.variant import Variant
 
 Shape = tuple[int, ...]
 
@@ -79,8 +80,8 @@ def architecture(text: str) -> Device:
 
 def kernel(text: str) -> str:
     """Return the name of a kernel."""
-    if text not in KERNEL_DTYPES:
-        raise ArgumentTypeError(f"{text!r} is none of the kernels {', '.join(KERNEL_DTYPES)}")
+    if text not in KERNELS:
+        raise ArgumentTypeError(f"{text!r} is none of the kernels {', '.join(KERNELS)}")
     return text
 
 

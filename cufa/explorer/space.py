@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.explorer.occupancy import register_bound, resident_blocks
+from cufa.kernel import default
 from cufa.planner.plan import plan
-from cufa.planner.tiles import default_kernel, tile_shapes
+from cufa.planner.tiles import tile_shapes
 from cufa.problem import Problem
 from cufa.variant import Variant
 
@@ -139,7 +140,7 @@ def variants(
     values = _checked(space or {})
     if kernels is None:
         tuned = plan(problem, device).variant.kernel
-        kernels = (default_kernel(problem.dtype, device), tuned)
+        kernels = (default(problem.dtype, device).name, tuned)
     found: dict[Variant, None] = {}
     for kernel in dict.fromkeys(kernels):
         found.update(dict.fromkeys(_of_kernel(problem, device, kernel, values)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cufa.kernel import ELEMENT_BYTES
 from cufa.problem import Problem
-from cufa.variant import ELEMENT_BYTES
 
 
 def flops(problem: Problem) -> float:

@@ -12,10 +12,10 @@ import numpy as np
 
 from cufa.compiler import jit
 from cufa.device import Device
+from cufa.kernel import KERNELS, panel_columns
 from cufa.launch import tensor_map
 from cufa.planner.plan import Plan
 from cufa.problem import Operands, Problem, as_bhsd, bounds, restore_shape
-from cufa.variant import panel_columns
 
 _TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
 PARAMS = np.dtype(
@@ -157,13 +157,14 @@ def _keep_if_captured(*temporaries: Any) -> None:
 
 def uses_tma(plan: Plan) -> bool:
     """Whether a plan's kernel reads and writes through tensor maps."""
-    return plan.variant.kernel == "fa3_wgmma"
+    return KERNELS[plan.variant.kernel].tma
 
 
 def _draws_tiles(plan: Plan, problem: Problem) -> bool:
     """Whether the blocks draw their tiles, as ``kernels/scheduler_sm90.cuh`` says."""
     tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
-    return uses_tma(plan) and problem.causal and tiles > plan.grid
+    persistent = KERNELS[plan.variant.kernel].persistent
+    return persistent and problem.causal and tiles > plan.grid
 
 
 def _tensor_maps(plan: Plan, views: Operands) -> np.ndarray:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cufa import kernel as kernels
 from cufa.device import Device
+from cufa.kernel import KERNELS
 from cufa.planner import scheduler, tuned
-from cufa.planner.tiles import all_head_dims, default_kernel, padded, runs_on, tile_shapes
+from cufa.planner.tiles import all_head_dims, padded, tile_shapes
 from cufa.problem import Problem
-from cufa.variant import KERNEL_DTYPES, Variant
+from cufa.variant import Variant
 
 _MAX_GRID = 2**31 - 1
 _MAX_LENGTH = 2**31 - 257  # lengths are 32-bit in the kernels, and rounded up to tiles
@@ -60,18 +62,20 @@ class Plan(NamedTuple):
 
 def _workspace_floats(problem: Problem, variant: Variant) -> int:
     rows = problem.batch * problem.heads_q * problem.seq_q
-    return 2 * rows if variant.kernel == "fa1_fp32" else 0
+    return KERNELS[variant.kernel].workspace * rows
 
 
 def _tiles(problem: Problem, variant: Variant) -> int:
-    """Tiles of all heads; fa1_fp32 takes a head as one."""
+    """Tiles of all heads; where blocks take whole heads, one each."""
     heads = scheduler.packed_heads(problem, variant)
-    return heads if variant.kernel == "fa1_fp32" else heads * scheduler.q_tiles(problem, variant)
+    takes_heads = KERNELS[variant.kernel].takes_heads
+    return heads if takes_heads else heads * scheduler.q_tiles(problem, variant)
 
 
 def _blocks_at_once(variant: Variant, device: Device) -> int:
     """Blocks of a kernel whose blocks take one tile after the other; 0 for another kernel."""
-    return variant.blocks_per_sm * device.sm_count if variant.kernel == "fa3_wgmma" else 0
+    persistent = KERNELS[variant.kernel].persistent
+    return variant.blocks_per_sm * device.sm_count if persistent else 0
 
 
 def _countable(problem: Problem, variant: Variant, device: Device) -> bool:
@@ -123,12 +127,12 @@ def all_variants(device: Device) -> list[Variant]:
     """Return every variant that `by_rules` can choose on a device."""
     return [
         variant
-        for kernel, dtypes in KERNEL_DTYPES.items()
-        if runs_on(kernel, device)
-        for dtype in dtypes
-        for head_dims in all_head_dims(kernel, device)
+        for kernel in KERNELS.values()
+        if kernel.runs_on(device)
+        for dtype in kernel.dtypes
+        for head_dims in all_head_dims(kernel.name, device)
         for causal in (False, True)
-        for variant in _candidates(kernel, dtype, head_dims, causal, device)
+        for variant in _candidates(kernel.name, dtype, head_dims, causal, device)
     ]
 
 
@@ -140,7 +144,7 @@ def _check_forced(problem: Problem, variant: Variant, device: Device) -> None:
     dims = (problem.head_dim, problem.head_dim_v)
     if complaint is None and (tile_dims[0] < dims[0] or tile_dims[1] < dims[1]):
         complaint = f"its head dims {tile_dims} are less than the problem's {dims}"
-    if complaint is None and variant.kernel == "fa3_wgmma" and problem.seq_kv == 0:
+    if complaint is None and KERNELS[variant.kernel].needs_keys and problem.seq_kv == 0:
         complaint = "it needs at least one key"
     if complaint is None and variant.causal != problem.causal:
         complaint = f"its causal is {variant.causal}, the call's {problem.causal}"
@@ -151,13 +155,15 @@ def _check_forced(problem: Problem, variant: Variant, device: Device) -> None:
 def _checked_name(kernel: object, dtype: str, device: Device) -> str:
     if not isinstance(kernel, str):
         raise TypeError(f"kernel must be a str or a Variant, not {type(kernel).__name__}")
-    if kernel not in KERNEL_DTYPES:
-        raise ValueError(f"kernel must be one of {', '.join(KERNEL_DTYPES)}, not {kernel!r}")
-    if dtype not in KERNEL_DTYPES[kernel]:
-        takes = " or ".join(KERNEL_DTYPES[kernel])
+    found = KERNELS.get(kernel)
+    if found is None:
+        raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, not {kernel!r}")
+    if dtype not in found.dtypes:
+        takes = " or ".join(found.dtypes)
         raise ValueError(f"kernel: {kernel} takes {takes}, q has {dtype}")
-    if not runs_on(kernel, device):
-        raise ValueError(f"kernel: {kernel} is for sm_90a, {device.name} is {device.arch}")
+    if not found.runs_on(device):
+        archs = " and ".join(found.archs or ())
+        raise ValueError(f"kernel: {kernel} is for {archs}, {device.name} is {device.arch}")
     return kernel
 
 
@@ -177,13 +183,13 @@ def _kernel(problem: Problem, device: Device, forced: str | None) -> tuple[str, 
     _check_limits(problem, device)
     if forced is not None:
         name, reason = _checked_name(forced, problem.dtype, device), "forced kernel"
-        if problem.seq_kv == 0 and name == "fa3_wgmma":
-            raise ValueError("kernel: fa3_wgmma needs at least one key, k has seq 0")
+        if problem.seq_kv == 0 and KERNELS[name].needs_keys:
+            raise ValueError(f"kernel: {name} needs at least one key, k has seq 0")
         return name, reason
-    name = default_kernel(problem.dtype, device)
-    if problem.seq_kv == 0 and name == "fa3_wgmma":
-        return "fa2_mma", "no keys"
-    return name, f"default for {problem.dtype}"
+    default = kernels.default(problem.dtype, device)
+    if problem.seq_kv == 0 and default.needs_keys:
+        return kernels.default(problem.dtype, device, keys=False).name, "no keys"
+    return default.name, f"default for {problem.dtype}"
 
 
 def by_rules(problem: Problem, device: Device, kernel: str | None = None) -> Plan:
@@ -236,7 +242,7 @@ def plan(problem: Problem, device: Device, kernel: str | Variant | None = None) 
     if found is not None:
         entry, reason = found
         variant = entry.variant(problem, device)
-        no_keys = variant.kernel == "fa3_wgmma" and problem.seq_kv == 0
+        no_keys = KERNELS[variant.kernel].needs_keys and problem.seq_kv == 0
         if not no_keys and _countable(problem, variant, device):
             forced = "" if kernel is None else "forced kernel, "
             return _planned(problem, variant, device, forced + reason)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cufa import kernel as kernels
 from cufa.device import Device
-from cufa.planner.tiles import default_kernel, padded
+from cufa.kernel import ELEMENT_BYTES
+from cufa.planner.tiles import padded
 from cufa.problem import Problem
-from cufa.variant import ELEMENT_BYTES
 
 _TILE_ROWS = 128  # of the tiles that `ProblemClass.waves` counts
 _SEQ_RANGE = (64, 16384)
@@ -50,7 +51,7 @@ def problem_class(problem: Problem, device: Device) -> ProblemClass:
     problem : Problem
     device : Device
     """
-    kernel = default_kernel(problem.dtype, device)
+    kernel = kernels.default(problem.dtype, device).name
     head_dims = padded(kernel, device, problem.head_dim, problem.head_dim_v)
     tiles = problem.batch * problem.heads_q * -(-problem.seq_q // _TILE_ROWS)
     if 2 * tiles <= device.sm_count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cufa.device import Device
+from cufa.kernel import ELEMENT_BYTES, KERNELS
 from cufa.problem import Problem
 from cufa.variant import Variant
 
@@ -11,7 +12,7 @@ def pack(problem: Problem, variant: Variant) -> int:
     """Query heads in a tile: those of a group where their queries together fill it better."""
     fits = problem.group > 1 and 64 % problem.group == 0  # a power of two, for TMA's boxes
     short = problem.seq_q < variant.bm
-    return problem.group if variant.kernel == "fa3_wgmma" and fits and short else 1
+    return problem.group if KERNELS[variant.kernel].packs_heads and fits and short else 1
 
 
 def packed_heads(problem: Problem, variant: Variant) -> int:
@@ -29,19 +30,19 @@ def sections(problem: Problem, variant: Variant, device: Device) -> tuple[int, i
 
     These are ``section_heads`` and ``late_rows`` of ``kernels/scheduler_sm90.cuh``.
     """
-    if not problem.causal or variant.kernel == "fa1_fp32":
+    if not problem.causal or KERNELS[variant.kernel].takes_heads:
         return 1, 0  # all tiles are of one length: those of a head follow each other, or are one
-    if variant.kernel == "fa3_wgmma":
-        return _fa3_sections(problem, variant, device)
+    if KERNELS[variant.kernel].persistent:
+        return _drawn_sections(problem, variant, device)
     # As many heads as have their K and V in half of L2 together.
-    size = 4 if problem.dtype == "float32" else 2
+    size = ELEMENT_BYTES[problem.dtype]
     kv_bytes = max(1, problem.seq_kv * (problem.head_dim + problem.head_dim_v) * size)
     kv_heads = max(1, device.l2_bytes // 2 // kv_bytes)
     return max(1, min(kv_heads * problem.group, packed_heads(problem, variant))), 0
 
 
-def _fa3_sections(problem: Problem, variant: Variant, device: Device) -> tuple[int, int]:
-    """Return the same for causal tiles that the blocks of fa3_wgmma draw.
+def _drawn_sections(problem: Problem, variant: Variant, device: Device) -> tuple[int, int]:
+    """Return the same for causal tiles that the blocks of a persistent kernel draw.
 
     Short tiles wait for memory and long ones do not, so both should run at the same time; and the
     K and V of a section should stay in L2: sections are small. The last one must be large enough

@@ -127,18 +127,6 @@ _TABLES: dict[str, dict[int, _Table]] = {
 }
 
 
-def default_kernel(dtype: str, device: Device) -> str:
-    """Return the kernel that a call uses unless it names another."""
-    if dtype == "float32":
-        return "fa2_fp32"
-    return "fa3_wgmma" if runs_on("fa3_wgmma", device) else "fa2_mma"
-
-
-def runs_on(kernel: str, device: Device) -> bool:
-    """Whether a device has the instructions that a kernel needs."""
-    return kernel != "fa3_wgmma" or device.arch == "sm_90a"
-
-
 def _table(kernel: str, device: Device) -> _Table:
     tables = _TABLES[kernel]
     return tables[max(cc for cc in tables if cc <= device.compute_capability)]

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from cufa.compiler import cache, source
 from cufa.device import Device
+from cufa.kernel import KERNELS
 from cufa.planner.problem_class import ProblemClass, problem_class
-from cufa.planner.tiles import runs_on
 from cufa.planner.tuned_table import VERSION, Entry, Table, dump, parse
 from cufa.problem import Problem
-from cufa.variant import KERNEL_DTYPES
 
 __all__ = [
     "VERSION",
@@ -139,9 +138,10 @@ def lookup(
     key = problem_class(problem, device)
     for table, whose in tables(device):
         entry = table.entries.get(key)
-        if entry is None or problem.dtype not in KERNEL_DTYPES.get(entry.kernel, ()):
+        kernel = None if entry is None else KERNELS.get(entry.kernel)
+        if entry is None or kernel is None:
             continue
-        if not runs_on(entry.kernel, device):
+        if problem.dtype not in kernel.dtypes or not kernel.runs_on(device):
             continue
         # A choice between kernels holds only between those that were timed.
         known = not forced and table.sources == source.digest()

@@ -1,0 +1,238 @@
+"""One descriptor a kernel: what it takes, what it needs, and how its blocks work.
+
+Nothing else asks for a kernel by name; a new one is an entry of `KERNELS`, a file of
+``cufa/kernels``, its tiles in ``cufa/planner/tiles.py`` and its space in
+``cufa/explorer/space.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from cufa.device import Device
+
+if TYPE_CHECKING:
+    from cufa.variant import Variant
+
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+WGMMA_WIDTHS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
+"""The N of wgmma that ``kernels/ptx_sm90.cuh`` has."""
+
+NUMBERS = ("head_dim", "head_dim_v", "bm", "bn", "stages", "warps", "blocks_per_sm")
+"""The template arguments of every kernel that are numbers, in order."""
+
+
+class Kernel(NamedTuple):
+    """What the rest of the package knows of one kernel.
+
+    Attributes
+    ----------
+    name : str
+        Of the ``__global__`` function, and of its file.
+    dtypes : tuple of str
+        The element types that it takes.
+    smem_bytes : callable
+        Variant -> dynamic shared memory of a block.
+    complaint : callable
+        Variant and Device -> why it cannot run, as far as the kernel's own rules say, or None.
+    arguments : tuple of str
+        The fields of a `Variant` that are template arguments between the element type and the
+        score, in order.
+    archs : tuple of str, optional
+        The architectures that it is for; None for all.
+    head_dim_step : int
+        Head dims are compiled in multiples of it.
+    tma : bool
+        Whether it reads and writes through tensor maps: its parameter is ``TmaParams``, and else
+        ``Params``.
+    persistent : bool
+        Whether a block takes one tile after the other; the grid is then no larger than what runs at
+        once. If tiles differ in length, blocks draw them as they become free.
+    packs_heads : bool
+        Whether the rows of a group's query heads can share a tile.
+    needs_keys : bool
+        Whether it cannot run without any.
+    takes_heads : bool
+        Whether a block takes a whole head, and loops over its rows.
+    workspace : int
+        float32 scratch in global memory for each row.
+    scores, kvs : tuple of str
+        The parts of a score, and the ways of finding K and V, that it takes.
+    launch_registers : callable, optional
+        Variant -> registers of a thread at launch, where the kernel counts on having exactly so
+        many because it moves them between its warps.
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+    smem_bytes: Callable[[Variant], int]
+    complaint: Callable[[Variant, Device], str | None]
+    arguments: tuple[str, ...] = NUMBERS
+    archs: tuple[str, ...] | None = None
+    head_dim_step: int = 16
+    tma: bool = False
+    persistent: bool = False
+    packs_heads: bool = False
+    needs_keys: bool = False
+    takes_heads: bool = False
+    workspace: int = 0
+    scores: tuple[str, ...] = ("Causal",)
+    kvs: tuple[str, ...] = ("Dense",)
+    launch_registers: Callable[[Variant], int] | None = None
+
+    def runs_on(self, device: Device) -> bool:
+        """Whether a device has the instructions that this kernel needs."""
+        return self.archs is None or device.arch in self.archs
+
+
+def panel_columns(columns: int) -> int:
+    """Columns of a panel of a 16-bit tile in shared memory, see ``kernels/tile.cuh``."""
+    return next((n for n in (64, 32) if columns % n == 0), 16)
+
+
+def _multiples(variant: Variant, bm_step: int) -> str | None:
+    if variant.bm % bm_step or variant.bn % 16:
+        return f"bm must be a multiple of {bm_step}, and bn of 16"
+    return None
+
+
+# --- fa3_wgmma: a producer's warpgroup, and a consumer for each 64 rows ---
+
+
+def _fa3_smem_bytes(v: Variant) -> int:
+    """As fa3_wgmma.cu lays it out: up to three slots of Q and O, rings of K and V, barriers."""
+    slot = 2 * v.bm * max(v.head_dim, v.head_dim_v)
+    rings = 2 * v.stages * v.bn * (v.head_dim + v.head_dim_v)
+    room = 227 * 1024 // v.blocks_per_sm - 1024 - rings
+    slots = max(1, min(3, room // slot))
+    return rings + slots * (slot + 16) + 32 * v.stages + 16 * max(2, slots)
+
+
+def _fa3_registers(v: Variant) -> int:
+    return 65536 // (v.threads * v.blocks_per_sm) // 8 * 8
+
+
+def _fa3_complaint(v: Variant, device: Device) -> str | None:
+    if v.bm % 64 or v.warps != v.bm // 16 + 4:
+        return "bm must be a multiple of 64, and warps bm / 16 + 4: a producer's 4 beside"
+    for name in ("bn", "head_dim_v"):
+        if getattr(v, name) not in WGMMA_WIDTHS:
+            return f"{name} must be one of {', '.join(map(str, WGMMA_WIDTHS))} in fa3_wgmma"
+    if panel_columns(v.head_dim) != panel_columns(v.head_dim_v):
+        return "head_dim and head_dim_v must be swizzled alike, as multiples of 64, 32 or 16"
+    skipped = -(-(v.bm - 64) // v.bn) if v.causal else 0
+    if skipped > v.stages:  # it may hold a V meanwhile
+        return f"a warpgroup skips {skipped} masked tiles of keys: as many stages are needed"
+    if v.ping_pong and v.bm == 64:
+        return "ping_pong needs two warpgroups, bm of 128 or more"
+    return None
+
+
+# --- fa2_mma and fa2_fp32: 16 rows a warp, or several times 16 ---
+
+
+def _ring_bytes(v: Variant) -> int:
+    """Q, the rings of K and V, and from which key on each warp has a mask."""
+    elements = v.bm * v.head_dim + v.stages * v.bn * (v.head_dim + v.head_dim_v)
+    return ELEMENT_BYTES[v.dtype] * elements + 4 * v.warps
+
+
+def _fa2_mma_smem_bytes(v: Variant) -> int:
+    return max(_ring_bytes(v), ELEMENT_BYTES[v.dtype] * v.bm * v.head_dim_v)  # O in their place
+
+
+def _fa2_complaint(v: Variant, row_warps: int) -> str | None:
+    if v.warps % 2:
+        return "warps must be even: a thread copies rows in steps of 8"
+    return _multiples(v, 16 * row_warps)
+
+
+def _fa2_mma_complaint(v: Variant, device: Device) -> str | None:
+    return _fa2_complaint(v, v.warps)
+
+
+def _fa2_fp32_complaint(v: Variant, device: Device) -> str | None:
+    if v.head_dim_v <= 160:
+        return _fa2_complaint(v, v.warps)
+    if v.head_dim_v % 64:
+        return "fa2_fp32 splits a head_dim_v of more than 160: it must be multiples of 64"
+    return _fa2_complaint(v, v.warps // 2)  # two warps share the columns of a wide output
+
+
+# --- fa1_fp32: the scores pass through shared memory ---
+
+
+def _fa1_smem_bytes(v: Variant) -> int:
+    """Q, K, V and P; the rows of all but V are 4 longer."""
+    q_and_p = v.bm * (v.head_dim + 4 + v.bn + 4)
+    return ELEMENT_BYTES[v.dtype] * (q_and_p + v.bn * (v.head_dim + 4 + v.head_dim_v))
+
+
+def _fa1_complaint(v: Variant, device: Device) -> str | None:
+    if v.stages != 1:
+        return "fa1_fp32 has a single stage"
+    if v.bm % (2 * v.warps) or v.bn % 16:
+        return "bm must be a multiple of 2 * warps, and bn of 16"
+    return None
+
+
+# A call that names no kernel takes the first that can run it.
+KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel(
+            "fa3_wgmma",
+            dtypes=("float16", "bfloat16"),
+            smem_bytes=_fa3_smem_bytes,
+            complaint=_fa3_complaint,
+            arguments=(*NUMBERS, "ping_pong"),
+            archs=("sm_90a",),
+            tma=True,
+            persistent=True,
+            packs_heads=True,
+            needs_keys=True,  # TMA cannot describe an array of none
+            launch_registers=_fa3_registers,
+        ),
+        Kernel(
+            "fa2_mma",
+            dtypes=("float16", "bfloat16"),
+            smem_bytes=_fa2_mma_smem_bytes,
+            complaint=_fa2_mma_complaint,
+        ),
+        Kernel(
+            "fa2_fp32",
+            dtypes=("float32",),
+            smem_bytes=_ring_bytes,
+            complaint=_fa2_fp32_complaint,
+            head_dim_step=32,
+        ),
+        Kernel(
+            "fa1_fp32",
+            dtypes=("float32",),
+            smem_bytes=_fa1_smem_bytes,
+            complaint=_fa1_complaint,
+            takes_heads=True,
+            workspace=2,  # row maxima and sums, which pass from tile of keys to tile of keys
+        ),
+    )
+}
+"""The kernels, by name."""
+
+
+def default(dtype: str, device: Device, keys: bool = True) -> Kernel:
+    """Return the kernel that a call uses unless it names another.
+
+    Parameters
+    ----------
+    dtype : str
+    device : Device
+    keys : bool
+        Whether the call has any.
+    """
+    return next(
+        kernel
+        for kernel in KERNELS.values()
+        if dtype in kernel.dtypes and kernel.runs_on(device) and (keys or not kernel.needs_keys)
+    )
