@@ -10,9 +10,11 @@ from cufa.kernel import KERNELS, NUMBERS
 from cufa.problem import MAX_HEAD_DIM
 
 _CPP_TYPE = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float"}
-_FLAG = r"\s*,\s*(true|false)"
-_PRINTED = re.compile(rf"\s*(\w+)\s*<\s*(\w+)((?:\s*,\s*[0-9]+)+){_FLAG}(?:{_FLAG})?\s*>\s*")
-_EXAMPLE = "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, false>"
+_PRINTED = re.compile(
+    r"\s*(\w+)\s*<\s*(\w+)((?:\s*,\s*[0-9]+)+)(?:\s*,\s*(true|false))?"
+    r"\s*,\s*Score\s*<\s*(Causal)?\s*>\s*,\s*Dense\s*>\s*"
+)
+_EXAMPLE = "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>"
 
 MAX_TILE = 256
 """Rows and columns of a tile at most: lengths are rounded up to it in 32 bits."""
@@ -61,12 +63,13 @@ class Variant(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Variant:
-        """Read the printed form, such as "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, false>".
+        """Read the printed form.
 
         Parameters
         ----------
         text : str
-            Spaces do not matter. The variant need not be legal on any device.
+            Such as "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<>, Dense>". Spaces do not
+            matter. The variant need not be legal on any device.
 
         Returns
         -------
@@ -83,11 +86,11 @@ class Variant(NamedTuple):
             raise TypeError(f"text must be a string, not {type(text).__name__}")
         match = _PRINTED.fullmatch(text)
         numbers = [int(n) for n in re.findall("[0-9]+", match[3])] if match else []
-        if match is None or len(numbers) != 7 or (match[5] is None) == _has_ping_pong(match[1]):
+        if match is None or len(numbers) != 7 or (match[4] is None) == _has_ping_pong(match[1]):
             arguments = ", ".join(cls._fields[1:])
             raise ValueError(
-                f"a variant looks like {_EXAMPLE} (kernel<{arguments}>, the last in fa3_wgmma "
-                f"only), not {text!r}"
+                f"a variant looks like {_EXAMPLE} (kernel<{arguments}>, ping_pong in fa3_wgmma "
+                f"only, before the score), not {text!r}"
             )
         kernel, cpp_type = match[1], match[2]
         if kernel not in KERNELS:
@@ -97,14 +100,16 @@ class Variant(NamedTuple):
         if cpp_type not in dtypes:
             known = ", ".join(dtypes)
             raise ValueError(f"{text!r}: the element type must be one of {known}, not {cpp_type!r}")
-        flags = (match[4] == "true", match[5] == "true")
+        flags = (match[5] is not None, match[4] == "true")
         return cls._make([kernel, dtypes[cpp_type], *numbers, *flags])
 
     @property
     def name_expression(self) -> str:
         """The C++ name of the instantiation."""
-        flags = self[9:] if _has_ping_pong(self.kernel) else self[9:10]
-        arguments = [str(int(x)) for x in self[2:9]] + [str(flag).lower() for flag in flags]
+        arguments = [str(int(x)) for x in self[2:9]]
+        if _has_ping_pong(self.kernel):
+            arguments.append(str(self.ping_pong).lower())
+        arguments += [f"Score<{'Causal' if self.causal else ''}>", "Dense"]
         return f"{self.kernel}<{_CPP_TYPE[self.dtype]}, {', '.join(arguments)}>"
 
     @property

@@ -23,7 +23,7 @@ H200 = device.named("h200")
 COMMANDS = ("info", "explain", "explore", "compile", "inspect", "tune")
 PROGRAM = "python -m cufa"
 SMALL = ("--q", "1,2,128,64")
-VARIANT = "fa2_mma<float16, 64, 64, 64, 64, 2, 4, 2, true>"
+VARIANT = "fa2_mma<float16, 64, 64, 64, 64, 2, 4, 2, Score<Causal>, Dense>"
 
 Captured = pytest.CaptureFixture[str]
 
@@ -395,7 +395,10 @@ def test_info_names_the_kernels_of_a_gpu(
     assert "GPU           rtx4090, sm_89, 128 multiprocessors" in out
     assert f"{tmp_path}, 2.0 KiB" in out
     assert "user's table: 1 " in out
-    assert "  float16     fa2_mma: fa2_mma<float16, 128, 128, 64, 32, 1, 4, 1, false> (tuned" in out
+    assert (
+        "  float16     fa2_mma: fa2_mma<float16, 128, 128, 64, 32, 1, 4, 1, Score<>, Dense> (tuned"
+        in out
+    )
     assert "  float32     fa2_fp32: " in out
 
 

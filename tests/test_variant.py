@@ -28,18 +28,21 @@ RESERVED_BYTES = 1024
 @pytest.mark.parametrize(
     ("variant", "expected"),
     [
-        (MMA, "fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, true>"),
-        (MMA._replace(dtype="float16"), "fa2_mma<float16, 128, 64, 128, 32, 2, 4, 2, true>"),
-        (FP32, "fa2_fp32<float, 64, 96, 64, 32, 2, 4, 2, false>"),
-        (FA1, "fa1_fp32<float, 80, 48, 32, 16, 1, 8, 1, false>"),
-        (FA3, "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, true>"),
+        (MMA, "fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, Score<Causal>, Dense>"),
+        (
+            MMA._replace(dtype="float16"),
+            "fa2_mma<float16, 128, 64, 128, 32, 2, 4, 2, Score<Causal>, Dense>",
+        ),
+        (FP32, "fa2_fp32<float, 64, 96, 64, 32, 2, 4, 2, Score<>, Dense>"),
+        (FA1, "fa1_fp32<float, 80, 48, 32, 16, 1, 8, 1, Score<>, Dense>"),
+        (FA3, "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, Score<Causal>, Dense>"),
         (
             FA3._replace(dtype="float16", ping_pong=False),
-            "fa3_wgmma<float16, 128, 64, 128, 80, 2, 12, 1, true, false>",
+            "fa3_wgmma<float16, 128, 64, 128, 80, 2, 12, 1, false, Score<Causal>, Dense>",
         ),
         (
             FA3._replace(causal=False),
-            "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, false, true>",
+            "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, Score<>, Dense>",
         ),
     ],
 )
@@ -57,10 +60,10 @@ def test_what_is_printed_can_be_read(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("fa2_mma<bfloat16,128,64,128,32,2,4,2,true>", MMA),
-        ("  fa2_mma < bfloat16 , 128 ,64, 128,32,2, 4,2 ,true >\n", MMA),
-        ("fa3_wgmma<bfloat16,128,64,128,80,2,12,1,true,true>", FA3),
-        (" fa3_wgmma <bfloat16 ,128, 64,128,80,2,12,1 , true ,true> ", FA3),
+        ("fa2_mma<bfloat16,128,64,128,32,2,4,2, Score<Causal>, Dense>", MMA),
+        ("  fa2_mma < bfloat16 , 128 ,64, 128,32,2, 4,2 , Score <Causal> ,Dense >\n", MMA),
+        ("fa3_wgmma<bfloat16,128,64,128,80,2,12,1, true, Score<Causal>, Dense>", FA3),
+        (" fa3_wgmma <bfloat16 ,128, 64,128,80,2,12,1 , true , Score < Causal >,Dense> ", FA3),
     ],
 )
 def test_spaces_do_not_matter(text: str, expected: Variant) -> None:
@@ -71,7 +74,7 @@ def test_spaces_do_not_matter(text: str, expected: Variant) -> None:
 
 
 def test_what_is_illegal_can_be_read() -> None:
-    variant = Variant.parse("fa2_mma<float, 1, 2, 3, 4, 5, 6, 0, false>")
+    variant = Variant.parse("fa2_mma<float, 1, 2, 3, 4, 5, 6, 0, Score<>, Dense>")
     assert variant == Variant("fa2_mma", "float32", 1, 2, 3, 4, 5, 6, 0, False)
 
 
@@ -84,20 +87,23 @@ FORM = r"^a variant looks like fa2_mma<bfloat16, .*head_dim_v, bm, bn, stages.*,
         ("", FORM),
         ("fa2_mma", FORM),
         ("fa2_mma<bfloat16, 128>", FORM),
-        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, true>", FORM),
-        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, 1, true>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, Score<Causal>, Dense>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, 1, Score<Causal>, Dense>", FORM),
         ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, 1>", FORM),
-        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, -2, true>", FORM),
-        ("fa2_mma<bfloat16, 128, 64, 128.0, 32, 2, 4, 2, true>", FORM),
-        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, true> x", FORM),
-        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, true, false>", FORM),
-        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, -2, Score<Causal>, Dense>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128.0, 32, 2, 4, 2, Score<Causal>, Dense>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, Score<Causal>, Dense> x", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, false, Score<Causal>, Dense>", FORM),
+        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, Score<Causal>, Dense>", FORM),
         ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, 1>", FORM),
-        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, true, true>", FORM),
-        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, true, true>", FORM),
-        ("fa9<bfloat16, 128, 64, 128, 32, 2, 4, 2, true>", "kernel must be one of .* not 'fa9'"),
+        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, true, Score<Causal>, Dense>", FORM),
+        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, true, Score<Causal>, Dense>", FORM),
         (
-            "fa2_mma<bfloat, 128, 64, 128, 32, 2, 4, 2, true>",
+            "fa9<bfloat16, 128, 64, 128, 32, 2, 4, 2, Score<Causal>, Dense>",
+            "kernel must be one of .* not 'fa9'",
+        ),
+        (
+            "fa2_mma<bfloat, 128, 64, 128, 32, 2, 4, 2, Score<Causal>, Dense>",
             "type must be one of float16, bfloat16, float, not 'bfloat'",
         ),
     ],

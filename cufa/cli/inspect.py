@@ -26,8 +26,8 @@ def add(commands: Commands) -> None:
             "figures of its compilation, or its text at one of three stages."
         ),
         examples=(
-            '"fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, true>" --arch sm_90a',
-            '"fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, true>" --arch sm_90a --sass',
+            '"fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>" --arch sm_90a',
+            '"fa2_mma<float16, 64, 64, 128, 64, 2, 4, 2, Score<>, Dense>" --arch sm_90a --sass',
         ),
     )
     parser.add_argument("variant", type=variant, metavar="VARIANT", help="quoted, for its < and >")

@@ -2,9 +2,11 @@
 // The outer loop is over tiles of keys and the inner one over tiles of queries, so m, l and O of every row live
 // in global memory between its visits, and O is divided by l at each of them. One block computes one head.
 // It is here to be read and to be compared with: FlashAttention-2 swaps the two loops, see fa2_fp32.cu.
+#include "kv.cuh"
 #include "mask.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
+#include "score.cuh"
 
 constexpr int LANES = 16;  // threads that share a row of scores: half a warp
 constexpr int PAD = 4;     // floats after a row in shared memory: 16-byte reads of eight rows then touch all banks once
@@ -37,8 +39,10 @@ __device__ void load_tile(float* tile, const float* gmem, long long stride, int 
     }
 }
 
-template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, bool CAUSAL>
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, class SCORE,
+          class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __grid_constant__ Params p) {
+    constexpr bool CAUSAL = SCORE::CAUSAL;
     constexpr int THREADS = WARPS * 32;
     constexpr int ROW_STEP = THREADS / LANES;   // a thread holds every ROW_STEP-th row of a tile,
     constexpr int ROWS = BM / ROW_STEP;

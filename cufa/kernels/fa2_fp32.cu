@@ -3,9 +3,11 @@
 // CUTLASS's example 27): with x = hi + lo, both TF32, a b = lo hi + hi lo + hi hi + O(2^-22). Tensor cores
 // truncate their sums, so sums are kept short there and added up in float32 arithmetic, which rounds to nearest.
 #include "epilogue.cuh"
+#include "kv.cuh"
 #include "mask.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
+#include "score.cuh"
 #include "scheduler.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
@@ -62,8 +64,10 @@ __device__ void qk_cuda_cores(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t 
     }
 }
 
-template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, bool CAUSAL>
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, class SCORE,
+          class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_fp32(const __grid_constant__ Params p) {
+    constexpr bool CAUSAL = SCORE::CAUSAL;
     constexpr int THREADS = WARPS * 32;
     constexpr int V_PARTS = HEAD_DIM_V > 160 ? 2 : 1;  // warps that share rows, each with a part of the columns
     constexpr int ROW_WARPS = WARPS / V_PARTS;         // of the output, where registers do not hold all of them

@@ -3,15 +3,19 @@
 // BM / WARPS of the rows, so that no product is split between warps. K and V tiles arrive by cp.async
 // in a ring of STAGES.
 #include "epilogue.cuh"
+#include "kv.cuh"
 #include "mask.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
+#include "score.cuh"
 #include "scheduler.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
 
-template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, bool CAUSAL>
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, class SCORE,
+          class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa2_mma(const __grid_constant__ Params p) {
+    constexpr bool CAUSAL = SCORE::CAUSAL;
     constexpr int THREADS = WARPS * 32;
     constexpr int MT = BM / WARPS / 16;  // 16-row pieces of a warp
     constexpr int NT = BN / 8;           // 8-key pieces of a tile of scores

@@ -5,17 +5,20 @@
 // last to first: masked ones, which need row maxima, come first, and the others do without, see softmax.cuh. With
 // PING_PONG the consumers take turns to queue their products: one's softmax then runs under the products of the others.
 #include "epilogue_sm90.cuh"
+#include "kv.cuh"
 #include "mask.cuh"
 #include "params.cuh"
 #include "ptx_sm90.cuh"
 #include "scheduler_sm90.cuh"
+#include "score.cuh"
 #include "softmax.cuh"
 #include "tile_sm90.cuh"
 
-template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, bool CAUSAL,
-          bool PING_PONG>
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM,
+          bool PING_PONG, class SCORE, class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     fa3_wgmma(const __grid_constant__ TmaParams arguments) {
+    constexpr bool CAUSAL = SCORE::CAUSAL;
     const Params& p = arguments.params;
     const TensorMaps& maps = arguments.maps;
     constexpr int CONSUMERS = BM / 64;  // warpgroups
