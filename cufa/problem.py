@@ -71,6 +71,11 @@ class Problem(NamedTuple):
         """Query heads that share one K/V head; at least 1, also when there are no heads."""
         return max(1, self.heads_q // max(1, self.heads_kv))
 
+    @property
+    def score(self) -> tuple[str, ...]:
+        """The parts of the score, see `cufa.score`."""
+        return ("Causal",) if self.causal else ()
+
     @classmethod
     def of_shapes(
         cls,

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from cufa.device import Device
 from cufa.kernel import KERNELS, NUMBERS
 from cufa.problem import MAX_HEAD_DIM
+from cufa.score import PARTS
 
 _CPP_TYPE = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float"}
-_PRINTED = re.compile(
-    r"\s*(\w+)\s*<\s*(\w+)((?:\s*,\s*[0-9]+)+)(?:\s*,\s*(true|false))?"
-    r"\s*,\s*Score\s*<\s*(Causal)?\s*>\s*,\s*Dense\s*>\s*"
-)
+_DTYPE = {cpp: dtype for dtype, cpp in _CPP_TYPE.items()}
+_SPACES = re.compile(r"\s*([<>,])\s*")
+_PRINTED = re.compile(r"(\w+)<(\w+)((?:,(?:[0-9]+|true|false))+),Score<((?:\w+,)*\w+)?>,(\w+)>")
 _EXAMPLE = "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>"
 
 MAX_TILE = 256
 """Rows and columns of a tile at most: lengths are rounded up to it in 32 bits."""
 
 
-def _has_ping_pong(kernel: str) -> bool:
-    return kernel in KERNELS and "ping_pong" in KERNELS[kernel].arguments
+def _check_known(text: str, what: str, found: str, known: Collection[str]) -> None:
+    if found not in known:
+        raise ValueError(f"{text!r}: {what} must be one of {', '.join(known)}, not {found!r}")
+
+
+def _value(text: str) -> int:
+    return text == "true" if text in ("true", "false") else int(text)
 
 
 class Variant(NamedTuple):
-    """One template instantiation; the fields after ``kernel`` are its template arguments, in order.
+    """One template instantiation, its arguments by name.
+
+    Those between the type and the score are the kernel's `cufa.kernel.Kernel.arguments`.
 
     Attributes
     ----------
@@ -43,10 +51,12 @@ class Variant(NamedTuple):
         Warps of a block, which share its rows evenly.
     blocks_per_sm : int
         Blocks that must fit on a multiprocessor together; it bounds the registers of a thread.
-    causal : bool
-        Whether the causal mask is compiled in.
     ping_pong : bool
-        fa3_wgmma only: whether the warpgroups take turns with the tensor cores.
+        Whether the warpgroups take turns with the tensor cores; for kernels that can.
+    score : tuple of str
+        The parts of the score that are compiled in, such as "Causal", see `cufa.score.PARTS`.
+    kv : str
+        How K and V are found.
     """
 
     kernel: str
@@ -58,8 +68,9 @@ class Variant(NamedTuple):
     stages: int
     warps: int
     blocks_per_sm: int
-    causal: bool
     ping_pong: bool = False
+    score: tuple[str, ...] = ()
+    kv: str = "Dense"
 
     @classmethod
     def parse(cls, text: str) -> Variant:
@@ -80,37 +91,39 @@ class Variant(NamedTuple):
         TypeError
             `text` is no string.
         ValueError
-            It is of another form, or names an unknown kernel or type.
+            It is of another form, or names an unknown kernel, type or part of a score.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be a string, not {type(text).__name__}")
-        match = _PRINTED.fullmatch(text)
-        numbers = [int(n) for n in re.findall("[0-9]+", match[3])] if match else []
-        if match is None or len(numbers) != 7 or (match[4] is None) == _has_ping_pong(match[1]):
-            arguments = ", ".join(cls._fields[1:])
-            raise ValueError(
-                f"a variant looks like {_EXAMPLE} (kernel<{arguments}>, ping_pong in fa3_wgmma "
-                f"only, before the score), not {text!r}"
-            )
-        kernel, cpp_type = match[1], match[2]
-        if kernel not in KERNELS:
-            known = ", ".join(KERNELS)
-            raise ValueError(f"{text!r}: kernel must be one of {known}, not {kernel!r}")
-        dtypes = {cpp: dtype for dtype, cpp in _CPP_TYPE.items()}
-        if cpp_type not in dtypes:
-            known = ", ".join(dtypes)
-            raise ValueError(f"{text!r}: the element type must be one of {known}, not {cpp_type!r}")
-        flags = (match[5] is not None, match[4] == "true")
-        return cls._make([kernel, dtypes[cpp_type], *numbers, *flags])
+        match = _PRINTED.fullmatch(_SPACES.sub(r"\1", text.strip()))
+        if match is None:
+            raise ValueError(f"a variant looks like {_EXAMPLE}, not {text!r}")
+        name, cpp_type, arguments, score, kv = match.groups()
+        parts = tuple(score.split(",")) if score else ()
+        _check_known(text, "kernel", name, KERNELS)
+        _check_known(text, "the element type", cpp_type, _DTYPE)
+        for part in parts:
+            _check_known(text, "a part of the score", part, PARTS)
+        fields = KERNELS[name].arguments
+        values = [_value(each) for each in arguments[1:].split(",")]
+        if [type(value) is bool for value in values] != [field not in NUMBERS for field in fields]:
+            takes = ", ".join(("type", *fields, "score", "kv"))
+            raise ValueError(f"{text!r}: {name} takes the arguments {takes}")
+        by_name: dict[str, Any] = dict(zip(fields, values, strict=True))
+        return cls(name, _DTYPE[cpp_type], **by_name, score=parts, kv=kv)
 
     @property
     def name_expression(self) -> str:
         """The C++ name of the instantiation."""
-        arguments = [str(int(x)) for x in self[2:9]]
-        if _has_ping_pong(self.kernel):
-            arguments.append(str(self.ping_pong).lower())
-        arguments += [f"Score<{'Causal' if self.causal else ''}>", "Dense"]
-        return f"{self.kernel}<{_CPP_TYPE[self.dtype]}, {', '.join(arguments)}>"
+        values = [getattr(self, name) for name in KERNELS[self.kernel].arguments]
+        texts = [str(x).lower() if isinstance(x, bool) else str(int(x)) for x in values]
+        score = f"Score<{', '.join(self.score)}>"
+        return f"{self.kernel}<{', '.join((_CPP_TYPE[self.dtype], *texts, score, self.kv))}>"
+
+    @property
+    def causal(self) -> bool:
+        """Whether the causal mask is compiled in."""
+        return "Causal" in self.score
 
     @property
     def threads(self) -> int:
@@ -141,6 +154,11 @@ class Variant(NamedTuple):
             return f"{v.kernel} takes {' or '.join(kernel.dtypes)}, not {v.dtype}"
         if v.ping_pong and "ping_pong" not in kernel.arguments:
             return f"{v.kernel} has no ping_pong"
+        for part in v.score:
+            if part not in kernel.scores:
+                return f"{v.kernel} takes {' and '.join(kernel.scores)} in a score, not {part}"
+        if v.kv not in kernel.kvs:
+            return f"{v.kernel} finds K and V by {' or '.join(kernel.kvs)}, not {v.kv}"
         if not all(isinstance(n, int) and n > 0 for n in (getattr(v, name) for name in NUMBERS)):
             return "template arguments must be positive integers"
         if v.head_dim > MAX_HEAD_DIM or v.head_dim_v > MAX_HEAD_DIM:

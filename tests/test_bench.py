@@ -374,7 +374,7 @@ def test_explore_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cupy")
     from benchmarks import explore
 
-    base = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 2, 4, 2, True)
+    base = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 2, 4, 2, score=("Causal",))
     first, second, wrong = (base._replace(bn=bn) for bn in (32, 48, 64))
     tables = iter([(first, second), (second, first)])
     commands, timed = [], []

@@ -152,7 +152,18 @@ def test_rows(
         return {"ours": 4.0, "theirs": 5.0}[call]
 
     def ready(cell: Any) -> Any:
-        variant = Variant("fa3_wgmma", "bfloat16", cell.d, cell.d, 128, 64, 2, 12, 1, cell.causal)
+        variant = Variant(
+            "fa3_wgmma",
+            "bfloat16",
+            cell.d,
+            cell.d,
+            128,
+            64,
+            2,
+            12,
+            1,
+            score=("Causal",) * cell.causal,
+        )
         calls: Any = {"cufa": "ours", "cudnn": "theirs"}
         return Ready(cell, variant, calls, {"cufa": 1e-3, "cudnn": 2e-3})
 

@@ -23,7 +23,7 @@ from cufa.explorer.clock import Call, Reading
 from cufa.explorer.race import Budget
 from cufa.variant import Variant
 
-VARIANT = Variant("fa3_wgmma", "bfloat16", 128, 128, 192, 80, 2, 16, 1, False, True)
+VARIANT = Variant("fa3_wgmma", "bfloat16", 128, 128, 192, 80, 2, 16, 1, ping_pong=True)
 
 
 def _ready(cell: Cell, calls: dict[str, Any], variant: Variant = VARIANT) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from cufa.compiler import cache, source
 from cufa.variant import Variant
 
-VARIANT = Variant("fa2_mma", "float16", 128, 128, 128, 64, 2, 4, 2, True)
+VARIANT = Variant("fa2_mma", "float16", 128, 128, 128, 64, 2, 4, 2, score=("Causal",))
 
 
 def test_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_cubins_are_found_again() -> None:
     assert re.fullmatch(r"[0-9a-f]{64}\.cubin", path.name)
     assert cache.find_cubin(VARIANT, "sm_90a") == b"\x7fELF"
     assert cache.find_cubin(VARIANT, "sm_80") is None
-    assert cache.find_cubin(VARIANT._replace(causal=False), "sm_90a") is None
+    assert cache.find_cubin(VARIANT._replace(score=()), "sm_90a") is None
     assert cache.find_cubin(VARIANT._replace(dtype="bfloat16"), "sm_90a") is None
 
 

@@ -291,9 +291,11 @@ def test_explain_names_every_field(gpu: tuple[str, str], stages: str, capsys: Ca
     out, err = capsys.readouterr()
     assert err == ""
     found = fields(out)
-    variant = Variant("fa2_mma", "bfloat16", 128, 128, 128, 32, int(stages), 4, 2, True)
+    variant = Variant(
+        "fa2_mma", "bfloat16", 128, 128, 128, 32, int(stages), 4, 2, score=("Causal",)
+    )
     assert {name: found[name] for name in Variant._fields} == {
-        name: str(value) for name, value in variant._asdict().items()
+        name: str(value) for name, value in {**variant._asdict(), "score": "Causal"}.items()
     }
     assert f"variant          {variant}\n" in out
     assert found["grid"] == str(4 * 32 * 4096 // 128)

@@ -25,7 +25,7 @@ from cufa.planner.tiles import TileShape
 from cufa.problem import Problem
 from cufa.variant import Variant
 
-VARIANT = Variant("fa2_mma", "float16", 32, 32, 64, 64, 2, 4, 4, causal=True)
+VARIANT = Variant("fa2_mma", "float16", 32, 32, 64, 64, 2, 4, 4, score=("Causal",))
 ONE = ("compile", "--arch", "sm_86", "--for", "1,1,64,32", "--dtype", "float16", "--causal")
 
 Captured = pytest.CaptureFixture[str]
@@ -146,7 +146,9 @@ def test_tuned_variants_are_compiled_too(builder: Builder) -> None:
     )
     tuned.store(gpu, entries, "a test")
     assert cli.main(["compile", "--gpu", "a100", "--dtype", "float16"]) == 0
-    assert Variant("fa2_mma", "float16", 64, 64, 64, 96, 2, 4, 2, causal=True) in builder.asked
+    assert (
+        Variant("fa2_mma", "float16", 64, 64, 64, 96, 2, 4, 2, score=("Causal",)) in builder.asked
+    )
     assert all(v.illegal(gpu) is None for v in builder.asked)
 
 

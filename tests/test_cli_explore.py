@@ -25,9 +25,7 @@ from cufa.variant import Variant
 
 ROOT = Path(__file__).resolve().parents[1]
 Q = ("--q", "2,16,1024,64")
-VARIANTS = [
-    Variant("fa2_mma", "float16", 64, 64, bm, 64, 2, 4, 2, causal=False) for bm in (64, 128, 192)
-]
+VARIANTS = [Variant("fa2_mma", "float16", 64, 64, bm, 64, 2, 4, 2) for bm in (64, 128, 192)]
 
 Captured = pytest.CaptureFixture[str]
 

@@ -9,7 +9,7 @@ import pytest
 from cufa.compiler import elf, jit
 from cufa.variant import Variant
 
-SMALL = Variant("fa2_mma", "float16", 32, 32, 64, 16, 1, 4, 1, False)
+SMALL = Variant("fa2_mma", "float16", 32, 32, 64, 16, 1, 4, 1)
 
 
 @pytest.fixture(scope="module", params=["sm_80", "sm_90a", "sm_120"])

@@ -64,7 +64,7 @@ def test_small_space() -> None:
 
 
 def test_named_device_and_its_limits() -> None:
-    variants = [Variant("fa2_mma", "float16", 32, 32, 256, 256, 3, 8, 1, True)]
+    variants = [Variant("fa2_mma", "float16", 32, 32, 256, 256, 3, 8, 1, score=("Causal",))]
     (row,) = cufa.explore(PROBLEM, space=variants, device="rtx3090").rows
     assert row.error is not None
     assert "shared memory are needed, rtx3090 has" in row.error
@@ -93,10 +93,10 @@ def test_an_architecture_is_that_of_its_gpu(arch: str) -> None:
 def test_every_kind_of_failure_is_a_row() -> None:
     shape = (1, 1, 64, 32)
     problem = Problem.of_shapes(shape, shape, shape, dtype="float32")
-    good = Variant("fa1_fp32", "float32", 32, 32, 32, 32, 1, 8, 1, False)
+    good = Variant("fa1_fp32", "float32", 32, 32, 32, 32, 1, 8, 1)
     variants = {
         good: None,
-        good._replace(causal=True): "its causal is True, the call's False",
+        good._replace(score=("Causal",)): r"its score is \('Causal',\), the call's \(\)",
         good._replace(bm=33): "bm must be a multiple of",
         good._replace(dtype="bfloat16"): "takes float32, not bfloat16",
         good._replace(head_dim=16): "its head dims",
@@ -118,7 +118,7 @@ def test_refused_by_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Variant, "illegal", lambda variant, gpu: None)
     shape = (1, 1, 64, 32)
     problem = Problem.of_shapes(shape, shape, shape, dtype="float32")
-    broken = Variant("fa1_fp32", "float32", 32, 32, 64, 64, 2, 8, 1, False)
+    broken = Variant("fa1_fp32", "float32", 32, 32, 64, 64, 2, 8, 1)
     (row,) = cufa.explore(problem, space=[broken], arch="sm_90a").rows
     assert row.error is not None
     assert "tiles are not prefetched" in row.error
@@ -349,7 +349,7 @@ def test_own_arrays_on_the_gpu(xp: Any, rng: np.random.Generator) -> None:
 def test_spilling_variant_is_timed_like_others() -> None:
     shape = (1, 4, 500, 128)
     problem = Problem.of_shapes(shape, shape, shape)
-    spilling = Variant("fa2_mma", "float16", 128, 128, 128, 64, 1, 4, 4, False)
+    spilling = Variant("fa2_mma", "float16", 128, 128, 128, 64, 1, 4, 4)
     (row,) = cufa.explore(problem, space=[spilling]).rows
     assert row.spill_bytes is not None
     assert row.spill_bytes > 0

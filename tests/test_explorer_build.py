@@ -18,16 +18,16 @@ from cufa.problem import Problem
 from cufa.variant import Variant
 
 H200 = device.named("h200")
-SMALL = Variant("fa2_mma", "bfloat16", 64, 64, 64, 32, 1, 4, 4, True)
-WIDE = Variant("fa2_mma", "bfloat16", 64, 64, 64, 64, 2, 4, 2, True)
+SMALL = Variant("fa2_mma", "bfloat16", 64, 64, 64, 32, 1, 4, 4, score=("Causal",))
+WIDE = Variant("fa2_mma", "bfloat16", 64, 64, 64, 64, 2, 4, 2, score=("Causal",))
 #: 128 x 128 / 128 accumulators of O and as many of S, in 128 registers.
-SPILLING = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 1, 4, 4, True)
+SPILLING = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 1, 4, 4, score=("Causal",))
 SMEM_BYTES = {
     SMALL: 2 * (64 * 64 + 1 * 32 * 128) + 16,
     WIDE: 2 * (64 * 64 + 2 * 64 * 128) + 16,
     SPILLING: 2 * (128 * 128 + 1 * 64 * 256) + 16,
 }
-BROKEN = Variant("fa1_fp32", "float32", 32, 32, 64, 64, 2, 8, 1, False)
+BROKEN = Variant("fa1_fp32", "float32", 32, 32, 64, 64, 2, 8, 1)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_refusals() -> None:
     for variant, reason in (
         (SMALL._replace(bm=100), "bm must be a multiple of 64, and bn of 16"),
         (SMALL._replace(dtype="float16"), "it is for float16, q has bfloat16"),
-        (SMALL._replace(causal=False), "its causal is False, the call's True"),
+        (SMALL._replace(score=()), "its score is (), the call's ('Causal',)"),
         (SMALL._replace(head_dim=32), "its head dims (32, 64) are less than the problem's"),
     ):
         complaint = refusal(problem, variant, H200)

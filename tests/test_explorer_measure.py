@@ -22,7 +22,7 @@ from cufa.variant import Variant
 
 H200 = devices.named("h200")
 PROBLEM = Problem.of_shapes(*[(1, 2, 40, 16)] * 3, dtype="float16", causal=True)
-BASE = Variant("fa2_mma", "float16", 32, 32, 64, 64, 2, 4, 1, True)
+BASE = Variant("fa2_mma", "float16", 32, 32, 64, 64, 2, 4, 1, score=("Causal",))
 CEILINGS = {"read_gbs": 4000.0, "copy_gbs": 4000.0, "gemm_tflops": 700.0}
 
 
@@ -245,7 +245,7 @@ def test_on_a_gpu(cupy: Any, dtype: str, kernel: str, causal: bool, scale: float
     device = gpu_of(cupy)
     shapes = (2, 4, 300, 40), (2, 2, 333, 40), (2, 2, 333, 23)
     problem = Problem.of_shapes(*shapes, dtype=dtype, causal=causal, scale=scale)
-    base = Variant(kernel, dtype, 64, 64, 64, 32, 1, 4, 1, causal)
+    base = Variant(kernel, dtype, 64, 64, 64, 32, 1, 4, 1, score=("Causal",) * causal)
     variants = [base, base._replace(bn=64), base._replace(bm=128)]
     measurement = Measurement(problem, None, device)
     rows = [measurement.check(row, cubin) for row, cubin in compiled(variants, device)]
@@ -267,7 +267,7 @@ def test_given_arrays_on_a_gpu(cupy: Any) -> None:
     inputs = random_inputs(np.random.default_rng(0), "bfloat16", b=2, hq=3, sq=150, d=64)
     q, k, v = (as_bhsd(cupy.asarray(x.swapaxes(1, 2).copy()), "bshd") for x in inputs)
     problem = Problem.of_shapes(q.shape, k.shape, v.shape, dtype="bfloat16")
-    variant = Variant("fa2_mma", "bfloat16", 64, 64, 64, 64, 2, 4, 1, False)
+    variant = Variant("fa2_mma", "bfloat16", 64, 64, 64, 64, 2, 4, 1)
     measurement = Measurement(problem, Operands(q, k, v, None), device)
     ((row, cubin),) = compiled([variant], device)
     row = measurement.check(row, cubin)
@@ -280,8 +280,8 @@ def test_given_arrays_on_a_gpu(cupy: Any) -> None:
 def test_a_cubin_of_other_tiles_is_wrong_on_a_gpu(cupy: Any) -> None:
     device = gpu_of(cupy)
     problem = Problem.of_shapes(*[(1, 2, 256, 64)] * 3, dtype="float16", causal=True)
-    variant = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1, True)
-    ((_, cubin),) = compiled([variant._replace(causal=False)], device)
+    variant = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1, score=("Causal",))
+    ((_, cubin),) = compiled([variant._replace(score=())], device)
     measurement = Measurement(problem, None, device)
     assert measurement.check(Row(variant), cubin).correct is False
     assert measurement.check(Row(variant), b"no cubin").error is not None

@@ -67,7 +67,7 @@ def test_register_bound_lets_the_blocks_fit(threads: int, blocks: int, registers
 def test_as_the_driver_says(cupy: Any, bm_bn_warps: tuple[int, int, int], stages: int) -> None:
     gpu = device.of_id(cupy.cuda.runtime.getDevice())
     bm, bn, warps = bm_bn_warps
-    variant = Variant("fa2_mma", "float16", 64, 64, bm, bn, stages, warps, 1, False)
+    variant = Variant("fa2_mma", "float16", 64, 64, bm, bn, stages, warps, 1)
     compiled = jit.compile(variant, gpu.arch)
     function = jit.load(compiled.cubin, variant.smem_bytes)
     for smem_bytes in range(0, variant.smem_bytes + 1, 1000):

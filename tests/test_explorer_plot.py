@@ -18,7 +18,7 @@ from cufa.variant import Variant
 SHAPE = (2, 16, 8192, 128)
 PROBLEM = Problem.of_shapes(SHAPE, SHAPE, SHAPE, dtype="bfloat16")
 CEILINGS = {"read_gbs": 4000.0, "copy_gbs": 3900.0, "gemm_tflops": 700.0}
-PLANNED = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 2, 4, 2, False)
+PLANNED = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 2, 4, 2)
 
 VARIANTS = [
     PLANNED._replace(bm=bm, bn=bn, stages=stages, warps=warps)

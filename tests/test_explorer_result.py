@@ -25,7 +25,7 @@ PROBLEM = Problem.of_shapes(SHAPE, SHAPE, SHAPE, dtype="bfloat16", causal=True)
 
 
 def variant_of(bn: int) -> Variant:
-    return Variant("fa2_mma", "bfloat16", 64, 64, 64, bn, 2, 4, 2, True)
+    return Variant("fa2_mma", "bfloat16", 64, 64, 64, bn, 2, 4, 2, score=("Causal",))
 
 
 def compiled(bn: int, spill_bytes: int = 0, occupancy: float = 0.125) -> Row:
@@ -80,7 +80,9 @@ IN_ORDER = [
 
 
 def test_a_switch_is_shown_beside_the_kernel() -> None:
-    variant = Variant("fa3_wgmma", "bfloat16", 128, 128, 192, 80, 2, 16, 1, True, True)
+    variant = Variant(
+        "fa3_wgmma", "bfloat16", 128, 128, 192, 80, 2, 16, 1, ping_pong=True, score=("Causal",)
+    )
     assert cells(Row(variant), timed=False)[0] == "fa3_wgmma ping_pong"
     assert tile_text(variant) == "fa3_wgmma 192x80 2/16/1 ping_pong"
     other = variant._replace(ping_pong=False)
@@ -102,7 +104,7 @@ def test_best_is_the_fastest_correct_one() -> None:
 
 def test_dict_is_flat_and_complete() -> None:
     whole = exploration(IN_ORDER, ceilings={"read_gbs": 4000.0}).to_dict()
-    assert whole["version"] == 1
+    assert whole["version"] == 2
     assert whole["problem"] == PROBLEM._asdict()
     assert whole["device"]["name"] == "h200"
     assert (whole["arch"], whole["compiler"]) == ("sm_90a", "NVRTC 13.0")
@@ -110,6 +112,7 @@ def test_dict_is_flat_and_complete() -> None:
     assert whole["ceilings"] == {"read_gbs": 4000.0}
     first = whole["rows"][0]
     assert first["kernel"] == "fa2_mma"
+    assert (first["score"], first["kv"]) == (["Causal"], "Dense")
     assert (first["min_blocks_per_sm"], first["blocks_per_sm"]) == (2, 2)
     assert (first["median_us"], first["correct"], first["error"]) == (10.0, True, None)
     names = {*Variant._fields, *Row._fields, "min_blocks_per_sm"} - {"variant"}
@@ -138,8 +141,8 @@ def test_csv_round_trip(tmp_path: Path) -> None:
     assert (tmp_path / "x.csv").read_text() == text
     rows = list(csv.DictReader(io.StringIO(text)))
     for read, row in zip(rows, found.to_dict()["rows"], strict=True):
-        notes = "; ".join(row.pop("notes"))
-        assert read.pop("notes") == notes
+        for name in ("notes", "score"):
+            assert read.pop(name) == "; ".join(row.pop(name))
         assert read == {name: "" if x is None else str(x) for name, x in row.items()}
 
 

@@ -74,7 +74,7 @@ def test_bound_of_registers_drops_nothing_that_the_planner_uses(
     for head_dims in all_head_dims(kernel, gpu):
         for shape in tile_shapes(kernel, head_dims, gpu):
             variant = Variant(
-                kernel, KERNELS[kernel].dtypes[0], *head_dims, causal=True, **shape._asdict()
+                kernel, KERNELS[kernel].dtypes[0], *head_dims, **shape._asdict(), score=("Causal",)
             )
             bound = register_bound(gpu, variant.threads, variant.blocks_per_sm)
             assert default.registers(variant) <= bound, variant

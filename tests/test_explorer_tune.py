@@ -331,7 +331,7 @@ def test_on_a_gpu(cupy: Any, tmp_path: Path) -> None:
         Problem.of_shapes(*[(1, 4, seq, 64)] * 3, dtype=dtype, causal=True)
         for seq, dtype in ((256, "float16"), (250, "bfloat16"), (1024, "float16"))
     ]
-    base = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1, True)
+    base = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1, score=("Causal",))
     space = [base._replace(dtype=d, bn=n) for d in ("float16", "bfloat16") for n in (32, 64)]
     steps: list[Progress] = []
     found = tune.tune(problems, space=space, progress=steps.append)

@@ -213,7 +213,17 @@ def planned(*head_dims: int) -> list[Variant]:
 def fa3(d: int, dv: int, bm: int, bn: int, stages: int, blocks: int, turns: bool) -> Variant:
     dtype = "bfloat16" if bn % 32 else "float16"
     return Variant(
-        "fa3_wgmma", dtype, d, dv, bm, bn, stages, bm // 16 + 4, blocks, True, ping_pong=turns
+        "fa3_wgmma",
+        dtype,
+        d,
+        dv,
+        bm,
+        bn,
+        stages,
+        bm // 16 + 4,
+        blocks,
+        ping_pong=turns,
+        score=("Causal",),
     )
 
 
@@ -240,7 +250,7 @@ CAUSAL = [
     *(fa3(48, 176, 128, 48, 2, 1, turns) for turns in (False, True)),
     *(fa3(16, 48, 192, 112, 2, 1, turns) for turns in (False, True)),
 ]
-OTHERS = [*CAUSAL, *(variant._replace(causal=False) for variant in CAUSAL[::3])]
+OTHERS = [*CAUSAL, *(variant._replace(score=()) for variant in CAUSAL[::3])]
 
 
 def problem_of(variant: Variant) -> tuple[str, int, int, bool]:

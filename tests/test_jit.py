@@ -28,9 +28,9 @@ SOURCES = Path(cufa.__file__).parent / "kernels"
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 H200 = device.named("h200")
 
-SMALL = Variant("fa2_mma", "float16", 32, 32, 64, 16, 1, 4, 1, False)
+SMALL = Variant("fa2_mma", "float16", 32, 32, 64, 16, 1, 4, 1)
 #: Passes for a variant, but its source asserts that tiles are not prefetched.
-BROKEN = Variant("fa1_fp32", "float32", 32, 32, 64, 64, 2, 8, 1, False)
+BROKEN = Variant("fa1_fp32", "float32", 32, 32, 64, 64, 2, 8, 1)
 
 kernels = pytest.mark.parametrize("kernel", sorted(KERNELS))
 
@@ -133,7 +133,7 @@ def test_what_the_log_says() -> None:
 
 def test_spills_are_seen() -> None:
     """32 rows a warp of 256 columns need more registers than there are."""
-    crowded = Variant("fa2_mma", "float16", 256, 256, 128, 32, 1, 4, 1, False)
+    crowded = Variant("fa2_mma", "float16", 256, 256, 128, 32, 1, 4, 1)
     assert crowded.illegal(H200) is None
     compiled = jit.compile(crowded, "sm_90a")
     assert compiled.registers == 255
@@ -159,7 +159,7 @@ def test_ptx(arch: str) -> None:
 
 def test_waits_can_be_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests on a GPU have a wait that does not end stop the kernel."""
-    variant = Variant("fa3_wgmma", "float16", 64, 64, 64, 64, 2, 8, 1, True)
+    variant = Variant("fa3_wgmma", "float16", 64, 64, 64, 64, 2, 8, 1, score=("Causal",))
     traps = [jit.ptx(variant, H200.arch).count("trap;")]
     text = source.text("fa3_wgmma")
     monkeypatch.setattr(source, "text", lambda kernel: f"#define BOUNDED_WAITS\n{text}")
@@ -174,7 +174,7 @@ def test_ptx_of_what_does_not_compile() -> None:
 
 
 def test_threads_compile_at_once() -> None:
-    variants = [SMALL._replace(causal=causal) for causal in (False, True)]
+    variants = [SMALL, SMALL._replace(score=("Causal",))]
     alone = [jit.compile(variant, "sm_80") for variant in variants]
     with ThreadPoolExecutor(2) as pool:
         together = list(pool.map(lambda variant: jit.compile(variant, "sm_80"), variants))
@@ -293,7 +293,7 @@ def test_kernels_are_compiled_once_and_made_ready_on_each_device(
     assert other is not first
     assert other.smem_bytes == SMALL.smem_bytes
     assert len(raw_module.made) == 1
-    jit.kernel(SMALL._replace(causal=True), H200, 0)
+    jit.kernel(SMALL._replace(score=("Causal",)), H200, 0)
     jit.kernel(SMALL, device.named("a100"), 2)
     assert len(raw_module.made) == 3
 
@@ -378,7 +378,7 @@ def test_a_kernel_compiled_ahead_of_time_is_loaded_on_each_device(
         assert kernel.smem_bytes == SMALL.smem_bytes
     assert jit.kernel(SMALL, H200, 0) is kernels[0]
     # Others are compiled as ever.
-    jit.kernel(SMALL._replace(causal=True), H200, 0)
+    jit.kernel(SMALL._replace(score=("Causal",)), H200, 0)
     jit.kernel(SMALL, device.named("a100"), 0)
     assert len(raw_module.made) == 2
 
@@ -422,7 +422,7 @@ def test_a_file_that_the_driver_refuses_is_ignored_with_one_warning(
 
 
 #: Needs more shared memory than a launch may use unasked.
-LARGE = Variant("fa2_mma", "float16", 128, 128, 64, 64, 2, 4, 1, False)
+LARGE = Variant("fa2_mma", "float16", 128, 128, 64, 64, 2, 4, 1)
 
 
 @pytest.fixture

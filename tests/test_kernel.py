@@ -86,6 +86,6 @@ def test_registers_at_launch() -> None:
     kernel = KERNELS["fa3_wgmma"]
     assert kernel.launch_registers is not None
     for warps, blocks, registers in ((16, 1, 128), (12, 1, 168), (8, 2, 128), (8, 3, 80)):
-        variant = Variant("fa3_wgmma", "float16", 64, 64, 64, 64, 2, warps, blocks, False)
+        variant = Variant("fa3_wgmma", "float16", 64, 64, 64, 64, 2, warps, blocks)
         assert kernel.launch_registers(variant) == registers
     assert {k.name for k in KERNELS.values() if k.launch_registers} == {"fa3_wgmma"}

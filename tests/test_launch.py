@@ -490,7 +490,9 @@ def test_tiles_of_any_size(
         sizes = {"b": 2, "hq": 2 * group, "hk": 2, "sq": sq, "sk": 70}
         q, k, v = random_inputs(rng, "float16", **sizes, d=d, dv=dv)
         stages = 2 if bm == 256 else 1
-        variant = Variant("fa3_wgmma", "float16", d, dv, bm, bn, stages, bm // 16 + 4, 1, True)
+        variant = Variant(
+            "fa3_wgmma", "float16", d, dv, bm, bn, stages, bm // 16 + 4, 1, score=("Causal",)
+        )
         out, lse = cufa.attention(
             *map(on_gpu, (q, k, v)), causal=True, kernel=variant, return_lse=True
         )

@@ -143,6 +143,7 @@ def assert_fits(chosen: Plan, problem: Problem, gpu: Device) -> None:
         assert problem.seq_kv > 0
     assert variant.illegal(gpu) is None
     assert variant.dtype == problem.dtype
+    assert variant.score == problem.score
     assert variant.causal == problem.causal
     assert variant.head_dim >= problem.head_dim
     assert variant.head_dim_v >= problem.head_dim_v
@@ -224,7 +225,7 @@ def test_all_variants_are_those_of_the_tables(gpu: Device) -> None:
             continue
         for head_dims in all_head_dims(kernel, gpu):
             shapes = {
-                TileShape(*v[4:9], v.ping_pong)
+                TileShape(*v[4:10])
                 for v in variants
                 if v.kernel == kernel and (v.head_dim, v.head_dim_v) == head_dims
             }
@@ -360,7 +361,11 @@ KERNEL_ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         r"kernel: .* \(128, 64\) are less than",
     ),
-    "not causal": (VARIANT._replace(causal=False), ValueError, "kernel: .* causal is False"),
+    "not causal": (
+        VARIANT._replace(score=()),
+        ValueError,
+        r"kernel: .* its score is \(\), the call's \('Causal',\)",
+    ),
     "illegal": (VARIANT._replace(bm=100), ValueError, "kernel: .* bm must be a multiple"),
     "too large": (VARIANT._replace(stages=9), ValueError, "kernel: .* shared memory .* h200 has"),
     "too large for fa2_mma": (

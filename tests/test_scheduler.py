@@ -132,7 +132,7 @@ def test_packed_tiles_are_fewer(problem: Problem, power: int, data: Any) -> None
     group = 2**power
     problem = problem._replace(dtype="float16", heads_q=group * problem.heads_kv)
     variant = data.draw(st.sampled_from([v for v in all_variants(H200) if v[0] == "fa3_wgmma"]))
-    variant = variant._replace(dtype="float16", causal=problem.causal)
+    variant = variant._replace(dtype="float16", score=problem.score)
     problem = problem._replace(
         head_dim=min(problem.head_dim, variant.head_dim),
         head_dim_v=min(problem.head_dim_v, variant.head_dim_v),

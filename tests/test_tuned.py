@@ -218,11 +218,15 @@ def test_the_users_table_first_then_the_builtin_then_the_rules() -> None:
     assert usual == plan.by_rules(PROBLEM, H200)
     write_builtin(table_of({CLASS: ENTRY._replace(shape=TileShape(64, 64, 1, 4, 2))}))
     chosen = plan.plan(PROBLEM, H200)
-    assert chosen.variant == Variant("fa2_mma", "bfloat16", 128, 128, 64, 64, 1, 4, 2, True)
+    assert chosen.variant == Variant(
+        "fa2_mma", "bfloat16", 128, 128, 64, 64, 1, 4, 2, score=("Causal",)
+    )
     assert chosen.reason == "tuned on 2026-11-21 (built-in table of h200)"
     write_user(table_of({CLASS: ENTRY}, date="2026-12-01"))
     chosen = plan.plan(PROBLEM, H200)
-    assert chosen.variant == Variant("fa2_mma", "bfloat16", 128, 128, 64, 32, 2, 4, 3, True)
+    assert chosen.variant == Variant(
+        "fa2_mma", "bfloat16", 128, 128, 64, 32, 2, 4, 3, score=("Causal",)
+    )
     assert chosen.reason == "tuned on 2026-12-01 (user's table)"
     assert chosen.q_tiles == 63
     assert chosen.grid == 4 * 32 * 63

@@ -14,10 +14,12 @@ from cufa.planner.tiles import all_head_dims, padded
 from cufa.variant import Variant
 
 H200 = device.named("h200")
-MMA = Variant("fa2_mma", "bfloat16", 128, 64, 128, 32, 2, 4, 2, True)
-FP32 = Variant("fa2_fp32", "float32", 64, 96, 64, 32, 2, 4, 2, False)
-FA1 = Variant("fa1_fp32", "float32", 80, 48, 32, 16, 1, 8, 1, False)
-FA3 = Variant("fa3_wgmma", "bfloat16", 128, 64, 128, 80, 2, 12, 1, True, ping_pong=True)
+MMA = Variant("fa2_mma", "bfloat16", 128, 64, 128, 32, 2, 4, 2, score=("Causal",))
+FP32 = Variant("fa2_fp32", "float32", 64, 96, 64, 32, 2, 4, 2)
+FA1 = Variant("fa1_fp32", "float32", 80, 48, 32, 16, 1, 8, 1)
+FA3 = Variant(
+    "fa3_wgmma", "bfloat16", 128, 64, 128, 80, 2, 12, 1, ping_pong=True, score=("Causal",)
+)
 
 GPUS = ("a100", "rtx3090", "rtx4090", "h100", "h200", "b200", "rtx5090")
 
@@ -41,7 +43,7 @@ RESERVED_BYTES = 1024
             "fa3_wgmma<float16, 128, 64, 128, 80, 2, 12, 1, false, Score<Causal>, Dense>",
         ),
         (
-            FA3._replace(causal=False),
+            FA3._replace(score=()),
             "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, Score<>, Dense>",
         ),
     ],
@@ -69,16 +71,25 @@ def test_what_is_printed_can_be_read(name: str) -> None:
 def test_spaces_do_not_matter(text: str, expected: Variant) -> None:
     found = Variant.parse(text)
     assert found == expected
-    assert type(found.causal) is bool
+    assert type(found.score) is tuple
     assert type(found.ping_pong) is bool
+
+
+def test_causal_is_a_part_of_the_score() -> None:
+    assert MMA.causal
+    assert not FP32.causal
 
 
 def test_what_is_illegal_can_be_read() -> None:
     variant = Variant.parse("fa2_mma<float, 1, 2, 3, 4, 5, 6, 0, Score<>, Dense>")
-    assert variant == Variant("fa2_mma", "float32", 1, 2, 3, 4, 5, 6, 0, False)
+    assert variant == Variant("fa2_mma", "float32", 1, 2, 3, 4, 5, 6, 0)
+    assert Variant.parse(str(variant._replace(kv="Paged"))) == variant._replace(kv="Paged")
 
 
-FORM = r"^a variant looks like fa2_mma<bfloat16, .*head_dim_v, bm, bn, stages.*, not '"
+FORM = r"^a variant looks like fa2_mma<bfloat16, .* Score<Causal>, Dense>, not '"
+ARGUMENTS = (
+    r": fa._.* takes the arguments type, head_dim, .*, blocks_per_sm, (ping_pong, )?score, kv$"
+)
 
 
 @pytest.mark.parametrize(
@@ -87,17 +98,28 @@ FORM = r"^a variant looks like fa2_mma<bfloat16, .*head_dim_v, bm, bn, stages.*,
         ("", FORM),
         ("fa2_mma", FORM),
         ("fa2_mma<bfloat16, 128>", FORM),
-        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, Score<Causal>, Dense>", FORM),
-        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, 1, Score<Causal>, Dense>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, Score<Causal>, Dense>", ARGUMENTS),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, 1, Score<Causal>, Dense>", ARGUMENTS),
         ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, 1>", FORM),
         ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, -2, Score<Causal>, Dense>", FORM),
         ("fa2_mma<bfloat16, 128, 64, 128.0, 32, 2, 4, 2, Score<Causal>, Dense>", FORM),
         ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, Score<Causal>, Dense> x", FORM),
-        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, false, Score<Causal>, Dense>", FORM),
-        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, Score<Causal>, Dense>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, false, Score<Causal>, Dense>", ARGUMENTS),
+        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, Score<Causal>, Dense>", ARGUMENTS),
         ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, 1>", FORM),
-        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, true, Score<Causal>, Dense>", FORM),
-        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, true, Score<Causal>, Dense>", FORM),
+        ("fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, true, Score<Causal>, Dense>", ARGUMENTS),
+        (
+            "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, true, Score<Causal>, Dense>",
+            ARGUMENTS,
+        ),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, true>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, Score<Causal>>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, Score<Causal,>, Dense>", FORM),
+        ("fa2_mma<bfloat16, 128, 64, 128, 3 2, 2, 4, 2, Score<Causal>, Dense>", FORM),
+        (
+            "fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, Score<Causal, Casual>, Dense>",
+            "a part of the score must be one of Causal, not 'Casual'",
+        ),
         (
             "fa9<bfloat16, 128, 64, 128, 32, 2, 4, 2, Score<Causal>, Dense>",
             "kernel must be one of .* not 'fa9'",
@@ -147,7 +169,7 @@ def aligned(size: int, step: int) -> int:
 
 #: Tiles of all sizes that fa3_wgmma has the instructions for.
 FA3_TILES = [
-    Variant("fa3_wgmma", "float16", d, dv, bm, bn, stages, bm // 16 + 4, blocks, False)
+    Variant("fa3_wgmma", "float16", d, dv, bm, bn, stages, bm // 16 + 4, blocks)
     for bm in (64, 128, 192, 256)
     for bn in WGMMA_WIDTHS
     for d, dv in ((32, 32), (64, 128), (96, 96), (80, 48), (192, 128), (256, 256))
@@ -279,6 +301,8 @@ ILLEGAL: dict[str, tuple[Variant, str]] = {
         FA3._replace(bm=192, bn=48, warps=16),
         "skips 3 masked tiles of keys: as many stages",
     ),
+    "an unknown score": (FP32._replace(score=("Casual",)), "takes Causal in a score, not Casual"),
+    "unknown K and V": (FA3._replace(kv="Paged"), "finds K and V by Dense, not Paged"),
     "ping_pong elsewhere": (MMA._replace(ping_pong=True), "fa2_mma has no ping_pong"),
     "shared memory": (MMA._replace(bn=256, stages=8), "bytes of shared memory .* h200 has 232448"),
 }
@@ -360,7 +384,7 @@ def test_every_head_dim_has_a_tile_that_holds_it(name: str, kernel: str) -> None
 
 
 def test_a_smaller_gpu_refuses_what_a_larger_takes() -> None:
-    large = Variant("fa2_mma", "float16", 256, 256, 64, 64, 2, 4, 1, False)
+    large = Variant("fa2_mma", "float16", 256, 256, 64, 64, 2, 4, 1)
     assert large.illegal(device.named("h200")) is None
     assert large.illegal(device.named("a100")) is None
     complaint = large.illegal(device.named("rtx4090"))

@@ -148,7 +148,9 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
 def _all(device: Device) -> list[Variant]:
     """Return what the planner can choose, by its rules and by the tuned tables."""
     tuned_ones = (
-        Variant(entry.kernel, dtype, *head_dims, causal=key.causal, **entry.shape._asdict())
+        Variant(
+            entry.kernel, dtype, *head_dims, **entry.shape._asdict(), score=("Causal",) * key.causal
+        )
         for each, _ in tuned.tables(device)
         for key, entry in each.entries.items()
         for dtype in (KERNELS[entry.kernel].dtypes if entry.kernel in KERNELS else ())

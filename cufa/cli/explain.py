@@ -28,8 +28,9 @@ _MEANING = {
     "stages": "depth of the K/V ring in shared memory",
     "warps": "warps of a block",
     "blocks_per_sm": "blocks that must fit on a multiprocessor",
-    "causal": "whether the causal mask is compiled in",
     "ping_pong": "whether the warpgroups take turns with the tensor cores",
+    "score": "what becomes of the scores before the softmax",
+    "kv": "how K and V are found",
 }
 
 
@@ -81,7 +82,7 @@ def _print(problem: Problem, device: Device, found: Plan) -> None:
         ("variant", variant),
         ("  kernel", variant.kernel, f"cufa/kernels/{variant.kernel}.cu"),
         *(
-            (f"  {name}", value, _MEANING[name])
+            (f"  {name}", ", ".join(value) if name == "score" else value, _MEANING[name])
             for name, value in variant._asdict().items()
             if name != "kernel"
         ),

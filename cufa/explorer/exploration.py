@@ -16,11 +16,12 @@ from cufa.variant import Variant
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-VERSION = 1
+VERSION = 2
 
 # The template argument blocks_per_sm is what was asked for, the figure of that name what fits.
 COLUMN_OF_ARGUMENT = {name: name for name in Variant._fields}
 COLUMN_OF_ARGUMENT["blocks_per_sm"] = "min_blocks_per_sm"
+_LISTS = ("score", "notes")
 _FIGURES = tuple(name for name in Row._fields if name != "variant")
 
 
@@ -30,7 +31,7 @@ def flat(row: Row) -> dict[str, Any]:
     whole |= {name: getattr(row, name) for name in _FIGURES}
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in {**whole, "notes": list(row.notes)}.items()
+        for name, value in {**whole, **{name: list(whole[name]) for name in _LISTS}}.items()
     }
 
 
@@ -99,7 +100,8 @@ class Exploration(Findings):
         writer = csv.DictWriter(stream, columns, lineterminator="\n")
         writer.writeheader()
         for row in self.rows:
-            writer.writerow({**flat(row), "notes": "; ".join(row.notes)})
+            each = flat(row)
+            writer.writerow({**each, **{name: "; ".join(each[name]) for name in _LISTS}})
         return _written(stream.getvalue(), path)
 
     def plot(self, path: str | Path | None = None) -> Figure:

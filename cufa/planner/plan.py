@@ -107,7 +107,7 @@ def _planned(problem: Problem, variant: Variant, device: Device, reason: str) ->
 
 
 def _candidates(
-    kernel: str, dtype: str, head_dims: tuple[int, int], causal: bool, device: Device
+    kernel: str, dtype: str, head_dims: tuple[int, int], score: tuple[str, ...], device: Device
 ) -> list[Variant]:
     shapes = tile_shapes(kernel, head_dims, device)
     return [
@@ -116,8 +116,8 @@ def _candidates(
             dtype=dtype,
             head_dim=head_dims[0],
             head_dim_v=head_dims[1],
-            causal=causal,
             **shape._asdict(),
+            score=score,
         )
         for shape in shapes
     ]
@@ -131,8 +131,8 @@ def all_variants(device: Device) -> list[Variant]:
         if kernel.runs_on(device)
         for dtype in kernel.dtypes
         for head_dims in all_head_dims(kernel.name, device)
-        for causal in (False, True)
-        for variant in _candidates(kernel.name, dtype, head_dims, causal, device)
+        for score in ((), ("Causal",))
+        for variant in _candidates(kernel.name, dtype, head_dims, score, device)
     ]
 
 
@@ -146,8 +146,8 @@ def _check_forced(problem: Problem, variant: Variant, device: Device) -> None:
         complaint = f"its head dims {tile_dims} are less than the problem's {dims}"
     if complaint is None and KERNELS[variant.kernel].needs_keys and problem.seq_kv == 0:
         complaint = "it needs at least one key"
-    if complaint is None and variant.causal != problem.causal:
-        complaint = f"its causal is {variant.causal}, the call's {problem.causal}"
+    if complaint is None and variant.score != problem.score:
+        complaint = f"its score is {variant.score}, the call's {problem.score}"
     if complaint is not None:
         raise ValueError(f"kernel: {variant!r}: {complaint}")
 
@@ -209,7 +209,7 @@ def by_rules(problem: Problem, device: Device, kernel: str | None = None) -> Pla
     """
     name, reason = _kernel(problem, device, kernel)
     head_dims = padded(name, device, problem.head_dim, problem.head_dim_v)
-    long, *short = _candidates(name, problem.dtype, head_dims, problem.causal, device)
+    long, *short = _candidates(name, problem.dtype, head_dims, problem.score, device)
     choice = _planned(problem, long, device, reason)
     if short and (problem.seq_q <= short[0].bm or choice.grid < device.sm_count):
         return _planned(problem, short[0], device, f"{reason}, few queries")

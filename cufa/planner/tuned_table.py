@@ -28,8 +28,8 @@ class Entry(NamedTuple):
             dtype=problem.dtype,
             head_dim=head_dim,
             head_dim_v=head_dim_v,
-            causal=problem.causal,
             **self.shape._asdict(),
+            score=problem.score,
         )
 
 

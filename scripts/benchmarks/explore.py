@@ -64,7 +64,8 @@ def rows(kernel: str, shape: str, dtype: str, causal: bool) -> Iterator[dict[str
 
 def _variant(row: dict[str, Any]) -> Variant:
     """Return the variant of an exported row."""
-    return Variant(**{name: row[column] for name, column in COLUMN_OF_ARGUMENT.items()})
+    arguments = {name: row[column] for name, column in COLUMN_OF_ARGUMENT.items()}
+    return Variant(**{**arguments, "score": tuple(arguments["score"])})
 
 
 def _explore(

@@ -1,0 +1,33 @@
+"""score.py: the parts of a score are those of score.cuh, with parameters that problems have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cufa
+from cufa.problem import Problem
+from cufa.score import PARTS
+
+SOURCE = Path(cufa.__file__).parent / "kernels" / "score.cuh"
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_is_a_struct(name: str) -> None:
+    part = PARTS[name]
+    assert part.name == name
+    assert re.search(rf"^struct {name}\b", SOURCE.read_text(), re.MULTILINE)
+    np.dtype([tuple(parameter) for parameter in part.parameters], align=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_problem_names_its_parts(causal: bool) -> None:
+    q = (1, 2, 3, 64)
+    problem = Problem.of_shapes(q, q, q, causal=causal)
+    assert problem.score == (("Causal",) if causal else ())
+    for part in problem.score:
+        for parameter in PARTS[part].parameters:
+            assert np.dtype(parameter.dtype).type(getattr(problem, parameter.name)) is not None
