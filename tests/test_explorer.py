@@ -96,7 +96,7 @@ def test_every_kind_of_failure_is_a_row() -> None:
     good = Variant("fa1_fp32", "float32", 32, 32, 32, 32, 1, 8, 1)
     variants = {
         good: None,
-        good._replace(score=("Causal",)): r"its score is \('Causal',\), the call's \(\)",
+        good._replace(score=("Causal",)): "its score is ('Causal',), the call's ()",
         good._replace(bm=33): "bm must be a multiple of",
         good._replace(dtype="bfloat16"): "takes float32, not bfloat16",
         good._replace(head_dim=16): "its head dims",
