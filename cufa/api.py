@@ -8,17 +8,10 @@ import numpy as np
 
 from cufa import cpu
 from cufa import device as devices
+from cufa.arrays import Array, Operands, array_module, as_bhsd
 from cufa.launch import launch
 from cufa.planner.plan import Plan, plan
-from cufa.problem import (
-    Array,
-    Operands,
-    Problem,
-    array_module,
-    as_bhsd,
-    parse,
-    restore_shape,
-)
+from cufa.problem import Problem, parse, restore_shape
 from cufa.variant import Variant
 
 
@@ -52,7 +45,7 @@ def attention(
     causal : bool
         Query i sees the keys j <= i + sk - sq only (aligned bottom-right).
     scale : float, optional
-        Factor of the scores; 1 / sqrt(d) by default.
+        Factor of the scores, less than 2^64 in magnitude; 1 / sqrt(d) by default.
     layout : {"bhsd", "bshd"}
         Order of the axes of 4-D arrays, q, k, v and out alike.
     out : array, optional

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cufa.problem import Operands, Problem
+from cufa.arrays import Operands
+from cufa.problem import Problem
 
 #: Rows of a query tile, counted over the query heads that share a K/V head, and keys of a K/V
 #: tile: large enough for BLAS to run at nearly its full speed.

@@ -1,4 +1,4 @@
-"""Arrays -> `Problem`: what one attention call asks for, and every error that a user can make.
+"""Arrays -> `Problem`: what one attention call asks for, and the errors that a user can make.
 
 Everything after this module works on integers that have been checked here and on 4-D views in
 (batch, heads, seq, head_dim) order, so neither the planner nor a kernel has to ask again.
@@ -7,7 +7,6 @@ Everything after this module works on integers that have been checked here and o
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from numbers import Real
 from types import ModuleType
@@ -16,8 +15,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-#: A NumPy or a CuPy array. CuPy is optional, so its type cannot be named here.
-Array = Any
+from cufa.arrays import Array, Operands, as_bhsd, overlap, overlaps_itself
 
 MAX_HEAD_DIM = 256
 LAYOUTS = ("bhsd", "bshd")
@@ -30,12 +28,9 @@ _DTYPE_NAMES = {
 }
 DTYPES = tuple(_DTYPE_NAMES.values())
 
-#: The kernels hold scale * log2(e) in float32, which must not overflow.
-_MAX_SCALE = 2.0**127
-
-#: Steps that NumPy's exact overlap solver may take (well under 1 ms). Views of one regular buffer
-#: need a handful; what it cannot decide by then counts as overlapping.
-_OVERLAP_WORK: Any = 10_000  # NumPy's stub knows only its two special values
+#: The kernels multiply scores by scale * log2(e) in float32, which must not overflow: the largest
+#: score of float16 arrays is 256 * 65504^2 < 2^41.
+_MAX_SCALE = 2.0**64
 
 
 class Problem(NamedTuple):
@@ -52,7 +47,8 @@ class Problem(NamedTuple):
     causal : bool
         Whether query i sees only the keys j <= i + seq_kv - seq_q.
     scale : float
-        Factor of the scores before the softmax; finite, and may be zero or negative.
+        Factor of the scores before the softmax; less than 2^64 in magnitude, and may be zero or
+        negative.
     """
 
     dtype: str
@@ -109,7 +105,8 @@ class Problem(NamedTuple):
         TypeError
             For a dtype that is not supported, and for arguments of the wrong type.
         ValueError
-            For shapes that do not fit each other, a head_dim outside 1..256, a non-finite scale.
+            For shapes that do not fit each other, a head_dim outside 1..256, a scale of 2^64
+            or more.
         """
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -152,49 +149,6 @@ def checked(problem: Problem) -> Problem:
         causal=p.causal,
         scale=p.scale,
     )
-
-
-class Operands(NamedTuple):
-    """The arrays of a call as 4-D (batch, heads, seq, head_dim) views; `out` may be None."""
-
-    q: Array
-    k: Array
-    v: Array
-    out: Array
-
-
-def array_module(q: Array, k: Array, v: Array, out: Array | None = None) -> ModuleType:
-    """Find the module, numpy or cupy, that all arrays of a call belong to.
-
-    CuPy is not imported: if an argument is a CuPy array, it has been already.
-
-    Parameters
-    ----------
-    q, k, v : array
-    out : array, optional
-
-    Returns
-    -------
-    module
-        `numpy` or `cupy`.
-
-    Raises
-    ------
-    TypeError
-        For an object that is neither a NumPy nor a CuPy array, for a masked array (its mask would
-        be ignored), and when the two kinds are mixed.
-    """
-    module = _module_of("q", q)
-    for name, array in (("k", k), ("v", v), ("out", out)):
-        if name == "out" and array is None:
-            continue
-        other = _module_of(name, array)
-        if other is not module:
-            raise TypeError(
-                f"{name} is a {other.__name__} array, but q is a {module.__name__} array: "
-                "all arrays of a call must be of one kind"
-            )
-    return module
 
 
 def parse(
@@ -267,15 +221,6 @@ def parse(
     return problem, operands
 
 
-def as_bhsd(array: Array, layout: str) -> Array:
-    """View an array of rank 2 to 4 as (batch, heads, seq, head_dim); missing axes have length 1."""
-    if array.ndim == 2:
-        return array[None, None]
-    if array.ndim == 3:
-        return array[:, None]
-    return array if layout == "bhsd" else array.swapaxes(1, 2)
-
-
 def restore_shape(
     problem: Problem, ndim: int, layout: str
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -302,33 +247,6 @@ def restore_shape(
     if ndim == 3:
         return (b, s, d), (b, s)
     return ((b, h, s, d) if layout == "bhsd" else (b, s, h, d)), (b, h, s)
-
-
-def bounds(array: Array) -> tuple[int, int]:
-    """Return the first address of a CuPy array's elements, and the one after their last."""
-    low = high = array.data.ptr
-    if array.size == 0:
-        return low, high
-    for n, step in zip(array.shape, array.strides, strict=True):
-        low += min(0, (n - 1) * step)
-        high += max(0, (n - 1) * step)
-    return low, high + array.itemsize
-
-
-def _module_of(name: str, array: Array) -> ModuleType:
-    """Return numpy or cupy for one array of the call."""
-    if isinstance(array, np.ndarray):
-        if isinstance(array, np.ma.MaskedArray):
-            raise TypeError(f"{name} is a masked array: attention would ignore its mask")
-        return np
-    # No `ndarray` yet while another thread is still importing CuPy.
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())):
-        return cupy
-    hint = ""
-    if hasattr(array, "__dlpack__"):
-        hint = " (numpy.from_dlpack or cupy.from_dlpack makes one of it without a copy)"
-    raise TypeError(f"{name} must be a NumPy or a CuPy array, not {type(array).__name__}{hint}")
 
 
 def _check_dtypes(q: Array, k: Array, v: Array, out: Array | None) -> str:
@@ -445,7 +363,7 @@ def _check_scale(scale: float | None, head_dim: int) -> float:
     except OverflowError:  # an integer or a fraction beyond float64
         value = math.inf
     if not abs(value) < _MAX_SCALE:  # also true for NaN
-        raise ValueError(f"scale must be finite in float32, not {value!r}")
+        raise ValueError(f"scale must be less than 2^64 in magnitude, not {value!r}")
     return value
 
 
@@ -458,57 +376,12 @@ def _check_out(out: Array, shape: tuple[int, ...], q: Array, k: Array, v: Array)
         )
     if not getattr(out.flags, "writeable", True):  # CuPy arrays are always writable
         raise ValueError(f"out (shape {out.shape}) is read-only")
-    if _overlaps_itself(out):
+    if overlaps_itself(out.shape, out.strides, out.itemsize):
         raise ValueError(
             f"out (shape {out.shape}, strides {out.strides}) has elements that share memory"
         )
     for name, array in (("q", q), ("k", k), ("v", v)):
-        if _overlap(out, array):
+        if overlap(out, array):
             raise ValueError(
                 f"out (shape {out.shape}) shares memory with {name} (shape {array.shape})"
             )
-
-
-def _overlaps_itself(array: Array) -> bool:
-    """Whether elements may share memory: no order of the axes nests them without touching.
-
-    Sufficient for every view that slicing, transposing and reshaping can make.
-    """
-    if array.size == 0:
-        return False
-    reach = array.itemsize
-    axes = [(abs(t), n) for n, t in zip(array.shape, array.strides, strict=True) if n > 1]
-    for step, n in sorted(axes):
-        if step < reach:
-            return True
-        reach += (n - 1) * step
-    return False
-
-
-def _overlap(a: Array, b: Array) -> bool:
-    """Whether two arrays of one kind share an element; interleaved views do not."""
-    if isinstance(a, np.ndarray):
-        host_a, host_b = a, b
-    else:
-        low_a, high_a = bounds(a)
-        low_b, high_b = bounds(b)
-        if high_a <= low_b or high_b <= low_a:
-            return False
-        host_a, host_b = (np.asarray(_AddressOnly(array)) for array in (a, b))
-    try:
-        return np.shares_memory(host_a, host_b, max_work=_OVERLAP_WORK)
-    except np.exceptions.TooHardError:
-        return True
-
-
-class _AddressOnly:
-    """The addresses of a CuPy array for `numpy.shares_memory`, which computes with them only."""
-
-    def __init__(self, array: Array) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": array.shape,
-            "strides": array.strides,
-            "typestr": f"|V{array.itemsize}",
-            "data": (array.data.ptr, False),
-        }

@@ -108,6 +108,18 @@ def test_scores_of_hundreds(xp: ModuleType, rng: np.random.Generator) -> None:
         assert_accepted(out, lse, near, keys, v)
 
 
+@pytest.mark.parametrize("value", [300, 65504])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_scores_of_float16(xp: ModuleType, sign: int, value: float) -> None:
+    """All are the same, so that each row is the mean of v."""
+    q, k = (np.full((1, 2, n, 256), value, np.float16) for n in (5, 8))
+    v = np.arange(2 * 8 * 8).reshape(1, 2, 8, 8).astype(np.float16)
+    for scale in (2.0**33, 2.0**63):
+        out, lse = attend(xp, q, k, v, scale=sign * scale)
+        np.testing.assert_array_equal(out, np.broadcast_to(v.mean(2, keepdims=True), out.shape))
+        np.testing.assert_allclose(lse, sign * scale * 256 * value**2, 1e-5)
+
+
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_layout_bshd(xp: ModuleType, rng: np.random.Generator, dtype: str) -> None:
     q, k, v = random_inputs(rng, dtype, b=2, hq=6, hk=3, sq=67, sk=93, d=64, dv=32)
@@ -316,6 +328,7 @@ ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "head_dim_v": ({"v": np.ones((2, 2, 7, 257), np.float16)}, ValueError, "v .* not 257"),
     "out shape": ({"out": _q[..., :7]}, ValueError, r"out has shape \(2, 4, 5, 7\)"),
     "scale": ({"scale": float("nan")}, ValueError, "scale"),
+    "scale limit": ({"scale": 1e35}, ValueError, r"scale must be less than 2\^64 in magnitude"),
     "scale type": ({"scale": "1"}, TypeError, "scale"),
     "scale bool": ({"scale": True}, TypeError, "scale"),
     "causal": ({"causal": 1}, TypeError, "causal"),

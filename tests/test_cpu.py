@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from reference import assert_accepted, hidden_keys, oracle, random_inputs
 
 from cufa import cpu
-from cufa.problem import Operands, Problem, parse
+from cufa.arrays import Operands
+from cufa.problem import Problem, parse
 
 
 def attention(

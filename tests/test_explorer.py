@@ -13,11 +13,12 @@ import pytest
 
 import cufa
 from cufa import device, explorer
+from cufa.arrays import Operands
 from cufa.device import Device
 from cufa.explorer import Interrupted, Progress
 from cufa.explorer.result import Row
 from cufa.planner.plan import plan
-from cufa.problem import Operands, Problem
+from cufa.problem import Problem
 from cufa.variant import Variant
 
 H200 = device.named("h200")

@@ -11,13 +11,14 @@ import pytest
 from reference import oracle, random_inputs
 
 from cufa import device as devices
+from cufa.arrays import Operands, as_bhsd
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import measure
 from cufa.explorer.measure import Measurement, memory_bound, timed
 from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
-from cufa.problem import Operands, Problem, as_bhsd
+from cufa.problem import Problem
 from cufa.variant import Variant
 
 H200 = devices.named("h200")

@@ -146,9 +146,6 @@ class _Array:
     def __setitem__(self, key: Any, value: _Array) -> None:
         self.host[key] = value.host
 
-    def __neg__(self) -> _Array:
-        return on_gpu(-self.host)
-
     def swapaxes(self, a: int, b: int) -> _Array:
         """View with two axes exchanged."""
         return self._view(self.host.swapaxes(a, b))
@@ -326,6 +323,10 @@ def zeros(shape: Any, dtype: Any) -> _Array:
     return on_gpu(np.zeros(shape, dtype))
 
 
+def negative(array: _Array, out: _Array) -> None:
+    np.negative(array.host, out=out.host)
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
     """Play a GPU: CuPy, the compiler and what is remembered of calls are replaced."""
@@ -333,7 +334,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
     monkeypatch.setattr(sys.modules[__name__], "GPU", played)
     runtime = SimpleNamespace(getDevice=lambda: played.current)
     cuda = SimpleNamespace(runtime=runtime, get_current_stream=lambda: played.stream)
-    cupy = SimpleNamespace(__name__="cupy", ndarray=_Array, empty=_Array, zeros=zeros, cuda=cuda)
+    cupy = SimpleNamespace(
+        **{"__name__": "cupy", "ndarray": _Array, "empty": _Array, "zeros": zeros},
+        **{"negative": negative, "cuda": cuda},
+    )
     monkeypatch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]
     monkeypatch.setattr(device, "of_id", lambda device_id: device.named("h200"))
     monkeypatch.setattr(jit, "kernel", played.kernel)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -15,16 +13,19 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from reference import DTYPES
+from test_arrays import device_array
 
-from cufa.problem import Problem, array_module, as_bhsd, checked, parse, restore_shape
+from cufa.arrays import array_module, as_bhsd
+from cufa.problem import Problem, checked, parse, restore_shape
 
 Call = dict[str, Any]
 
 sizes = st.one_of(st.integers(0, 5), st.integers(6, 10**6))
 head_dims = st.integers(1, 256)
+#: Below 2^64, of either sign.
 scales = st.one_of(
     st.none(),
-    st.floats(-1e30, 1e30),
+    st.floats(-(2.0**63), 2.0**63),
     st.integers(-100, 100),
     st.fractions(-8, 8),
     st.floats(-8, 8, width=32).map(np.float32),
@@ -154,15 +155,6 @@ def test_subclasses_are_taken_as_plain_arrays(tmp_path: Any) -> None:
     assert np.shares_memory(operands.out, out)
 
 
-def test_cupy_is_not_imported() -> None:
-    code = (
-        "import sys, numpy as np; from cufa.problem import array_module\n"
-        "x = np.zeros((2, 4), np.float32); array_module(x, x, x)\n"
-        "assert 'cupy' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 # --- the memory of `out` ---
 
 
@@ -254,7 +246,7 @@ SPOILERS: dict[str, Callable[[Call], tuple[Call, Error, str]]] = {
     "scale array": lambda c: ({"scale": np.ones(1)}, TypeError, "scale"),
     "scale nan": lambda c: ({"scale": math.nan}, ValueError, "scale"),
     "scale inf": lambda c: ({"scale": -math.inf}, ValueError, "scale"),
-    "scale beyond float32": lambda c: ({"scale": 1e39}, ValueError, "scale"),
+    "scale 2^64": lambda c: ({"scale": -(2.0**64)}, ValueError, "scale"),
     "scale beyond float64": lambda c: ({"scale": 10**400}, ValueError, "scale"),
     "layout name": lambda c: ({"layout": "sbhd"}, ValueError, "layout"),
     "layout None": lambda c: ({"layout": None}, TypeError, "layout"),
@@ -304,42 +296,6 @@ def test_messages_quote_the_shapes_as_the_caller_wrote_them() -> None:
         parse(**small_call(q=q, k=k, v=k, out=None, layout="bshd"))
 
 
-class _Tensor:
-    """Array of another library."""
-
-    shape = (2, 4)
-
-    def __dlpack__(self) -> None: ...
-
-
-@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
-@pytest.mark.parametrize("thing", [[[1.0]], 3.0, "q", np.float32(1), _Tensor(), object])
-def test_objects_that_are_no_arrays(name: str, thing: Any) -> None:
-    x = np.zeros((2, 4), np.float32)
-    call = {"q": x, "k": x, "v": x, "out": x.copy(), name: thing}
-    with pytest.raises(TypeError, match=rf"^{name} must be a NumPy or a CuPy array, not \w+"):
-        array_module(**call)
-
-
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_only_out_may_be_none(name: str) -> None:
-    x = np.zeros((2, 4), np.float32)
-    call: Call = {"q": x, "k": x, "v": x, name: None}
-    with pytest.raises(TypeError, match=rf"^{name} must be .* not NoneType"):
-        array_module(**call)
-
-
-def test_dlpack_is_suggested() -> None:
-    with pytest.raises(TypeError, match="from_dlpack"):
-        array_module(_Tensor(), _Tensor(), _Tensor())
-
-
-def test_masked_arrays_are_refused() -> None:
-    x = np.zeros((2, 4), np.float32)
-    with pytest.raises(TypeError, match=r"^v is a masked array"):
-        array_module(x, x, np.ma.masked_array(x))
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "name"),
     [
@@ -375,14 +331,6 @@ def test_a_legal_problem_is_checked_to_itself(p: Problem) -> None:
 # --- CuPy arrays: only what is known of them without a device ---
 
 
-def device_array(
-    cupy: Any, shape: tuple[int, ...], *, at: int = 0, device: int = 0, dtype: str = "float16"
-) -> Any:
-    """CuPy array at an address that is never touched."""
-    memory = cupy.cuda.UnownedMemory(1 << 30, 1 << 30, None, device_id=device)
-    return cupy.ndarray(shape, DTYPES[dtype], memptr=cupy.cuda.MemoryPointer(memory, at))
-
-
 @pytest.fixture
 def device_0(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 0)
@@ -407,15 +355,6 @@ def test_cupy_arrays_are_accepted(cupy: Any, dtype: str) -> None:
     assert p == Problem(dtype, 2, 3, 3, 5, 5, 8, 8, True, 1 / math.sqrt(8))
     assert all(isinstance(x, cupy.ndarray) and x.shape == (2, 3, 5, 8) for x in operands)
     assert operands.out.data.ptr == out.data.ptr
-
-
-@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
-def test_mixing_numpy_and_cupy(cupy: Any, name: str) -> None:
-    host, device = np.zeros((2, 4), np.float16), device_array(cupy, (2, 4))
-    for most, one in ((host, device), (device, host)):
-        call = {"q": most, "k": most, "v": most, "out": most, name: one}
-        with pytest.raises(TypeError, match=rf"^{'k' if name == 'q' else name} is a \w+ array"):
-            array_module(**call)
 
 
 @pytest.mark.usefixtures("device_0")

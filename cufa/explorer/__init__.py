@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 
 from cufa import device as devices
 from cufa import optional
+from cufa.arrays import Array, Operands, array_module
 from cufa.device import Device
 from cufa.explorer import arguments
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run
 from cufa.explorer.space import Space, variants
-from cufa.problem import Array, Operands, Problem, array_module, checked, parse
+from cufa.problem import Problem, checked, parse
 
 __all__ = ["Exploration", "Interrupted", "Progress", "Row", "explore"]
 

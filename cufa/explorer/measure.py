@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 
+from cufa.arrays import Operands
 from cufa.device import Device
 from cufa.explorer.clock import Call
 from cufa.explorer.knockout import knock_out
@@ -13,7 +14,7 @@ from cufa.explorer.race import Duel, Race, Time, duel
 from cufa.explorer.result import Row
 from cufa.explorer.stage import Stage
 from cufa.explorer.work import flops, nbytes
-from cufa.problem import Operands, Problem
+from cufa.problem import Problem
 from cufa.variant import Variant
 
 

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import NamedTuple
 
+from cufa.arrays import Operands
 from cufa.compiler.jit import Compiled
 from cufa.device import Device
 from cufa.explorer import build
 from cufa.explorer.exploration import Exploration
 from cufa.explorer.result import Row
 from cufa.planner.plan import plan
-from cufa.problem import Operands, Problem
+from cufa.problem import Problem
 from cufa.variant import Variant
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cufa.arrays import Operands, as_readable, padded
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import ceilings
@@ -14,7 +15,7 @@ from cufa.explorer.clock import REST_S, Call, CudaClock
 from cufa.explorer.normal import normal
 from cufa.launch import launch
 from cufa.planner.plan import plan
-from cufa.problem import Operands, Problem
+from cufa.problem import Problem
 from cufa.variant import Variant
 
 _LEAST_FLUSH_BYTES = 64 << 20  # its time hides that of the host, too
@@ -59,13 +60,13 @@ class Stage:
             q, k, v = (normal(cupy, shape, dtype, seed) for seed, shape in enumerate(shapes))
         else:
             q, k, v = (cupy.asarray(x) for x in operands[:3])
-        out = launch.writable(cupy.empty((b, hq, sq, dv), dtype), tma=True)
+        out = padded((b, hq, sq, dv), dtype, cupy.empty)
         self._out_memory = out if out.base is None else out.base
         self.operands = Operands(q, k, v, out)
         if problem.scale < 0:  # the kernels fold a positive scale into the exponent
             q, problem = -q, problem._replace(scale=-problem.scale)
         self._problem = problem
-        q, k, v = (launch.readable(x, tma=True) for x in (q, k, v))
+        q, k, v = (as_readable(x, tma=True) for x in (q, k, v))
         self._taken = Operands(q, k, v, self.operands.out)
 
     def ready(self, variant: Variant, cubin: bytes) -> Call:

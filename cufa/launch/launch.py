@@ -5,17 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cufa.arrays import (
+    ALIGNMENT,
+    Operands,
+    as_bhsd,
+    as_readable,
+    copied,
+    extent,
+    padded,
+    readable,
+)
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.kernel import KERNELS, panel_columns
 from cufa.launch import tensor_map
 from cufa.planner.plan import Plan
-from cufa.problem import Operands, Problem, as_bhsd, bounds, restore_shape
+from cufa.problem import Problem, restore_shape
 
 _TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
 PARAMS = np.dtype(
@@ -37,7 +47,6 @@ PARAMS = np.dtype(
 )
 """The layout of ``Params`` in ``kernels/params.cuh``."""
 
-_ALIGNMENT = 16  # bytes: what cp.async copies at once
 _CACHE_SIZE = 4096
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -241,7 +250,7 @@ def again(q: Any, k: Any, v: Any, out: Any, return_lse: bool, options: _Key) -> 
     q_data, k_data, v_data = q.data, k.data, v.data
     q_ptr, k_ptr, v_ptr = q_data.ptr, k_data.ptr, v_data.ptr
     device = _cupy.cuda.runtime.getDevice()
-    if (q_ptr | k_ptr | v_ptr) % _ALIGNMENT or not (
+    if (q_ptr | k_ptr | v_ptr) % ALIGNMENT or not (
         q_data.device_id == k_data.device_id == v_data.device_id == device
     ):
         return None
@@ -275,11 +284,8 @@ def _key(q: Any, k: Any, v: Any, out: Any, device: int, options: _Key) -> _Key:
 
 
 def _spans(*arrays: Any) -> tuple[tuple[int, int], ...]:
-    """Return the bounds of each array, counted from its address."""
-    return tuple(
-        (low - array.data.ptr, high - array.data.ptr)
-        for array, (low, high) in ((array, bounds(array)) for array in arrays)
-    )
+    """Return where each array begins and ends, counted from its address."""
+    return tuple(extent(array.shape, array.strides, array.itemsize) for array in arrays)
 
 
 def _clear(spans: tuple[tuple[int, int], ...], out: int, *inputs: int) -> bool:
@@ -329,23 +335,21 @@ def first(
         device_id = cupy.cuda.runtime.getDevice()
         kernel = jit.kernel(plan.variant, device, device_id)
         tma = uses_tma(plan)
-        q_view = operands.q
-        if problem.scale < 0:  # the kernels fold a positive scale into the exponent
-            q_view = -q_view
-            problem = problem._replace(scale=-problem.scale)
-        taken = Operands(
-            readable(q_view, tma),
-            readable(operands.k, tma),
-            readable(operands.v, tma),
-            writable(as_bhsd(result, layout), tma),
-        )
+        negative = problem.scale < 0  # the kernels fold a positive scale into the exponent
+        problem = problem._replace(scale=abs(problem.scale))
+        q_view = copied(operands.q, negate=True) if negative else as_readable(operands.q, tma)
+        out_view = as_bhsd(result, layout)
+        if not _writable(out_view, tma):
+            out_view = padded(out_view.shape, out_view.dtype, cupy.empty)
+        k_view, v_view = as_readable(operands.k, tma), as_readable(operands.v, tma)
+        taken = Operands(q_view, k_view, v_view, out_view)
         launch = Launch(plan, problem, taken, kernel)
         q_ptr, k_ptr, v_ptr, out_ptr = (view.data.ptr for view in taken)
         launch(q_ptr, k_ptr, v_ptr, out_ptr, 0 if lse is None else lse.data.ptr)
         if out_ptr != result.data.ptr:
             as_bhsd(result, layout)[...] = taken.out
-        copied = any(a is not b for a, b in zip(taken[:3], operands[:3], strict=True))
-        if copied or out_ptr != result.data.ptr:
+        copies = any(a is not b for a, b in zip(taken[:3], operands[:3], strict=True))
+        if copies or out_ptr != result.data.ptr:
             _keep_if_captured(*taken)
         else:
             if len(_ready) >= _CACHE_SIZE:
@@ -355,49 +359,15 @@ def first(
                 shape,
                 lse_shape,
                 q.dtype,
-                _ALIGNMENT if tma else q.dtype.itemsize,
+                ALIGNMENT if tma else q.dtype.itemsize,
                 _spans(result, q, k, v),
             )
     return (result, lse) if return_lse else result
 
 
-def _rows_contiguous(view: Any) -> bool:
+def _writable(view: Any, tma: bool) -> bool:
+    """Whether a kernel writes a 4-D array as it is: rows are contiguous, and for TMA aligned."""
+    if tma:
+        aligned = view.data.ptr % ALIGNMENT == 0
+        return aligned and readable(view.shape, view.strides, view.itemsize, tma)
     return view.strides[3] == view.itemsize or view.shape[3] == 1
-
-
-def _aligned(view: Any, tma: bool) -> bool:
-    """Whether all rows are; TMA cannot go back or stay in its place, either."""
-    strides = [t for n, t in zip(view.shape[:3], view.strides[:3], strict=True) if n > 1]
-    aligned = view.data.ptr % _ALIGNMENT == 0 and all(t % _ALIGNMENT == 0 for t in strides)
-    return aligned and not (tma and any(t <= 0 for t in strides))
-
-
-def _padded(view: Any, fill: Callable[..., Any]) -> Any:
-    """Return an array like a view in memory of its own, whose rows are whole 16-byte chunks."""
-    step = _ALIGNMENT // view.itemsize
-    head_dim = view.shape[3]
-    return fill((*view.shape[:3], -(-head_dim // step) * step), view.dtype)[..., :head_dim]
-
-
-def readable(view: Any, tma: bool = False) -> Any:
-    """Return a 4-D view as the kernels read it, or else a copy.
-
-    Rows are contiguous, aligned, and made of whole 16-byte chunks, zeros filling up the last.
-    """
-    whole = view.shape[3] * view.itemsize % _ALIGNMENT == 0
-    if view.size == 0 or (whole and _aligned(view, tma) and _rows_contiguous(view)):
-        return view
-    padded = _padded(view, _cupy.zeros)
-    padded[...] = view
-    return padded
-
-
-def writable(view: Any, tma: bool) -> Any:
-    """Return a 4-D view of the result as the kernels write it, or else memory for it.
-
-    Rows are contiguous; to TMA they are as in `readable`, too.
-    """
-    whole = view.shape[3] * view.itemsize % _ALIGNMENT == 0
-    if _rows_contiguous(view) and (not tma or (whole and _aligned(view, tma))):
-        return view
-    return _padded(view, _cupy.empty)

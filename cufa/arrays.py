@@ -1,0 +1,238 @@
+"""Arrays of a call: their kind, 4-D views, the memory that they take, copies that a kernel needs.
+
+CuPy is not imported before an array of it is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+#: A NumPy or a CuPy array. CuPy is optional, so its type cannot be named here.
+Array = Any
+
+Ints = tuple[int, ...]
+
+ALIGNMENT = 16
+"""Bytes that are copied at once: the rows that kernels read begin at multiples of it."""
+
+#: Steps that NumPy's exact overlap solver may take (well under 1 ms). Views of one regular buffer
+#: need a handful; what it cannot decide by then counts as overlapping.
+_OVERLAP_WORK: Any = 10_000  # NumPy's stub knows only its two special values
+
+
+class Operands(NamedTuple):
+    """The arrays of a call as 4-D (batch, heads, seq, head_dim) views; `out` may be None."""
+
+    q: Array
+    k: Array
+    v: Array
+    out: Array
+
+
+# --- kinds and views ---
+
+
+def array_module(q: Array, k: Array, v: Array, out: Array | None = None) -> ModuleType:
+    """Find the module, numpy or cupy, that all arrays of a call belong to.
+
+    Parameters
+    ----------
+    q, k, v : array
+    out : array, optional
+
+    Returns
+    -------
+    module
+        `numpy` or `cupy`.
+
+    Raises
+    ------
+    TypeError
+        For an object that is neither a NumPy nor a CuPy array, for a masked array (its mask would
+        be ignored), and when the two kinds are mixed.
+    """
+    module = _module_of("q", q)
+    for name, array in (("k", k), ("v", v), ("out", out)):
+        if name == "out" and array is None:
+            continue
+        other = _module_of(name, array)
+        if other is not module:
+            raise TypeError(
+                f"{name} is a {other.__name__} array, but q is a {module.__name__} array: "
+                "all arrays of a call must be of one kind"
+            )
+    return module
+
+
+def _module_of(name: str, array: Array) -> ModuleType:
+    """Return numpy or cupy for one array of the call."""
+    if isinstance(array, np.ndarray):
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array: attention would ignore its mask")
+        return np
+    # No `ndarray` yet while another thread is still importing CuPy.
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())):
+        return cupy
+    hint = ""
+    if hasattr(array, "__dlpack__"):
+        hint = " (numpy.from_dlpack or cupy.from_dlpack makes one of it without a copy)"
+    raise TypeError(f"{name} must be a NumPy or a CuPy array, not {type(array).__name__}{hint}")
+
+
+def as_bhsd(array: Array, layout: str) -> Array:
+    """View an array of rank 2 to 4 as (batch, heads, seq, head_dim); missing axes have length 1."""
+    if array.ndim == 2:
+        return array[None, None]
+    if array.ndim == 3:
+        return array[:, None]
+    return array if layout == "bhsd" else array.swapaxes(1, 2)
+
+
+# --- memory ---
+
+
+def extent(shape: Ints, strides: Ints, itemsize: int) -> tuple[int, int]:
+    """Return where an array's memory begins and ends, in bytes from its first element."""
+    if 0 in shape:
+        return 0, 0
+    low = high = 0
+    for n, step in zip(shape, strides, strict=True):
+        reach = (n - 1) * step
+        if reach < 0:
+            low += reach
+        else:
+            high += reach
+    return low, high + itemsize
+
+
+def overlaps_itself(shape: Ints, strides: Ints, itemsize: int) -> bool:
+    """Whether elements may share memory: no order of the axes nests them without touching.
+
+    Sufficient for every view that slicing, transposing and reshaping can make.
+    """
+    if 0 in shape:
+        return False
+    reach = itemsize
+    axes = [(abs(t), n) for n, t in zip(shape, strides, strict=True) if n > 1]
+    for step, n in sorted(axes):
+        if step < reach:
+            return True
+        reach += (n - 1) * step
+    return False
+
+
+def overlap(a: Array, b: Array) -> bool:
+    """Whether two arrays of one kind share an element; interleaved views do not."""
+    if isinstance(a, np.ndarray):
+        host_a, host_b = a, b
+    else:
+        low_a, high_a = _bounds(a)
+        low_b, high_b = _bounds(b)
+        if high_a <= low_b or high_b <= low_a:
+            return False
+        host_a, host_b = (np.asarray(_AddressOnly(array)) for array in (a, b))
+    try:
+        return np.shares_memory(host_a, host_b, max_work=_OVERLAP_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _bounds(array: Array) -> tuple[int, int]:
+    """Return the first address of a CuPy array's elements, and the one after their last."""
+    low, high = extent(array.shape, array.strides, array.itemsize)
+    address = array.data.ptr
+    return address + low, address + high
+
+
+class _AddressOnly:
+    """The addresses of a CuPy array for `numpy.shares_memory`, which computes with them only."""
+
+    def __init__(self, array: Array) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": f"|V{array.itemsize}",
+            "data": (array.data.ptr, False),
+        }
+
+
+# --- what the kernels take as it is, and copies of the rest ---
+
+
+def readable(
+    shape: Ints, strides: Ints, itemsize: int, tma: bool = False, repeats: bool = False
+) -> bool:
+    """Whether kernels read a 4-D array as it is, if its address is a multiple of `ALIGNMENT`.
+
+    Rows must be contiguous, aligned, and made of whole chunks of `ALIGNMENT` bytes.
+
+    Parameters
+    ----------
+    shape, strides : tuple of int
+        (batch, heads, seq, head_dim), and the steps between them in bytes.
+    itemsize : int
+    tma : bool
+        Whether it is read through tensor maps, which take positive strides only.
+    repeats : bool
+        Whether the kernel stays in its place where the stride along batch or heads is 0: for K and
+        V it does.
+    """
+    batch, head, seq, element = strides
+    if shape[3] * itemsize % ALIGNMENT:
+        return 0 in shape
+    if element == itemsize and (batch | head | seq) % ALIGNMENT == 0:
+        if not tma or (batch > 0 and head > 0 and seq > 0):
+            return True
+    elif 0 in shape:
+        return True
+    elif element != itemsize:
+        return False
+    for axis, (n, step) in enumerate(zip(shape[:3], strides[:3], strict=True)):
+        if n > 1 and step % ALIGNMENT:
+            return False
+        if n > 1 and tma and (step < 0 or (step == 0 and not (repeats and axis < 2))):
+            return False
+    return True
+
+
+def as_readable(view: Array, tma: bool = False, repeats: bool = False) -> Array:
+    """Return a 4-D CuPy array as kernels read it, or else a copy; arguments as of `readable`."""
+    aligned = view.data.ptr % ALIGNMENT == 0
+    if aligned and readable(view.shape, view.strides, view.itemsize, tma, repeats):
+        return view
+    return copied(view)
+
+
+def copied(view: Array, negate: bool = False) -> Array:
+    """Copy a 4-D CuPy array, or its negative, to memory of its own that kernels can read."""
+    import cupy
+
+    whole = view.shape[3] * view.itemsize % ALIGNMENT == 0
+    copy = padded(view.shape, view.dtype, cupy.empty if whole else cupy.zeros)
+    if negate:
+        cupy.negative(view, out=copy)
+    else:
+        copy[...] = view
+    return copy
+
+
+def padded(shape: Ints, dtype: np.dtype, make: Callable[..., Array]) -> Array:
+    """Return a 4-D array in new memory whose rows are whole chunks of `ALIGNMENT` bytes.
+
+    Kernels can write it, and can read it if `make` fills the rest of the last chunks with zeros.
+    """
+    columns = whole_chunks(shape[3], dtype.itemsize)
+    return make((*shape[:3], columns), dtype)[..., : shape[3]]
+
+
+def whole_chunks(columns: int, itemsize: int) -> int:
+    """Round the length of a row up to whole chunks of `ALIGNMENT` bytes."""
+    step = ALIGNMENT // itemsize
+    return -(-columns // step) * step
