@@ -1,10 +1,16 @@
-"""CuPy, which arrays on a GPU and the compiler need, and NumPy arrays do not."""
+"""What NumPy arrays do not need: CuPy, for arrays on a GPU and the compiler, and other extras."""
 
 from __future__ import annotations
 
 from typing import Any
 
-INSTALL_CUPY = "pip install 'cufa[cuda13]' (or cuda12) brings it"
+
+def install(extra: str) -> str:
+    """Return the command for an extra of ``pyproject.toml``; no index has cufa, a clone does."""
+    return f'pip install ".[{extra}]" in a clone of cufa'
+
+
+INSTALL_CUPY = 'pip install ".[cuda13]" (or cuda12) in a clone of cufa brings it'
 
 
 def cupy() -> Any:

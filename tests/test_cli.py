@@ -189,7 +189,8 @@ def test_without_cupy(
 def test_without_matplotlib(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "matplotlib")
     assert cli.main(["explore", *SMALL, "--arch", "sm_90a", "--plot", "x.png"]) == 2
-    assert the_line(capsys).endswith("matplotlib is needed: pip install 'cufa[explore]'")
+    line = the_line(capsys)
+    assert line.endswith('matplotlib is needed: pip install ".[explore]" in a clone of cufa')
 
 
 def test_cupy_without_a_place_for_its_cache(

@@ -211,7 +211,8 @@ def test_a_problem_made_by_hand_is_checked(
 @pytest.mark.parametrize("where", [{"arch": "sm_90a"}, {"device": "h100"}, {}])
 def test_without_cupy(where: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ImportError, match=r"^CuPy is missing \(.*\): pip install 'cufa\[cuda13\]'"):
+    how = r'pip install "\.\[cuda13\]" \(or cuda12\) in a clone of cufa'
+    with pytest.raises(ImportError, match=rf"^CuPy is missing \(.*\): {how}"):
         cufa.explore(PROBLEM, **where)
 
 

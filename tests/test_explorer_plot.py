@@ -158,5 +158,5 @@ def test_tiles_of_several_kernels_are_told_apart() -> None:
 
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install cufa\[explore\]"):
+    with pytest.raises(ImportError, match=r'pip install "\.\[explore\]" in a clone'):
         exploration(STATIC).plot()

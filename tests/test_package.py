@@ -113,6 +113,14 @@ def test_numpy_arrays_need_no_cupy() -> None:
     )
 
 
+@pytest.mark.parametrize("folder", ["cufa", "scripts"])
+def test_nobody_is_told_to_install_a_name_that_is_not_published(folder: str) -> None:
+    files = [f for f in (ROOT / folder).rglob("*") if f.suffix in (".py", ".sh")]
+    assert files
+    found = [f.name for f in files if re.search(r"\bcufa\[", f.read_text(encoding="utf-8"))]
+    assert found == []
+
+
 def test_public_names() -> None:
     assert cufa.__doc__
     assert sorted(cufa.__all__) == [

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
 from cufa import device as devices
+from cufa import optional
 from cufa.device import Device
 from cufa.kernel import KERNELS
 from cufa.planner.tiles import TileShape
@@ -132,7 +133,8 @@ def picture(text: str) -> Path:
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
-        raise ArgumentTypeError("matplotlib is needed: pip install 'cufa[explore]'") from None
+        how = optional.install("explore")
+        raise ArgumentTypeError(f"matplotlib is needed: {how}") from None
     kinds = FigureCanvasBase.get_supported_filetypes()
     if path.suffix[1:].lower() not in kinds:
         raise ArgumentTypeError(f"{text!r} must end in one of {', '.join(sorted(kinds))}")

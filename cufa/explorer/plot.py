@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cufa import optional
 from cufa.explorer.plot_style import (
     BEST,
     INK,
@@ -37,7 +38,8 @@ def figure(found: Findings) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(f"plots need matplotlib: pip install cufa[explore] ({error})") from error
+        needed = f"plots need matplotlib: {optional.install('explore')}"
+        raise ImportError(f"{needed} ({error})") from error
 
     drawn = Figure(layout="constrained")
     FigureCanvasAgg(drawn)

@@ -5,6 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from cufa import optional
 from minilm.errors import ModelError
 
 DTYPES = {
@@ -53,9 +54,7 @@ def _cupy_with_gpu() -> Any:
     try:
         import cupy
     except ImportError:
-        raise ModelError(
-            "no CuPy for the GPU: pip install 'cufa[cuda13]' (or 'cufa[cuda12]')"
-        ) from None
+        raise ModelError(f"no CuPy for the GPU: {optional.INSTALL_CUPY}") from None
     try:
         capability = int(cupy.cuda.Device().compute_capability)
     except cupy.cuda.runtime.CUDARuntimeError as error:

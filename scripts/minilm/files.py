@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cufa import optional
 from minilm.errors import ModelError
 
 if TYPE_CHECKING:
@@ -89,4 +90,4 @@ def load_tokenizer(folder: Path) -> "Tokenizer":
 
 
 def _missing(package: str) -> ModelError:
-    return ModelError(f"the package {package} is not installed: pip install 'cufa[embed]'")
+    return ModelError(f"the package {package} is not installed: {optional.install('embed')}")
