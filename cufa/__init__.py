@@ -1,7 +1,7 @@
 """FlashAttention for CuPy, and for NumPy on a machine without a GPU."""
 
 from cufa.api import attention, explain
-from cufa.compiler.jit import CompileError
+from cufa.compiler.nvrtc import CompileError
 from cufa.explorer import Exploration, explore
 from cufa.problem import Problem
 from cufa.variant import Variant

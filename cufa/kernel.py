@@ -111,7 +111,8 @@ def _fa3_smem_bytes(v: Variant) -> int:
 
 
 def _fa3_registers(v: Variant) -> int:
-    return 65536 // (v.threads * v.blocks_per_sm) // 8 * 8
+    # An equal part, but no more than the 240 that setmaxnreg gives the consumers at most.
+    return min(65536 // (v.threads * v.blocks_per_sm) // 8 * 8, 240)
 
 
 def _fa3_complaint(v: Variant, device: Device) -> str | None:

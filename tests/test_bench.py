@@ -21,7 +21,7 @@ from benchmarks.jit import standard_cases
 from benchmarks.report import markdown, write_report
 
 from cufa import device as devices
-from cufa.compiler import jit
+from cufa.compiler import nvrtc
 from cufa.device import Device
 from cufa.explorer.exploration import flat
 from cufa.explorer.race import Duel
@@ -438,12 +438,12 @@ def test_tune_rows(monkeypatch: pytest.MonkeyPatch, no_builtin_tables: None) -> 
             duels.append((first[0], second[0]))
             return Duel(1.0, 0.8, 1.25)
 
-    def compile(variant: Variant, arch: str) -> jit.Compiled:
-        return jit.Compiled(b"", 0, 0, 0, 0, 0, 0, arch)
+    def compile_variant(variant: Variant, arch: str) -> nvrtc.Compiled:
+        return nvrtc.Compiled(b"", 0, 0, 0, 0, 0, 0, arch)
 
     monkeypatch.setattr(tune.subprocess, "run", run)
     monkeypatch.setattr(tune, "Measurement", FakeMeasurement)
-    monkeypatch.setattr(tune, "compile", compile)
+    monkeypatch.setattr(tune, "compile_variant", compile_variant)
     rows = list(tune.rows("bfloat16"))
     assert len(rows) == len(duels) == 36
     before, after = duels[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ from cufa.compiler import cache, source
 from cufa.variant import Variant
 
 VARIANT = Variant("fa2_mma", "float16", 128, 128, 128, 64, 2, 4, 2, score=("Causal",))
+KEY = (VARIANT, "sm_90a", (13, 0))
+
+posix = pytest.mark.skipif(os.name == "nt", reason="has no owners and modes")
 
 
 def test_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -43,8 +48,8 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("homeless")
 def test_without_a_home_nothing_is_found_and_writing_says_so() -> None:
-    assert cache.find_cubin(VARIANT, "sm_90a") is None
-    for call in (cache.folder, lambda: cache.store_cubin(VARIANT, "sm_90a", b"x")):
+    assert cache.find_cubin(*KEY) is None
+    for call in (cache.folder, lambda: cache.store_cubin(*KEY, b"x")):
         with pytest.raises(OSError, match="set CUFA_CACHE_DIR"):
             call()
 
@@ -58,10 +63,10 @@ def test_the_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "file" / "cufa"))
-    assert cache.find_cubin(VARIANT, "sm_90a") is None
+    assert cache.find_cubin(*KEY) is None
     assert cache.size_bytes(cache.folder()) == 0
     with pytest.raises(OSError, match="file"):
-        cache.store_cubin(VARIANT, "sm_90a", b"x")
+        cache.store_cubin(*KEY, b"x")
 
 
 def test_write_makes_folders_and_replaces(tmp_path: Path) -> None:
@@ -72,12 +77,21 @@ def test_write_makes_folders_and_replaces(tmp_path: Path) -> None:
         assert list(path.parent.iterdir()) == [path]
 
 
-def test_others_may_read_what_is_written(tmp_path: Path) -> None:
-    """As they may any file that the user makes."""
-    plain, written = tmp_path / "plain", tmp_path / "written"
-    plain.touch()
-    cache.write(written, b"data")
-    assert stat.S_IMODE(written.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+@pytest.fixture(params=[0o022, 0o002, 0, 0o077], ids="{:03o}".format)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@posix
+def test_others_may_read_what_is_written_and_not_write(tmp_path: Path, umask: int) -> None:
+    """Whatever is usual for the user's files."""
+    path = tmp_path / "a" / "b" / "file"
+    cache.write(path, b"data")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644 & ~umask
+    for folder in (path.parent, path.parent.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755 & ~umask
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
@@ -105,19 +119,122 @@ def test_size() -> None:
 
 
 def test_cubins_are_found_again() -> None:
-    assert cache.find_cubin(VARIANT, "sm_90a") is None
-    path = cache.store_cubin(VARIANT, "sm_90a", b"\x7fELF")
-    assert path == cache.cubin_path(VARIANT, "sm_90a")
+    assert cache.find_cubin(*KEY) is None
+    path = cache.store_cubin(*KEY, b"\x7fELF")
+    assert path == cache.cubin_path(*KEY)
     assert path.parent == cache.folder() / "kernels"
     assert re.fullmatch(r"[0-9a-f]{64}\.cubin", path.name)
-    assert cache.find_cubin(VARIANT, "sm_90a") == b"\x7fELF"
-    assert cache.find_cubin(VARIANT, "sm_80") is None
-    assert cache.find_cubin(VARIANT._replace(score=()), "sm_90a") is None
-    assert cache.find_cubin(VARIANT._replace(dtype="bfloat16"), "sm_90a") is None
+    assert cache.find_cubin(*KEY) == b"\x7fELF"
+    others = (VARIANT._replace(score=()), VARIANT._replace(dtype="bfloat16"))
+    for variant in others:
+        assert cache.find_cubin(variant, *KEY[1:]) is None
+    assert cache.find_cubin(VARIANT, "sm_80", (13, 0)) is None
+
+
+@pytest.mark.parametrize("other", [(12, 0), (13, 1)])
+def test_cubins_of_another_compiler_are_not_found(other: tuple[int, int]) -> None:
+    cache.store_cubin(*KEY, b"\x7fELF")
+    assert cache.find_cubin(VARIANT, "sm_90a", other) is None
+    cache.store_cubin(VARIANT, "sm_90a", other, b"another")
+    assert cache.find_cubin(*KEY) == b"\x7fELF"
 
 
 def test_cubins_of_other_sources_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.store_cubin(VARIANT, "sm_90a", b"\x7fELF")
+    cache.store_cubin(*KEY, b"\x7fELF")
     text = source.text(VARIANT.kernel)
     monkeypatch.setattr(source, "text", lambda kernel: f"{text}// edited\n")
-    assert cache.find_cubin(VARIANT, "sm_90a") is None
+    assert cache.find_cubin(*KEY) is None
+
+
+# --- files that somebody else could have made ---
+
+
+@pytest.mark.usefixtures("umask")
+def test_what_was_written_is_read() -> None:
+    path = cache.store_cubin(*KEY, b"\x7fELF")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.read(path) == b"\x7fELF"
+        assert cache.read(path.with_name("other")) is None
+        assert cache.read(path.parent) is None
+        assert cache.read(path / "file") is None
+
+
+def place_of(level: int) -> Path:
+    """Return a cubin's file, or a folder that it lies in."""
+    path = cache.store_cubin(*KEY, b"\x7fELF")
+    return (path, path.parent, cache.folder())[level]
+
+
+@posix
+@pytest.mark.parametrize("level", range(3))
+@pytest.mark.parametrize("bits", [0o020, 0o002, 0o1777])
+def test_what_others_may_write_is_ignored_with_one_warning(level: int, bits: int) -> None:
+    place = place_of(level)
+    place.chmod(place.stat().st_mode | bits)
+    with pytest.warns(RuntimeWarning) as caught:
+        found = [cache.find_cubin(*KEY) for _ in range(2)]
+    assert found == [None, None]
+    (warning,) = caught
+    assert str(warning.message).startswith(f"{place} is ignored: others may write it")
+    place.chmod(0o700)
+    assert cache.find_cubin(*KEY) == b"\x7fELF"
+
+
+@posix
+@pytest.mark.parametrize("level", range(3))
+def test_what_belongs_to_another_user_is_ignored_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, level: int
+) -> None:
+    place = place_of(level)
+    inode, owner = place.stat().st_ino, os.geteuid() + 1
+
+    def status(descriptor: int) -> os.stat_result:
+        found = os.stat(descriptor)
+        return os.stat_result((*found[:4], owner, *found[5:])) if found.st_ino == inode else found
+
+    monkeypatch.setattr(os, "fstat", status)
+    with pytest.warns(RuntimeWarning) as caught:
+        found = [cache.find_cubin(*KEY) for _ in range(2)]
+    assert found == [None, None]
+    (warning,) = caught
+    assert str(warning.message).startswith(f"{place} is ignored: it belongs to another user")
+    owner = 0  # root's are taken, as those of an image
+    assert cache.find_cubin(*KEY) == b"\x7fELF"
+
+
+@posix
+def test_where_nothing_is_there_is_nothing_to_warn_of() -> None:
+    cache.make_folder(cache.folder())
+    cache.folder().chmod(0o777)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.find_cubin(*KEY) is None
+
+
+@posix
+def test_links_are_followed(tmp_path: Path) -> None:
+    """What they lead to counts."""
+    path = cache.store_cubin(*KEY, b"\x7fELF")
+    path.parent.rename(tmp_path / "elsewhere")
+    path.parent.symlink_to(tmp_path / "elsewhere")
+    assert cache.find_cubin(*KEY) == b"\x7fELF"
+    (tmp_path / "elsewhere").chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="others may write it"):
+        assert cache.find_cubin(*KEY) is None
+
+
+@posix
+def test_a_pipe_is_not_waited_for() -> None:
+    path = cache.store_cubin(*KEY, b"\x7fELF")
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    assert not cache.find_cubin(*KEY)
+
+
+def test_the_folder_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (".", "below", "../beside"):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("CUFA_CACHE_DIR", name)
+        cache.store_cubin(*KEY, b"\x7fELF")
+        assert cache.find_cubin(*KEY) == b"\x7fELF"

@@ -1,4 +1,4 @@
-"""cubin.py: the kernel inside a compiled file, and files that are not whole."""
+"""elf.py: the kernel inside a compiled file, and files that are not whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from cufa.compiler import elf, jit
+from cufa.compiler import elf, nvrtc
 from cufa.variant import Variant
 
 SMALL = Variant("fa2_mma", "float16", 32, 32, 64, 16, 1, 4, 1)
@@ -14,7 +14,7 @@ SMALL = Variant("fa2_mma", "float16", 32, 32, 64, 16, 1, 4, 1)
 
 @pytest.fixture(scope="module", params=["sm_80", "sm_90a", "sm_120"])
 def compiled(request: pytest.FixtureRequest) -> bytes:
-    return jit.compile(SMALL, request.param).cubin
+    return nvrtc.compile_variant(SMALL, request.param).cubin
 
 
 def test_symbol(compiled: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cufa import device
-from cufa.compiler import jit
+from cufa.compiler import nvrtc
 from cufa.explorer import build
 from cufa.explorer.build import Built, compile_all, refusal, static_row
 from cufa.problem import Problem
@@ -35,8 +35,8 @@ def built() -> dict[Variant, Built]:
     return {b.variant: b for b in compile_all(SMEM_BYTES, "sm_90a")}
 
 
-def compiled(built: Built) -> jit.Compiled:
-    assert isinstance(built.compiled, jit.Compiled)
+def compiled(built: Built) -> nvrtc.Compiled:
+    assert isinstance(built.compiled, nvrtc.Compiled)
     return built.compiled
 
 
@@ -101,8 +101,8 @@ def test_compile_error_is_a_row_with_the_compilers_line() -> None:
     assert row.registers is None
 
 
-def fake(log: str) -> jit.Compiled:
-    return jit.Compiled(b"", 100, 0, 0, 0, SMALL.smem_bytes, 4096, log)
+def fake(log: str) -> nvrtc.Compiled:
+    return nvrtc.Compiled(b"", 100, 0, 0, 0, SMALL.smem_bytes, 4096, log)
 
 
 def test_remarks_on_wgmma_are_notes() -> None:
@@ -120,11 +120,11 @@ def test_remarks_on_wgmma_are_notes() -> None:
 def test_compiles_in_as_many_threads_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(3, timeout=10)
 
-    def meet(variant: Variant, arch: str) -> jit.Compiled:
+    def meet(variant: Variant, arch: str) -> nvrtc.Compiled:
         together.wait()
         return fake("")
 
-    monkeypatch.setattr(jit, "compile", meet)
+    monkeypatch.setattr(nvrtc, "compile_variant", meet)
     variants = [SMALL._replace(bn=bn) for bn in (16, 32, 48)]
     assert {b.variant for b in compile_all(variants, "sm_90a", jobs=3)} == set(variants)
 
@@ -132,12 +132,12 @@ def test_compiles_in_as_many_threads_as_asked(monkeypatch: pytest.MonkeyPatch) -
 def test_closing_drops_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
 
-    def slow(variant: Variant, arch: str) -> jit.Compiled:
+    def slow(variant: Variant, arch: str) -> nvrtc.Compiled:
         begun.append(variant)
         time.sleep(0.01)
         return fake("")
 
-    monkeypatch.setattr(jit, "compile", slow)
+    monkeypatch.setattr(nvrtc, "compile_variant", slow)
     results = compile_all([SMALL._replace(bn=16 * i) for i in range(1, 17)], "sm_90a", jobs=1)
     next(results)
     results.close()
@@ -151,7 +151,7 @@ def test_other_errors_of_the_machine_are_raised(monkeypatch: pytest.MonkeyPatch)
     def missing(variant: Variant, arch: str) -> Any:
         raise RuntimeError("no NVRTC")
 
-    monkeypatch.setattr(jit, "compile", missing)
+    monkeypatch.setattr(nvrtc, "compile_variant", missing)
     with pytest.raises(RuntimeError, match="no NVRTC"):
         list(build.compile_all([SMALL], "sm_90a"))
 

@@ -12,7 +12,7 @@ from reference import oracle, random_inputs
 
 from cufa import device as devices
 from cufa.arrays import Operands, as_bhsd
-from cufa.compiler import jit
+from cufa.compiler import nvrtc
 from cufa.device import Device
 from cufa.explorer import measure
 from cufa.explorer.measure import Measurement, memory_bound, timed
@@ -225,7 +225,7 @@ def test_memory_bound(seq_q: int, bound: bool) -> None:
 
 
 def compiled(variants: list[Variant], device: Device) -> list[tuple[Row, bytes]]:
-    return [(Row(v), jit.compile(v, device.arch).cubin) for v in variants]
+    return [(Row(v), nvrtc.compile_variant(v, device.arch).cubin) for v in variants]
 
 
 def gpu_of(cupy: Any) -> Device:

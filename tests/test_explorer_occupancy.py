@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cufa import device
-from cufa.compiler import jit
+from cufa.compiler import jit, nvrtc
 from cufa.explorer.occupancy import register_bound, resident_blocks
 from cufa.variant import Variant
 
@@ -68,7 +68,7 @@ def test_as_the_driver_says(cupy: Any, bm_bn_warps: tuple[int, int, int], stages
     gpu = device.of_id(cupy.cuda.runtime.getDevice())
     bm, bn, warps = bm_bn_warps
     variant = Variant("fa2_mma", "float16", 64, 64, bm, bn, stages, warps, 1)
-    compiled = jit.compile(variant, gpu.arch)
+    compiled = nvrtc.compile_variant(variant, gpu.arch)
     function = jit.load(compiled.cubin, variant.smem_bytes)
     for smem_bytes in range(0, variant.smem_bytes + 1, 1000):
         expected = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cufa import device as devices
-from cufa.compiler.jit import Compiled, CompileError
+from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
 from cufa.explorer import build, measure, tune, tuner
 from cufa.explorer.build import Built

@@ -12,7 +12,7 @@ import pytest
 from reference import Expected, assert_accepted, random_inputs, to_host
 from test_gpu import GRID as ALL_KERNELS
 from test_gpu import on_device, poisoned_out, same_bits
-from test_jit import builtin_entries
+from test_nvrtc import builtin_entries
 
 import cufa
 from cufa import device

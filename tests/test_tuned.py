@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -389,6 +390,20 @@ def test_a_file_that_is_ignored_gives_one_warning(case: str) -> None:
     assert "python -m cufa tune" in message
     assert again == chosen
     assert chosen.reason == "tuned on 2026-11-21 (built-in table of h200)"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no modes")
+def test_a_table_that_others_may_write_is_ignored_and_replaced() -> None:
+    path = tuned.store(H200, {CLASS: ENTRY}, "a command")
+    path.chmod(0o666)
+    with pytest.warns(RuntimeWarning, match="others may write it") as caught:
+        chosen = [plan.plan(PROBLEM, H200) for _ in range(2)]
+    assert len(caught) == 1
+    assert chosen == [plan.by_rules(PROBLEM, H200)] * 2
+    tuned.store(H200, {FP32_CLASS: FA1_ENTRY}, "a command")
+    table = tuned.load(path)
+    assert table is not None
+    assert table.entries == {FP32_CLASS: FA1_ENTRY}
 
 
 @pytest.mark.parametrize("place", ["a file above", "a folder", "no home"])

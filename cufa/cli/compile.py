@@ -17,8 +17,8 @@ from cufa.cli.parser import (
     problem_of,
 )
 from cufa.cli.values import shapes
-from cufa.compiler import cache, elf
-from cufa.compiler.jit import CompileError
+from cufa.compiler import cache, elf, nvrtc
+from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
 from cufa.explorer import build
 from cufa.explorer.table import counted
@@ -41,8 +41,8 @@ def add(commands: Commands) -> None:
             "Compile the kernels that the planner would choose, so that a first call finds\n"
             "them: for a container image, or where nobody may wait. Without --for, all that it\n"
             "can choose on that GPU. With --arch, for every well-known GPU of it. What is there\n"
-            "already is skipped. CUFA_CACHE_DIR says where they go, and must be the same when\n"
-            "they are used."
+            "already is skipped. CUFA_CACHE_DIR says where they go. It must be the same when they\n"
+            "are used, and so must NVRTC."
         ),
         examples=(
             "--arch sm_90a --for 4,32,4096,128:4,8,4096,128 1,32,1,128 --dtype bfloat16",
@@ -108,7 +108,7 @@ def _gpus(options: argparse.Namespace) -> list[Device]:
 
 def _is_there(variant: Variant, arch: str) -> bool:
     """Whether a kernel was compiled before, and its file is whole."""
-    found = cache.find_cubin(variant, arch)
+    found = cache.find_cubin(variant, arch, nvrtc.version())
     try:
         return found is not None and bool(elf.symbol(found))
     except ValueError:
@@ -121,7 +121,7 @@ def _store(built: build.Built, arch: str, position: str) -> bool:
     if isinstance(compiled, CompileError):
         print(f"{position} {variant} failed: {' '.join(compiled.log.split())}", flush=True)
         return False
-    cache.store_cubin(variant, arch, compiled.cubin)
+    cache.store_cubin(variant, arch, nvrtc.version(), compiled.cubin)
     size = table.size_text(len(compiled.cubin))
     print(f"{position} {variant}  {seconds:.1f} s, {size}", flush=True)
     return True

@@ -7,8 +7,8 @@ import argparse
 from cufa.cli import disassembler, machine, table
 from cufa.cli.parser import CommandError, Commands, add_command, add_device
 from cufa.cli.values import variant
-from cufa.compiler import jit, source
-from cufa.compiler.jit import CompileError
+from cufa.compiler import nvrtc, source
+from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
 from cufa.explorer.occupancy import resident_blocks
 from cufa.variant import Variant
@@ -53,9 +53,10 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(f"{options.variant} is not legal on {device.name}: {complaint}")
     try:
         if options.ptx:
-            print(jit.ptx(options.variant, device.arch))
+            print(nvrtc.ptx(options.variant, device.arch))
         elif options.sass:
-            print(disassembler.sass(tool, jit.compile(options.variant, device.arch).cubin))
+            compiled = nvrtc.compile_variant(options.variant, device.arch)
+            print(disassembler.sass(tool, compiled.cubin))
         else:
             _print_figures(options.variant, device)
     except CompileError as error:
@@ -70,7 +71,7 @@ def instantiated(variant: Variant) -> str:
 
 
 def _print_figures(variant: Variant, device: Device) -> None:
-    compiled = jit.compile(variant, device.arch)
+    compiled = nvrtc.compile_variant(variant, device.arch)
     smem_bytes = compiled.static_smem_bytes + compiled.dynamic_smem_bytes
     blocks = resident_blocks(device, variant.threads, compiled.registers, smem_bytes)
     threads = blocks * variant.threads

@@ -60,7 +60,7 @@ def check_cache(name: str) -> None:
     """Make sure that files can be written into a folder of the cache, before the work for them."""
     try:
         folder = cache.folder() / name
-        folder.mkdir(parents=True, exist_ok=True)
+        cache.make_folder(folder)
     except OSError as error:
         raise CommandError(f"the cache folder cannot be written: {error}") from error
     if not os.access(folder, os.W_OK | os.X_OK):

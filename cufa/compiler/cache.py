@@ -7,9 +7,12 @@ in CuPy's own cache.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import secrets
+import stat
+import warnings
 from pathlib import Path
 
 from cufa.compiler import source
@@ -38,6 +41,19 @@ def folder() -> Path:
         ) from e
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, where they are missing.
+
+    Whatever the umask, others may not write them: `read` would ignore what they hold.
+
+    Raises
+    ------
+    OSError
+    """
+    for each in (*reversed(path.parents), path):
+        each.mkdir(mode=0o755, exist_ok=True)
+
+
 def write(path: Path, data: bytes) -> None:
     """Write a file and the folders above it; a reader sees it whole, or as it was before.
 
@@ -45,16 +61,69 @@ def write(path: Path, data: bytes) -> None:
     ------
     OSError
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     # Not by `tempfile`, whose files no other user may read: an image's cache is for all of them.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb", opener=lambda name, how: os.open(name, how, 0o644)) as file:
             file.write(data)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def read(path: Path) -> bytes | None:
+    """Return a file of the cache folder; None if there is none to be read, or none to be trusted.
+
+    A cubin is code that runs, and a tuned table chooses it. So a file that is neither the user's
+    nor root's, or that others may write, is ignored with a warning, and so is all that is in such a
+    folder, from the cache folder down. Windows has no such owners and modes: there all is taken.
+
+    Parameters
+    ----------
+    path : Path
+        Below `folder`.
+    """
+    try:
+        if os.name == "nt":
+            return path.read_bytes()
+        return _read_trusted(folder(), path)
+    except OSError:
+        return None
+
+
+def _read_trusted(top: Path, path: Path) -> bytes | None:
+    """Return a file, opened folder by folder: what is looked at is what is read."""
+    how = os.O_RDONLY | os.O_NONBLOCK  # not waiting for a writer, should it be a pipe
+    with contextlib.ExitStack() as opened:
+        place, last = top, os.open(top, how)
+        opened.callback(os.close, last)
+        complaint = _complaint(place, os.fstat(last))
+        for name in path.relative_to(top).parts:
+            place, last = place / name, os.open(name, how, dir_fd=last)
+            opened.callback(os.close, last)
+            complaint = complaint or _complaint(place, os.fstat(last))
+        if complaint is None:
+            with open(last, "rb", closefd=False) as file:
+                return file.read()
+    _ignored(complaint)
+    return None
+
+
+def _complaint(place: Path, found: os.stat_result) -> str | None:
+    """Say why what is in a file or folder could be somebody else's, or return None."""
+    if found.st_uid not in (0, os.geteuid()):
+        return f"{place} is ignored: it belongs to another user, of number {found.st_uid}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{place} is ignored: others may write it, see chmod go-w"
+    return None
+
+
+@functools.cache
+def _ignored(complaint: str) -> None:
+    """Warn, once a process for each file or folder."""
+    warnings.warn(complaint, RuntimeWarning, stacklevel=2)
 
 
 def size_bytes(below: Path) -> int:
@@ -67,7 +136,7 @@ def size_bytes(below: Path) -> int:
     return total
 
 
-def cubin_path(variant: Variant, arch: str) -> Path:
+def cubin_path(variant: Variant, arch: str, nvrtc: tuple[int, int]) -> Path:
     """Return where a kernel that was compiled ahead of time is, or would be.
 
     Parameters
@@ -75,31 +144,35 @@ def cubin_path(variant: Variant, arch: str) -> Path:
     variant : Variant
     arch : str
         Such as "sm_90a".
+    nvrtc : tuple of int
+        Major and minor version of the compiler: another one's kernel is another kernel.
 
     Raises
     ------
     OSError
         As `folder`.
     """
-    key = "\0".join((source.text(variant.kernel), variant.name_expression, arch))
+    compiler = "NVRTC {}.{}".format(*nvrtc)
+    key = "\0".join((source.text(variant.kernel), variant.name_expression, arch, compiler))
     return folder() / "kernels" / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
 
 
-def find_cubin(variant: Variant, arch: str) -> bytes | None:
-    """Return a kernel that was compiled ahead of time, or None if there is none to be read."""
+def find_cubin(variant: Variant, arch: str, nvrtc: tuple[int, int]) -> bytes | None:
+    """Return a kernel that was compiled ahead of time, or None as `read` does."""
     try:
-        return cubin_path(variant, arch).read_bytes()
+        path = cubin_path(variant, arch, nvrtc)
     except OSError:
         return None
+    return read(path)
 
 
-def store_cubin(variant: Variant, arch: str, cubin: bytes) -> Path:
+def store_cubin(variant: Variant, arch: str, nvrtc: tuple[int, int], cubin: bytes) -> Path:
     """Keep a compiled kernel for calls to come, and return its file.
 
     Raises
     ------
     OSError
     """
-    path = cubin_path(variant, arch)
+    path = cubin_path(variant, arch, nvrtc)
     write(path, cubin)
     return path

@@ -8,8 +8,8 @@ import time
 from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
-from cufa.compiler import jit
-from cufa.compiler.jit import Compiled, CompileError
+from cufa.compiler import nvrtc
+from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
 from cufa.explorer.occupancy import resident_blocks
 from cufa.explorer.result import Row
@@ -39,7 +39,7 @@ def _build(variant: Variant, arch: str) -> Built:
     started = time.perf_counter()
     compiled: Compiled | CompileError
     try:
-        compiled = jit.compile(variant, arch)
+        compiled = nvrtc.compile_variant(variant, arch)
     except CompileError as error:
         compiled = error
     return Built(variant, compiled, time.perf_counter() - started)

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from typing import NamedTuple
 
 from cufa.arrays import Operands
-from cufa.compiler.jit import Compiled
+from cufa.compiler.nvrtc import Compiled
 from cufa.device import Device
 from cufa.explorer import build
 from cufa.explorer.exploration import Exploration

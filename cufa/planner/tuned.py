@@ -66,16 +66,20 @@ def _ignored(path: Path, why: str) -> None:
 
 
 def load(path: Path) -> Table | None:
-    """Read a table; None if there is none to be read, with a warning if it is damaged.
+    """Read a table; None if there is none, with a warning if it is damaged or not to be trusted.
 
     Parameters
     ----------
     path : Path
+        In the cache folder.
     """
+    data = cache.read(path)
+    return None if data is None else _parsed(path, data)
+
+
+def _parsed(path: Path, data: bytes) -> Table | None:
     try:
-        return parse(path.read_bytes().decode())
-    except OSError:
-        return None
+        return parse(data.decode())
     except (ValueError, RecursionError) as e:
         _ignored(path, str(e))
         return None
@@ -98,7 +102,11 @@ def _user_table(device: Device) -> Table | None:
 
 @functools.cache
 def _builtin_table(name: str) -> Table | None:
-    return load(_BUILTIN / f"{name}.json")
+    path = _BUILTIN / f"{name}.json"
+    try:
+        return _parsed(path, path.read_bytes())
+    except OSError:
+        return None
 
 
 def forget() -> None:
@@ -177,8 +185,8 @@ def store(
     """
     path = user_path(device)
     kept: dict[ProblemClass, Entry] = {}
-    with contextlib.suppress(OSError, ValueError, RecursionError):  # a damaged table is replaced
-        old = parse(path.read_bytes().decode())
+    with contextlib.suppress(ValueError, RecursionError):  # a damaged table is replaced
+        old = parse((cache.read(path) or b"").decode())
         kept = old.entries if old.sources == source.digest() else {}
     table = Table(
         device=device.name,

@@ -15,7 +15,7 @@ import cupy
 
 from benchmarks import environment
 from cufa import device as devices
-from cufa.compiler.jit import Compiled
+from cufa.compiler.nvrtc import Compiled
 from cufa.explorer.build import compile_all
 from cufa.explorer.exploration import COLUMN_OF_ARGUMENT
 from cufa.explorer.race import Budget, medians

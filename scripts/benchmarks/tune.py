@@ -14,7 +14,7 @@ import cupy
 from benchmarks import environment
 from benchmarks.cells import cell_of
 from cufa import device as devices
-from cufa.compiler.jit import compile
+from cufa.compiler.nvrtc import compile_variant
 from cufa.device import Device
 from cufa.explorer.measure import Measurement
 from cufa.explorer.standard import standard_problems
@@ -60,7 +60,7 @@ def _planned(problem: Problem, device: Device, table: bool) -> Variant:
 
 def _row(problem: Problem, before: Variant, after: Variant, device: Device) -> dict[str, Any]:
     cell = cell_of(problem)
-    pair = [(variant, compile(variant, device.arch).cubin) for variant in (before, after)]
+    pair = [(variant, compile_variant(variant, device.arch).cubin) for variant in (before, after)]
     found = Measurement(problem, None, device).duel(*pair)
     cupy.get_default_memory_pool().free_all_blocks()
     untuned = float(f"{cell.tflops(found.first_ms):.5g}")

@@ -1,0 +1,228 @@
+"""nvrtc.py: every variant compiled for every architecture without a GPU, and what it returns."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import cufa
+from cufa import device
+from cufa.compiler import elf, nvrtc, source
+from cufa.device import Device
+from cufa.kernel import ELEMENT_BYTES, KERNELS
+from cufa.planner import plan
+from cufa.planner.tiles import all_head_dims
+from cufa.planner.tuned_table import parse
+from cufa.problem import Problem
+from cufa.variant import Variant
+
+SOURCES = Path(cufa.__file__).parent / "kernels"
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+H200 = device.named("h200")
+
+SMALL = Variant("fa2_mma", "float16", 32, 32, 64, 16, 1, 4, 1)
+#: Passes for a variant, but its source asserts that tiles are not prefetched.
+BROKEN = Variant("fa1_fp32", "float32", 32, 32, 64, 64, 2, 8, 1)
+
+# --- every variant that a plan can choose, on every architecture ---
+
+ENTRIES = [
+    (arch, kernel, head_dims)
+    for arch in ARCHS
+    for kernel in KERNELS
+    if KERNELS[kernel].runs_on(device.of_arch(arch))
+    for head_dims in all_head_dims(kernel, device.of_arch(arch))
+]
+
+#: What ptxas says when it puts wgmma instructions one after the other, or waits between them.
+SERIALIZED = re.compile(r"\bC75\d\d\b|serializ", re.IGNORECASE)
+
+
+def assert_lean(variant: Variant, gpu: Device) -> None:
+    """Compile a variant, which must fit the GPU without anything that costs speed."""
+    compiled = nvrtc.compile_variant(variant, gpu.arch)
+    assert compiled.spill_bytes == 0, variant
+    assert compiled.stack_bytes == 0, variant
+    assert compiled.dynamic_smem_bytes == variant.smem_bytes
+    smem_bytes = compiled.static_smem_bytes + compiled.dynamic_smem_bytes
+    assert smem_bytes <= gpu.smem_per_block, variant
+    assert 0 < compiled.registers * variant.threads * variant.blocks_per_sm <= 65536, variant
+    # Whatever the compiler warns of costs speed or worse.
+    assert "warning" not in compiled.log.lower(), compiled.log
+    assert not SERIALIZED.search(compiled.log), compiled.log
+
+
+@pytest.mark.parametrize(
+    ("arch", "kernel", "head_dims"), ENTRIES, ids=lambda x: str(x).replace(", ", "-")
+)
+def test_compiles_without_spills(arch: str, kernel: str, head_dims: tuple[int, int]) -> None:
+    gpu = device.of_arch(arch)
+    variants = [
+        v
+        for v in plan.all_variants(gpu)
+        if v.kernel == kernel and (v.head_dim, v.head_dim_v) == head_dims
+    ]
+    assert variants
+    for variant in variants:
+        assert_lean(variant, gpu)
+
+
+def builtin_entries() -> list[tuple[Device, Variant]]:
+    """Return what the built-in tables choose beyond the rules, each once."""
+    found: dict[tuple[Device, Variant], None] = {}
+    for path in sorted((Path(cufa.__file__).parent / "tables").glob("*.json")):
+        gpu, table = device.named(path.stem), parse(path.read_text())
+        for key, entry in table.entries.items():
+            for dtype in KERNELS[entry.kernel].dtypes:
+                if ELEMENT_BYTES[dtype] == key.element_bytes:
+                    lengths = (key.seq_q, key.seq_kv, key.head_dim, key.head_dim_v)
+                    problem = Problem(dtype, 1, 1, 1, *lengths, key.causal, 1.0)
+                    found[gpu, entry.variant(problem, gpu)] = None
+    return [(gpu, v) for gpu, v in found if v not in plan.all_variants(gpu)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "variant"), builtin_entries(), ids=lambda x: x.name if isinstance(x, Device) else str(x)
+)
+def test_builtin_tables_compile_without_spills(gpu: Device, variant: Variant) -> None:
+    assert variant.illegal(gpu) is None
+    assert_lean(variant, gpu)
+
+
+def test_entries_hold_every_variant() -> None:
+    for arch in ARCHS:
+        gpu = device.of_arch(arch)
+        held = {(kernel, dims) for a, kernel, dims in ENTRIES if a == arch}
+        chosen = {(v.kernel, (v.head_dim, v.head_dim_v)) for v in plan.all_variants(gpu)}
+        assert held == chosen
+
+
+# --- what compile returns ---
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+def test_cubin_is_whole(arch: str) -> None:
+    """An ELF file ends with its table of sections, or of segments; CuPy drops a last byte of 0."""
+    cubin = nvrtc.compile_variant(SMALL, arch).cubin
+    assert cubin[:5] == b"\x7fELF\x02"
+    segments, sections = struct.unpack_from("<QQ", cubin, 32)
+    segment_size, segment_count, section_size, section_count = struct.unpack_from("<4H", cubin, 54)
+    ends = (segments + segment_size * segment_count, sections + section_size * section_count)
+    assert len(cubin) == max(ends)
+    assert SMALL.kernel.encode() in cubin
+
+
+def test_what_the_log_says() -> None:
+    compiled = nvrtc.compile_variant(SMALL, "sm_90a")
+    assert f"Used {compiled.registers} registers" in compiled.log
+    assert "sm_90a" in compiled.log
+    assert 16 <= compiled.registers <= 255
+
+
+@pytest.mark.parametrize(
+    ("bm", "blocks_per_sm", "registers"), [(64, 1, 240), (64, 3, 80), (128, 1, 168), (192, 1, 128)]
+)
+def test_registers_that_warpgroups_share_out(bm: int, blocks_per_sm: int, registers: int) -> None:
+    """The compiler gives fa3_wgmma what its source reckons with: each its part of 65536."""
+    tile = (bm, 64, 2, bm // 16 + 4, blocks_per_sm)
+    variant = Variant("fa3_wgmma", "bfloat16", 32, 32, *tile)
+    assert nvrtc.compile_variant(variant, H200.arch).registers == registers
+
+
+def test_other_registers_than_are_shared_out_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a kernel's warpgroups would wait for registers that there are not."""
+    variant = Variant("fa3_wgmma", "bfloat16", 32, 32, 128, 64, 2, 12, 1)
+    text = source.text(variant.kernel)
+    fewer = text.replace("__launch_bounds__(WARPS * 32,", "__launch_bounds__(WARPS * 32, 2 *")
+    assert fewer != text
+    monkeypatch.setattr(source, "text", lambda kernel: fewer)
+    with pytest.raises(cufa.CompileError, match=r"counts on 168 .* gave it 80\n") as info:
+        nvrtc.compile_variant(variant, H200.arch)
+    assert info.value.variant == variant
+    assert "Used 80 registers" in info.value.log
+
+
+def test_spills_are_seen() -> None:
+    """32 rows a warp of 256 columns need more registers than there are."""
+    crowded = Variant("fa2_mma", "float16", 256, 256, 128, 32, 1, 4, 1)
+    assert crowded.illegal(H200) is None
+    compiled = nvrtc.compile_variant(crowded, "sm_90a")
+    assert compiled.registers == 255
+    assert compiled.spill_bytes > 0
+
+
+def test_code_bytes_are_those_of_the_instructions() -> None:
+    """Of 16 bytes each; more of them where loops are unrolled further."""
+    small = nvrtc.compile_variant(SMALL, "sm_90a")
+    large = nvrtc.compile_variant(SMALL._replace(bn=64), "sm_90a")
+    assert small.code_bytes % 16 == 0
+    assert 1000 < small.code_bytes < large.code_bytes < len(large.cubin)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_ptx(arch: str) -> None:
+    text = nvrtc.ptx(SMALL, arch)
+    assert re.search(rf"^\.target {arch}$", text, re.MULTILINE)
+    cubin = nvrtc.compile_variant(SMALL, arch).cubin
+    assert re.findall(r"\.entry (\w+)", text) == [elf.symbol(cubin)]
+    assert "mma.sync" in text
+    assert "\0" not in text
+
+
+def test_waits_can_be_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests on a GPU have a wait that does not end stop the kernel."""
+    variant = Variant("fa3_wgmma", "float16", 64, 64, 64, 64, 2, 8, 1, score=("Causal",))
+    traps = [nvrtc.ptx(variant, H200.arch).count("trap;")]
+    text = source.text("fa3_wgmma")
+    monkeypatch.setattr(source, "text", lambda kernel: f"#define BOUNDED_WAITS\n{text}")
+    traps.append(nvrtc.ptx(variant, H200.arch).count("trap;"))
+    assert traps[1] > traps[0]
+
+
+def test_ptx_of_what_does_not_compile() -> None:
+    with pytest.raises(cufa.CompileError, match="tiles are not prefetched") as info:
+        nvrtc.ptx(BROKEN, "sm_90a")
+    assert "-arch=compute_90a" in info.value.options
+
+
+def test_threads_compile_at_once() -> None:
+    variants = [SMALL, SMALL._replace(score=("Causal",))]
+    alone = [nvrtc.compile_variant(variant, "sm_80") for variant in variants]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda variant: nvrtc.compile_variant(variant, "sm_80"), variants))
+    assert [c.registers for c in together] == [c.registers for c in alone]
+    assert [c.code_bytes for c in together] == [c.code_bytes for c in alone]
+
+
+def test_compile_error() -> None:
+    with pytest.raises(cufa.CompileError) as info:
+        nvrtc.compile_variant(BROKEN, "sm_86")
+    error = info.value
+    assert error.variant == BROKEN
+    assert "-arch=sm_86" in error.options
+    assert "tiles are not prefetched" in error.log
+    # The message points at the line of the real file.
+    lines = (SOURCES / "fa1_fp32.cu").read_text().splitlines()
+    (number,) = (i for i, line in enumerate(lines, 1) if "tiles are not prefetched" in line)
+    assert f"fa1_fp32.cu({number}): error" in error.log
+    for part in (str(BROKEN), "-arch=sm_86", error.log):
+        assert part in str(error)
+
+
+def test_compile_error_can_be_pickled() -> None:
+    error = cufa.CompileError(BROKEN, ("-std=c++17", "-arch=sm_86"), "a log\nof two lines")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cufa.CompileError
+    assert isinstance(copy, RuntimeError)
+    assert (copy.variant, copy.options, copy.log) == (error.variant, error.options, error.log)
+    assert str(copy) == str(error)
+
+
+def test_unknown_architecture() -> None:
+    with pytest.raises(cufa.CompileError, match="sm_1"):
+        nvrtc.compile_variant(SMALL, "sm_1")
