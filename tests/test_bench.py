@@ -32,6 +32,8 @@ from cufa.planner.tiles import TileShape
 from cufa.problem import Problem
 from cufa.variant import Variant
 
+Contestant = tuple[Variant, bytes]
+
 
 def _row(sq: int, cufa: float, peers: dict[str, float], **more: Any) -> dict[str, Any]:
     cell = Cell("bfloat16", 16384 // sq, 16, 16, sq, sq, 128, 128, False)
@@ -430,19 +432,15 @@ def test_tune_rows(monkeypatch: pytest.MonkeyPatch, no_builtin_tables: None) -> 
         assert env["CUFA_CACHE_DIR"] == os.environ["CUFA_CACHE_DIR"]
         tuned.store(gpu, {tuned.problem_class(problems[0], gpu): entry}, "a test")
 
-    class FakeMeasurement:
-        def __init__(self, problem: Problem, operands: None, device: Device) -> None:
-            self.problem = problem
-
-        def duel(self, first: tuple[Variant, bytes], second: tuple[Variant, bytes]) -> Duel:
-            duels.append((first[0], second[0]))
-            return Duel(1.0, 0.8, 1.25)
+    def duel_of(problem: Problem, device: Device, first: Contestant, second: Contestant) -> Duel:
+        duels.append((first[0], second[0]))
+        return Duel(1.0, 0.8, 1.25)
 
     def compile_variant(variant: Variant, arch: str) -> nvrtc.Compiled:
         return nvrtc.Compiled(b"", 0, 0, 0, 0, 0, 0, arch)
 
     monkeypatch.setattr(tune.subprocess, "run", run)
-    monkeypatch.setattr(tune, "Measurement", FakeMeasurement)
+    monkeypatch.setattr(tune, "duel_of", duel_of)
     monkeypatch.setattr(tune, "compile_variant", compile_variant)
     rows = list(tune.rows("bfloat16"))
     assert len(rows) == len(duels) == 36

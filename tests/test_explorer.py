@@ -5,18 +5,15 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from played_stage import PlayedStage
 
 import cufa
 from cufa import device, explorer
-from cufa.arrays import Operands
-from cufa.device import Device
-from cufa.explorer import Interrupted, Progress
-from cufa.explorer.result import Row
+from cufa.explorer import Interrupted, Progress, stage
 from cufa.planner.plan import plan
 from cufa.problem import Problem
 from cufa.variant import Variant
@@ -232,45 +229,20 @@ def test_nothing_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- with a GPU, which a fake stands for ---
 
 
-class FakeMeasurement:
+class Scripted(PlayedStage):
     """Finds bn 64 wrong, does not launch bn 96, and times the others by their bn."""
 
-    interrupt = False
-    lost = None
-
-    def __init__(self, problem: Problem, operands: Operands | None, gpu: Device) -> None:
-        assert (problem, operands, gpu) == (PROBLEM, None, H200)
-        self.rows: list[Row] = []
-        self.ceilings: dict[str, float] | None = None
-
-    def check(self, row: Row, cubin: bytes) -> Row:
-        """Pass but the two."""
+    def said(self, variant: Variant, cubin: bytes) -> str:
+        """Say so."""
         assert cubin.startswith(b"\x7fELF")
-        if row.variant.bn == 96:
-            return row._replace(error="too many resources requested for launch")
-        return row._replace(correct=row.variant.bn != 64, max_error=0.5)
-
-    def race(self, rows: list[Row], on_row: Any) -> list[Row]:
-        """Time in order."""
-        self.ceilings = {"read_gbs": 1.0, "copy_gbs": 1.0, "gemm_tflops": 1.0}
-        for row in rows:
-            self.rows.append(row._replace(median_us=float(row.variant.bn)))
-            on_row(self.rows[-1])
-            if self.interrupt:
-                raise KeyboardInterrupt
-        # The last rounds make all times more exact.
-        self.rows = [row._replace(spread=0.01) for row in self.rows]
-        return self.rows
+        said = {64: "wrong", 96: "error too many resources requested for launch"}
+        return said.get(variant.bn, f"right {variant.bn / 1000}")
 
 
 @pytest.fixture
-def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> type[FakeMeasurement]:
-    class Fake(FakeMeasurement):
-        pass
-
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explorer, "_current_gpu", lambda: H200)
-    monkeypatch.setitem(sys.modules, "cufa.explorer.measure", SimpleNamespace(Measurement=Fake))
-    return Fake
+    monkeypatch.setattr(stage, "Stage", Scripted)
 
 
 @pytest.mark.usefixtures("fake_gpu")
@@ -287,21 +259,23 @@ def test_checked_then_timed() -> None:
     assert [row.variant.bn for row in found.rows] == [32, 48, 64, 96]
     fast, slow, wrong, failed = found.rows
     assert found.best == fast
-    assert (fast.median_us, fast.spread, fast.correct) == (32.0, 0.01, True)
-    assert (slow.median_us, slow.spread) == (48.0, 0.01)
+    assert (fast.median_us, slow.median_us) == pytest.approx((32, 48))
+    assert (fast.spread, fast.correct) == (0, True)
     assert (wrong.correct, wrong.median_us) == (False, None)
     assert failed.error == "too many resources requested for launch"
     assert found.ceilings is not None
 
 
-def test_interrupted_while_timing(fake_gpu: type[FakeMeasurement]) -> None:
-    fake_gpu.interrupt = True
+@pytest.mark.usefixtures("fake_gpu")
+def test_interrupted_while_timing() -> None:
+    def stop(step: Progress) -> None:
+        if step.stage == "time":
+            raise KeyboardInterrupt
+
     with pytest.raises(Interrupted) as caught:
-        explore(PROBLEM, space={**SPACE, "bn": (32, 48)}, jobs=1)
-    timed, untimed = caught.value.exploration.rows
-    assert timed.median_us is not None
-    assert untimed.median_us is None
-    assert untimed.correct
+        explore(PROBLEM, space={**SPACE, "bn": (32, 48)}, jobs=1, progress=stop)
+    rows = caught.value.exploration.rows
+    assert all(row.correct and row.median_us is not None for row in rows)
 
 
 # --- with a GPU ---

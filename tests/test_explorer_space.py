@@ -9,7 +9,7 @@ import pytest
 from cufa import device
 from cufa.explorer.occupancy import register_bound
 from cufa.explorer.space import DEFAULTS, variants
-from cufa.explorer.tuning import entry_of
+from cufa.explorer.tune import entry_of
 from cufa.kernel import KERNELS, default
 from cufa.planner.plan import plan
 from cufa.planner.tiles import TileShape, all_head_dims, tile_shapes

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from played_stage import PlayedStage
 
 from cufa import device as devices
 from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
-from cufa.explorer import build, measure, tune, tuner
+from cufa.explorer import build, stage, tune
+from cufa.explorer import run as module
 from cufa.explorer.build import Built
+from cufa.explorer.oracle import Oracle
 from cufa.explorer.race import Duel
-from cufa.explorer.result import Row
 from cufa.explorer.run import Progress
 from cufa.explorer.standard import standard_problems
-from cufa.explorer.tune import Interrupted, Tuning
-from cufa.explorer.tuning import entry_of
+from cufa.explorer.tune import Interrupted, Tuning, entry_of
 from cufa.planner import tuned
 from cufa.planner.plan import by_rules, plan
 from cufa.planner.tiles import TileShape
@@ -30,9 +31,12 @@ from cufa.variant import Variant
 
 GPU = devices.named("a100")
 PROBLEM = Problem.of_shapes(*[(4, 16, 4096, 128)] * 3, dtype="bfloat16")
+TINY = Problem.of_shapes(*[(1, 1, 20, 16)] * 3, dtype="bfloat16")  # what is run in its place
 PLANNED = by_rules(PROBLEM, GPU).variant
 FAST = PLANNED._replace(bm=64, bn=96)
 OTHER = PLANNED._replace(bm=192, warps=12, blocks_per_sm=1)
+
+Contestant = tuple[Variant, bytes]
 
 
 class World:
@@ -66,34 +70,23 @@ def world(monkeypatch: pytest.MonkeyPatch, no_builtin_tables: None) -> World:
     """Return the played GPU, an A100."""
     world = World()
 
-    class FakeMeasurement:
-        lost = None
-        ceilings = None
-
+    class Stage(PlayedStage):
         def __init__(self, problem: Problem, operands: None, device: Device) -> None:
             if problem in world.fails:
                 raise MemoryError("out of memory")
             if problem == world.interrupt_at:
                 raise KeyboardInterrupt
-            self.problem = problem
-            self.rows: list[Row] = []
+            super().__init__(TINY, operands, device)
 
-        def check(self, row: Row, cubin: bytes) -> Row:
-            assert cubin == str(row.variant).encode()
-            if row.variant in world.errors:
-                return row._replace(error=world.errors[row.variant])
-            return row._replace(correct=True, max_error=0.0)
+        def said(self, variant: Variant, cubin: bytes) -> str:
+            assert cubin == str(variant).encode()
+            if variant in world.errors:
+                return f"error {world.errors[variant]}"
+            return f"right {world.us.get(variant, 500.0) / 1e3}"
 
-        def race(self, rows: list[Row], on_row: Callable[[Row], None]) -> list[Row]:
-            rows = [row._replace(median_us=world.us.get(row.variant, 500.0)) for row in rows]
-            for row in rows:
-                on_row(row)
-            self.rows = rows
-            return rows
-
-        def duel(self, first: tuple[Variant, bytes], second: tuple[Variant, bytes]) -> Duel:
-            ratio = world.ratios.get((self.problem, second[0]), 1.0)
-            return Duel(0.2, 0.2 / ratio, ratio)
+    def duel_of(problem: Problem, device: Device, first: Contestant, second: Contestant) -> Duel:
+        ratio = world.ratios.get((problem, second[0]), 1.0)
+        return Duel(0.2, 0.2 / ratio, ratio)
 
     def compile_all(variants: list[Variant], arch: str, jobs: int | None) -> Iterator[Built]:
         assert arch == "sm_80"
@@ -106,9 +99,10 @@ def world(monkeypatch: pytest.MonkeyPatch, no_builtin_tables: None) -> World:
 
     monkeypatch.setattr(runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(devices, "of_id", lambda device_id: GPU)
-    for module in (measure, tuner):
-        monkeypatch.setattr(module, "Measurement", FakeMeasurement)
-    monkeypatch.setattr(tuner, "_free_memory", lambda: None)
+    monkeypatch.setattr(stage, "Stage", Stage)
+    monkeypatch.setattr(module, "Oracle", lambda xp, problem, *qkv: Oracle(xp, TINY, *qkv))
+    monkeypatch.setattr(tune, "duel_of", duel_of)
+    monkeypatch.setattr(tune, "free_memory", lambda: None)
     monkeypatch.setattr(build, "compile_all", compile_all)
     return world
 

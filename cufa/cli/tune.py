@@ -11,8 +11,9 @@ from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Commands, add_command, add_jobs, problem_of
 from cufa.cli.values import Shapes, output, shape
 from cufa.cli.watch import watch
+from cufa.explorer.standard import standard_problems
 from cufa.explorer.table import problem_text, tile_text
-from cufa.explorer.tune import Interrupted, Tuning, standard_problems, tune
+from cufa.explorer.tune import Interrupted, Tuning, tune
 from cufa.problem import DTYPES, Problem
 
 

@@ -8,11 +8,10 @@ from cufa import device as devices
 from cufa import optional
 from cufa.arrays import Array, Operands, array_module
 from cufa.device import Device
-from cufa.explorer import arguments
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.result import Row
-from cufa.explorer.run import Progress, Run
-from cufa.explorer.space import Space, variants
+from cufa.explorer.run import Progress, Run, check_options
+from cufa.explorer.space import Space, checked_kernels, variants
 from cufa.problem import Problem, checked, parse
 
 __all__ = ["Exploration", "Interrupted", "Progress", "Row", "explore"]
@@ -76,17 +75,17 @@ def explore(
     Interrupted
         On Ctrl-C, with what was found so far.
     """
-    kernels = arguments.checked_kernels(kernels)
-    arguments.check(jobs, progress)
+    kernels = checked_kernels(kernels)
+    check_options(jobs, progress)
     problem, operands = _problem(q, k, v, causal=causal, scale=scale, layout=layout)
     target, arch, timed = _target(arch, device)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
     chosen = variants(problem, target, kernels, space)
     optional.cupy()
-    run = Run(problem, target, arch, progress)
+    run = Run(problem, target, arch, jobs, progress)
     try:
-        run.build(chosen, jobs)
+        run.build(chosen)
         if timed:
             run.measure(operands)
     except KeyboardInterrupt:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from cufa.arrays import Operands
 from cufa.compiler.nvrtc import Compiled
 from cufa.device import Device
 from cufa.explorer import build
+from cufa.explorer.clock import Call
 from cufa.explorer.exploration import Exploration
+from cufa.explorer.knockout import knock_out
+from cufa.explorer.oracle import Oracle, same_bits
+from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
+from cufa.explorer.work import flops, nbytes, shortest_s
 from cufa.planner.plan import plan
 from cufa.problem import Problem
 from cufa.variant import Variant
+
+if TYPE_CHECKING:
+    from cufa.explorer.stage import Stage
 
 
 class Progress(NamedTuple):
@@ -44,14 +55,21 @@ class Run:
     problem : Problem
     device : Device
     arch : str
+    jobs : int or None
+        Threads that compile.
     progress : callable or None
-    compiled : dict of Variant to (Row, bytes or None), optional
-        What earlier explorations on the device have compiled; this one adds to it.
+    compiled : dict of Variant to (Row, bytes), optional
+        What earlier explorations on the device have compiled, without a cubin where that failed;
+        this one adds to it.
 
     Attributes
     ----------
+    rows : dict of Variant to Row
+        What is known of each variant.
+    ceilings : dict of str to float or None
+        Of the GPU, measured before the race.
     lost : str or None
-        The error that has made the GPU useless for this process.
+        Why nothing can be measured any more in this process: a variant broke the CUDA context.
     """
 
     def __init__(
@@ -59,73 +77,122 @@ class Run:
         problem: Problem,
         device: Device,
         arch: str,
+        jobs: int | None,
         progress: Callable[[Progress], None] | None,
-        compiled: dict[Variant, tuple[Row, bytes | None]] | None = None,
+        compiled: dict[Variant, tuple[Row, bytes]] | None = None,
     ) -> None:
         self._problem = problem
         self._device = device
         self._arch = arch
+        self._jobs = jobs
         self._progress = progress
         self._compiled = {} if compiled is None else compiled
-        self._rows: dict[Variant, Row] = {}
         self._cubins: dict[Variant, bytes] = {}
         self._kernels: list[str] = []
-        self.lost: str | None = None
-        self._ceilings: dict[str, float] | None = None
         self._started = time.perf_counter()
+        self.rows: dict[Variant, Row] = {}
+        self.ceilings: dict[str, float] | None = None
+        self.lost: str | None = None
 
-    def build(self, chosen: list[Variant], jobs: int | None) -> None:
+    def build(self, chosen: list[Variant]) -> None:
         """Compile the variants that are legal."""
         self._kernels = list(dict.fromkeys(variant.kernel for variant in chosen))
-        legal = []
-        for variant in chosen:
-            reason = build.refusal(self._problem, variant, self._device)
-            if reason is None:
-                legal.append(variant)
-            else:
-                self._rows[variant] = Row(variant, error=reason)
+        reasons = {v: build.refusal(self._problem, v, self._device) for v in chosen}
+        self.rows = {v: Row(v, error=reason) for v, reason in reasons.items() if reason is not None}
+        legal = [variant for variant in chosen if variant not in self.rows]
         missing = [variant for variant in legal if variant not in self._compiled]
-        with closing(build.compile_all(missing, self._arch, jobs)) as results:
+        with closing(build.compile_all(missing, self._arch, self._jobs)) as results:
             for done, built in enumerate(results, 1):
                 row = build.static_row(built, self._device)
-                cubin = built.compiled.cubin if isinstance(built.compiled, Compiled) else None
-                self._compiled[row.variant] = (row, None if row.error else cubin)
+                cubin = built.compiled.cubin if isinstance(built.compiled, Compiled) else b""
+                self._compiled[row.variant] = row, b"" if row.error else cubin
                 self._step("compile", done, len(missing), row)
         for variant in legal:
-            self._rows[variant], cubin = self._compiled[variant]
-            if cubin is not None:
+            self.rows[variant], cubin = self._compiled[variant]
+            if cubin:
                 self._cubins[variant] = cubin
 
     def measure(self, operands: Operands | None) -> None:
-        """Check and time the variants that were compiled."""
-        from cufa.explorer.measure import Measurement
+        """Check the variants that were compiled one by one, then race those that are right.
 
-        measurement = Measurement(self._problem, operands, self._device)
-        total = len(self._cubins)
+        Parameters
+        ----------
+        operands : Operands or None
+            4-D CuPy arrays; None for random ones.
+
+        Raises
+        ------
+        ValueError
+            The inputs hold values that are not finite.
+        """
+        from cufa.explorer.stage import Stage
+
+        if self._cubins:
+            stage = Stage(self._problem, operands, self._device)
+            self._race(stage, self._check(stage))
+
+    def _check(self, stage: Stage) -> dict[Variant, Call]:
+        """Compare the result of each variant with the oracle; return the calls of right ones."""
+        oracle = Oracle(stage.xp, self._problem, *stage.operands[:3])
+        calls = {}
         for done, (variant, cubin) in enumerate(self._cubins.items(), 1):
-            self._step("check", done, total, measurement.check(self._rows[variant], cubin))
-        sound = [row for row in self._rows.values() if row.correct]
-        timed = 0
+            row, call = self.rows[variant], None
+            if self.lost is not None:
+                row = row._replace(error=f"not measured: {self.lost}")
+            else:
+                row, call = _checked(stage, oracle, row, cubin)
+                self._mind(stage, row)
+            if call is not None:
+                calls[variant] = call
+            self._step("check", done, len(self._cubins), row)
+        return calls
 
-        def on_row(row: Row) -> None:
-            nonlocal timed
-            timed += 1
-            self._step("time", timed, len(sound), row)
+    def _mind(self, stage: Stage, row: Row) -> None:
+        """Find out whether an error has passed, or stays with the CUDA context."""
+        if row.error is not None:
+            try:
+                stage.wait()
+            except stage.errors as error:  # an illegal address, for one
+                self.lost = f"{row.variant} broke the CUDA context ({_reason(error)})"
+
+    def _race(self, stage: Stage, calls: dict[Variant, Call]) -> None:
+        """Time variants that are right; also after an exception, rows hold what is known then."""
+        race: Race[Variant] | None = None
+        done = itertools.count(1)
+
+        def on_done(variant: Variant, time: Time) -> None:
+            self._step("time", next(done), len(calls), self._timed(variant, time))
 
         try:
-            measurement.race(sound, on_row)
+            if calls and self.lost is None:
+                self.ceilings = stage.ceilings()
+                race = Race(calls, stage.clock())
+                knock_out(race, on_done)
+        except stage.errors as error:  # what was timed until now is kept
+            self.lost = f"the race broke off ({_reason(error)})"
         finally:
-            self._rows.update((row.variant, row) for row in measurement.rows)
-            self._ceilings = measurement.ceilings
-            self.lost = measurement.lost
+            times = {} if race is None else race.times()
+            for variant in calls:
+                if variant in times:
+                    self.rows[variant] = self._timed(variant, times[variant])
+                elif self.lost is not None:
+                    why = f"not timed: {self.lost}"
+                    self.rows[variant] = self.rows[variant]._replace(error=why)
 
-    @property
-    def rows(self) -> list[Row]:
-        """What is known of each variant."""
-        return list(self._rows.values())
+    def _timed(self, variant: Variant, time: Time) -> Row:
+        """Return a row with what follows from its time."""
+        seconds = time.ms / 1e3
+        shortest = shortest_s(self._problem, self.ceilings or {})
+        return self.rows[variant]._replace(
+            median_us=1e3 * time.ms,
+            spread=time.spread,
+            tflops=flops(self._problem) / seconds / 1e12,
+            gbs=nbytes(self._problem) / seconds / 1e9,
+            ceiling_fraction=None if shortest is None else shortest / seconds,
+        )
 
     def _step(self, stage: str, done: int, total: int, row: Row) -> None:
-        self._rows[row.variant] = row
+        self.rows[row.variant] = row
         if self._progress is not None:
             self._progress(Progress(stage, done, total, row))
 
@@ -138,10 +205,10 @@ class Run:
             problem=self._problem,
             device=self._device,
             arch=self._arch,
-            rows=self.rows,
+            rows=list(self.rows.values()),
             planned=self._planned(),
             compiler=f"NVRTC {major}.{minor}",
-            ceilings=self._ceilings,
+            ceilings=self.ceilings,
             seconds=time.perf_counter() - self._started,
             date=time.strftime("%Y-%m-%d"),
         )
@@ -155,3 +222,43 @@ class Run:
             with suppress(ValueError):  # one that cannot run the problem
                 return plan(self._problem, self._device, kernel).variant
         return usual
+
+
+def _checked(stage: Stage, oracle: Oracle, row: Row, cubin: bytes) -> tuple[Row, Call | None]:
+    """Run a variant twice; return its row with what came out, and its call if that is right."""
+    out = stage.operands.out
+    try:
+        call = stage.ready(row.variant, cubin)
+        stage.run(call)
+        error, complaint = oracle.judge(out)
+        if complaint is None:
+            first = out.copy()
+            stage.run(call)
+            if not same_bits(stage.xp, first, out):
+                complaint = "two launches give different results"
+    except (*stage.errors, ValueError) as failure:
+        return row._replace(error=_reason(failure)), None
+    row = row._replace(correct=complaint is None, max_error=error)
+    if complaint is not None:
+        return row._replace(notes=(*row.notes, complaint)), None
+    return row, call
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def check_options(jobs: object, progress: object) -> None:
+    """Check the options of a run before any work for it.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    if jobs is not None:
+        if isinstance(jobs, bool) or not isinstance(jobs, (int, np.integer)):
+            raise TypeError(f"jobs must be an integer or None, not {type(jobs).__name__}")
+        if jobs < 1:
+            raise ValueError(f"jobs must be at least 1, not {jobs}")
+    if not (progress is None or callable(progress)):
+        raise TypeError(f"progress must be callable or None, not {type(progress).__name__}")

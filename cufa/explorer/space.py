@@ -150,6 +150,28 @@ def variants(
     return list(found)
 
 
+def checked_kernels(kernels: Iterable[str] | None) -> list[str] | None:
+    """Return the names of kernels as a list, or None as it is.
+
+    Raises
+    ------
+    TypeError
+        `kernels` is no iterable of strings, or a single string.
+    ValueError
+        It is empty.
+    """
+    if kernels is None:
+        return None
+    if isinstance(kernels, str) or not isinstance(kernels, Iterable):
+        raise TypeError(f"kernels must be a sequence of names, not {kernels!r}")
+    names = list(kernels)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"kernels must be a sequence of names, not {names!r}")
+    if not names:
+        raise ValueError("kernels has no name")
+    return names
+
+
 def _given(kernels: Iterable[str] | None, space: Sequence[Variant]) -> list[Variant]:
     if kernels is not None:
         raise ValueError("kernels: the variants of space name theirs, so give only one of the two")

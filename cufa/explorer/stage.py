@@ -13,6 +13,8 @@ from cufa.device import Device
 from cufa.explorer import ceilings
 from cufa.explorer.clock import REST_S, Call, CudaClock
 from cufa.explorer.normal import normal
+from cufa.explorer.race import Duel, duel
+from cufa.explorer.work import memory_bound
 from cufa.launch import launch
 from cufa.planner.plan import plan
 from cufa.problem import Problem
@@ -85,16 +87,19 @@ class Stage:
         q, k, v, out = (x.data.ptr for x in self._taken)
         return lambda: run(q, k, v, out, 0)
 
-    def poison(self) -> None:
-        """Fill the result with NaN."""
+    def run(self, call: Call) -> None:
+        """Make one call over a result full of NaN, wait for it, and raise what went wrong."""
         self._out_memory.view(np.uint8).fill(0xFF)
+        call()
+        self.wait()
 
     def wait(self) -> None:
         """Wait for the GPU, and raise what went wrong there."""
         self.xp.cuda.get_current_stream().synchronize()
 
-    def clock(self, every_call: bool, rest_s: float = REST_S) -> CudaClock:
-        """Return a clock whose flush is for this GPU's cache."""
+    def clock(self, rest_s: float = REST_S) -> CudaClock:
+        """Return a clock whose flush is for this GPU's cache, and for what bounds the problem."""
+        every_call = memory_bound(self._problem, self.ceilings())
         return CudaClock(rest_s, self._flush_bytes, every_call)
 
     def ceilings(self) -> dict[str, float]:
@@ -106,3 +111,21 @@ class Stage:
 @functools.cache
 def _ceilings(device_id: int, dtype: str, flush_bytes: int) -> dict[str, float]:
     return ceilings.measure(CudaClock(flush_bytes=flush_bytes), dtype)
+
+
+def free_memory() -> None:
+    """Return cached memory, which is of little use to the next problem's other shapes."""
+    import cupy
+
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+def duel_of(
+    problem: Problem, device: Device, first: tuple[Variant, bytes], second: tuple[Variant, bytes]
+) -> Duel:
+    """Time two variants of a problem, and their cubins, against each other on a warm card."""
+    stage = Stage(problem, None, device)
+    calls = stage.ready(*first), stage.ready(*second)
+    for call in calls:
+        stage.run(call)
+    return duel(*calls, stage.clock(rest_s=0))

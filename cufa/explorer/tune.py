@@ -1,25 +1,139 @@
-"""Find the tiles that win for given problems on the current GPU."""
+"""Tune: find the tiles that win for given problems on the current GPU, and keep them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any, NamedTuple
 
 from cufa import device as devices
-from cufa.explorer import arguments
-from cufa.explorer.run import Progress
-from cufa.explorer.space import Space
-from cufa.explorer.standard import standard_problems
-from cufa.explorer.tuner import Tuner
-from cufa.explorer.tuning import Tuned, Tuning
+from cufa.device import Device
+from cufa.explorer.result import Row
+from cufa.explorer.run import Progress, Run, check_options
+from cufa.explorer.space import Space, checked_kernels, variants
+from cufa.explorer.stage import duel_of, free_memory
+from cufa.explorer.table import problem_text
 from cufa.planner import tuned
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass
+from cufa.planner.tiles import TileShape
+from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem, checked
 from cufa.variant import Variant
 
-__all__ = ["Interrupted", "Tuned", "Tuning", "standard_problems", "tune"]
+_FASTER = 1.01  # times that a winner is as fast, over the problems of its class together
+_SLOWER = 1 / 1.01  # and at least for each of them
+
+
+class Tuned(NamedTuple):
+    """One problem that was tuned.
+
+    Attributes
+    ----------
+    problem : Problem
+    problem_class : ProblemClass
+    planned : Variant
+        What the planner chooses without the user's table.
+    planned_us : float
+    winner : Variant
+        What shall run: `planned` where nothing is surely faster.
+    winner_us : float
+    ratio : float
+        How many times as fast the winner is.
+    """
+
+    problem: Problem
+    problem_class: ProblemClass
+    planned: Variant
+    planned_us: float
+    winner: Variant
+    winner_us: float
+    ratio: float
+
+
+class Tuning:
+    """Problems that were tuned.
+
+    Parameters
+    ----------
+    device : Device
+
+    Attributes
+    ----------
+    rows : list of Tuned
+        Of the classes that are done.
+    failures : dict of Problem to str
+        Problems that could not be measured, and why.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.rows: list[Tuned] = []
+        self.failures: dict[Problem, str] = {}
+
+    def entries(self) -> dict[ProblemClass, Entry]:
+        """Return what to put into the user's table: the classes that have a new winner."""
+        return {
+            row.problem_class: entry_of(row.winner)
+            for row in self.rows
+            if row.winner != row.planned
+        }
+
+    def store(self, command: str) -> Path:
+        """Put the entries into the user's table, and drop those that no longer win there.
+
+        Parameters
+        ----------
+        command : str
+            What found them, for the reader of the file.
+
+        Returns
+        -------
+        Path
+            The table.
+
+        Raises
+        ------
+        OSError
+        """
+        done = {row.problem_class for row in self.rows}
+        return tuned.store(self.device, self.entries(), command, drop=done)
+
+    def __str__(self) -> str:
+        """Return a line a problem, as plain text."""
+        lines = [
+            f"{problem_text(row.problem)}: {row.winner_us:.1f} us, {row.ratio:.3f} of "
+            f"{row.planned_us:.1f} us; {row.winner}"
+            if row.winner != row.planned
+            else f"{problem_text(row.problem)}: {row.planned_us:.1f} us; {row.planned} stays"
+            for row in self.rows
+        ]
+        lines += [f"{problem_text(problem)}: {why}" for problem, why in self.failures.items()]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values that JSON can hold."""
+        return {
+            "device": self.device.name,
+            "rows": [
+                {
+                    **row.problem._asdict(),
+                    "class": row.problem_class._asdict(),
+                    "planned": str(row.planned),
+                    "planned_us": round(row.planned_us, 3),
+                    "winner": str(row.winner),
+                    "winner_us": round(row.winner_us, 3),
+                    "ratio": round(row.ratio, 4),
+                }
+                for row in self.rows
+            ],
+            "failures": [
+                {**problem._asdict(), "why": why} for problem, why in self.failures.items()
+            ],
+        }
 
 
 class Interrupted(KeyboardInterrupt):
@@ -70,16 +184,16 @@ def tune(
     """
     from cupy.cuda import runtime
 
-    names = arguments.checked_kernels(kernels)
-    arguments.check(jobs, progress)
+    names = checked_kernels(kernels)
+    check_options(jobs, progress)
     distinct = list(dict.fromkeys(checked(problem) for problem in problems))
     device = devices.of_id(runtime.getDevice())
-    tuner = Tuner(device, names, space, jobs, progress)
     classes: dict[ProblemClass, dict[Problem, Variant]] = {}
     with _without_users_table():
         for problem in distinct:
             key = tuned.problem_class(problem, device)
             classes.setdefault(key, {})[problem] = plan(problem, device).variant
+    tuner = _Tuner(Tuning(device), names, space, jobs, progress)
     begun = 0
     try:
         for key, planned in classes.items():
@@ -95,6 +209,110 @@ def tune(
     except KeyboardInterrupt:
         raise Interrupted(tuner.tuning) from None
     return tuner.tuning
+
+
+class _Tuner:
+    """Explores problem after problem, and keeps what was compiled for the ones to come."""
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        kernels: list[str] | None,
+        space: Space | None,
+        jobs: int | None,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.tuning = tuning
+        self._device = tuning.device
+        self._kernels = kernels
+        self._space = space
+        self._jobs = jobs
+        self._progress = progress
+        self._compiled: dict[Variant, tuple[Row, bytes]] = {}
+        self._lost: str | None = None
+
+    def explore(self, problem: Problem, planned: Variant) -> dict[Entry, float]:
+        """Return the microseconds of what a table can hold, or nothing if `planned` failed."""
+        chosen = [planned, *variants(problem, self._device, self._kernels, self._space)]
+        arch, jobs = self._device.arch, self._jobs
+        run = Run(problem, self._device, arch, jobs, self._progress, self._compiled)
+        run.build(list(dict.fromkeys(chosen)))
+        try:
+            if self._lost is not None:
+                raise RuntimeError(f"not measured: {self._lost}")
+            run.measure(None)
+        except (RuntimeError, MemoryError) as error:
+            self.tuning.failures[problem] = str(error)
+            return {}
+        finally:
+            free_memory()
+        self._lost = run.lost
+        ours = run.rows[planned]
+        if ours.median_us is None or not ours.correct:
+            why = ours.error or "; ".join(ours.notes) or "not timed"
+            self.tuning.failures[problem] = f"{planned}: {why}"
+            return {}
+        return {
+            entry_of(variant): row.median_us
+            for variant, row in run.rows.items()
+            if row.median_us is not None
+            and entry_of(variant).variant(problem, self._device) == variant
+        }
+
+    def decide(
+        self,
+        key: ProblemClass,
+        planned: Mapping[Problem, Variant],
+        times: Mapping[Problem, Mapping[Entry, float]],
+    ) -> list[Tuned]:
+        """Return a row for each problem of a class that was timed."""
+        rows = []
+        for problem, found in times.items():
+            ours, us = planned[problem], found[entry_of(planned[problem])]
+            rows.append(Tuned(problem, key, ours, us, ours, us, 1.0))
+
+        def relative(entry: Entry) -> float:
+            return geometric_mean(times[row.problem][entry] / row.planned_us for row in rows)
+
+        shared = set.intersection(*(set(found) for found in times.values())) if times else set()
+        best = min(sorted(shared), key=relative, default=None)
+        if best is None or relative(best) >= 1:
+            return rows
+        try:
+            duels = [self._duel(row, best) for row in rows]
+        except (RuntimeError, MemoryError) as error:
+            self.tuning.failures.update((row.problem, str(error)) for row in rows)
+            return rows
+        ratios = [row.ratio for row in duels]
+        if geometric_mean(ratios) >= _FASTER and min(ratios) >= _SLOWER:
+            return duels
+        return [
+            row._replace(planned_us=each.planned_us, winner_us=each.planned_us)
+            for row, each in zip(rows, duels, strict=True)
+        ]
+
+    def _duel(self, row: Tuned, entry: Entry) -> Tuned:
+        """Return the row with another winner, timed against the planned variant."""
+        winner = entry.variant(row.problem, self._device)
+        if winner == row.planned:
+            return row
+        first, second = ((v, self._compiled[v][1]) for v in (row.planned, winner))
+        try:
+            found = duel_of(row.problem, self._device, first, second)
+        finally:
+            free_memory()
+        return row._replace(
+            planned_us=1e3 * found.first_ms,
+            winner=winner,
+            winner_us=1e3 * found.second_ms,
+            ratio=found.ratio,
+        )
+
+
+def entry_of(variant: Variant) -> Entry:
+    """Return a variant's part that a tuned table holds."""
+    shape = TileShape._make(getattr(variant, name) for name in TileShape._fields)
+    return Entry(variant.kernel, shape)
 
 
 @contextmanager

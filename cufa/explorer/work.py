@@ -1,4 +1,4 @@
-"""What a problem asks of a GPU: operations and bytes, the axes of a roofline."""
+"""What a problem asks of a GPU: operations and bytes, and what bounds it under a roofline."""
 
 from __future__ import annotations
 
@@ -19,3 +19,19 @@ def nbytes(problem: Problem) -> int:
     queries = problem.heads_q * problem.seq_q
     keys = problem.heads_kv * problem.seq_kv
     return problem.batch * (queries + keys) * a_row * ELEMENT_BYTES[problem.dtype]
+
+
+def memory_bound(problem: Problem, ceilings: dict[str, float]) -> bool:
+    """Whether a problem has fewer operations a byte than the card; True where that is unknown."""
+    if "gemm_tflops" not in ceilings:
+        return True
+    ridge = 1e3 * ceilings["gemm_tflops"] / ceilings["read_gbs"]
+    return flops(problem) / nbytes(problem) < ridge
+
+
+def shortest_s(problem: Problem, ceilings: dict[str, float]) -> float | None:
+    """Return the seconds that a problem takes at the ceilings of a card; None if unknown."""
+    if "gemm_tflops" not in ceilings:
+        return None
+    by_products = flops(problem) / (1e12 * ceilings["gemm_tflops"])
+    return max(by_products, nbytes(problem) / (1e9 * ceilings["read_gbs"]))

@@ -96,5 +96,5 @@ def _time_all(problem: Problem, variants: list[Variant]) -> dict[Variant, float]
     calls = {variant: stage.ready(variant, cubin) for variant, cubin in cubins.items()}
     for call in calls.values():
         call()
-    times = medians(calls, stage.clock(every_call=False), Budget(rounds=ROUNDS))
+    times = medians(calls, stage.clock(), Budget(rounds=ROUNDS))
     return {variant: 1e3 * ms for variant, ms in times.items()}

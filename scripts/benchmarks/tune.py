@@ -16,7 +16,7 @@ from benchmarks.cells import cell_of
 from cufa import device as devices
 from cufa.compiler.nvrtc import compile_variant
 from cufa.device import Device
-from cufa.explorer.measure import Measurement
+from cufa.explorer.stage import duel_of, free_memory
 from cufa.explorer.standard import standard_problems
 from cufa.planner import tuned
 from cufa.planner.plan import plan
@@ -60,9 +60,9 @@ def _planned(problem: Problem, device: Device, table: bool) -> Variant:
 
 def _row(problem: Problem, before: Variant, after: Variant, device: Device) -> dict[str, Any]:
     cell = cell_of(problem)
-    pair = [(variant, compile_variant(variant, device.arch).cubin) for variant in (before, after)]
-    found = Measurement(problem, None, device).duel(*pair)
-    cupy.get_default_memory_pool().free_all_blocks()
+    first, second = ((v, compile_variant(v, device.arch).cubin) for v in (before, after))
+    found = duel_of(problem, device, first, second)
+    free_memory()
     untuned = float(f"{cell.tflops(found.first_ms):.5g}")
     same = before == after
     return {
