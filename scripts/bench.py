@@ -109,6 +109,13 @@ def parser() -> argparse.ArgumentParser:
     fp32.add_argument("--peers", nargs="*", default=list(FP32_PEERS), help="besides cufa")
     for command in (prefill, gqa, fp32):
         command.add_argument("--scores", default="normal", choices=SCORES, help="of which data")
+        command.add_argument(
+            "--timing",
+            default="events",
+            choices=("auto", "graph", "events"),
+            help="by CUDA-graph replay, which leaves the host's time out, by bursts of calls "
+            "between events, or auto: replay where a call is shorter than 200 us",
+        )
 
     host = commands.add_parser("host", parents=[run], help="host cost of one small call")
     host.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")
@@ -262,8 +269,8 @@ def _rows(options: argparse.Namespace, kernel: str | None) -> tuple[Iterable[dic
     from benchmarks import prefill
 
     contestants = Contestants(kernel, options.peers)
-    data = options.seed, options.scores
-    return prefill.rows(contestants, cells_of(options), clock, budget, *data), contestants
+    how = options.seed, options.scores, options.timing
+    return prefill.rows(contestants, cells_of(options), clock, budget, *how), contestants
 
 
 def report(files: Sequence[Path]) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from cufa.explorer.clock import Call, CudaClock, Reading
 from cufa.explorer.knockout import Effort, knock_out
-from cufa.explorer.race import Budget, Race, Time, duel, medians, order_of
+from cufa.explorer.race import Budget, CaptureError, Race, Time, duel, medians, order_of
 
 
 class FakeClock:
@@ -223,6 +223,35 @@ def test_slow_contestants_are_sampled_less() -> None:
 def test_it_is_the_median() -> None:
     times = iter([5.0, 1.0, 9.0, 2.0])
     assert medians({"a": lambda: ("a", next(times))}, FakeClock(), Budget(rounds=3)) == {"a": 2.0}
+
+
+# replays
+
+
+def test_replays_of_what_can_be_captured() -> None:
+    times = {"a": 1.0, "b": 2.0, "none": 3.0, "empty": 4.0}
+    calls: dict[str, Any] = calls_of(times)
+
+    def capture(call: Call, n: int) -> Call:
+        name, ms = call()
+        if name == "none":
+            raise CaptureError("it waits for the host")
+        return lambda: (f"graph of {name}", 0.0 if name == "empty" else 0.9 * ms * n)
+
+    clock = FakeClock()
+    race = Race(calls, clock)
+    assert race.replay(capture) == {
+        "none": "it waits for the host",
+        "empty": "nothing was captured",
+    }
+    for _ in range(5):
+        race.round()
+    assert {name: race.median(name) for name in times} == pytest.approx(
+        {"a": 0.9, "b": 1.8, "none": 3.0, "empty": 4.0}
+    )
+    assert clock.count("graph of a") == 1 + 5
+    assert {n for name, n in clock.bursts if name.startswith("graph")} == {1}
+    assert race.busy_ms == pytest.approx(5 * (4 * 0.9 + 2 * 1.8 + 3.0 + 4.0))
 
 
 # duels

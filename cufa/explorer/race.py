@@ -6,16 +6,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from cufa.explorer.clock import Call, Clock
+from cufa.explorer.clock import Call, Clock, Reading
 
 Name = TypeVar("Name", bound=Hashable)
+
+Capture = Callable[[Call, int], Call]
+"""Captures so many calls of a contestant and returns what replays them; raises `CaptureError`."""
 
 _MOST_CALLS = 200  # of a burst
 _FIRST_GROUP = 8  # contestants, before anyone's time is known
 _GROUP_MS = 40.0  # after which the card may rest, so that it stays below its power limit
+_EMPTY = 0.05  # of the time of the calls: a replay that takes less has captured nothing
+
+
+class CaptureError(RuntimeError):
+    """The calls of a contestant cannot be captured in a graph."""
 
 
 class Time(NamedTuple):
@@ -53,6 +61,7 @@ class Race(Generic[Name]):
         self._calls = calls
         self._clock = clock
         self._burst_ms = burst_ms
+        self._replays: dict[Name, Call] = {}
         self._rounds = 0
         self.running = list(calls)
         self.first_ms: dict[Name, float] = {}
@@ -66,6 +75,29 @@ class Race(Generic[Name]):
             group = names[first : first + _FIRST_GROUP]
             self.first_ms.update(self._group(dict.fromkeys(group, 1)))
             self.busy_ms = 0.0
+
+    def replay(self, capture: Capture) -> dict[Name, str]:
+        """From now on, time replays of bursts that are captured once: the host's time is nobody's.
+
+        Returns
+        -------
+        dict of hashable to str
+            The contestants whose calls are timed as before, and why.
+        """
+        self.estimate()
+        complaints = {}
+        for name in self.running:
+            calls = self._burst_calls(name)
+            try:
+                replay = capture(self._calls[name], calls)
+            except CaptureError as error:
+                complaints[name] = str(error)
+                continue
+            if self._clock.burst(replay, 1)() < _EMPTY * calls * self.first_ms[name]:
+                complaints[name] = "nothing was captured"
+            else:
+                self._replays[name] = replay
+        return complaints
 
     def round(self, names: Sequence[Name] | None = None) -> None:
         """Take a sample of some contestants, or of all that are running."""
@@ -87,12 +119,18 @@ class Race(Generic[Name]):
 
     def _group(self, group: Mapping[Name, int]) -> dict[Name, float]:
         """Queue a burst of each, so that the host's time falls behind the card's, and wait."""
-        bursts = {name: self._clock.burst(self._calls[name], n) for name, n in group.items()}
+        bursts = {name: self._burst(name, calls) for name, calls in group.items()}
         found = {name: reading() for name, reading in bursts.items()}
         self.busy_ms += sum(found[name] * calls for name, calls in group.items())
         if group:
             self._clock.rest()
         return found
+
+    def _burst(self, name: Name, calls: int) -> Reading:
+        if name not in self._replays:
+            return self._clock.burst(self._calls[name], calls)
+        reading = self._clock.burst(self._replays[name], 1)
+        return lambda: reading() / calls
 
     def run(self, budget: Budget) -> None:
         """Take as many rounds as a budget has, and samples of each contestant as it allows."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import cupy
 
+from benchmarks import graphs
 from benchmarks.cells import Cell
-from benchmarks.contestants import Contestants, free_memory
+from benchmarks.contestants import Contestants, free_memory, say
 from benchmarks.inputs import Operands
 from benchmarks.results import figures
 from cufa.explorer.clock import Clock
-from cufa.explorer.race import Budget, medians
+from cufa.explorer.race import Budget, Race
+
+REPLAYED_BELOW_MS = {"auto": 0.2, "graph": math.inf, "events": 0.0}
+"""Cells whose fastest call takes less are timed by replays of CUDA graphs, by ``--timing``."""
 
 
 def rows(
@@ -23,6 +28,7 @@ def rows(
     budget: Budget,
     seed: int,
     scores: str,
+    timing: str,
 ) -> Iterator[dict[str, Any]]:
     """Yield a result row a cell that cufa can run, and print a line for each.
 
@@ -37,11 +43,13 @@ def rows(
         Of the random data.
     scores : str
         One of `benchmarks.cells.SCORES`.
+    timing : str
+        A key of `REPLAYED_BELOW_MS`.
     """
     rng = cupy.random.default_rng(seed)
     for cell in cells:
         started = time.perf_counter()
-        row = _row(contestants, Operands(cell, rng, scores), clock, budget)
+        row = _row(contestants, Operands(cell, rng, scores), clock, budget, timing)
         free_memory()
         if row is None:
             continue
@@ -50,10 +58,19 @@ def rows(
 
 
 def _row(
-    contestants: Contestants, operands: Operands, clock: Clock, budget: Budget
+    contestants: Contestants, operands: Operands, clock: Clock, budget: Budget, timing: str
 ) -> dict[str, Any] | None:
     ready = contestants.ready(operands)
     if ready is None:
         return None
-    times = medians(ready.calls, clock, budget)
-    return ready.row({name: operands.cell.tflops(ms) for name, ms in times.items()})
+    race = Race(ready.calls, clock, budget.burst_ms)
+    race.estimate()
+    replayed = {}
+    if min(race.first_ms.values()) < REPLAYED_BELOW_MS[timing]:
+        complaints = race.replay(graphs.capture)
+        for name, why in complaints.items():
+            say(f"{ready.cell}: {name} is timed by events: {why}")
+        replayed = {"replayed": [name for name in ready.calls if name not in complaints]}
+    race.run(budget)
+    tflops = {name: ready.cell.tflops(race.median(name)) for name in ready.calls}
+    return {**ready.row(tflops), **replayed}

@@ -112,6 +112,7 @@ def _cell_table(rows: Sequence[dict[str, Any]]) -> str:
     peers = peer_names(rows)
     ratios = [f"cufa/{peer}" for peer in peers]
     unit = rows[0]["unit"] if rows else ""
+    replayed = any("replayed" in row for row in rows)
     if unit == "us":
         ratios = [f"{peer}/cufa" for peer in peers]
     lines = [
@@ -121,10 +122,11 @@ def _cell_table(rows: Sequence[dict[str, Any]]) -> str:
             _figure(row["cufa"]),
             *(_figure(row["peers"].get(peer)) for peer in peers),
             *(f"{ratio(row, peer):.2f}" if peer in row["peers"] else "" for peer in peers),
+            *([_timing_words(row)] if replayed else []),
         ]
         for row in rows
     ]
-    head = [*_CELL_HEAD, "kernel", "cufa", *peers, *ratios]
+    head = [*_CELL_HEAD, "kernel", "cufa", *peers, *ratios, *(["timed by"] if replayed else [])]
     return f"Every cell, {unit}:\n\n{_table(head, lines)}"
 
 
@@ -216,6 +218,15 @@ def _cell_columns(row: dict[str, Any]) -> list[Any]:
 def _cell_words(row: dict[str, Any]) -> str:
     _, d, mask, seq, *_ = _cell_columns(row)
     return f"D {d}, {mask}, S {seq}"
+
+
+def _timing_words(row: dict[str, Any]) -> str:
+    """Return what the contestants of a row are timed by: graph replay, and else events."""
+    names = ["cufa", *row["peers"]]
+    by_events = [name for name in names if name not in row.get("replayed", ())]
+    if not by_events:
+        return "graph"
+    return "events" if len(by_events) == len(names) else f"graph; {', '.join(by_events)}: events"
 
 
 def _figure(value: float | None) -> str:

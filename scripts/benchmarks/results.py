@@ -88,6 +88,9 @@ def validate(result: Any) -> None:
             _check_number(f"{where}.peers.{peer}", figure)
         if ("cufa_maxerr" in row) != ("peers_maxerr" in row):
             raise ValueError(f"{where} has one of cufa_maxerr and peers_maxerr without the other")
+        unknown = set(row.get("replayed", ())) - {"cufa", *row["peers"]}
+        if unknown:
+            raise ValueError(f"{where}.replayed names {', '.join(sorted(unknown))}")
         if result["bench"] == "sustained":
             _check_card(where, row)
 

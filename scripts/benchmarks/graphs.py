@@ -1,0 +1,63 @@
+"""Bursts as CUDA graphs: a replay costs the host one launch, whatever a call costs it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import cupy
+
+from cufa.explorer.clock import Call
+from cufa.explorer.race import CaptureError
+
+
+def capture(call: Call, calls: int) -> Call:
+    """Capture so many calls of a contestant, and return what replays them on the current stream.
+
+    What the calls allocate is memory of the graph's own, and is there before they are captured.
+
+    Raises
+    ------
+    CaptureError
+        The contestant cannot be captured.
+    """
+    try:
+        of_torch = type(call()).__module__.partition(".")[0] == "torch"
+        cupy.cuda.Device().synchronize()
+        return _captured_by_torch(call, calls) if of_torch else _captured_by_cupy(call, calls)
+    except Exception as error:  # whatever a library raises, its calls can still be timed
+        raise CaptureError((str(error).strip() or type(error).__name__).splitlines()[0]) from error
+
+
+def _captured_by_cupy(call: Call, calls: int) -> Call:
+    pool = cupy.cuda.MemoryPool()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream, cupy.cuda.using_allocator(pool.malloc):
+        call()
+        stream.synchronize()
+        stream.begin_capture()
+        try:
+            for _ in range(calls):
+                call()
+        finally:
+            graph = stream.end_capture()
+
+    return partial(_launch, graph, pool)
+
+
+def _launch(graph: Any, memory: Any) -> None:
+    """Launch a graph, whose memory lives as long."""
+    graph.launch()
+
+
+def _captured_by_torch(call: Call, calls: int) -> Call:
+    import torch
+
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(calls):
+            call()
+    return graph.replay  # type: ignore[no-any-return]
