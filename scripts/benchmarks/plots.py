@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.summary import dim_words, peer_names
+from benchmarks.summary import dim_words, figure_of, peer_names
 
 _CUFA_COLOUR = "#d62728"
 _PEER_COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
@@ -57,7 +57,7 @@ def _draw_lines(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
             axes = panels[line][column]
             axes.set_title(f"{dtype}, D {d}, {'causal' if causal else 'full'}", fontsize=9)
             for name, colour in colours.items():
-                points = [(row["sq"], _figure_of(row, name)) for row in masks[causal]]
+                points = [(row["sq"], figure_of(row, name)) for row in masks[causal]]
                 known = sorted((s, y) for s, y in points if y is not None)
                 if known:
                     xs, ys = zip(*known, strict=True)
@@ -87,9 +87,9 @@ def _draw_dims(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     for axes, causal in zip(panels[:, 0], (False, True), strict=True):
         chosen = [row for row in rows if row["causal"] == causal]
         for i, (name, colour) in enumerate(colours.items()):
-            known = [row for row in chosen if _figure_of(row, name) is not None]
+            known = [row for row in chosen if figure_of(row, name) is not None]
             places = [labels.index(dim_words(row)) + (i + 0.5) * width - 0.4 for row in known]
-            heights = [_figure_of(row, name) for row in known]
+            heights = [figure_of(row, name) for row in known]
             bars = axes.bar(places, heights, width, color=colour, label=name)
             axes.bar_label(bars, fmt="%.0f", padding=2, fontsize=7)
         axes.set_title("causal" if causal else "full", fontsize=9)
@@ -107,7 +107,7 @@ def _draw_bars(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     figure.set_size_inches(6.4, 0.8 + 0.45 * len(colours) * max(1, len(rows)))
     panels = figure.subplots(max(1, len(rows)), 1, squeeze=False)[:, 0]
     for axes, row in zip(panels, rows, strict=False):
-        known = [(name, _figure_of(row, name)) for name in colours]
+        known = [(name, figure_of(row, name)) for name in colours]
         names = [name for name, us in known if us is not None]
         times = [us for _, us in known if us is not None]
         bars = axes.barh(names, times, color=[colours[name] for name in names])
@@ -157,10 +157,6 @@ def _colours(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         "cufa": _CUFA_COLOUR,
         **{peer: _PEER_COLOURS[i % len(_PEER_COLOURS)] for i, peer in enumerate(peers)},
     }
-
-
-def _figure_of(row: dict[str, Any], name: str) -> float | None:
-    return row["cufa"] if name == "cufa" else row["peers"].get(name)
 
 
 def _legend_of(panels: Any) -> tuple[list[Any], list[str]]:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from benchmarks import plots, results
-from benchmarks.summary import dim_words, peer_names, ratio, summarise, summarise_errors
+from benchmarks.summary import (
+    dim_words,
+    figure_of,
+    peer_names,
+    ratio,
+    summarise,
+    summarise_errors,
+)
+
+Row = dict[str, Any]
+Columns = dict[str, Callable[[Row], Any]]
+"""What stands in each column of a table, by its heading."""
 
 _TITLES = {
     "prefill": "Prefill",
@@ -69,7 +82,7 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
         ratios = "How many times as fast as each peer cufa is"
         if bench == "headdims":  # other head dims are other work
             ratios = "How many times the TFLOP/s of each peer cufa has"
-        parts += [_summary(rows, ratios), _cell_table(rows)]
+        parts += [f"{ratios}:\n\n{_summary(rows)}", _cell_table(rows)]
         if bench == "sustained":
             parts.append(_card_table(rows))
         if any("cufa_maxerr" in row for row in rows):
@@ -94,62 +107,89 @@ def _origin(result: dict[str, Any], source: str) -> str:
     )
 
 
-def _summary(rows: Sequence[dict[str, Any]], text: str) -> str:
+def _table(head: Iterable[str], lines: Iterable[Sequence[Any]]) -> str:
+    head = list(head)
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)
+
+
+def _lines(rows: Sequence[Row], columns: Columns) -> list[list[Any]]:
+    return [[show(row) for show in columns.values()] for row in rows]
+
+
+def _either(row: Row, one: str, other: str, between: str) -> str:
+    """Return a size, and behind it another one where they differ."""
+    return f"{row[one]}" if row[one] == row[other] else f"{row[one]}{between}{row[other]}"
+
+
+_CELL: Columns = {
+    "dtype": itemgetter("dtype"),
+    "D": dim_words,
+    "mask": lambda row: "causal" if row["causal"] else "full",
+    "S": lambda row: _either(row, "sq", "sk", "x"),
+    "batch": itemgetter("b"),
+    "heads": lambda row: _either(row, "hq", "hk", "/"),
+}
+
+
+def _figures(names: Iterable[str], kind: str = "", unit: str = "", form: str = "") -> Columns:
+    """Return the columns of contestants' figures of a kind, see `figure_of`."""
+
+    def shown(name: str, row: Row) -> str:
+        value = figure_of(row, name, kind)
+        if value is None:
+            return ""
+        return format(value, form or (".1f" if value >= 10 else ".2f"))
+
+    return {f"{name}{unit}": partial(shown, name) for name in names}
+
+
+def _summary(rows: Sequence[Row]) -> str:
     """Return a table of the ratios to each peer, by dtype."""
     lines = []
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         chosen = [row for row in rows if row["dtype"] == dtype]
         for peer, found in summarise(chosen).items():
-            worst = _cell_words(found.worst)
-            lines.append(
-                [dtype, peer, found.cells, f"{found.geomean:.3f}", f"{found.minimum:.3f}", worst]
-            )
+            _, d, mask, seq, *_ = (show(found.worst) for show in _CELL.values())
+            figures = found.cells, f"{found.geomean:.3f}", f"{found.minimum:.3f}"
+            lines.append([dtype, peer, *figures, f"D {d}, {mask}, S {seq}"])
     head = ["dtype", "peer", "cells", "geometric mean", "minimum", "where the minimum is"]
-    return f"{text}:\n\n{_table(head, lines)}"
+    return _table(head, lines)
 
 
-def _cell_table(rows: Sequence[dict[str, Any]]) -> str:
+def _cell_table(rows: Sequence[Row]) -> str:
     peers = peer_names(rows)
-    ratios = [f"cufa/{peer}" for peer in peers]
     unit = rows[0]["unit"] if rows else ""
-    replayed = any("replayed" in row for row in rows)
-    if unit == "us":
-        ratios = [f"{peer}/cufa" for peer in peers]
-    lines = [
-        [
-            *_cell_columns(row),
-            row["kernel"],
-            _figure(row["cufa"]),
-            *(_figure(row["peers"].get(peer)) for peer in peers),
-            *(f"{ratio(row, peer):.2f}" if peer in row["peers"] else "" for peer in peers),
-            *([_timing_words(row)] if replayed else []),
-        ]
-        for row in rows
-    ]
-    head = [*_CELL_HEAD, "kernel", "cufa", *peers, *ratios, *(["timed by"] if replayed else [])]
-    return f"Every cell, {unit}:\n\n{_table(head, lines)}"
+
+    def ratio_to(peer: str, row: Row) -> str:
+        return f"{ratio(row, peer):.2f}" if peer in row["peers"] else ""
+
+    columns: Columns = {**_CELL, "kernel": itemgetter("kernel"), **_figures(("cufa", *peers))}
+    for peer in peers:
+        columns[f"{peer}/cufa" if unit == "us" else f"cufa/{peer}"] = partial(ratio_to, peer)
+    if any("replayed" in row for row in rows):
+        columns["timed by"] = _timing_words
+    return f"Every cell, {unit}:\n\n{_table(columns, _lines(rows, columns))}"
 
 
-def _card_table(rows: Sequence[dict[str, Any]]) -> str:
-    peers = peer_names(rows)
-    names = ["clock_mhz", "power_w"]
-    lines = [
-        [
-            *_cell_columns(row),
-            *(
-                _figure(figure)
-                for name in names
-                for figure in (row[f"cufa_{name}"], *map(row[f"peers_{name}"].get, peers))
-            ),
-        ]
-        for row in rows
-    ]
-    head = [f"{who}, {unit}" for unit in ("MHz", "W") for who in ("cufa", *peers)]
+def _timing_words(row: Row) -> str:
+    """Return what the contestants of a row are timed by: graph replay, and else events."""
+    names = ["cufa", *row["peers"]]
+    by_events = [name for name in names if name not in row.get("replayed", ())]
+    if not by_events:
+        return "graph"
+    return "events" if len(by_events) == len(names) else f"graph; {', '.join(by_events)}: events"
+
+
+def _card_table(rows: Sequence[Row]) -> str:
+    names = ["cufa", *peer_names(rows)]
+    clock, power = _figures(names, "_clock_mhz", ", MHz"), _figures(names, "_power_w", ", W")
+    columns = {**_CELL, **clock, **power}
     text = "Clock of the multiprocessors and power of the card meanwhile:"
-    return f"{text}\n\n{_table([*_CELL_HEAD, *head], lines)}"
+    return f"{text}\n\n{_table(columns, _lines(rows, columns))}"
 
 
-def _error_summary(rows: Sequence[dict[str, Any]]) -> str:
+def _error_summary(rows: Sequence[Row]) -> str:
     lines = []
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         chosen = [row for row in rows if row["dtype"] == dtype]
@@ -161,26 +201,13 @@ def _error_summary(rows: Sequence[dict[str, Any]]) -> str:
     return f"{text}\n\n{_table(head, lines)}"
 
 
-def _error_table(rows: Sequence[dict[str, Any]]) -> str:
-    peers = list(summarise_errors(rows))
-    lines = [
-        [
-            *_cell_columns(row),
-            *(
-                "" if error is None else f"{error:.2e}"
-                for error in (
-                    row.get("cufa_maxerr"),
-                    *(row.get("peers_maxerr", {}).get(peer) for peer in peers),
-                )
-            ),
-        ]
-        for row in rows
-    ]
+def _error_table(rows: Sequence[Row]) -> str:
+    columns = {**_CELL, **_figures(("cufa", *summarise_errors(rows)), "_maxerr", form=".2e")}
     text = "Errors of every cell, on the same rows of the result for all:"
-    return f"{text}\n\n{_table([*_CELL_HEAD, 'cufa', *peers], lines)}"
+    return f"{text}\n\n{_table(columns, _lines(rows, columns))}"
 
 
-def _jit_table(rows: Sequence[dict[str, Any]]) -> str:
+def _jit_table(rows: Sequence[Row]) -> str:
     lines = [[row["variant"], f"{row['cold_s']:.3f}", f"{row['warm_s']:.3f}"] for row in rows]
     if rows:
         cold, warm = (max(row[key] for row in rows) for key in ("cold_s", "warm_s"))
@@ -188,7 +215,8 @@ def _jit_table(rows: Sequence[dict[str, Any]]) -> str:
     return _table(["variant", "cold cache, s", "warm disk cache, s"], lines)
 
 
-def _explore_table(rows: Sequence[dict[str, Any]]) -> str:
+def _explore_table(rows: Sequence[Row]) -> str:
+    head = ["variants", "s, cold", "winner", "us", "fastest when all are timed", "us", "quotient"]
     lines = [
         [
             row["variants"],
@@ -201,40 +229,4 @@ def _explore_table(rows: Sequence[dict[str, Any]]) -> str:
         ]
         for row in rows
     ]
-    head = ["variants", "s, cold", "winner", "us", "fastest when all are timed", "us", "quotient"]
     return _table(head, lines)
-
-
-_CELL_HEAD = ["dtype", "D", "mask", "S", "batch", "heads"]
-
-
-def _cell_columns(row: dict[str, Any]) -> list[Any]:
-    seq = row["sq"] if row["sq"] == row["sk"] else f"{row['sq']}x{row['sk']}"
-    heads = row["hq"] if row["hq"] == row["hk"] else f"{row['hq']}/{row['hk']}"
-    dims, mask = dim_words(row), "causal" if row["causal"] else "full"
-    return [row["dtype"], dims, mask, seq, row["b"], heads]
-
-
-def _cell_words(row: dict[str, Any]) -> str:
-    _, d, mask, seq, *_ = _cell_columns(row)
-    return f"D {d}, {mask}, S {seq}"
-
-
-def _timing_words(row: dict[str, Any]) -> str:
-    """Return what the contestants of a row are timed by: graph replay, and else events."""
-    names = ["cufa", *row["peers"]]
-    by_events = [name for name in names if name not in row.get("replayed", ())]
-    if not by_events:
-        return "graph"
-    return "events" if len(by_events) == len(names) else f"graph; {', '.join(by_events)}: events"
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)

@@ -32,6 +32,12 @@ def peer_names(rows: Sequence[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(peer for row in rows for peer in row["peers"]))
 
 
+def figure_of(row: dict[str, Any], name: str, kind: str = "") -> float | None:
+    """Return a contestant's figure of a row: its speed or time, or a kind such as "_maxerr"."""
+    value = row.get(f"cufa{kind}") if name == "cufa" else row.get(f"peers{kind}", {}).get(name)
+    return None if value is None else float(value)
+
+
 def dim_words(row: dict[str, Any]) -> str:
     """Return the head dim of a row, and that of V behind it where it differs."""
     return str(row["d"]) if row["d"] == row["dv"] else f"{row['d']}/{row['dv']}"
