@@ -94,6 +94,13 @@ def all_of_arch(arch: str) -> list[Device]:
     return list(dict.fromkeys((typical, *alike)))
 
 
+def current() -> Device:
+    """Return the current GPU; `cupy.cuda.runtime.CUDARuntimeError` where there is none."""
+    from cupy.cuda import runtime
+
+    return of_id(runtime.getDevice())
+
+
 @functools.cache
 def of_id(device_id: int) -> Device:
     """Return the GPU with a CUDA device number; creates no context."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from cufa import __version__
 from cufa import device as devices
 from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Commands, add_command
-from cufa.compiler import cache, source
+from cufa.compiler import cache, nvrtc, source
 from cufa.device import Device
 from cufa.planner import tuned
 from cufa.planner.plan import plan
@@ -71,25 +70,18 @@ def _nvrtc_version() -> str:
         machine.check_compiler()
     except CommandError as failure:
         return str(failure)
-    from cupy.cuda import nvrtc
-
-    return ".".join(map(str, nvrtc.getVersion()))
+    return ".".join(map(str, nvrtc.version()))
 
 
 def _driver() -> str:
     """Return the driver's version, and the CUDA version that it offers where CuPy can say."""
-    command = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    try:
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
-        version = done.stdout.split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        version = ""
+    version = machine.driver_version()
     try:
         offered = machine.cupy().cuda.runtime.driverGetVersion()
     except (CommandError, *machine.MISSING):
         offered = 0
     if offered:
-        cuda = f"for CUDA up to {offered // 1000}.{offered % 1000 // 10}"
+        cuda = f"for CUDA up to {machine.dotted(offered)}"
         return f"{version}, {cuda}" if version else cuda
     return version or "none"
 

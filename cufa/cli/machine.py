@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 from typing import Any
 
 from cufa import device as devices
 from cufa import optional
 from cufa.cli.parser import CommandError
-from cufa.compiler import cache
+from cufa.compiler import cache, nvrtc
 from cufa.device import Device
 
 # What CuPy and its loader of CUDA's libraries raise where one is not there, or is too old.
@@ -30,9 +31,7 @@ def check_compiler() -> None:
     """Make sure that kernels can be compiled."""
     cupy()
     try:
-        from cupy.cuda import nvrtc
-
-        nvrtc.getVersion()
+        nvrtc.version()
     except MISSING as error:
         reason = str(error).partition(":")[0]  # what follows is the places that were looked at
         raise CommandError(f"NVRTC is missing ({reason}): {optional.INSTALL_CUPY}") from error
@@ -45,9 +44,24 @@ def current_gpu(remedy: str) -> Device:
     except CommandError as failure:
         raise CommandError(f"no GPU: {failure}; or {remedy}") from failure
     try:
-        return devices.of_id(runtime.getDevice())
+        return devices.current()
     except runtime.CUDARuntimeError as error:
         raise CommandError(f"no GPU here ({error}): {remedy}") from error
+
+
+def driver_version() -> str:
+    """Return the version of the GPU's driver; empty where nvidia-smi does not say it."""
+    command = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+        return done.stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return ""
+
+
+def dotted(cuda_version: int) -> str:
+    """Return a CUDA version as people write it: 13.0 for 13000."""
+    return f"{cuda_version // 1000}.{cuda_version % 1000 // 10}"
 
 
 def chosen_gpu(options: argparse.Namespace) -> Device:

@@ -144,6 +144,6 @@ def _named(device: str | Device) -> Device:
 def _current_gpu() -> Device | None:
     runtime = optional.cupy().cuda.runtime
     try:
-        return devices.of_id(runtime.getDevice())
+        return devices.current()
     except runtime.CUDARuntimeError:
         return None

@@ -23,12 +23,12 @@ _CHUNK_BYTES = 1 << 28
 _FAST = (128, 128)  # terms that are summed at once in Q K^T and in P V
 
 
-def sampled_heads(problem: Problem) -> list[tuple[int, int]]:
-    """Return the (batch, head) pairs that are checked: the first, the last, and two between."""
-    total = problem.batch * problem.heads_q
-    count = min(total, _PAIRS)
+def sampled_heads(batch: int, heads: int, count: int = _PAIRS) -> list[tuple[int, int]]:
+    """Return (batch, head) pairs to check, evenly spread: the first, the last, and some between."""
+    total = batch * heads
+    count = min(total, count)
     picked = {round(i * (total - 1) / max(1, count - 1)) for i in range(count)}
-    return [divmod(i, problem.heads_q) for i in sorted(picked)]
+    return [divmod(i, heads) for i in sorted(picked)]
 
 
 def sampled_rows(seq: int, pairs: int) -> np.ndarray:
@@ -111,7 +111,7 @@ class Oracle:
 
     def __init__(self, xp: Any, problem: Problem, q: Any, k: Any, v: Any) -> None:
         self._xp = xp
-        self._heads = sampled_heads(problem)
+        self._heads = sampled_heads(problem.batch, problem.heads_q)
         self._rows = sampled_rows(problem.seq_q, len(self._heads))
         self._reference, self._bound = self._expected(problem, q, k, v)
 

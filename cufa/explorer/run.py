@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from cufa.arrays import Operands
+from cufa.compiler import nvrtc
 from cufa.compiler.nvrtc import Compiled
 from cufa.device import Device
 from cufa.explorer import build
@@ -198,9 +199,7 @@ class Run:
 
     def exploration(self) -> Exploration:
         """Return what was found."""
-        from cupy.cuda import nvrtc
-
-        major, minor = nvrtc.getVersion()
+        major, minor = nvrtc.version()
         return Exploration(
             problem=self._problem,
             device=self._device,

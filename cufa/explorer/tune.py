@@ -182,12 +182,10 @@ def tune(
     Interrupted
         On Ctrl-C, with what was found so far.
     """
-    from cupy.cuda import runtime
-
     names = checked_kernels(kernels)
     check_options(jobs, progress)
     distinct = list(dict.fromkeys(checked(problem) for problem in problems))
-    device = devices.of_id(runtime.getDevice())
+    device = devices.current()
     classes: dict[ProblemClass, dict[Problem, Variant]] = {}
     with _without_users_table():
         for problem in distinct:

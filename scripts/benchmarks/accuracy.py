@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.cells import Cell
+from cufa.explorer.oracle import sampled_heads
 
 ROWS = 16384
 """Rows of the result that are checked, at least."""
@@ -14,14 +15,8 @@ CHUNK_ROWS = 4096
 
 
 def checked_heads(cell: Cell) -> list[tuple[int, int]]:
-    """Return the (batch, head) pairs whose rows are checked: the first, the last, and between.
-
-    They hold `ROWS` rows or more, and are at least two where the cell has two.
-    """
-    total = cell.b * cell.hq
-    count = min(total, max(2, -(-ROWS // cell.sq)))
-    picked = {round(i * (total - 1) / max(1, count - 1)) for i in range(count)}
-    return [divmod(i, cell.hq) for i in sorted(picked)]
+    """Return the (batch, head) pairs whose rows are checked: `ROWS` or more, of two at least."""
+    return sampled_heads(cell.b, cell.hq, max(2, -(-ROWS // cell.sq)))
 
 
 def reference_rows(

@@ -13,6 +13,7 @@ from benchmarks.accuracy import max_errors
 from benchmarks.cells import Cell
 from benchmarks.inputs import Operands, to_cupy
 from benchmarks.peers import PEERS, cufa_call
+from cufa.explorer import stage
 from cufa.explorer.clock import Call
 from cufa.variant import Variant
 
@@ -39,8 +40,8 @@ class Ready(NamedTuple):
 
     def row(self, tflops: Mapping[str, float]) -> dict[str, Any]:
         """Return the result row of the cell, with the TFLOP/s of cufa and of its peers."""
-        figures = {name: _rounded(figure, 5) for name, figure in tflops.items()}
-        errors = {name: _rounded(error, 4) for name, error in self.errors.items()}
+        figures = {name: rounded(figure, 5) for name, figure in tflops.items()}
+        errors = {name: rounded(error, 4) for name, error in self.errors.items()}
         return {
             **self.cell.row(),
             "kernel": self.variant.kernel,
@@ -123,7 +124,7 @@ def planned(operands: Operands, kernel: str | None) -> Variant:
 def free_memory() -> None:
     """Return cached memory, which is of little use to the next cell's other shapes."""
     cupy.cuda.Device().synchronize()
-    cupy.get_default_memory_pool().free_all_blocks()
+    stage.free_memory()
     if "torch" in sys.modules:
         sys.modules["torch"].cuda.empty_cache()
 
@@ -133,5 +134,6 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _rounded(value: float, digits: int) -> float:
+def rounded(value: float, digits: int) -> float:
+    """Return a figure with so many digits."""
     return float(f"{value:.{digits}g}")

@@ -14,6 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from cufa import device as devices
+from cufa.cli import machine
+from cufa.compiler import nvrtc
+
 ROOT = Path(__file__).resolve().parents[2]
 
 _PACKAGES = ("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "flashinfer-python")
@@ -90,34 +94,27 @@ def of_child(caches: str) -> dict[str, str]:
 
 def device_name() -> str:
     """Return the name of the current GPU."""
-    import cupy
-
-    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
-    return str(properties["name"].decode())
+    return devices.current().name
 
 
 def driver_version() -> str:
     """Return the version of the driver, or the CUDA version that it offers."""
     import cupy
 
-    try:
-        found = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-        return found.splitlines()[0].strip()
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return f"CUDA {_dotted(cupy.cuda.runtime.driverGetVersion())}"
+    offered = machine.dotted(cupy.cuda.runtime.driverGetVersion())
+    return machine.driver_version() or f"CUDA {offered}"
 
 
 def versions() -> dict[str, str]:
     """Return the versions of what was measured and of what it rests on."""
     import cupy
-    from cupy.cuda import nvrtc
 
     found = {
         "python": platform.python_version(),
         "numpy": np.__version__,
         "cupy": cupy.__version__,
-        "cuda_runtime": _dotted(cupy.cuda.runtime.runtimeGetVersion()),
-        "nvrtc": ".".join(map(str, nvrtc.getVersion())),
+        "cuda_runtime": machine.dotted(cupy.cuda.runtime.runtimeGetVersion()),
+        "nvrtc": ".".join(map(str, nvrtc.version())),
     }
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
@@ -136,7 +133,3 @@ def _output(*command: str) -> str:
     return subprocess.run(
         command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=30
     ).stdout.strip()
-
-
-def _dotted(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cupy
-
 from benchmarks import environment
 from cufa import device as devices
 from cufa.compiler.nvrtc import Compiled
@@ -86,7 +84,7 @@ def _explore(
 
 def _time_all(problem: Problem, variants: list[Variant]) -> dict[Variant, float]:
     """Return the microseconds of every variant, all timed in every round."""
-    device = devices.of_id(cupy.cuda.runtime.getDevice())
+    device = devices.current()
     stage = Stage(problem, None, device)
     cubins = {
         built.variant: built.compiled.cubin

@@ -6,13 +6,13 @@ KERNEL a name or ``auto``. Prints the seconds as its last line.
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 
 import cupy
 import numpy as np
 
+import cufa
 from benchmarks.inputs import DTYPES
 
 HEADS = 8
@@ -21,11 +21,6 @@ SEQ = 512
 
 def main(dtype: str, head_dim: int, causal: bool, kernel: str | None) -> float:
     """Return the seconds from the call to its result, beyond imports and context creation."""
-    # The modules that a call reaches, some of which are imported only then.
-    for module in ("api", "device", "jit", "launch", "plan", "problem", "variant"):
-        importlib.import_module(f"cufa.{module}")
-    import cufa
-
     rng = np.random.default_rng(0)
     # Filled on the host: no kernel of CuPy's own is compiled here, nor in the timed part.
     q, k, v = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from cufa.compiler import cache
 
 _HEAD = {
     "bench": str,
@@ -112,16 +112,7 @@ def write(path: Path, result: dict[str, Any]) -> None:
         When the file cannot be written.
     """
     validate(result)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(_dump(result))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    cache.write(path, _dump(result).encode())
 
 
 def read(path: Path) -> dict[str, Any]:

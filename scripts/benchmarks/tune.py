@@ -9,10 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-import cupy
-
 from benchmarks import environment
 from benchmarks.cells import cell_of
+from benchmarks.contestants import rounded
 from cufa import device as devices
 from cufa.compiler.nvrtc import compile_variant
 from cufa.device import Device
@@ -36,7 +35,7 @@ def rows(dtype: str) -> Iterator[dict[str, Any]]:
     ----------
     dtype : str
     """
-    device = devices.of_id(cupy.cuda.runtime.getDevice())
+    device = devices.current()
     problems = standard_problems((dtype,))
     before = {problem: _planned(problem, device, table=False) for problem in problems}
     with tempfile.TemporaryDirectory() as folder:
@@ -63,12 +62,12 @@ def _row(problem: Problem, before: Variant, after: Variant, device: Device) -> d
     first, second = ((v, compile_variant(v, device.arch).cubin) for v in (before, after))
     found = duel_of(problem, device, first, second)
     free_memory()
-    untuned = float(f"{cell.tflops(found.first_ms):.5g}")
+    untuned = rounded(cell.tflops(found.first_ms), 5)
     same = before == after
     return {
         **cell.row(),
         "kernel": str(after),
         "unit": "TFLOP/s",
-        "cufa": untuned if same else float(f"{untuned * found.ratio:.5g}"),
+        "cufa": untuned if same else rounded(untuned * found.ratio, 5),
         "peers": {"untuned": untuned},
     }
