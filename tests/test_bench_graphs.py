@@ -14,25 +14,14 @@ from benchmarks import results
 from benchmarks.cells import Cell, standard_cells
 from benchmarks.report import markdown
 from test_bench import HEAD
+from test_bench_tables import PlayedClock
 
 import cufa
-from cufa.explorer.clock import Call, CudaClock, Reading
+from cufa.explorer.clock import Call, CudaClock
 from cufa.explorer.race import Budget, CaptureError
 from cufa.variant import Variant
 
 VARIANT = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 2, 4, 2)
-
-
-class PlayedClock:
-    """A device whose calls take what they return, in milliseconds."""
-
-    def burst(self, call: Call, calls: int) -> Reading:
-        """Answer with the call's own time."""
-        ms = float(call())
-        return lambda: ms
-
-    def rest(self) -> None:
-        """Pass."""
 
 
 @pytest.fixture

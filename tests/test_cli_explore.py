@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from findings import CEILINGS, exploration, timed
 
 from cufa import cli, device, explorer
 from cufa.cli import table, watch
@@ -30,27 +31,6 @@ VARIANTS = [Variant("fa2_mma", "float16", 64, 64, bm, 64, 2, 4, 2) for bm in (64
 Captured = pytest.CaptureFixture[str]
 
 
-def timed(variant: Variant, us: float) -> Row:
-    return Row(
-        variant,
-        registers=100,
-        spill_bytes=0,
-        static_smem_bytes=0,
-        dynamic_smem_bytes=variant.smem_bytes,
-        blocks_per_sm=2,
-        occupancy=0.125,
-        code_bytes=4096,
-        compile_s=0.5,
-        correct=True,
-        max_error=1e-3,
-        median_us=us,
-        spread=0.01,
-        tflops=100.0,
-        gbs=1000.0,
-        ceiling_fraction=0.5,
-    )
-
-
 ROWS = [timed(v, us) for v, us in zip(VARIANTS, (300.0, 100.0, 200.0), strict=True)]
 
 
@@ -60,20 +40,6 @@ def known_after(stage: str, row: Row) -> Row:
         return row
     untimed = row._replace(median_us=None, spread=None, tflops=None, gbs=None)
     return untimed if stage == "check" else untimed._replace(correct=None, max_error=None)
-
-
-def exploration(problem: Problem, rows: list[Row]) -> Exploration:
-    return Exploration(
-        problem=problem,
-        device=device.named("h200"),
-        arch="sm_90a",
-        rows=rows,
-        planned=VARIANTS[0],
-        compiler="NVRTC 13.0",
-        ceilings={"read_gbs": 4000.0, "copy_gbs": 4000.0, "gemm_tflops": 700.0},
-        seconds=1.0,
-        date="2026-01-01",
-    )
 
 
 class Fake:
@@ -90,8 +56,8 @@ class Fake:
             for done, row in enumerate(ROWS, 1):
                 progress(Progress(stage, done, len(ROWS), known_after(stage, row)))
         if self.interrupted:
-            raise Interrupted(exploration(problem, ROWS[:1]))
-        return exploration(problem, ROWS)
+            raise Interrupted(exploration(problem, ROWS[:1], VARIANTS[0], CEILINGS))
+        return exploration(problem, ROWS, VARIANTS[0], CEILINGS)
 
 
 @pytest.fixture

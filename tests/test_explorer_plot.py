@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import findings
 import pytest
+from findings import CEILINGS, compiled, timed
 
-from cufa import device
 from cufa.explorer.exploration import Exploration
 from cufa.explorer.plot_style import Style
 from cufa.explorer.result import Row
@@ -17,7 +18,6 @@ from cufa.variant import Variant
 
 SHAPE = (2, 16, 8192, 128)
 PROBLEM = Problem.of_shapes(SHAPE, SHAPE, SHAPE, dtype="bfloat16")
-CEILINGS = {"read_gbs": 4000.0, "copy_gbs": 3900.0, "gemm_tflops": 700.0}
 PLANNED = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 2, 4, 2)
 
 VARIANTS = [
@@ -28,35 +28,18 @@ VARIANTS = [
     for warps in (4, 8)
 ]
 STATIC = [
-    Row(variant, registers=100 + i, spill_bytes=8 * (i % 2), blocks_per_sm=2, occupancy=0.125)
+    compiled(variant, registers=100 + i, spill_bytes=8 * (i % 2))
     for i, variant in enumerate(VARIANTS)
 ]
 TIMED = [
-    row._replace(
-        correct=True,
-        median_us=1000.0 + 50 * i,
-        spread=0.01,
-        tflops=500.0,
-        gbs=100.0,
-        ceiling_fraction=0.5,
-    )
+    timed(row.variant, 1000.0 + 50 * i, registers=row.registers, spill_bytes=row.spill_bytes)
     for i, row in enumerate(STATIC)
 ]
 BROKEN = Row(PLANNED._replace(bn=65), error="bn must be a multiple of 16")
 
 
 def exploration(rows: list[Row], ceilings: dict[str, float] | None = None) -> Exploration:
-    return Exploration(
-        problem=PROBLEM,
-        device=device.named("h200"),
-        arch="sm_90a",
-        rows=rows,
-        planned=PLANNED,
-        compiler="NVRTC 13.0",
-        ceilings=ceilings,
-        seconds=1.0,
-        date="2026-11-21",
-    )
+    return findings.exploration(PROBLEM, rows, PLANNED, ceilings)
 
 
 @pytest.fixture(autouse=True)

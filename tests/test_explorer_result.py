@@ -10,9 +10,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+import findings
 import pytest
 
-from cufa import device
 from cufa.explorer.exploration import Exploration
 from cufa.explorer.result import Row, ranked
 from cufa.explorer.table import cells, tile_text
@@ -28,44 +28,16 @@ def variant_of(bn: int) -> Variant:
     return Variant("fa2_mma", "bfloat16", 64, 64, 64, bn, 2, 4, 2, score=("Causal",))
 
 
-def compiled(bn: int, spill_bytes: int = 0, occupancy: float = 0.125) -> Row:
-    return Row(
-        variant_of(bn),
-        registers=100 + bn,
-        spill_bytes=spill_bytes,
-        static_smem_bytes=0,
-        dynamic_smem_bytes=variant_of(bn).smem_bytes,
-        blocks_per_sm=int(16 * occupancy),
-        occupancy=occupancy,
-        code_bytes=20480,
-        compile_s=0.31,
-    )
+def compiled(bn: int, **figures: Any) -> Row:
+    return findings.compiled(variant_of(bn), **figures)
 
 
-def timed(bn: int, us: float, correct: bool = True) -> Row:
-    return compiled(bn)._replace(
-        correct=correct,
-        max_error=1e-3,
-        median_us=us,
-        spread=0.01,
-        tflops=100.0,
-        gbs=200.0,
-        ceiling_fraction=0.25,
-    )
+def timed(bn: int, us: float, **figures: Any) -> Row:
+    return findings.timed(variant_of(bn), us, **figures)
 
 
-def exploration(rows: list[Row], **changes: Any) -> Exploration:
-    values: dict[str, Any] = {
-        "problem": PROBLEM,
-        "device": device.named("h200"),
-        "arch": "sm_90a",
-        "planned": variant_of(64),
-        "compiler": "NVRTC 13.0",
-        "ceilings": None,
-        "seconds": 1.25,
-        "date": "2026-11-21",
-    }
-    return Exploration(rows=rows, **{**values, **changes})
+def exploration(rows: list[Row], ceilings: dict[str, float] | None = None) -> Exploration:
+    return findings.exploration(PROBLEM, rows, variant_of(64), ceilings)
 
 
 IN_ORDER = [
@@ -152,17 +124,17 @@ def test_table_without_timings() -> None:
     assert "2 variants for sm_90a (h200), NVRTC 13.0" in lines[1]
     head, good, bad = lines[3:]
     assert "us" not in head.split()
-    expected = "fa2_mma 64 64x48 2 4 2 148 0 32.0 2 12% 20.0 0.31"
+    expected = "fa2_mma 64 64x48 2 4 2 100 0 32.0 2 12% 20.0 0.31"
     assert good.split() == expected.split()
     assert bad.split()[:6] == ["fa2_mma", "64", "64x112", "2", "4", "2"]
     assert bad.endswith("-  too large")
-    assert good.index("148") + 3 == head.index("regs") + 4  # numbers stand to the right
+    assert good.index("100") + 3 == head.index("regs") + 4  # numbers stand to the right
 
 
 def test_table_with_timings() -> None:
     text = str(exploration([timed(48, 12.34), timed(64, 5.0, correct=False)]))
     _, good, wrong = text.splitlines()[3:]
-    assert good.split()[-6:] == ["12.3", "1.0%", "100.0", "200", "25%", "1.0e-03"]
+    assert good.split()[-6:] == ["12.3", "1.0%", "100.0", "200", "50%", "1.0e-03"]
     assert wrong.endswith("wrong result")
 
 
