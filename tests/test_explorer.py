@@ -12,7 +12,8 @@ import pytest
 from played_stage import PlayedStage
 
 import cufa
-from cufa import device, explorer
+from cufa import device
+from cufa.device import Device
 from cufa.explorer import Interrupted, Progress, stage
 from cufa.planner.plan import plan
 from cufa.problem import Problem
@@ -27,7 +28,12 @@ explore = functools.partial(cufa.explore, kernels=["fa2_mma"])  # whose space th
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explorer, "_current_gpu", lambda: None)
+    runtime = pytest.importorskip("cupy").cuda.runtime
+
+    def fail() -> Device:
+        raise runtime.CUDARuntimeError(100)
+
+    monkeypatch.setattr(device, "current", fail)
 
 
 # --- static figures, for any architecture ---
@@ -219,7 +225,7 @@ def test_q_must_be_a_problem_or_an_array() -> None:
 
 
 def test_nothing_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explorer, "_current_gpu", lambda: H200)
+    monkeypatch.setattr(device, "current", lambda: H200)
     empty = PROBLEM._replace(seq_q=0)
     with pytest.raises(ValueError, match="nothing to time"):
         explore(empty, space=SPACE)
@@ -241,7 +247,7 @@ class Scripted(PlayedStage):
 
 @pytest.fixture
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explorer, "_current_gpu", lambda: H200)
+    monkeypatch.setattr(device, "current", lambda: H200)
     monkeypatch.setattr(stage, "Stage", Scripted)
 
 

@@ -53,7 +53,7 @@ def compiled_run(*cubins: str, progress: Any = None) -> Run:
         v: (Row(v, registers=v.bn), cubin.encode())
         for v, cubin in zip(variants, cubins, strict=True)
     }
-    run = Run(PROBLEM, H200, "sm_90a", None, progress, compiled)
+    run = Run(PROBLEM, H200, None, progress, compiled)
     run.build(variants)
     return run
 
@@ -195,7 +195,7 @@ def run_on(
     device: Device, problem: Problem, cubins: dict[Variant, bytes], operands: Operands | None = None
 ) -> Run:
     compiled = {variant: (Row(variant), cubin) for variant, cubin in cubins.items()}
-    run = Run(problem, device, device.arch, None, None, compiled)
+    run = Run(problem, device, None, None, compiled)
     run.build(list(cubins))
     run.measure(operands)
     return run

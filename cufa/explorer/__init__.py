@@ -78,12 +78,12 @@ def explore(
     kernels = checked_kernels(kernels)
     check_options(jobs, progress)
     problem, operands = _problem(q, k, v, causal=causal, scale=scale, layout=layout)
-    target, arch, timed = _target(arch, device)
+    target, timed = _target(arch, device)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
     chosen = variants(problem, target, kernels, space)
     optional.cupy()
-    run = Run(problem, target, arch, jobs, progress)
+    run = Run(problem, target, jobs, progress)
     try:
         run.build(chosen)
         if timed:
@@ -112,22 +112,23 @@ def _problem(
     return parse(q, k, v, causal=causal, scale=scale, layout=layout, out=None, xp=xp)
 
 
-def _target(arch: str | None, device: str | Device | None) -> tuple[Device, str, bool]:
-    """Return the GPU, the architecture to compile for, and whether to time there."""
+def _target(arch: str | None, device: str | Device | None) -> tuple[Device, bool]:
+    """Return the GPU to compile for, and whether to time there."""
     if arch is not None and device is not None:
         raise ValueError("arch and device: give only one of the two")
     if arch is not None:
         if not isinstance(arch, str):
             raise TypeError(f"arch must be a string, not {type(arch).__name__}")
-        typical = devices.of_arch(arch)
-        return typical, typical.arch, False
+        return devices.of_arch(arch), False
     if device is not None:
-        named = _named(device)
-        return named, named.arch, False
-    current = _current_gpu()
-    if current is None:
-        raise ValueError("arch must be given where there is no GPU, such as arch='sm_90a'")
-    return current, current.arch, True
+        return _named(device), False
+    runtime = optional.cupy().cuda.runtime
+    try:
+        return devices.current(), True
+    except runtime.CUDARuntimeError:
+        raise ValueError(
+            "arch must be given where there is no GPU, such as arch='sm_90a'"
+        ) from None
 
 
 def _named(device: str | Device) -> Device:
@@ -139,11 +140,3 @@ def _named(device: str | Device) -> Device:
         return devices.named(device)
     except ValueError as error:
         raise ValueError(f"device: {error}") from None
-
-
-def _current_gpu() -> Device | None:
-    runtime = optional.cupy().cuda.runtime
-    try:
-        return devices.current()
-    except runtime.CUDARuntimeError:
-        return None

@@ -55,7 +55,6 @@ class Run:
     ----------
     problem : Problem
     device : Device
-    arch : str
     jobs : int or None
         Threads that compile.
     progress : callable or None
@@ -77,14 +76,12 @@ class Run:
         self,
         problem: Problem,
         device: Device,
-        arch: str,
         jobs: int | None,
         progress: Callable[[Progress], None] | None,
         compiled: dict[Variant, tuple[Row, bytes]] | None = None,
     ) -> None:
         self._problem = problem
         self._device = device
-        self._arch = arch
         self._jobs = jobs
         self._progress = progress
         self._compiled = {} if compiled is None else compiled
@@ -102,7 +99,7 @@ class Run:
         self.rows = {v: Row(v, error=reason) for v, reason in reasons.items() if reason is not None}
         legal = [variant for variant in chosen if variant not in self.rows]
         missing = [variant for variant in legal if variant not in self._compiled]
-        with closing(build.compile_all(missing, self._arch, self._jobs)) as results:
+        with closing(build.compile_all(missing, self._device.arch, self._jobs)) as results:
             for done, built in enumerate(results, 1):
                 row = build.static_row(built, self._device)
                 cubin = built.compiled.cubin if isinstance(built.compiled, Compiled) else b""
@@ -203,7 +200,7 @@ class Run:
         return Exploration(
             problem=self._problem,
             device=self._device,
-            arch=self._arch,
+            arch=self._device.arch,
             rows=list(self.rows.values()),
             planned=self._planned(),
             compiler=f"NVRTC {major}.{minor}",

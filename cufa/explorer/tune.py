@@ -232,8 +232,7 @@ class _Tuner:
     def explore(self, problem: Problem, planned: Variant) -> dict[Entry, float]:
         """Return the microseconds of what a table can hold, or nothing if `planned` failed."""
         chosen = [planned, *variants(problem, self._device, self._kernels, self._space)]
-        arch, jobs = self._device.arch, self._jobs
-        run = Run(problem, self._device, arch, jobs, self._progress, self._compiled)
+        run = Run(problem, self._device, self._jobs, self._progress, self._compiled)
         run.build(list(dict.fromkeys(chosen)))
         try:
             if self._lost is not None:

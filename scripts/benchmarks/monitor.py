@@ -9,7 +9,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import NamedTuple
 
 
@@ -91,12 +90,7 @@ class Monitor:
             os.close(theirs)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the command."""
         if self._running is None:
             return
