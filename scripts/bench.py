@@ -10,11 +10,12 @@
     python scripts/bench.py jit
     python scripts/bench.py explore
     python scripts/bench.py tune
+    python scripts/bench.py refactor --before v0.2
     python scripts/bench.py report
 
-All but the last need a CUDA GPU and write ``docs/benchmarks/<gpu>-<bench>.json``; the last makes a
-Markdown page and a PNG plot beside each such file and needs matplotlib. The method is described
-in ``docs/benchmarks/README.md``.
+All but the last need a CUDA GPU (but for ``refactor --compile``) and write
+``docs/benchmarks/<gpu>-<bench>.json``; the last makes a Markdown page and a PNG plot beside each
+such file and needs matplotlib. The method is described in ``docs/benchmarks/README.md``.
 """
 
 from __future__ import annotations
@@ -33,13 +34,24 @@ RESULTS = ROOT / "docs" / "benchmarks"
 # What is measured is this checkout, whether or not a cufa is installed.
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.cells import GQA_SEQS, SCORES, SEQS, Cell, gqa_cells, standard_cells  # noqa: E402
+from benchmarks import before  # noqa: E402
+from benchmarks.cells import (  # noqa: E402
+    FP32_HEAD_DIMS,
+    GQA_SEQS,
+    PREFILL_HEAD_DIMS,
+    SCORES,
+    SEQS,
+    TABLES,
+    Cell,
+    gqa_cells,
+    standard_cells,
+)
 
+from cufa import device as devices  # noqa: E402
 from cufa.cli import machine  # noqa: E402
 from cufa.cli.parser import CommandError  # noqa: E402
 
 HALF_DTYPES = ("bfloat16", "float16")
-PREFILL_HEAD_DIMS = (64, 128, 256)
 PREFILL_PEERS = (
     "fa2",
     "cudnn",
@@ -50,7 +62,6 @@ PREFILL_PEERS = (
     "flashinfer",
     "cupy",
 )
-FP32_HEAD_DIMS = (64, 128)
 FP32_PEERS = ("efficient", "math", "cupy", "cufa_fa1")
 CUDNN = ("cudnn",)
 
@@ -71,9 +82,10 @@ def parser() -> argparse.ArgumentParser:
     race.add_argument(
         "--rest", type=float, default=0, help="seconds between rounds (default: 0, a warm card)"
     )
-    table = argparse.ArgumentParser(add_help=False, parents=[race])
-    table.add_argument("--head-dim", type=int, nargs="+", help="head dims of the table")
-    table.add_argument("--seq", type=int, nargs="+", default=SEQS, help="sequence lengths")
+    cells = argparse.ArgumentParser(add_help=False)
+    cells.add_argument("--head-dim", type=int, nargs="+", help="head dims of the table")
+    cells.add_argument("--seq", type=int, nargs="+", default=SEQS, help="sequence lengths")
+    table = argparse.ArgumentParser(add_help=False, parents=[race, cells])
     half = argparse.ArgumentParser(add_help=False)
     half.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")
     half.add_argument(
@@ -134,6 +146,24 @@ def parser() -> argparse.ArgumentParser:
     tune = commands.add_parser("tune", parents=[run], help="what tuning the standard table gives")
     tune.add_argument("--dtype", default="bfloat16", choices=HALF_DTYPES)
 
+    refactor = commands.add_parser(
+        "refactor", parents=[run, data, cells], help="the standard tables before a change and after"
+    )
+    refactor.add_argument(
+        "--before", required=True, help="git's revision before, or a folder with the package cufa"
+    )
+    refactor.add_argument(
+        "--tables", nargs="+", default=list(TABLES), choices=TABLES, help="(default: all)"
+    )
+    refactor.add_argument("--rounds", type=int, help="samples of each (default: 40)")
+    refactor.add_argument(
+        "--append", action="store_true", help="keep the result file's rows of other cells"
+    )
+    refactor.add_argument(
+        "--compile", action="store_true", help="what compiling takes instead; needs no GPU"
+    )
+    refactor.add_argument("--gpu", default="h200", help="to compile for (default: h200)")
+
     report = commands.add_parser("report", help="pages and plots from result files")
     report.add_argument("files", type=Path, nargs="*", help="default: all of docs/benchmarks")
     return top
@@ -178,17 +208,66 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("--rest must be at least 0")
     if options.bench == "sustained" and not (options.seconds > 0 and options.pause >= 0):
         raise ValueError("--seconds must be more than 0 and --pause at least 0")
+    if options.bench == "refactor":
+        check_refactor(options)
     machine.check_compiler()
+    if options.bench == "refactor" and options.compile:
+        return
     if has_peers:
         from benchmarks.peers import check_names  # which imports CuPy
 
         check_names(options.peers)
     machine.current_gpu("calls are timed, and need one")
+    if options.bench == "refactor" and options.append:
+        earlier_part(options, result_path(options))
 
 
-def forced(kernel: str) -> str | None:
-    """Return a kernel's name as `cufa.attention` takes it: None for ``auto``."""
-    return None if kernel == "auto" else kernel
+def check_refactor(options: argparse.Namespace) -> None:
+    """Check the options of a refactor run; ValueError as `check`."""
+    before.resolve(options.before)
+    devices.named(options.gpu)
+    for name in options.tables:
+        TABLES[name].cells(options.head_dim, options.seq)
+    if options.rounds is not None and options.rounds < 1:
+        raise ValueError("--rounds must be at least 1")
+
+
+def forced_kernel(options: argparse.Namespace) -> str | None:
+    """Return the kernel forced on cufa in all of a run, as `cufa.attention` takes it, or None."""
+    if options.bench not in ("prefill", "gqa", "fp32", "host", "explore"):
+        return None
+    return None if options.kernel == "auto" else str(options.kernel)
+
+
+def result_path(options: argparse.Namespace) -> Path:
+    """Return the file that a run writes."""
+    from benchmarks import environment, results
+
+    if options.out is not None:
+        return Path(options.out)
+    kernel = forced_kernel(options)
+    return results.default_path(RESULTS, environment.device_name(), options.bench, kernel)
+
+
+def head_of(options: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return what a run's result file begins with."""
+    from benchmarks import environment
+
+    head = environment.describe(options.bench, list(arguments), options.commit)
+    if options.bench == "refactor":
+        head["before"] = before.resolve(options.before)
+    return head
+
+
+def earlier_part(options: argparse.Namespace, path: Path) -> dict[str, Any] | None:
+    """Return the result that a run adds to, or None; ValueError if it is of another run."""
+    from benchmarks import results
+
+    if not getattr(options, "append", False) or not path.exists():
+        return None
+    earlier = results.read(path)
+    results.merged(earlier, {**head_of(options, ()), "rows": []})
+    return earlier
 
 
 def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -201,17 +280,14 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """
     # CuPy reads this before its first product; float32 means float32 here.
     os.environ["CUPY_TF32"] = "0"
-    from benchmarks import environment, results
+    from benchmarks import results
 
     from cufa.explorer import ceilings
     from cufa.explorer.clock import CudaClock
 
     started = time.perf_counter()
-    one_kernel = options.bench in ("prefill", "gqa", "fp32", "host", "explore")
-    kernel = forced(options.kernel) if one_kernel else None
-    path = options.out or results.default_path(
-        RESULTS, environment.device_name(), options.bench, kernel
-    )
+    path = result_path(options)
+    earlier = earlier_part(options, path)
     measured = ceilings.measure(CudaClock(), "bfloat16")
     if "gemm_tflops" not in measured:
         raise RuntimeError("no matrix product: cuBLAS is not installed, or memory is short")
@@ -219,18 +295,37 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     print(f"ceilings: {measured}", flush=True)
     rows: list[dict[str, Any]] = []
     head: dict[str, Any] = {}
-    source, contestants = _rows(options, kernel)
+    source, contestants = _rows(options)
     for row in source:
         # Described after the first row, when the peers that are here have been imported.
-        head = head or environment.describe(options.bench, list(arguments), options.commit)
+        head = head or head_of(options, arguments)
         rows.append(row)
-        results.write(path, {**head, "ceilings": measured, "rows": rows})
+        result = {**head, "ceilings": measured, "rows": rows}
+        results.write(path, results.merged(earlier, result) if earlier else result)
     print(f"{len(rows)} rows in {time.perf_counter() - started:.0f} s, {path}", flush=True)
     return 0 if rows and not (contestants and contestants.failed) else 1
 
 
-def _rows(options: argparse.Namespace, kernel: str | None) -> tuple[Iterable[dict[str, Any]], Any]:
+def measure_compiling(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Run ``refactor --compile``, writing the result file anew after every row; return 0."""
+    from benchmarks import environment, refactor_compile, results
+
+    bench = "refactor-compile"
+    path = options.out or results.default_path(RESULTS, options.gpu, bench, None)
+    head = environment.describe(bench, list(arguments), options.commit, device=options.gpu)
+    head["before"] = before.resolve(options.before)
+    rows: list[dict[str, Any]] = []
+    rounds = options.rounds or refactor_compile.ROUNDS
+    for row in refactor_compile.rows(options.before, options.tables, options.gpu, rounds):
+        rows.append(row)
+        results.write(path, {**head, "ceilings": {}, "rows": rows})
+    print(path)
+    return 0
+
+
+def _rows(options: argparse.Namespace) -> tuple[Iterable[dict[str, Any]], Any]:
     """Return the rows of a benchmark as they come, and who counts the cells that failed."""
+    kernel = forced_kernel(options)
     if options.bench == "host":
         from benchmarks import host
 
@@ -247,6 +342,11 @@ def _rows(options: argparse.Namespace, kernel: str | None) -> tuple[Iterable[dic
         from benchmarks import tune
 
         return tune.rows(options.dtype), None
+    if options.bench == "refactor":
+        from benchmarks.refactor import ROUNDS, Refactor
+
+        field = Refactor(options.before, options.rounds or ROUNDS, options.seed)
+        return field.rows(options.tables, options.head_dim, options.seq), field
     from benchmarks.contestants import Contestants
 
     from cufa.explorer.clock import CudaClock
@@ -295,6 +395,8 @@ def main(arguments: Sequence[str]) -> int:
         top.error(str(error))
     except CommandError as failure:
         top.exit(failure.status, f"{top.prog}: error: {failure}\n")
+    if options.bench == "refactor" and options.compile:
+        return measure_compiling(options, arguments)
     return measure(options, arguments)
 
 

@@ -130,12 +130,12 @@ def test_bad_arguments(words: str, message: str, capsys: pytest.CaptureFixture[s
 
 
 TABLES = ("prefill", "gqa", "headdims", "sustained", "fp32")
-MEASUREMENTS = (*TABLES, "host", "jit", "explore", "tune")
+MEASUREMENTS = (*TABLES, "host", "jit", "explore", "tune", f"refactor --before {bench.ROOT}")
 
 
 def stops_with_one_line(capsys: pytest.CaptureFixture[str], name: str, message: str) -> None:
     with pytest.raises(SystemExit) as stopped:
-        bench.main([name])
+        bench.main(name.split())
     assert stopped.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""

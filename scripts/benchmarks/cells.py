@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from cufa.explorer.standard import SEQS, standard_problems
 from cufa.problem import Problem
 
+PREFILL_HEAD_DIMS = (64, 128, 256)
+FP32_HEAD_DIMS = (64, 128)
 GQA_SEQS = (2048, 8192, 32768)
 
 HEAD_DIMS = (
@@ -81,6 +83,29 @@ class Cell(NamedTuple):
         seq = str(self.sq) if self.sq == self.sk else f"{self.sq}x{self.sk}"
         dim = str(self.d) if self.d == self.dv else f"{self.d}/{self.dv}"
         return f"{self.dtype} d{dim} {mask} s{seq} b{self.b} h{heads}"
+
+
+class Table(NamedTuple):
+    """A standard table, and the kernel forced on cufa there; None leaves the choice to it."""
+
+    dtype: str
+    head_dims: tuple[int, ...]
+    kernel: str | None
+
+    def cells(
+        self, head_dims: Iterable[int] | None = None, seqs: Iterable[int] = SEQS
+    ) -> list[Cell]:
+        """Return the cells, of all its head dims and lengths or of others; errors as below."""
+        return standard_cells(self.dtype, head_dims or self.head_dims, seqs)
+
+
+TABLES = {
+    "prefill": Table("bfloat16", PREFILL_HEAD_DIMS, None),
+    "fp16": Table("float16", PREFILL_HEAD_DIMS, None),
+    "mma": Table("bfloat16", PREFILL_HEAD_DIMS, "fa2_mma"),
+    "fp32": Table("float32", FP32_HEAD_DIMS, "fa2_fp32"),
+}
+"""The standard tables by the names of their result files."""
 
 
 def standard_cells(dtype: str, head_dims: Iterable[int], seqs: Iterable[int] = SEQS) -> list[Cell]:

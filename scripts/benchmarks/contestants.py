@@ -12,7 +12,7 @@ import cupy
 from benchmarks.accuracy import max_errors
 from benchmarks.cells import Cell
 from benchmarks.inputs import Operands, to_cupy
-from benchmarks.peers import PEERS, cufa_call
+from benchmarks.peers import PEERS, Maker, cufa_call
 from cufa.explorer import stage
 from cufa.explorer.clock import Call
 from cufa.variant import Variant
@@ -61,7 +61,9 @@ class Contestants:
     kernel : str or None
         The kernel forced on cufa; None leaves the choice to it.
     peers : iterable of str
-        Keys of `PEERS`.
+        Keys of `makers`.
+    makers : mapping of str to callable, optional
+        `PEERS` by default.
 
     Attributes
     ----------
@@ -69,9 +71,12 @@ class Contestants:
         Cells that cufa could not run.
     """
 
-    def __init__(self, kernel: str | None, peers: Iterable[str]) -> None:
+    def __init__(
+        self, kernel: str | None, peers: Iterable[str], makers: Mapping[str, Maker] | None = None
+    ) -> None:
         self._kernel = kernel
         self._peers = list(peers)
+        self._makers = makers or PEERS
         self._missing: set[str] = set()
         self.failed = 0
 
@@ -94,7 +99,10 @@ class Contestants:
         results: dict[str, Any] = {}
         for name in [CUFA, *(peer for peer in self._peers if peer not in self._missing)]:
             try:
-                call = cufa_call(operands, self._kernel) if name == CUFA else PEERS[name](operands)
+                if name == CUFA:
+                    call = cufa_call(operands, self._kernel)
+                else:
+                    call = self._makers[name](operands)
                 results[name] = to_cupy(call())
                 cupy.cuda.Device().synchronize()
             except ImportError as error:

@@ -24,7 +24,9 @@ _PACKAGES = ("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "flashinfer
 """Packages whose versions are recorded where they are installed."""
 
 
-def describe(bench: str, arguments: list[str], commit: str | None) -> dict[str, Any]:
+def describe(
+    bench: str, arguments: list[str], commit: str | None, device: str | None = None
+) -> dict[str, Any]:
     """Return the head of a result object, all but its ceilings and rows.
 
     Parameters
@@ -35,14 +37,16 @@ def describe(bench: str, arguments: list[str], commit: str | None) -> dict[str, 
         Command-line arguments after the program's name.
     commit : str or None
         The commit, where the caller knows it better than git does here.
+    device : str, optional
+        What the results are for, where no GPU takes part; else the current GPU is named.
     """
     return {
         "bench": bench,
         "command": command_line(arguments),
         "commit": commit or git_commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": device_name(),
-        "driver": driver_version(),
+        "device": device or device_name(),
+        "driver": "none" if device else driver_version(),
         "versions": versions(),
     }
 
@@ -59,6 +63,9 @@ def command_line(arguments: list[str]) -> str:
         elif option == "--out":
             name = PurePath(value if equals else next(rest, "")).name
             kept += ["--out", f"docs/benchmarks/{name}"]
+        elif option == "--before":
+            which = value if equals else next(rest, "")
+            kept += ["--before", PurePath(which).name if os.path.isabs(which) else which]
         else:
             kept.append(word)
     return shlex.join(["python", "scripts/bench.py", *kept])

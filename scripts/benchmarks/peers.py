@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 import cupy
 
+import cufa
 from benchmarks import plain
 from benchmarks.inputs import DTYPES, Operands
 from cufa.explorer.clock import Call
@@ -16,19 +18,15 @@ Maker = Callable[[Operands], Call]
 """Prepares a contestant for a cell: what a user would do once, outside the timed call."""
 
 
-def cufa_call(operands: Operands, kernel: str | None) -> Call:
-    """Return ``cufa.attention`` on the operands, as users call it."""
-    import cufa
-
+def cufa_call(operands: Operands, kernel: str | None, package: ModuleType = cufa) -> Call:
+    """Return ``cufa.attention`` on the operands, as users call it, of this package or another."""
     q, k, v = operands.q, operands.k, operands.v
     causal = operands.cell.causal
-    return lambda: cufa.attention(q, k, v, causal=causal, kernel=kernel)
+    return lambda: package.attention(q, k, v, causal=causal, kernel=kernel)
 
 
 def _cufa_bfloat16(operands: Operands) -> Call:
     """Return ``cufa.attention`` on float16 operands converted to bfloat16 before."""
-    import cufa
-
     cell = operands.cell
     if cell.dtype != "float16":
         raise ValueError(f"it is for float16, not {cell.dtype}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.summary import dim_words, figure_of, peer_names
+from benchmarks.summary import dim_words, figure_of, peer_names, ratio
 
 _CUFA_COLOUR = "#d62728"
 _PEER_COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
@@ -29,7 +29,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
     FigureCanvasAgg(figure)
     rows = result["rows"]
     if result["bench"] == "jit":
-        _draw_jit(figure, rows)
+        _draw_seconds(figure, rows, {"cold_s": "cold cache", "warm_s": "warm disk cache"})
+    elif result["bench"] == "refactor-compile":
+        _draw_seconds(figure, rows, {"before_cold_s": "before", "cold_s": "cufa"})
+    elif result["bench"] == "refactor":
+        _draw_ratios(figure, rows)
     elif result["bench"] == "explore":
         _draw_explore(figure, rows)
     elif result["bench"] in ("headdims", "sustained"):
@@ -128,18 +132,32 @@ def _draw_explore(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     axes.set_xlabel("us: the winner (red), the fastest when all are timed (blue)")
 
 
-def _draw_jit(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """Draw two bars a variant: cold and warm."""
+def _draw_ratios(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a panel a (dtype, kernel), and in it a point a cell: its speed by that before."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        groups.setdefault((row["dtype"], row["kernel"]), []).append(ratio(row, "before"))
+    figure.set_size_inches(max(6.4, 3.2 * len(groups)), 4)
+    panels = figure.subplots(1, max(1, len(groups)), sharey=True, squeeze=False)[0]
+    for axes, ((dtype, kernel), ratios) in zip(panels, groups.items(), strict=False):
+        axes.axhline(1, color="black", lw=0.8)
+        axes.plot(range(1, len(ratios) + 1), ratios, "o", color=_CUFA_COLOUR, ms=4)
+        axes.set_title(f"{dtype}, {kernel}", fontsize=9)
+        axes.set_xlabel("cell of the table")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("times as fast as before")
+
+
+def _draw_seconds(figure: Any, rows: Sequence[dict[str, Any]], bars: Mapping[str, str]) -> None:
+    """Draw two bars a variant, by their keys and what they are called."""
     figure.set_size_inches(7.2, 1.2 + 0.36 * len(rows))
     axes = figure.subplots()
     places = range(len(rows))
-    for shift, key, label, colour in (
-        (-0.2, "cold_s", "cold cache", _PEER_COLOURS[0]),
-        (0.2, "warm_s", "warm disk cache", _CUFA_COLOUR),
-    ):
+    looks = ((-0.2, _PEER_COLOURS[0]), (0.2, _CUFA_COLOUR))
+    for (shift, colour), (key, label) in zip(looks, bars.items(), strict=True):
         seconds = [row[key] for row in rows]
-        bars = axes.barh([p + shift for p in places], seconds, 0.38, color=colour, label=label)
-        axes.bar_label(bars, fmt="%.3f", padding=3, fontsize=7)
+        drawn = axes.barh([p + shift for p in places], seconds, 0.38, color=colour, label=label)
+        axes.bar_label(drawn, fmt="%.3f", padding=3, fontsize=7)
     axes.set_yticks(list(places), [row["variant"] for row in rows], fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.12)

@@ -12,6 +12,7 @@ from benchmarks import plots, results
 from benchmarks.summary import (
     dim_words,
     figure_of,
+    geomean,
     peer_names,
     ratio,
     summarise,
@@ -32,6 +33,8 @@ _TITLES = {
     "jit": "First call in a new process",
     "explore": "The explorer",
     "tune": "The standard table, tuned",
+    "refactor": "The standard tables before and after",
+    "refactor-compile": "What compiling takes, before and after,",
 }
 
 
@@ -78,6 +81,11 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
         parts.append(_jit_table(rows))
     elif bench == "explore":
         parts.append(_explore_table(rows))
+    elif bench == "refactor-compile":
+        parts.append(_compile_table(rows))
+    elif bench == "refactor":
+        words = "How many times as fast cufa is as before, with the kernels of each table"
+        parts += [f"{words}:\n\n{_summary(rows, ('dtype', 'kernel'))}", _cell_table(rows, ".3f")]
     else:
         ratios = "How many times as fast as each peer cufa is"
         if bench == "headdims":  # other head dims are other work
@@ -93,18 +101,22 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
 def _origin(result: dict[str, Any], source: str) -> str:
     ceilings = result["ceilings"]
     software = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    return "\n".join(
-        [
-            f"Made from [{source}]({source}) by `python scripts/bench.py report`; not edited.",
-            "",
-            f"- command: `{result['command']}`",
-            f"- commit: {result['commit']}, {result['date']}",
-            f"- driver {result['driver']}; {software}",
+    lines = [
+        f"Made from [{source}]({source}) by `python scripts/bench.py report`; not edited.",
+        "",
+        f"- command: `{result['command']}`",
+        f"- commit: {result['commit']}, {result['date']}",
+    ]
+    if "before" in result:
+        lines.append(f"- before: {result['before']}")
+    lines.append(f"- driver {result['driver']}; {software}")
+    if ceilings:
+        lines.append(
             f"- ceilings in the same run: read {ceilings['read_gbs']:.0f} GB/s, copy "
             f"{ceilings['copy_gbs']:.0f} GB/s, bf16 matrix product "
-            f"{ceilings['gemm_bf16_tflops']:.0f} TFLOP/s",
-        ]
-    )
+            f"{ceilings['gemm_bf16_tflops']:.0f} TFLOP/s"
+        )
+    return "\n".join(lines)
 
 
 def _table(head: Iterable[str], lines: Iterable[Sequence[Any]]) -> str:
@@ -144,25 +156,27 @@ def _figures(names: Iterable[str], kind: str = "", unit: str = "", form: str = "
     return {f"{name}{unit}": partial(shown, name) for name in names}
 
 
-def _summary(rows: Sequence[Row]) -> str:
-    """Return a table of the ratios to each peer, by dtype."""
+def _summary(rows: Sequence[Row], by: tuple[str, ...] = ("dtype",)) -> str:
+    """Return a table of the ratios to each peer, for each group of rows that are alike in `by`."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in by), []).append(row)
     lines = []
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        chosen = [row for row in rows if row["dtype"] == dtype]
+    for group, chosen in groups.items():
         for peer, found in summarise(chosen).items():
             _, d, mask, seq, *_ = (show(found.worst) for show in _CELL.values())
             figures = found.cells, f"{found.geomean:.3f}", f"{found.minimum:.3f}"
-            lines.append([dtype, peer, *figures, f"D {d}, {mask}, S {seq}"])
-    head = ["dtype", "peer", "cells", "geometric mean", "minimum", "where the minimum is"]
+            lines.append([*group, peer, *figures, f"D {d}, {mask}, S {seq}"])
+    head = [*by, "peer", "cells", "geometric mean", "minimum", "where the minimum is"]
     return _table(head, lines)
 
 
-def _cell_table(rows: Sequence[Row]) -> str:
+def _cell_table(rows: Sequence[Row], form: str = ".2f") -> str:
     peers = peer_names(rows)
     unit = rows[0]["unit"] if rows else ""
 
     def ratio_to(peer: str, row: Row) -> str:
-        return f"{ratio(row, peer):.2f}" if peer in row["peers"] else ""
+        return format(ratio(row, peer), form) if peer in row["peers"] else ""
 
     columns: Columns = {**_CELL, "kernel": itemgetter("kernel"), **_figures(("cufa", *peers))}
     for peer in peers:
@@ -213,6 +227,18 @@ def _jit_table(rows: Sequence[Row]) -> str:
         cold, warm = (max(row[key] for row in rows) for key in ("cold_s", "warm_s"))
         lines.append(["**longest**", f"{cold:.3f}", f"{warm:.3f}"])
     return _table(["variant", "cold cache, s", "warm disk cache, s"], lines)
+
+
+def _compile_table(rows: Sequence[Row]) -> str:
+    quotients = [row["cold_s"] / row["before_cold_s"] for row in rows]
+    lines = [
+        [f"`{row['variant']}`", f"{row['cold_s']:.3f}", f"{row['before_cold_s']:.3f}", f"{q:.3f}"]
+        for row, q in zip(rows, quotients, strict=True)
+    ]
+    if rows:
+        lines.append(["**geometric mean**", "", "", f"{geomean(quotients):.3f}"])
+        lines.append(["**largest**", "", "", f"{max(quotients):.3f}"])
+    return _table(["variant", "seconds of the processor", "before", "quotient"], lines)
 
 
 def _explore_table(rows: Sequence[Row]) -> str:

@@ -46,7 +46,13 @@ _EXPLORE = {
     "best": str,
     "best_us": (int, float),
 }
-_OTHER_ROWS = {"jit": _JIT, "explore": _EXPLORE}
+_COMPILE = {
+    "variant": str,
+    "before": str,
+    "cold_s": (int, float),
+    "before_cold_s": (int, float),
+}
+_OTHER_ROWS = {"jit": _JIT, "explore": _EXPLORE, "refactor-compile": _COMPILE}
 _CARD = ("clock_mhz", "power_w")
 
 UNITS = ("TFLOP/s", "us")
@@ -73,7 +79,7 @@ def validate(result: Any) -> None:
         With the place and what is wrong there.
     """
     _check_fields("result", result, _HEAD)
-    for name in _CEILINGS:
+    for name in () if result["bench"] == "refactor-compile" else _CEILINGS:  # it needs no GPU
         _check_number(f"ceilings.{name}", result["ceilings"].get(name))
     for index, row in enumerate(result["rows"]):
         where = f"rows[{index}]"
@@ -99,6 +105,26 @@ def figures(row: dict[str, Any]) -> str:
     """Return the figures of a row in a few words."""
     peers = " ".join(f"{name} {figure:.4g}" for name, figure in row["peers"].items())
     return f"cufa {row['cufa']:.4g} | {peers}"
+
+
+def merged(earlier: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Return a result with the rows that an earlier part of the same run has of other cells.
+
+    Raises
+    ------
+    ValueError
+        It is a part of another run.
+    """
+    for name in ("bench", "commit", "before", "device", "driver", "versions"):
+        if earlier.get(name) != result.get(name):
+            raise ValueError(
+                f"{name} is {result.get(name)!r}, and was {earlier.get(name)!r} for the rows there"
+            )
+    names = [name for name in _CELL if name not in ("unit", "cufa", "peers")]
+    new = {tuple(row[name] for name in names) for row in result["rows"]}
+    kept = [row for row in earlier["rows"] if tuple(row[name] for name in names) not in new]
+    commands = dict.fromkeys([*earlier["command"].split(" && "), result["command"]])
+    return {**result, "command": " && ".join(commands), "rows": [*kept, *result["rows"]]}
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

@@ -1,0 +1,378 @@
+"""The benchmark of the package as it was and as it is, as far as it goes without a GPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import bench
+import numpy as np
+import pytest
+from benchmarks import before, environment, refactor_compile, results
+from benchmarks.cells import TABLES, Cell, Table
+from benchmarks.report import write_report
+from test_bench import HEAD
+
+import cufa
+from cufa.compiler import source
+from cufa.explorer.clock import Call, Reading
+from cufa.variant import Variant
+
+VARIANT = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 2, 4, 2)
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """Return a folder with the package as it is, but for its version and a comment in a header."""
+    package = Path(cufa.__file__).parent
+    copy = tmp_path / "older"
+    shutil.copytree(package, copy / "cufa", ignore=shutil.ignore_patterns("__pycache__"))
+    edit(copy / "cufa" / "__init__.py", r'__version__ = ".*"', '__version__ = "0.0"')
+    edit(copy / "cufa" / "kernels" / "params.cuh", r"\Z", "// as it was\n")
+    return copy
+
+
+def edit(path: Path, pattern: str, text: str) -> None:
+    path.write_text(re.sub(pattern, text, path.read_text()))
+
+
+# the older package beside the present one
+
+
+def test_both_packages_work_in_one_process(older: Path) -> None:
+    x = np.ones((3, 8), np.float32)
+    modules = {name: module for name, module in sys.modules.items() if name.startswith("cufa")}
+    with before.loaded(str(older)) as package:
+        assert package.__version__ == "0.0" != cufa.__version__
+        assert (package.attention(x, x, x) == cufa.attention(x, x, x)).all()
+        assert type(package.explain(x, x, x)) is not type(cufa.explain(x, x, x))
+        theirs = before.part(package, "compiler.source")
+        assert "// as it was\n" in theirs.text("fa2_mma")
+        assert "// as it was\n" not in source.text("fa2_mma")
+    assert modules.items() <= sys.modules.items()
+    assert not any(name.startswith(before.NAME) for name in sys.modules)
+    assert not any(before.NAME in part for part in sys.path)
+
+
+def test_the_older_package_imports_nothing_of_the_present_one(older: Path) -> None:
+    """Neither when it is imported nor later: some imports are inside functions."""
+    with before.loaded(str(older)) as package:
+        assert package.__file__ is not None
+        for path in Path(package.__file__).parent.rglob("*.py"):
+            text = path.read_text()
+            assert not re.search(r"^\s*(from|import) cufa\b", text, re.MULTILINE), path
+            assert '"cufa.' not in text, path
+        variant = package.Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1)
+        assert variant.illegal(before.part(package, "device").named("a100")) is None
+        mine = [m for n, m in sys.modules.items() if n.split(".")[0] == before.NAME]
+        assert len(mine) > 10
+        for module in mine:
+            for name, value in vars(module).items():
+                home = value.__name__ if isinstance(value, ModuleType) else None
+                home = home or getattr(value, "__module__", None) or ""
+                assert str(home).split(".")[0] != "cufa", (module, name)
+
+
+def test_parts_that_moved_are_found(older: Path) -> None:
+    with before.loaded(str(older)) as package:
+        found = before.part(package, "no.such.room", "planner.plan")
+        assert found.__name__ == f"{before.NAME}.planner.plan"
+        with pytest.raises(ImportError, match="none of nothing, never"):
+            before.part(package, "nothing", "never")
+
+
+def test_what_the_older_package_is_called(older: Path, tmp_path: Path) -> None:
+    assert before.resolve(str(older)) == "older"
+    with pytest.raises(ValueError, match="holds no package cufa"):
+        before.resolve(str(tmp_path))
+    with pytest.raises(ValueError, match="no-such-revision"):
+        before.resolve("no-such-revision")
+
+
+def test_a_revision(monkeypatch: pytest.MonkeyPatch, older: Path) -> None:
+    """What git has of it, and not what lies in the folder."""
+
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=n", "-c", "user.email=e")
+        command = ["git", *identity, *arguments]
+        return subprocess.run(
+            command, cwd=older, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    if shutil.which("git") is None:
+        pytest.skip("no git")
+    git("init", "-q")
+    git("add", "cufa")
+    git("commit", "-q", "-m", "as it was")
+    edit(older / "cufa" / "__init__.py", r'__version__ = ".*"', '__version__ = "0.1"')
+    monkeypatch.setattr(before, "ROOT", older)
+    assert before.resolve("HEAD") == git("rev-parse", "HEAD")
+    with before.loaded("HEAD") as package:
+        assert package.__version__ == "0.0"
+
+
+# the tables
+
+
+class PlayedClock:
+    """A device whose calls take what they return, in milliseconds."""
+
+    def burst(self, call: Call, calls: int) -> Reading:
+        """Answer with the call's own time."""
+        ms = float(call())
+        return lambda: ms
+
+    def rest(self) -> None:
+        """Pass."""
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch, older: Path) -> Any:
+    """Play a GPU on which cufa takes `ms`, and the package before 1.1 times that."""
+    pytest.importorskip("cupy")
+    from benchmarks import contestants, refactor
+
+    def ready(self: Any, cell: Cell) -> Any:
+        """Return calls as a played GPU has them; before cannot run a head dim of 256."""
+        asked.append((self._kernel, cell))
+        (maker,) = self._makers.values()
+        assert maker.keywords["package"].__version__ == "0.0"
+        calls: dict[str, Any] = {"cufa": lambda: game.ms, "before": lambda: 1.1 * game.ms}
+        if cell.d == 256:
+            del calls["before"]
+        return contestants.Ready(cell, VARIANT, calls, dict.fromkeys(calls, 1e-3))
+
+    def capture(call: Call, calls: int) -> Call:
+        ms = call()
+        return lambda: ms / 2 * calls
+
+    asked: list[tuple[str | None, Cell]] = []
+    game = SimpleNamespace(ms=1.0, asked=asked, graphs=refactor.graphs)
+    game.run = lambda older: refactor.Refactor(str(older), rounds=3, seed=1)
+    monkeypatch.setattr(refactor, "cupy", MagicMock())
+    monkeypatch.setattr(refactor, "CudaClock", lambda rest_s: PlayedClock())
+    monkeypatch.setattr(refactor, "Operands", lambda cell, rng: cell)
+    monkeypatch.setattr(refactor, "free_memory", lambda: None)
+    monkeypatch.setattr(refactor.graphs, "capture", capture)
+    monkeypatch.setattr(contestants.Contestants, "ready", ready)
+    monkeypatch.setenv("CUFA_TUNED", "1")
+    return game
+
+
+def test_rows_of_two_tables(played: Any, older: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    field = played.run(older)
+    rows = list(field.rows(["prefill", "fp32"], [64], [512, 1024]))
+    assert [(r["dtype"], r["d"], r["causal"], r["sq"]) for r in rows] == [
+        (dtype, 64, causal, s)
+        for dtype in ("bfloat16", "float32")
+        for causal in (False, True)
+        for s in (512, 1024)
+    ]
+    assert [kernel for kernel, _ in played.asked] == [None] * 4 + ["fa2_fp32"] * 4
+    for row in rows:
+        assert row["cufa"] / row["peers"]["before"] == pytest.approx(1.1, rel=1e-4)
+        assert set(row["peers_maxerr"]) == {"before"}
+        assert "replayed" not in row
+    assert field.failed == 0
+    said = capsys.readouterr().out
+    for name in ("prefill", "fp32"):
+        line = f"{name}: 4 cells, 1.1000 times as fast as before in geometric mean, 1.1000 at least"
+        assert said.count(line) == 1
+    results.validate({**HEAD, "bench": "refactor", "rows": rows})
+
+
+def test_short_calls_are_replayed(played: Any, older: Path) -> None:
+    played.ms = 0.1
+    (row,) = list(played.run(older).rows(["mma"], [64], [512]))[:1]
+    assert row["replayed"] == ["cufa", "before"]
+    assert row["cufa"] / row["peers"]["before"] == pytest.approx(1.1, rel=1e-4)
+    assert played.asked[0][0] == "fa2_mma"
+
+
+def test_both_or_none_are_replayed(
+    played: Any,
+    older: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from cufa.explorer.race import CaptureError
+
+    def capture(call: Call, calls: int) -> Call:
+        if call() > 0.1:
+            raise CaptureError("it allocates")
+        return lambda: 1e3
+
+    played.ms = 0.1
+    monkeypatch.setattr(played.graphs, "capture", capture)
+    (row,) = list(played.run(older).rows(["mma"], [64], [512]))[:1]
+    assert "replayed" not in row
+    assert row["cufa"] / row["peers"]["before"] == pytest.approx(1.1, rel=1e-4)
+    assert "before is timed by events: it allocates" in capsys.readouterr().err
+
+
+def test_cells_that_one_cannot_run_are_counted(
+    played: Any, older: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    field = played.run(older)
+    assert list(field.rows(["fp16"], [256], [512])) == []
+    assert field.failed == 2
+    assert "float16 d256 causal s512 b32 h8: left out" in capsys.readouterr().err
+
+
+def test_tables() -> None:
+    assert [len(table.cells()) for table in TABLES.values()] == [36, 36, 36, 24]
+    assert {(name, table.dtype, table.kernel) for name, table in TABLES.items()} == {
+        ("prefill", "bfloat16", None),
+        ("fp16", "float16", None),
+        ("mma", "bfloat16", "fa2_mma"),
+        ("fp32", "float32", "fa2_fp32"),
+    }
+
+
+# result files
+
+
+def row(sq: int, kernel: str, cufa: float = 100.0) -> dict[str, Any]:
+    cell = Cell("bfloat16", 16384 // sq, 16, 16, sq, sq, 128, 128, False)
+    figures = {"kernel": kernel, "unit": "TFLOP/s", "cufa": cufa, "peers": {"before": 100.0}}
+    return {**cell.row(), **figures}
+
+
+def part(rows: list[dict[str, Any]], **head: Any) -> dict[str, Any]:
+    return {**HEAD, "bench": "refactor", "before": "abc", **head, "rows": rows}
+
+
+def test_parts_of_a_run_are_merged() -> None:
+    first = part([row(512, "fa3_wgmma", 90), row(1024, "fa3_wgmma")], command="one")
+    again = part([row(512, "fa3_wgmma", 110), row(512, "fa2_mma")], command="two")
+    whole = results.merged(first, again)
+    assert [(r["sq"], r["kernel"], r["cufa"]) for r in whole["rows"]] == [
+        (1024, "fa3_wgmma", 100.0),
+        (512, "fa3_wgmma", 110),
+        (512, "fa2_mma", 100.0),
+    ]
+    assert whole["command"] == "one && two"
+    assert results.merged(whole, again)["command"] == "one && two"
+    results.validate(whole)
+    for name in ("before", "commit", "device"):
+        with pytest.raises(ValueError, match=f"{name} is 'other', and was"):
+            results.merged(first, part([], **{name: "other"}))
+
+
+def test_pages(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "h200-refactor.json"
+    results.write(path, part([row(512, "fa3_wgmma", 99.5), row(1024, "fa2_mma", 102.0)]))
+    page, plot = write_report(path)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    text = page.read_text()
+    assert text.startswith("# The standard tables before and after on NVIDIA H200\n")
+    assert "- before: abc\n" in text
+    assert "| bfloat16 | fa3_wgmma | before | 1 | 0.995 | 0.995 | D 128, full, S 512 |" in text
+    assert "| bfloat16 | fa2_mma | before | 1 | 1.020 | 1.020 | D 128, full, S 1024 |" in text
+    assert "| 99.5 | 100.0 | 0.995 |" in text
+
+
+# what compiling takes
+
+
+def test_compiling_is_compared_variant_by_variant(
+    monkeypatch: pytest.MonkeyPatch, older: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    turns: list[str] = []
+
+    def compile_s(found: refactor_compile.Source, arch: str) -> float:
+        assert arch == "sm_90a"
+        old = "// as it was\n" in found.text
+        turns.append("before" if old else "after")
+        return (1.0 if old else 1.1) + 1 / len(turns)
+
+    monkeypatch.setattr(refactor_compile, "TABLES", {"one": Table("float32", (64,), "fa2_fp32")})
+    monkeypatch.setattr(refactor_compile, "_compile_s", compile_s)
+    monkeypatch.setenv("CUFA_TUNED", "1")
+    rows = list(refactor_compile.rows(str(older), ["one"], "h200", rounds=3))
+    # Six lengths each run the same variant, causal or not.
+    assert len(rows) == len({found["variant"] for found in rows}) == 2
+    assert turns == ["before", "after", "after", "before", "before", "after"] * 2
+    for found in rows:
+        assert found["variant"] == found["before"]
+        assert found["cold_s"] > found["before_cold_s"] > 1
+    path = tmp_path / "h200-refactor-compile.json"
+    head = {**HEAD, "bench": "refactor-compile", "ceilings": {}, "before": "abc"}
+    results.write(path, {**head, "rows": rows})
+    page, plot = write_report(path)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "| **largest** |  |  | 1." in page.read_text()
+    assert "ceilings" not in page.read_text()
+
+
+def test_compiling_needs_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, older: Path, tmp_path: Path
+) -> None:
+    """The command as it is given, with what it compiles for real, but few of it."""
+    pytest.importorskip("cupy")
+    table = Table("float32", (64,), "fa1_fp32")
+    monkeypatch.setitem(TABLES, "fp32", table)
+    monkeypatch.setattr(environment, "device_name", None)
+    monkeypatch.setenv("CUFA_TUNED", "1")
+    out = tmp_path / "out.json"
+    words = ["refactor", "--compile", "--tables", "fp32", "--rounds", "1", "--commit", "abc"]
+    assert bench.main([*words, "--before", str(older), "--out", str(out)]) == 0
+    found = results.read(out)
+    assert (found["bench"], found["device"], found["before"]) == (
+        "refactor-compile",
+        "h200",
+        "older",
+    )
+    assert "--before older" in found["command"]
+    assert all(r["variant"].startswith("fa1_fp32<float, ") for r in found["rows"])
+    assert len(found["rows"]) == 2
+
+
+# the command line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("refactor", "--before"),
+        ("refactor --before no-such-revision", "no-such-revision"),
+        ("refactor --before {older} --tables gqa", "gqa"),
+        ("refactor --before {older} --rounds 0", "--rounds"),
+        ("refactor --before {older} --seq 500", "500"),
+        ("refactor --before {older} --compile --gpu voodoo", "voodoo"),
+    ],
+)
+def test_bad_arguments(
+    words: str, message: str, older: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(words.format(older=older).split())
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_part_of_another_run_is_not_added_to(
+    older: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("cupy")
+    monkeypatch.setattr(bench.machine, "current_gpu", lambda remedy: None)
+    monkeypatch.setattr(environment, "device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(environment, "driver_version", lambda: "580.1")
+    path = tmp_path / "x.json"
+    results.write(path, part([row(512, "fa2_mma")]))
+    words = ["refactor", "--before", str(older), "--append", "--out", str(path)]
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(words)
+    assert stopped.value.code == 2
+    assert "and was '0000" in capsys.readouterr().err
