@@ -374,12 +374,18 @@ def _rows(options: argparse.Namespace) -> tuple[Iterable[dict[str, Any]], Any]:
 
 
 def report(files: Sequence[Path]) -> int:
-    """Write the page and the plot of each result file, and return the exit status."""
+    """Write the page and the plot of each result file, and return the exit status.
+
+    Without names of files it is all of them, and the figures that are made from several.
+    """
+    from benchmarks import scores
     from benchmarks.report import write_report
 
     for path in files or sorted(RESULTS.glob("*.json")):
         page, plot = write_report(path)
         print(f"{page}, {plot}")
+    for plot in [] if files else scores.write_figures(RESULTS):
+        print(plot)
     return 0
 
 

@@ -22,11 +22,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     path : Path
         The file to write.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = canvas()
     rows = result["rows"]
     if result["bench"] == "jit":
         _draw_seconds(figure, rows, {"cold_s": "cold cache", "warm_s": "warm disk cache"})
@@ -43,7 +39,21 @@ def draw(result: dict[str, Any], path: Path) -> None:
     else:
         _draw_lines(figure, rows)
     figure.suptitle(f"{result['bench']}, {result['device']}")
-    # Without the date and version that would make every drawing another file.
+    save(figure, path)
+
+
+def canvas() -> Any:
+    """Return an empty figure."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure, without the date and version that would make each drawing another file."""
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
@@ -69,7 +79,7 @@ def _draw_lines(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
                     axes.plot(xs, ys, "o-", color=colour, label=name, lw=width, ms=3)
             lengths = sorted({row["sq"] for row in masks[causal]})
             axes.set_xscale("log", base=2)
-            axes.set_xticks(lengths, [_length_words(s) for s in lengths])
+            axes.set_xticks(lengths, [length_words(s) for s in lengths])
             axes.set_ylim(bottom=0)
             axes.grid(alpha=0.3)
             if line:
@@ -165,7 +175,8 @@ def _draw_seconds(figure: Any, rows: Sequence[dict[str, Any]], bars: Mapping[str
     figure.legend(loc="outside lower center", ncols=2, fontsize=8)
 
 
-def _length_words(s: int) -> str:
+def length_words(s: int) -> str:
+    """Return a length as a label: 8k for 8192."""
     return f"{s // 1024}k" if s % 1024 == 0 else str(s)
 
 
