@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import cupy
@@ -29,9 +29,14 @@ def capture(call: Call, calls: int) -> Call:
         raise CaptureError((str(error).strip() or type(error).__name__).splitlines()[0]) from error
 
 
+@cache
+def _side_stream() -> Any:
+    """Return a stream to capture on, the same for all: what libraries keep for it is kept once."""
+    return cupy.cuda.Stream(non_blocking=True)
+
+
 def _captured_by_cupy(call: Call, calls: int) -> Call:
-    pool = cupy.cuda.MemoryPool()
-    stream = cupy.cuda.Stream(non_blocking=True)
+    pool, stream = cupy.cuda.MemoryPool(), _side_stream()
     with stream, cupy.cuda.using_allocator(pool.malloc):
         call()
         stream.synchronize()
