@@ -11,6 +11,7 @@ from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
 from cufa.launch import launch
 from cufa.planner.plan import Plan, plan
+from cufa.planner.tuned import user_table
 from cufa.problem import Problem, parse, restore_shape
 from cufa.variant import Variant
 
@@ -96,7 +97,7 @@ def attention(
         _refuse_kernel(kernel)
         return _on_cpu(problem, operands, q, out, layout, return_lse)
     device = devices.of_id(xp.cuda.runtime.getDevice())
-    chosen = plan(problem, device, kernel)
+    chosen = plan(problem, device, kernel, user_table(device))
     arrays = launch.Arrays(q, k, v, out, layout)
     return launch.first(arrays, return_lse, options, problem, operands, chosen, device)
 
@@ -136,7 +137,8 @@ def explain(
     if xp is np:
         _refuse_kernel(kernel)
         return cpu.plan(problem)
-    return plan(problem, devices.of_id(xp.cuda.runtime.getDevice()), kernel)
+    device = devices.of_id(xp.cuda.runtime.getDevice())
+    return plan(problem, device, kernel, user_table(device))
 
 
 def _check_return_lse(return_lse: object) -> None:

@@ -7,6 +7,7 @@ Nothing else asks for a kernel by name; a new one is an entry of `KERNELS`, a fi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -222,6 +223,7 @@ KERNELS: dict[str, Kernel] = {
 """The kernels, by name."""
 
 
+@functools.cache
 def default(dtype: str, device: Device, keys: bool = True) -> Kernel:
     """Return the kernel that a call uses unless it names another.
 

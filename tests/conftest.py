@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -52,12 +51,6 @@ def own_cache_folder(
     tuned.forget()
     yield
     tuned.forget()
-
-
-@pytest.fixture
-def no_builtin_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let plans follow the rules alone."""
-    monkeypatch.setattr(tuned, "_BUILTIN", tmp_path / "no tables")
 
 
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])

@@ -28,7 +28,9 @@ from cufa.explorer.race import Duel
 from cufa.explorer.result import Row
 from cufa.explorer.standard import standard_problems
 from cufa.planner import tuned
+from cufa.planner.problem_class import problem_class
 from cufa.planner.tiles import TileShape
+from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem
 from cufa.variant import Variant
 
@@ -414,7 +416,7 @@ def test_explore_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     results.validate(_result(rows, "explore"))
 
 
-def test_tune_rows(monkeypatch: pytest.MonkeyPatch, no_builtin_tables: None) -> None:
+def test_tune_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     cupy = pytest.importorskip("cupy")
     from benchmarks import tune
 
@@ -422,15 +424,14 @@ def test_tune_rows(monkeypatch: pytest.MonkeyPatch, no_builtin_tables: None) -> 
     monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(cupy, "get_default_memory_pool", MagicMock)
     monkeypatch.setattr(devices, "of_id", lambda number: gpu)
-    monkeypatch.setenv("CUFA_TUNED", "1")  # which the benchmark sets, and which ends with this test
     problems = standard_problems()
-    entry = tuned.Entry("fa2_mma", TileShape(64, 32, 2, 4, 2))
+    entry = Entry("fa2_mma", TileShape(64, 32, 2, 4, 2))
     duels = []
 
     def run(command: list[str], *, env: dict[str, str], check: bool) -> None:
         assert command[1:] == ["-m", "cufa", "tune", "--standard", "--dtype", "bfloat16"]
         assert env["CUFA_CACHE_DIR"] == os.environ["CUFA_CACHE_DIR"]
-        tuned.store(gpu, {tuned.problem_class(problems[0], gpu): entry}, "a test")
+        tuned.store(gpu, {problem_class(problems[0], gpu): entry}, "a test")
 
     def duel_of(problem: Problem, device: Device, first: Contestant, second: Contestant) -> Duel:
         duels.append((first[0], second[0]))

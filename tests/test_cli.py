@@ -14,7 +14,9 @@ import cufa
 from cufa import cli, device
 from cufa.planner import tuned
 from cufa.planner.plan import plan
+from cufa.planner.problem_class import problem_class
 from cufa.planner.tiles import TileShape
+from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem
 from cufa.variant import Variant
 
@@ -285,7 +287,6 @@ def fields(text: str) -> dict[str, str]:
     [(("--gpu", "A100"), "2"), (("--arch", "sm_86"), "1")],
     ids=["a100", "sm_86"],
 )
-@pytest.mark.usefixtures("no_builtin_tables")
 def test_explain_names_every_field(gpu: tuple[str, str], stages: str, capsys: Captured) -> None:
     problem = ("--q", "4,32,4096,128", "--k", "4,8,4096,128", "--dtype", "bfloat16", "--causal")
     assert cli.main(["explain", *problem, *gpu]) == 0
@@ -329,8 +330,8 @@ def test_explain_says_when_a_table_was_used(capsys: Captured) -> None:
     problem = cli.explain.one_problem(
         cli._parser().parse_args(["explain", "--q", "4,32,4096,128", "--gpu", "h100"])
     )
-    entry = tuned.Entry("fa2_mma", TileShape(64, 32, 2, 4, 1))
-    tuned.store(gpu, {tuned.problem_class(problem, gpu): entry}, "a test")
+    entry = Entry("fa2_mma", TileShape(64, 32, 2, 4, 1))
+    tuned.store(gpu, {problem_class(problem, gpu): entry}, "a test")
     assert cli.main(["explain", "--q", "4,32,4096,128", "--gpu", "h100"]) == 0
     out, _ = capsys.readouterr()
     assert "tuned on" in out
@@ -391,8 +392,8 @@ def test_info_names_the_kernels_of_a_gpu(
     problem = cli.explain.one_problem(
         cli._parser().parse_args(["explain", "--q", "4,32,4096,128", "--gpu", "rtx4090"])
     )
-    entry = tuned.Entry("fa2_mma", TileShape(64, 32, 1, 4, 1))
-    tuned.store(gpu, {tuned.problem_class(problem, gpu): entry}, "a test")
+    entry = Entry("fa2_mma", TileShape(64, 32, 1, 4, 1))
+    tuned.store(gpu, {problem_class(problem, gpu): entry}, "a test")
     assert cli.main(["info"]) == 0
     out, _ = capsys.readouterr()
     assert "GPU           rtx4090, sm_89, 128 multiprocessors" in out

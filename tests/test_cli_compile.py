@@ -21,8 +21,11 @@ from cufa.explorer.build import Built
 from cufa.kernel import KERNELS
 from cufa.launch import launch
 from cufa.planner import tuned
-from cufa.planner.plan import all_variants, plan
+from cufa.planner.plan import plan
+from cufa.planner.problem_class import ProblemClass, problem_class
+from cufa.planner.rules import all_variants
 from cufa.planner.tiles import TileShape
+from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem
 from cufa.variant import Variant
 
@@ -116,10 +119,13 @@ SHAPE = (4, 32, 4096, 128)
 
 
 def test_an_architecture_is_all_of_its_gpus(builder: Builder, capsys: Captured) -> None:
-    """The built-in table of the H200 has tiles of its own, so that the H100 plans others."""
+    """Each may have a table of the user's."""
     words = ["compile", "--arch", "sm_90a", "--dtype", "bfloat16", "--causal"]
     problem = Problem.of_shapes(SHAPE, SHAPE, SHAPE, dtype="bfloat16", causal=True)
-    planned = [plan(problem, device.named(name)).variant for name in ("h200", "h100")]
+    gpus = [device.named(name) for name in ("h200", "h100")]
+    entry = Entry("fa3_wgmma", TileShape(128, 96, 2, 12, 1))
+    tuned.store(gpus[1], {problem_class(problem, gpus[1]): entry}, "a test")
+    planned = [plan(problem, gpu, table=tuned.user_table(gpu)).variant for gpu in gpus]
     assert planned[0] != planned[1]
     assert cli.main([*words, "--for", ",".join(map(str, SHAPE))]) == 0
     assert builder.asked == planned
@@ -127,8 +133,8 @@ def test_an_architecture_is_all_of_its_gpus(builder: Builder, capsys: Captured) 
     assert cli.main(words) == 0
     assert not set(planned) & set(builder.asked)  # they are there already
     asked = {*planned, *builder.asked}
-    for name in ("h200", "h100"):
-        assert cli.main(["compile", "--gpu", name, *words[3:]]) == 0
+    for gpu in gpus:
+        assert cli.main(["compile", "--gpu", gpu.name, *words[3:]]) == 0
         assert builder.asked == []
     assert len(asked) == len(list((cache.folder() / "kernels").iterdir()))
 
@@ -136,15 +142,13 @@ def test_an_architecture_is_all_of_its_gpus(builder: Builder, capsys: Captured) 
 def test_tuned_variants_are_compiled_too(builder: Builder) -> None:
     gpu = device.named("a100")
     entries = {
-        tuned.ProblemClass(2, 64, 64, True, 1024, 1024, 8): tuned.Entry(kernel, TileShape(*tile))
+        ProblemClass(2, 64, 64, True, 1024, 1024, 8): Entry(kernel, TileShape(*tile))
         for kernel, tile in (("fa2_mma", (64, 96, 2, 4, 2)),)
     }
-    entries[tuned.ProblemClass(2, 64, 64, True, 512, 512, 8)] = tuned.Entry(
+    entries[ProblemClass(2, 64, 64, True, 512, 512, 8)] = Entry(
         "fa2_mma", TileShape(256, 256, 9, 4, 2)
     )
-    entries[tuned.ProblemClass(2, 999, -1, True, 0, 0, 8)] = tuned.Entry(
-        "fa2_mma", TileShape(64, 96, 2, 4, 2)
-    )
+    entries[ProblemClass(2, 999, -1, True, 0, 0, 8)] = Entry("fa2_mma", TileShape(64, 96, 2, 4, 2))
     tuned.store(gpu, entries, "a test")
     assert cli.main(["compile", "--gpu", "a100", "--dtype", "float16"]) == 0
     assert (
@@ -157,11 +161,12 @@ def test_a_tuned_kernel_has_head_dims_of_its_own(builder: Builder) -> None:
     """A class has those of the default kernel, here 192 where fa2_mma has 160, too."""
     gpu = device.named("h200")
     problem = Problem.of_shapes(*[(1, 16, 8192, 150)] * 3, causal=True)
-    entry = tuned.Entry("fa2_mma", TileShape(64, 48, 1, 4, 2))
-    tuned.store(gpu, {tuned.problem_class(problem, gpu): entry}, "a test")
+    entry = Entry("fa2_mma", TileShape(64, 48, 1, 4, 2))
+    tuned.store(gpu, {problem_class(problem, gpu): entry}, "a test")
     assert cli.main(["compile", "--gpu", "h200", "--dtype", "float16", "--causal"]) == 0
-    assert plan(problem, gpu).variant == entry.variant(problem, gpu)
-    assert plan(problem, gpu).variant in builder.asked
+    chosen = plan(problem, gpu, table=tuned.user_table(gpu)).variant
+    assert chosen == entry.variant(problem, gpu)
+    assert chosen in builder.asked
 
 
 def test_a_kernel_that_does_not_compile_fails_the_command(

@@ -14,7 +14,8 @@ from cufa.cli import machine
 from cufa.explorer import Progress, Row
 from cufa.explorer.tune import Interrupted, Tuned, Tuning
 from cufa.planner import tuned
-from cufa.planner.plan import by_rules, plan
+from cufa.planner.plan import plan
+from cufa.planner.problem_class import problem_class
 from cufa.problem import Problem
 
 GPU = device.named("h200")
@@ -41,13 +42,13 @@ class Fake:
             if done == self.stop_after:
                 raise Interrupted(tuning)
             on_problem(done, len(self.problems), problem)
-            planned = by_rules(problem, GPU).variant
+            planned = plan(problem, GPU).variant
             winner = planned._replace(bn=96)
             progress(Progress("time", 1, 1, Row(winner, median_us=80.0)))
             if self.fail:
                 tuning.failures[problem] = "out of memory"
                 continue
-            key = tuned.problem_class(problem, GPU)
+            key = problem_class(problem, GPU)
             tuning.rows.append(Tuned(problem, key, planned, 100.0, winner, 80.0, 1.25))
         return tuning
 
@@ -69,7 +70,7 @@ def test_the_winners_are_kept_and_used(fake: Fake, capsys: Captured, tmp_path: P
     assert problem.causal
     assert f"wrote {tuned.user_path(GPU)}\n" in err
     assert "problem 1/1: float16, batch 2" in err
-    chosen = plan(problem, GPU)
+    chosen = plan(problem, GPU, table=tuned.user_table(GPU))
     assert chosen.variant.bn == 96
     assert "tuned on" in chosen.reason
     assert "x96 " in out

@@ -23,7 +23,8 @@ from cufa.explorer.run import Progress
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.tune import Interrupted, Tuning, entry_of
 from cufa.planner import tuned
-from cufa.planner.plan import by_rules, plan
+from cufa.planner.plan import Plan, plan
+from cufa.planner.problem_class import problem_class
 from cufa.planner.tiles import TileShape
 from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem
@@ -32,7 +33,7 @@ from cufa.variant import Variant
 GPU = devices.named("a100")
 PROBLEM = Problem.of_shapes(*[(4, 16, 4096, 128)] * 3, dtype="bfloat16")
 TINY = Problem.of_shapes(*[(1, 1, 20, 16)] * 3, dtype="bfloat16")  # what is run in its place
-PLANNED = by_rules(PROBLEM, GPU).variant
+PLANNED = plan(PROBLEM, GPU).variant
 FAST = PLANNED._replace(bm=64, bn=96)
 OTHER = PLANNED._replace(bm=192, warps=12, blocks_per_sm=1)
 
@@ -66,7 +67,7 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch, no_builtin_tables: None) -> World:
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """Return the played GPU, an A100."""
     world = World()
 
@@ -119,7 +120,7 @@ def test_a_faster_variant_wins(world: World) -> None:
     assert (row.problem, row.planned, row.winner) == (PROBLEM, PLANNED, FAST)
     assert (row.planned_us, row.ratio) == (200.0, 1.04)
     assert row.winner_us == pytest.approx(200 / 1.04)
-    key = tuned.problem_class(PROBLEM, GPU)
+    key = problem_class(PROBLEM, GPU)
     assert found.entries() == {key: Entry("fa2_mma", TileShape(64, 96, 2, 4, 2))}
     assert str(FAST) in str(found)
     assert json.loads(json.dumps(found.to_dict()))["rows"][0]["winner"] == str(FAST)
@@ -195,7 +196,7 @@ def siblings_world(world: World, *ratios: float) -> dict[str, Any]:
 
 def test_one_winner_for_a_class(world: World) -> None:
     options = siblings_world(world, 1.03, 0.995, 1.05)
-    assert len({tuned.problem_class(p, GPU) for p in SIBLINGS}) == 1
+    assert len({problem_class(p, GPU) for p in SIBLINGS}) == 1
     found = run(*SIBLINGS, **options)
     assert [row.winner for row in found.rows] == [in_the_dtype(FAST, p) for p in SIBLINGS]
     assert [row.ratio for row in found.rows] == [1.03, 0.995, 1.05]
@@ -253,6 +254,10 @@ def test_an_interrupt_brings_what_was_done(world: World) -> None:
 # the user's table
 
 
+def with_table(problem: Problem) -> Plan:
+    return plan(problem, GPU, table=tuned.user_table(GPU))
+
+
 def faster(world: World) -> Tuning:
     world.us = {PLANNED: 200.0, FAST: 190.0}
     world.ratios = {(PROBLEM, FAST): 1.04}
@@ -262,26 +267,22 @@ def faster(world: World) -> Tuning:
 def test_stored_winners_are_planned(world: World) -> None:
     path = faster(world).store("cufa tune")
     assert path == tuned.user_path(GPU)
-    chosen = plan(PROBLEM, GPU)
+    chosen = with_table(PROBLEM)
     assert chosen.variant == FAST
     assert "user's table" in chosen.reason
 
 
-def test_the_users_table_is_not_what_is_compared_with(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_users_table_is_not_what_is_compared_with(world: World) -> None:
     faster(world).store("cufa tune")
+    before = dict(os.environ)
     assert faster(world).rows[0].planned == PLANNED
-    assert plan(PROBLEM, GPU).variant == FAST
-    assert "CUFA_TUNED" not in os.environ
-    monkeypatch.setenv("CUFA_TUNED", "1")
-    faster(world)
-    assert os.environ["CUFA_TUNED"] == "1"
+    assert os.environ == before
+    assert with_table(PROBLEM).variant == FAST
 
 
 def test_entries_that_win_no_more_are_dropped(world: World) -> None:
     longer = Problem.of_shapes(*[(1, 16, 16384, 128)] * 3, dtype="bfloat16")
-    key, other_key = (tuned.problem_class(p, GPU) for p in (PROBLEM, longer))
+    key, other_key = (problem_class(p, GPU) for p in (PROBLEM, longer))
     entry = entry_of(FAST)
     tuned.store(GPU, {key: entry, other_key: entry}, "before")
     world.us = {PLANNED: 180.0, FAST: 190.0}
@@ -289,8 +290,8 @@ def test_entries_that_win_no_more_are_dropped(world: World) -> None:
     table = tuned.load(path)
     assert table is not None
     assert table.entries == {other_key: entry}
-    assert plan(PROBLEM, GPU).variant == PLANNED
-    assert plan(longer, GPU).variant == FAST
+    assert with_table(PROBLEM).variant == PLANNED
+    assert with_table(longer).variant == FAST
 
 
 # the standard problems
@@ -303,7 +304,7 @@ def test_standard_problems() -> None:
         assert problem.dtype == "bfloat16"
         assert problem.heads_q * problem.head_dim == 2048
         assert problem.batch * problem.seq_q == 16384
-    assert len({tuned.problem_class(problem, GPU) for problem in found}) == 36
+    assert len({problem_class(problem, GPU) for problem in found}) == 36
     assert len(standard_problems(("float16", "float32"), (64,), (True,), (512, 1024))) == 4
 
 
@@ -338,4 +339,5 @@ def test_on_a_gpu(cupy: Any, tmp_path: Path) -> None:
     assert {step.stage for step in steps} == {"compile", "check", "time"}
     found.store("a test")
     for row in found.rows:
-        assert plan(row.problem, device).variant == row.winner
+        chosen = plan(row.problem, device, table=tuned.user_table(device))
+        assert chosen.variant == row.winner

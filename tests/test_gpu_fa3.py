@@ -12,14 +12,14 @@ import pytest
 from reference import Expected, assert_accepted, random_inputs, to_host
 from test_gpu import GRID as ALL_KERNELS
 from test_gpu import on_device, poisoned_out, same_bits
-from test_nvrtc import builtin_entries
 
 import cufa
 from cufa import device
 from cufa.compiler import jit, source
 from cufa.device import Device
 from cufa.launch import launch
-from cufa.planner.plan import Plan, all_variants
+from cufa.planner.plan import Plan
+from cufa.planner.rules import all_variants
 from cufa.variant import Variant
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
@@ -200,11 +200,10 @@ def test_scores_that_grow_in_packed_heads(
 
 
 def planned(*head_dims: int) -> list[Variant]:
-    """Return the variants that plans can have, those of the built-in tables among them."""
-    found = [*all_variants(H200), *(v for gpu, v in builtin_entries() if gpu == H200)]
+    """Return the variants that plans can have."""
     return [
         v
-        for v in found
+        for v in all_variants(H200)
         if v.kernel == "fa3_wgmma"
         and (not head_dims or (v.head_dim in head_dims and v.head_dim == v.head_dim_v))
     ]

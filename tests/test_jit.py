@@ -14,7 +14,7 @@ from cufa.compiler import cache, jit, nvrtc, source
 from cufa.device import Device
 from cufa.kernel import KERNELS
 from cufa.launch import launch
-from cufa.planner import plan
+from cufa.planner.rules import all_variants
 from cufa.variant import Variant
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -88,7 +88,7 @@ def raw_module(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Raw
 
 @pytest.mark.parametrize("gpu", [device.of_arch(arch) for arch in ARCHS], ids=lambda gpu: gpu.arch)
 def test_options_are_the_same_for_all_variants(raw_module: type[_RawModule], gpu: Device) -> None:
-    variants = plan.all_variants(gpu)
+    variants = all_variants(gpu)
     for variant in variants:
         jit.kernel(variant, gpu, 0)
     assert [m.names for m in raw_module.made] == [(v.name_expression,) for v in variants]

@@ -29,9 +29,6 @@ from cufa.launch.launch import PARAMS
 from cufa.planner.plan import Plan
 from cufa.variant import Variant
 
-#: What tuned tables change is in test_tuned.py.
-pytestmark = pytest.mark.usefixtures("no_builtin_tables")
-
 ALIGNMENT = 16  # bytes: what the kernels copy at once
 
 MAPS = np.dtype([(name, "u8", 16) for name in "qkvo"])

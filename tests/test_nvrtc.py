@@ -14,11 +14,9 @@ import cufa
 from cufa import device
 from cufa.compiler import elf, nvrtc, source
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES, KERNELS
-from cufa.planner import plan
+from cufa.kernel import KERNELS
+from cufa.planner.rules import all_variants
 from cufa.planner.tiles import all_head_dims
-from cufa.planner.tuned_table import parse
-from cufa.problem import Problem
 from cufa.variant import Variant
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
@@ -64,7 +62,7 @@ def test_compiles_without_spills(arch: str, kernel: str, head_dims: tuple[int, i
     gpu = device.of_arch(arch)
     variants = [
         v
-        for v in plan.all_variants(gpu)
+        for v in all_variants(gpu)
         if v.kernel == kernel and (v.head_dim, v.head_dim_v) == head_dims
     ]
     assert variants
@@ -72,33 +70,11 @@ def test_compiles_without_spills(arch: str, kernel: str, head_dims: tuple[int, i
         assert_lean(variant, gpu)
 
 
-def builtin_entries() -> list[tuple[Device, Variant]]:
-    """Return what the built-in tables choose beyond the rules, each once."""
-    found: dict[tuple[Device, Variant], None] = {}
-    for path in sorted((Path(cufa.__file__).parent / "tables").glob("*.json")):
-        gpu, table = device.named(path.stem), parse(path.read_text())
-        for key, entry in table.entries.items():
-            for dtype in KERNELS[entry.kernel].dtypes:
-                if ELEMENT_BYTES[dtype] == key.element_bytes:
-                    lengths = (key.seq_q, key.seq_kv, key.head_dim, key.head_dim_v)
-                    problem = Problem(dtype, 1, 1, 1, *lengths, key.causal, 1.0)
-                    found[gpu, entry.variant(problem, gpu)] = None
-    return [(gpu, v) for gpu, v in found if v not in plan.all_variants(gpu)]
-
-
-@pytest.mark.parametrize(
-    ("gpu", "variant"), builtin_entries(), ids=lambda x: x.name if isinstance(x, Device) else str(x)
-)
-def test_builtin_tables_compile_without_spills(gpu: Device, variant: Variant) -> None:
-    assert variant.illegal(gpu) is None
-    assert_lean(variant, gpu)
-
-
 def test_entries_hold_every_variant() -> None:
     for arch in ARCHS:
         gpu = device.of_arch(arch)
         held = {(kernel, dims) for a, kernel, dims in ENTRIES if a == arch}
-        chosen = {(v.kernel, (v.head_dim, v.head_dim_v)) for v in plan.all_variants(gpu)}
+        chosen = {(v.kernel, (v.head_dim, v.head_dim_v)) for v in all_variants(gpu)}
         assert held == chosen
 
 

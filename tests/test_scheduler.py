@@ -20,11 +20,9 @@ from test_plan import (
 from test_problem import problems
 
 from cufa import device
-from cufa.planner.plan import all_variants, plan
+from cufa.planner.plan import plan
+from cufa.planner.rules import all_variants
 from cufa.problem import Problem
-
-#: What tuned tables change is in test_tuned.py.
-pytestmark = pytest.mark.usefixtures("no_builtin_tables")
 
 
 def test_causal_starts_with_the_longest_rows() -> None:
@@ -120,7 +118,7 @@ def test_short_queries_of_a_group_share_a_tile(
 
 
 def test_queries_that_fill_a_tile_do_not_share_it() -> None:
-    variant = plan(problem_of(seq_q=4096), H200).variant
+    variant = plan(problem_of(seq_q=16384, seq_kv=16384), H200).variant
     assert variant.bm == 192
     for seq_q in (191, 192, 193):
         chosen = plan(problem_of(heads_q=64, seq_q=seq_q), H200, variant)

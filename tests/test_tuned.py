@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_plan import devices, kernel_names
+from test_plan import devices
 from test_problem import problems
 
 from cufa import device
 from cufa.compiler import cache, source
 from cufa.device import Device
-from cufa.kernel import KERNELS, default
-from cufa.planner import plan, tuned
-from cufa.planner.tiles import TileShape, padded, tile_shapes
-from cufa.planner.tuned import Entry, ProblemClass, Table
-from cufa.planner.tuned_table import dump, parse
+from cufa.planner import tuned
+from cufa.planner.plan import Plan, plan
+from cufa.planner.problem_class import ProblemClass, problem_class
+from cufa.planner.tiles import TileShape, padded
+from cufa.planner.tuned_table import VERSION, Entry, Table, dump, parse
 from cufa.problem import Problem
 from cufa.variant import Variant
 
@@ -36,9 +36,6 @@ ENTRY = Entry("fa2_mma", TileShape(64, 32, 2, 4, 3))
 FP32_PROBLEM = PROBLEM._replace(dtype="float32")
 FP32_CLASS = CLASS._replace(element_bytes=4)
 FA1_ENTRY = Entry("fa1_fp32", TileShape(64, 32, 1, 8, 1))
-
-#: Built-in tables are tried in a folder of the test's own.
-pytestmark = pytest.mark.usefixtures("no_builtin_tables")
 
 
 @pytest.fixture(autouse=True)
@@ -64,22 +61,22 @@ def write_user(table: Table) -> None:
     tuned.forget()
 
 
-def write_builtin(table: Table) -> None:
-    cache.write(tuned._BUILTIN / "h200.json", dump(table).encode())
-    tuned.forget()
+def planned(problem: Problem = PROBLEM, gpu: Device = H200, kernel: str | None = None) -> Plan:
+    """Return the plan of a call, which follows the user's table."""
+    return plan(problem, gpu, kernel, tuned.user_table(gpu))
 
 
 # --- classes of problems ---
 
 
 def test_problem_class() -> None:
-    assert tuned.problem_class(PROBLEM, H200) == CLASS
+    assert problem_class(PROBLEM, H200) == CLASS
     half = PROBLEM._replace(dtype="float16", heads_kv=32, scale=2.0)
-    assert tuned.problem_class(half, H200) == CLASS
-    assert tuned.problem_class(FP32_PROBLEM, H200) == FP32_CLASS
+    assert problem_class(half, H200) == CLASS
+    assert problem_class(FP32_PROBLEM, H200) == FP32_CLASS
     small = PROBLEM._replace(head_dim=72, head_dim_v=40, causal=False)
     head_dims = padded("fa2_mma", H200, 72, 40)
-    assert tuned.problem_class(small, H200)[1:4] == (*head_dims, False)
+    assert problem_class(small, H200)[1:4] == (*head_dims, False)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +87,9 @@ def test_problem_class() -> None:
     ],
 )
 def test_lengths_are_powers_of_two(length: int, expected: int) -> None:
-    key = tuned.problem_class(PROBLEM._replace(seq_q=length, seq_kv=1), H200)
+    key = problem_class(PROBLEM._replace(seq_q=length, seq_kv=1), H200)
     assert (key.seq_q, key.seq_kv) == (expected, 64)
-    key = tuned.problem_class(PROBLEM._replace(seq_q=1, seq_kv=length), H200)
+    key = problem_class(PROBLEM._replace(seq_q=1, seq_kv=length), H200)
     assert (key.seq_q, key.seq_kv) == (64, expected)
 
 
@@ -107,14 +104,14 @@ def test_waves(tiles: int, waves: int) -> None:
     """Row tiles of 128 for each of 132 multiprocessors."""
     assert H200.sm_count == 132
     heads = PROBLEM._replace(batch=1, heads_q=tiles, heads_kv=tiles, seq_q=100)
-    assert tuned.problem_class(heads, H200).waves == waves
+    assert problem_class(heads, H200).waves == waves
     rows = PROBLEM._replace(batch=1, heads_q=1, heads_kv=1, seq_q=128 * tiles)
-    assert tuned.problem_class(rows, H200).waves == waves
+    assert problem_class(rows, H200).waves == waves
 
 
 @given(problems(st.integers(0, 2**33)), devices)
 def test_every_problem_has_a_class(problem: Problem, gpu: Device) -> None:
-    key = tuned.problem_class(problem, gpu)
+    key = problem_class(problem, gpu)
     assert key.head_dim >= problem.head_dim
     assert key.head_dim_v >= problem.head_dim_v
     assert {key.seq_q, key.seq_kv} <= {2**n for n in range(6, 15)}
@@ -168,7 +165,7 @@ def test_one_entry_a_line_in_order() -> None:
     read = [json.loads(row.rstrip(",")) for row in rows]
     assert [(r["causal"], r["seq_q"]) for r in read] == sorted((k.causal, k.seq_q) for k in keys)
     assert read[0] == {**min(keys)._asdict(), "kernel": "fa2_mma", **ENTRY.shape._asdict()}
-    assert json.loads(text)["version"] == tuned.VERSION
+    assert json.loads(text)["version"] == VERSION
     assert dump(table_of(dict.fromkeys(reversed(keys), ENTRY))) == text
 
 
@@ -206,41 +203,43 @@ def test_store_replaces_what_no_longer_holds(old: str) -> None:
 
 
 def test_what_is_stored_holds_at_once() -> None:
-    assert "default" in plan.plan(PROBLEM, H200).reason
+    assert "default" in planned().reason
     tuned.store(H200, {CLASS: ENTRY}, "a command")
-    assert "tuned" in plan.plan(PROBLEM, H200).reason
+    assert "tuned" in planned().reason
 
 
 # --- plans ---
 
 
-def test_the_users_table_first_then_the_builtin_then_the_rules() -> None:
-    usual = plan.plan(PROBLEM, H200)
-    assert usual == plan.by_rules(PROBLEM, H200)
-    write_builtin(table_of({CLASS: ENTRY._replace(shape=TileShape(64, 64, 1, 4, 2))}))
-    chosen = plan.plan(PROBLEM, H200)
-    assert chosen.variant == Variant(
-        "fa2_mma", "bfloat16", 128, 128, 64, 64, 1, 4, 2, score=("Causal",)
-    )
-    assert chosen.reason == "tuned on 2026-11-21 (built-in table of h200)"
+def test_the_table_first_then_the_rules() -> None:
+    usual = plan(PROBLEM, H200)
+    assert usual.reason == "default for bfloat16"
+    assert planned() == usual
     write_user(table_of({CLASS: ENTRY}, date="2026-12-01"))
-    chosen = plan.plan(PROBLEM, H200)
+    chosen = planned()
     assert chosen.variant == Variant(
         "fa2_mma", "bfloat16", 128, 128, 64, 32, 2, 4, 3, score=("Causal",)
     )
     assert chosen.reason == "tuned on 2026-12-01 (user's table)"
     assert chosen.q_tiles == 63
     assert chosen.grid == 4 * 32 * 63
-    assert plan.by_rules(PROBLEM, H200) == usual
+
+
+def test_plans_follow_the_table_that_they_are_given() -> None:
+    """None but that: whoever calls reads the user's."""
+    write_user(table_of({CLASS: ENTRY}))
+    assert plan(PROBLEM, H200).reason == "default for bfloat16"
+    assert plan(PROBLEM, H200, table=table_of({CLASS: ENTRY})) == planned()
+    assert plan(PROBLEM, H200, table=table_of({})) == plan(PROBLEM, H200)
 
 
 def test_what_no_table_names_follows_the_rules() -> None:
     write_user(table_of({CLASS: ENTRY}))
     for change in ({"causal": False}, {"seq_q": 100}, {"head_dim": 200}, {"dtype": "float32"}):
         problem = PROBLEM._replace(**change)  # type: ignore[arg-type]
-        assert plan.plan(problem, H200) == plan.by_rules(problem, H200)
+        assert planned(problem) == plan(problem, H200)
     for gpu in (device.named("h100"), device.named("a100")):
-        assert plan.plan(PROBLEM, gpu) == plan.by_rules(PROBLEM, gpu)
+        assert planned(PROBLEM, gpu) == plan(PROBLEM, gpu)
 
 
 def test_the_variant_is_the_problems() -> None:
@@ -250,7 +249,7 @@ def test_the_variant_is_the_problems() -> None:
         for causal in (False, True):
             for head_dim in (100, 128):
                 problem = PROBLEM._replace(dtype=dtype, causal=causal, head_dim=head_dim)
-                chosen = plan.plan(problem, H200).variant
+                chosen = planned(problem).variant
                 assert chosen == ENTRY.variant(problem, H200)
                 assert chosen[1:4] == (dtype, 128, 128)
                 assert chosen.causal == causal
@@ -258,30 +257,17 @@ def test_the_variant_is_the_problems() -> None:
 
 def test_a_forced_kernel_takes_only_its_own_entries() -> None:
     write_user(table_of({CLASS: ENTRY, FP32_CLASS: FA1_ENTRY}))
-    chosen = plan.plan(PROBLEM, H200, "fa2_mma")
+    chosen = planned(PROBLEM, kernel="fa2_mma")
     assert chosen.variant == ENTRY.variant(PROBLEM, H200)
     assert chosen.reason == "forced kernel, tuned on 2026-11-21 (user's table)"
-    assert plan.plan(FP32_PROBLEM, H200, "fa1_fp32").variant.bn == 32
-    chosen = plan.plan(FP32_PROBLEM, H200, "fa2_fp32")
-    assert chosen == plan.by_rules(FP32_PROBLEM, H200, "fa2_fp32")
+    assert planned(FP32_PROBLEM, kernel="fa1_fp32").variant.bn == 32
+    chosen = planned(FP32_PROBLEM, kernel="fa2_fp32")
+    assert chosen == plan(FP32_PROBLEM, H200, "fa2_fp32")
     # Unforced, the table may choose between kernels, too.
-    assert plan.plan(FP32_PROBLEM, H200).variant == FA1_ENTRY.variant(FP32_PROBLEM, H200)
-    usual = plan.by_rules(PROBLEM, H200).variant
-    assert plan.plan(PROBLEM, H200, usual).reason == "forced variant"
-
-
-def test_a_builtin_table_of_older_kernels_does_not_choose_between_kernels() -> None:
-    """A kernel that has come since may be better than all that were timed."""
-    kernel = default(PROBLEM.dtype, H200).name
-    entry = Entry(kernel, tile_shapes(kernel, (128, 128), H200)[1])
-    rows = {CLASS: entry, FP32_CLASS: FA1_ENTRY}
-    write_builtin(table_of(rows, sources="0" * 16))
-    assert plan.plan(PROBLEM, H200).variant == entry.variant(PROBLEM, H200)
-    assert plan.by_rules(PROBLEM, H200).variant != entry.variant(PROBLEM, H200)
-    assert plan.plan(FP32_PROBLEM, H200) == plan.by_rules(FP32_PROBLEM, H200)
-    assert "tuned" in plan.plan(FP32_PROBLEM, H200, "fa1_fp32").reason
-    write_builtin(table_of(rows))
-    assert plan.plan(FP32_PROBLEM, H200).variant.kernel == "fa1_fp32"
+    assert planned(FP32_PROBLEM).variant == FA1_ENTRY.variant(FP32_PROBLEM, H200)
+    usual = plan(PROBLEM, H200).variant
+    chosen = plan(PROBLEM, H200, usual, table_of({CLASS: ENTRY}))
+    assert (chosen.variant, chosen.reason) == (usual, "forced variant")
 
 
 ILLEGAL = {
@@ -296,25 +282,23 @@ ILLEGAL = {
 @pytest.mark.parametrize("case", sorted(ILLEGAL))
 def test_illegal_entries_are_passed_over(case: str) -> None:
     write_user(table_of({CLASS: ILLEGAL[case]}))
-    assert plan.plan(PROBLEM, H200) == plan.by_rules(PROBLEM, H200)
-    write_builtin(table_of({CLASS: ENTRY}))
-    assert plan.plan(PROBLEM, H200).variant == ENTRY.variant(PROBLEM, H200)
+    assert planned() == plan(PROBLEM, H200)
+
+
+def test_an_entry_of_a_kernel_that_is_not_for_this_gpu_is_passed_over() -> None:
+    gpu = H200._replace(compiles_sm90a=False)
+    entry = Entry("fa3_wgmma", TileShape(128, 128, 2, 12, 1, True))
+    table = table_of({CLASS: entry})
+    assert plan(PROBLEM, H200, table=table).variant == entry.variant(PROBLEM, H200)
+    assert plan(PROBLEM, gpu, table=table) == plan(PROBLEM, gpu)
 
 
 def test_more_blocks_than_a_grid_has() -> None:
     """Where the rules' larger tile is within the limit."""
     write_user(table_of({CLASS: ENTRY}))
     problem = PROBLEM._replace(batch=2**16, heads_q=2**10, heads_kv=1, seq_q=31 * 128)
-    assert plan.by_rules(problem, H200).variant.bm > ENTRY.shape.bm
-    assert plan.plan(problem, H200) == plan.by_rules(problem, H200)
-
-
-@given(problems(st.integers(0, 3000)), devices, st.data())
-def test_without_tables_plans_are_those_of_the_rules(
-    problem: Problem, gpu: Device, data: Any
-) -> None:
-    kernel = data.draw(kernel_names(problem, gpu))
-    assert plan.plan(problem, gpu, kernel) == plan.by_rules(problem, gpu, kernel)
+    assert plan(problem, H200).variant.bm > ENTRY.shape.bm
+    assert planned(problem) == plan(problem, H200)
 
 
 # --- switching off, and files that are ignored ---
@@ -324,24 +308,22 @@ def test_without_tables_plans_are_those_of_the_rules(
 def test_switch(monkeypatch: pytest.MonkeyPatch, value: str, on: bool) -> None:
     write_user(table_of({CLASS: ENTRY}))
     monkeypatch.setenv("CUFA_TUNED", value)
-    assert ("user's table" in plan.plan(PROBLEM, H200).reason) == on
-    write_builtin(table_of({CLASS: ENTRY}))
-    assert ("built-in" in plan.plan(PROBLEM, H200).reason) != on
+    assert ("user's table" in planned().reason) == on
 
 
 def test_a_switched_off_table_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     cache.write(tuned.user_path(H200), b"damaged")
     monkeypatch.setenv("CUFA_TUNED", "0")
-    assert "default" in plan.plan(PROBLEM, H200).reason
+    assert "default" in planned().reason
 
 
 def test_tables_are_read_once() -> None:
     write_user(table_of({CLASS: ENTRY}))
-    before = plan.plan(PROBLEM, H200)
+    before = planned()
     tuned.user_path(H200).unlink()
-    assert plan.plan(PROBLEM, H200) == before
+    assert planned() == before
     tuned.forget()
-    assert plan.plan(PROBLEM, H200) == plan.by_rules(PROBLEM, H200)
+    assert planned() == plan(PROBLEM, H200)
 
 
 GOOD: dict[str, Any] = json.loads(dump(table_of({CLASS: ENTRY})))
@@ -380,16 +362,14 @@ def test_a_file_that_is_ignored_gives_one_warning(case: str) -> None:
     content, why = DAMAGED[case]
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     cache.write(tuned.user_path(H200), data)
-    write_builtin(table_of({CLASS: ENTRY}))
     with pytest.warns(RuntimeWarning) as caught:
-        chosen, again = (plan.plan(PROBLEM, H200) for _ in range(2))
+        chosen, again = (planned() for _ in range(2))
     (warning,) = caught
     message = str(warning.message)
     assert message.startswith(f"{tuned.user_path(H200)} is ignored: ")
     assert why in message
     assert "python -m cufa tune" in message
-    assert again == chosen
-    assert chosen.reason == "tuned on 2026-11-21 (built-in table of h200)"
+    assert again == chosen == plan(PROBLEM, H200)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has no modes")
@@ -397,9 +377,9 @@ def test_a_table_that_others_may_write_is_ignored_and_replaced() -> None:
     path = tuned.store(H200, {CLASS: ENTRY}, "a command")
     path.chmod(0o666)
     with pytest.warns(RuntimeWarning, match="others may write it") as caught:
-        chosen = [plan.plan(PROBLEM, H200) for _ in range(2)]
+        chosen = [planned() for _ in range(2)]
     assert len(caught) == 1
-    assert chosen == [plan.by_rules(PROBLEM, H200)] * 2
+    assert chosen == [plan(PROBLEM, H200)] * 2
     tuned.store(H200, {FP32_CLASS: FA1_ENTRY}, "a command")
     table = tuned.load(path)
     assert table is not None
@@ -421,39 +401,20 @@ def test_a_table_that_cannot_be_read_is_none(
             raise OSError("no home")
 
         monkeypatch.setattr(cache, "folder", folder)
-    assert plan.plan(PROBLEM, H200) == plan.by_rules(PROBLEM, H200)
+    assert planned() == plan(PROBLEM, H200)
     with pytest.raises(OSError):  # noqa: PT011 - the system's own words
         tuned.store(H200, {CLASS: ENTRY}, "a command")
-
-
-# --- the tables of the package ---
-
-BUILTIN = sorted((Path(tuned.__file__).parent / "tables").glob("*.json"))
-
-
-@pytest.mark.parametrize("path", BUILTIN, ids=lambda path: path.stem)
-def test_builtin_tables(path: Path) -> None:
-    """Each is for a GPU that `device.named` knows, and all of its entries can be used there."""
-    table = parse(path.read_text())
-    assert dump(table) == path.read_text()
-    assert tuned.table_name(table.device) == path.stem
-    gpu = device.named(path.stem)
-    dtypes = {2: "bfloat16", 4: "float32"}
-    for key, entry in table.entries.items():
-        dtype = dtypes[key.element_bytes]
-        assert dtype in KERNELS[entry.kernel].dtypes
-        dims = (key.head_dim, key.head_dim_v)
-        problem = Problem(dtype, 1, 1, 1, key.seq_q, key.seq_kv, *dims, key.causal, 0.1)
-        assert entry.variant(problem, gpu).illegal(gpu) is None
 
 
 def test_planning_with_tables_imports_no_cupy() -> None:
     write_user(table_of({CLASS: ENTRY}))
     code = (
         "import sys\n"
-        "from cufa import device\nfrom cufa.planner import plan\n"
+        "from cufa import device\nfrom cufa.planner.plan import plan\n"
+        "from cufa.planner.tuned import user_table\n"
         "from cufa.problem import Problem\n"
-        f"chosen = plan.plan({PROBLEM!r}, device.named('h200'))\n"
+        "gpu = device.named('h200')\n"
+        f"chosen = plan({PROBLEM!r}, gpu, table=user_table(gpu))\n"
         'assert "user\'s table" in chosen.reason, chosen\n'
         "assert 'cupy' not in sys.modules"
     )

@@ -9,7 +9,7 @@ import pytest
 
 from cufa import device
 from cufa.kernel import KERNELS, WGMMA_WIDTHS
-from cufa.planner import plan
+from cufa.planner.rules import all_variants
 from cufa.planner.tiles import all_head_dims, padded
 from cufa.variant import Variant
 
@@ -55,7 +55,7 @@ def test_name_expression(variant: Variant, expected: str) -> None:
 
 @pytest.mark.parametrize("name", ["a100", "rtx3090", "h200", "rtx5090"])
 def test_what_is_printed_can_be_read(name: str) -> None:
-    for variant in plan.all_variants(device.named(name)):
+    for variant in all_variants(device.named(name)):
         assert Variant.parse(str(variant)) == variant
 
 
@@ -346,7 +346,7 @@ gpus = pytest.mark.parametrize("name", GPUS)
 @gpus
 def test_what_the_planner_chooses_from_is_legal(name: str) -> None:
     gpu = device.named(name)
-    variants = plan.all_variants(gpu)
+    variants = all_variants(gpu)
     assert len(set(variants)) == len(variants)
     hopper = {"fa3_wgmma"} if name in ("h100", "h200") else set()
     assert {v.kernel for v in variants} == {"fa1_fp32", "fa2_fp32", "fa2_mma"} | hopper
@@ -362,7 +362,7 @@ def test_blocks_that_shall_share_a_multiprocessor_fit_its_shared_memory(name: st
     gpu = device.named(name)
     too_many = [
         str(variant)
-        for variant in plan.all_variants(gpu)
+        for variant in all_variants(gpu)
         if variant.blocks_per_sm * (variant.smem_bytes + RESERVED_BYTES) > gpu.smem_per_sm
     ]
     assert too_many == []

@@ -23,9 +23,11 @@ from cufa.device import Device
 from cufa.explorer import build
 from cufa.explorer.table import counted
 from cufa.kernel import ELEMENT_BYTES, KERNELS, default
-from cufa.planner import tuned
-from cufa.planner.plan import all_variants, plan
+from cufa.planner.plan import plan
+from cufa.planner.problem_class import ProblemClass
+from cufa.planner.rules import all_variants
 from cufa.planner.tiles import all_head_dims, padded
+from cufa.planner.tuned import user_table
 from cufa.problem import DTYPES
 from cufa.variant import Variant
 
@@ -140,19 +142,20 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
         for causal in masks
     ]
     try:
-        return [plan(problem, device).variant for problem in problems]
+        table = user_table(device)
+        return [plan(problem, device, table=table).variant for problem in problems]
     except ValueError as error:
         raise CommandError(error) from error
 
 
 def _all(device: Device) -> list[Variant]:
-    """Return what the planner can choose, by its rules and by the tuned tables."""
+    """Return what the planner can choose, by its rules and by the user's table."""
+    table = user_table(device)
     tuned_ones = (
         Variant(
             entry.kernel, dtype, *head_dims, **entry.shape._asdict(), score=("Causal",) * key.causal
         )
-        for each, _ in tuned.tables(device)
-        for key, entry in each.entries.items()
+        for key, entry in (table.entries.items() if table is not None else ())
         for dtype in (KERNELS[entry.kernel].dtypes if entry.kernel in KERNELS else ())
         if ELEMENT_BYTES[dtype] == key.element_bytes
         for head_dims in _head_dims(key, entry.kernel, dtype, device)
@@ -161,9 +164,7 @@ def _all(device: Device) -> list[Variant]:
     return list(dict.fromkeys([*all_variants(device), *legal]))
 
 
-def _head_dims(
-    key: tuned.ProblemClass, kernel: str, dtype: str, device: Device
-) -> list[tuple[int, int]]:
+def _head_dims(key: ProblemClass, kernel: str, dtype: str, device: Device) -> list[tuple[int, int]]:
     """Return the head dims of a kernel that problems of a class run with.
 
     The class has those of the default kernel, whose steps may be wider.

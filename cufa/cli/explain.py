@@ -17,6 +17,7 @@ from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text
 from cufa.planner.plan import Plan, plan
+from cufa.planner.tuned import user_table
 from cufa.problem import Problem
 
 _MEANING = {
@@ -43,7 +44,7 @@ def add(commands: Commands) -> None:
         summary="the kernel, tile and grid that a call would use",
         description=(
             "Print the plan that cufa.attention would use for a problem, and where it comes\n"
-            "from: the user's tuned table, the built-in one, or the default rules. Nothing is\n"
+            "from: the user's tuned table, or the rules. Nothing is\n"
             "compiled or run."
         ),
         examples=(
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     problem = one_problem(options)
     device = machine.chosen_gpu(options)
     try:
-        found = plan(problem, device, options.kernel)
+        found = plan(problem, device, options.kernel, user_table(device))
     except ValueError as error:
         raise CommandError(error) from error
     _print(problem, device, found)

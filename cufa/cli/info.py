@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
             ("driver", _driver()),
             ("GPU", about),
             *_caches(),
-            *_tables(device),
+            *_tuned_table(device),
             *_kernels(device),
         )
     )
@@ -118,16 +118,14 @@ def _folder_text(folder: Path) -> str:
     return f"{folder}, {table.size_text(cache.size_bytes(folder))}"
 
 
-def _tables(device: Device | None) -> list[tuple[str, str]]:
-    """Return the tuned tables that plans for a GPU follow, the first before the second."""
+def _tuned_table(device: Device | None) -> list[tuple[str, str]]:
+    """Return the tuned table that plans for a GPU follow."""
     if device is None:
         return []
-    found = [
-        ("tuned table", f"{whose}: {len(table.entries)} classes of problems, {table.date}")
-        for table, whose in tuned.tables(device)
-    ]
-    if found:
-        return found
+    found = tuned.user_table(device)
+    if found is not None:
+        text = f"user's table: {len(found.entries)} classes of problems, {found.date}"
+        return [("tuned table", text)]
     try:
         return [("tuned table", f"none: 'python -m cufa tune' writes {tuned.user_path(device)}")]
     except OSError as error:
@@ -142,7 +140,7 @@ def _kernels(device: Device | None) -> list[tuple[str, str]]:
     for dtype in DTYPES:
         problem = Problem.of_shapes(_TYPICAL, _TYPICAL, _TYPICAL, dtype=dtype)
         try:
-            found = plan(problem, device)
+            found = plan(problem, device, table=tuned.user_table(device))
         except ValueError as error:
             return [("kernels", f"none: {error}")]
         rows.append((dtype, f"{found.variant.kernel}: {found.variant} ({found.reason})"))

@@ -23,6 +23,7 @@ from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
 from cufa.explorer.work import flops, nbytes, shortest_s
 from cufa.planner.plan import plan
+from cufa.planner.tuned import user_table
 from cufa.problem import Problem
 from cufa.variant import Variant
 
@@ -211,12 +212,13 @@ class Run:
 
     def _planned(self) -> Variant:
         """Return the planner's choice; with a kernel forced if only others are explored."""
-        usual = plan(self._problem, self._device).variant
+        table = user_table(self._device)
+        usual = plan(self._problem, self._device, table=table).variant
         if usual.kernel in self._kernels:
             return usual
         for kernel in self._kernels:
             with suppress(ValueError):  # one that cannot run the problem
-                return plan(self._problem, self._device, kernel).variant
+                return plan(self._problem, self._device, kernel, table).variant
         return usual
 
 

@@ -11,6 +11,7 @@ from cufa.explorer.occupancy import register_bound, resident_blocks
 from cufa.kernel import default
 from cufa.planner.plan import plan
 from cufa.planner.tiles import tile_shapes
+from cufa.planner.tuned import user_table
 from cufa.problem import Problem
 from cufa.variant import Variant
 
@@ -139,7 +140,7 @@ def variants(
         return _given(kernels, space)
     values = _checked(space or {})
     if kernels is None:
-        tuned = plan(problem, device).variant.kernel
+        tuned = plan(problem, device, table=user_table(device)).variant.kernel
         kernels = (default(problem.dtype, device).name, tuned)
     found: dict[Variant, None] = {}
     for kernel in dict.fromkeys(kernels):
@@ -198,7 +199,7 @@ def _checked(space: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
 def _of_kernel(
     problem: Problem, device: Device, kernel: str, given: Mapping[str, tuple[int, ...]]
 ) -> list[Variant]:
-    planned = plan(problem, device, kernel).variant
+    planned = plan(problem, device, kernel, user_table(device)).variant
     head_dims = (planned.head_dim, planned.head_dim_v)
     shapes = tile_shapes(kernel, head_dims, device)
     candidates = [planned, *(planned._replace(**shape._asdict()) for shape in shapes)]

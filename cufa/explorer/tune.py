@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
@@ -18,7 +16,7 @@ from cufa.explorer.stage import duel_of, free_memory
 from cufa.explorer.table import problem_text
 from cufa.planner import tuned
 from cufa.planner.plan import plan
-from cufa.planner.problem_class import ProblemClass
+from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.tiles import TileShape
 from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem, checked
@@ -187,10 +185,9 @@ def tune(
     distinct = list(dict.fromkeys(checked(problem) for problem in problems))
     device = devices.current()
     classes: dict[ProblemClass, dict[Problem, Variant]] = {}
-    with _without_users_table():
-        for problem in distinct:
-            key = tuned.problem_class(problem, device)
-            classes.setdefault(key, {})[problem] = plan(problem, device).variant
+    for problem in distinct:
+        key = problem_class(problem, device)
+        classes.setdefault(key, {})[problem] = plan(problem, device).variant
     tuner = _Tuner(Tuning(device), names, space, jobs, progress)
     begun = 0
     try:
@@ -310,18 +307,3 @@ def entry_of(variant: Variant) -> Entry:
     """Return a variant's part that a tuned table holds."""
     shape = TileShape._make(getattr(variant, name) for name in TileShape._fields)
     return Entry(variant.kernel, shape)
-
-
-@contextmanager
-def _without_users_table() -> Iterator[None]:
-    before = os.environ.get("CUFA_TUNED")
-    os.environ["CUFA_TUNED"] = "0"
-    tuned.forget()
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["CUFA_TUNED"]
-        else:
-            os.environ["CUFA_TUNED"] = before
-        tuned.forget()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
-from cufa import kernel as kernels
 from cufa.device import Device
-from cufa.kernel import KERNELS
-from cufa.planner import scheduler, tuned
-from cufa.planner.tiles import all_head_dims, padded, tile_shapes
+from cufa.kernel import KERNELS, Kernel, default
+from cufa.planner import rules, scheduler
+from cufa.planner.problem_class import problem_class
+from cufa.planner.tuned_table import Table
 from cufa.problem import Problem
 from cufa.variant import Variant
 
@@ -60,83 +61,60 @@ class Plan(NamedTuple):
         )
 
 
-def _workspace_floats(problem: Problem, variant: Variant) -> int:
-    rows = problem.batch * problem.heads_q * problem.seq_q
-    return KERNELS[variant.kernel].workspace * rows
+def plan(
+    problem: Problem,
+    device: Device,
+    kernel: str | Variant | None = None,
+    table: Table | None = None,
+) -> Plan:
+    """Choose how a problem runs on a device: by a tuned table, or else by the rules.
+
+    Parameters
+    ----------
+    problem : Problem
+    device : Device
+    kernel : str or Variant, optional
+        Forces a kernel, or one instantiation of it.
+    table : Table, optional
+        Of this device, see `cufa.planner.tuned.user_table`.
+
+    Raises
+    ------
+    TypeError
+        `kernel` is neither.
+    ValueError
+        `kernel` is unknown, or cannot run this problem on this device.
+    """
+    _check_limits(problem, device)
+    if isinstance(kernel, Variant):
+        _check_variant(problem, kernel, device)
+        return _planned(problem, kernel, device, "forced variant")
+    if kernel is None:
+        chosen = default(problem.dtype, device, problem.seq_kv > 0)
+        reason = f"default for {problem.dtype}" if problem.seq_kv > 0 else "no keys"
+    else:
+        chosen, reason = _checked_kernel(problem, kernel, device), "forced kernel"
+    if table is not None:
+        variant = _by_table(problem, device, table, chosen if kernel is not None else None)
+        if variant is not None:
+            forced = "" if kernel is None else "forced kernel, "
+            reason = f"{forced}tuned on {table.date} (user's table)"
+            return _planned(problem, variant, device, reason)
+    return _planned(problem, rules.choose(problem, chosen, device), device, reason)
 
 
-def _tiles(problem: Problem, variant: Variant) -> int:
-    """Tiles of all heads; where blocks take whole heads, one each."""
-    heads = scheduler.packed_heads(problem, variant)
-    takes_heads = KERNELS[variant.kernel].takes_heads
-    return heads if takes_heads else heads * scheduler.q_tiles(problem, variant)
-
-
-def _blocks_at_once(variant: Variant, device: Device) -> int:
-    """Blocks of a kernel whose blocks take one tile after the other; 0 for another kernel."""
-    persistent = KERNELS[variant.kernel].persistent
-    return variant.blocks_per_sm * device.sm_count if persistent else 0
-
-
-def _countable(problem: Problem, variant: Variant, device: Device) -> bool:
-    """Whether all tiles, and what each block asks for after the last one, have 32-bit numbers."""
-    return _tiles(problem, variant) + _blocks_at_once(variant, device) <= _MAX_GRID
-
-
-def _planned(problem: Problem, variant: Variant, device: Device, reason: str) -> Plan:
-    grid = _tiles(problem, variant)
-    if not _countable(problem, variant, device):
+def _check_limits(problem: Problem, device: Device) -> None:
+    if device.compute_capability < 80:
         raise ValueError(
-            f"q: batch {problem.batch} x heads {problem.heads_q} x seq {problem.seq_q} needs "
-            f"{grid} blocks, more than a grid's {_MAX_GRID}"
+            f"device: {device.name} has compute capability {device.compute_capability / 10}, "
+            "8.0 is needed"
         )
-    grid = min(grid, _blocks_at_once(variant, device) or grid)
-    section_heads, late_rows = scheduler.sections(problem, variant, device)
-    return Plan(
-        variant=variant,
-        grid=grid,
-        block=variant.threads,
-        smem_bytes=variant.smem_bytes,
-        q_tiles=scheduler.q_tiles(problem, variant),
-        section_heads=section_heads,
-        late_rows=late_rows,
-        pack=scheduler.pack(problem, variant),
-        workspace_floats=_workspace_floats(problem, variant),
-        reason=reason,
-    )
+    for name, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
+        if length > _MAX_LENGTH:
+            raise ValueError(f"{name} has seq {length}, more than the kernels' {_MAX_LENGTH}")
 
 
-def _candidates(
-    kernel: str, dtype: str, head_dims: tuple[int, int], score: tuple[str, ...], device: Device
-) -> list[Variant]:
-    shapes = tile_shapes(kernel, head_dims, device)
-    return [
-        Variant(
-            kernel=kernel,
-            dtype=dtype,
-            head_dim=head_dims[0],
-            head_dim_v=head_dims[1],
-            **shape._asdict(),
-            score=score,
-        )
-        for shape in shapes
-    ]
-
-
-def all_variants(device: Device) -> list[Variant]:
-    """Return every variant that `by_rules` can choose on a device."""
-    return [
-        variant
-        for kernel in KERNELS.values()
-        if kernel.runs_on(device)
-        for dtype in kernel.dtypes
-        for head_dims in all_head_dims(kernel.name, device)
-        for score in ((), ("Causal",))
-        for variant in _candidates(kernel.name, dtype, head_dims, score, device)
-    ]
-
-
-def _check_forced(problem: Problem, variant: Variant, device: Device) -> None:
+def _check_variant(problem: Problem, variant: Variant, device: Device) -> None:
     complaint = variant.illegal(device)
     if complaint is None and variant.dtype != problem.dtype:
         complaint = f"it is for {variant.dtype}, q has {problem.dtype}"
@@ -152,98 +130,76 @@ def _check_forced(problem: Problem, variant: Variant, device: Device) -> None:
         raise ValueError(f"kernel: {variant!r}: {complaint}")
 
 
-def _checked_name(kernel: object, dtype: str, device: Device) -> str:
-    if not isinstance(kernel, str):
-        raise TypeError(f"kernel must be a str or a Variant, not {type(kernel).__name__}")
-    found = KERNELS.get(kernel)
-    if found is None:
-        raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, not {kernel!r}")
-    if dtype not in found.dtypes:
-        takes = " or ".join(found.dtypes)
-        raise ValueError(f"kernel: {kernel} takes {takes}, q has {dtype}")
-    if not found.runs_on(device):
-        archs = " and ".join(found.archs or ())
-        raise ValueError(f"kernel: {kernel} is for {archs}, {device.name} is {device.arch}")
+def _checked_kernel(problem: Problem, name: object, device: Device) -> Kernel:
+    if not isinstance(name, str):
+        raise TypeError(f"kernel must be a str or a Variant, not {type(name).__name__}")
+    kernel = KERNELS.get(name)
+    if kernel is None:
+        raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, not {name!r}")
+    if problem.dtype not in kernel.dtypes:
+        takes = " or ".join(kernel.dtypes)
+        raise ValueError(f"kernel: {name} takes {takes}, q has {problem.dtype}")
+    if not kernel.runs_on(device):
+        archs = " and ".join(kernel.archs or ())
+        raise ValueError(f"kernel: {name} is for {archs}, {device.name} is {device.arch}")
+    if kernel.needs_keys and problem.seq_kv == 0:
+        raise ValueError(f"kernel: {name} needs at least one key, k has seq 0")
     return kernel
 
 
-def _check_limits(problem: Problem, device: Device) -> None:
-    if device.compute_capability < 80:
+def _by_table(
+    problem: Problem, device: Device, table: Table, forced: Kernel | None
+) -> Variant | None:
+    """Return what a table says for a problem, if it can run."""
+    entry = table.entries.get(problem_class(problem, device))
+    kernel = None if entry is None else KERNELS.get(entry.kernel)
+    if entry is None or kernel is None or kernel is not (forced or kernel):
+        return None
+    if problem.dtype not in kernel.dtypes or (kernel.needs_keys and problem.seq_kv == 0):
+        return None
+    variant = entry.variant(problem, device)
+    if variant.illegal(device) is not None:
+        return None
+    tiles = scheduler.order(problem, variant, device).tiles
+    return variant if _countable(tiles, variant, device) else None
+
+
+class _Block(NamedTuple):
+    threads: int
+    smem_bytes: int
+    at_once: int  # blocks, if each takes one tile after the other; else 0
+
+
+@functools.lru_cache(maxsize=4096)
+def _block(variant: Variant, device: Device) -> _Block:
+    persistent = KERNELS[variant.kernel].persistent
+    at_once = variant.blocks_per_sm * device.sm_count if persistent else 0
+    return _Block(variant.threads, variant.smem_bytes, at_once)
+
+
+def _countable(tiles: int, variant: Variant, device: Device) -> bool:
+    """Whether all tiles, and what each block asks for after the last one, have 32-bit numbers."""
+    return tiles + _block(variant, device).at_once <= _MAX_GRID
+
+
+def _planned(problem: Problem, variant: Variant, device: Device, reason: str) -> Plan:
+    order = scheduler.order(problem, variant, device)
+    if not _countable(order.tiles, variant, device):
         raise ValueError(
-            f"device: {device.name} has compute capability {device.compute_capability / 10}, "
-            "8.0 is needed"
+            f"q: batch {problem.batch} x heads {problem.heads_q} x seq {problem.seq_q} needs "
+            f"{order.tiles} blocks, more than a grid's {_MAX_GRID}"
         )
-    for name, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
-        if length > _MAX_LENGTH:
-            raise ValueError(f"{name} has seq {length}, more than the kernels' {_MAX_LENGTH}")
-
-
-def _kernel(problem: Problem, device: Device, forced: str | None) -> tuple[str, str]:
-    """Return the kernel that runs unless a tuned table knows a better one, and why."""
-    _check_limits(problem, device)
-    if forced is not None:
-        name, reason = _checked_name(forced, problem.dtype, device), "forced kernel"
-        if problem.seq_kv == 0 and KERNELS[name].needs_keys:
-            raise ValueError(f"kernel: {name} needs at least one key, k has seq 0")
-        return name, reason
-    default = kernels.default(problem.dtype, device)
-    if problem.seq_kv == 0 and default.needs_keys:
-        return kernels.default(problem.dtype, device, keys=False).name, "no keys"
-    return default.name, f"default for {problem.dtype}"
-
-
-def by_rules(problem: Problem, device: Device, kernel: str | None = None) -> Plan:
-    """Choose as `plan` does where no tuned table knows better.
-
-    Parameters
-    ----------
-    problem : Problem
-    device : Device
-    kernel : str, optional
-        Forces a kernel.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `plan`.
-    """
-    name, reason = _kernel(problem, device, kernel)
-    head_dims = padded(name, device, problem.head_dim, problem.head_dim_v)
-    long, *short = _candidates(name, problem.dtype, head_dims, problem.score, device)
-    choice = _planned(problem, long, device, reason)
-    if short and (problem.seq_q <= short[0].bm or choice.grid < device.sm_count):
-        return _planned(problem, short[0], device, f"{reason}, few queries")
-    return choice
-
-
-def plan(problem: Problem, device: Device, kernel: str | Variant | None = None) -> Plan:
-    """Choose how a problem runs on a device: by the tuned tables, or else by the rules.
-
-    Parameters
-    ----------
-    problem : Problem
-    device : Device
-    kernel : str or Variant, optional
-        Forces a kernel, or one instantiation of it.
-
-    Raises
-    ------
-    TypeError
-        `kernel` is neither.
-    ValueError
-        `kernel` is unknown, or cannot run this problem on this device.
-    """
-    if isinstance(kernel, Variant):
-        _check_limits(problem, device)
-        _check_forced(problem, kernel, device)
-        return _planned(problem, kernel, device, "forced variant")
-    name, _ = _kernel(problem, device, kernel)
-    found = tuned.lookup(problem, device, name, forced=kernel is not None)
-    if found is not None:
-        entry, reason = found
-        variant = entry.variant(problem, device)
-        no_keys = KERNELS[variant.kernel].needs_keys and problem.seq_kv == 0
-        if not no_keys and _countable(problem, variant, device):
-            forced = "" if kernel is None else "forced kernel, "
-            return _planned(problem, variant, device, forced + reason)
-    return by_rules(problem, device, kernel)
+    block = _block(variant, device)
+    rows = problem.batch * problem.heads_q * problem.seq_q
+    return Plan(
+        variant=variant,
+        grid=min(order.tiles, block.at_once or order.tiles),
+        block=block.threads,
+        smem_bytes=block.smem_bytes,
+        q_tiles=order.q_tiles,
+        section_heads=order.section_heads,
+        late_rows=order.late_rows,
+        pack=order.pack,
+        workspace_floats=rows * KERNELS[variant.kernel].workspace,
+        reason=reason,
+    )

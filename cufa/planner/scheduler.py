@@ -2,47 +2,73 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES, KERNELS
+from cufa.kernel import ELEMENT_BYTES, KERNELS, Kernel
 from cufa.problem import Problem
 from cufa.variant import Variant
 
 
-def pack(problem: Problem, variant: Variant) -> int:
-    """Query heads in a tile: those of a group where their queries together fill it better."""
-    fits = problem.group > 1 and 64 % problem.group == 0  # a power of two, for TMA's boxes
-    short = problem.seq_q < variant.bm
-    return problem.group if KERNELS[variant.kernel].packs_heads and fits and short else 1
+class Order(NamedTuple):
+    """The tiles of a problem, and which follows which.
 
-
-def packed_heads(problem: Problem, variant: Variant) -> int:
-    """Heads of all batches; those whose rows are packed are one."""
-    return problem.batch * problem.heads_q // pack(problem, variant)
-
-
-def q_tiles(problem: Problem, variant: Variant) -> int:
-    """Row tiles of a head, or of heads whose rows are packed."""
-    return -(-problem.seq_q * pack(problem, variant) // variant.bm)
-
-
-def sections(problem: Problem, variant: Variant, device: Device) -> tuple[int, int]:
-    """Return how many heads have their tiles interleaved, and how many rows of each come last.
-
-    These are ``section_heads`` and ``late_rows`` of ``kernels/scheduler_sm90.cuh``.
+    Attributes
+    ----------
+    pack : int
+        Query heads of one K/V head whose rows a tile holds together.
+    q_tiles : int
+        Row tiles of a head, or of heads whose rows are packed.
+    tiles : int
+        Of all heads; where a block takes a whole head, one each.
+    section_heads, late_rows : int
+        Heads that have their tiles interleaved, and row tiles of each head that come last: see
+        ``kernels/scheduler.cuh`` and ``kernels/scheduler_sm90.cuh``.
     """
-    if not problem.causal or KERNELS[variant.kernel].takes_heads:
-        return 1, 0  # all tiles are of one length: those of a head follow each other, or are one
-    if KERNELS[variant.kernel].persistent:
-        return _drawn_sections(problem, variant, device)
+
+    pack: int
+    q_tiles: int
+    tiles: int
+    section_heads: int
+    late_rows: int
+
+
+def packable(problem: Problem, kernel: Kernel) -> int:
+    """Return how many query heads can share a tile that has more rows than one has queries."""
+    group = problem.group
+    return group if kernel.packs_heads and 64 % group == 0 else 1  # a power of two, for TMA's boxes
+
+
+def order(problem: Problem, variant: Variant, device: Device) -> Order:
+    """Return the order of a problem's tiles.
+
+    Parameters
+    ----------
+    problem : Problem
+    variant : Variant
+    device : Device
+    """
+    kernel = KERNELS[variant.kernel]
+    pack = packable(problem, kernel) if problem.seq_q < variant.bm else 1
+    heads = problem.batch * problem.heads_q // pack
+    q_tiles = -(-problem.seq_q * pack // variant.bm)
+    if kernel.takes_heads:
+        return Order(pack, q_tiles, heads, 1, 0)
+    tiles = heads * q_tiles
+    if not problem.causal:  # all tiles are of one length: those of a head follow each other
+        return Order(pack, q_tiles, tiles, 1, 0)
+    if kernel.persistent:
+        blocks = device.sm_count * variant.blocks_per_sm
+        return Order(pack, q_tiles, tiles, *_drawn(max(1, heads), max(1, q_tiles), blocks))
     # As many heads as have their K and V in half of L2 together.
     size = ELEMENT_BYTES[problem.dtype]
     kv_bytes = max(1, problem.seq_kv * (problem.head_dim + problem.head_dim_v) * size)
     kv_heads = max(1, device.l2_bytes // 2 // kv_bytes)
-    return max(1, min(kv_heads * problem.group, packed_heads(problem, variant))), 0
+    return Order(pack, q_tiles, tiles, max(1, min(kv_heads * problem.group, heads)), 0)
 
 
-def _drawn_sections(problem: Problem, variant: Variant, device: Device) -> tuple[int, int]:
-    """Return the same for causal tiles that the blocks of a persistent kernel draw.
+def _drawn(heads: int, rows: int, blocks: int) -> tuple[int, int]:
+    """Return the section's heads and the late rows of causal tiles that so many blocks draw.
 
     Short tiles wait for memory and long ones do not, so both should run at the same time; and the
     K and V of a section should stay in L2: sections are small. The last one must be large enough
@@ -50,18 +76,17 @@ def _drawn_sections(problem: Problem, variant: Variant, device: Device) -> tuple
     size. Where heads have many tiles, the short ones of all heads fill the gaps instead, at the
     end, and sections are smaller still. The numbers come from trials, see docs/kernels.md.
     """
-    heads = max(1, packed_heads(problem, variant))
-    rows = max(1, q_tiles(problem, variant))
-    wanted = min(4.0, rows / 4) * device.sm_count * variant.blocks_per_sm / rows  # heads
+    wanted = min(4.0, rows / 4) * blocks / rows  # heads
     if rows >= 12:
         late_rows = rows // (2 if rows >= 64 else 3 if rows >= 24 else 4)
         return max(1, min(round(wanted / 2), heads)), late_rows
-    near = round(heads / max(1.0, wanted))  # sections
 
-    def badness(count: int) -> tuple[bool, int]:
-        size = -(-heads // count)
-        last = (heads - 1) % size + 1
-        return (4 * last < 3 * size, abs(count - near))
+    def uneven(size: int) -> bool:
+        """Whether the last section is much smaller than the others."""
+        return 4 * ((heads - 1) % size + 1) < 3 * size
 
-    counts = range(max(1, near // 2, near - 128), min(2 * near, near + 128) + 2)
-    return -(-heads // min(counts, key=badness)), 0
+    even = -(-heads // max(1, round(heads / max(1.0, wanted))))
+    step = 0
+    while uneven(even + step) and uneven(even - step):  # sections of one head are even
+        step += 1
+    return min(heads, even - step if uneven(even + step) else even + step), 0

@@ -1,8 +1,4 @@
-"""Tuned tables: which tile won when problems like this one were timed on this GPU.
-
-The user's table, in the cache folder, holds as long as the kernels are those that were timed. The
-built-in ones, in ``cufa/tables``, come with the package.
-"""
+"""The user's tuned table on disk: which tile won when problems were timed on this GPU."""
 
 from __future__ import annotations
 
@@ -12,32 +8,13 @@ import functools
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from cufa.compiler import cache, source
 from cufa.device import Device
-from cufa.kernel import KERNELS
-from cufa.planner.problem_class import ProblemClass, problem_class
-from cufa.planner.tuned_table import VERSION, Entry, Table, dump, parse
-from cufa.problem import Problem
-
-__all__ = [
-    "VERSION",
-    "Entry",
-    "ProblemClass",
-    "Table",
-    "forget",
-    "load",
-    "lookup",
-    "problem_class",
-    "store",
-    "table_name",
-    "tables",
-    "user_path",
-]
-
-_BUILTIN = Path(__file__).parents[1] / "tables"
+from cufa.planner.problem_class import ProblemClass
+from cufa.planner.tuned_table import Entry, Table, dump, parse
 
 
 def table_name(device_name: str) -> str:
@@ -46,15 +23,21 @@ def table_name(device_name: str) -> str:
     return re.sub("[^a-z0-9]+", "-", name).strip("-")
 
 
-def user_path(device: Device) -> Path:
+def user_path(device: Device, folder: Path | None = None) -> Path:
     """Return where the user's table for a device is, or would be.
+
+    Parameters
+    ----------
+    device : Device
+    folder : Path, optional
+        A cache folder other than the user's.
 
     Raises
     ------
     OSError
         As `cache.folder`.
     """
-    return cache.folder() / "tuned" / f"{table_name(device.name)}.json"
+    return (folder or cache.folder()) / "tuned" / f"{table_name(device.name)}.json"
 
 
 def _ignored(path: Path, why: str) -> None:
@@ -74,10 +57,8 @@ def load(path: Path) -> Table | None:
         In the cache folder.
     """
     data = cache.read(path)
-    return None if data is None else _parsed(path, data)
-
-
-def _parsed(path: Path, data: bytes) -> Table | None:
+    if data is None:
+        return None
     try:
         return parse(data.decode())
     except (ValueError, RecursionError) as e:
@@ -86,7 +67,15 @@ def _parsed(path: Path, data: bytes) -> Table | None:
 
 
 @functools.cache
-def _user_table(device: Device) -> Table | None:
+def user_table(device: Device) -> Table | None:
+    """Return the user's table for a device, or None.
+
+    It is read once. None also with CUFA_TUNED=0, and if the kernels are not those that were timed.
+
+    Parameters
+    ----------
+    device : Device
+    """
     if os.environ.get("CUFA_TUNED") == "0":
         return None
     try:
@@ -100,64 +89,9 @@ def _user_table(device: Device) -> Table | None:
     return table
 
 
-@functools.cache
-def _builtin_table(name: str) -> Table | None:
-    path = _BUILTIN / f"{name}.json"
-    try:
-        return _parsed(path, path.read_bytes())
-    except OSError:
-        return None
-
-
 def forget() -> None:
     """Read the tables anew for the next plan; calls like those already made keep their plans."""
-    _user_table.cache_clear()
-    _builtin_table.cache_clear()
-
-
-def tables(device: Device) -> Iterator[tuple[Table, str]]:
-    """Yield the tables for a device, and whose each is; the first is asked first."""
-    name = table_name(device.name)
-    user, builtin = _user_table(device), _builtin_table(name)
-    if user is not None:
-        yield user, "user's table"
-    if builtin is not None:
-        yield builtin, f"built-in table of {name}"
-
-
-def lookup(
-    problem: Problem, device: Device, kernel_default: str, forced: bool
-) -> tuple[Entry, str] | None:
-    """Find what a problem should run, and say where that comes from.
-
-    Parameters
-    ----------
-    problem : Problem
-    device : Device
-    kernel_default : str
-        The kernel that the plan uses without a table.
-    forced : bool
-        Whether the caller asked for that kernel: then no other will do.
-
-    Returns
-    -------
-    tuple of Entry and str, or None
-    """
-    key = problem_class(problem, device)
-    for table, whose in tables(device):
-        entry = table.entries.get(key)
-        kernel = None if entry is None else KERNELS.get(entry.kernel)
-        if entry is None or kernel is None:
-            continue
-        if problem.dtype not in kernel.dtypes or not kernel.runs_on(device):
-            continue
-        # A choice between kernels holds only between those that were timed.
-        known = not forced and table.sources == source.digest()
-        if entry.kernel != kernel_default and not known:
-            continue
-        if entry.variant(problem, device).illegal(device) is None:
-            return entry, f"tuned on {table.date} ({whose})"
-    return None
+    user_table.cache_clear()
 
 
 def store(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from benchmarks import environment
@@ -27,9 +28,9 @@ def rows(dtype: str) -> Iterator[dict[str, Any]]:
     """Yield a row a cell, and print a line for each.
 
     The command runs in a new process with empty caches; its table stays where CUFA_CACHE_DIR is set
-    to a folder. Then, cell by cell, the planner's choice
-    without the table it wrote and with it are timed against each other. Where both are the same
-    variant there is one figure, and it stands in both columns.
+    to a folder. Then, cell by cell, the planner's choice without the table it wrote and with it are
+    timed against each other. Where both are the same variant there is one figure, and it stands in
+    both columns.
 
     Parameters
     ----------
@@ -37,24 +38,18 @@ def rows(dtype: str) -> Iterator[dict[str, Any]]:
     """
     device = devices.current()
     problems = standard_problems((dtype,))
-    before = {problem: _planned(problem, device, table=False) for problem in problems}
+    before = {problem: plan(problem, device).variant for problem in problems}
     with tempfile.TemporaryDirectory() as folder:
         child = environment.of_child(folder)
-        child["CUFA_CACHE_DIR"] = os.environ.setdefault("CUFA_CACHE_DIR", child["CUFA_CACHE_DIR"])
+        child["CUFA_CACHE_DIR"] = os.environ.get("CUFA_CACHE_DIR", child["CUFA_CACHE_DIR"])
         command = [sys.executable, "-m", "cufa", "tune", "--standard", "--dtype", dtype]
         subprocess.run(command, env=child, check=True)
-        after = {problem: _planned(problem, device, table=True) for problem in problems}
+        table = tuned.load(tuned.user_path(device, Path(child["CUFA_CACHE_DIR"])))
+    after = {problem: plan(problem, device, table=table).variant for problem in problems}
     for problem in problems:
         row = _row(problem, before[problem], after[problem], device)
         print(f"{cell_of(problem)}: {row['cufa']} TFLOP/s, before {row['peers']['untuned']}")
         yield row
-
-
-def _planned(problem: Problem, device: Device, table: bool) -> Variant:
-    """Return the planner's choice, with the user's table or without."""
-    os.environ["CUFA_TUNED"] = "1" if table else "0"
-    tuned.forget()
-    return plan(problem, device).variant
 
 
 def _row(problem: Problem, before: Variant, after: Variant, device: Device) -> dict[str, Any]:
