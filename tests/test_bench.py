@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 import bench
 import numpy as np
 import pytest
-from benchmarks import accuracy, environment, plain, results, summary
+from benchmarks import accuracy, environment, options, plain, results, summary
 from benchmarks.cells import Cell, standard_cells
 from benchmarks.jit import standard_cases
 from benchmarks.report import markdown, write_report
@@ -93,19 +93,19 @@ def test_standard_table_has_36_cells() -> None:
 
 
 def test_default_runs() -> None:
-    prefill = bench.cells_of(bench.parser().parse_args(["prefill"]))
+    prefill = options.cells_of(options.parser().parse_args(["prefill"]))
     for dtype in ("bfloat16", "float16"):
         assert [cell.d for cell in prefill if cell.dtype == dtype] == [64] * 12 + [128] * 12 + [
             256
         ] * 12
-    fp32 = bench.cells_of(bench.parser().parse_args(["fp32"]))
+    fp32 = options.cells_of(options.parser().parse_args(["fp32"]))
     assert len(fp32) == 24
     assert {(cell.dtype, cell.d) for cell in fp32} == {("float32", 64), ("float32", 128)}
 
 
 def test_a_run_can_be_narrowed() -> None:
     words = ["prefill", "--dtype", "float16", "--head-dim", "64", "256", "--seq", "512"]
-    cells = bench.cells_of(bench.parser().parse_args(words))
+    cells = options.cells_of(options.parser().parse_args(words))
     assert [(c.dtype, c.d, c.sq, c.causal) for c in cells] == [
         ("float16", 64, 512, False),
         ("float16", 64, 512, True),
@@ -170,7 +170,7 @@ def test_unknown_peers_are_refused() -> None:
     pytest.importorskip("cupy")
     from benchmarks.peers import PEERS, check_names
 
-    check_names([*bench.PREFILL_PEERS, *bench.FP32_PEERS])
+    check_names([*options.PREFILL_PEERS, *options.FP32_PEERS])
     assert {"flex", "math"} <= set(PEERS)
     with pytest.raises(ValueError, match="cudn"):
         check_names(["fa2", "cudn"])

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-import bench
 import numpy as np
 import pytest
-from benchmarks import results
+from benchmarks import options, results
 from benchmarks.cells import Cell, standard_cells
 from benchmarks.report import markdown
 from test_bench import HEAD
@@ -106,9 +105,9 @@ def test_pages_say_what_was_replayed(
 
 
 def test_timing_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.parser().parse_args(["fp32", "--timing", "auto"]).timing == "auto"
+    assert options.parser().parse_args(["fp32", "--timing", "auto"]).timing == "auto"
     with pytest.raises(SystemExit):
-        bench.parser().parse_args(["gqa", "--timing", "stopwatch"])
+        options.parser().parse_args(["gqa", "--timing", "stopwatch"])
     assert "stopwatch" in capsys.readouterr().err
 
 

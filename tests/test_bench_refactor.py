@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 import bench
 import numpy as np
 import pytest
-from benchmarks import before, environment, refactor_compile, results
+from benchmarks import before, environment, options, refactor_compile, results
 from benchmarks.cells import TABLES, Cell, Table
 from benchmarks.report import write_report
 from test_bench import HEAD
@@ -366,7 +366,7 @@ def test_a_part_of_another_run_is_not_added_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("cupy")
-    monkeypatch.setattr(bench.machine, "current_gpu", lambda remedy: None)
+    monkeypatch.setattr(options.machine, "current_gpu", lambda remedy: None)
     monkeypatch.setattr(environment, "device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(environment, "driver_version", lambda: "580.1")
     path = tmp_path / "x.json"

@@ -13,7 +13,7 @@ import bench
 import ml_dtypes
 import numpy as np
 import pytest
-from benchmarks import plain, results
+from benchmarks import options, plain, results
 from benchmarks.cells import Cell, gqa_cells, headdim_cells
 from benchmarks.report import write_report
 from test_bench import HEAD
@@ -44,7 +44,7 @@ def _page(tmp_path: Path, bench_name: str, rows: list[dict[str, Any]]) -> str:
 
 
 def test_gqa_cells() -> None:
-    cells = bench.cells_of(bench.parser().parse_args(["gqa"]))
+    cells = options.cells_of(options.parser().parse_args(["gqa"]))
     assert [(c.causal, c.sq) for c in cells] == [
         (causal, s) for causal in (False, True) for s in (2048, 8192, 32768)
     ]
@@ -54,7 +54,7 @@ def test_gqa_cells() -> None:
     assert cells[0].q_shape == (1, 64, 2048, 128)
     assert cells[0].k_shape == cells[0].v_shape == (1, 8, 2048, 128)
     words = ["gqa", "--dtype", "float16", "bfloat16", "--seq", "700"]
-    few = bench.cells_of(bench.parser().parse_args(words))
+    few = options.cells_of(options.parser().parse_args(words))
     assert [(c.dtype, c.sq) for c in few] == [("float16", 700)] * 2 + [("bfloat16", 700)] * 2
 
 

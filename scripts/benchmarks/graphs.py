@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
 import cupy
 
-from cufa.explorer.clock import Call
-from cufa.explorer.race import CaptureError
+from benchmarks.contestants import say
+from cufa.explorer.clock import Call, Clock
+from cufa.explorer.race import Budget, CaptureError, Race
+
+REPLAYED_BELOW_MS = {"auto": 0.2, "graph": math.inf, "events": 0.0}
+"""Races whose fastest call takes less are of replays, by the name of a way of timing."""
+
+
+def begin(calls: Mapping[str, Call], clock: Clock, timing: str) -> tuple[Race[str], list[str]]:
+    """Return a race that has begun, and the contestants whose calls it replays.
+
+    Parameters
+    ----------
+    calls : mapping of str to callable
+    clock : Clock
+    timing : str
+        A key of `REPLAYED_BELOW_MS`.
+    """
+    race = Race(calls, clock, Budget().burst_ms)
+    race.estimate()
+    if min(race.first_ms.values()) >= REPLAYED_BELOW_MS[timing]:
+        return race, []
+    complaints = race.replay(capture)
+    for name, why in complaints.items():
+        say(f"{name} is timed by events: {why}")
+    return race, [name for name in calls if name not in complaints]
 
 
 def capture(call: Call, calls: int) -> Call:

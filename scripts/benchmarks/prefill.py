@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,14 +10,11 @@ import cupy
 
 from benchmarks import graphs
 from benchmarks.cells import Cell
-from benchmarks.contestants import Contestants, free_memory, say
+from benchmarks.contestants import Contestants, free_memory
 from benchmarks.inputs import Operands
 from benchmarks.results import figures
 from cufa.explorer.clock import Clock
-from cufa.explorer.race import Budget, Race
-
-REPLAYED_BELOW_MS = {"auto": 0.2, "graph": math.inf, "events": 0.0}
-"""Cells whose fastest call takes less are timed by replays of CUDA graphs, by ``--timing``."""
+from cufa.explorer.race import Budget
 
 
 def rows(
@@ -44,7 +40,7 @@ def rows(
     scores : str
         One of `benchmarks.cells.SCORES`.
     timing : str
-        A key of `REPLAYED_BELOW_MS`.
+        A key of `benchmarks.graphs.REPLAYED_BELOW_MS`.
     """
     rng = cupy.random.default_rng(seed)
     for cell in cells:
@@ -63,14 +59,7 @@ def _row(
     ready = contestants.ready(operands)
     if ready is None:
         return None
-    race = Race(ready.calls, clock, budget.burst_ms)
-    race.estimate()
-    replayed = {}
-    if min(race.first_ms.values()) < REPLAYED_BELOW_MS[timing]:
-        complaints = race.replay(graphs.capture)
-        for name, why in complaints.items():
-            say(f"{ready.cell}: {name} is timed by events: {why}")
-        replayed = {"replayed": [name for name in ready.calls if name not in complaints]}
+    race, replayed = graphs.begin(ready.calls, clock, timing)
     race.run(budget)
-    tflops = {name: ready.cell.tflops(race.median(name)) for name in ready.calls}
-    return {**ready.row(tflops), **replayed}
+    row = ready.row({name: ready.cell.tflops(race.median(name)) for name in ready.calls})
+    return {**row, "replayed": replayed} if replayed else row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -16,11 +16,10 @@ from benchmarks.cells import TABLES, Cell
 from benchmarks.contestants import CUFA, Contestants, free_memory, say
 from benchmarks.inputs import Operands
 from benchmarks.peers import cufa_call
-from benchmarks.prefill import REPLAYED_BELOW_MS
 from benchmarks.results import figures
 from benchmarks.summary import summarise
-from cufa.explorer.clock import Call, CudaClock
-from cufa.explorer.race import Budget, Race
+from cufa.explorer.clock import CudaClock
+from cufa.explorer.race import Budget
 
 BEFORE = "before"
 ROUNDS = 40
@@ -90,25 +89,14 @@ class Refactor:
             say(f"{cell}: left out, for want of two to compare")
             self.failed += 1
             return None
-        race, replayed = self._race(ready.calls)
+        race, replayed = graphs.begin(ready.calls, self._clock, "auto")
+        if len(replayed) == 1:  # both or none
+            race, replayed = graphs.begin(ready.calls, self._clock, "events")
         race.run(Budget(rounds=self._rounds, contestant_ms=1000.0, least=10))
         tflops = cell.tflops(race.median(BEFORE))
         # Not each one's own median: within a round the card's clock is the same for both.
         row = ready.row({CUFA: tflops * race.ratio(BEFORE, CUFA), BEFORE: tflops})
-        return {**row, "replayed": list(ready.calls)} if replayed else row
-
-    def _race(self, calls: Mapping[str, Call]) -> tuple[Race[str], bool]:
-        """Return a race, and whether it is of replays: where calls are short, and for both."""
-        race = Race(calls, self._clock, Budget().burst_ms)
-        race.estimate()
-        if min(race.first_ms.values()) >= REPLAYED_BELOW_MS["auto"]:
-            return race, False
-        complaints = race.replay(graphs.capture)
-        for name, why in complaints.items():
-            say(f"{name} is timed by events: {why}")
-        if complaints:
-            race = Race(calls, self._clock, Budget().burst_ms)
-        return race, not complaints
+        return {**row, "replayed": replayed} if replayed else row
 
 
 def _in_a_line(rows: Sequence[dict[str, Any]]) -> str:

@@ -1,0 +1,205 @@
+"""The command line of the benchmarks: options, what they mean, and whether they make sense."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks import before
+from benchmarks.cells import (
+    FP32_HEAD_DIMS,
+    GQA_SEQS,
+    PREFILL_HEAD_DIMS,
+    SCORES,
+    SEQS,
+    TABLES,
+    Cell,
+    gqa_cells,
+    standard_cells,
+)
+from cufa import device as devices
+from cufa.cli import machine
+
+COMPILING = "refactor-compile"
+"""The one benchmark that needs no GPU."""
+
+HALF_DTYPES = ("bfloat16", "float16")
+PREFILL_PEERS = (
+    "fa2",
+    "cudnn",
+    "efficient",
+    "flash_attn_2",
+    "flash_attn_3",
+    "flash_attn_4",
+    "flashinfer",
+    "cupy",
+)
+FP32_PEERS = ("efficient", "math", "cupy", "cufa_fa1")
+_WITH_PEERS = ("prefill", "gqa", "fp32")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    top = argparse.ArgumentParser(
+        description="Measure cufa beside its peers, and make tables and plots from the results."
+    )
+    commands = top.add_subparsers(dest="bench", required=True)
+    run = argparse.ArgumentParser(add_help=False)
+    run.add_argument("--out", type=Path, help="result file (default: docs/benchmarks/<gpu>-...)")
+    run.add_argument("--commit", help="commit to record where git cannot tell")
+    data = argparse.ArgumentParser(add_help=False)
+    data.add_argument("--seed", type=int, default=1, help="seed of the random data")
+    race = argparse.ArgumentParser(add_help=False, parents=[data])
+    race.add_argument("--rounds", type=int, default=13, help="samples of a contestant, at most")
+    race.add_argument(
+        "--rest", type=float, default=0, help="seconds between rounds (default: 0, a warm card)"
+    )
+    cells = argparse.ArgumentParser(add_help=False)
+    cells.add_argument("--head-dim", type=int, nargs="+", help="head dims of the table")
+    cells.add_argument("--seq", type=int, nargs="+", default=SEQS, help="sequence lengths")
+    table = argparse.ArgumentParser(add_help=False, parents=[race, cells])
+    half = argparse.ArgumentParser(add_help=False)
+    half.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")
+    half.add_argument(
+        "--peers",
+        nargs="*",
+        default=list(PREFILL_PEERS),
+        help=f"besides the default, {' '.join(PREFILL_PEERS)}: flex (compiles for long), math, "
+        "cufa_bfloat16 (beside float16)",
+    )
+
+    prefill = commands.add_parser(
+        "prefill", parents=[run, table, half], help="16-bit prefill table"
+    )
+    gqa = commands.add_parser(
+        "gqa", parents=[run, race, half], help="16-bit table of grouped heads, 64 on 8"
+    )
+    gqa.add_argument("--seq", type=int, nargs="+", default=GQA_SEQS, help="sequence lengths")
+    for command, dtypes in ((prefill, HALF_DTYPES), (gqa, HALF_DTYPES[:1])):
+        command.add_argument("--dtype", nargs="+", default=dtypes, choices=HALF_DTYPES)
+
+    commands.add_parser(
+        "headdims", parents=[run, race], help="head dims against each other, in one race"
+    )
+
+    sustained = commands.add_parser(
+        "sustained", parents=[run, data], help="speed held for seconds, with clock and power"
+    )
+    sustained.add_argument("--seconds", type=float, default=4.0, help="time of a contestant")
+    sustained.add_argument("--pause", type=float, default=3.0, help="seconds before it")
+
+    fp32 = commands.add_parser("fp32", parents=[run, table], help="float32 table")
+    fp32.add_argument("--kernel", default="fa2_fp32", help="kernel forced on cufa")
+    fp32.add_argument("--peers", nargs="*", default=list(FP32_PEERS), help="besides cufa")
+    for command in (prefill, gqa, fp32):
+        command.add_argument("--scores", default="normal", choices=SCORES, help="of which data")
+        command.add_argument(
+            "--timing",
+            default="events",
+            choices=("auto", "graph", "events"),
+            help="by CUDA-graph replay, which leaves the host's time out, by bursts of calls "
+            "between events, or auto: replay where a call is shorter than 200 us",
+        )
+
+    host = commands.add_parser("host", parents=[run], help="host cost of one small call")
+    host.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")
+
+    jit = commands.add_parser("jit", parents=[run], help="first call in a new process")
+    jit.add_argument(
+        "--kernel", nargs="+", default=["auto", "fa2_mma"], help="kernels for bfloat16"
+    )
+
+    explore = commands.add_parser("explore", parents=[run], help="the explorer's own time and aim")
+    explore.add_argument("--kernel", default="fa2_mma", help="kernel to explore")
+    explore.add_argument("--q", default="2,16,8192,128", help="shape of q, k and v")
+    explore.add_argument("--dtype", default="bfloat16", choices=HALF_DTYPES)
+    explore.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True)
+
+    tune = commands.add_parser("tune", parents=[run], help="what tuning the standard table gives")
+    tune.add_argument("--dtype", default="bfloat16", choices=HALF_DTYPES)
+
+    refactor = commands.add_parser(
+        "refactor", parents=[run, data, cells], help="the standard tables before a change and after"
+    )
+    refactor.add_argument(
+        "--before", required=True, help="git's revision before, or a folder with the package cufa"
+    )
+    refactor.add_argument(
+        "--tables", nargs="+", default=list(TABLES), choices=TABLES, help="(default: all)"
+    )
+    refactor.add_argument("--rounds", type=int, help="samples of each (default: 40)")
+    refactor.add_argument(
+        "--append", action="store_true", help="keep the result file's rows of other cells"
+    )
+    refactor.add_argument(
+        "--compile",
+        dest="bench",
+        action="store_const",
+        const=COMPILING,
+        default=argparse.SUPPRESS,
+        help="what compiling takes instead; needs no GPU",
+    )
+    refactor.add_argument("--gpu", default="h200", help="to compile for (default: h200)")
+
+    report = commands.add_parser("report", help="pages and plots from result files")
+    report.add_argument("files", type=Path, nargs="*", help="default: all of docs/benchmarks")
+    return top
+
+
+def cells_of(options: argparse.Namespace) -> list[Cell]:
+    """Return the cells of a prefill, gqa or fp32 run.
+
+    Raises
+    ------
+    ValueError
+        When a head dim or a length does not divide the standard table's sizes, or is not positive.
+    """
+    if options.bench == "fp32":
+        return standard_cells("float32", options.head_dim or FP32_HEAD_DIMS, options.seq)
+    cells: list[Cell] = []
+    for dtype in options.dtype:
+        if options.bench == "gqa":
+            cells += gqa_cells(dtype, options.seq)
+            continue
+        head_dims = options.head_dim or PREFILL_HEAD_DIMS
+        cells += standard_cells(dtype, head_dims, options.seq)
+    return cells
+
+
+def forced_kernel(options: argparse.Namespace) -> str | None:
+    """Return the kernel forced on cufa in all of a run, as `cufa.attention` takes it, or None."""
+    if options.bench not in (*_WITH_PEERS, "host", "explore") or options.kernel == "auto":
+        return None
+    return str(options.kernel)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Check the options of a measurement, and that this machine can make it.
+
+    Raises
+    ------
+    ValueError
+        The options make no sense.
+    CommandError
+        CuPy, NVRTC or a GPU is missing.
+    """
+    if options.bench in _WITH_PEERS:
+        cells_of(options)
+    if getattr(options, "rounds", None) is not None and options.rounds < 1:
+        raise ValueError("--rounds must be at least 1")
+    if getattr(options, "rest", 0) < 0:
+        raise ValueError("--rest must be at least 0")
+    if options.bench == "sustained" and not (options.seconds > 0 and options.pause >= 0):
+        raise ValueError("--seconds must be more than 0 and --pause at least 0")
+    if options.bench in ("refactor", COMPILING):
+        before.resolve(options.before)
+        devices.named(options.gpu)
+        for name in options.tables:
+            TABLES[name].cells(options.head_dim, options.seq)
+    machine.check_compiler()
+    if options.bench in _WITH_PEERS:
+        from benchmarks.peers import check_names  # which imports CuPy
+
+        check_names(options.peers)
+    if options.bench != COMPILING:
+        machine.current_gpu("calls are timed, and need one")
