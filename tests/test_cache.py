@@ -204,6 +204,18 @@ def test_what_belongs_to_another_user_is_ignored_with_one_warning(
 
 
 @posix
+def test_a_file_elsewhere(tmp_path: Path) -> None:
+    """It counts, and so does the folder that it lies in."""
+    path = tmp_path / "other" / "table.json"
+    cache.write(path, b"{}")
+    tmp_path.chmod(0o777)
+    assert cache.read(path) == b"{}"
+    path.parent.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="others may write it"):
+        assert cache.read(path) is None
+
+
+@posix
 def test_where_nothing_is_there_is_nothing_to_warn_of() -> None:
     cache.make_folder(cache.folder())
     cache.folder().chmod(0o777)

@@ -1,4 +1,4 @@
-"""The README's table of speed says what the result files say."""
+"""The README says what the result files say, and names what there is."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ PEERS = {
 }
 
 
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = ("README.md", *(f"docs/{n}.md" for n in ("exploring", "kernels", "benchmarks/README")))
+
+
 def table() -> Iterator[tuple[str, str, list[str]]]:
     """Yield the result file, the dtype, and the cells behind them, of each row of ratios."""
     name = dtype = ""
-    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
+    for line in TEXT.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) != 5 or cells[1].split(" (")[0] not in PEERS:
             continue
@@ -62,11 +66,7 @@ def test_row(name: str, dtype: str, cells: list[str]) -> None:
 
 def line_with(text: str) -> str:
     """Return the README's one line with this text."""
-    (found,) = (
-        line
-        for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-        if text in line
-    )
+    (found,) = (line for line in TEXT.splitlines() if text in line)
     return found
 
 
@@ -89,3 +89,46 @@ def test_first_call(line: str, variant: str, key: str) -> None:
     seconds = [row[key] for row in result("jit") if re.fullmatch(variant, row["variant"])]
     range_ = dict.fromkeys((f"{min(seconds):.2f}", f"{max(seconds):.2f}"))
     assert f"| {' to '.join(range_)} s |" in line_with(line)
+
+
+LEAD = re.findall(
+    r"- \*\*([\d.]+) times\*\* as fast as (.*), in (\w+) \(\[(\d+) cells\]\((.*)\)\)", TEXT
+)
+NAMES = {"cuDNN": "cudnn", "FlashAttention-2": "fa2", "the memory-efficient backend": "efficient"}
+
+
+def test_the_three_ratios_that_lead() -> None:
+    assert len(LEAD) == 3
+    for said, peer, dtype, cells, page in LEAD:
+        rows = result(Path(page).stem.removeprefix("h200-"))
+        assert {row["dtype"] for row in rows} == {dtype}
+        found = summarise(rows)[NAMES[peer]]
+        assert (said, cells) == (f"{found.geomean:.2f}", str(found.cells))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_are_there(page: str) -> None:
+    """Paths in backticks that begin with a folder of the project, and links."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:cufa|docs|scripts|tests)/[\w./-]*)`", text)
+    for path in named:
+        assert (ROOT / path).exists(), path
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert ((ROOT / page).parent / link).exists(), link
+
+
+def test_every_room_is_on_the_map() -> None:
+    package = ROOT / "cufa"
+    rooms = {p.name for p in package.iterdir() if p.is_dir() and p.name != "__pycache__"}
+    modules = {p.name for p in package.glob("*.py")} - {"__init__.py", "__main__.py", "optional.py"}
+    mapped = set(re.findall(r"`cufa/([\w.]+)/?`", TEXT))
+    assert rooms | modules == mapped
+
+
+def test_every_environment_variable_is_named() -> None:
+    read = set()
+    for path in (ROOT / "cufa").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        read |= set(re.findall(r'environ(?:\.get\(|\[)"(\w+)"', text))
+    assert read >= {"CUFA_CACHE_DIR", "CUFA_TUNED"}
+    assert read == set(re.findall(r"^\| `([A-Z_]+)` \|", TEXT, re.MULTILINE))

@@ -74,7 +74,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def read(path: Path) -> bytes | None:
-    """Return a file of the cache folder; None if there is none to be read, or none to be trusted.
+    """Return a file of a cache folder; None if there is none to be read, or none to be trusted.
 
     A cubin is code that runs, and a tuned table chooses it. So a file that is neither the user's
     nor root's, or that others may write, is ignored with a warning, and so is all that is in such a
@@ -83,12 +83,13 @@ def read(path: Path) -> bytes | None:
     Parameters
     ----------
     path : Path
-        Below `folder`.
+        Below `folder`, or in another one, which is then looked at alone.
     """
     try:
         if os.name == "nt":
             return path.read_bytes()
-        return _read_trusted(folder(), path)
+        top = folder()
+        return _read_trusted(top if top in path.parents else path.parent, path)
     except OSError:
         return None
 
