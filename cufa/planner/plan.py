@@ -9,6 +9,7 @@ from cufa.device import Device
 from cufa.kernel import KERNELS, Kernel, default
 from cufa.planner import rules, scheduler
 from cufa.planner.problem_class import problem_class
+from cufa.planner.scheduler import Order
 from cufa.planner.tuned_table import Table
 from cufa.problem import Problem
 from cufa.variant import Variant
@@ -160,8 +161,8 @@ def _by_table(
     variant = entry.variant(problem, device)
     if variant.illegal(device) is not None:
         return None
-    tiles = scheduler.order(problem, variant, device).tiles
-    return variant if _countable(tiles, variant, device) else None
+    order = scheduler.order(problem, variant, device)
+    return variant if _countable(order, _block(variant, device)) else None
 
 
 class _Block(NamedTuple):
@@ -177,19 +178,18 @@ def _block(variant: Variant, device: Device) -> _Block:
     return _Block(variant.threads, variant.smem_bytes, at_once)
 
 
-def _countable(tiles: int, variant: Variant, device: Device) -> bool:
+def _countable(order: Order, block: _Block) -> bool:
     """Whether all tiles, and what each block asks for after the last one, have 32-bit numbers."""
-    return tiles + _block(variant, device).at_once <= _MAX_GRID
+    return order.tiles + block.at_once <= _MAX_GRID
 
 
 def _planned(problem: Problem, variant: Variant, device: Device, reason: str) -> Plan:
-    order = scheduler.order(problem, variant, device)
-    if not _countable(order.tiles, variant, device):
+    order, block = scheduler.order(problem, variant, device), _block(variant, device)
+    if not _countable(order, block):
         raise ValueError(
             f"q: batch {problem.batch} x heads {problem.heads_q} x seq {problem.seq_q} needs "
             f"{order.tiles} blocks, more than a grid's {_MAX_GRID}"
         )
-    block = _block(variant, device)
     rows = problem.batch * problem.heads_q * problem.seq_q
     return Plan(
         variant=variant,

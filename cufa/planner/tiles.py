@@ -139,10 +139,11 @@ _FA1_SM86: _Table = {
 # Hopper's own kernel: 64 rows a warpgroup, and four warps that fetch. Where V is narrow three
 # warpgroups share a tile's K and V; from 192 columns on registers hold O of two. Fewer rows waste
 # less: on the edge of a causal mask, on rows that a tile has and the problem has not, and on the
-# last wave. The costs are what they lose otherwise, measured on an H200 in grids of many waves, and
-# a matter of the multiprocessor, which an H100 has, too: with each warpgroup less, K and V are read
-# for fewer rows, and fewer other products run under a warpgroup's softmax. Tiles of 64 rows come as
-# two or three blocks a multiprocessor; from 192 columns on only one fits, alone with its softmax.
+# last wave. The costs are what they lose otherwise: with each warpgroup less, K and V are read for
+# fewer rows, and fewer other products run under a warpgroup's softmax. Tiles of 64 rows come as two
+# or three blocks a multiprocessor; from 192 columns on only one fits, alone with its softmax. They
+# are a matter of the multiprocessor, which is the same in all of Hopper, and were measured on an
+# H200 for 64 and 128 columns, see docs/kernels.md; those of other entries are taken after them.
 _SHORT, _LONG = range(2049), range(2049, 2**31)
 _NEVER = range(0)
 _WGMMA: _Table = {
@@ -152,7 +153,7 @@ _WGMMA: _Table = {
         _tile(64, 64, 3, 8, 3, cost=1.25),
     ),
     (64, 64): (
-        # A third stage costs nothing here; with a mask and many keys two were faster.
+        # A third stage is 1% faster, but for masks over many keys, where it does nothing.
         _tile(192, 128, 3, 16, 1, True, cost=1.0, causal=_SHORT),
         _tile(192, 128, 2, 16, 1, True, cost=1.0, full=_NEVER, causal=_LONG),
         _tile(64, 64, 3, 8, 3, cost=1.25),
@@ -162,8 +163,8 @@ _WGMMA: _Table = {
         _tile(64, 80, 2, 8, 2, cost=1.19),
     ),
     (128, 128): (
-        # A third stage takes the place of a third slot of Q, which causal tiles, many of them
-        # short, have more use for. For most keys both are as fast.
+        # A third stage is 1% faster, too. But it takes the place of a third slot of Q, for which
+        # causal tiles, many of them short, have more use; and for most keys it does nothing.
         _tile(192, 80, 3, 16, 1, True, cost=1.0, full=range(8193), causal=_NEVER),
         _tile(192, 80, 2, 16, 1, True, cost=1.0, full=range(8193, 2**31)),
         _tile(128, 128, 2, 12, 1, True, cost=1.06),
@@ -178,8 +179,7 @@ _WGMMA: _Table = {
         _tile(64, 96, 2, 8, 1, cost=1.5),
     ),
     (256, 256): (
-        # Turns were 1 to 2% faster for few keys, and slower for many: the one loop over the keys
-        # waits for O later than the two of narrower ones.
+        # Turns are 1% faster for few keys, and do nothing for many, or with few of a causal tile.
         _tile(128, 64, 2, 12, 1, True, cost=1.0, full=_SHORT, causal=range(513, 1025)),
         _tile(128, 64, 2, 12, 1, cost=1.0),
         _tile(64, 64, 2, 8, 1, cost=1.5),
