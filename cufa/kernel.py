@@ -93,12 +93,6 @@ def panel_columns(columns: int) -> int:
     return next((n for n in (64, 32) if columns % n == 0), 16)
 
 
-def _multiples(variant: Variant, bm_step: int) -> str | None:
-    if variant.bm % bm_step or variant.bn % 16:
-        return f"bm must be a multiple of {bm_step}, and bn of 16"
-    return None
-
-
 # --- fa3_wgmma: a producer's warpgroup, and a consumer for each 64 rows ---
 
 
@@ -148,7 +142,9 @@ def _fa2_mma_smem_bytes(v: Variant) -> int:
 def _fa2_complaint(v: Variant, row_warps: int) -> str | None:
     if v.warps % 2:
         return "warps must be even: a thread copies rows in steps of 8"
-    return _multiples(v, 16 * row_warps)
+    if v.bm % (16 * row_warps) or v.bn % 16:
+        return f"bm must be a multiple of {16 * row_warps}, and bn of 16"
+    return None
 
 
 def _fa2_mma_complaint(v: Variant, device: Device) -> str | None:
@@ -224,7 +220,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 @functools.cache
-def default(dtype: str, device: Device, keys: bool = True) -> Kernel:
+def default_kernel(dtype: str, device: Device, keys: bool = True) -> Kernel:
     """Return the kernel that a call uses unless it names another.
 
     Parameters

@@ -10,7 +10,7 @@ from cufa import device
 from cufa.explorer.occupancy import register_bound
 from cufa.explorer.space import DEFAULTS, variants
 from cufa.explorer.tune import entry_of
-from cufa.kernel import KERNELS, default
+from cufa.kernel import KERNELS, default_kernel
 from cufa.planner.plan import plan
 from cufa.planner.tiles import TileShape, all_head_dims, tile_shapes
 from cufa.problem import Problem
@@ -81,7 +81,7 @@ def test_bound_of_registers_drops_nothing_that_the_planner_uses(
 
 
 def test_default_space_is_neither_poor_nor_slow_to_compile() -> None:
-    for kernel in ("fa2_mma", default("bfloat16", H200).name):
+    for kernel in ("fa2_mma", default_kernel("bfloat16", H200).name):
         assert 40 <= len(variants(problem_of(), H200, [kernel])) <= 120
 
 
@@ -89,7 +89,7 @@ def test_default_kernel_is_the_planners() -> None:
     for gpu in GPUS:
         for dtype in ("bfloat16", "float32"):
             found = variants(problem_of(dtype=dtype), gpu)
-            assert {v.kernel for v in found} == {default(dtype, gpu).name}
+            assert {v.kernel for v in found} == {default_kernel(dtype, gpu).name}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -11,7 +11,7 @@ import pytest
 
 from cufa import device
 from cufa.compiler import source
-from cufa.kernel import KERNELS, NUMBERS, default
+from cufa.kernel import KERNELS, default_kernel
 from cufa.variant import Variant
 
 PACKAGE = Path(source.__file__).parents[1]
@@ -59,8 +59,7 @@ def test_template_arguments_are_those_of_the_source() -> None:
             rf"template <class T, ([^>]*)>\s*__global__[^{{;]*\b{name}\(", text
         )
         words = [each.split()[-1].lower() for each in parameters.split(",")]
-        assert tuple(words[: len(NUMBERS)]) == NUMBERS
-        assert set(kernel.arguments) <= set(words)
+        assert words == [*kernel.arguments, "score", "kv"]
         assert set(kernel.arguments) <= set(Variant._fields)
 
 
@@ -78,7 +77,7 @@ def test_template_arguments_are_those_of_the_source() -> None:
     ],
 )
 def test_default(dtype: str, gpu: device.Device, keys: bool, name: str) -> None:
-    assert default(dtype, gpu, keys).name == name
+    assert default_kernel(dtype, gpu, keys).name == name
 
 
 def test_registers_at_launch() -> None:

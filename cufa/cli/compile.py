@@ -22,7 +22,7 @@ from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
 from cufa.explorer import build
 from cufa.explorer.table import counted
-from cufa.kernel import ELEMENT_BYTES, KERNELS, default
+from cufa.kernel import ELEMENT_BYTES, KERNELS, default_kernel
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
@@ -169,7 +169,7 @@ def _head_dims(key: ProblemClass, kernel: str, dtype: str, device: Device) -> li
 
     The class has those of the default kernel, whose steps may be wider.
     """
-    of_class = default(dtype, device).name
+    of_class = default_kernel(dtype, device).name
     return [
         pair
         for pair in all_head_dims(kernel, device)

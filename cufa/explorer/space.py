@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.explorer.occupancy import register_bound, resident_blocks
-from cufa.kernel import default
+from cufa.kernel import default_kernel
 from cufa.planner.plan import plan
 from cufa.planner.tiles import tile_shapes
 from cufa.planner.tuned import user_table
@@ -141,7 +141,7 @@ def variants(
     values = _checked(space or {})
     if kernels is None:
         tuned = plan(problem, device, table=user_table(device)).variant.kernel
-        kernels = (default(problem.dtype, device).name, tuned)
+        kernels = (default_kernel(problem.dtype, device).name, tuned)
     found: dict[Variant, None] = {}
     for kernel in dict.fromkeys(kernels):
         found.update(dict.fromkeys(_of_kernel(problem, device, kernel, values)))

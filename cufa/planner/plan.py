@@ -6,7 +6,7 @@ import functools
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.kernel import KERNELS, Kernel, default
+from cufa.kernel import KERNELS, Kernel, default_kernel
 from cufa.planner import rules, scheduler
 from cufa.planner.problem_class import problem_class
 from cufa.planner.scheduler import Order
@@ -91,7 +91,7 @@ def plan(
         _check_variant(problem, kernel, device)
         return _planned(problem, kernel, device, "forced variant")
     if kernel is None:
-        chosen = default(problem.dtype, device, problem.seq_kv > 0)
+        chosen = default_kernel(problem.dtype, device, problem.seq_kv > 0)
         reason = f"default for {problem.dtype}" if problem.seq_kv > 0 else "no keys"
     else:
         chosen, reason = _checked_kernel(problem, kernel, device), "forced kernel"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa import kernel as kernels
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES
+from cufa.kernel import ELEMENT_BYTES, default_kernel
 from cufa.planner.tiles import padded
 from cufa.problem import Problem
 
@@ -51,7 +50,7 @@ def problem_class(problem: Problem, device: Device) -> ProblemClass:
     problem : Problem
     device : Device
     """
-    kernel = kernels.default(problem.dtype, device).name
+    kernel = default_kernel(problem.dtype, device).name
     head_dims = padded(kernel, device, problem.head_dim, problem.head_dim_v)
     tiles = problem.batch * problem.heads_q * -(-problem.seq_q // _TILE_ROWS)
     if 2 * tiles <= device.sm_count:
