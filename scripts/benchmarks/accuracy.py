@@ -24,16 +24,7 @@ def reference_rows(
 ) -> Iterator[tuple[int, Any]]:
     """Yield (first row, rows of the result) of one head in float64, a block of rows at a time.
 
-    Parameters
-    ----------
-    xp : module
-        ``numpy`` or ``cupy``.
-    q, k, v : array
-        One head: (seq, head_dim), any float dtype.
-    causal : bool
-        Whether query i sees only keys j <= i + Sk - Sq.
-    scale : float
-        Factor of the scores.
+    Operands are (seq, head_dim) of any float dtype, in ``numpy`` or ``cupy``, which is `xp`.
     """
     q64, k64, v64 = (_float64(xp, x) for x in (q, k, v))
     sq, sk = q.shape[0], k.shape[0]
@@ -49,23 +40,9 @@ def reference_rows(
 def max_errors(
     xp: Any, cell: Cell, operands: tuple[Any, Any, Any], results: dict[str, Any]
 ) -> dict[str, float]:
-    """Return each contestant's largest absolute error over the same rows.
+    """Return each contestant's largest absolute error over the same rows; NaN where one is there.
 
-    Parameters
-    ----------
-    xp : module
-        ``numpy`` or ``cupy``.
-    cell : Cell
-        The problem.
-    operands : tuple of array
-        Q, K and V, (batch, heads, seq, head_dim).
-    results : dict of str to array
-        Results of the contestants in `xp` arrays, (batch, heads, seq, head_dim of V).
-
-    Returns
-    -------
-    dict of str to float
-        Largest ``abs(result - reference)``; NaN when a result holds one.
+    All arrays are (batch, heads, seq, head_dim) in ``numpy`` or ``cupy``, which is `xp`.
     """
     worst = {name: xp.zeros((), dtype=xp.float64) for name in results}
     q, k, v = operands

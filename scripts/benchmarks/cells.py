@@ -111,19 +111,7 @@ TABLES = {
 def standard_cells(dtype: str, head_dims: Iterable[int], seqs: Iterable[int] = SEQS) -> list[Cell]:
     """Return the standard table of one dtype: hidden size 2048, 16384 tokens, causal and not.
 
-    Parameters
-    ----------
-    dtype : str
-        Element type of all operands.
-    head_dims : iterable of int
-        Head dims, each a divisor of 2048.
-    seqs : iterable of int
-        Sequence lengths, each a divisor of 16384.
-
-    Raises
-    ------
-    ValueError
-        When a head dim or a length does not divide evenly.
+    ValueError where a head dim does not divide the hidden size, or a length the tokens.
     """
     return [cell_of(problem) for problem in standard_problems((dtype,), head_dims, seqs=seqs)]
 
@@ -131,15 +119,7 @@ def standard_cells(dtype: str, head_dims: Iterable[int], seqs: Iterable[int] = S
 def gqa_cells(dtype: str, seqs: Iterable[int] = GQA_SEQS) -> list[Cell]:
     """Return the table of 64 query heads on 8 K/V heads: head dim 128, causal and not.
 
-    Parameters
-    ----------
-    dtype : str
-    seqs : iterable of int
-
-    Raises
-    ------
-    ValueError
-        When a length is not positive.
+    ValueError where a length is not positive.
     """
     lengths = tuple(seqs)
     for s in lengths:

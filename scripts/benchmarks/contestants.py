@@ -23,14 +23,7 @@ CUFA = "cufa"
 class Ready(NamedTuple):
     """The contestants of a cell, cufa among them, each of which has run it.
 
-    Attributes
-    ----------
-    cell : Cell
-    variant : Variant
-        What cufa runs.
-    calls : dict of str to callable
-    errors : dict of str to float
-        Largest absolute error of each.
+    `variant` is what cufa runs, and `errors` are the largest absolute ones.
     """
 
     cell: Cell
@@ -54,21 +47,10 @@ class Ready(NamedTuple):
 
 
 class Contestants:
-    """cufa and its peers, in one cell after the other.
+    """cufa, perhaps with a kernel forced on it, and its peers, in one cell after the other.
 
-    Parameters
-    ----------
-    kernel : str or None
-        The kernel forced on cufa; None leaves the choice to it.
-    peers : iterable of str
-        Keys of `makers`.
-    makers : mapping of str to callable, optional
-        `PEERS` by default.
-
-    Attributes
-    ----------
-    failed : int
-        Cells that cufa could not run.
+    `peers` are names of `makers`, which are `PEERS` by default; `failed` counts the cells that cufa
+    could not run.
     """
 
     def __init__(

@@ -29,16 +29,8 @@ def describe(
 ) -> dict[str, Any]:
     """Return the head of a result object, all but its ceilings and rows.
 
-    Parameters
-    ----------
-    bench : str
-        Name of the benchmark.
-    arguments : list of str
-        Command-line arguments after the program's name.
-    commit : str or None
-        The commit, where the caller knows it better than git does here.
-    device : str, optional
-        What the results are for, where no GPU takes part; else the current GPU is named.
+    `commit` is for a caller who knows it better than git does here, and `device` for results that
+    no GPU takes part in.
     """
     return {
         "bench": bench,
@@ -82,13 +74,7 @@ def git_commit() -> str:
 
 
 def of_child(caches: str) -> dict[str, str]:
-    """Return the environment of a process that runs this checkout with caches of its own.
-
-    Parameters
-    ----------
-    caches : str
-        The folder for them, such as an empty one.
-    """
+    """Return the environment of a process that runs this checkout with its caches in a folder."""
     path = [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,

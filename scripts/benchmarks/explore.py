@@ -30,15 +30,8 @@ def rows(kernel: str, shape: str, dtype: str, causal: bool) -> Iterator[dict[str
 
     An exploration is the command ``python -m cufa explore`` in a new process whose caches are
     empty. Then all variants that one of them found to be right are timed in `ROUNDS` rounds, none
-    left out early, to say which is the fastest and how the winners compare with it.
-
-    Parameters
-    ----------
-    kernel : str
-    shape : str
-        Of q, k and v, such as "2,16,8192,128".
-    dtype : str
-    causal : bool
+    left out early, to say which is the fastest and how the winners compare with it. `shape` is that
+    of q, k and v, such as "2,16,8192,128".
     """
     found = [_explore(kernel, shape, dtype, causal) for _ in range(RUNS)]
     right = (_variant(row) for _, table in found for row in table if row["correct"])

@@ -20,17 +20,7 @@ HeadDims = tuple[int, int]
 def rows(
     contestants: Contestants, clock: Clock, budget: Budget, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row a cell, and print a line for each.
-
-    Parameters
-    ----------
-    contestants : Contestants
-    clock : Clock
-    budget : Budget
-        Time a mask.
-    seed : int
-        Of the random data.
-    """
+    """Yield a row a cell, and print a line for each; the budget is that of all of one mask."""
     rng = cupy.random.default_rng(seed)
     for causal in (False, True):
         found = _race(contestants, headdim_cells(causal), rng, clock, budget)
@@ -69,18 +59,8 @@ def references(
 ) -> dict[str, float]:
     """Return cufa's figures in the same race that those of one cell are compared with.
 
-    Parameters
-    ----------
-    dims, padded : tuple of int
-        The cell's head dims, and those that its kernel is compiled for.
-    ours : mapping of tuple of int to float
-        cufa's TFLOP/s by head dims.
-
-    Returns
-    -------
-    dict of str to float
-        ``cufa_d128``, and ``cufa_padded`` where the cell's own head dims are padded; each where it
-        was raced.
+    They are ``cufa_d128`` and, where the cell's own head dims are padded, ``cufa_padded``, as far
+    as `ours`, cufa's TFLOP/s by head dims, has them.
     """
     found = {"cufa_d128": ours.get((128, 128))}
     if padded != dims:

@@ -24,14 +24,7 @@ _RISE = 12 / 64
 class Operands:
     """Q, K and V of a cell, (batch, heads, seq, head_dim), contiguous, normally distributed.
 
-    Parameters
-    ----------
-    cell : Cell
-        Shapes and dtype.
-    rng : cupy.random.Generator
-        Where the data comes from; each call draws fresh data.
-    scores : str
-        One of `benchmarks.cells.SCORES`.
+    Each draws fresh data from `rng`; `scores` is one of `benchmarks.cells.SCORES`.
     """
 
     def __init__(self, cell: Cell, rng: Any, scores: str = "normal") -> None:

@@ -33,13 +33,7 @@ class Case(NamedTuple):
 
 
 def standard_cases(kernels: list[str]) -> list[Case]:
-    """Return the standard variants: bfloat16 with each of `kernels`, float32 as chosen by cufa.
-
-    Parameters
-    ----------
-    kernels : list of str
-        Kernel names, or ``auto`` for cufa's own choice.
-    """
+    """Return the standard variants: bfloat16 with each of `kernels`, float32 as cufa chooses."""
     masks = (False, True)
     half = [Case("bfloat16", d, c, k) for k in kernels for d in (64, 128, 256) for c in masks]
     return half + [Case("float32", d, c, "auto") for d in (64, 128) for c in masks]
@@ -50,11 +44,6 @@ def rows(kernels: list[str]) -> Iterator[dict[str, Any]]:
 
     Each of `REPEATS` times, two new processes run after each other over a fresh cache directory:
     the first finds it empty, the second finds what the first left. The figures are medians.
-
-    Parameters
-    ----------
-    kernels : list of str
-        As for `standard_cases`.
     """
     for case in standard_cases(kernels):
         cold, warm = [], []
@@ -72,13 +61,7 @@ def rows(kernels: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _first_call_s(case: Case, cache: str) -> float:
-    """Return the seconds of the first call of a new process.
-
-    Raises
-    ------
-    RuntimeError
-        When the process fails; its error output is the message.
-    """
+    """Return the seconds of the first call of a new process; RuntimeError when that fails."""
     child = subprocess.run(
         [sys.executable, "-m", "benchmarks.first_call", *case.arguments()],
         env=environment.of_child(cache),

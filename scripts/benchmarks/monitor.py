@@ -20,13 +20,7 @@ class Card(NamedTuple):
 
 
 def command(bus_id: str) -> list[str]:
-    """Return the command that prints a line of clock and power every 100 ms.
-
-    Parameters
-    ----------
-    bus_id : str
-        PCI bus id of the card.
-    """
+    """Return what prints a line of clock and power of the card on a PCI bus every 100 ms."""
     query = ["--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
     return ["nvidia-smi", *query, "-lms", "100", "-i", bus_id]
 
@@ -38,14 +32,7 @@ def parse(line: str) -> Card:
 
 
 def medians(readings: Iterable[tuple[float, Card]], first: float, last: float) -> Card:
-    """Return the medians over the readings between two times.
-
-    Parameters
-    ----------
-    readings : iterable of (float, Card)
-        Each with its time.
-    first, last : float
-    """
+    """Return the medians over the readings, each with its time, between two times."""
     inside = [card for at, card in readings if first <= at <= last]
     return Card(*(_median(getattr(card, field) for card in inside) for field in Card._fields))
 
@@ -53,15 +40,7 @@ def medians(readings: Iterable[tuple[float, Card]], first: float, last: float) -
 class Monitor:
     """Runs a command within a ``with`` block and keeps what its lines say, with the time of each.
 
-    Parameters
-    ----------
-    command : sequence of str
-        As from `command`.
-
-    Attributes
-    ----------
-    complaint : str
-        Why readings may be missing.
+    `complaint` says why readings may be missing.
     """
 
     def __init__(self, command: Sequence[str]) -> None:

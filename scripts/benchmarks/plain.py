@@ -20,22 +20,8 @@ def attention(xp: Any, q: Any, k: Any, v: Any, *, causal: bool, scale: float) ->
     where matrices are small and launches dominate, and multiplied head by head where they are
     large: the faster way at either end.
 
-    Parameters
-    ----------
-    xp : module
-        ``numpy`` or ``cupy``.
-    q, k, v : array
-        Contiguous, (batch, heads, seq, head_dim), the same lengths for all three. Where `k` and
-        `v` have fewer heads, each serves as many of `q` in a row, and is repeated for them.
-    causal : bool
-        Whether query i sees only keys j <= i.
-    scale : float
-        Factor of the scores.
-
-    Returns
-    -------
-    array
-        Shape (batch, heads, seq, head_dim of V), dtype of `q`.
+    Operands are contiguous, (batch, heads, seq, head_dim), of the same lengths. Where `k` and `v`
+    have fewer heads, each serves as many of `q` in a row, and is repeated for them.
     """
     b, h, s, _ = q.shape
     if k.shape[1] != h:

@@ -13,15 +13,7 @@ _PEER_COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw the plot of a checked result into a PNG file.
-
-    Parameters
-    ----------
-    result : dict
-        A result object.
-    path : Path
-        The file to write.
-    """
+    """Draw the plot of a checked result into a PNG file."""
     figure = canvas()
     rows = result["rows"]
     if result["bench"] == "jit":

@@ -28,19 +28,8 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a result row a cell that cufa can run, and print a line for each.
 
-    Parameters
-    ----------
-    contestants : Contestants
-    cells : iterable of Cell
-    clock : Clock
-    budget : Budget
-        Time a cell.
-    seed : int
-        Of the random data.
-    scores : str
-        One of `benchmarks.cells.SCORES`.
-    timing : str
-        A key of `benchmarks.graphs.REPLAYED_BELOW_MS`.
+    `budget` is that of a cell, `scores` one of `benchmarks.cells.SCORES` and `timing` a key of
+    `benchmarks.graphs.REPLAYED_BELOW_MS`.
     """
     rng = cupy.random.default_rng(seed)
     for cell in cells:

@@ -39,22 +39,9 @@ _TITLES = {
 
 
 def write_report(path: Path) -> tuple[Path, Path]:
-    """Write the page and the plot of a result file beside it.
+    """Write the page and the plot of a result file beside it, and return their paths.
 
-    Parameters
-    ----------
-    path : Path
-        A result file, ``<name>.json``.
-
-    Returns
-    -------
-    tuple of Path
-        ``<name>.md`` and ``<name>.png``.
-
-    Raises
-    ------
-    ValueError
-        When the file is not of the agreed shape.
+    ValueError where the file is not of the agreed shape.
     """
     result = results.read(path)
     page, plot = path.with_suffix(".md"), path.with_suffix(".png")
@@ -64,14 +51,9 @@ def write_report(path: Path) -> tuple[Path, Path]:
 
 
 def markdown(result: dict[str, Any], source: str, plot: str) -> str:
-    """Return the page of a result: where it ran, the plot, the ratios, every row.
+    """Return the page of a checked result: where it ran, the plot, the ratios, every row.
 
-    Parameters
-    ----------
-    result : dict
-        A checked result object.
-    source, plot : str
-        Names of the result file and of the plot, which lie beside the page.
+    `source` and `plot` name the result file and the plot, which lie beside the page.
     """
     bench = result["bench"]
     rows = result["rows"]

@@ -71,13 +71,7 @@ def default_path(folder: Path, device: str, bench: str, kernel: str | None) -> P
 
 
 def validate(result: Any) -> None:
-    """Check a result object against the agreed shape.
-
-    Raises
-    ------
-    ValueError
-        With the place and what is wrong there.
-    """
+    """Check a result object; ValueError says where it is not of the agreed shape, and why."""
     _check_fields("result", result, _HEAD)
     for name in () if result["bench"] == "refactor-compile" else _CEILINGS:  # it needs no GPU
         _check_number(f"ceilings.{name}", result["ceilings"].get(name))
@@ -110,10 +104,7 @@ def figures(row: dict[str, Any]) -> str:
 def merged(earlier: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Return a result with the rows that an earlier part of the same run has of other cells.
 
-    Raises
-    ------
-    ValueError
-        It is a part of another run.
+    ValueError where that is a part of another run.
     """
     for name in ("bench", "commit", "before", "device", "driver", "versions"):
         if earlier.get(name) != result.get(name):
@@ -128,27 +119,13 @@ def merged(earlier: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """Check a result and put it in place whole: readers never see half a file.
-
-    Raises
-    ------
-    ValueError
-        From `validate`.
-    OSError
-        When the file cannot be written.
-    """
+    """Check a result, as `validate`, and put it in place whole: no reader sees half a file."""
     validate(result)
     cache.write(path, _dump(result).encode())
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read and check a result file.
-
-    Raises
-    ------
-    ValueError
-        When it is no JSON or not of the agreed shape; the message names the file.
-    """
+    """Read and check a result file; ValueError names the file."""
     try:
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         validate(result)

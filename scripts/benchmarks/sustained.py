@@ -33,15 +33,7 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row a cell that cufa can run, and print a line for each.
 
-    Parameters
-    ----------
-    contestants : Contestants
-    seconds : float
-        Time that each contestant runs.
-    pause : float
-        Seconds before it, in which the card cools.
-    seed : int
-        Of the random data.
+    Each contestant runs for some seconds, after a pause in which the card cools.
     """
     rng = cupy.random.default_rng(seed)
     with Monitor(monitor.command(cupy.cuda.Device().pci_bus_id)) as card:

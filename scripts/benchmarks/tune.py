@@ -31,10 +31,6 @@ def rows(dtype: str) -> Iterator[dict[str, Any]]:
     to a folder. Then, cell by cell, the planner's choice without the table it wrote and with it are
     timed against each other. Where both are the same variant there is one figure, and it stands in
     both columns.
-
-    Parameters
-    ----------
-    dtype : str
     """
     device = devices.current()
     problems = standard_problems((dtype,))
