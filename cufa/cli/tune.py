@@ -12,8 +12,7 @@ from cufa.cli.parser import CommandError, Commands, add_command, add_jobs, probl
 from cufa.cli.values import Shapes, output, shape
 from cufa.cli.watch import watch
 from cufa.explorer.standard import standard_problems
-from cufa.explorer.table import problem_text, tile_text
-from cufa.explorer.tune import Interrupted, Tuning, tune
+from cufa.explorer.tune import HEADERS, Interrupted, Tuning, tune
 from cufa.problem import DTYPES, Problem
 
 
@@ -118,24 +117,11 @@ def _keep(tuning: Tuning, options: argparse.Namespace) -> None:
 
 def _print(tuning: Tuning) -> None:
     """Print what the planner chose, and what wins."""
-    rows = [
-        (
-            problem_text(row.problem),
-            tile_text(row.planned),
-            f"{row.planned_us:.1f}",
-            tile_text(row.winner) if row.winner != row.planned else "stays",
-            f"{row.winner_us:.1f}",
-            f"{row.ratio:.3f}",
-            "",
-        )
-        for row in tuning.rows
-    ]
-    nothing = ("-",) * 5
-    rows += [(problem_text(p), *nothing, f"failed: {why}") for p, why in tuning.failures.items()]
-    if not rows:
+    cells = tuning.cells()
+    if not cells:
         print("nothing was tuned")
         return
-    table.show(("problem", "planned", "us", "winner", "us", "ratio", ""), rows)
+    table.show(HEADERS, cells)
     if tuning.rows:
         mean = geometric_mean(row.ratio for row in tuning.rows)
         changed = sum(row.winner != row.planned for row in tuning.rows)

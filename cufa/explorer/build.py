@@ -48,17 +48,10 @@ def _build(variant: Variant, arch: str) -> Built:
 def compile_all(
     variants: Iterable[Variant], arch: str, jobs: int | None = None
 ) -> Generator[Built, None, None]:
-    """Compile variants in threads and yield each as it is done.
+    """Compile variants for an architecture such as "sm_90a" in threads; yield each as it is done.
 
-    Close the generator (`contextlib.closing`) to drop what has not begun.
-
-    Parameters
-    ----------
-    variants : iterable of Variant
-    arch : str
-        Such as "sm_90a".
-    jobs : int, optional
-        Threads; one a core by default.
+    There is a thread a core unless `jobs` says otherwise. Close the generator
+    (`contextlib.closing`) to drop what has not begun.
     """
     from concurrent.futures import ThreadPoolExecutor, as_completed
 

@@ -29,21 +29,11 @@ _MEMORY_BYTES = 4 << 30  # read or copied at once, on a card that has room for i
 
 
 def measure(clock: Clock, dtype: str) -> dict[str, float]:
-    """Return the read-only and copy bandwidth in GB/s and the matrix rate in TFLOP/s.
+    """Return ``read_gbs``, ``copy_gbs`` and, where cuBLAS is installed, ``gemm_tflops``.
 
-    A copy counts the bytes read and the bytes written. The product is 8192 x 8192 x 8192 through
-    cuBLAS; float32 is not computed in TF32. Data are random, as some products run faster on zeros.
-
-    Parameters
-    ----------
-    clock : Clock
-    dtype : str
-        Of the matrix product.
-
-    Returns
-    -------
-    dict of str to float
-        ``read_gbs``, ``copy_gbs`` and, where cuBLAS is installed, ``gemm_tflops``.
+    Bandwidths are in GB/s; a copy counts the bytes read and the bytes written. The product, of
+    `dtype`, is 8192 x 8192 x 8192 through cuBLAS; float32 is not computed in TF32. Data are random,
+    as some products run faster on zeros.
     """
     import cupy
 

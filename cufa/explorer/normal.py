@@ -13,13 +13,7 @@ _PERIOD = (1 << 22) - 3  # a prime: the repeats meet rows and heads at other pla
 def normal(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> Any:
     """Return normally distributed numbers, drawn on the host and repeated there on the device.
 
-    Parameters
-    ----------
-    xp : module
-        ``numpy`` or ``cupy``; of the latter no more than NVRTC is needed.
-    shape : tuple of int
-    dtype : numpy.dtype
-    seed : int
+    `xp` is ``numpy`` or ``cupy``; of the latter no more than NVRTC is needed.
     """
     size = math.prod(shape)
     drawn = np.random.default_rng(seed).standard_normal(min(size, _PERIOD), dtype=np.float32)

@@ -26,15 +26,7 @@ def register_bound(device: Device, threads: int, blocks: int) -> int:
 def resident_blocks(device: Device, threads: int, registers: int, smem_bytes: int) -> int:
     """Return how many blocks of a kernel fit on a multiprocessor together; 0 if not even one.
 
-    Parameters
-    ----------
-    device : Device
-    threads : int
-        Of a block.
-    registers : int
-        Of a thread.
-    smem_bytes : int
-        Static and dynamic shared memory of a block.
+    `threads` and `smem_bytes`, static and dynamic together, are a block's, `registers` a thread's.
     """
     if smem_bytes > device.smem_per_block:
         return 0

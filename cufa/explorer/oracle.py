@@ -92,21 +92,10 @@ class Verdict(NamedTuple):
 
 
 class Oracle:
-    """Judges results of one problem; what is right is computed once.
+    """Judges results of one problem, which has a query and a key; what is right is computed once.
 
-    Parameters
-    ----------
-    xp : module
-        ``numpy`` or ``cupy``.
-    problem : Problem
-        With at least one query and one key.
-    q, k, v : array
-        (batch, heads, seq, head_dim), of any strides.
-
-    Raises
-    ------
-    ValueError
-        The inputs hold values that are not finite.
+    `q`, `k` and `v` are (batch, heads, seq, head_dim) arrays of `xp`, ``numpy`` or ``cupy``, of any
+    strides. ValueError where they hold values that are not finite.
     """
 
     def __init__(self, xp: Any, problem: Problem, q: Any, k: Any, v: Any) -> None:

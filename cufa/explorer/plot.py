@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 def figure(found: Findings) -> Figure:
     """Draw what was found: times and a roofline, or registers and occupancy without timings.
 
-    Raises
-    ------
-    ImportError
-        Without matplotlib.
+    ImportError without matplotlib.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

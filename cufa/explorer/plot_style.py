@@ -24,13 +24,7 @@ _Value = TypeVar("_Value", int, tuple[int, str])
 
 
 class Style:
-    """Where each variant stands on the axis of tiles, and how it looks.
-
-    Parameters
-    ----------
-    rows : list of Row
-        All that are drawn.
-    """
+    """Where each variant of the rows stands on the axis of tiles, and how it looks."""
 
     def __init__(self, rows: list[Row]) -> None:
         variants = [row.variant for row in rows]

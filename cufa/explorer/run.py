@@ -114,15 +114,8 @@ class Run:
     def measure(self, operands: Operands | None) -> None:
         """Check the variants that were compiled one by one, then race those that are right.
 
-        Parameters
-        ----------
-        operands : Operands or None
-            4-D CuPy arrays; None for random ones.
-
-        Raises
-        ------
-        ValueError
-            The inputs hold values that are not finite.
+        `operands` are 4-D CuPy arrays, or None for random ones; ValueError where they hold values
+        that are not finite.
         """
         from cufa.explorer.stage import Stage
 
@@ -247,12 +240,7 @@ def _reason(error: Exception) -> str:
 
 
 def check_options(jobs: object, progress: object) -> None:
-    """Check the options of a run before any work for it.
-
-    Raises
-    ------
-    TypeError, ValueError
-    """
+    """Check the options of a run before any work for it; TypeError or ValueError."""
     if jobs is not None:
         if isinstance(jobs, bool) or not isinstance(jobs, (int, np.integer)):
             raise TypeError(f"jobs must be an integer or None, not {type(jobs).__name__}")

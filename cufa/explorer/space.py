@@ -152,15 +152,7 @@ def variants(
 
 
 def checked_kernels(kernels: Iterable[str] | None) -> list[str] | None:
-    """Return the names of kernels as a list, or None as it is.
-
-    Raises
-    ------
-    TypeError
-        `kernels` is no iterable of strings, or a single string.
-    ValueError
-        It is empty.
-    """
+    """Return the names of kernels as a list, or None as it is; TypeError or ValueError if none."""
     if kernels is None:
         return None
     if isinstance(kernels, str) or not isinstance(kernels, Iterable):

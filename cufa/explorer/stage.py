@@ -74,12 +74,8 @@ class Stage:
     def ready(self, variant: Variant, cubin: bytes) -> Call:
         """Load a variant; the call queues one launch of it, which writes the result.
 
-        Raises
-        ------
-        ValueError
-            The variant cannot run the problem.
-        cupy.cuda.driver.CUDADriverError
-            The GPU cannot load it.
+        ValueError where the variant cannot run the problem, one of `errors` where the GPU cannot
+        load it.
         """
         chosen = plan(self._problem, self._device, variant)
         function = jit.load(cubin, chosen.smem_bytes)

@@ -20,20 +20,8 @@ def standard_problems(
 ) -> list[Problem]:
     """Return problems of one hidden size and number of tokens, self-attention of equal heads.
 
-    Parameters
-    ----------
-    dtypes : iterable of str
-    head_dims : iterable of int
-        Divisors of `HIDDEN`.
-    masks : iterable of bool
-        Values of causal.
-    seqs : iterable of int
-        Divisors of `TOKENS`.
-
-    Raises
-    ------
-    ValueError
-        A head dim or a length does not divide evenly.
+    `masks` are values of causal. ValueError where a head dim does not divide `HIDDEN`, or a length
+    `TOKENS`.
     """
     lengths, causals, dims = tuple(seqs), tuple(masks), tuple(head_dims)
     for d in dims:

@@ -13,7 +13,7 @@ from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, variants
 from cufa.explorer.stage import duel_of, free_memory
-from cufa.explorer.table import problem_text
+from cufa.explorer.table import aligned, problem_text, tile_text
 from cufa.planner import tuned
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass, problem_class
@@ -24,6 +24,8 @@ from cufa.variant import Variant
 
 _FASTER = 1.01  # times that a winner is as fast, over the problems of its class together
 _SLOWER = 1 / 1.01  # and at least for each of them
+
+HEADERS = ("problem", "planned", "us", "winner", "us", "ratio", "")
 
 
 class Tuned(NamedTuple):
@@ -83,34 +85,33 @@ class Tuning:
     def store(self, command: str) -> Path:
         """Put the entries into the user's table, and drop those that no longer win there.
 
-        Parameters
-        ----------
-        command : str
-            What found them, for the reader of the file.
-
-        Returns
-        -------
-        Path
-            The table.
-
-        Raises
-        ------
-        OSError
+        The table, whose path is returned, says what `command` found them; OSError where it cannot
+        be written.
         """
         done = {row.problem_class for row in self.rows}
         return tuned.store(self.device, self.entries(), command, drop=done)
 
     def __str__(self) -> str:
-        """Return a line a problem, as plain text."""
-        lines = [
-            f"{problem_text(row.problem)}: {row.winner_us:.1f} us, {row.ratio:.3f} of "
-            f"{row.planned_us:.1f} us; {row.winner}"
-            if row.winner != row.planned
-            else f"{problem_text(row.problem)}: {row.planned_us:.1f} us; {row.planned} stays"
+        """Return a table as plain text."""
+        return aligned([HEADERS, *self.cells()])
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """Return a line a problem as text, under `HEADERS`; the last cell says what failed."""
+        rows = [
+            (
+                problem_text(row.problem),
+                tile_text(row.planned),
+                f"{row.planned_us:.1f}",
+                tile_text(row.winner) if row.winner != row.planned else "stays",
+                f"{row.winner_us:.1f}",
+                f"{row.ratio:.3f}",
+                "",
+            )
             for row in self.rows
         ]
-        lines += [f"{problem_text(problem)}: {why}" for problem, why in self.failures.items()]
-        return "\n".join(lines)
+        nothing = ("-",) * 5
+        failures = self.failures.items()
+        return [*rows, *((problem_text(p), *nothing, f"failed: {why}") for p, why in failures)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold."""
