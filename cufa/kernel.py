@@ -46,7 +46,7 @@ class Kernel(NamedTuple):
     head_dim_step : int
         Head dims are compiled in multiples of it.
     tma : bool
-        Whether it reads and writes through tensor maps: its parameter is ``TmaParams``, and else
+        Whether it reads and writes through tensor maps: its parameter is ``TmaArguments``, and else
         ``Params``.
     persistent : bool
         Whether a block takes one tile after the other; the grid is then no larger than what runs at
@@ -102,7 +102,8 @@ def _fa3_smem_bytes(v: Variant) -> int:
     rings = 2 * v.stages * v.bn * (v.head_dim + v.head_dim_v)
     room = 227 * 1024 // v.blocks_per_sm - 1024 - rings
     slots = max(1, min(3, room // slot))
-    return rings + slots * (slot + 16) + 32 * v.stages + 16 * max(2, slots)
+    work = 4 * (3 + 4 * (v.bm // 64))  # a tile, and which keys each consumer's rows visit
+    return rings + slots * (slot + 16) + 32 * v.stages + work * max(2, slots)
 
 
 def _fa3_registers(v: Variant) -> int:
@@ -129,10 +130,16 @@ def _fa3_complaint(v: Variant, device: Device) -> str | None:
 # --- fa2_mma and fa2_fp32: 16 rows a warp, or several times 16 ---
 
 
+def _row_warps(v: Variant) -> int:
+    """Warps that share the rows; in fa2_fp32 two share the columns of a wide output."""
+    return v.warps // 2 if v.dtype == "float32" and v.head_dim_v > 160 else v.warps
+
+
 def _ring_bytes(v: Variant) -> int:
-    """Q, the rings of K and V, and from which key on each warp has a mask."""
+    """Q, the rings of K and V, and which keys each warp's 16-row pieces visit."""
     elements = v.bm * v.head_dim + v.stages * v.bn * (v.head_dim + v.head_dim_v)
-    return ELEMENT_BYTES[v.dtype] * elements + 4 * v.warps
+    pieces = v.bm // 16 * (v.warps // _row_warps(v))
+    return ELEMENT_BYTES[v.dtype] * elements + 16 * pieces
 
 
 def _fa2_mma_smem_bytes(v: Variant) -> int:
@@ -152,11 +159,9 @@ def _fa2_mma_complaint(v: Variant, device: Device) -> str | None:
 
 
 def _fa2_fp32_complaint(v: Variant, device: Device) -> str | None:
-    if v.head_dim_v <= 160:
-        return _fa2_complaint(v, v.warps)
-    if v.head_dim_v % 64:
+    if v.head_dim_v > 160 and v.head_dim_v % 64:
         return "fa2_fp32 splits a head_dim_v of more than 160: it must be multiples of 64"
-    return _fa2_complaint(v, v.warps // 2)  # two warps share the columns of a wide output
+    return _fa2_complaint(v, _row_warps(v))
 
 
 # --- fa1_fp32: the scores pass through shared memory ---

@@ -48,7 +48,7 @@ def test_every_kernel_has_its_file_and_every_file_its_kernel() -> None:
     for name, kernel in KERNELS.items():
         assert kernel.name == name
         text = (PACKAGE / "kernels" / f"{name}.cu").read_text()
-        assert ("const __grid_constant__ TmaParams" in text) == kernel.tma
+        assert ("const __grid_constant__ TmaArguments" in text) == kernel.tma
         assert ("registers_decrease" in text) == (kernel.launch_registers is not None)
 
 

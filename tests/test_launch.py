@@ -32,7 +32,7 @@ from cufa.variant import Variant
 ALIGNMENT = 16  # bytes: what the kernels copy at once
 
 MAPS = np.dtype([(name, "u8", 16) for name in "qkvo"])
-#: ``TmaParams`` of tile_sm90.cuh: its maps make it a multiple of 64 bytes.
+#: ``TmaArguments`` of tile_sm90.cuh: its maps make it a multiple of 64 bytes.
 TMA_PARAMS = np.dtype(
     {
         "names": ["maps", "params"],
@@ -88,14 +88,16 @@ def test_params_have_the_layout_of_the_header(cupy: Any) -> None:
 def test_tma_params_have_the_layout_of_the_header(cupy: Any) -> None:
     """The hardware reads maps at multiples of 64 bytes."""
     checks = [
-        f"sizeof(TmaParams) == {TMA_PARAMS.itemsize}",
-        "alignof(TmaParams) == 64",
-        f"__builtin_offsetof(TmaParams, params) == {TMA_PARAMS.fields['params'][1]}",  # type: ignore[index]
+        f"sizeof(TmaArguments<Plain>) == {TMA_PARAMS.itemsize}",
+        "alignof(TmaArguments<Plain>) == 64",
+        f"__builtin_offsetof(TmaArguments<Plain>, params) == {TMA_PARAMS.fields['params'][1]}",  # type: ignore[index]
     ]
     for name, offset, dtype in fields_of(MAPS):
-        checks.append(f"__builtin_offsetof(TmaParams, maps.{name}) == {offset}")
-        checks.append(f"sizeof(TmaParams{{}}.maps.{name}) == {dtype.itemsize}")
-    assert_holds(cupy, source.text("fa3_wgmma"), checks, "sm_90a")
+        checks.append(f"__builtin_offsetof(TmaArguments<Plain>, maps.{name}) == {offset}")
+        checks.append(f"sizeof(TmaArguments<Plain>{{}}.maps.{name}) == {dtype.itemsize}")
+    plain = "using Plain = Arguments<Score<>, Dense>;"
+    checks.append("sizeof(Plain) == sizeof(Params)")  # a score without parameters takes no place
+    assert_holds(cupy, f"{source.text('fa3_wgmma')}\n{plain}\n", checks, "sm_90a")
 
 
 def test_params_have_no_gaps() -> None:

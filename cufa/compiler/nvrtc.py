@@ -16,6 +16,9 @@ from cufa.variant import Variant
 STANDARD = "-std=c++17"
 """The option of every compilation."""
 
+# Older NVRTC take generic lambdas for host functions without it. CuPy gives it to all modules.
+_DEFAULT_DEVICE = "--device-as-default-execution-space"
+
 # From which version on a compilation can be answered from the driver's cache.
 _CACHES = (13, 0)
 
@@ -143,7 +146,7 @@ def compile_variant(variant: Variant, arch: str) -> Compiled:
     """
     nvrtc = _nvrtc()
 
-    options: tuple[str, ...] = (STANDARD, f"-arch={arch}", "--ptxas-options=-v")
+    options: tuple[str, ...] = (STANDARD, _DEFAULT_DEVICE, f"-arch={arch}", "--ptxas-options=-v")
     if version() >= _CACHES:
         options += ("--no-cache",)  # what comes from the driver's cache has no log
     with _compiled(variant, options) as program:
@@ -177,6 +180,6 @@ def ptx(variant: Variant, arch: str) -> str:
     """
     nvrtc = _nvrtc()
 
-    options = (STANDARD, f"-arch={arch.replace('sm_', 'compute_', 1)}")
+    options = (STANDARD, _DEFAULT_DEVICE, f"-arch={arch.replace('sm_', 'compute_', 1)}")
     with _compiled(variant, options) as program:
         return nvrtc.getPTX(program).decode()

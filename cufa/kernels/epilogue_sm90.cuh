@@ -74,7 +74,7 @@ __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const 
 }
 
 // Writes a warpgroup's 64 rows of O through its part of `tile` in shared memory; the copy is still under way then.
-template <class T, class OTile, int OT>
+template <class T, class OTile, class Work, int OT>
 __device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const TensorMap& map, const Params& p,
                             const volatile Work& work, int consumer) {
     const int thread = thread_index_anew(), lane = thread % 32, warp = thread / 32 - 4;

@@ -3,7 +3,6 @@
 // in global memory between its visits, and O is divided by l at each of them. One block computes one head.
 // It is here to be read and to be compared with: FlashAttention-2 swaps the two loops, see fa2_fp32.cu.
 #include "kv.cuh"
-#include "mask.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
 #include "score.cuh"
@@ -41,8 +40,7 @@ __device__ void load_tile(float* tile, const float* gmem, long long stride, int 
 
 template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, class SCORE,
           class KV>
-__global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __grid_constant__ Params p) {
-    constexpr bool CAUSAL = SCORE::CAUSAL;
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __grid_constant__ Arguments<SCORE, KV> p) {
     constexpr int THREADS = WARPS * 32;
     constexpr int ROW_STEP = THREADS / LANES;   // a thread holds every ROW_STEP-th row of a tile,
     constexpr int ROWS = BM / ROW_STEP;
@@ -68,7 +66,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __gr
     const long long head_rows = static_cast<long long>(blockIdx.x) * p.seq_q;
     float* gM = p.workspace + head_rows;  // of unscaled scores
     float* gL = gM + static_cast<long long>(p.heads) * p.seq_q;
-    const Mask<CAUSAL> mask(p.seq_q, p.seq_kv);
+    const Sequence sequence = KV::sequence(p, batch);
 
     // O = 0, l = 0, m = -inf
     for (int row = row0; row < p.seq_q; row += ROW_STEP)
@@ -83,7 +81,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __gr
                                                        p.seq_kv - kv0, p.head_dim_v);
 
         for (int q0 = 0; q0 < p.seq_q; q0 += BM) {
-            if (mask.kv_end(q0, BM) <= kv0) continue;  // none of these rows sees these keys
+            if (static_cast<const SCORE&>(p).sees(sequence, q0 + BM - 1).end <= kv0) continue;  // none of these rows sees these keys
             __syncthreads();                           // every thread is done with the previous Q
             load_tile<BM, HEAD_DIM, PITCH, THREADS>(sQ, gQ + q0 * p.q.stride_seq, p.q.stride_seq, p.seq_q - q0,
                                                     p.head_dim);
@@ -124,11 +122,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __gr
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int row = q0 + row0 + r * ROW_STEP;
-                const int last = mask.last_key(row) - kv0;
+                const Keys keys = static_cast<const SCORE&>(p).sees(sequence, row);
                 float m_ij = -INF;
 #pragma unroll
                 for (int n = 0; n < KEYS; ++n) {
-                    if (lane + n * LANES > last) rS[r][n] = -INF;
+                    const int key = kv0 + lane + n * LANES;
+                    if (key < keys.first || key >= keys.end) rS[r][n] = -INF;
                     m_ij = fmaxf(m_ij, rS[r][n]);
                 }
                 m_ij = row_max(m_ij);

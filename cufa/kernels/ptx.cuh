@@ -5,6 +5,7 @@ using uint32_t = unsigned int;
 using uint64_t = unsigned long long;
 
 #define INF __int_as_float(0x7f800000)  // NVRTC has no INFINITY
+#define NAN __int_as_float(0x7fffffff)
 
 // The two 16-bit types, as bits: NVRTC then needs no header, and compiles faster.
 struct float16 {
@@ -28,6 +29,20 @@ __device__ inline int block_index() {
 }
 // Signed: the compiler then folds the divisions and remainders of what follows into fewer registers.
 __device__ inline int thread_index() { return threadIdx.x; }
+
+// Like block_index(), read anew at each call: what follows from it is not kept in registers through a main loop.
+__device__ inline int thread_index_anew() {
+    int i;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
+    return i;
+}
+
+// The same value in a register of its own.
+__device__ inline float copy_of(float x) {
+    float y;
+    asm volatile("mov.b32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 // Copies 16 bytes from global to shared memory, or writes zeros and reads nothing.
 __device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read) {

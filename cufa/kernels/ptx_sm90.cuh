@@ -7,14 +7,7 @@ struct __align__(64) TensorMap {
     unsigned char bytes[128];
 };
 
-// Like block_index(), read anew at each call: what follows from it is not kept in registers through a main loop.
-__device__ inline int thread_index_anew() {
-    int i;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
-    return i;
-}
-
-// The same of a member of the kernel's parameter.
+// A member of the kernel's parameter, read anew at each call, like block_index().
 __device__ inline float parameter_anew(const float& x) {
     float y;
     asm volatile("ld.param.f32 %0, [%1];" : "=f"(y) : "l"(__cvta_generic_to_grid_constant(&x)));

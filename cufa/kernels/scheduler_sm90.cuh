@@ -2,14 +2,15 @@
 #pragma once
 #include "ptx_sm90.cuh"
 #include "scheduler.cuh"
+#include "score.cuh"
 
-// As tile_of_block, but of causal tiles the first `late_rows` row tiles of all heads come last, together. Sections
+// As tile_of_block, but of tiles of UNEVEN length the first `late_rows` row tiles of all heads come last, together. Sections
 // can then be so small that their K and V stay in L2: the late tiles are short, and fill the gaps at the end.
-template <bool CAUSAL>
+template <bool UNEVEN>
 __device__ Tile tile_in_order(const Params& p, int i) {
-    const int late = CAUSAL ? p.late_rows : 0;
+    const int late = UNEVEN ? p.late_rows : 0;
     const int early_rows = p.q_tiles - late, early_tiles = p.heads * early_rows;
-    const bool is_late = CAUSAL && i >= early_tiles;
+    const bool is_late = UNEVEN && i >= early_tiles;
     const int rows = is_late ? late : early_rows;
     const int section_heads = is_late ? p.heads : p.section_heads;
     if (is_late) i -= early_tiles;
@@ -19,23 +20,28 @@ __device__ Tile tile_in_order(const Params& p, int i) {
     const int within = i % section_tiles;
     const int row = within / heads;
     const int bh = first_head + within - row * heads;
-    return {bh / p.heads_q, bh % p.heads_q, CAUSAL ? (is_late ? late : p.q_tiles) - 1 - row : row};
+    return {bh / p.heads_q, bh % p.heads_q, UNEVEN ? (is_late ? late : p.q_tiles) - 1 - row : row};
 }
 
-// The tile that follows `tile` in a block that takes one after the other. Causal tiles differ in length: blocks draw them
+// The tile that follows `tile` in a block that takes one after the other. Where they differ in length, blocks draw them
 // as they become free, the first of each being its own number. Whoever draws the last number leaves 0 behind.
-template <bool CAUSAL>
+template <bool UNEVEN>
 __device__ int next_tile(const Params& p, int tile, int tiles) {
-    if (!CAUSAL || tiles <= gridDim.x) return tile + gridDim.x;
+    if (!UNEVEN || tiles <= gridDim.x) return tile + gridDim.x;
     const int drawn = atomicAdd(p.tiles_drawn, 1);
     if (drawn == tiles - 1) *p.tiles_drawn = 0;
     return drawn + gridDim.x;
 }
 
-// A tile as the producer of fa3_wgmma hands it to the consumers; without keys, there are no more.
+// A tile as the producer of fa3_wgmma hands it to the consumers. Later rows see no earlier keys: all of them together visit
+// the tiles of keys from the first consumer's first to the last one's end.
+template <int CONSUMERS>
 struct Work {
     int q0, head, batch;
-    int kv_tiles;  // tiles of keys that some row of the tile sees, at least one; 0 after the last tile
+    KeyTiles keys[CONSUMERS];  // what each one's 64 rows visit; none after the last tile
+
+    __device__ int first() const volatile { return keys[0].first; }
+    __device__ int end() const volatile { return keys[CONSUMERS - 1].end; }
 };
 
 // The consumer warpgroups of a block take turns, in order, when ON.

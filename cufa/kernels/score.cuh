@@ -1,15 +1,121 @@
-// What becomes of the scores S = Q K^T before the softmax: a Score is made of parts.
+// What stands between S = Q K^T and the softmax: which keys a query sees, and what becomes of a score. A Score is made of
+// parts. Every kernel, on every path, asks only here; a new mask or score expression is a new part.
 #pragma once
+#include "params.cuh"
+#include "ptx.cuh"
 
-// Query i sees the keys j <= i + seq_kv - seq_q: aligned bottom-right.
-struct Causal {};
+// The sequences that a tile belongs to.
+struct Sequence {
+    int seq_q, seq_kv;
 
-template <class A, class B>
-constexpr bool is_same = false;
-template <class A>
-constexpr bool is_same<A, A> = true;
+    // Query i stands at key i + diagonal: aligned bottom-right.
+    __device__ int diagonal() const { return seq_kv - seq_q; }
+};
+
+struct Keys {
+    int first, end;  // [first, end); none where end <= first
+};
+
+// What a part may say; it overrides what it changes. Its members are its run-time parameters: they follow Params in the
+// kernel's parameter, in the order of the parts, and a part without any takes no place there: for that, the bases of two
+// parts must not be of one type.
+template <class Self>
+struct Part {
+    // Whether scores stay proportional to Q K^T, with the scale as the factor. Else the softmax is handed log2 units.
+    static constexpr bool LINEAR = true;
+    // Whether `sees` leaves out keys before the first, or after the last, that a query sees.
+    static constexpr bool LEFT_EDGE = false, RIGHT_EDGE = false;
+
+    // The keys that a query sees. Neither end may fall from one query to the next.
+    __device__ Keys sees(const Sequence& sequence, int query) const { return {0, sequence.seq_kv}; }
+    // A score in log2 units, of a query and a key; of parts that are not LINEAR.
+    __device__ float score(float s, int query, int key) const { return s; }
+};
+
+struct Causal : Part<Causal> {
+    static constexpr bool RIGHT_EDGE = true;
+    __device__ Keys sees(const Sequence& sequence, int query) const { return {0, query + 1 + sequence.diagonal()}; }
+};
+
+// Where the accumulators of m16n8 products are: `row` and `key` are those of the warp's first score. A lane holds the
+// rows lane / 4 + {0, 8} and the keys 2 (lane % 4) + {0, 1} of each piece. Rows are those of 2^pack_log2 heads, query by
+// query.
+struct At {
+    int lane, row, key;
+    int pack_log2 = 0;
+
+    __device__ int query(int mt, int h) const { return (row + lane / 4 + mt * 16 + h * 8) >> pack_log2; }
+    __device__ int key_of(int nt, int i) const { return key + lane % 4 * 2 + nt * 8 + i; }
+};
+
+// The tiles of BN keys that some rows visit, the last first: [first, end). Those of [whole_first, whole_end) need no mask.
+struct KeyTiles {
+    int first, end;
+    int whole_first, whole_end;
+};
 
 template <class... Parts>
-struct Score {
-    static constexpr bool CAUSAL = (is_same<Parts, Causal> || ...);
+struct Score : Parts... {
+    static constexpr bool LINEAR = (Parts::LINEAR && ...);
+    static constexpr bool LEFT_EDGE = (Parts::LEFT_EDGE || ...), RIGHT_EDGE = (Parts::RIGHT_EDGE || ...);
+
+    // The keys that all parts let a query see.
+    __device__ Keys sees(const Sequence& sequence, int query) const {
+        Keys keys{0, sequence.seq_kv};
+        ((keys = both(keys, Parts::sees(sequence, query))), ...);
+        return keys;
+    }
+
+    // What the queries from `first` to `last` visit. At least one tile if there are keys at all: where none is seen, all
+    // of its scores are masked.
+    template <int BN>
+    __device__ KeyTiles key_tiles(const Sequence& sequence, int first, int last) const {
+        const Keys of_first = sees(sequence, first), of_last = sees(sequence, last);
+        const int begin = LEFT_EDGE ? max(0, min(of_first.first, sequence.seq_kv - 1)) / BN : 0;
+        return {begin, max((of_last.end + BN - 1) / BN, begin + 1), LEFT_EDGE ? (max(0, of_last.first) + BN - 1) / BN : 0,
+                max(0, of_first.end) / BN};
+    }
+    template <class Tiles>  // KeyTiles, or volatile ones
+    __device__ static bool needs_mask(Tiles& tiles, int j) {
+        return j >= tiles.whole_end || (LEFT_EDGE && j < tiles.whole_first);
+    }
+
+    // The step that every S takes before the softmax. `masked`: whether some rows may not see all of these keys.
+    template <int MT, int NT>
+    __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at,
+                          bool masked) const {
+        if constexpr (!LINEAR) {
+#pragma unroll
+            for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+                for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        float& s = rS[mt][nt][i];
+                        s *= scale_log2;
+                        ((s = Parts::score(s, at.query(mt, i / 2), at.key_of(nt, i % 2))), ...);
+                    }
+        }
+        if (!masked) return;
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const Keys keys = sees(sequence, at.query(mt, h));
+                const int last = keys.end - 1 - at.key_of(0, 0), first = keys.first - at.key_of(0, 0);
+#pragma unroll
+                for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        if (nt * 8 + i > last || (LEFT_EDGE && nt * 8 + i < first)) rS[mt][nt][2 * h + i] = -INF;
+            }
+    }
+
+ private:
+    static __device__ Keys both(const Keys& a, const Keys& b) { return {max(a.first, b.first), min(a.end, b.end)}; }
 };
+
+// What a launch passes to a kernel: the parameters of all, then those of the score's parts and of the way of finding K and
+// V, where these have any.
+template <class SCORE, class KV>
+struct Arguments : Params, SCORE, KV {};

@@ -1,43 +1,68 @@
 // The online softmax on accumulator fragments (FlashAttention-2, algorithm 1, lines 8 to 10 and 12). Other than there, the
-// reference m follows the running row maximum only where P would grow too large: O / l is the same for any m.
+// reference m follows the running row maximum only where P would grow too large: O / l is the same for any m. What becomes
+// of a row depends on its own scores only, not on the rows that share its warp.
 #pragma once
 #include "ptx.cuh"
 
+// How P of a type is scaled, where row maxima are not always looked for. What is left between P of the largest score and
+// the limit is how far scores may rise before m has to follow.
+template <class T>
+struct PScale {  // float16 ends at 65504
+    static constexpr int AT_MAX_LOG2 = 0;      // log2 of P of a row's largest score, when m has just been set by it
+    static constexpr float MAX_SUM = 0x1p15f;  // of a thread's part of a row sum
+};
+// bfloat16 has the range of float32, in which O = P V must fit, too: from 2^-31 on the small side to 2^8 on the large one,
+// as in fa2_mma.cu, V of 1e35 or of 1e-28 are still exact.
+template <>
+struct PScale<bfloat16> {
+    static constexpr int AT_MAX_LOG2 = -31;
+    static constexpr float MAX_SUM = 0x1p8f;
+};
+
+// How m is kept decides in which order ptxas puts the multiply-adds of P, and how many of them wait for a register bank, see
+// docs/kernels.md: in log2 units, once; or twice, for the even and the odd columns; or in natural units.
+enum class Reference { LOG2, LOG2_TWICE, NATURAL };
+
 // State of the rows that one thread holds: 16 mt + {0, 8} of its warp's rows, shared with three other lanes.
-// EXACT spends an instruction a score, and a division an output, on rounding errors that float32 would show: P is
-// exactly 1 at a row's maximum, so that a row with one key gives back its V.
-template <int MT, bool EXACT>
+// P = exp2(scale_log2 S - m). EXACT spends an instruction a score, and a division an output, on rounding errors that float32
+// would show: there m is in the units of S, and P = exp2(scale_log2 (S - m)) exactly 1 at a row's maximum, so that a row with
+// one key gives back its V.
+template <int MT, bool EXACT, int AT_MAX_LOG2 = 0, Reference REFERENCE = Reference::LOG2>
 struct OnlineSoftmax {
+    static constexpr int COPIES = REFERENCE == Reference::LOG2_TWICE ? 2 : 1;
+    static constexpr float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
+    static constexpr float TO_LOG2 = REFERENCE == Reference::NATURAL ? LOG2_E : 1.f;  // from the units of m
+    static constexpr float FROM_LOG2 = REFERENCE == Reference::NATURAL ? LN_2 : 1.f;
     // The accumulators are rescaled only when a row maximum has outgrown the reference by this factor
     // (as a power of two): P then stays below 2^8, and the division by l at the end is exact all the same.
     static constexpr float SLACK_LOG2 = 8.f;
-    // What `shift` makes a row sum: P of 2^17 keys that score the same are normal numbers of float16 still.
-    static constexpr float SHIFTED_SUM = 16.f;
+    // m before any key has been seen: P of a key is then infinite, and of a masked one still 0.
+    static constexpr float NONE = -0x1p127f;
 
     float scale_log2;
-    float m[MT][2];    // reference maximum of the unscaled scores
-    float l[MT][2];    // this thread's part of the row sum
-    float alpha[MT][2];  // exp(old reference - new one), of the last time that they moved
+    float m[MT][2][COPIES];  // reference
+    float l[MT][2];          // this thread's part of the row sum
+    float alpha[MT][2];      // exp(old reference - new one), of the last time that they moved
 
     __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2) { reset(); }
     __device__ void reset() {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) m[mt][h] = -INF, l[mt][h] = 0.f;
+            for (int h = 0; h < 2; ++h) set_m(NONE, mt, h), l[mt][h] = 0.f;
     }
 
     // S -> P = exp(S - m) in place; l, and O when m has moved, are brought up to date.
     template <int NT, int OT>
-    __device__ void update(float (&rS)[MT][NT][4], float (&rO)[MT][OT][4]) {
-        if (raise(rS)) rescale(rO);
+    __device__ void update(float (&rS)[MT][NT][4], float (&rO)[MT][OT][4], float slack_log2 = SLACK_LOG2) {
+        if (raise(rS, slack_log2)) rescale(rO);
         exponentiate(rS);
     }
 
-    // Moves the references m to the running row maxima, if any of the warp's has outgrown its own too far. O must then
-    // be rescaled.
+    // Moves the references m of those rows to their running maxima that have outgrown theirs too far, if any of the warp's
+    // has. O must then be rescaled.
     template <int NT>
-    __device__ bool raise(const float (&rS)[MT][NT][4]) {
+    __device__ bool raise(const float (&rS)[MT][NT][4], float slack_log2 = SLACK_LOG2) {
         float row_max[MT][2];
         bool grown = false;
 #pragma unroll
@@ -48,80 +73,67 @@ struct OnlineSoftmax {
 #pragma unroll
                 for (int nt = 1; nt < NT; ++nt)
                     row_max[mt][h] = fmaxf(row_max[mt][h], fmaxf(rS[mt][nt][2 * h], rS[mt][nt][2 * h + 1]));
-                grown |= (row_max[mt][h] - m[mt][h]) * scale_log2 > SLACK_LOG2;  // false for -inf - -inf
+                grown |= outgrown(row_max[mt][h], mt, h, slack_log2);
             }
         if (!__any_sync(0xffffffff, grown)) return false;
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float m_old = m[mt][h];
-                float m_new = fmaxf(m_old, row_max[mt][h]);
-                m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, 1));
-                m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, 2));
-                m[mt][h] = m_new;
-                // The first time, m_old is -inf and what alpha multiplies is 0.
-                alpha[mt][h] = m_old == -INF ? 0.f : exp2_approx((m_old - m_new) * scale_log2);
-                l[mt][h] *= alpha[mt][h];
-            }
+            for (int h = 0; h < 2; ++h) move_to(quad_max(row_max[mt][h]), mt, h, slack_log2);
         return true;
     }
 
     // S -> P = exp(S - m) in place, added up in l.
     template <int NT>
     __device__ void exponentiate(float (&rS)[MT][NT][4]) {
-        float m_safe[MT][2];
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) m_safe[mt][h] = m[mt][h] == -INF ? 0.f : m[mt][h];  // -inf - -inf would be NaN
-        exponentiate(rS, m_safe);
+            for (int h = 0; h < 2; ++h)
+#pragma unroll
+                for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        rS[mt][nt][2 * h + i] = exponential(rS[mt][nt][2 * h + i], mt, h, i % COPIES);
     }
-    // The same where `raise` did not look first: P may come out too large, see `too_large`.
-    template <int NT>
-    __device__ void exponentiate_unchecked(float (&rS)[MT][NT][4]) {
-        exponentiate(rS, m);
+    // The same of one score of a row.
+    __device__ float exponential(float s, int mt, int h, int copy = 0) {
+        const float m = this->m[mt][h][copy];
+        const float p = exp2_approx(EXACT ? (s - m) * scale_log2 : fmaf(s, scale_log2, -m * TO_LOG2));
+        l[mt][h] += p;
+        return p;
     }
-    // Whether a thread's part of a row sum, and so maybe a P, is larger than `limit` or not finite, in the warp. Where m
-    // is still -inf, for all scores so far were, P are infinite or NaN.
+
+    // Where `raise` did not look first, P may come out too large: whether a thread's part of a row sum is larger than
+    // `limit`, in the warp. NaN is not: it stays NaN.
     __device__ bool too_large(float limit) const {
         bool found = false;
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) found |= !(l[mt][h] <= limit);  // also for NaN
+            for (int h = 0; h < 2; ++h) found |= l[mt][h] > limit;
         return __any_sync(0xffffffff, found);
     }
-    // Moves m up where the row sum is larger than SHIFTED_SUM, to make it that, and P and l with it: O must be rescaled.
-    // A sum that is not finite tells nothing about the scores: then nothing is done, and the answer is false.
+    // Then m of such rows moves up so far that the row sum becomes what P of 16 largest scores would be, and P and l with it;
+    // O must be rescaled. A sum that is not finite tells nothing about the scores: `again` says which rows have such.
     template <int NT>
-    __device__ bool shift(float (&rP)[MT][NT][4]) {
-        float sum[MT][2];
-        bool finite = true;
+    __device__ void shift(float (&rP)[MT][NT][4], float limit, bool (&again)[MT][2]) {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                sum[mt][h] = quad_sum(l[mt][h]);
-                finite &= sum[mt][h] < INF;  // false for NaN
-            }
-        if (!__all_sync(0xffffffff, finite)) return false;
-#pragma unroll
-        for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float m_old = m[mt][h];
-                const float step = __fdividef(__log2f(fmaxf(sum[mt][h] / SHIFTED_SUM, 1.f)), scale_log2);
-                // Where the scale is next to 0, P are next to 1, and the step is infinite.
-                m[mt][h] = fminf(m_old + step, 0x1.fffffep127f);
-                alpha[mt][h] = exp2_approx((m_old - m[mt][h]) * scale_log2);
+                const float sum = quad_sum(l[mt][h]);
+                const bool large = quad_max(l[mt][h]) > limit;
+                again[mt][h] = large && !(sum < INF);
+                const float step = large && sum < INF ? fmaxf(__log2f(sum) - 4.f - AT_MAX_LOG2, 0.f) : 0.f;
+                set_m(m[mt][h][0] + step * FROM_LOG2, mt, h);
+                alpha[mt][h] = exp2_approx(-step);
                 l[mt][h] *= alpha[mt][h];
             }
         rescale(rP);
-        return true;
     }
 
-    // Brings O to the references that `raise` or `shift` has moved.
+    // Brings O to the references that have moved.
     template <int OT>
     __device__ void rescale(float (&rO)[MT][OT][4]) const {
 #pragma unroll
@@ -132,6 +144,14 @@ struct OnlineSoftmax {
                 for (int i = 0; i < 4; ++i) rO[mt][ot][i] *= alpha[mt][i / 2];
     }
 
+    // Sets m of a row by its largest score, if that has outgrown it.
+    __device__ void move_to(float row_max, int mt, int h, float slack_log2 = SLACK_LOG2) {
+        const float m_old = m[mt][h][0];
+        if (outgrown(row_max, mt, h, slack_log2)) set_m(EXACT ? row_max : fmaf(row_max, scale_log2, -AT_MAX_LOG2) * FROM_LOG2, mt, h);
+        alpha[mt][h] = exp2_approx((m_old - m[mt][h][0]) * (EXACT ? scale_log2 : TO_LOG2));
+        l[mt][h] *= alpha[mt][h];
+    }
+
     // Ends a tile of rows, and begins the next: sums l over the four lanes of a row, and returns what O is to be divided
     // by and the log-sum-exp (natural log). A row that saw no key has l = 0: `divide` makes its O 0; its log-sum-exp is -inf.
     __device__ void conclude(float (&divisor)[MT][2], float (&lse)[MT][2]) {
@@ -139,9 +159,11 @@ struct OnlineSoftmax {
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float sum = quad_sum(l[mt][h]);
+                float sum = quad_sum(l[mt][h]);
+                const float m_log2 = m[mt][h][0] * (EXACT ? scale_log2 : TO_LOG2);
+                if (m_log2 == INF) sum = NAN;  // scores have overflowed, and P are 0
                 divisor[mt][h] = sum;
-                lse[mt][h] = sum == 0.f ? -INF : (m[mt][h] * scale_log2 + log2f(sum)) * 0.693147180559945309f;
+                lse[mt][h] = sum == 0.f ? -INF : (m_log2 + log2f(sum)) * LN_2;
             }
         reset();
     }
@@ -174,27 +196,24 @@ struct OnlineSoftmax {
         divide(rO, divisor);
     }
 
- private:
-    // The sum over the four lanes of a row.
-    static __device__ float quad_sum(float sum) {
-        sum += __shfl_xor_sync(0xffffffff, sum, 1);
-        return sum + __shfl_xor_sync(0xffffffff, sum, 2);
+    // Over the four lanes of a row.
+    static __device__ float quad_sum(float x) {
+        x += __shfl_xor_sync(0xffffffff, x, 1);
+        return x + __shfl_xor_sync(0xffffffff, x, 2);
     }
-    template <int NT>
-    __device__ void exponentiate(float (&rS)[MT][NT][4], const float (&reference)[MT][2]) {
-#pragma unroll
-        for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float minus_m_log2 = -reference[mt][h] * scale_log2;
-#pragma unroll
-                for (int nt = 0; nt < NT; ++nt)
-#pragma unroll
-                    for (int i = 2 * h; i < 2 * h + 2; ++i) {
-                        float& s = rS[mt][nt][i];
-                        s = exp2_approx(EXACT ? (s - reference[mt][h]) * scale_log2 : fmaf(s, scale_log2, minus_m_log2));
-                        l[mt][h] += s;
-                    }
-            }
+    static __device__ float quad_max(float x) {
+        x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+        return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+    }
+
+ private:
+    __device__ void set_m(float value, int mt, int h) {
+        m[mt][h][0] = value;
+        if constexpr (COPIES == 2) m[mt][h][1] = copy_of(value);
+    }
+    // Whether P of this score would be too large. False for -inf, and for NaN.
+    __device__ bool outgrown(float row_max, int mt, int h, float slack_log2) const {
+        if constexpr (EXACT) return (row_max - m[mt][h][0]) * scale_log2 > slack_log2;
+        return fmaf(row_max, scale_log2, -m[mt][h][0] * TO_LOG2) > slack_log2 + AT_MAX_LOG2;
     }
 };

@@ -8,9 +8,10 @@
 struct TensorMaps {
     TensorMap q, k, v, o;
 };
-struct TmaParams {
+template <class Arguments>
+struct TmaArguments {
     TensorMaps maps;
-    Params params;
+    Arguments params;
 };
 
 // A tile in the layout of SmemTile, whose swizzle TMA and wgmma know, too.
@@ -52,27 +53,6 @@ struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
         return wgmma_descriptor(low, (8 * ROW_BYTES >> 4) | SWIZZLE << 30);
     }
 };
-
-// S = Q K^T of the 16 rows of Q from `row` on, of one warp alone: wgmma takes four.
-template <class T, class QTile, class KTile, int NT>
-__device__ void warp_scores(float (&rS)[NT][4], uint32_t tile_q, int row, uint32_t tile_k) {
-    const int lane = thread_index_anew() % 32;
-    const uint32_t lane_q = lane_offset_a<QTile>(lane), lane_k = lane_offset_b<KTile>(lane);
-#pragma unroll
-    for (int i = 0; i < NT * 4; ++i) rS[i / 4][i % 4] = 0.f;
-#pragma unroll 1
-    for (int kd = 0; kd < QTile::COLS / 16; ++kd) {
-        uint32_t rQ[4];
-        ldmatrix_x4(rQ, tile_q + row * QTile::ROW_BYTES + QTile::advance(lane_q, 0, 2 * kd));
-#pragma unroll
-        for (int nt = 0; nt < NT; nt += 2) {
-            uint32_t rK[4];
-            ldmatrix_x4(rK, tile_k + KTile::advance(lane_k, nt * 8, 2 * kd));
-            mma_m16n8k16<T>(rS[nt], rQ, rK[0], rK[1]);
-            mma_m16n8k16<T>(rS[nt + 1], rQ, rK[2], rK[3]);
-        }
-    }
-}
 
 // A ring of slots in shared memory, filled by one thread. A slot is free again after so many arrivals: of a thread a
 // warp of consumers; of Q, of a thread a warpgroup if O leaves through the slot, else of every thread. The counter i of

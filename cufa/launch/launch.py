@@ -108,7 +108,7 @@ class Launch:
         for name in ("q_tiles", "section_heads", "late_rows"):
             params[name] = getattr(plan, name)
         maps = _tensor_maps(plan, views) if uses_tma(plan) else np.empty(0, np.uint64)
-        # With maps it is TmaParams of kernels/tile_sm90.cuh, a multiple of a map's alignment.
+        # With maps it is TmaArguments of kernels/tile_sm90.cuh, a multiple of a map's alignment.
         end = np.zeros(-PARAMS.itemsize // 8 % 8 if maps.size else 0, np.uint64)
         words = np.concatenate([maps, params.view(np.uint64), end])
         self._words = words

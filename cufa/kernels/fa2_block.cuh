@@ -1,0 +1,140 @@
+// What fa2_mma.cu and fa2_fp32.cu share: which rows and keys a block works on, and the ring through which K and V arrive.
+#pragma once
+#include "kv.cuh"
+#include "params.cuh"
+#include "scheduler.cuh"
+#include "score.cuh"
+#include "tile.cuh"
+
+// A block computes BM rows of one head's output, shared by ROW_WARPS of its warps. Q stays in shared memory; K and V pass
+// through a ring of STAGES by cp.async, the last keys first.
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int ROW_WARPS, class SCORE, class KV>
+struct Fa2Block {
+    static constexpr int THREADS = WARPS * 32;
+    static constexpr int MT = BM / ROW_WARPS / 16;                         // 16-row pieces of a warp
+    static constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE;  // rows see different keys
+    using QTile = SmemTile<BM, HEAD_DIM, sizeof(T)>;
+    using KTile = SmemTile<BN, HEAD_DIM, sizeof(T)>;
+    using VTile = SmemTile<BN, HEAD_DIM_V, sizeof(T)>;
+
+    const Arguments<SCORE, KV>& p;
+    uint32_t sQ, sK, sV;
+    TileLoader<KTile, THREADS, T> load_k;
+    TileLoader<VTile, THREADS, T> load_v;
+    unsigned char* smem;
+    int first, end, whole_end;  // what the block visits, and from where on some rows do not see all keys
+
+    __device__ Fa2Block(const Arguments<SCORE, KV>& p, unsigned char* smem) : p(p), smem(smem) {
+        const Tile tile = this->tile();
+        const int q0 = tile.q_tile * BM, kv_head = tile.head / p.group;
+        const Sequence sequence = KV::sequence(p, tile.batch);
+        sQ = smem_address(smem), sK = sQ + QTile::bytes, sV = sK + STAGES * KTile::bytes;
+        load_k = {KV::template rows<T>(p.k, tile.batch, kv_head), p.k.stride_seq, sequence.seq_kv, p.head_dim};
+        load_v = {KV::template rows<T>(p.v, tile.batch, kv_head), p.v.stride_seq, sequence.seq_kv, p.head_dim_v};
+
+        const KeyTiles keys = key_tiles(sequence, q0, BM);
+        first = SCORE::LEFT_EDGE ? keys.first : 0, end = keys.end, whole_end = keys.whole_end;
+        if (threadIdx.x % 32 < MT) {
+            const KeyTiles piece = key_tiles(sequence, row0() + threadIdx.x % 32 * 16, 16);
+            volatile KeyTiles& own = sKeys()[threadIdx.x % 32];
+            own.first = piece.first, own.end = piece.end;
+            own.whole_first = piece.whole_first, own.whole_end = piece.whole_end;
+        }
+        __syncthreads();
+    }
+    // Starts the first copies.
+    __device__ void start() const {
+        const Tile tile = this->tile();
+        const int q0 = tile.q_tile * BM;
+        const TileLoader<QTile, THREADS, T> load_q{head_ptr<T>(p.q, tile.batch, tile.head), p.q.stride_seq,
+                                                   KV::sequence(p, tile.batch).seq_q, p.head_dim};
+        load_q.start(sQ, q0, load_q.source(q0));
+        start_k(end - 1);
+        if constexpr (STAGES > 1) start_v(end - 1);
+        for (int j = end - 2; j > end - STAGES; --j) start_k(j), start_v(j);
+    }
+
+    // Computed anew at each use, as registers are scarce: the block's tile, its warp's first row, and which tiles of keys the
+    // 16-row pieces of the warp visit.
+    __device__ Tile tile() const { return tile_of_block<UNEVEN>(p, block_index()); }
+    __device__ int row0() const { return tile().q_tile * BM + warp_row<BM, ROW_WARPS>(); }
+
+    __device__ volatile KeyTiles* sKeys() const {
+        constexpr int OFFSET = QTile::bytes + STAGES * (KTile::bytes + VTile::bytes);
+        return reinterpret_cast<KeyTiles*>(smem + OFFSET) + thread_index() / 32 * MT;
+    }
+
+    // Waits for K of tile j. Every warp is then done with the tile before, whose place is filled again.
+    __device__ void next_k(int j) const {
+        if constexpr (STAGES == 1) {
+            const T* source = load_v.source(j * BN);  // before the wait, so that the copy starts right after it
+            cp_async_wait<0>();
+            __syncthreads();
+            load_v.start(sV, j * BN, source);
+            cp_async_commit();
+        } else {
+            cp_async_wait<2 * (STAGES - 2)>();
+            __syncthreads();
+            start_k(j - STAGES + 1);
+            start_v(j - STAGES + 1);
+        }
+    }
+    // Waits for V of tile j. With one stage, the next K then takes the place of K.
+    __device__ void next_v(int j) const {
+        if constexpr (STAGES == 1) {
+            const T* source = load_k.source((j - 1) * BN);
+            cp_async_wait<0>();
+            __syncthreads();
+            if (j > first) load_k.start(sK, (j - 1) * BN, source);
+            cp_async_commit();
+        }
+    }
+    __device__ uint32_t tile_k(int j) const { return sK + j % STAGES * KTile::bytes; }
+    __device__ uint32_t tile_v(int j) const { return sV + j % STAGES * VTile::bytes; }
+
+    // Whether some of the warp's rows may not see all keys of tile j: what follows is asked for such tiles only.
+    __device__ bool at_edge(int j) const {
+        if constexpr (!UNEVEN) return j >= whole_end - 1;
+        return same_for_warp(j >= sKeys()[0].whole_end - 1 || (SCORE::LEFT_EDGE && j < sKeys()[MT - 1].whole_first));
+    }
+    // Whether the warp's rows visit the tile. It skips others, so that nothing of their V reaches these rows.
+    __device__ bool visits(int j) const {
+        return !UNEVEN || same_for_warp(j < sKeys()[MT - 1].end && (!SCORE::LEFT_EDGE || j >= sKeys()[0].first));
+    }
+    // Of the pieces of a warp that visits it: whether O of one begins with it, after others of the warp; and whether O of one
+    // has ended before it.
+    __device__ bool begins(int j, int mt) const {
+        return SCORE::RIGHT_EDGE && mt < MT - 1 && same_for_warp(j == sKeys()[mt].end - 1);
+    }
+    __device__ bool ended(int j, int mt) const {
+        return SCORE::LEFT_EDGE && mt > 0 && same_for_warp(j < sKeys()[mt].first);
+    }
+    // The scores of the tile as the softmax takes them.
+    template <int NT>
+    __device__ void apply_score(float (&rS)[MT][NT][4], int j, bool edge) const {
+        if (SCORE::LINEAR && !edge) return;
+        const At at{thread_index_anew() % 32, row0(), j * BN};
+        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile().batch), p.scale_log2, at, edge);
+    }
+
+ private:
+    // Tells the compiler, which makes slower code where lanes may differ.
+    static __device__ bool same_for_warp(bool x) { return __any_sync(0xffffffff, x); }
+    __device__ KeyTiles key_tiles(const Sequence& sequence, int row, int rows) const {
+        return static_cast<const SCORE&>(p).template key_tiles<BN>(sequence, row, row + rows - 1);
+    }
+    __device__ void start_k(int j) const {
+        if (j >= first) load_k.start(tile_k(j), j * BN, load_k.source(j * BN));
+        cp_async_commit();
+    }
+    __device__ void start_v(int j) const {
+        if (j >= first) load_v.start(tile_v(j), j * BN, load_v.source(j * BN));
+        cp_async_commit();
+    }
+};
+
+template <int OT>
+__device__ void clear(float (&rO)[OT][4]) {
+#pragma unroll
+    for (int i = 0; i < OT * 4; ++i) rO[i / 4][i % 4] = 0.f;
+}
