@@ -135,6 +135,15 @@ def _compiled(variant: Variant, options: tuple[str, ...]) -> Iterator[Any]:
         nvrtc.destroyProgram(program)
 
 
+def uncached_options(arch: str) -> tuple[str, ...]:
+    """Return the options for a cubin that is compiled, and not taken from the driver's cache.
+
+    What comes from there has no log.
+    """
+    options = (STANDARD, _DEFAULT_DEVICE, f"-arch={arch}")
+    return (*options, "--no-cache") if version() >= _CACHES else options
+
+
 def compile_variant(variant: Variant, arch: str) -> Compiled:
     """Compile a variant for any architecture, such as "sm_86" or "sm_90a"; needs NVRTC but no GPU.
 
@@ -146,9 +155,7 @@ def compile_variant(variant: Variant, arch: str) -> Compiled:
     """
     nvrtc = _nvrtc()
 
-    options: tuple[str, ...] = (STANDARD, _DEFAULT_DEVICE, f"-arch={arch}", "--ptxas-options=-v")
-    if version() >= _CACHES:
-        options += ("--no-cache",)  # what comes from the driver's cache has no log
+    options = (*uncached_options(arch), "--ptxas-options=-v")
     with _compiled(variant, options) as program:
         cubin, log = elf.whole(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program)
 

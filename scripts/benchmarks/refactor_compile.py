@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 from benchmarks import before
 from benchmarks.cells import TABLES, Cell
 from benchmarks.summary import geomean
+from cufa.compiler.nvrtc import uncached_options
 from cufa.device import named
 
 ROUNDS = 5
-
-# NVRTC from which on a compilation can be answered from the driver's cache.
-_NVRTC_CACHES = (13, 0)
 
 
 class Source(NamedTuple):
@@ -98,9 +96,7 @@ def _shortest_s(pair: tuple[Source, Source], arch: str, rounds: int) -> tuple[fl
 def _compile_s(source: Source, arch: str) -> float:
     from cupy.cuda import nvrtc
 
-    options: tuple[str, ...] = ("-std=c++17", f"-arch={arch}")
-    if nvrtc.getVersion() >= _NVRTC_CACHES:
-        options += ("--no-cache",)
+    options = uncached_options(arch)
     started = time.process_time()
     program = nvrtc.createProgram(source.text, "kernel.cu", (), ())
     try:
