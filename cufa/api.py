@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from cufa import cpu
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
-from cufa.launch import launch
+from cufa.launch import calls
 from cufa.planner.plan import Plan, plan
 from cufa.planner.tuned import user_table
 from cufa.problem import Problem, parse, restore_shape
@@ -87,7 +88,7 @@ def attention(
         *(causal, type(causal), scale, type(scale), layout),
         *(return_lse, type(return_lse), kernel, type(kernel)),
     )
-    result = launch.again(q, k, v, out, return_lse, options)
+    result = calls.again(q, k, v, out, return_lse, options)
     if result is not None:
         return result
     _check_return_lse(return_lse)
@@ -97,9 +98,9 @@ def attention(
         _refuse_kernel(kernel)
         return _on_cpu(problem, operands, q, out, layout, return_lse)
     device = devices.of_id(xp.cuda.runtime.getDevice())
-    chosen = plan(problem, device, kernel, user_table(device))
-    arrays = launch.Arrays(q, k, v, out, layout)
-    return launch.first(arrays, return_lse, options, problem, operands, chosen, device)
+    planned = functools.partial(plan, device=device, kernel=kernel, table=user_table(device))
+    planned(problem)
+    return calls.first(q, k, v, out, return_lse, options, problem, layout, device, planned)
 
 
 def explain(

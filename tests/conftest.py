@@ -9,10 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import played_gpu
 import pytest
 
 from cufa import device
 from cufa.device import Device
+from cufa.launch import params
 from cufa.planner import tuned
 
 _numbers = itertools.count()
@@ -66,6 +68,13 @@ def hopper(cupy: Any) -> Device:
     if gpu.arch != "sm_90a":
         pytest.skip(f"{gpu.name} is {gpu.arch}, sm_90a is needed")
     return gpu
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[played_gpu.Gpu]:
+    """Give a GPU that the host plays."""
+    yield played_gpu.play(monkeypatch)
+    params.free_buffers.clear()  # they are for its kernels
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from cufa.compiler import cache, jit, nvrtc
 from cufa.explorer import build
 from cufa.explorer.build import Built
 from cufa.kernel import KERNELS
-from cufa.launch import launch
+from cufa.launch import calls
 from cufa.planner import tuned
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass, problem_class
@@ -224,7 +224,7 @@ def test_what_was_compiled_ahead_runs(
         raise AssertionError("it was compiled again")
 
     jit._kernel.cache_clear()
-    launch._ready.clear()
+    calls._kinds.clear()
     monkeypatch.setattr(jit, "_module", refuse)
     assert (cufa.attention(q, q, q, causal=True) == expected).all()
 

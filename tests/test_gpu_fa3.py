@@ -17,7 +17,7 @@ import cufa
 from cufa import device
 from cufa.compiler import jit, source
 from cufa.device import Device
-from cufa.launch import launch
+from cufa.launch import calls, counters
 from cufa.planner.plan import Plan
 from cufa.planner.rules import all_variants
 from cufa.variant import Variant
@@ -418,8 +418,13 @@ def test_streams_at_the_same_time(
         stream.synchronize()
     assert len(right) == 4 * 4 * 5 * 2
     assert all(map(bool, right))
-    assert launch._counters
-    assert not any(bool(counters.words.any()) for counters in launch._counters.values())
+    words = [
+        cupy.ndarray(memory.size // 4, np.int32, cupy.cuda.MemoryPointer(memory, 0))
+        for of_device in counters._of_device.values()
+        for memory in of_device._memory
+    ]
+    assert words
+    assert not any(bool(x.any()) for x in words)
 
 
 @pytest.mark.parametrize("per_thread", [False, True])
@@ -516,7 +521,7 @@ def bounded_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def forget() -> None:
         jit._module.cache_clear()
         jit._kernel.cache_clear()
-        launch._ready.clear()
+        calls._kinds.clear()
 
     text = source.text
     bounded = functools.cache(lambda kernel: f"#define BOUNDED_WAITS\n{text(kernel)}")

@@ -13,7 +13,7 @@ from cufa import device
 from cufa.compiler import cache, jit, nvrtc, source
 from cufa.device import Device
 from cufa.kernel import KERNELS
-from cufa.launch import launch
+from cufa.launch import calls
 from cufa.planner.rules import all_variants
 from cufa.variant import Variant
 
@@ -300,7 +300,7 @@ def gpu(cupy: Any) -> Iterator[Device]:
     """Return the current GPU, for which nothing is compiled yet."""
 
     def forget() -> None:
-        launch._ready.clear()
+        calls._kinds.clear()
         jit._module.cache_clear()
         jit._kernel.cache_clear()
 
@@ -319,7 +319,7 @@ def test_a_kernel_compiled_ahead_of_time_runs(
     cupy: Any, gpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = attend(cupy)
-    launch._ready.clear()
+    calls._kinds.clear()
     jit._kernel.cache_clear()
     cubin = nvrtc.compile_variant(LARGE, gpu.arch).cubin
     cache.store_cubin(LARGE, gpu.arch, nvrtc.version(), cubin)
@@ -331,7 +331,7 @@ def test_a_kernel_compiled_ahead_of_time_runs(
 @pytest.mark.gpu
 def test_a_kernel_of_another_architecture_is_ignored(cupy: Any, gpu: Device) -> None:
     usual = attend(cupy)
-    launch._ready.clear()
+    calls._kinds.clear()
     jit._kernel.cache_clear()
     other = "sm_80" if gpu.compute_capability >= 90 else "sm_120"
     cubin = nvrtc.compile_variant(LARGE, other).cubin

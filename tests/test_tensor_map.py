@@ -2,108 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from played_gpu import Driver
 from reference import DTYPES
 
 from cufa.launch import tensor_map
-
-#: CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion of cuda.h.
-TYPES = {6: "float16", 9: "bfloat16"}
-SWIZZLE_BYTES = {1: 32, 2: 64, 3: 128}
-L2_256B = 3
-INVALID_VALUE = 1  # CUresult
-
-
-class Encoded(NamedTuple):
-    """What a tensor map says, the innermost axis first; strides are in bytes."""
-
-    dtype: np.dtype
-    address: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzle_bytes: int
-
-    def array(self, address: int) -> np.ndarray:
-        """Return the elements, the outermost axis first, of such an array at an address."""
-        strides = (*self.strides[::-1], self.dtype.itemsize)
-        memory = SimpleNamespace(
-            __array_interface__={
-                "version": 3,
-                "shape": self.sizes[::-1],
-                "strides": strides,
-                "typestr": f"|V{self.dtype.itemsize}",
-                "data": (address, False),
-            }
-        )
-        return np.asarray(memory).view(self.dtype)
-
-
-class Driver:
-    """Stands for the CUDA driver, and refuses what it documents to refuse.
-
-    A map holds the address in its first word, and in the second what `described` looks up.
-    """
-
-    def __init__(self) -> None:
-        self.encoded: list[Encoded] = []
-        self.address_moved_by = 0
-        self.cuTensorMapEncodeTiled = self.encode
-
-    def encode(
-        self,
-        map_address: ctypes.c_void_p,
-        dtype: int,
-        rank: int,
-        address: ctypes.c_void_p,
-        sizes: Any,
-        strides: Any,
-        box: Any,
-        element_strides: Any,
-        interleave: int,
-        swizzle: int,
-        l2_promotion: int,
-        fill: int,
-    ) -> int:
-        """Stand for `cuTensorMapEncodeTiled`."""
-        found = Encoded(
-            DTYPES[TYPES[dtype]],
-            address.value or 0,
-            tuple(sizes),
-            tuple(strides),
-            tuple(box),
-            SWIZZLE_BYTES[swizzle],
-        )
-        assert len(found.sizes) == len(found.box) == len(found.strides) + 1 == rank
-        assert tuple(element_strides) == (1,) * rank
-        assert (interleave, l2_promotion, fill) == (0, L2_256B, 0)
-        place = map_address.value or 0
-        legal = (
-            3 <= rank <= 5
-            and place % 64 == 0
-            and found.address % 16 == 0
-            and all(0 < n <= 2**32 for n in found.sizes)
-            and all(0 < n < 2**40 and n % 16 == 0 for n in found.strides)
-            and all(0 < n <= 256 for n in found.box)
-            and found.box[0] * found.dtype.itemsize == found.swizzle_bytes
-        )
-        if not legal:
-            return INVALID_VALUE
-        words = (ctypes.c_uint64 * 16).from_address(place)
-        words[0] = found.address + self.address_moved_by
-        words[1] = len(self.encoded)
-        words[2:] = [0] * 14
-        self.encoded.append(found)
-        return 0
-
-    def described(self, words: np.ndarray) -> Encoded:
-        """Return what a map says, with the address that is in it now."""
-        return self.encoded[int(words[1])]._replace(address=int(words[0]))
 
 
 @pytest.fixture
@@ -113,14 +19,17 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return played
 
 
-def view_of(host: np.ndarray) -> Any:
-    """Stand for a CuPy array."""
-    return SimpleNamespace(
-        shape=host.shape,
-        strides=host.strides,
-        dtype=host.dtype,
-        data=SimpleNamespace(ptr=host.ctypes.data),
+def encoded(array: Any, pack: int, rows: int, columns: int, **changes: Any) -> np.ndarray:
+    """Return the map of an array, of which shape and strides may be said to be others."""
+    memory = np.zeros(tensor_map.WORDS + 8, np.uint64)
+    start = -memory.ctypes.data % 64 // 8
+    words = memory[start : start + tensor_map.WORDS]
+    said = {"shape": array.shape, "strides": array.strides, **changes}
+    address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    tensor_map.Encoder(words.ctypes.data, 1).encode(
+        *(0, array.dtype.name, address, said["shape"], said["strides"], pack, rows, columns)
     )
+    return words
 
 
 def aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -146,7 +55,7 @@ def test_a_map_finds_every_element(driver: Driver, pack: int, layout: str, dtype
         host = aligned((b, h, 3 * s, d), dtype)[:, :, ::3]
     elif layout == "head_dim of 24 in 32":
         host = host[..., :24]
-    words = tensor_map.encode(view_of(host), pack, 64, 32)
+    words = encoded(host, pack, 64, 32)
     said = driver.described(words)
     assert said.dtype == host.dtype
     assert said.address == host.ctypes.data
@@ -163,48 +72,60 @@ def test_a_box_is_a_panel_of_a_tile(
 ) -> None:
     """All of its heads at a query lie together; the panel's rows are swizzled as the kernels do."""
     host = aligned((1, 64, 3, 64), "float16")
-    said = driver.described(tensor_map.encode(view_of(host), pack, rows, columns))
+    said = driver.described(encoded(host, pack, rows, columns))
     assert said.box == (columns, pack, rows // pack, 1, 1)
     assert said.swizzle_bytes == swizzle
 
 
-def test_words_are_a_copy(driver: Driver) -> None:
-    host = aligned((1, 2, 3, 64), "float16")
-    first, second = (tensor_map.encode(view_of(host), 1, 64, 64) for _ in range(2))
-    assert first.shape == (tensor_map.WORDS,)
-    assert first.dtype == np.uint64
-    assert int(first[0]) == host.ctypes.data
-    first[:] = 0
-    assert int(second[0]) == host.ctypes.data
+def test_maps_are_made_in_their_places(driver: Driver) -> None:
+    arrays = [aligned((1, 2, 3, 64), "float16") for _ in range(3)]
+    memory = np.full(6 * tensor_map.WORDS, 7, np.uint64)
+    start = -memory.ctypes.data % 64 // 8 + tensor_map.WORDS
+    places = memory[start : start + 3 * tensor_map.WORDS].reshape(3, tensor_map.WORDS)
+    encoder = tensor_map.Encoder(places.ctypes.data, 3)
+    for i in (2, 0):
+        array = arrays[i]
+        encoder.encode(i, "float16", array.ctypes.data, array.shape, array.strides, 1, 64, 64)
+    assert int(places[2, 0]) == arrays[2].ctypes.data
+    assert int(places[0, 0]) == arrays[0].ctypes.data
+    assert np.all(places[1] == 7)
+    assert np.all(memory[:start] == 7)
+    assert np.all(memory[start + 3 * tensor_map.WORDS :] == 7)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_strides_of_axes_with_one_element_do_not_count(driver: Driver, axis: int) -> None:
-    shape = [2, 2, 2, 64]
-    shape[axis] = 1
+    shape = (*(1 if n == axis else 2 for n in range(3)), 64)
     host = aligned((2, 2, 2, 64), "float16")
     for stride in (0, -2, 6, 1 << 45):
-        strides = list(host.strides)
-        strides[axis] = stride
-        view = SimpleNamespace(**{**vars(view_of(host)), "shape": shape, "strides": strides})
-        said = driver.described(tensor_map.encode(view, 1, 64, 64))
+        strides = tuple(stride if n == axis else t for n, t in enumerate(host.strides))
+        said = driver.described(encoded(host, 1, 64, 64, shape=shape, strides=strides))
         assert said.sizes == (64, 1, *shape[2::-1])
 
 
 @pytest.mark.parametrize("stride", [0, -128, 120, 1 << 40])
 def test_strides_that_tma_does_not_take(driver: Driver, stride: int) -> None:
     host = aligned((1, 1, 4, 64), "bfloat16")
-    view = SimpleNamespace(**{**vars(view_of(host)), "strides": (512, 512, stride, 2)})
     with pytest.raises(RuntimeError, match=rf"shape \(1, 1, 4, 64\), strides \(512, 512, {stride}"):
-        tensor_map.encode(view, 1, 64, 64)
+        encoded(host, 1, 64, 64, strides=(512, 512, stride, 2))
     assert driver.encoded == []
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
+def test_axes_of_stride_0_have_one_element(driver: Driver, axes: tuple[int, ...]) -> None:
+    """Along batch and heads: the kernels stay there."""
+    host = aligned((2, 3, 4, 64), "float16")
+    strides = tuple(0 if n in axes else t for n, t in enumerate(host.strides))
+    said = driver.described(encoded(host, 1, 64, 64, strides=strides))
+    batch, heads = (1 if n in axes else host.shape[n] for n in range(2))
+    assert said.sizes == (64, 1, 4, heads, batch)
 
 
 def test_a_driver_that_hides_the_address(driver: Driver) -> None:
     """Later calls put theirs into the first word, so it must be there as it is."""
     driver.address_moved_by = 16
     with pytest.raises(RuntimeError, match=r"cannot describe .*cuTensorMapEncodeTiled: 0"):
-        tensor_map.encode(view_of(aligned((1, 1, 4, 64), "float16")), 1, 64, 64)
+        encoded(aligned((1, 1, 4, 64), "float16"), 1, 64, 64)
 
 
 @pytest.mark.gpu
@@ -216,7 +137,7 @@ def test_the_address_is_in_the_first_word_alone(cupy: Any, dtype: str, pack: int
     arrays = [large[:, :, first : first + 100] for first in range(4)]
     arrays.append(cupy.zeros_like(large)[:, :, :100])
     for columns in (16, 32, 64):
-        words = [tensor_map.encode(x, pack, 128, columns) for x in arrays]
+        words = [encoded(x, pack, 128, columns) for x in arrays]
         assert [int(w[0]) for w in words] == [x.data.ptr for x in arrays]
         for other in words[1:]:
             np.testing.assert_array_equal(other[1:], words[0][1:])
@@ -229,4 +150,4 @@ def test_the_driver_refuses(cupy: Any, stride: int) -> None:
     memory = cupy.zeros(4096, np.float16)[512:]
     view = cupy.lib.stride_tricks.as_strided(memory, (1, 1, 4, 64), (512, 512, stride, 2))
     with pytest.raises(RuntimeError, match="cannot describe"):
-        tensor_map.encode(view, 1, 64, 64)
+        encoded(view, 1, 64, 64)

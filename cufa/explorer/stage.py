@@ -15,7 +15,7 @@ from cufa.explorer.clock import REST_S, Call, CudaClock
 from cufa.explorer.normal import normal
 from cufa.explorer.race import Duel, duel
 from cufa.explorer.work import memory_bound
-from cufa.launch import launch
+from cufa.launch.launch import Launch, Loaded
 from cufa.planner.plan import plan
 from cufa.problem import Problem
 from cufa.variant import Variant
@@ -45,7 +45,8 @@ class Stage:
     """
 
     def __init__(self, problem: Problem, operands: Operands | None, device: Device) -> None:
-        cupy = launch.bind()
+        import cupy
+
         self.xp: Any = cupy
         self.errors = (
             cupy.cuda.runtime.CUDARuntimeError,
@@ -68,7 +69,8 @@ class Stage:
         if problem.scale < 0:  # the kernels fold a positive scale into the exponent
             q, problem = -q, problem._replace(scale=-problem.scale)
         self._problem = problem
-        q, k, v = (as_readable(x, tma=True) for x in (q, k, v))
+        q = as_readable(q, tma=True)
+        k, v = (as_readable(x, tma=True, repeats=True) for x in (k, v))
         self._taken = Operands(q, k, v, self.operands.out)
 
     def ready(self, variant: Variant, cubin: bytes) -> Call:
@@ -79,9 +81,12 @@ class Stage:
         """
         chosen = plan(self._problem, self._device, variant)
         function = jit.load(cubin, chosen.smem_bytes)
-        run = launch.Launch(chosen, self._problem, self._taken, function)
-        q, k, v, out = (x.data.ptr for x in self._taken)
-        return lambda: run(q, k, v, out, 0)
+        loaded = Loaded(variant, function, self.xp.cuda.runtime.getDevice())
+        strides = tuple(x.strides for x in self._taken)
+        addresses = [x.data.ptr for x in self._taken]
+        run = Launch(loaded, chosen, self._problem, strides, addresses[0])
+        workspace = self.xp.empty(run.workspace_floats, np.float32)
+        return lambda: run(*addresses, 0, workspace.data.ptr)
 
     def run(self, call: Call) -> None:
         """Make one call over a result full of NaN, wait for it, and raise what went wrong."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 import sys
 from typing import Any
-
-import numpy as np
 
 WORDS = 16
 """64-bit words of a map."""
 
-_ALIGNMENT = 64  # bytes, of a map that the driver writes
-_BFLOAT16, _FLOAT16 = 9, 6  # CUtensorMapDataType
+_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
 _SWIZZLE = {16: 1, 32: 2, 64: 3}  # CUtensorMapSwizzle by 16-bit columns of a box: 32, 64, 128 bytes
 _L2_PROMOTION_256B = 3
+_RANK = 5
+_NUMBERS = struct.Struct("=5Q4q5I")  # sizes, strides, sizes of a box
 
 
 @functools.cache
@@ -23,64 +23,104 @@ def _driver() -> Any:
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
-def encode(view: Any, pack: int, rows: int, columns: int) -> np.ndarray:
-    """Return the map of an array whose boxes are panels of a tile in shared memory.
-
-    Its axes are, the innermost first: (head_dim, pack, seq, heads / pack, batch).
+class Encoder:
+    """Makes maps at one place in memory, one after the other.
 
     Parameters
     ----------
-    view : cupy.ndarray, shape (batch, heads, seq, head_dim)
-        16-bit elements; the last axis contiguous, other strides positive multiples of 16 bytes.
-    pack : int
-        Neighbouring heads whose rows lie together in a box, query by query.
-    rows : int
-        Rows of a box, of all its heads.
-    columns : int
-        Columns of a box: 16, 32 or 64.
-
-    Returns
-    -------
-    ndarray, shape (16,), uint64
-        The address is in the first word.
-
-    Raises
-    ------
-    RuntimeError
-        The driver refuses.
+    address : int
+        Of memory for `count` maps, a multiple of 64.
+    count : int
     """
-    batch, heads, seq, head_dim = view.shape
-    of_batch, of_head, of_seq, _ = view.strides
-    axes = [
-        (pack, of_head, pack),
-        (seq, of_seq, rows // pack),
-        (heads // pack, of_head * pack, 1),
-        (batch, of_batch, 1),
-    ]
-    sizes = [head_dim, *(n for n, _, _ in axes)]
-    strides = [stride if n > 1 else 16 for n, stride, _ in axes]  # that of a single one is not used
-    boxes = [columns, *(box for _, _, box in axes)]
-    buffer = np.zeros(2 * WORDS, np.uint64)
-    start = -buffer.ctypes.data % _ALIGNMENT // 8
-    words = buffer[start : start + WORDS]
-    status = _driver().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(words.ctypes.data),
-        _FLOAT16 if view.dtype == np.float16 else _BFLOAT16,
-        len(sizes),
-        ctypes.c_void_p(view.data.ptr),
-        (ctypes.c_uint64 * 5)(*sizes),
-        (ctypes.c_uint64 * 4)(*strides),
-        (ctypes.c_uint32 * 5)(*boxes),
-        (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1),
-        0,  # not interleaved
-        _SWIZZLE[columns],
-        _L2_PROMOTION_256B,
-        0,  # zeros for what lies outside
-    )
-    # Later calls put another address there; no other word depends on it.
-    if status or int(words[0]) != view.data.ptr:
-        raise RuntimeError(
-            f"the driver cannot describe an array of shape {view.shape}, strides {view.strides} "
-            f"to TMA (cuTensorMapEncodeTiled: {status})"
+
+    def __init__(self, address: int, count: int) -> None:
+        self._words = (ctypes.c_uint64 * (count * WORDS)).from_address(address)
+        self._maps = [ctypes.c_void_p(address + 8 * WORDS * i) for i in range(count)]
+        self._numbers = (ctypes.c_char * _NUMBERS.size)()
+        start = ctypes.addressof(self._numbers)
+        self._sizes, self._strides, self._box = (
+            ctypes.c_void_p(start + offset) for offset in (0, 5 * 8, 9 * 8)
         )
-    return words.copy()
+        self._steps_in_box = (ctypes.c_uint32 * _RANK)(*[1] * _RANK)
+
+    def encode(
+        self,
+        index: int,
+        dtype: str,
+        address: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        pack: int,
+        rows: int,
+        columns: int,
+    ) -> None:
+        """Make the map of an array whose boxes are panels of a tile in shared memory.
+
+        Its axes are, the innermost first: (head_dim, pack, seq, heads / pack, batch). Along batch
+        or heads it has one element where the stride is 0.
+
+        Parameters
+        ----------
+        index : int
+            Which map.
+        dtype : str
+            "float16" or "bfloat16".
+        address : int
+            A multiple of 16. It will be the map's first word, on which no other depends.
+        shape, strides : tuple of int
+            (batch, heads, seq, head_dim), and the steps between them in bytes: the last axis
+            contiguous, the others multiples of 16.
+        pack : int
+            Neighbouring heads whose rows lie together in a box, query by query.
+        rows : int
+            Rows of a box, of all its heads.
+        columns : int
+            Columns of a box: 16, 32 or 64.
+
+        Raises
+        ------
+        RuntimeError
+            The driver refuses.
+        """
+        batch, heads, seq, head_dim = shape
+        of_batch, of_head, of_seq, _ = strides
+        batches = batch if of_batch else 1
+        groups = heads // pack if of_head else 1
+        _NUMBERS.pack_into(
+            self._numbers,
+            0,
+            head_dim,
+            pack,
+            seq,
+            groups,
+            batches,
+            # That of an axis with one element is not used.
+            of_head if pack > 1 else 16,
+            of_seq if seq > 1 else 16,
+            of_head * pack if groups > 1 else 16,
+            of_batch if batches > 1 else 16,
+            columns,
+            pack,
+            rows // pack,
+            1,
+            1,
+        )
+        status = _driver().cuTensorMapEncodeTiled(
+            self._maps[index],
+            _TYPES[dtype],
+            _RANK,
+            ctypes.c_void_p(address),
+            self._sizes,
+            self._strides,
+            self._box,
+            self._steps_in_box,
+            0,  # not interleaved
+            _SWIZZLE[columns],
+            _L2_PROMOTION_256B,
+            0,  # zeros for what lies outside
+        )
+        if status or self._words[WORDS * index] != address:
+            raise RuntimeError(
+                f"the driver cannot describe an array of shape {shape}, strides {strides} "
+                f"to TMA (cuTensorMapEncodeTiled: {status})"
+            )

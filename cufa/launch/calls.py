@@ -1,0 +1,178 @@
+"""Arrays -> launch: the path of a call, short where the like of it has been made ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cufa.arrays import ALIGNMENT, Array, as_bhsd, copied, padded
+from cufa.device import Device
+from cufa.launch.counters import is_capturing
+from cufa.launch.kind import Call, Key, Kind, remember
+from cufa.planner.plan import Plan
+from cufa.problem import Problem, restore_shape
+
+_KINDS = 64  # that are remembered
+_ALIGNED = (True, True, True)
+
+_kinds: dict[Key, Kind] = {}
+
+# Of CuPy, imported by the first call.
+_ndarray: Any = None
+_current_device: Any = None
+
+
+def again(
+    q: Any, k: Any, v: Any, out: Any, return_lse: bool, options: Key, legal: Kind | None = None
+) -> Any:
+    """Run a call of a kind that `first` has run; None if there is none, or it may be illegal.
+
+    Parameters
+    ----------
+    q, k, v, out : object
+    return_lse : bool
+    options : tuple
+        What the caller chose, with the types: True == 1.
+    legal : Kind, optional
+        The kind of a call that has been checked.
+    """
+    if legal is None and not (
+        type(q) is type(k) is type(v) is _ndarray and (out is None or type(out) is _ndarray)
+    ):
+        return None
+    q_data, k_data, v_data, device_id = q.data, k.data, v.data, _current_device()
+    if not q_data.device_id == k_data.device_id == v_data.device_id == device_id:
+        return None
+    q_shape, v_shape, dtype = q.shape, v.shape, q.dtype
+    try:
+        kind = (
+            legal or _kinds[dtype, k.dtype, v.dtype, q_shape[-1], v_shape[-1], device_id, options]
+        )
+    except (KeyError, IndexError, TypeError):  # no axes, or an option that cannot be hashed
+        return None
+    q_at, k_at, v_at = q_data.ptr, k_data.ptr, v_data.ptr
+    aligned = _ALIGNED
+    if (q_at | k_at | v_at) % ALIGNMENT:
+        aligned = (q_at % ALIGNMENT == 0, k_at % ALIGNMENT == 0, v_at % ALIGNMENT == 0)
+    given = None if out is None else (out.shape, out.strides, out.data.ptr % ALIGNMENT == 0)
+    key = (q_shape, q.strides, k.shape, k.strides, v_shape, v.strides, aligned, given)
+    call = kind.calls.get(key) or kind.ready(key, q_at)
+    if call is None:
+        return None
+    odd = aligned is not _ALIGNED or given is not None
+    if odd and legal is None and not _is_legal(call, q, k, v, out, device_id):
+        return None
+    launch, shape, lse_shape, needs_memory, _, _ = call
+    if needs_memory:
+        return _run_with_memory(kind, call, q, k, v, out, return_lse)
+    if out is None:
+        out = _ndarray(shape, dtype)
+    if return_lse:
+        lse = _ndarray(lse_shape, np.float32)
+        launch(q_at, k_at, v_at, out.data.ptr, lse.data.ptr)
+        return out, lse
+    launch(q_at, k_at, v_at, out.data.ptr, 0)
+    return out
+
+
+def _is_legal(call: Call, q: Array, k: Array, v: Array, out: Array | None, device_id: int) -> bool:
+    """Whether elements are where they may be, and so is `out`."""
+    size = q.itemsize
+    addresses = q.data.ptr, k.data.ptr, v.data.ptr
+    if any(address % size for address in addresses):
+        return False
+    return out is None or (
+        out.dtype == q.dtype
+        and out.data.device_id == device_id
+        and out.data.ptr % size == 0
+        and call.is_apart(out.data.ptr, *addresses)
+    )
+
+
+def first(
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array | None,
+    return_lse: bool,
+    options: Key,
+    problem: Problem,
+    layout: str,
+    device: Device,
+    planned: Callable[[Problem], Plan],
+) -> Any:
+    """Run a call that is legal, and make its kind ready.
+
+    Parameters
+    ----------
+    q, k, v, out, return_lse, options
+        As of `again`.
+    problem : Problem
+    layout : str
+    device : Device
+        The current one.
+    planned : callable
+        Returns the plan of a problem of this kind.
+    """
+    global _ndarray, _current_device
+    import cupy
+
+    _ndarray, _current_device = cupy.ndarray, cupy.cuda.runtime.getDevice
+    shape, lse_shape = restore_shape(problem, q.ndim, layout)
+    if 0 in shape:
+        result = _ndarray(shape, q.dtype) if out is None else out
+        return (result, _ndarray(lse_shape, np.float32)) if return_lse else result
+    device_id = _current_device()
+    head_dims = problem.head_dim, problem.head_dim_v
+    key = (q.dtype, k.dtype, v.dtype, *head_dims, device_id, options)
+    kind = _kinds.get(key)
+    if kind is None:
+        kind = Kind(problem, layout, device, device_id, planned)
+        kind = remember(_kinds, key, kind, _KINDS)
+    return again(q, k, v, out, return_lse, options, kind)
+
+
+def _run_with_memory(
+    kind: Kind, call: Call, q: Array, k: Array, v: Array, out: Array | None, return_lse: bool
+) -> Any:
+    """Run a call on copies of arrays, or with a workspace."""
+    arrays = {"q": q, "k": k, "v": v, "out": out}
+    if is_capturing():
+        raise _cannot_be_captured(call, arrays, kind.scale)
+    if out is None:
+        arrays["out"] = out = _ndarray(call.shape, q.dtype)
+    lse = _ndarray(call.lse_shape, np.float32) if return_lse else None
+    taken = dict(arrays)
+    for name in call.copies:
+        view = as_bhsd(arrays[name], kind.layout)
+        if name == "out":
+            taken[name] = padded(view.shape, view.dtype, _ndarray)
+        else:
+            taken[name] = copied(view, negate=name == "q" and kind.scale < 0)
+    floats = call.launch.workspace_floats
+    workspace = _ndarray(floats, np.float32) if floats else None
+    addresses = [array.data.ptr for array in taken.values()]
+    optional = [0 if array is None else array.data.ptr for array in (lse, workspace)]
+    call.launch(*addresses, *optional)
+    if "out" in call.copies:
+        as_bhsd(out, kind.layout)[...] = taken["out"]
+    return out if lse is None else (out, lse)
+
+
+def _cannot_be_captured(call: Call, arrays: dict[str, Array], scale: float) -> ValueError:
+    if not call.copies:
+        return ValueError(
+            f"kernel: {call.launch.kernel} needs memory beside its arrays, for which a call that "
+            "is captured into a CUDA graph has no place"
+        )
+    name = call.copies[0]
+    if name == "q" and scale < 0:
+        why = f"scale is {scale}: give q with the other sign"
+    else:
+        why = "give a contiguous array whose rows are a multiple of 16 bytes"
+    return ValueError(
+        f"{name} (shape {arrays[name].shape}, strides {arrays[name].strides}) would be copied, for "
+        f"which a call that is captured into a CUDA graph has no place; {why}"
+    )

@@ -1,0 +1,222 @@
+"""The parameter that a launch passes to a kernel by value, and the memory where it is made."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from cufa.kernel import ELEMENT_BYTES, KERNELS
+from cufa.launch import tensor_map
+from cufa.planner.plan import Plan
+from cufa.problem import Problem
+from cufa.score import PARTS
+from cufa.variant import Variant
+
+_TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
+PARAMS = np.dtype(
+    [
+        *((name, _TENSOR) for name in "qkvo"),
+        ("lse", "u8"),
+        ("workspace", "u8"),
+        ("tiles_drawn", "u8"),
+        ("scale_log2", "f4"),
+        *(
+            (name, "i4")
+            for name in (
+                *("heads_q", "group", "seq_q", "seq_kv", "head_dim", "head_dim_v"),
+                *("q_tiles", "heads", "section_heads", "late_rows", "pack_log2"),
+            )
+        ),
+    ],
+    align=True,
+)
+"""The layout of ``Params`` in ``kernels/params.cuh``."""
+
+MAPS = np.dtype([(name, "u8", tensor_map.WORDS) for name in "qkvo"])
+"""The layout of ``TensorMaps`` in ``kernels/tile_sm90.cuh``."""
+
+_MAPS_ALIGNMENT = 64  # bytes
+_LARGEST = 4096  # bytes, of a kernel's parameters
+_TINY = float(np.finfo(np.float32).tiny)
+_LOG2_E = math.log2(math.e)
+
+Strides = tuple[tuple[int, ...], ...]
+Number = tuple[str, int, np.dtype]
+
+
+def dtype_of(variant: Variant) -> np.dtype:
+    """Return the layout of a variant's parameter.
+
+    It has the fields `maps`, if the kernel uses TMA, `params`, and one of each part of the score
+    that has parameters.
+    """
+    tma = KERNELS[variant.kernel].tma
+    fields: list[Any] = [("maps", MAPS)] if tma else []
+    fields.append(("params", PARAMS))
+    for name in variant.score:
+        if PARTS[name].parameters:
+            fields.append((name, np.dtype(list(PARTS[name].parameters), align=True)))
+    packed = np.dtype(fields, align=True)
+    if not tma:
+        return packed
+    end = -packed.itemsize % _MAPS_ALIGNMENT
+    return np.dtype([*fields, ("", "V1", end)], align=True) if end else packed
+
+
+def numbers_of(dtype: np.dtype, prefix: str = "", at: int = 0) -> Iterator[Number]:
+    """Yield name, offset and type of all numbers in a structure, its structures' included."""
+    for name, (inner, offset, *_) in (dtype.fields or {}).items():
+        if inner.fields:
+            yield from numbers_of(inner, f"{prefix}{name}.", at + offset)
+        else:
+            yield prefix + name, at + offset, inner
+
+
+class Layout:
+    """Where what differs from call to call is in the parameter of a variant.
+
+    Parameters
+    ----------
+    variant : Variant
+
+    Attributes
+    ----------
+    nbytes : int
+    places : tuple of int
+        Of the addresses of Q, K, V, O, O once more, the LSE, the workspace and the counter of
+        tiles; in 64-bit words. TMA needs those of Q, K and V in its maps only, and that of O in
+        both; without it, the two are one.
+    """
+
+    def __init__(self, variant: Variant) -> None:
+        dtype = dtype_of(variant)
+        self.nbytes = dtype.itemsize
+        numbers = {name: (offset, kind) for name, offset, kind in numbers_of(dtype)}
+        tma = "maps" in (dtype.names or ())
+        map_of = "maps.{}".format if tma else "params.{}.data".format
+        names = [*map(map_of, "qkv"), "params.o.data", map_of("o")]
+        names += [f"params.{name}" for name in ("lse", "workspace", "tiles_drawn")]
+        self.places = tuple(numbers[name][0] // 8 for name in names)
+        self._start = numbers["params.q.data"][0]
+        self._seq_kv = numbers["params.seq_kv"][0]
+        self._itemsize = ELEMENT_BYTES[variant.dtype]
+        self._numbers = struct.Struct(_format(numbers.values(), self._start))
+        self._of_score = tuple(
+            parameter.name for part in variant.score for parameter in PARTS[part].parameters
+        )
+
+    def fill(self, into: memoryview, plan: Plan, problem: Problem, strides: Strides) -> None:
+        """Write all numbers but the addresses, which become 0; tensor maps are left alone.
+
+        Parameters
+        ----------
+        into : memoryview
+            Bytes.
+        plan : Plan
+        problem : Problem
+        strides : tuple of tuple of int
+            Of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
+        """
+        of_q, of_k, of_v, of_out = strides
+        q_batch, q_head, q_seq, _ = of_q
+        k_batch, k_head, k_seq, _ = of_k
+        v_batch, v_head, v_seq, _ = of_v
+        o_batch, o_head, o_seq, _ = of_out
+        _, batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, _, scale = problem
+        size, pack = self._itemsize, plan.pack  # to the kernel, heads whose rows are packed are one
+        of_score = (getattr(problem, name) for name in self._of_score) if self._of_score else ()
+        self._numbers.pack_into(
+            into,
+            self._start,
+            0,
+            q_batch // size,
+            q_head // size,
+            q_seq // size,
+            0,
+            k_batch // size,
+            k_head // size,
+            k_seq // size,
+            0,
+            v_batch // size,
+            v_head // size,
+            v_seq // size,
+            0,
+            o_batch // size,
+            o_head // size,
+            o_seq // size,
+            0,
+            0,
+            0,
+            # Zero would make NaN of a masked score, -inf * 0; the least normal number keeps it.
+            max(scale * _LOG2_E, _TINY),
+            heads_q // pack,
+            heads_q // heads_kv // pack,
+            seq_q,
+            seq_kv,
+            head_dim,
+            head_dim_v,
+            plan.q_tiles,
+            batch * heads_q // pack,
+            plan.section_heads,
+            plan.late_rows,
+            pack.bit_length() - 1,  # a power of two
+            *of_score,
+        )
+
+    def set_keys(self, into: memoryview, seq_kv: int) -> None:
+        """Write another number of keys where `fill` has written one."""
+        _INT.pack_into(into, self._seq_kv, seq_kv)
+
+
+_INT = struct.Struct("=i")
+_CODES = {"u8": "Q", "i8": "q", "i4": "i", "f4": "f"}
+
+
+def _format(numbers: Any, start: int) -> str:
+    """Return numbers from an offset on, and the gaps between them, as `struct` writes them."""
+    text, at = "=", start
+    for offset, dtype in numbers:
+        if offset >= start and dtype.str[1:] in _CODES:
+            text += "x" * (offset - at) + _CODES[dtype.str[1:]]
+            at = offset + dtype.itemsize
+    return text
+
+
+class Buffer:
+    """Memory in which the parameter of one launch is put together.
+
+    Attributes
+    ----------
+    bytes, words : memoryview
+        The memory, by 8 and by 64 bits.
+    maps : Encoder
+        Of the tensor maps at its beginning.
+    args : tuple
+        A kernel's one argument, as `cupy.cuda.Function` takes it.
+    """
+
+    __slots__ = ("args", "bytes", "maps", "words")
+
+    def __init__(self) -> None:
+        import cupy
+
+        memory = np.zeros(_LARGEST + _MAPS_ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % _MAPS_ALIGNMENT
+        address = memory.ctypes.data + start
+        self.bytes = memory.data[start : start + _LARGEST]
+        self.words = self.bytes.cast("Q")
+        self.maps = tensor_map.Encoder(address, MAPS.itemsize // (8 * tensor_map.WORDS))
+        self.args: tuple[Any, ...] = (cupy.cuda.function.CPointer(address),)
+
+    def copy_map(self, source: int, to: int) -> None:
+        """Copy a tensor map to the place of another."""
+        size = 8 * tensor_map.WORDS
+        self.bytes[size * to : size * (to + 1)] = self.bytes[size * source : size * (source + 1)]
+
+
+free_buffers: list[Buffer] = []
+"""Those that are nobody's: each launch under way has one of its own."""

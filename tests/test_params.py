@@ -1,0 +1,124 @@
+"""params.py: a kernel's parameter is laid out as in the CUDA headers, and holds what it shall."""
+
+from __future__ import annotations
+
+import struct
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cufa import device
+from cufa.compiler import source
+from cufa.launch import params
+from cufa.launch.params import MAPS, PARAMS, Layout, dtype_of, numbers_of
+from cufa.planner.plan import plan
+from cufa.problem import Problem
+from cufa.score import PARTS, Parameter, Part
+from cufa.variant import Variant
+
+FA2 = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1)
+FA3 = Variant("fa3_wgmma", "float16", 64, 64, 64, 64, 2, 8, 1)
+
+
+def assert_holds(cupy: Any, text: str, checks: list[str], arch: str) -> None:
+    """Compile what is asserted of a text."""
+    nvrtc = cupy.cuda.nvrtc
+    if nvrtc.getVersion() < (13, 1):
+        pytest.skip("this NVRTC has no __builtin_offsetof")
+    asserted = "".join(f'static_assert({check}, "{check}");\n' for check in checks)
+    program = nvrtc.createProgram(text + asserted, "layout.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, ("-std=c++17", f"-arch={arch}"))
+    except nvrtc.NVRTCError:
+        pytest.fail(nvrtc.getProgramLog(program))
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def test_params_have_the_layout_of_the_header(cupy: Any) -> None:
+    checks = [f"sizeof(Params) == {PARAMS.itemsize}"]
+    for name, offset, dtype in numbers_of(PARAMS):
+        checks.append(f"__builtin_offsetof(Params, {name}) == {offset}")
+        checks.append(f"sizeof(Params{{}}.{name}) == {dtype.itemsize}")
+        if dtype.kind == "f":
+            checks.append(f"static_cast<decltype(Params{{}}.{name})>(0.5) != 0")
+        elif dtype.kind == "i":
+            checks.append(f"static_cast<decltype(Params{{}}.{name})>(-1) < 0")
+    header = (resources.files("cufa.kernels") / "params.cuh").read_text()
+    assert_holds(cupy, header.replace("#pragma once", ""), checks, "sm_80")
+    assert dtype_of(FA2)["params"] == PARAMS
+    assert dtype_of(FA2).itemsize == PARAMS.itemsize
+
+
+def test_tma_params_have_the_layout_of_the_header(cupy: Any) -> None:
+    """The hardware reads maps at multiples of 64 bytes."""
+    parameter = dtype_of(FA3)
+    checks = [
+        f"sizeof(TmaParams) == {parameter.itemsize}",
+        "alignof(TmaParams) == 64",
+        f"__builtin_offsetof(TmaParams, params) == {parameter.fields['params'][1]}",  # type: ignore[index]
+    ]
+    for name, offset, dtype in numbers_of(MAPS):
+        checks.append(f"__builtin_offsetof(TmaParams, maps.{name}) == {offset}")
+        checks.append(f"sizeof(TmaParams{{}}.maps.{name}) == {dtype.itemsize}")
+    assert_holds(cupy, source.text("fa3_wgmma"), checks, "sm_90a")
+    assert parameter["params"] == PARAMS
+
+
+def test_params_have_no_gaps() -> None:
+    """Else the header could hold a field that is not set."""
+    end = 0
+    for name, offset, dtype in numbers_of(PARAMS):
+        assert offset == end, name
+        end += dtype.itemsize
+    assert PARAMS.itemsize == -(-end // 8) * 8
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have parts of a score with parameters, which a `Problem` has."""
+    found = (
+        Part("One", (Parameter("seq_kv", "i4"),)),
+        Part("Two", (Parameter("scale", "f4"), Parameter("batch", "i8"), Parameter("seq_q", "i4"))),
+    )
+    for part in found:
+        monkeypatch.setitem(PARTS, part.name, part)
+
+
+@pytest.mark.usefixtures("cupy", "parts")
+@pytest.mark.parametrize("variant", [FA2, FA3], ids=["fa2_mma", "fa3_wgmma"])
+@pytest.mark.parametrize(
+    "score", [(), ("One",), ("Two",), ("One", "Two"), ("Two", "Causal", "One")]
+)
+def test_what_is_filled_in(variant: Variant, score: tuple[str, ...]) -> None:
+    """A part's parameters follow as the members of a C++ struct do; maps are left alone."""
+    problem = Problem("float16", 3, 8, 2, 5, 777, 64, 56, False, 0.3)
+    chosen = plan(problem, device.named("h200"), variant)
+    strides = ((64, 32, 16, 2), (640, 0, 160, 2), (48, -96, 16, 2), (80, 800, 8000, 2))
+    variant = variant._replace(score=score)
+    dtype = dtype_of(variant)
+    buffer = params.Buffer()
+    buffer.bytes[:] = b"\7" * len(buffer.bytes)
+    Layout(variant).fill(buffer.bytes, chosen, problem, strides)
+    found = np.frombuffer(buffer.bytes, np.uint8)[: dtype.itemsize].view(dtype)[0]
+    for name, own in zip("qkvo", strides, strict=True):
+        assert found["params"][name].tolist() == (0, *(step // 2 for step in own[:3]))
+    assert found["params"].tolist()[4:7] == (0, 0, 0)
+    assert found["params"]["scale_log2"] == pytest.approx(0.3 * 1.442695)
+    expected = {"seq_q": 5, "seq_kv": 777, "head_dim": 64, "head_dim_v": 56}
+    expected |= {"heads": 3 * 8 // chosen.pack, "heads_q": 8 // chosen.pack}
+    expected |= {"group": 4 // chosen.pack, "pack_log2": chosen.pack.bit_length() - 1}
+    expected |= {name: getattr(chosen, name) for name in ("q_tiles", "section_heads", "late_rows")}
+    assert {name: found["params"][name] for name in expected} == expected
+    for part in score:
+        if part == "One":
+            assert found["One"]["seq_kv"] == 777
+        elif part == "Two":
+            assert found["Two"].tolist() == (pytest.approx(0.3), 3, 5)
+            assert dtype["Two"].itemsize == struct.calcsize("fqi0q")
+    if variant.kernel == "fa3_wgmma":
+        assert dtype.itemsize % 64 == 0
+        assert np.all(found["maps"]["k"] == 0x0707070707070707)
+    assert bytes(buffer.bytes[dtype.itemsize :]) == b"\7" * (len(buffer.bytes) - dtype.itemsize)
