@@ -11,6 +11,7 @@ from cufa import cpu
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
 from cufa.launch import calls
+from cufa.launch.kind import Kind
 from cufa.planner.plan import Plan, plan
 from cufa.planner.tuned import user_table
 from cufa.problem import Problem, parse, restore_shape
@@ -97,10 +98,12 @@ def attention(
     if xp is np:
         _refuse_kernel(kernel)
         return _on_cpu(problem, operands, q, out, layout, return_lse)
-    device = devices.of_id(xp.cuda.runtime.getDevice())
+    device_id = xp.cuda.runtime.getDevice()
+    device = devices.of_id(device_id)
     planned = functools.partial(plan, device=device, kernel=kernel, table=user_table(device))
     planned(problem)
-    return calls.first(q, k, v, out, return_lse, options, problem, layout, device, planned)
+    kind = Kind(problem, layout, device, device_id, planned)
+    return calls.first(q, k, v, out, return_lse, options, kind)
 
 
 def explain(

@@ -14,6 +14,7 @@ import pytest
 
 from cufa import device
 from cufa.device import Device
+from cufa.kernel import KERNELS
 from cufa.launch import params
 from cufa.planner import tuned
 
@@ -68,6 +69,22 @@ def hopper(cupy: Any) -> Device:
     if gpu.arch != "sm_90a":
         pytest.skip(f"{gpu.name} is {gpu.arch}, sm_90a is needed")
     return gpu
+
+
+@pytest.fixture
+def kernel_runs_here(request: pytest.FixtureRequest, cupy: Any) -> None:
+    """Skip a test marked `gpu` of a kernel that is not for this GPU."""
+    kernel = getattr(request.node, "callspec", None) and request.node.callspec.params.get("kernel")
+    gpu = device.of_id(cupy.cuda.runtime.getDevice())
+    if kernel and not KERNELS[kernel].runs_on(gpu):
+        pytest.skip(f"{kernel} is not for {gpu.arch}")
+
+
+@pytest.fixture
+def stream(cupy: Any) -> Iterator[Any]:
+    """Make a stream the current one, for tests marked `gpu`."""
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        yield stream
 
 
 @pytest.fixture

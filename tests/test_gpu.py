@@ -1,4 +1,4 @@
-"""On a CUDA device: every kernel over the correctness grid, streams, graphs, threads, devices."""
+"""On a CUDA device: every kernel over the correctness grid, streams, threads, devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ import pytest
 from reference import DTYPES, Expected, assert_accepted, random_inputs, to_host
 
 import cufa
-from cufa import device as devices
-from cufa.kernel import KERNELS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernel_runs_here")]
 
 HEAD_DIMS = (1, 8, 24, 32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256)
 
@@ -45,15 +42,6 @@ GRID = (
 )
 
 kernels = pytest.mark.parametrize(("kernel", "dtype"), CASES)
-
-
-@pytest.fixture(autouse=True)
-def kernel_runs_here(request: pytest.FixtureRequest, cupy: Any) -> None:
-    """Skip a test of a kernel that is not for this GPU."""
-    kernel = getattr(request.node, "callspec", None) and request.node.callspec.params.get("kernel")
-    gpu = devices.of_id(cupy.cuda.runtime.getDevice())
-    if kernel and not KERNELS[kernel].runs_on(gpu):
-        pytest.skip(f"{kernel} is not for {gpu.arch}")
 
 
 def poisoned_out(cupy: Any, q: np.ndarray, v: np.ndarray) -> Any:
@@ -221,13 +209,7 @@ def test_strides_beyond_2_to_the_31(
     cupy.get_default_memory_pool().free_all_blocks()
 
 
-# --- streams and graphs ---
-
-
-@pytest.fixture
-def stream(cupy: Any) -> Iterator[Any]:
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        yield stream
+# --- streams ---
 
 
 def occupy(cupy: Any) -> None:
@@ -262,31 +244,6 @@ def test_runs_in_order_on_the_current_stream(
             assert not stream.done, "the call waited for the device"
         stream.synchronize()
         assert_accepted(out, None, q, k, v)
-
-
-@kernels
-@pytest.mark.parametrize("d", [64, 59])  # rows of 59 numbers are copied
-def test_cuda_graph(
-    cupy: Any, rng: np.random.Generator, stream: Any, kernel: str, dtype: str, d: int
-) -> None:
-    q, k, v = random_inputs(rng, dtype, b=2, hq=4, sq=129, d=d)
-    device = [cupy.asarray(np.zeros_like(x)) for x in (q, k, v)]
-    out = poisoned_out(cupy, q, v)
-    options: dict[str, Any] = {"kernel": kernel, "causal": True, "return_lse": True}
-    cufa.attention(*device, out=out, **options)
-    stream.synchronize()
-    stream.begin_capture()
-    _, lse = cufa.attention(*device, out=out, **options)
-    graph = stream.end_capture()
-    others = [cupy.full(q.shape, np.nan, q.dtype) for _ in range(16)]  # may not get its memory
-    for there, here in zip(device, (q, k, v), strict=True):
-        there[...] = cupy.asarray(here)
-    out[...] = poisoned_out(cupy, q, v)
-    lse[...] = np.nan
-    graph.launch(stream)
-    stream.synchronize()
-    assert_accepted(out, lse, q, k, v, causal=True)
-    assert all(np.isnan(cupy.asnumpy(x).astype(np.float32)).all() for x in others)
 
 
 # --- threads, processes and devices ---

@@ -14,7 +14,7 @@ import cufa
 from cufa import cpu, device
 from cufa.device import Device
 from cufa.kernel import KERNELS
-from cufa.planner.plan import Plan, plan
+from cufa.planner.plan import KEY_STEP, Plan, plan
 from cufa.planner.problem_class import problem_class
 from cufa.planner.rules import all_variants
 from cufa.planner.tiles import TileShape, all_head_dims, tile_shapes
@@ -203,6 +203,18 @@ def test_a_decoding_loop_uses_one_kernel(
     other = plan(problem._replace(seq_kv=seq_kv, scale=0.125), gpu, kernel)
     assert other.variant == chosen.variant
     assert other.grid == chosen.grid
+
+
+@given(planned(st.integers(1, 9000)))
+def test_keys_count_in_steps_where_there_is_no_mask(
+    case: tuple[Problem, Device, str | None, Plan],
+) -> None:
+    """So a cache that grows is planned for once in a while, whatever plans."""
+    problem, gpu, kernel, chosen = case
+    assume(not problem.causal)
+    rounded = problem._replace(seq_kv=-(-problem.seq_kv // KEY_STEP) * KEY_STEP)
+    assert plan(rounded, gpu, kernel) == chosen
+    assert problem_class(rounded, gpu) == problem_class(problem, gpu)
 
 
 @given(planned(st.integers(1, 9000)), st.integers(1, 9000), st.integers(1, 9000))

@@ -83,10 +83,10 @@ class Stage:
         function = jit.load(cubin, chosen.smem_bytes)
         loaded = Loaded(variant, function, self.xp.cuda.runtime.getDevice())
         strides = tuple(x.strides for x in self._taken)
-        addresses = [x.data.ptr for x in self._taken]
-        run = Launch(loaded, chosen, self._problem, strides, addresses[0])
+        q, k, v, out = (x.data.ptr for x in self._taken)
+        run = Launch(loaded, chosen, self._problem, strides, q)
         workspace = self.xp.empty(run.workspace_floats, np.float32)
-        return lambda: run(*addresses, 0, workspace.data.ptr)
+        return lambda: run(q, k, v, out, 0, workspace.data.ptr)
 
     def run(self, call: Call) -> None:
         """Make one call over a result full of NaN, wait for it, and raise what went wrong."""

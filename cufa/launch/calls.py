@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array, as_bhsd, copied, padded
-from cufa.device import Device
 from cufa.launch.counters import is_capturing
 from cufa.launch.kind import Call, Key, Kind, remember
-from cufa.planner.plan import Plan
-from cufa.problem import Problem, restore_shape
+from cufa.problem import restore_shape
 
 _KINDS = 64  # that are remembered
 _ALIGNED = (True, True, True)
@@ -25,7 +22,7 @@ _current_device: Any = None
 
 
 def again(
-    q: Any, k: Any, v: Any, out: Any, return_lse: bool, options: Key, legal: Kind | None = None
+    q: Any, k: Any, v: Any, out: Any, return_lse: bool, options: Key, checked: Kind | None = None
 ) -> Any:
     """Run a call of a kind that `first` has run; None if there is none, or it may be illegal.
 
@@ -35,10 +32,10 @@ def again(
     return_lse : bool
     options : tuple
         What the caller chose, with the types: True == 1.
-    legal : Kind, optional
-        The kind of a call that has been checked.
+    checked : Kind, optional
+        The kind of a call that is legal.
     """
-    if legal is None and not (
+    if checked is None and not (
         type(q) is type(k) is type(v) is _ndarray and (out is None or type(out) is _ndarray)
     ):
         return None
@@ -48,7 +45,7 @@ def again(
     q_shape, v_shape, dtype = q.shape, v.shape, q.dtype
     try:
         kind = (
-            legal or _kinds[dtype, k.dtype, v.dtype, q_shape[-1], v_shape[-1], device_id, options]
+            checked or _kinds[dtype, k.dtype, v.dtype, q_shape[-1], v_shape[-1], device_id, options]
         )
     except (KeyError, IndexError, TypeError):  # no axes, or an option that cannot be hashed
         return None
@@ -62,7 +59,7 @@ def again(
     if call is None:
         return None
     odd = aligned is not _ALIGNED or given is not None
-    if odd and legal is None and not _is_legal(call, q, k, v, out, device_id):
+    if odd and checked is None and not _is_legal(call, q, k, v, out, device_id):
         return None
     launch, shape, lse_shape, needs_memory, _, _ = call
     if needs_memory:
@@ -92,46 +89,29 @@ def _is_legal(call: Call, q: Array, k: Array, v: Array, out: Array | None, devic
 
 
 def first(
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array | None,
-    return_lse: bool,
-    options: Key,
-    problem: Problem,
-    layout: str,
-    device: Device,
-    planned: Callable[[Problem], Plan],
+    q: Array, k: Array, v: Array, out: Array | None, return_lse: bool, options: Key, kind: Kind
 ) -> Any:
-    """Run a call that is legal, and make its kind ready.
+    """Run a call that is legal, and remember its kind.
 
     Parameters
     ----------
     q, k, v, out, return_lse, options
         As of `again`.
-    problem : Problem
-    layout : str
-    device : Device
-        The current one.
-    planned : callable
-        Returns the plan of a problem of this kind.
+    kind : Kind
+        Made for this call.
     """
     global _ndarray, _current_device
     import cupy
 
     _ndarray, _current_device = cupy.ndarray, cupy.cuda.runtime.getDevice
-    shape, lse_shape = restore_shape(problem, q.ndim, layout)
+    problem = kind.problem
+    shape, lse_shape = restore_shape(problem, q.ndim, kind.layout)
     if 0 in shape:
         result = _ndarray(shape, q.dtype) if out is None else out
         return (result, _ndarray(lse_shape, np.float32)) if return_lse else result
-    device_id = _current_device()
     head_dims = problem.head_dim, problem.head_dim_v
-    key = (q.dtype, k.dtype, v.dtype, *head_dims, device_id, options)
-    kind = _kinds.get(key)
-    if kind is None:
-        kind = Kind(problem, layout, device, device_id, planned)
-        kind = remember(_kinds, key, kind, _KINDS)
-    return again(q, k, v, out, return_lse, options, kind)
+    key = (q.dtype, k.dtype, v.dtype, *head_dims, _current_device(), options)
+    return again(q, k, v, out, return_lse, options, remember(_kinds, key, kind, _KINDS))
 
 
 def _run_with_memory(
@@ -140,7 +120,7 @@ def _run_with_memory(
     """Run a call on copies of arrays, or with a workspace."""
     arrays = {"q": q, "k": k, "v": v, "out": out}
     if is_capturing():
-        raise _cannot_be_captured(call, arrays, kind.scale)
+        raise _cannot_be_captured(call, arrays, kind.problem.scale)
     if out is None:
         arrays["out"] = out = _ndarray(call.shape, q.dtype)
     lse = _ndarray(call.lse_shape, np.float32) if return_lse else None
@@ -150,7 +130,7 @@ def _run_with_memory(
         if name == "out":
             taken[name] = padded(view.shape, view.dtype, _ndarray)
         else:
-            taken[name] = copied(view, negate=name == "q" and kind.scale < 0)
+            taken[name] = copied(view, negate=name == "q" and kind.problem.scale < 0)
     floats = call.launch.workspace_floats
     workspace = _ndarray(floats, np.float32) if floats else None
     addresses = [array.data.ptr for array in taken.values()]

@@ -32,11 +32,12 @@ _lock = threading.Lock()
 
 
 def remember(memory: dict[Key, _T], key: Key, value: _T, limit: int) -> _T:
-    """Put a value into a memory, from which the oldest goes when it is full."""
+    """Put a value into a memory, unless there is one; from a full memory the oldest goes."""
     with _lock:
-        while len(memory) >= limit:
+        found = memory.setdefault(key, value)
+        while len(memory) > limit:
             del memory[next(iter(memory))]
-        return memory.setdefault(key, value)
+        return found
 
 
 class Call(NamedTuple):
@@ -87,10 +88,10 @@ class Kind:
 
     Attributes
     ----------
+    problem : Problem
+    layout : str
     calls : dict
         Those that are ready, the oldest first.
-    scale : float
-    layout : str
     """
 
     def __init__(
@@ -101,12 +102,10 @@ class Kind:
         device_id: int,
         planned: Callable[[Problem], Plan],
     ) -> None:
-        self.calls: dict[Key, Call] = {}
-        self.scale = problem.scale
+        self.problem = problem
         self.layout = layout
-        self._dtype = problem.dtype
+        self.calls: dict[Key, Call] = {}
         self._itemsize = ELEMENT_BYTES[problem.dtype]
-        self._causal = problem.causal
         self._device, self._device_id = device, device_id
         self._planned = planned
         self._loaded: dict[Variant, Loaded] = {}
@@ -154,7 +153,7 @@ class Kind:
             return None
         if keys < 2 or problem.seq_kv < 2:
             return None
-        if self._causal or (keys - 1) // KEY_STEP != (problem.seq_kv - 1) // KEY_STEP:
+        if problem.causal or (keys - 1) // KEY_STEP != (problem.seq_kv - 1) // KEY_STEP:
             problem = problem._replace(seq_kv=keys)
             if self._planned(problem) != plan:
                 return None
@@ -164,7 +163,7 @@ class Kind:
 
     def _made(self, key: Key, address: int) -> Call | None:
         q_shape, q_strides, k_shape, k_strides, v_shape, v_strides, aligned, given = key
-        if not len(q_shape) == len(k_shape) == len(v_shape):
+        if not 2 <= len(q_shape) == len(k_shape) == len(v_shape) <= 4:
             return None
         q, of_q = self._bhsd(q_shape, q_strides)
         k, of_k = self._bhsd(k_shape, k_strides)
@@ -178,18 +177,10 @@ class Kind:
         shape = (*q_shape[:-1], head_dim_v)
         if given is not None and given[0] != shape:
             return None
-        problem = Problem(
-            self._dtype,
-            batch,
-            heads_q,
-            heads_kv,
-            seq_q,
-            seq_kv,
-            head_dim,
-            head_dim_v,
-            self._causal,
-            abs(self.scale),  # the kernels fold a positive scale into the exponent
-        )
+        dtype, _, _, _, _, _, _, _, causal, scale = self.problem
+        sizes = (batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v)
+        # The kernels fold a positive scale into the exponent.
+        problem = Problem(dtype, *sizes, causal, abs(scale))
         plan = self._planned(problem)
         loaded = self._loaded.get(plan.variant) or self._load(plan.variant)
 
@@ -197,7 +188,7 @@ class Kind:
         out = (batch, heads_q, seq_q, head_dim_v)
         of_out, writable = self._result(out, given, tma)
         copies: tuple[str, ...] = ()
-        if not (aligned[0] and self.scale >= 0 and readable(q, of_q, size, tma)):
+        if not (aligned[0] and scale >= 0 and readable(q, of_q, size, tma)):
             copies, of_q = ("q",), self._packed(q)
         if seq_kv and not (aligned[1] and readable(k, of_k, size, tma, repeats=True)):
             copies, of_k = (*copies, "k"), self._packed(k)
@@ -205,25 +196,34 @@ class Kind:
             copies, of_v = (*copies, "v"), self._packed(v)
         if not writable:
             copies, of_out = (*copies, "out"), self._packed(out)
-        extents: tuple[tuple[int, int], ...] = ()
-        if copies or given is not None:
-            arrays = [(q_shape, q_strides), (k_shape, k_strides), (v_shape, v_strides)]
-            if given is not None:
-                if overlaps_itself(given[0], given[1], size):
-                    return None
-                arrays.insert(0, given[:2])
-                extents = tuple(extent(*array, size) for array in arrays)
-            if not all(_has_whole_steps(*array, size) for array in arrays):
-                return None
-
-        strides = (of_q, of_k, of_v, of_out)
-        like = None if self._latest is None else self._latest[3].launch
-        launch = Launch(loaded, plan, problem, strides, address, like)
+        if (copies or given) and not self._has_legal_strides(key):
+            return None
+        launch = Launch(loaded, plan, problem, (of_q, of_k, of_v, of_out), address)
         lse_shape = out[:3] if len(shape) == 4 else shape[:-1]
         needs_memory = bool(copies) or plan.workspace_floats > 0
-        call = Call(launch, shape, lse_shape, needs_memory, copies, extents)
+        call = Call(launch, shape, lse_shape, needs_memory, copies, self._extents(key))
         self._latest = key, problem, plan, call
         return remember(self.calls, key, call, _CALLS)
+
+    def _has_legal_strides(self, key: Key) -> bool:
+        """Whether they are multiples of an element, and those of `out` keep its elements apart."""
+        given, size = key[-1], self._itemsize
+        if given is not None and overlaps_itself(given[0], given[1], size):
+            return False
+        arrays = [key[0:2], key[2:4], key[4:6], *([given[:2]] if given is not None else [])]
+        return all(
+            n <= 1 or step % size == 0
+            for shape, strides in arrays
+            if 0 not in shape
+            for n, step in zip(shape, strides, strict=True)
+        )
+
+    def _extents(self, key: Key) -> tuple[tuple[int, int], ...]:
+        given = key[-1]
+        if given is None:
+            return ()
+        arrays = (given[:2], key[0:2], key[2:4], key[4:6])
+        return tuple(extent(*array, self._itemsize) for array in arrays)
 
     def _bhsd(self, shape: _Ints, strides: _Ints) -> tuple[_Ints, _Ints]:
         """Return shape and strides with the axes (batch, heads, seq, head_dim)."""
@@ -263,9 +263,3 @@ class Kind:
         if loaded.counters is not None and not is_capturing():
             loaded.counters.reserve()
         return self._loaded.setdefault(variant, loaded)
-
-
-def _has_whole_steps(shape: _Ints, strides: _Ints, itemsize: int) -> bool:
-    """Whether the steps between elements are multiples of their size."""
-    steps = (step for n, step in zip(shape, strides, strict=True) if n > 1)
-    return 0 in shape or not any(step % itemsize for step in steps)

@@ -64,8 +64,6 @@ class Launch:
         as they are; in bytes.
     address : int
         Of any such array: the driver makes no tensor map without, but each launch has its own.
-    like : Launch, optional
-        One of the same dtype, whose tensor maps are taken where they say the same.
 
     Attributes
     ----------
@@ -83,7 +81,6 @@ class Launch:
         problem: Problem,
         strides: Strides,
         address: int,
-        like: Launch | None = None,
     ) -> None:
         layout = loaded.layout
         tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
@@ -103,8 +100,12 @@ class Launch:
         )
         self._maps = _maps(loaded, plan, problem, strides) if loaded.tma else ()
         buffer = _taken()
-        if self._maps:
-            self._encode(buffer, address, like)
+        for i, each in enumerate(self._maps):
+            same = self._maps.index(each)
+            if same < i:  # V may lie as K does, and O as Q
+                buffer.copy_map(same, i)
+            else:
+                buffer.maps.encode(i, problem.dtype, address, *each)
         layout.fill(buffer.bytes, plan, problem, strides)
         self._bytes = bytes(buffer.bytes[: layout.nbytes])
         free_buffers.append(buffer)
@@ -117,32 +118,20 @@ class Launch:
         other._maps = self._maps
         layout: Layout = self._constants[4]
         buffer = _taken()
+        buffer.bytes[: layout.nbytes] = self._bytes
         if self._maps:
             of_q, of_k, of_v, of_out = self._maps
-            other._maps = (of_q, _with_keys(of_k, seq_kv), _with_keys(of_v, seq_kv), of_out)
-            other._encode(buffer, address, self)
-        else:
-            buffer.bytes[: layout.nbytes] = self._bytes
+            of_k, of_v = _with_keys(of_k, seq_kv), _with_keys(of_v, seq_kv)
+            other._maps = (of_q, of_k, of_v, of_out)
+            buffer.maps.encode(1, self._dtype, address, *of_k)
+            if of_v == of_k:
+                buffer.copy_map(1, 2)
+            else:
+                buffer.maps.encode(2, self._dtype, address, *of_v)
         layout.set_keys(buffer.bytes, seq_kv)
         other._bytes = bytes(buffer.bytes[: layout.nbytes])
         free_buffers.append(buffer)
         return other
-
-    def _encode(self, buffer: Buffer, address: int, like: Launch | None) -> None:
-        """Write the tensor maps; the driver makes those that are not there already."""
-        maps = self._maps
-        known: tuple[_Map | None, ...] = (None,) * len(maps)
-        if like is not None and like._maps:
-            known = like._maps
-            buffer.bytes[: len(like._bytes)] = like._bytes
-        for i, needed in enumerate(maps):
-            if known[i] is needed or known[i] == needed:
-                continue
-            same = maps.index(needed)
-            if same < i:  # V may lie as K does, and O as Q
-                buffer.copy_map(same, i)
-            else:
-                buffer.maps.encode(i, self._dtype, address, *needed)
 
     def __call__(self, q: int, k: int, v: int, out: int, lse: int, workspace: int = 0) -> None:
         """Launch on the current stream with these addresses; 0 where none is needed."""
