@@ -223,7 +223,7 @@ class Kind:
         if given is None:
             return ()
         arrays = (given[:2], key[0:2], key[2:4], key[4:6])
-        return tuple(extent(*array, self._itemsize) for array in arrays)
+        return tuple(extent(shape, strides, self._itemsize) for shape, strides in arrays)
 
     def _bhsd(self, shape: _Ints, strides: _Ints) -> tuple[_Ints, _Ints]:
         """Return shape and strides with the axes (batch, heads, seq, head_dim)."""
