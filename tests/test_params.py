@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from importlib import resources
 from typing import Any
 
@@ -52,18 +51,21 @@ def test_params_have_the_layout_of_the_header(cupy: Any) -> None:
     assert dtype_of(FA2).itemsize == PARAMS.itemsize
 
 
-def test_tma_params_have_the_layout_of_the_header(cupy: Any) -> None:
+def test_tma_arguments_have_the_layout_of_the_header(cupy: Any) -> None:
     """The hardware reads maps at multiples of 64 bytes."""
     parameter = dtype_of(FA3)
+    arguments = "TmaArguments<Plain>"
     checks = [
-        f"sizeof(TmaParams) == {parameter.itemsize}",
-        "alignof(TmaParams) == 64",
-        f"__builtin_offsetof(TmaParams, params) == {parameter.fields['params'][1]}",  # type: ignore[index]
+        f"sizeof({arguments}) == {parameter.itemsize}",
+        f"alignof({arguments}) == 64",
+        f"__builtin_offsetof({arguments}, params) == {parameter.fields['params'][1]}",  # type: ignore[index]
+        "sizeof(Plain) == sizeof(Params)",  # a score without parameters takes no place
     ]
     for name, offset, dtype in numbers_of(MAPS):
-        checks.append(f"__builtin_offsetof(TmaParams, maps.{name}) == {offset}")
-        checks.append(f"sizeof(TmaParams{{}}.maps.{name}) == {dtype.itemsize}")
-    assert_holds(cupy, source.text("fa3_wgmma"), checks, "sm_90a")
+        checks.append(f"__builtin_offsetof({arguments}, maps.{name}) == {offset}")
+        checks.append(f"sizeof({arguments}{{}}.maps.{name}) == {dtype.itemsize}")
+    plain = "using Plain = Arguments<Score<>, Dense>;"
+    assert_holds(cupy, f"{source.text('fa3_wgmma')}\n{plain}\n", checks, "sm_90a")
     assert parameter["params"] == PARAMS
 
 
@@ -76,49 +78,75 @@ def test_params_have_no_gaps() -> None:
     assert PARAMS.itemsize == -(-end // 8) * 8
 
 
+#: Parts of a score with parameters, which are numbers of a `Problem`.
+MADE_UP = (
+    Part("One", (Parameter("heads_kv", "i4"),)),
+    Part("Two", (Parameter("batch", "i8"), Parameter("scale", "f4"))),
+)
+HEADER = """
+struct One : Part<One> { int heads_kv; };
+struct Two : Part<Two> { long long batch; float scale; };
+"""
+SCORES = [(), ("One",), ("Two",), ("One", "Two"), ("Two", "Causal", "One"), ("Causal", "One")]
+
+
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have parts of a score with parameters, which a `Problem` has."""
-    found = (
-        Part("One", (Parameter("seq_kv", "i4"),)),
-        Part("Two", (Parameter("scale", "f4"), Parameter("batch", "i8"), Parameter("seq_q", "i4"))),
-    )
-    for part in found:
+    for part in MADE_UP:
         monkeypatch.setitem(PARTS, part.name, part)
+
+
+@pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize("score", SCORES, ids=str)
+def test_parts_of_a_score_follow_as_in_the_headers(cupy: Any, score: tuple[str, ...]) -> None:
+    """In their order; one takes the padding at the end of another."""
+    checks = []
+    for variant, arguments in ((FA2, "Own"), (FA3, "TmaArguments<Own>")):
+        dtype = dtype_of(variant._replace(score=score))
+        checks.append(f"sizeof({arguments}) == {dtype.itemsize}")
+        start = dict((name, at) for name, at, _ in numbers_of(dtype))["params.q.data"]
+        for name, offset, _ in numbers_of(dtype):
+            part, _, member = name.partition(".")
+            if part in score:
+                checks.append(f"__builtin_offsetof(Own, {member}) == {offset - start}")
+    own = f"using Own = Arguments<Score<{', '.join(score)}>, Dense>;"
+    text = f"{source.text('fa3_wgmma')}\n{HEADER}{own}\n"
+    assert_holds(cupy, text, checks, "sm_90a")
 
 
 @pytest.mark.usefixtures("cupy", "parts")
 @pytest.mark.parametrize("variant", [FA2, FA3], ids=["fa2_mma", "fa3_wgmma"])
-@pytest.mark.parametrize(
-    "score", [(), ("One",), ("Two",), ("One", "Two"), ("Two", "Causal", "One")]
-)
+@pytest.mark.parametrize("score", SCORES, ids=str)
 def test_what_is_filled_in(variant: Variant, score: tuple[str, ...]) -> None:
-    """A part's parameters follow as the members of a C++ struct do; maps are left alone."""
+    """Tensor maps are left alone, and so is what lies behind."""
     problem = Problem("float16", 3, 8, 2, 5, 777, 64, 56, False, 0.3)
     chosen = plan(problem, device.named("h200"), variant)
     strides = ((64, 32, 16, 2), (640, 0, 160, 2), (48, -96, 16, 2), (80, 800, 8000, 2))
     variant = variant._replace(score=score)
-    dtype = dtype_of(variant)
+    layout, dtype = Layout(variant), dtype_of(variant)
     buffer = params.Buffer()
     buffer.bytes[:] = b"\7" * len(buffer.bytes)
-    Layout(variant).fill(buffer.bytes, chosen, problem, strides)
-    found = np.frombuffer(buffer.bytes, np.uint8)[: dtype.itemsize].view(dtype)[0]
+    layout.fill(buffer.bytes, chosen, problem, strides)
+    assert layout.nbytes == dtype.itemsize
+
+    def found() -> np.void:
+        return np.frombuffer(buffer.bytes, np.uint8)[: dtype.itemsize].view(dtype)[0]
+
     for name, own in zip("qkvo", strides, strict=True):
-        assert found["params"][name].tolist() == (0, *(step // 2 for step in own[:3]))
-    assert found["params"].tolist()[4:7] == (0, 0, 0)
-    assert found["params"]["scale_log2"] == pytest.approx(0.3 * 1.442695)
+        assert found()["params"][name].tolist() == (0, *(step // 2 for step in own[:3]))
+    assert [found()["params"][name] for name in ("lse", "workspace", "tiles_drawn")] == [0, 0, 0]
+    assert found()["params"]["scale_log2"] == pytest.approx(0.3 * 1.442695)
     expected = {"seq_q": 5, "seq_kv": 777, "head_dim": 64, "head_dim_v": 56}
     expected |= {"heads": 3 * 8 // chosen.pack, "heads_q": 8 // chosen.pack}
     expected |= {"group": 4 // chosen.pack, "pack_log2": chosen.pack.bit_length() - 1}
     expected |= {name: getattr(chosen, name) for name in ("q_tiles", "section_heads", "late_rows")}
-    assert {name: found["params"][name] for name in expected} == expected
-    for part in score:
-        if part == "One":
-            assert found["One"]["seq_kv"] == 777
-        elif part == "Two":
-            assert found["Two"].tolist() == (pytest.approx(0.3), 3, 5)
-            assert dtype["Two"].itemsize == struct.calcsize("fqi0q")
-    if variant.kernel == "fa3_wgmma":
-        assert dtype.itemsize % 64 == 0
-        assert np.all(found["maps"]["k"] == 0x0707070707070707)
+    of_parts = {"One": (2,), "Two": (3, pytest.approx(0.3))}
+    for keys in (777, 778):
+        expected["seq_kv"] = keys
+        layout.set_keys(buffer.bytes, keys)
+        assert {name: found()["params"][name] for name in expected} == expected
+        for part in set(score) & set(of_parts):
+            assert found()[part].tolist() == of_parts[part]
+    if "maps" in (dtype.names or ()):
+        assert np.all(found()["maps"]["k"] == 0x0707070707070707)
     assert bytes(buffer.bytes[dtype.itemsize :]) == b"\7" * (len(buffer.bytes) - dtype.itemsize)

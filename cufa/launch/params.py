@@ -51,20 +51,38 @@ Number = tuple[str, int, np.dtype]
 def dtype_of(variant: Variant) -> np.dtype:
     """Return the layout of a variant's parameter.
 
-    It has the fields `maps`, if the kernel uses TMA, `params`, and one of each part of the score
-    that has parameters.
+    It has the fields `maps`, if the kernel uses TMA (``TmaArguments`` of ``tile_sm90.cuh``),
+    `params`, and one of each part of the score that has parameters (``Arguments`` of
+    ``score.cuh``).
     """
-    tma = KERNELS[variant.kernel].tma
-    fields: list[Any] = [("maps", MAPS)] if tma else []
-    fields.append(("params", PARAMS))
+    names, formats, offsets, end, alignment = [], [], [], 0, PARAMS.alignment
+    if KERNELS[variant.kernel].tma:
+        names, formats, offsets = ["maps"], [MAPS], [0]
+        end, alignment = MAPS.itemsize, _MAPS_ALIGNMENT
+    for name, kind in (("params", PARAMS), *_parts(variant)):
+        names.append(name)
+        formats.append(kind)
+        offsets.append(_rounded(end, kind.alignment))
+        # Of a base class in C++, the next one takes the padding at the end.
+        end = offsets[-1] + max(at + number.itemsize for _, at, number in numbers_of(kind))
+    return np.dtype(
+        {
+            "names": names,
+            "formats": formats,
+            "offsets": offsets,
+            "itemsize": _rounded(end, alignment),
+        }
+    )
+
+
+def _parts(variant: Variant) -> Iterator[tuple[str, np.dtype]]:
     for name in variant.score:
         if PARTS[name].parameters:
-            fields.append((name, np.dtype(list(PARTS[name].parameters), align=True)))
-    packed = np.dtype(fields, align=True)
-    if not tma:
-        return packed
-    end = -packed.itemsize % _MAPS_ALIGNMENT
-    return np.dtype([*fields, ("", "V1", end)], align=True) if end else packed
+            yield name, np.dtype(list(PARTS[name].parameters), align=True)
+
+
+def _rounded(size: int, step: int) -> int:
+    return -(-size // step) * step
 
 
 def numbers_of(dtype: np.dtype, prefix: str = "", at: int = 0) -> Iterator[Number]:
