@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // it still holds the last V of the tile before.
     constexpr bool SKIPS = UNEVEN && CONSUMERS > 1;
     constexpr int EDGES = SCORE::LEFT_EDGE + SCORE::RIGHT_EDGE;
-    static_assert(!SKIPS || EDGES * (BM - 64 + BN - 1) / BN <= STAGES, "as many stages as tiles of keys that are skipped");
+    static_assert(!SKIPS || EDGES * ((BM - 64 + BN - 1) / BN) <= STAGES, "as many stages as tiles of keys that are skipped");
 
     extern __shared__ __align__(1024) unsigned char smem[];
     const uint32_t sQ = smem_address(smem), sK = sQ + Q_STAGES * QO_BYTES, sV = sK + STAGES * KTile::bytes;
