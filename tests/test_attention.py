@@ -117,7 +117,8 @@ def test_the_largest_scores_of_float16(
     q, k = (np.full((1, 2, n, 256), value, np.float16) for n in (5, 8))
     v = np.arange(2 * 8 * 8).reshape(1, 2, 8, 8).astype(np.float16)
     out, lse = attend(xp, q, k, v, scale=sign * scale)
-    np.testing.assert_array_equal(out, np.broadcast_to(v.mean(2, keepdims=True), out.shape))
+    # P are not 1 here, and rounded.
+    np.testing.assert_allclose(out, np.broadcast_to(v.mean(2, keepdims=True), out.shape), 2**-9)
     np.testing.assert_allclose(lse, sign * scale * 256 * value**2, 1e-5)
 
 
@@ -129,7 +130,7 @@ def test_larger_scores_of_float16(xp: ModuleType, sign: int, scale: float) -> No
     v = np.arange(2 * 8 * 8).reshape(1, 2, 8, 8).astype(np.float16)
     out, _ = attend(xp, q, k, v, scale=sign * scale)
     expected = np.broadcast_to(v.mean(2, keepdims=True), out.shape)
-    assert np.all((out == expected) | np.isnan(out))
+    assert np.all(np.isclose(out, expected, 2**-9) | np.isnan(out))
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
