@@ -83,6 +83,9 @@ def attention(
 
     On the GPU, an infinity or NaN in v may also reach rows that see other keys of its tile, but not
     that one: their weight for it is 0, and 0 times infinity is NaN.
+
+    In 16-bit types on the GPU, rows whose scores exceed 1.8e8 in magnitude are NaN: float32 cannot
+    tell such scores apart.
     """
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
