@@ -355,7 +355,9 @@ def test_markdown(result: dict[str, Any]) -> None:
 
 def test_reports_are_written_beside_the_results(tmp_path: Path, result: dict[str, Any]) -> None:
     pytest.importorskip("matplotlib")
-    host = _result([_row(512, 10.0, {"sdpa": 30.0, "floor": 5.0}, unit="us")], "host")
+    peers = {"sdpa": 30.0, "floor": 5.0}
+    cases = ("same", "new_lengths")
+    host = _result([{"case": case, **_row(512, 10.0, peers, unit="us")} for case in cases], "host")
     jit = _result([{"variant": "bfloat16 d64 full auto", "cold_s": 0.5, "warm_s": 0.05}], "jit")
     for name, content in {"prefill": result, "host": host, "jit": jit}.items():
         path = tmp_path / f"h200-{name}.json"
@@ -365,6 +367,9 @@ def test_reports_are_written_beside_the_results(tmp_path: Path, result: dict[str
         assert plot.read_bytes().startswith(b"\x89PNG")
         assert f"({path.name})" in page.read_text()
     assert "| **longest** | 0.500 | 0.050 |" in page.read_text()
+    text = (tmp_path / "h200-host.md").read_text()
+    assert "| new_lengths | sdpa | 1 | 3.000 | 3.000 |" in text
+    assert "| same | bfloat16 | " in text
 
 
 # the explorer and the tuned table, with a played GPU

@@ -1,42 +1,42 @@
-"""Host cost: from the Python call to the launched kernel, for one small problem."""
+"""Host cost: from the Python call to the launched kernel, for small problems."""
 
 from __future__ import annotations
 
-import contextlib
+import gc
+import random
 import statistics
-import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import cupy
 
 from benchmarks.cells import Cell
-from benchmarks.contestants import planned
-from benchmarks.inputs import Operands
+from benchmarks.contestants import planned, say
+from benchmarks.inputs import Operands, to_torch
 from cufa.explorer.clock import Call
 from cufa.explorer.race import order_of
-
-CELL = Cell("bfloat16", 1, 8, 8, 128, 128, 64, 64, False)
 
 CALLS = 50
 """Calls between two synchronisations: few enough that the launch queue never fills."""
 
 BATCHES = 60
 
+WARM = 4
+"""Batches before, of which nothing is counted."""
+
+LONGEST = 512
+"""Of the lengths that are new."""
+
+_POOL_BYTES = 256 << 20  # results of any length are parts of it
 _TRIVIAL = 'extern "C" __global__ void trivial(float* x) { if (x == nullptr) x[0] = 0.f; }'
 
-
-class Contestant(NamedTuple):
-    """A call, and what surrounds a batch of it outside the timed part."""
-
-    call: Call
-    around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+Batch = Callable[[], Mapping[str, list[Call]]]
+"""Returns the calls of a batch by contestant, made before the clock runs."""
 
 
-def rows(kernel: str | None) -> list[dict[str, Any]]:
-    """Return the one row of the host benchmark.
+def rows(kernel: str | None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the host benchmark, one a case.
 
     Every call is timed on its own by the host's clock, without a synchronisation between calls;
     contestants take turns by batches. The figure is the median over all calls.
@@ -46,77 +46,163 @@ def rows(kernel: str | None) -> list[dict[str, Any]]:
     kernel : str or None
         The kernel forced on cufa; None leaves the choice to it.
     """
-    operands = Operands(CELL, cupy.random.default_rng(0))
-    contestants = _contestants(operands, kernel)
-    for contestant in contestants.values():
-        _batch(contestant)
-    times: dict[str, list[int]] = {name: [] for name in contestants}
-    for index in range(BATCHES):
-        for name in order_of(list(contestants), index):
-            times[name] += _batch(contestants[name])
-    medians = {name: round(statistics.median(ns) / 1e3, 2) for name, ns in times.items()}
-    print(f"{CELL}: " + " ".join(f"{name} {us}" for name, us in medians.items()), flush=True)
-    return [
-        {
-            **CELL.row(),
-            "kernel": planned(operands, kernel).kernel,
+    cupy.empty(_POOL_BYTES, dtype=cupy.uint8)  # freed at once, and kept by CuPy's pool
+    bench = _Bench(kernel)
+    for case, (cell, batch) in bench.cases().items():
+        figures = medians(batch)
+        print(f"{case}: " + " ".join(f"{name} {us}" for name, us in figures.items()), flush=True)
+        yield {
+            "case": case,
+            **cell.row(),
+            "kernel": planned(Operands(cell, cupy.random.default_rng(0)), kernel).kernel,
             "unit": "us",
-            "cufa": medians.pop("cufa"),
-            "peers": medians,
+            "cufa": figures.pop("cufa"),
+            "peers": figures,
         }
-    ]
 
 
-def _contestants(operands: Operands, kernel: str | None) -> dict[str, Contestant]:
-    import cufa
+def medians(
+    batch: Batch, synchronize: Callable[[], Any] = lambda: cupy.cuda.Device().synchronize()
+) -> dict[str, float]:
+    """Return the microseconds of a call, by contestant.
 
-    q, k, v = operands.q, operands.k, operands.v
-    out = cupy.empty_like(q)
-    trivial = cupy.RawKernel(_TRIVIAL, "trivial")
-    word = cupy.zeros(1, dtype=cupy.float32)
-
-    def floor() -> Any:
-        result = cupy.empty(q.shape, dtype=q.dtype)
-        trivial((1,), (32,), (word,))
-        return result
-
-    contestants = {
-        "cufa": Contestant(lambda: cufa.attention(q, k, v, kernel=kernel)),
-        "cufa_out": Contestant(lambda: cufa.attention(q, k, v, out=out, kernel=kernel)),
-        "floor": Contestant(floor),
-    }
-    try:
-        contestants |= _torch_contestants(operands)
-    except ImportError as error:
-        print(f"sdpa is not here: {error}", file=sys.stderr, flush=True)
-    return contestants
+    Parameters
+    ----------
+    batch : callable
+        Asked for each round anew.
+    synchronize : callable
+        Waits for the GPU.
+    """
+    times: dict[str, list[int]] = {}
+    for index in range(-WARM, BATCHES):
+        calls = batch()
+        for name in order_of(list(calls), index):
+            found = _timed(calls[name], synchronize)
+            if index >= 0:
+                times.setdefault(name, []).extend(found)
+    return {name: round(statistics.median(ns) / 1e3, 2) for name, ns in times.items()}
 
 
-def _torch_contestants(operands: Operands) -> dict[str, Contestant]:
-    """Return SDPA choosing its backend by itself, and with the choice made outside the loop."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
-
-    q, k, v = operands.torch()
-
-    def call() -> Any:
-        return scaled_dot_product_attention(q, k, v)
-
-    return {
-        "sdpa": Contestant(call),
-        "sdpa_fa2": Contestant(call, lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION)),
-    }
-
-
-def _batch(contestant: Contestant) -> list[int]:
-    """Return the nanoseconds of each of `CALLS` calls."""
-    call = contestant.call
+def _timed(calls: list[Call], synchronize: Callable[[], Any]) -> list[int]:
+    """Return the nanoseconds of each call; nothing is collected meanwhile."""
+    gc.collect()
+    gc.disable()
+    synchronize()
     times = []
-    with contestant.around():
-        cupy.cuda.Device().synchronize()
-        for _ in range(CALLS):
-            start = perf_counter_ns()
-            call()
-            times.append(perf_counter_ns() - start)
-        cupy.cuda.Device().synchronize()
+    for call in calls:
+        start = perf_counter_ns()
+        call()
+        times.append(perf_counter_ns() - start)
+    synchronize()
+    gc.enable()
     return times
+
+
+class FreshLengths:
+    """Numbers of queries and of keys that no earlier draw has given."""
+
+    def __init__(self, longest: int, seed: int = 0) -> None:
+        self._longest = longest
+        self._rng = random.Random(seed)
+        self._seen: set[tuple[int, int]] = set()
+
+    def draw(self, count: int) -> list[tuple[int, int]]:
+        """Return so many pairs."""
+        found: list[tuple[int, int]] = []
+        while len(found) < count:
+            pair = self._rng.randint(1, self._longest), self._rng.randint(1, self._longest)
+            if pair not in self._seen:
+                self._seen.add(pair)
+                found.append(pair)
+        return found
+
+
+class _Bench:
+    """The cases, and their contestants."""
+
+    def __init__(self, kernel: str | None) -> None:
+        import cufa
+
+        self._attention, self._kernel = cufa.attention, kernel
+        try:
+            from torch.nn.functional import scaled_dot_product_attention
+        except ImportError as error:
+            say(f"sdpa is not here: {error}")
+            scaled_dot_product_attention = None
+        self._sdpa = scaled_dot_product_attention
+        self._trivial = cupy.RawKernel(_TRIVIAL, "trivial")
+        self._word = cupy.zeros(1, dtype=cupy.float32)
+
+    def cases(self) -> dict[str, tuple[Cell, Batch]]:
+        """Return the cell of each case, whose lengths are the largest, and its batches."""
+        cell = Cell("bfloat16", 1, 8, 8, 128, 128, 64, 64, False)
+        largest = cell._replace(sq=LONGEST, sk=LONGEST)
+        cache = cell._replace(sq=1, sk=(WARM + BATCHES) * CALLS)
+        odd = cell._replace(d=59, dv=59)
+        return {
+            "same": (cell, self._same(cell)),
+            "new_lengths": (largest, self._new_lengths(largest)),
+            "growing_cache": (cache, self._growing_cache(cache)),
+            "copied": (odd, self._same(odd)),
+            "out": (cell, self._same(cell, into=True)),
+        }
+
+    def _calls(self, q: Any, k: Any, v: Any, out: Any = None) -> dict[str, Call]:
+        """Return a call of each contestant; SDPA has no `out`, and makes its result."""
+        attention, kernel, trivial, word = self._attention, self._kernel, self._trivial, self._word
+        shape, dtype = (*q.shape[:-1], v.shape[-1]), q.dtype
+
+        def floor() -> None:
+            cupy.empty(shape, dtype=dtype)
+            trivial((1,), (32,), (word,))
+
+        calls = {"cufa": lambda: attention(q, k, v, out=out, kernel=kernel), "floor": floor}
+        if self._sdpa is not None:
+            sdpa, tensors = self._sdpa, [to_torch(x) for x in (q, k, v)]
+            calls["sdpa"] = lambda: sdpa(*tensors)
+        return calls
+
+    def _same(self, cell: Cell, into: bool = False) -> Batch:
+        """Return batches of one call, again and again."""
+        x = Operands(cell, cupy.random.default_rng(0))
+        calls = self._calls(x.q, x.k, x.v, cupy.empty_like(x.q) if into else None)
+        return lambda: {name: [call] * CALLS for name, call in calls.items()}
+
+    def _new_lengths(self, cell: Cell) -> Batch:
+        """Return batches of calls with lengths that no contestant has seen."""
+        lengths = FreshLengths(LONGEST)
+        memory = Operands(cell, cupy.random.default_rng(0))
+
+        def part(array: Any, seq: int) -> Any:
+            shape = (1, array.shape[1], seq, array.shape[3])
+            return array.ravel()[: shape[1] * shape[2] * shape[3]].reshape(shape)
+
+        def batch() -> dict[str, list[Call]]:
+            return _by_name(
+                self._calls(part(memory.q, sq), part(memory.k, sk), part(memory.v, sk))
+                for sq, sk in lengths.draw(CALLS)
+            )
+
+        return batch
+
+    def _growing_cache(self, cell: Cell) -> Batch:
+        """Return batches of calls with one query, and each with a key more than the last."""
+        memory = Operands(cell, cupy.random.default_rng(0))
+        filled = iter(range(1, cell.sk + 1))
+
+        def batch() -> dict[str, list[Call]]:
+            return _by_name(
+                self._calls(memory.q, memory.k[:, :, :n], memory.v[:, :, :n])
+                for n in (next(filled) for _ in range(CALLS))
+            )
+
+        return batch
+
+
+def _by_name(calls: Iterator[dict[str, Call]]) -> dict[str, list[Call]]:
+    """Turn the contestants of each call into the calls of each contestant."""
+    found: dict[str, list[Call]] = {}
+    for each in calls:
+        for name, call in each.items():
+            found.setdefault(name, []).append(call)
+    return found

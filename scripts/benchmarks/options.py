@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
             "between events, or auto: replay where a call is shorter than 200 us",
         )
 
-    host = commands.add_parser("host", parents=[run], help="host cost of one small call")
+    host = commands.add_parser("host", parents=[run], help="host cost of small calls")
     host.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")
 
     jit = commands.add_parser("jit", parents=[run], help="first call in a new process")

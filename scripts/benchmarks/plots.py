@@ -120,7 +120,9 @@ def _draw_bars(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
         axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
         axes.invert_yaxis()
         axes.margins(x=0.12)
-        axes.set_xlabel("us a call (less is better)")
+        if "case" in row:
+            axes.set_title(row["case"], fontsize=9)
+    panels[-1].set_xlabel("us a call (less is better)")
 
 
 def _draw_explore(figure: Any, rows: Sequence[dict[str, Any]]) -> None:

@@ -72,7 +72,8 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
         ratios = "How many times as fast as each peer cufa is"
         if bench == "headdims":  # other head dims are other work
             ratios = "How many times the TFLOP/s of each peer cufa has"
-        parts += [f"{ratios}:\n\n{_summary(rows)}", _cell_table(rows)]
+        by = ("case",) if any("case" in row for row in rows) else ("dtype",)
+        parts += [f"{ratios}:\n\n{_summary(rows, by)}", _cell_table(rows)]
         if bench == "sustained":
             parts.append(_card_table(rows))
         if any("cufa_maxerr" in row for row in rows):
@@ -160,7 +161,9 @@ def _cell_table(rows: Sequence[Row], form: str = ".2f") -> str:
     def ratio_to(peer: str, row: Row) -> str:
         return format(ratio(row, peer), form) if peer in row["peers"] else ""
 
-    columns: Columns = {**_CELL, "kernel": itemgetter("kernel"), **_figures(("cufa", *peers))}
+    case: Columns = {"case": itemgetter("case")} if any("case" in row for row in rows) else {}
+    figures = _figures(("cufa", *peers))
+    columns: Columns = {**case, **_CELL, "kernel": itemgetter("kernel"), **figures}
     for peer in peers:
         columns[f"{peer}/cufa" if unit == "us" else f"cufa/{peer}"] = partial(ratio_to, peer)
     if any("replayed" in row for row in rows):
