@@ -1,4 +1,4 @@
-// What a launch passes to every kernel, by value. launch.py holds the same layout as a NumPy dtype.
+// What a launch passes to every kernel, by value. cufa/launch/params.py holds the same layout as a NumPy dtype.
 #pragma once
 
 // A (batch, heads, seq, dim) tensor whose last axis is contiguous. Strides are in elements.
@@ -11,7 +11,7 @@ struct Params {
     Tensor q, k, v, o;
     float* lse;              // (batch, heads, seq_q) of single heads, natural log; null when not wanted
     float* workspace;        // FlashAttention-1 only: m, then l, each (batch, heads_q, seq_q)
-    int* tiles_drawn;        // fa3_wgmma with a causal mask only: 0 before and after a launch
+    int* tiles_drawn;        // fa3_wgmma where tiles differ in length: 0 before and after a launch
     float scale_log2;        // softmax scale times log2(e), > 0
     int heads_q, group;      // group = heads_q / heads_kv; both count packs of heads, see pack_log2
     int seq_q, seq_kv;

@@ -2,7 +2,7 @@
 #pragma once
 #include "ptx.cuh"
 
-// A CUtensorMap: what TMA knows of a tensor. launch.py encodes it.
+// A CUtensorMap: what TMA knows of a tensor. cufa/launch/tensor_map.py encodes it.
 struct __align__(64) TensorMap {
     unsigned char bytes[128];
 };
