@@ -22,10 +22,11 @@ SMALL = Variant("fa2_mma", "bfloat16", 64, 64, 64, 32, 1, 4, 4, score=("Causal",
 WIDE = Variant("fa2_mma", "bfloat16", 64, 64, 64, 64, 2, 4, 2, score=("Causal",))
 #: 128 x 128 / 128 accumulators of O and as many of S, in 128 registers.
 SPILLING = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 1, 4, 4, score=("Causal",))
+#: Q, the rings of K and V, and four numbers for each 16 rows.
 SMEM_BYTES = {
-    SMALL: 2 * (64 * 64 + 1 * 32 * 128) + 16,
-    WIDE: 2 * (64 * 64 + 2 * 64 * 128) + 16,
-    SPILLING: 2 * (128 * 128 + 1 * 64 * 256) + 16,
+    SMALL: 2 * (64 * 64 + 1 * 32 * 128) + 4 * 16,
+    WIDE: 2 * (64 * 64 + 2 * 64 * 128) + 4 * 16,
+    SPILLING: 2 * (128 * 128 + 1 * 64 * 256) + 8 * 16,
 }
 BROKEN = Variant("fa1_fp32", "float32", 32, 32, 64, 64, 2, 8, 1)
 

@@ -124,7 +124,7 @@ def test_table_without_timings() -> None:
     assert "2 variants for sm_90a (h200), NVRTC 13.0" in lines[1]
     head, good, bad = lines[3:]
     assert "us" not in head.split()
-    expected = "fa2_mma 64 64x48 2 4 2 100 0 32.0 2 12% 20.0 0.31"
+    expected = "fa2_mma 64 64x48 2 4 2 100 0 32.1 2 12% 20.0 0.31"
     assert good.split() == expected.split()
     assert bad.split()[:6] == ["fa2_mma", "64", "64x112", "2", "4", "2"]
     assert bad.endswith("-  too large")

@@ -192,8 +192,10 @@ def fa3_memory(variant: Variant) -> tuple[int, int]:
     slots = 1
     while slots < 3 and variant.blocks_per_sm * (kv + (slots + 1) * q_tile + 1024) <= 227 * 1024:
         slots += 1
-    # Two barriers of 8 bytes a tile of Q, K and V; four numbers for one of Q, at least twice.
-    small = slots * 16 + max(slots, 2) * 4 * 4 + 2 * variant.stages * 16
+    # Two barriers of 8 bytes a tile of Q, K and V; for one of Q, at least twice, three numbers and
+    # four for each 64 rows.
+    numbers = 3 + 4 * (variant.bm // 64)
+    small = slots * 16 + max(slots, 2) * numbers * 4 + 2 * variant.stages * 16
     assert small <= 1024
     return slots, kv + slots * q_tile + small
 
