@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 
 pytest.importorskip("cupy")
 
-from benchmarks import host
+from benchmarks import host, host_clock
 from benchmarks.cells import Cell
-from benchmarks.host import BATCHES, CALLS, WARM, FreshLengths, medians
+from benchmarks.host import BATCHES, CALLS, FreshLengths
+from benchmarks.host_clock import WARM, Chosen, medians
 
 
 @pytest.fixture
@@ -25,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         nonlocal now
         now += ns
 
-    monkeypatch.setattr(host, "perf_counter_ns", lambda: now)
+    monkeypatch.setattr(host_clock, "perf_counter_ns", lambda: now)
     return pass_
 
 
@@ -52,7 +58,7 @@ def test_medians_of_calls_that_take_turns(clock: Callable[[int], None]) -> None:
         }
 
     waits: list[int] = []
-    found = medians(batch, lambda: waits.append(len(order)))
+    found = medians(batch, BATCHES, lambda: waits.append(len(order)))
     assert found == {"cufa": 9.0, "floor": 7.0}
     assert gc.isenabled()
     assert order.count("batch") == WARM + BATCHES
@@ -60,6 +66,77 @@ def test_medians_of_calls_that_take_turns(clock: Callable[[int], None]) -> None:
     firsts = [after for before, after in itertools.pairwise(order) if before == "batch"]
     assert firsts.count("cufa") == firsts.count("floor")
     assert len(waits) == 4 * (WARM + BATCHES)
+
+
+def test_a_choice_is_made_once_for_a_batch_and_is_not_timed(clock: Callable[[int], None]) -> None:
+    chosen: list[int] = []
+
+    @contextlib.contextmanager
+    def choice() -> Iterator[None]:
+        clock(10**6)
+        chosen.append(0)
+        yield
+        clock(10**6)
+
+    def call() -> None:
+        chosen[-1] += 1
+        clock(5000)
+
+    def batch() -> dict[str, list[Any]]:
+        return {"sdpa": [Chosen(choice, call) for _ in range(3)]}
+
+    assert medians(batch, 2, lambda: None) == {"sdpa": 5.0}
+    assert chosen == [3] * (WARM + 2)
+    Chosen(choice, call)()
+    assert chosen[-1] == 1
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Play PyTorch; what is returned holds its function and the context of a backend."""
+    attention, functional = MagicMock(), MagicMock()
+    for name in ("torch", "torch.nn"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    monkeypatch.setitem(sys.modules, "torch.nn.attention", attention)
+    monkeypatch.setitem(sys.modules, "torch.nn.functional", functional)
+    monkeypatch.setattr(host, "cupy", MagicMock())
+    monkeypatch.setattr(host, "to_torch", lambda x: x)
+    monkeypatch.setattr(
+        host,
+        "Operands",
+        lambda cell, rng: SimpleNamespace(
+            **{x: np.zeros(getattr(cell, f"{x}_shape"), np.float16) for x in "qkv"}
+        ),
+    )
+    return SimpleNamespace(
+        sdpa=functional.scaled_dot_product_attention,
+        chosen=attention.sdpa_kernel,
+        flash=attention.SDPBackend.FLASH_ATTENTION,
+    )
+
+
+def test_every_case_has_sdpa_and_the_floor(played: Any) -> None:
+    cases = host._Bench(None).cases()
+    assert list(cases) == ["same", "new_lengths", "growing_cache", "copied", "out"]
+    for case, (cell, batch) in cases.items():
+        calls = batch()
+        assert set(calls) == {"cufa", "sdpa", "sdpa_default", "floor"}
+        new = case in ("new_lengths", "growing_cache")
+        # A backend that prepares each length for itself would take minutes.
+        assert {name: len(many) for name, many in calls.items()} == {
+            **dict.fromkeys(calls, CALLS),
+            "sdpa_default": 1 if new else CALLS,
+        }
+        shapes = set()
+        for call in calls["sdpa"]:
+            played.sdpa.reset_mock()
+            played.chosen.reset_mock()
+            call()
+            played.chosen.assert_called_once_with(played.flash)
+            q, k, v = played.sdpa.call_args.args
+            assert q.shape[3] == k.shape[3] == v.shape[3] == cell.d
+            shapes.add((q.shape[2], k.shape[2]))
+        assert len(shapes) == (CALLS if new else 1)
 
 
 def test_lengths_are_never_seen_again() -> None:

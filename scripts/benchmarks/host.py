@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import random
-import statistics
-from collections.abc import Callable, Iterator, Mapping
-from time import perf_counter_ns
+from collections.abc import Iterator
 from typing import Any
 
 import cupy
 
 from benchmarks.cells import Cell
 from benchmarks.contestants import planned, say
+from benchmarks.host_clock import WARM, Batch, Chosen, medians
 from benchmarks.inputs import Operands, to_torch
 from cufa.explorer.clock import Call
-from cufa.explorer.race import order_of
 
 CALLS = 50
 """Calls between two synchronisations: few enough that the launch queue never fills."""
 
 BATCHES = 60
-
-WARM = 4
-"""Batches before, of which nothing is counted."""
 
 LONGEST = 512
 """Of the lengths that are new."""
@@ -31,8 +25,8 @@ LONGEST = 512
 _POOL_BYTES = 256 << 20  # results of any length are parts of it
 _TRIVIAL = 'extern "C" __global__ void trivial(float* x) { if (x == nullptr) x[0] = 0.f; }'
 
-Batch = Callable[[], Mapping[str, list[Call]]]
-"""Returns the calls of a batch by contestant, made before the clock runs."""
+DEFAULT = "sdpa_default"
+"""SDPA choosing its backend in each call."""
 
 
 def rows(kernel: str | None) -> Iterator[dict[str, Any]]:
@@ -49,7 +43,7 @@ def rows(kernel: str | None) -> Iterator[dict[str, Any]]:
     cupy.empty(_POOL_BYTES, dtype=cupy.uint8)  # freed at once, and kept by CuPy's pool
     bench = _Bench(kernel)
     for case, (cell, batch) in bench.cases().items():
-        figures = medians(batch)
+        figures = medians(batch, BATCHES)
         print(f"{case}: " + " ".join(f"{name} {us}" for name, us in figures.items()), flush=True)
         yield {
             "case": case,
@@ -59,43 +53,6 @@ def rows(kernel: str | None) -> Iterator[dict[str, Any]]:
             "cufa": figures.pop("cufa"),
             "peers": figures,
         }
-
-
-def medians(
-    batch: Batch, synchronize: Callable[[], Any] = lambda: cupy.cuda.Device().synchronize()
-) -> dict[str, float]:
-    """Return the microseconds of a call, by contestant.
-
-    Parameters
-    ----------
-    batch : callable
-        Asked for each round anew.
-    synchronize : callable
-        Waits for the GPU.
-    """
-    times: dict[str, list[int]] = {}
-    for index in range(-WARM, BATCHES):
-        calls = batch()
-        for name in order_of(list(calls), index):
-            found = _timed(calls[name], synchronize)
-            if index >= 0:
-                times.setdefault(name, []).extend(found)
-    return {name: round(statistics.median(ns) / 1e3, 2) for name, ns in times.items()}
-
-
-def _timed(calls: list[Call], synchronize: Callable[[], Any]) -> list[int]:
-    """Return the nanoseconds of each call; nothing is collected meanwhile."""
-    gc.collect()
-    gc.disable()
-    synchronize()
-    times = []
-    for call in calls:
-        start = perf_counter_ns()
-        call()
-        times.append(perf_counter_ns() - start)
-    synchronize()
-    gc.enable()
-    return times
 
 
 class FreshLengths:
@@ -124,12 +81,12 @@ class _Bench:
         import cufa
 
         self._attention, self._kernel = cufa.attention, kernel
+        self._torch = True
         try:
-            from torch.nn.functional import scaled_dot_product_attention
+            import torch  # noqa: F401
         except ImportError as error:
             say(f"sdpa is not here: {error}")
-            scaled_dot_product_attention = None
-        self._sdpa = scaled_dot_product_attention
+            self._torch = False
         self._trivial = cupy.RawKernel(_TRIVIAL, "trivial")
         self._word = cupy.zeros(1, dtype=cupy.float32)
 
@@ -148,7 +105,10 @@ class _Bench:
         }
 
     def _calls(self, q: Any, k: Any, v: Any, out: Any = None) -> dict[str, Call]:
-        """Return a call of each contestant; SDPA has no `out`, and makes its result."""
+        """Return a call of each contestant.
+
+        SDPA has no `out`, and makes its result. Its flash backend is the cheapest on the host.
+        """
         attention, kernel, trivial, word = self._attention, self._kernel, self._trivial, self._word
         shape, dtype = (*q.shape[:-1], v.shape[-1]), q.dtype
 
@@ -157,9 +117,13 @@ class _Bench:
             trivial((1,), (32,), (word,))
 
         calls = {"cufa": lambda: attention(q, k, v, out=out, kernel=kernel), "floor": floor}
-        if self._sdpa is not None:
-            sdpa, tensors = self._sdpa, [to_torch(x) for x in (q, k, v)]
-            calls["sdpa"] = lambda: sdpa(*tensors)
+        if self._torch:
+            from torch.nn.attention import SDPBackend, sdpa_kernel
+            from torch.nn.functional import scaled_dot_product_attention
+
+            tensors = [to_torch(x) for x in (q, k, v)]
+            calls[DEFAULT] = lambda: scaled_dot_product_attention(*tensors)
+            calls["sdpa"] = Chosen(lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION), calls[DEFAULT])
         return calls
 
     def _same(self, cell: Cell, into: bool = False) -> Batch:
@@ -200,9 +164,12 @@ class _Bench:
 
 
 def _by_name(calls: Iterator[dict[str, Call]]) -> dict[str, list[Call]]:
-    """Turn the contestants of each call into the calls of each contestant."""
+    """Turn the contestants of each call, all with new lengths, into the calls of each contestant.
+
+    There is one of `DEFAULT`: cuDNN, where it is the choice, builds a graph for each length.
+    """
     found: dict[str, list[Call]] = {}
     for each in calls:
         for name, call in each.items():
             found.setdefault(name, []).append(call)
-    return found
+    return {name: many[:1] if name == DEFAULT else many for name, many in found.items()}
