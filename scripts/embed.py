@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from minilm import DTYPES, MiniLM, ModelError
-
-from cufa import optional
+from minilm import MiniLM
+from models import DTYPES, FileError, ModelError, missing_package, open_text, shown
 
 # Seconds of work before a progress bar appears.
 PROGRESS_DELAY = 1.0
@@ -28,10 +27,6 @@ class Line(NamedTuple):
     text: str
 
 
-class FileError(Exception):
-    """A file cannot be read or written, or there is nothing to embed."""
-
-
 def read_lines(names: Sequence[str]) -> list[Line]:
     """Return the lines of UTF-8 files that hold more than white space; "-" is standard input.
 
@@ -42,27 +37,15 @@ def read_lines(names: Sequence[str]) -> list[Line]:
     """
     lines = [line for name in names for line in _lines_of(name)]
     if not lines:
-        raise FileError(f"no text in {', '.join(map(_shown, names))}")
+        raise FileError(f"no text in {', '.join(map(shown, names))}")
     return lines
 
 
-def _shown(name: str) -> str:
-    return "standard input" if name == "-" else name
-
-
 def _lines_of(name: str) -> Iterator[Line]:
-    try:
-        # utf-8-sig is UTF-8 with or without the mark that some editors put first.
-        with open(
-            sys.stdin.fileno() if name == "-" else name, encoding="utf-8-sig", closefd=name != "-"
-        ) as file:
-            for number, text in enumerate(file, start=1):
-                if text := text.strip():
-                    yield Line(f"{_shown(name)}:{number}", text)
-    except OSError as error:
-        raise FileError(f"cannot read {_shown(name)}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise FileError(f"{_shown(name)} is not UTF-8 text: {error.reason}") from None
+    with open_text(name) as file:
+        for number, text in enumerate(file, start=1):
+            if text := text.strip():
+                yield Line(f"{shown(name)}:{number}", text)
 
 
 def embed(model: MiniLM, texts: Sequence[str]) -> Any:
@@ -70,8 +53,7 @@ def embed(model: MiniLM, texts: Sequence[str]) -> Any:
     try:
         from tqdm import tqdm
     except ImportError:
-        how = optional.install("embed")
-        raise ModelError(f"the package tqdm is not installed: {how}") from None
+        raise missing_package("tqdm", "embed") from None
     # disable=None: no bar where standard error is no terminal.
     with tqdm(
         total=len(texts), unit=" lines", delay=PROGRESS_DELAY, disable=None, leave=False

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from minilm import MiniLM, ModelError, choose_array_module, files, ops
+from minilm import MiniLM, files, ops
+from models import ModelError, choose_array_module
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from cufa import optional
-from minilm.errors import ModelError
+from models import ModelError, missing_package
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -71,7 +69,7 @@ def load_weights(folder: Path) -> dict[str, np.ndarray]:
     try:
         from safetensors.numpy import load
     except ImportError:
-        raise _missing("safetensors") from None
+        raise missing_package("safetensors", "embed") from None
     return load(read_checked(folder / "model.safetensors"))
 
 
@@ -80,14 +78,10 @@ def load_tokenizer(folder: Path) -> "Tokenizer":
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise _missing("tokenizers") from None
+        raise missing_package("tokenizers", "embed") from None
     tokenizer = Tokenizer.from_str(read_checked(folder / "tokenizer.json").decode())
     # The file asks for padding to 128 and truncation at 128, which the model's own
     # configuration overrides.
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length=MAX_TOKENS)
     return tokenizer
-
-
-def _missing(package: str) -> ModelError:
-    return ModelError(f"the package {package} is not installed: {optional.install('embed')}")

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from models import DTYPES, Array, Linear, choose_array_module
 
 import cufa
-from minilm.backend import DTYPES, choose_array_module
 from minilm.files import load_tokenizer, load_weights, model_folder
-from minilm.ops import Array, gelu, layer_norm, linear
+from minilm.ops import gelu, layer_norm
 
 LAYERS = 6
 HEADS = 12
@@ -24,8 +24,8 @@ BATCH_TOKENS_CPU = 4096
 BATCH_TOKENS_GPU = 65536
 
 
-class Affine(NamedTuple):
-    """A weight and a bias, in the order that `linear` and `layer_norm` take them."""
+class Norm(NamedTuple):
+    """The weight and bias of `layer_norm`, in its order."""
 
     weight: Array
     bias: Array
@@ -34,22 +34,23 @@ class Affine(NamedTuple):
 class Layer(NamedTuple):
     """One encoder layer: attention and a two-layer perceptron, each added and then normalised."""
 
-    qkv: Affine
-    projection: Affine
-    attention_norm: Affine
-    up: Affine
-    down: Affine
-    output_norm: Affine
+    qkv: Linear
+    projection: Linear
+    attention_norm: Norm
+    up: Linear
+    down: Linear
+    output_norm: Norm
+    dtype: np.dtype
 
     def __call__(self, x: Array, batch: int, seq: int) -> Array:
         """Return the layer's output, (batch * seq, DIM) float32 like its input `x`."""
-        qkv = linear(x, *self.qkv).astype(self.qkv.weight.dtype, copy=False)
+        qkv = self.qkv(x).astype(self.dtype, copy=False)
         # Views into one array: (batch, seq, heads, head_dim) each, nothing is copied.
         q, k, v = qkv.reshape(batch, seq, 3, HEADS, DIM // HEADS).transpose(2, 0, 1, 3, 4)
         attended = cufa.attention(q, k, v, layout="bshd").reshape(batch * seq, DIM)
-        x = layer_norm(x + linear(attended, *self.projection), *self.attention_norm)
-        hidden = gelu(linear(x, *self.up))
-        return layer_norm(x + linear(hidden, *self.down), *self.output_norm)
+        x = layer_norm(x + self.projection(attended), *self.attention_norm)
+        hidden = gelu(self.up(x))
+        return layer_norm(x + self.down(hidden), *self.output_norm)
 
 
 class MiniLM:
@@ -88,17 +89,14 @@ class MiniLM:
         def vector(name: str) -> Array:
             return self.xp.asarray(weights[name].astype(np.float32))
 
-        def norm(name: str) -> Affine:
-            return Affine(vector(f"{name}.weight"), vector(f"{name}.bias"))
+        def norm(name: str) -> Norm:
+            return Norm(vector(f"{name}.weight"), vector(f"{name}.bias"))
 
-        def dense(*names: str) -> Affine:
-            # The checkpoint holds (outputs, inputs); several layers of one input become one.
-            matrix = np.concatenate([weights[f"{name}.weight"] for name in names]).T
-            bias = np.concatenate([weights[f"{name}.bias"] for name in names])
-            return Affine(
-                self.xp.asarray(np.ascontiguousarray(matrix).astype(DTYPES[dtype])),
-                self.xp.asarray(bias.astype(np.float32)),
-            )
+        def dense(*names: str) -> Linear:
+            # Several layers of one input become one.
+            matrices = [weights[f"{name}.weight"] for name in names]
+            biases = [weights[f"{name}.bias"] for name in names]
+            return Linear(self.xp, DTYPES[dtype], matrices, biases)
 
         self._words = vector("embeddings.word_embeddings.weight")
         # Every token is of type 0, so that type's vector is added to the positions once.
@@ -118,6 +116,7 @@ class MiniLM:
                     up=dense(f"{at}.intermediate.dense"),
                     down=dense(f"{at}.output.dense"),
                     output_norm=norm(f"{at}.output.LayerNorm"),
+                    dtype=DTYPES[dtype],
                 )
             )
 

@@ -1,43 +1,15 @@
-"""The model's elementary operations, written once for NumPy and CuPy arrays.
-
-Activations are float32. Only the operands of matrix products and of attention are rounded to the
-16-bit dtypes, so float16 has no overflow to fear in between.
-"""
+"""The model's elementary operations, written once for NumPy and CuPy arrays, in float32."""
 
 from functools import cache
 from math import erf as exact_erf
 from math import exp, pi, sqrt
-from typing import Any
 
 import numpy as np
-
-Array = Any  # numpy.ndarray or cupy.ndarray
+from models import Array
 
 # The table of erf: steps of 1/256, so that two Taylor terms leave an error under 3e-9.
 ERF_STEPS = 256
 ERF_LIMIT = 4  # 1 - erf(4) is 1.5e-8, under half a float32 step at 1
-
-
-def linear(x: Array, weight: Array, bias: Array) -> Array:
-    """Return `x @ weight + bias` in float32, with products of `weight`'s dtype.
-
-    Parameters
-    ----------
-    x : array, (n, inputs), float32 or `weight.dtype`
-    weight : array, (inputs, outputs), float32, float16 or bfloat16
-    bias : array, (outputs,), float32
-
-    Returns
-    -------
-    array, (n, outputs), float32
-    """
-    x = x.astype(weight.dtype, copy=False)
-    if isinstance(x, np.ndarray):
-        # BLAS has no 16-bit product: the same rounded numbers, multiplied in float32.
-        x, weight = x.astype(np.float32, copy=False), weight.astype(np.float32, copy=False)
-    product = (x @ weight).astype(np.float32, copy=False)
-    product += bias
-    return product
 
 
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-12) -> Array:

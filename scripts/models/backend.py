@@ -1,4 +1,4 @@
-"""Which arrays the model runs on: NumPy on the CPU, or CuPy on a GPU."""
+"""Which arrays a model runs on: NumPy on the CPU, or CuPy on a GPU."""
 
 from typing import Any
 
@@ -6,7 +6,9 @@ import ml_dtypes
 import numpy as np
 
 from cufa import optional
-from minilm.errors import ModelError
+from models.errors import ModelError
+
+Array = Any  # numpy.ndarray or cupy.ndarray
 
 DTYPES = {
     "float32": np.dtype(np.float32),
@@ -65,3 +67,33 @@ def _cupy_with_gpu() -> Any:
             f"cufa needs {MIN_COMPUTE_CAPABILITY / 10} or later"
         )
     return cupy
+
+
+class HostCopy:
+    """A copy of an array to the host, which runs while the GPU is given more work.
+
+    Parameters
+    ----------
+    array : array
+        Of NumPy, which is its own copy, or of CuPy. It must not change before `wait`.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self._array = array  # kept until its bytes have been read
+        self._event = None
+        if isinstance(array, np.ndarray):
+            self._host = array
+            return
+        import cupy
+        import cupyx
+
+        self._host = cupyx.empty_pinned(array.shape, array.dtype)
+        array.get(out=self._host, blocking=False)
+        self._event = cupy.cuda.Event(disable_timing=True)
+        self._event.record()
+
+    def wait(self) -> np.ndarray:
+        """Return the copy; on a GPU, wait for what was submitted before it, and no more."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host

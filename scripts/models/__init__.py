@@ -1,0 +1,19 @@
+"""What the models of these scripts share: where they run, matrix products, text, errors."""
+
+from models.backend import DTYPES, Array, HostCopy, choose_array_module
+from models.errors import ModelError, missing_package
+from models.linear import Linear
+from models.text import FileError, open_text, shown
+
+__all__ = [
+    "DTYPES",
+    "Array",
+    "FileError",
+    "HostCopy",
+    "Linear",
+    "ModelError",
+    "choose_array_module",
+    "missing_package",
+    "open_text",
+    "shown",
+]
