@@ -1,0 +1,97 @@
+"""The weights of a folder: one safetensors file, or several with an index."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from models import ModelError, missing_package
+
+from llama.folder import Values, read_json
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+DTYPES = ("F32", "F16", "BF16")
+
+#: What a checkpoint may hold beside its weights: old ones of Llama 2 save these frequencies.
+IGNORED = ".rotary_emb.inv_freq"
+
+
+class Checkpoint:
+    """Tensors by name; none is read before it is asked for.
+
+    Parameters
+    ----------
+    folder : Path
+
+    Raises
+    ------
+    ModelError
+        There are no safetensors, or a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, Any] = {}
+        if (folder / INDEX).is_file():
+            index = Values(read_json(folder / INDEX), str(folder / INDEX)).get("weight_map")
+            if not isinstance(index, dict) or not all(isinstance(n, str) for n in index.values()):
+                raise ModelError(f"{folder / INDEX}: weight_map must name a file for each tensor")
+            for shard in sorted(set(index.values())):
+                self._files |= self._open(shard)
+        elif (folder / SINGLE).is_file():
+            self._files = self._open(SINGLE)
+        else:
+            raise ModelError(f"{folder} holds neither {SINGLE} nor {INDEX}")
+
+    def _open(self, shard: str) -> dict[str, Any]:
+        try:
+            from safetensors import SafetensorError, safe_open
+        except ImportError:
+            raise missing_package("safetensors", "generate") from None
+        path = self._folder / shard
+        if not path.is_file():
+            raise ModelError(f"{path} is missing, which {INDEX} names")
+        try:
+            file = safe_open(path, framework="numpy")
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path} is damaged or no safetensors file: {error}") from None
+        return {name: file for name in file.keys() if not name.endswith(IGNORED)}  # noqa: SIM118
+
+    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise ModelError unless the checkpoint holds tensors of just these names and shapes."""
+        missing = [name for name in expected if name not in self._files]
+        if missing:
+            raise ModelError(f"{self._folder} lacks {_listed(missing)}")
+        extra = [name for name in self._files if name not in expected]
+        if extra:
+            raise ModelError(
+                f"{self._folder} holds {_listed(extra)}, which config.json leaves no room for"
+            )
+        for name, shape in expected.items():
+            tensor = self._files[name].get_slice(name)
+            found = tuple(tensor.get_shape())
+            if found != shape:
+                raise ModelError(
+                    f"{self._folder}: {name} has the shape {found}, config.json says {shape}"
+                )
+            if tensor.get_dtype() not in DTYPES:
+                raise ModelError(
+                    f"{self._folder}: {name} is of type {tensor.get_dtype()}, "
+                    f"which is not supported ({', '.join(DTYPES)} are)"
+                )
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether there is such a tensor."""
+        return name in self._files
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a tensor in the dtype of its file."""
+        # NumPy knows bfloat16 by that name since cufa imported ml_dtypes.
+        return self._files[name].get_tensor(name)
+
+
+def _listed(names: list[str]) -> str:
+    first = f"the tensor {names[0]}"
+    return first if len(names) == 1 else f"{first} and {len(names) - 1} more"

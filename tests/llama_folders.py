@@ -1,0 +1,104 @@
+"""Small random checkpoints of each architecture, the same wherever they are made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llama.config import read_config
+from llama.model import tensor_shapes
+from safetensors.numpy import save_file
+
+COMMON = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "vocab_size": 64,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+#: config.json of a small model in the way of each.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama2": {"model_type": "llama", "tie_word_embeddings": False},
+    "llama3": {
+        "model_type": "llama",
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "llama-biased-linear": {
+        "model_type": "llama",
+        "num_key_value_heads": 3,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_scaling": {"type": "linear", "factor": 4.0},
+    },
+    "mistral": {
+        "model_type": "mistral",
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "sliding_window": 1024,
+        "rope_theta": 10000.0,
+    },
+    "qwen2": {
+        "model_type": "qwen2",
+        "num_key_value_heads": 2,
+        "rope_theta": 1000000.0,
+        "use_sliding_window": False,
+        "sliding_window": 8,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+    },
+    "qwen3": {
+        "model_type": "qwen3",
+        "num_key_value_heads": 3,
+        "head_dim": 32,
+        "attention_bias": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "rms_norm_eps": 1e-6,
+    },
+    "smollm": {
+        "model_type": "llama",
+        "hidden_size": 72,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    },
+}
+
+#: Two sequences of 40 tokens.
+TOKENS = np.random.default_rng(7).integers(0, COMMON["vocab_size"], (2, 40))  # type: ignore[call-overload]
+
+
+def write(folder: Path, name: str, **changes: Any) -> dict[str, np.ndarray]:
+    """Write config.json and model.safetensors of one of `CONFIGS`; return the tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {**COMMON, **CONFIGS[name], **changes}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    weights = {}
+    for number, (tensor, shape) in enumerate(tensor_shapes(read_config(folder)).items()):
+        values = np.random.Generator(np.random.PCG64((number, *shape))).standard_normal(shape)
+        if tensor.endswith("norm.weight"):
+            values = 1 + values / 4
+        elif len(shape) == 2:
+            values /= shape[1] ** 0.5
+        weights[tensor] = values.astype(np.float32)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return weights

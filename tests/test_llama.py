@@ -1,0 +1,303 @@
+"""The decoders of scripts/llama: against recorded logits of transformers, and damaged folders."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llama_folders
+import ml_dtypes
+import numpy as np
+import pytest
+from llama import Llama
+from llama.config import read_config
+from llama.ops import rms_norm, swiglu
+from models import DTYPES, ModelError
+from safetensors.numpy import load_file, save_file
+
+RECORDED = np.load(Path(__file__).parent / "data" / "llama" / "logits.npz")
+TOKENS = llama_folders.TOKENS
+BOTH = slice(0, 2)
+
+
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def as_numpy(array: Any) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def logits(model: Llama, tokens: np.ndarray, steps: list[int]) -> np.ndarray:
+    """Return the logits of all tokens, which pass the network so many at a time."""
+    cache = model.cache(len(tokens), tokens.shape[1])
+    found, start = [], 0
+    for count in steps:
+        ids = model.xp.asarray(tokens[:, start : start + count])
+        states = model.extend(cache, slice(0, len(tokens)), ids)
+        flat = model.logits(states.reshape(-1, states.shape[-1]))
+        found.append(as_numpy(flat).reshape(len(tokens), count, -1))
+        start += count
+    return np.concatenate(found, axis=1)
+
+
+@pytest.mark.parametrize("name", llama_folders.CONFIGS)
+@pytest.mark.parametrize("steps", [[40], [1] * 40, [17, 1, 22]], ids=["whole", "singly", "parts"])
+def test_logits_are_those_of_transformers(
+    tmp_path: Path, device: str, name: str, steps: list[int]
+) -> None:
+    llama_folders.write(tmp_path, name)
+    found = logits(Llama(tmp_path, device), TOKENS, steps)
+    assert found.dtype == np.float32
+    assert np.abs(found - RECORDED[name]).max() < 3e-5
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 0.03), ("bfloat16", 0.2)])
+@pytest.mark.parametrize("name", llama_folders.CONFIGS)
+def test_16_bit_dtypes(
+    tmp_path: Path, device: str, name: str, dtype: str, tolerance: float
+) -> None:
+    llama_folders.write(tmp_path, name)
+    found = logits(Llama(tmp_path, device, dtype), TOKENS, [40])
+    error = np.abs(found - RECORDED[name]).max()
+    assert 1e-5 < error < tolerance  # it does round
+
+
+@pytest.mark.parametrize("stored", DTYPES)
+def test_checkpoints_of_each_dtype(tmp_path: Path, stored: str) -> None:
+    weights = llama_folders.write(tmp_path, "llama3", torch_dtype=stored)
+    rounded = {name: value.astype(DTYPES[stored]) for name, value in weights.items()}
+    save_file(rounded, tmp_path / "model.safetensors")
+    found = logits(Llama(tmp_path, "cpu"), TOKENS, [40])
+    widened = {name: value.astype(np.float32) for name, value in rounded.items()}
+    save_file(widened, tmp_path / "model.safetensors")
+    assert np.array_equal(found, logits(Llama(tmp_path, "cpu"), TOKENS, [40]))
+
+
+@pytest.mark.gpu
+def test_the_checkpoints_dtype_is_the_gpus(tmp_path: Path) -> None:
+    llama_folders.write(tmp_path, "llama3", torch_dtype="bfloat16")
+    found = logits(Llama(tmp_path, "gpu"), TOKENS, [40])
+    assert np.array_equal(found, logits(Llama(tmp_path, "gpu", "bfloat16"), TOKENS, [40]))
+
+
+def test_sequences_of_different_lengths_step_together(tmp_path: Path, device: str) -> None:
+    llama_folders.write(tmp_path, "qwen3")
+    model = Llama(tmp_path, device)
+    lengths = [3, 3, 8, 21, 21]
+    cache = model.cache(len(lengths), 23)
+    for row, length in enumerate(lengths):
+        ids = model.xp.asarray(TOKENS[row % 2, :length][None])
+        model.extend(cache, slice(row, row + 1), ids)
+    for step in range(2):
+        ids = np.array([[TOKENS[row % 2, n + step]] for row, n in enumerate(lengths)])
+        states = model.extend(cache, slice(0, len(lengths)), model.xp.asarray(ids))
+        found = as_numpy(model.logits(states[:, 0]))
+        for row, length in enumerate(lengths):
+            expected = RECORDED["qwen3"][row % 2, length + step]
+            assert np.abs(found[row] - expected).max() < 3e-5
+    assert cache.lengths.tolist() == [n + 2 for n in lengths]
+
+
+def test_a_cache_takes_what_it_has_room_for(tmp_path: Path) -> None:
+    llama_folders.write(tmp_path, "llama2")
+    model = Llama(tmp_path, "cpu")
+    cache = model.cache(2, 8)
+    model.extend(cache, slice(0, 1), TOKENS[:1, :8])
+    with pytest.raises(ValueError, match=r"9 tokens exceed the cache's 8"):
+        model.extend(cache, slice(0, 1), TOKENS[:1, :1])
+    unequal = model.cache(2, 8)
+    unequal.step(slice(0, 1), 1)
+    with pytest.raises(ValueError, match="sequences of one length"):
+        unequal.step(BOTH, 2)
+
+
+def test_operations_do_not_overflow(xp: Any) -> None:
+    big = xp.asarray(np.array([[-1e30, -200, 0, 200, 1, 1, 1, 1]], np.float32))
+    assert np.allclose(as_numpy(swiglu(big)), [[0, 0, 0, 200]])
+    x = xp.asarray(np.array([[3, -4], [0, 0]], np.float32))
+    found = as_numpy(rms_norm(x, xp.asarray(np.array([2, 1], np.float32)), 1e-6))
+    assert np.allclose(found, [[6 / 12.5**0.5, -4 / 12.5**0.5], [0, 0]], atol=1e-6)
+
+
+def shards(folder: Path) -> None:
+    """Split the folder's weights in two files with an index."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    index = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(weights)}
+    for shard in set(index.values()):
+        part = {name: weights[name] for name in weights if index[name] == shard}
+        save_file(part, folder / shard)
+    text = json.dumps({"metadata": {}, "weight_map": index})
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
+def test_shards(tmp_path: Path) -> None:
+    llama_folders.write(tmp_path, "llama2")
+    shards(tmp_path)
+    found = logits(Llama(tmp_path, "cpu"), TOKENS, [40])
+    assert np.abs(found - RECORDED["llama2"]).max() < 3e-5
+
+
+def test_old_frequencies_and_a_tied_head_that_is_stored_are_no_extra_tensors(
+    tmp_path: Path,
+) -> None:
+    weights = llama_folders.write(tmp_path, "smollm")
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    assert np.abs(logits(Llama(tmp_path, "cpu"), TOKENS, [40]) - RECORDED["smollm"]).max() < 3e-5
+
+
+# --- what a folder may have wrong with it ---
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def no_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+
+
+def change_weights(change: Callable[[dict[str, np.ndarray]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors")
+
+    return damage
+
+
+def change_config(**changes: Any) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / "config.json"
+        config = {**json.loads(path.read_text()), **changes}
+        path.write_text(json.dumps({k: v for k, v in config.items() if v != "absent"}))
+
+    return damage
+
+
+def no_shard(folder: Path) -> None:
+    shards(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def cut_shard(folder: Path) -> None:
+    shards(folder)
+    path = folder / "model-00001-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def no_map(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"metadata": {}}')
+
+
+Q = "model.layers.1.self_attn.q_proj.weight"
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "cannot read .*config.json: No such"),
+    "bad JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not valid JSON"),
+    "a list": (lambda f: (f / "config.json").write_text("[]"), "holds no JSON object"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds neither model.safetensors"),
+    "truncated": (truncate, r"model.safetensors is damaged or no safetensors file: "),
+    "a pointer": (no_header, r"model.safetensors is damaged or no safetensors file: "),
+    "missing": (change_weights(lambda w: w.pop(Q)), f"lacks the tensor {Q}$"),
+    "two missing": (
+        change_weights(lambda w: (w.pop(Q), w.pop("lm_head.weight"))),
+        "lacks the tensor lm_head.weight and 1 more$",
+    ),
+    "extra": (
+        change_weights(lambda w: w.update({"model.layers.0.self_attn.q_proj.bias": w[Q][0]})),
+        "holds the tensor model.layers.0.self_attn.q_proj.bias, which config.json leaves no",
+    ),
+    "shape": (
+        change_weights(lambda w: w.update({Q: w[Q][:-1]})),
+        rf"{Q} has the shape \(47, 48\), config.json says \(48, 48\)",
+    ),
+    "dtype": (
+        change_weights(lambda w: w.update({Q: w[Q].astype(ml_dtypes.float8_e4m3fn)})),
+        f"{Q} is of type F8_E4M3, which is not supported",
+    ),
+    "no shard": (no_shard, "model-00002-of-00002.safetensors is missing, which"),
+    "cut shard": (cut_shard, "model-00001-of-00002.safetensors is damaged"),
+    "no map": (no_map, "index.json: weight_map must name a file"),
+    "architecture": (change_config(model_type="gpt2"), "type 'gpt2', which is not supported"),
+    "no type": (change_config(model_type="absent"), "config.json: model_type is missing"),
+    "no size": (change_config(hidden_size="absent"), "config.json: hidden_size is missing"),
+    "no number": (change_config(hidden_size="48"), "hidden_size must be a positive integer, not"),
+    "zero": (change_config(vocab_size=0), "vocab_size must be a positive integer, not 0"),
+    "eps": (change_config(rms_norm_eps=-1), "rms_norm_eps must be a positive number, not -1"),
+    "flag": (change_config(tie_word_embeddings="no"), "must be true or false, not 'no'"),
+    "heads": (change_config(num_key_value_heads=4), "6 query heads are no multiple of 4"),
+    "head_dim": (change_config(head_dim=7), "heads of 7 elements"),
+    "activation": (change_config(hidden_act="gelu"), "the activation 'gelu' is not supported"),
+    "quantized": (change_config(quantization_config={}), "quantized weights"),
+    "yarn": (
+        change_config(rope_scaling={"rope_type": "yarn", "factor": 4.0}),
+        "rotary scaling of type 'yarn' is not supported",
+    ),
+    "scaling": (change_config(rope_scaling="yarn"), "rope_scaling must be an object, not 'yarn'"),
+    "factor": (
+        change_config(rope_scaling={"type": "linear"}),
+        "config.json: rope_scaling: factor is missing",
+    ),
+    "partial": (change_config(partial_rotary_factor=0.5), "a part of each head"),
+    "eos": (change_config(eos_token_id="</s>"), "eos_token_id must be a token id or a list"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_folders_get_one_clear_line(tmp_path: Path, damage: str) -> None:
+    llama_folders.write(tmp_path, "llama2")
+    do, message = DAMAGES[damage]
+    do(tmp_path)
+    with pytest.raises(ModelError, match=message) as raised:
+        Llama(tmp_path, "cpu")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "window"),
+    [
+        ("llama3", {"sliding_window": 8}, None),  # Llama has none
+        ("mistral", {}, 1024),
+        ("mistral", {"sliding_window": None}, None),
+        ("qwen2", {}, None),
+        ("qwen2", {"use_sliding_window": True}, 8),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}, None),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}, 8),
+        ("qwen3", {"use_sliding_window": True, "layer_types": ["full_attention"] * 2}, None),
+        ("qwen3", {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}, 4096),
+    ],
+)
+def test_sliding_windows(
+    tmp_path: Path, name: str, changes: dict[str, Any], window: int | None
+) -> None:
+    llama_folders.write(tmp_path, name, **changes)
+    assert read_config(tmp_path).window == window
+    model = Llama(tmp_path, "cpu")
+    limit = 2048 if window is None else min(window, 2048)
+    model.check_length(limit)
+    with pytest.raises(ModelError, match=f"{limit + 1} tokens, .* exceed the model's {limit} "):
+        model.check_length(limit + 1)
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"dtype.*float64"):
+        Llama(tmp_path, "cpu", "float64")
+    with pytest.raises(ValueError, match=r"device.*tpu"):
+        Llama(tmp_path, "tpu")
+
+
+def test_a_missing_package_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama_folders.write(tmp_path, "llama2")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ModelError, match=r"safetensors is not installed: pip install.*generate"):
+        Llama(tmp_path, "cpu")
