@@ -6,10 +6,12 @@
     python scripts/bench.py headdims
     python scripts/bench.py sustained
     python scripts/bench.py fp32
+    python scripts/bench.py models
     python scripts/bench.py host
     python scripts/bench.py jit
     python scripts/bench.py explore
     python scripts/bench.py tune
+    python scripts/bench.py regret
     python scripts/bench.py refactor --before v0.2
     python scripts/bench.py report
 
@@ -35,7 +37,7 @@ RESULTS = ROOT / "docs" / "benchmarks"
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import before, environment, results  # noqa: E402
-from benchmarks.options import COMPILING, cells_of, check, forced_kernel, parser  # noqa: E402
+from benchmarks.options import COMPILING, cells_of, check, drawn_of, forced_kernel, parser  # noqa: E402
 
 from cufa.cli.parser import CommandError  # noqa: E402
 
@@ -131,6 +133,11 @@ def _rows(options: argparse.Namespace) -> tuple[Iterable[dict[str, Any]], Any]:
 
         rounds = o.rounds or refactor_compile.ROUNDS
         return refactor_compile.rows(o.before, o.tables, o.gpu, rounds), None
+    if o.bench == "regret":
+        from benchmarks.regret import Regret
+
+        found = Regret(drawn_of(o), o.seed)
+        return found.rows(), found
     if o.bench == "refactor":
         from benchmarks.refactor import ROUNDS, Refactor
 
@@ -148,6 +155,11 @@ def _rows(options: argparse.Namespace) -> tuple[Iterable[dict[str, Any]], Any]:
     clock, budget = CudaClock(rest_s=o.rest), Budget(rounds=o.rounds)
     if o.bench == "headdims":
         return headdims.rows(contestants, clock, budget, o.seed), contestants
+    if o.bench == "models":
+        from benchmarks import models
+        from benchmarks.model_shapes import chosen
+
+        return models.rows(contestants, chosen(o.models), clock, budget, o.seed), contestants
     how = o.seed, o.scores, o.timing
     return prefill.rows(contestants, cells_of(o), clock, budget, *how), contestants
 

@@ -132,7 +132,16 @@ def test_bad_arguments(words: str, message: str, capsys: pytest.CaptureFixture[s
 
 
 TABLES = ("prefill", "gqa", "headdims", "sustained", "fp32")
-MEASUREMENTS = (*TABLES, "host", "jit", "explore", "tune", f"refactor --before {bench.ROOT}")
+MEASUREMENTS = (
+    *TABLES,
+    "models",
+    "regret",
+    "host",
+    "jit",
+    "explore",
+    "tune",
+    f"refactor --before {bench.ROOT}",
+)
 
 
 def stops_with_one_line(capsys: pytest.CaptureFixture[str], name: str, message: str) -> None:

@@ -30,7 +30,7 @@ def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any
     In a graph cufa's calls take half as long.
     """
     pytest.importorskip("cupy")
-    from benchmarks import prefill
+    from benchmarks import contestants, prefill
     from benchmarks.contestants import Ready
 
     def capture(call: Call, calls: int) -> Call:
@@ -48,7 +48,7 @@ def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any
     )
     monkeypatch.setattr(prefill, "cupy", MagicMock())
     monkeypatch.setattr(prefill, "Operands", lambda cell, rng, scores: cell)
-    monkeypatch.setattr(prefill, "free_memory", lambda: None)
+    monkeypatch.setattr(contestants, "free_memory", lambda: None)
     monkeypatch.setattr(prefill.graphs, "capture", capture)
 
     def rows(timing: str, ms: float) -> list[dict[str, Any]]:

@@ -17,9 +17,10 @@ import pytest
 pytest.importorskip("cupy")
 
 from benchmarks import host, host_clock
+from benchmarks.calls import Chosen
 from benchmarks.cells import Cell
 from benchmarks.host import BATCHES, CALLS, FreshLengths
-from benchmarks.host_clock import WARM, Chosen, medians
+from benchmarks.host_clock import WARM, medians
 
 
 @pytest.fixture

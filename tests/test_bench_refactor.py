@@ -158,7 +158,7 @@ def played(monkeypatch: pytest.MonkeyPatch, older: Path) -> Any:
     monkeypatch.setattr(refactor, "cupy", MagicMock())
     monkeypatch.setattr(refactor, "CudaClock", lambda rest_s: PlayedClock())
     monkeypatch.setattr(refactor, "Operands", lambda cell, rng: cell)
-    monkeypatch.setattr(refactor, "free_memory", lambda: None)
+    monkeypatch.setattr(contestants, "free_memory", lambda: None)
     monkeypatch.setattr(refactor.graphs, "capture", capture)
     monkeypatch.setattr(contestants.Contestants, "ready", ready)
     monkeypatch.setenv("CUFA_TUNED", "1")

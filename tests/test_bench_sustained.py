@@ -142,7 +142,7 @@ def test_rows(
 ) -> None:
     pytest.importorskip("cupy")
     pytest.importorskip("matplotlib")
-    from benchmarks import sustained
+    from benchmarks import contestants, sustained
     from benchmarks.contestants import Ready
 
     order = []
@@ -172,7 +172,7 @@ def test_rows(
     monkeypatch.setattr(sustained, "cupy", MagicMock())
     monkeypatch.setattr(sustained, "Monitor", PlayedMonitor)
     monkeypatch.setattr(sustained, "Operands", lambda cell, rng: cell)
-    monkeypatch.setattr(sustained, "free_memory", lambda: None)
+    monkeypatch.setattr(contestants, "free_memory", lambda: None)
     monkeypatch.setattr(sustained, "held_ms", held_ms)
     monkeypatch.setattr(sustained.time, "sleep", pauses.append)
     rows = list(sustained.rows(field, 4.0, 3.0, seed=1))

@@ -68,6 +68,12 @@ class Cell(NamedTuple):
         full = 2.0 * self.b * self.hq * self.sq * self.sk * (self.d + self.dv)
         return full / 2 if self.causal else full
 
+    @property
+    def problem(self) -> Problem:
+        """The cell as cufa's problem."""
+        shapes = self.q_shape, self.k_shape, self.v_shape
+        return Problem.of_shapes(*shapes, dtype=self.dtype, causal=self.causal)
+
     def tflops(self, ms: float) -> float:
         """Speed in TFLOP/s of a call that takes `ms` milliseconds."""
         return self.flops / ms / 1e9

@@ -4,46 +4,82 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, cast
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar, cast
 
 import cupy
 
 from benchmarks.accuracy import max_errors
+from benchmarks.calls import in_turn
 from benchmarks.cells import Cell
 from benchmarks.inputs import Operands, to_cupy
 from benchmarks.peers import PEERS, Maker, cufa_call
+from benchmarks.results import figures
 from cufa.explorer import stage
 from cufa.explorer.clock import Call
 from cufa.variant import Variant
 
 CUFA = "cufa"
 
+Case = TypeVar("Case")
+Row = dict[str, Any]
+
+
+def rows_of(cases: Iterable[Case], row_of: Callable[[Case], Row | None]) -> Iterator[Row]:
+    """Yield the rows of the cases, such as cells, that have one, and print a line for each."""
+    for case in cases:
+        started = time.perf_counter()
+        row = row_of(case)
+        free_memory()
+        if row is None:
+            continue
+        print(f"{case}: {figures(row)} [{time.perf_counter() - started:.1f} s]", flush=True)
+        yield row
+
 
 class Ready(NamedTuple):
     """The contestants of a cell, cufa among them, each of which has run it.
 
-    `variant` is what cufa runs, and `errors` are the largest absolute ones.
+    `variant` is what cufa runs, `errors` are the largest absolute ones, and `gaps` says of peers
+    that are here why they cannot run the cell.
     """
 
     cell: Cell
     variant: Variant
     calls: dict[str, Call]
     errors: dict[str, float]
+    gaps: Mapping[str, str] = MappingProxyType({})
 
-    def row(self, tflops: Mapping[str, float]) -> dict[str, Any]:
-        """Return the result row of the cell, with the TFLOP/s of cufa and of its peers."""
-        figures = {name: rounded(figure, 5) for name, figure in tflops.items()}
-        errors = {name: rounded(error, 4) for name, error in self.errors.items()}
+    def row(
+        self, speeds: Mapping[str, float], replayed: Collection[str] = (), unit: str = "TFLOP/s"
+    ) -> Row:
+        """Return the result row of the cell.
+
+        Parameters
+        ----------
+        speeds : mapping of str to float
+            The figure of cufa and of each peer.
+        replayed : collection of str
+            Those that were timed by graph replay.
+        unit : str
+            Of the figures.
+        """
         return {
             **self.cell.row(),
             "kernel": self.variant.kernel,
-            "unit": "TFLOP/s",
-            "cufa": figures.pop(CUFA),
-            "peers": figures,
-            "cufa_maxerr": errors.pop(CUFA),
-            "peers_maxerr": errors,
+            "unit": unit,
+            **columns({name: rounded(speed, 5) for name, speed in speeds.items()}),
+            **columns({n: rounded(error, 4) for n, error in self.errors.items()}, "_maxerr"),
+            **({"replayed": list(replayed)} if replayed else {}),
         }
+
+
+def columns(figures: Mapping[str, Any], kind: str = "") -> Row:
+    """Return a row's columns of cufa's figure and its peers', of a kind such as "_maxerr"."""
+    peers = {name: figure for name, figure in figures.items() if name != CUFA}
+    return {f"cufa{kind}": figures[CUFA], f"peers{kind}": peers}
 
 
 class Contestants:
@@ -62,29 +98,36 @@ class Contestants:
         self._missing: set[str] = set()
         self.failed = 0
 
-    def ready(self, operands: Operands) -> Ready | None:
-        """Return those that can run a cell, or None where cufa cannot."""
+    def ready(self, operands: Operands, *more: Operands) -> Ready | None:
+        """Return those that can run a cell, or None where cufa cannot.
+
+        Calls take the operands and those of `more`, other data of the cell, in turn.
+        """
         cell = operands.cell
-        calls, results = self._prepare(operands)
+        calls, results, gaps = self._prepare((operands, *more))
         errors = max_errors(cupy, cell, (operands.q, operands.k, operands.v), results)
         for name in [name for name, error in errors.items() if not math.isfinite(error)]:
-            say(f"{cell}: {name} gives results that are not finite")
+            gaps[name] = "gives results that are not finite"
+            say(f"{cell}: {name} {gaps[name]}")
             del calls[name], errors[name]
         if CUFA not in calls:
             self.failed += 1
             return None
-        return Ready(cell, planned(operands, self._kernel), calls, errors)
+        return Ready(cell, planned(operands, self._kernel), calls, errors, gaps)
 
-    def _prepare(self, operands: Operands) -> tuple[dict[str, Call], dict[str, Any]]:
-        """Return the contestants that can run the cell and the result of a first call of each."""
+    def _prepare(
+        self, sets: Sequence[Operands]
+    ) -> tuple[dict[str, Call], dict[str, Any], dict[str, str]]:
+        """Return who can run the cell, the result of each with the first set, and who cannot."""
         calls: dict[str, Call] = {}
         results: dict[str, Any] = {}
+        gaps: dict[str, str] = {}
         for name in [CUFA, *(peer for peer in self._peers if peer not in self._missing)]:
             try:
                 if name == CUFA:
-                    call = cufa_call(operands, self._kernel)
+                    call = in_turn([cufa_call(operands, self._kernel) for operands in sets])
                 else:
-                    call = self._makers[name](operands)
+                    call = in_turn([self._makers[name](operands) for operands in sets])
                 results[name] = to_cupy(call())
                 cupy.cuda.Device().synchronize()
             except ImportError as error:
@@ -94,11 +137,11 @@ class Contestants:
                 say(f"{name} is not here: {error}")
             except Exception as error:  # whatever a library raises, the others still run
                 results.pop(name, None)
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                say(f"{operands.cell}: {name} cannot: {reason}")
+                gaps[name] = reason(error)
+                say(f"{sets[0].cell}: {name} cannot: {gaps[name]}")
             else:
                 calls[name] = call
-        return calls, results
+        return calls, results, gaps
 
 
 def planned(operands: Operands, kernel: str | None) -> Variant:
@@ -122,6 +165,11 @@ def free_memory() -> None:
 def say(text: str) -> None:
     """Tell why something is missing."""
     print(text, file=sys.stderr, flush=True)
+
+
+def reason(error: Exception) -> str:
+    """Return what an error says, in a line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def rounded(value: float, digits: int) -> float:

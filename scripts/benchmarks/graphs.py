@@ -9,12 +9,24 @@ from typing import Any
 
 import cupy
 
-from benchmarks.contestants import say
+from benchmarks.contestants import reason, say
 from cufa.explorer.clock import Call, Clock
 from cufa.explorer.race import Budget, CaptureError, Race
 
 REPLAYED_BELOW_MS = {"auto": 0.2, "graph": math.inf, "events": 0.0}
 """Races whose fastest call takes less are of replays, by the name of a way of timing."""
+
+
+def medians(
+    calls: Mapping[str, Call], clock: Clock, budget: Budget, timing: str
+) -> tuple[dict[str, float], list[str]]:
+    """Race calls, and return the median milliseconds of each and the names of those replayed.
+
+    Parameters are those of `begin`, and the budget of the race.
+    """
+    race, replayed = begin(calls, clock, timing)
+    race.run(budget)
+    return {name: race.median(name) for name in calls}, replayed
 
 
 def begin(calls: Mapping[str, Call], clock: Clock, timing: str) -> tuple[Race[str], list[str]]:
@@ -52,7 +64,7 @@ def capture(call: Call, calls: int) -> Call:
         cupy.cuda.Device().synchronize()
         return _captured_by_torch(call, calls) if of_torch else _captured_by_cupy(call, calls)
     except Exception as error:  # whatever a library raises, its calls can still be timed
-        raise CaptureError((str(error).strip() or type(error).__name__).splitlines()[0]) from error
+        raise CaptureError(reason(error)) from error
 
 
 @cache

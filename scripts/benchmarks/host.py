@@ -8,9 +8,10 @@ from typing import Any
 
 import cupy
 
+from benchmarks.calls import Chosen
 from benchmarks.cells import Cell
 from benchmarks.contestants import planned, say
-from benchmarks.host_clock import WARM, Batch, Chosen, medians
+from benchmarks.host_clock import WARM, Batch, medians
 from benchmarks.inputs import Operands, to_torch
 from cufa.explorer.clock import Call
 

@@ -6,12 +6,12 @@ import contextlib
 import gc
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from time import perf_counter_ns
 from typing import Any
 
 import cupy
 
+from benchmarks.calls import Chosen
 from cufa.explorer.clock import Call
 from cufa.explorer.race import order_of
 
@@ -20,26 +20,6 @@ WARM = 4
 
 Batch = Callable[[], Mapping[str, Sequence[Call]]]
 """Returns the calls of a batch by contestant, made before the clock runs."""
-
-
-class Chosen:
-    """A call under a choice, such as of a backend, that can be made once around many calls.
-
-    Parameters
-    ----------
-    choice : callable
-        Returns what to enter before the call.
-    call : callable
-    """
-
-    def __init__(self, choice: Callable[[], AbstractContextManager[Any]], call: Call) -> None:
-        self.choice = choice
-        self.call = call
-
-    def __call__(self) -> Any:
-        """Choose, and make the call."""
-        with self.choice():
-            return self.call()
 
 
 def medians(
@@ -59,22 +39,25 @@ def medians(
         Waits for the GPU.
     """
     times: dict[str, list[int]] = {}
-    for index in range(-WARM, batches):
-        calls = batch()
-        for name in order_of(list(calls), index):
-            found = _timed(calls[name], synchronize)
-            if index >= 0:
-                times.setdefault(name, []).extend(found)
+    gc.collect()
+    gc.disable()  # nothing is collected meanwhile
+    try:
+        for index in range(-WARM, batches):
+            calls = batch()
+            for name in order_of(list(calls), index):
+                found = _timed(calls[name], synchronize)
+                if index >= 0:
+                    times.setdefault(name, []).extend(found)
+    finally:
+        gc.enable()
     return {name: round(statistics.median(ns) / 1e3, 2) for name, ns in times.items()}
 
 
 def _timed(calls: Sequence[Call], synchronize: Callable[[], Any]) -> list[int]:
-    """Return the nanoseconds of each call; nothing is collected meanwhile."""
+    """Return the nanoseconds of each call."""
     first = calls[0]
     choice = first.choice if isinstance(first, Chosen) else contextlib.nullcontext
     calls = [call.call if isinstance(call, Chosen) else call for call in calls]
-    gc.collect()
-    gc.disable()
     times = []
     with choice():
         synchronize()
@@ -83,5 +66,4 @@ def _timed(calls: Sequence[Call], synchronize: Callable[[], Any]) -> list[int]:
             call()
             times.append(perf_counter_ns() - start)
         synchronize()
-    gc.enable()
     return times

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import before
+from benchmarks import before, drawn
 from benchmarks.cells import (
     FP32_HEAD_DIMS,
     GQA_SEQS,
@@ -17,6 +17,7 @@ from benchmarks.cells import (
     gqa_cells,
     standard_cells,
 )
+from benchmarks.model_shapes import chosen
 from cufa import device as devices
 from cufa.cli import machine
 
@@ -35,7 +36,9 @@ PREFILL_PEERS = (
     "cupy",
 )
 FP32_PEERS = ("efficient", "math", "cupy", "cufa_fa1")
-_WITH_PEERS = ("prefill", "gqa", "fp32")
+MODEL_PEERS = ("cudnn", "fa2", "flash_attn_2", "flash_attn_3", "flash_attn_4", "flashinfer")
+_TABLES = ("prefill", "gqa", "fp32")
+_WITH_PEERS = (*_TABLES, "models")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,6 +50,10 @@ def parser() -> argparse.ArgumentParser:
     run = argparse.ArgumentParser(add_help=False)
     run.add_argument("--out", type=Path, help="result file (default: docs/benchmarks/<gpu>-...)")
     run.add_argument("--commit", help="commit to record where git cannot tell")
+    part = argparse.ArgumentParser(add_help=False)
+    part.add_argument(
+        "--append", action="store_true", help="keep the result file's rows of other cells"
+    )
     data = argparse.ArgumentParser(add_help=False)
     data.add_argument("--seed", type=int, default=1, help="seed of the random data")
     race = argparse.ArgumentParser(add_help=False, parents=[data])
@@ -95,11 +102,18 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--scores", default="normal", choices=SCORES, help="of which data")
         command.add_argument(
             "--timing",
-            default="events",
+            default="auto",
             choices=("auto", "graph", "events"),
             help="by CUDA-graph replay, which leaves the host's time out, by bursts of calls "
-            "between events, or auto: replay where a call is shorter than 200 us",
+            "between events, or auto, the default: replay where a call is shorter than 200 us",
         )
+
+    models = commands.add_parser(
+        "models", parents=[run, race, part], help="shapes of real models, by graph replay"
+    )
+    models.add_argument("--models", nargs="+", help="names of models (default: all)")
+    models.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")
+    models.add_argument("--peers", nargs="*", default=list(MODEL_PEERS), help="besides cufa")
 
     host = commands.add_parser("host", parents=[run], help="host cost of small calls")
     host.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")
@@ -118,8 +132,21 @@ def parser() -> argparse.ArgumentParser:
     tune = commands.add_parser("tune", parents=[run], help="what tuning the standard table gives")
     tune.add_argument("--dtype", default="bfloat16", choices=HALF_DTYPES)
 
+    regret = commands.add_parser(
+        "regret",
+        parents=[run, part],
+        help="the planner's choice beside the fastest variant, for problems drawn by a seed",
+    )
+    regret.add_argument("--seed", type=int, default=1, help="which problems")
+    regret.add_argument("--problems", type=int, default=60, help="how many (default: 60)")
+    regret.add_argument(
+        "--part", type=_part, default=(1, 1), metavar="I/N", help="the I-th of N parts of them"
+    )
+
     refactor = commands.add_parser(
-        "refactor", parents=[run, data, cells], help="the standard tables before a change and after"
+        "refactor",
+        parents=[run, data, cells, part],
+        help="the standard tables before a change and after",
     )
     refactor.add_argument(
         "--before", required=True, help="git's revision before, or a folder with the package cufa"
@@ -128,9 +155,6 @@ def parser() -> argparse.ArgumentParser:
         "--tables", nargs="+", default=list(TABLES), choices=TABLES, help="(default: all)"
     )
     refactor.add_argument("--rounds", type=int, help="samples of each (default: 40)")
-    refactor.add_argument(
-        "--append", action="store_true", help="keep the result file's rows of other cells"
-    )
     refactor.add_argument(
         "--compile",
         dest="bench",
@@ -144,6 +168,22 @@ def parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="pages and plots from result files")
     report.add_argument("files", type=Path, nargs="*", help="default: all of docs/benchmarks")
     return top
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Return what "2/3" says."""
+    first, slash, last = text.partition("/")
+    if not (slash and first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 2/3, the second of three parts")
+    return int(first), int(last)
+
+
+def drawn_of(options: argparse.Namespace) -> list[Cell]:
+    """Return the cells of a regret run; ValueError where there are none."""
+    found = drawn.part_of(drawn.cells(options.seed, options.problems), *options.part)
+    if not found:
+        raise ValueError("--problems and --part leave none")
+    return found
 
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
@@ -183,8 +223,12 @@ def check(options: argparse.Namespace) -> None:
     CommandError
         CuPy, NVRTC or a GPU is missing.
     """
-    if options.bench in _WITH_PEERS:
+    if options.bench in _TABLES:
         cells_of(options)
+    if options.bench == "regret":
+        drawn_of(options)
+    if options.bench == "models":
+        chosen(options.models)
     if getattr(options, "rounds", None) is not None and options.rounds < 1:
         raise ValueError("--rounds must be at least 1")
     if getattr(options, "rest", 0) < 0:

@@ -11,8 +11,13 @@ import cupy
 
 import cufa
 from benchmarks import plain
+from benchmarks.calls import Chosen
+from benchmarks.cells import Cell
 from benchmarks.inputs import DTYPES, Operands
 from cufa.explorer.clock import Call
+
+_LOWER_RIGHT = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION")
+"""The backends of SDPA that PyTorch gives a causal mask aligned at its end."""
 
 Maker = Callable[[Operands], Call]
 """Prepares a contestant for a cell: what a user would do once, outside the timed call."""
@@ -38,6 +43,12 @@ def _cufa_bfloat16(operands: Operands) -> Call:
     return lambda: cufa.attention(q, k, v, causal=cell.causal)
 
 
+def _check_square(cell: Cell) -> None:
+    """Refuse a causal mask of other numbers of queries and keys: it would begin at both's first."""
+    if cell.causal and cell.sq != cell.sk:
+        raise ValueError("its causal mask ends at the last key for as many queries as keys only")
+
+
 def _plain_cupy(operands: Operands) -> Call:
     cell = operands.cell
     q, k, v = operands.q, operands.k, operands.v
@@ -52,15 +63,25 @@ def _sdpa(operands: Operands, backend: str) -> Call:
 
     torch.set_float32_matmul_precision("highest")
     q, k, v = operands.torch()
-    causal = operands.cell.causal
-    grouped = operands.cell.hq != operands.cell.hk
+    options = {**_sdpa_mask(operands.cell, backend), "enable_gqa": _grouped(operands.cell)}
     chosen = getattr(SDPBackend, backend)
+    return Chosen(
+        lambda: sdpa_kernel(chosen), lambda: scaled_dot_product_attention(q, k, v, **options)
+    )
 
-    def call() -> Any:
-        with sdpa_kernel(chosen):
-            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
-    return call
+def _sdpa_mask(cell: Cell, backend: str) -> dict[str, Any]:
+    """Return the arguments that say the mask: is_causal gives the first query the first key."""
+    if not cell.causal or cell.sq == cell.sk or backend not in _LOWER_RIGHT:
+        _check_square(cell)
+        return {"is_causal": cell.causal}
+    from torch.nn.attention.bias import causal_lower_right
+
+    return {"attn_mask": causal_lower_right(cell.sq, cell.sk)}
+
+
+def _grouped(cell: Cell) -> bool:
+    return cell.hq != cell.hk
 
 
 def _sdpa_math(operands: Operands) -> Call:
@@ -84,12 +105,12 @@ def _flex(operands: Operands) -> Call:
             setattr(torch._dynamo.config, limit, 512)
     q, k, v = operands.torch()
     cell = operands.cell
+    _check_square(cell)
     mask = None
     if cell.causal:
         mask = create_block_mask(_sees, B=None, H=None, Q_LEN=cell.sq, KV_LEN=cell.sk)
     compiled = _compiled_flex()
-    grouped = cell.hq != cell.hk
-    return lambda: compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
+    return lambda: compiled(q, k, v, block_mask=mask, enable_gqa=_grouped(cell))
 
 
 def _sees(b: Any, h: Any, row: Any, column: Any) -> Any:

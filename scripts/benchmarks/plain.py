@@ -20,19 +20,22 @@ def attention(xp: Any, q: Any, k: Any, v: Any, *, causal: bool, scale: float) ->
     where matrices are small and launches dominate, and multiplied head by head where they are
     large: the faster way at either end.
 
-    Operands are contiguous, (batch, heads, seq, head_dim), of the same lengths. Where `k` and `v`
-    have fewer heads, each serves as many of `q` in a row, and is repeated for them.
+    Operands are contiguous, (batch, heads, seq, head_dim), and with a causal mask the last query
+    sees all keys. Where `k` and `v` have fewer heads, each serves as many of `q` in a row, and is
+    repeated for them.
     """
-    b, h, s, _ = q.shape
+    b, h, sq, _ = q.shape
+    sk, dv = v.shape[2:]
     if k.shape[1] != h:
         k, v = (xp.repeat(x, h // k.shape[1], axis=1) for x in (k, v))
-    q3, k3, v3 = (x.reshape(b * h, s, x.shape[-1]) for x in (q, k, v))
+    q3, k3, v3 = (x.reshape(b * h, *x.shape[2:]) for x in (q, k, v))
     bias = None
     if causal:
-        bias = xp.where(xp.tri(s, dtype=bool), 0.0, -xp.inf).astype(xp.float32, copy=False)
-    out = xp.empty(v3.shape, dtype=q.dtype)
-    product = _stacked if q.dtype == xp.float32 or s < BATCHED_BELOW else _head_by_head
-    heads = max(1, CHUNK_ELEMENTS // (s * s))
+        seen = xp.tri(sq, sk, sk - sq, dtype=bool)
+        bias = xp.where(seen, 0.0, -xp.inf).astype(xp.float32, copy=False)
+    out = xp.empty((b * h, sq, dv), dtype=q.dtype)
+    product = _stacked if q.dtype == xp.float32 or max(sq, sk) < BATCHED_BELOW else _head_by_head
+    heads = max(1, CHUNK_ELEMENTS // (sq * sk))
     for first in range(0, b * h, heads):
         part = slice(first, first + heads)
         scores = product(xp, q3[part], k3[part].swapaxes(1, 2)).astype(xp.float32, copy=False)
@@ -45,7 +48,7 @@ def attention(xp: Any, q: Any, k: Any, v: Any, *, causal: bool, scale: float) ->
         if product is _head_by_head:
             scores = scores.astype(q.dtype)
         out[part] = product(xp, scores, v3[part])
-    return out.reshape(v.shape)
+    return out.reshape(b, h, sq, dv)
 
 
 def _stacked(xp: Any, a: Any, b: Any) -> Any:

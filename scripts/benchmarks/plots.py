@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.summary import dim_words, figure_of, peer_names, ratio
+from benchmarks.summary import dim_words, figure_of, peer_names, ratio, regret
 
 _CUFA_COLOUR = "#d62728"
 _PEER_COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
@@ -24,6 +24,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
         _draw_ratios(figure, rows)
     elif result["bench"] == "explore":
         _draw_explore(figure, rows)
+    elif result["bench"] == "models":
+        _draw_models(figure, rows)
+    elif result["bench"] == "regret":
+        _draw_regret(figure, rows)
     elif result["bench"] in ("headdims", "sustained"):
         _draw_dims(figure, rows)
     elif all(row["unit"] == "us" for row in rows):
@@ -150,6 +154,52 @@ def _draw_ratios(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
         axes.set_xlabel("cell of the table")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("times as fast as before")
+
+
+def _draw_models(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a line a shape, and on it a point a peer: how many times as fast cufa is."""
+    labels = [f"{row['model']}, {row['b']} x {length_words(row['sq'])}" for row in rows]
+    colours = {name: colour for name, colour in _colours(rows).items() if name != "cufa"}
+    series = {
+        name: [ratio(row, name) if name in row["peers"] else None for row in rows]
+        for name in colours
+    }
+    _draw_points(figure, labels, series, colours)
+    figure.axes[0].set_xlabel("times as fast as each peer")
+
+
+def _draw_regret(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a point a problem, by the time of the planner's choice over the fastest."""
+    ordered = sorted(rows, key=regret)
+    labels = [
+        f"{row['b']} x {row['hq']}/{row['hk']} x {row['sq']}x{row['sk']} x {row['d']}"
+        + ", causal" * row["causal"]
+        for row in ordered
+    ]
+    name = "the planner's choice"
+    _draw_points(figure, labels, {name: [regret(row) for row in ordered]}, {name: _CUFA_COLOUR})
+    figure.axes[0].set_xlabel("time by that of the fastest variant")
+
+
+def _draw_points(
+    figure: Any,
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[float | None]],
+    colours: Mapping[str, str],
+) -> None:
+    """Draw a line a label, and on it a point of each series that has one there."""
+    figure.set_size_inches(8, 1.4 + 0.17 * len(labels))
+    axes = figure.subplots()
+    axes.axvline(1, color="black", lw=0.8)
+    for name, values in series.items():
+        known = [(value, i) for i, value in enumerate(values) if value is not None]
+        axes.plot(*zip(*known, strict=True), "o", color=colours[name], label=name, ms=4)
+    axes.set_yticks(range(len(labels)), labels, fontsize=6)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=len(series) or 1, fontsize=8)
 
 
 def _draw_seconds(figure: Any, rows: Sequence[dict[str, Any]], bars: Mapping[str, str]) -> None:

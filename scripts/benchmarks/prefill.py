@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,9 +9,8 @@ import cupy
 
 from benchmarks import graphs
 from benchmarks.cells import Cell
-from benchmarks.contestants import Contestants, free_memory
+from benchmarks.contestants import Contestants, rows_of
 from benchmarks.inputs import Operands
-from benchmarks.results import figures
 from cufa.explorer.clock import Clock
 from cufa.explorer.race import Budget
 
@@ -32,23 +30,12 @@ def rows(
     `benchmarks.graphs.REPLAYED_BELOW_MS`.
     """
     rng = cupy.random.default_rng(seed)
-    for cell in cells:
-        started = time.perf_counter()
-        row = _row(contestants, Operands(cell, rng, scores), clock, budget, timing)
-        free_memory()
-        if row is None:
-            continue
-        print(f"{cell}: {figures(row)} [{time.perf_counter() - started:.1f} s]", flush=True)
-        yield row
 
+    def row_of(cell: Cell) -> dict[str, Any] | None:
+        ready = contestants.ready(Operands(cell, rng, scores))
+        if ready is None:
+            return None
+        ms, replayed = graphs.medians(ready.calls, clock, budget, timing)
+        return ready.row({name: cell.tflops(each) for name, each in ms.items()}, replayed)
 
-def _row(
-    contestants: Contestants, operands: Operands, clock: Clock, budget: Budget, timing: str
-) -> dict[str, Any] | None:
-    ready = contestants.ready(operands)
-    if ready is None:
-        return None
-    race, replayed = graphs.begin(ready.calls, clock, timing)
-    race.run(budget)
-    row = ready.row({name: ready.cell.tflops(race.median(name)) for name in ready.calls})
-    return {**row, "replayed": replayed} if replayed else row
+    return rows_of(cells, row_of)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -13,10 +12,9 @@ import cupy
 
 from benchmarks import before, graphs
 from benchmarks.cells import TABLES, Cell
-from benchmarks.contestants import CUFA, Contestants, free_memory, say
+from benchmarks.contestants import CUFA, Contestants, rows_of, say
 from benchmarks.inputs import Operands
 from benchmarks.peers import cufa_call
-from benchmarks.results import figures
 from benchmarks.summary import summarise
 from cufa.explorer.clock import CudaClock
 from cufa.explorer.race import Budget
@@ -69,14 +67,8 @@ class Refactor:
         with before.loaded(self._older) as package:
             for name in names:
                 found = []
-                for cell in TABLES[name].cells(head_dims, seqs):
-                    started = time.perf_counter()
-                    row = self._row(package, TABLES[name].kernel, cell)
-                    free_memory()
-                    if row is None:
-                        continue
-                    seconds = time.perf_counter() - started
-                    print(f"{cell}: {figures(row)} [{seconds:.1f} s]", flush=True)
+                row_of = functools.partial(self._row, package, TABLES[name].kernel)
+                for row in rows_of(TABLES[name].cells(head_dims, seqs), row_of):
                     found.append(row)
                     yield row
                 if found:
@@ -95,8 +87,8 @@ class Refactor:
         race.run(Budget(rounds=self._rounds, contestant_ms=1000.0, least=10))
         tflops = cell.tflops(race.median(BEFORE))
         # Not each one's own median: within a round the card's clock is the same for both.
-        row = ready.row({CUFA: tflops * race.ratio(BEFORE, CUFA), BEFORE: tflops})
-        return {**row, "replayed": replayed} if replayed else row
+        speeds = {CUFA: tflops * race.ratio(BEFORE, CUFA), BEFORE: tflops}
+        return ready.row(speeds, replayed)
 
 
 def _in_a_line(rows: Sequence[dict[str, Any]]) -> str:

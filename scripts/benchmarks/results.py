@@ -32,6 +32,8 @@ _CELL = {
     "d": int,
     "dv": int,
     "causal": bool,
+}
+_FIGURES = {
     "kernel": str,
     "unit": str,
     "cufa": (int, float),
@@ -52,8 +54,25 @@ _COMPILE = {
     "cold_s": (int, float),
     "before_cold_s": (int, float),
 }
-_OTHER_ROWS = {"jit": _JIT, "explore": _EXPLORE, "refactor-compile": _COMPILE}
+_REGRET = {
+    **_CELL,
+    "seed": int,
+    "variants": int,
+    "planned": str,
+    "planned_us": (int, float),
+    "best": str,
+    "best_us": (int, float),
+}
+_OTHER_ROWS = {
+    "jit": _JIT,
+    "explore": _EXPLORE,
+    "refactor-compile": _COMPILE,
+    "regret": _REGRET,
+}
 _CARD = ("clock_mhz", "power_w")
+_OF_ONE_KERNEL = ("prefill", "gqa", "models")
+_MORE = ("kernel", "model", "seed")
+"""What tells rows of one cell apart, where they have it."""
 
 UNITS = ("TFLOP/s", "us")
 
@@ -66,7 +85,7 @@ def gpu_slug(device: str) -> str:
 
 def default_path(folder: Path, device: str, bench: str, kernel: str | None) -> Path:
     """Return ``<gpu>-<bench>.json``; a 16-bit table of a forced kernel has its last word behind."""
-    suffix = f"-{kernel.rpartition('_')[2]}" if bench in ("prefill", "gqa") and kernel else ""
+    suffix = f"-{kernel.rpartition('_')[2]}" if bench in _OF_ONE_KERNEL and kernel else ""
     return folder / f"{gpu_slug(device)}-{bench}{suffix}.json"
 
 
@@ -80,7 +99,7 @@ def validate(result: Any) -> None:
         if result["bench"] in _OTHER_ROWS:
             _check_fields(where, row, _OTHER_ROWS[result["bench"]])
             continue
-        _check_fields(where, row, _CELL)
+        _check_fields(where, row, {**_CELL, **_FIGURES})
         if row["unit"] not in UNITS:
             raise ValueError(f"{where}.unit is {row['unit']!r}, not one of {', '.join(UNITS)}")
         _check_number(f"{where}.cufa", row["cufa"])
@@ -97,6 +116,8 @@ def validate(result: Any) -> None:
 
 def figures(row: dict[str, Any]) -> str:
     """Return the figures of a row in a few words."""
+    if "planned_us" in row:
+        return f"planned {row['planned_us']:.4g} us | best {row['best_us']:.4g} us"
     peers = " ".join(f"{name} {figure:.4g}" for name, figure in row["peers"].items())
     return f"cufa {row['cufa']:.4g} | {peers}"
 
@@ -104,18 +125,30 @@ def figures(row: dict[str, Any]) -> str:
 def merged(earlier: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Return a result with the rows that an earlier part of the same run has of other cells.
 
-    ValueError where that is a part of another run.
+    ValueError where that is a part of another run. Versions of what only one part has imported are
+    of both.
     """
-    for name in ("bench", "commit", "before", "device", "driver", "versions"):
-        if earlier.get(name) != result.get(name):
-            raise ValueError(
-                f"{name} is {result.get(name)!r}, and was {earlier.get(name)!r} for the rows there"
-            )
-    names = [name for name in _CELL if name not in ("unit", "cufa", "peers")]
-    new = {tuple(row[name] for name in names) for row in result["rows"]}
-    kept = [row for row in earlier["rows"] if tuple(row[name] for name in names) not in new]
+    names = ("bench", "commit", "before", "device", "driver")
+    pairs = {name: (earlier.get(name), result.get(name)) for name in names}
+    was, now = earlier["versions"], result["versions"]
+    pairs |= {name: (was[name], now[name]) for name in was if name in now}
+    for name, (then, this) in pairs.items():
+        if then != this:
+            raise ValueError(f"{name} is {this!r}, and was {then!r} for the rows there")
+    new = {_identity(row) for row in result["rows"]}
+    kept = [row for row in earlier["rows"] if _identity(row) not in new]
     commands = dict.fromkeys([*earlier["command"].split(" && "), result["command"]])
-    return {**result, "command": " && ".join(commands), "rows": [*kept, *result["rows"]]}
+    return {
+        **result,
+        "command": " && ".join(commands),
+        "versions": {**was, **now},
+        "rows": [*kept, *result["rows"]],
+    }
+
+
+def _identity(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what tells a row of a table from others."""
+    return tuple(row.get(name) for name in (*_CELL, *_MORE))
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

@@ -22,6 +22,11 @@ def ratio(row: dict[str, Any], peer: str) -> float:
     return theirs / ours if row["unit"] == "us" else ours / theirs
 
 
+def regret(row: dict[str, Any]) -> float:
+    """Return how many times as long as the fastest variant the planner's choice takes in a row."""
+    return float(row["planned_us"] / row["best_us"])
+
+
 def geomean(values: Sequence[float]) -> float:
     """Return the geometric mean of positive numbers."""
     return math.exp(math.fsum(math.log(value) for value in values) / len(values))
@@ -41,6 +46,21 @@ def figure_of(row: dict[str, Any], name: str, kind: str = "") -> float | None:
 def dim_words(row: dict[str, Any]) -> str:
     """Return the head dim of a row, and that of V behind it where it differs."""
     return str(row["d"]) if row["d"] == row["dv"] else f"{row['d']}/{row['dv']}"
+
+
+def with_best(rows: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Return rows with one more peer, `name`: the fastest of each row that has any."""
+    found = []
+    for row in rows:
+        more: dict[str, Any] = {}
+        peers = row["peers"]
+        if peers:
+            best = min(peers, key=lambda peer: ratio(row, peer))
+            more["peers"] = {**peers, name: peers[best]}
+            if best in row.get("replayed", ()):
+                more["replayed"] = [*row["replayed"], name]
+        found.append({**row, **more})
+    return found
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Summary]:

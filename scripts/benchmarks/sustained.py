@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import cupy
 
 from benchmarks import monitor
-from benchmarks.cells import standard_cells
-from benchmarks.contestants import CUFA, Contestants, free_memory, say
+from benchmarks.cells import Cell, standard_cells
+from benchmarks.contestants import Contestants, columns, rows_of, say
 from benchmarks.inputs import Operands
 from benchmarks.monitor import Card, Monitor
-from benchmarks.results import figures
 from cufa.explorer.clock import Call
 from cufa.explorer.race import order_of
 from cufa.explorer.standard import HEAD_DIMS
@@ -36,14 +36,13 @@ def rows(
     Each contestant runs for some seconds, after a pause in which the card cools.
     """
     rng = cupy.random.default_rng(seed)
+    turns = itertools.count()
     with Monitor(monitor.command(cupy.cuda.Device().pci_bus_id)) as card:
-        for index, cell in enumerate(standard_cells("bfloat16", HEAD_DIMS, (SEQ,))):
-            row = _row(contestants, Operands(cell, rng), index, card, seconds, pause)
-            free_memory()
-            if row is None:
-                continue
-            print(f"{cell}: {figures(row)}", flush=True)
-            yield row
+
+        def row_of(cell: Cell) -> dict[str, Any] | None:
+            return _row(contestants, Operands(cell, rng), next(turns), card, seconds, pause)
+
+        yield from rows_of(standard_cells("bfloat16", HEAD_DIMS, (SEQ,)), row_of)
 
 
 def _row(
@@ -68,7 +67,10 @@ def _row(
         states[name] = card.medians((started + stopped) / 2, stopped)
         if None in states[name]:
             say(f"{ready.cell}: no clock or no power of {name}: {card.complaint}")
-    return {**ready.row(tflops), **columns(states)}
+    row = ready.row(tflops)
+    for field in Card._fields:
+        row |= columns({name: getattr(state, field) for name, state in states.items()}, f"_{field}")
+    return row
 
 
 def held_ms(call: Call, seconds: float) -> float:
@@ -94,13 +96,3 @@ def held_ms(call: Call, seconds: float) -> float:
             queued.popleft().synchronize()
     last.synchronize()
     return float(cupy.cuda.get_elapsed_time(start, last)) / calls
-
-
-def columns(states: Mapping[str, Card]) -> dict[str, Any]:
-    """Return the columns of a row that hold the clock and the power of each contestant."""
-    found: dict[str, Any] = {}
-    for field in Card._fields:
-        values = {name: getattr(state, field) for name, state in states.items()}
-        found[f"cufa_{field}"] = values.pop(CUFA)
-        found[f"peers_{field}"] = values
-    return found

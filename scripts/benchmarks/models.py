@@ -1,0 +1,71 @@
+"""The shapes of real models: cufa and its peers by graph replay, and what a call costs the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import cupy
+
+from benchmarks import graphs, host_clock
+from benchmarks.cells import Cell
+from benchmarks.contestants import Contestants, columns, rows_of
+from benchmarks.inputs import Operands
+from benchmarks.model_shapes import Shape, kind_of
+from cufa import device as devices
+from cufa.explorer.clock import Clock
+from cufa.explorer.race import Budget
+
+HOST_CALLS = 12
+"""Of a batch."""
+
+HOST_BATCHES = 8
+
+
+def rows(
+    contestants: Contestants, shapes: Iterable[Shape], clock: Clock, budget: Budget, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Yield a result row a shape that cufa can run, and print a line for each.
+
+    Times are those of the GPU, by replay. Keys and values that are a call's own were written just
+    before in a model, and are in L2 here, too, as far as they fit. Those of a cache are old: calls
+    take as many sets of operands in turn as keep them out of it.
+
+    Parameters
+    ----------
+    contestants : Contestants
+    shapes : iterable of Shape
+    clock : Clock
+    budget : Budget
+        Of a shape.
+    seed : int
+        Of the random data.
+    """
+    rng = cupy.random.default_rng(seed)
+    l2_bytes = devices.current().l2_bytes
+
+    def row_of(shape: Shape) -> dict[str, Any] | None:
+        sets = [Operands(shape.cell, rng) for _ in range(sets_of(shape.cell, l2_bytes))]
+        ready = contestants.ready(*sets)
+        if ready is None:
+            return None
+        ms, replayed = graphs.medians(ready.calls, clock, budget, "graph")
+        batch = {name: [call] * HOST_CALLS for name, call in ready.calls.items()}
+        host_us = host_clock.medians(lambda: batch, HOST_BATCHES)
+        return {
+            "model": shape.model,
+            **ready.row({name: 1e3 * each for name, each in ms.items()}, replayed, "us"),
+            **columns(host_us, "_host_us"),
+            **({"gaps": dict(ready.gaps)} if ready.gaps else {}),
+            **({"sets": len(sets)} if len(sets) > 1 else {}),
+        }
+
+    return rows_of(shapes, row_of)
+
+
+def sets_of(cell: Cell, l2_bytes: int) -> int:
+    """Return the sets of operands whose caches leave none of one in L2 until its next turn."""
+    if kind_of(cell.row()) != "cache":
+        return 1
+    cache_bytes = 2 * cell.b * cell.hk * cell.sk * (cell.d + cell.dv)
+    return 1 + -(-2 * l2_bytes // cache_bytes)

@@ -1,0 +1,259 @@
+"""bench.py models: shapes, sets of operands, rows and pages, with a played GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import bench
+import numpy as np
+import pytest
+from benchmarks import options, plain, results, summary
+from benchmarks.cells import Cell
+from benchmarks.model_shapes import SHAPES, Shape, chosen, kind_of
+from benchmarks.report import write_report
+from test_bench import HEAD
+from test_bench_tables import PlayedClock
+
+import cufa
+from cufa.explorer.clock import Call
+from cufa.explorer.race import Budget, CaptureError
+from cufa.variant import Variant
+
+VARIANT = Variant("fa3_wgmma", "bfloat16", 128, 128, 128, 128, 2, 12, 1)
+L2_BYTES = 50 << 20
+PROMPT = Shape("llama3-8b", Cell("bfloat16", 1, 32, 8, 1024, 1024, 128, 128, True))
+CHUNK = Shape("chunk", Cell("bfloat16", 1, 32, 8, 512, 8704, 128, 128, True))
+
+
+# shapes
+
+
+def test_shapes() -> None:
+    assert len(SHAPES) == len(set(SHAPES)) > 80
+    assert {PROMPT, CHUNK} <= set(SHAPES)
+    for model, cell in SHAPES:
+        assert cell.dtype == "bfloat16"
+        assert cell.problem.group * cell.hk == cell.hq
+        assert not cell.causal or cell.sk >= cell.sq, model
+    assert {kind_of(cell.row()) for _, cell in SHAPES} == {"prompt", "cache", "full", "cross"}
+
+
+def test_shapes_are_chosen_by_name() -> None:
+    assert chosen(None) == list(SHAPES)
+    found = chosen(["flux", "chunk"])
+    assert {shape.model for shape in found} == {"flux", "chunk"}
+    assert found[0] == CHUNK
+    with pytest.raises(ValueError, match="--models: unknown lama; known are llama3-8b; "):
+        chosen(["lama", "flux"])
+
+
+def test_a_cache_is_not_in_l2() -> None:
+    pytest.importorskip("cupy")
+    from benchmarks.models import sets_of
+
+    assert sets_of(PROMPT.cell, L2_BYTES) == 1
+    for _, cell in SHAPES:
+        cache_bytes = cell.b * cell.hk * cell.sk * (cell.d + cell.dv) * 2
+        count = sets_of(cell, L2_BYTES)
+        if kind_of(cell.row()) == "cache":
+            # What is read between two uses of a set.
+            assert (count - 1) * cache_bytes >= 2 * L2_BYTES
+            assert count <= 4 or (count - 2) * cache_bytes < 2 * L2_BYTES
+        else:
+            assert count == 1
+
+
+# peers
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Play PyTorch; what is returned holds the modules that peers ask."""
+    pytest.importorskip("cupy")
+    names = ("torch", "torch.nn", "torch.nn.attention", "torch.nn.functional")
+    modules = {name: MagicMock() for name in (*names, "torch.nn.attention.bias")}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return SimpleNamespace(
+        sdpa=modules["torch.nn.functional"].scaled_dot_product_attention,
+        lower_right=modules["torch.nn.attention.bias"].causal_lower_right,
+    )
+
+
+@pytest.mark.parametrize("name", ["fa2", "efficient"])
+def test_sdpa_aligns_a_chunk_at_its_end(torch: Any, name: str) -> None:
+    from benchmarks.peers import PEERS
+
+    operands: Any = SimpleNamespace(cell=CHUNK.cell, torch=lambda: "qkv")
+    PEERS[name](operands)()
+    torch.lower_right.assert_called_once_with(512, 8704)
+    torch.sdpa.assert_called_once_with(
+        "q", "k", "v", attn_mask=torch.lower_right.return_value, enable_gqa=True
+    )
+
+
+def test_a_peer_that_would_align_it_otherwise_refuses(torch: Any) -> None:
+    from benchmarks.peers import PEERS
+
+    operands: Any = SimpleNamespace(cell=CHUNK.cell, torch=lambda: "qkv")
+    with pytest.raises(ValueError, match="for as many queries as keys only"):
+        PEERS["cudnn"](operands)
+    operands.cell = CHUNK.cell._replace(causal=False)
+    PEERS["cudnn"](operands)()
+    torch.sdpa.assert_called_once_with("q", "k", "v", is_causal=False, enable_gqa=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_plain_attention_of_other_lengths(causal: bool) -> None:
+    rng = np.random.default_rng(5)
+    q = rng.standard_normal((2, 4, 5, 8)).astype(np.float32)
+    k = rng.standard_normal((2, 2, 9, 8)).astype(np.float32)
+    v = rng.standard_normal((2, 2, 9, 16)).astype(np.float32)
+    out = plain.attention(np, q, k, v, causal=causal, scale=8**-0.5)
+    np.testing.assert_allclose(out, cufa.attention(q, k, v, causal=causal), atol=1e-5)
+
+
+def test_calls_in_turn() -> None:
+    pytest.importorskip("cupy")
+    from benchmarks.calls import Chosen, in_turn
+
+    one = in_turn([lambda: "a"])
+    assert [one(), one()] == ["a", "a"]
+    both = in_turn([lambda: "a", lambda: "b"])
+    assert [both() for _ in range(5)] == list("ababa")
+    context = MagicMock()
+    chosen_ones = in_turn([Chosen(context, lambda: "a"), Chosen(context, lambda: "b")])
+    assert isinstance(chosen_ones, Chosen)
+    assert [chosen_ones(), chosen_ones(), chosen_ones.call()] == ["a", "b", "a"]
+    assert context.call_count == 2
+
+
+# rows and pages
+
+
+@pytest.fixture
+def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """Return what runs the benchmark: in a graph cufa takes 20 us, fa2 80, and cudnn 30.
+
+    A cuDNN call on the host takes 40 us, others 10; cudnn cannot run a chunk.
+    """
+    pytest.importorskip("cupy")
+    from benchmarks import contestants, host_clock, models
+
+    now, inside = 0, False
+    ms = {"cufa": 0.02, "cudnn": 0.03, "fa2": 0.08}
+    seen: list[int] = []
+
+    def call(name: str) -> float:
+        nonlocal now
+        now += 40_000 if name == "cudnn" else 10_000
+        return ms[name] if inside else 0.1
+
+    def capture(call: Call, calls: int) -> Call:
+        nonlocal inside
+        inside = True
+        try:
+            found = call()
+        finally:
+            inside = False
+        if found == ms["fa2"]:
+            raise CaptureError("it allocates")
+        return lambda: found * calls
+
+    def ready(*sets: Cell) -> Any:
+        seen.append(len(sets))
+        names = ["cufa", "fa2"] if sets[0] == CHUNK.cell else list(ms)
+        gaps = {} if "cudnn" in names else {"cudnn": "not this one"}
+        calls: dict[str, Any] = {name: lambda name=name: call(name) for name in names}
+        return contestants.Ready(sets[0], VARIANT, calls, dict.fromkeys(names, 1e-3), gaps)
+
+    monkeypatch.setattr(models, "cupy", MagicMock())
+    monkeypatch.setattr(models.devices, "current", lambda: SimpleNamespace(l2_bytes=L2_BYTES))
+    monkeypatch.setattr(models, "Operands", lambda cell, rng: cell)
+    monkeypatch.setattr(models.graphs, "capture", capture)
+    monkeypatch.setattr(contestants, "free_memory", lambda: None)
+    monkeypatch.setattr(host_clock, "cupy", MagicMock())
+    monkeypatch.setattr(host_clock, "perf_counter_ns", lambda: now)
+
+    def rows(*shapes: Shape) -> list[dict[str, Any]]:
+        field: Any = SimpleNamespace(ready=ready)
+        found = list(models.rows(field, shapes, PlayedClock(), Budget(rounds=2), seed=1))
+        assert seen == [4 if shape == CHUNK else 1 for shape in shapes]
+        return found
+
+    return rows
+
+
+def test_rows(rows_of: Callable[..., list[dict[str, Any]]]) -> None:
+    prompt, chunk = rows_of(PROMPT, CHUNK)
+    assert {name: prompt[name] for name in Cell._fields} == PROMPT.cell.row()
+    assert (prompt["model"], prompt["unit"], prompt["kernel"]) == ("llama3-8b", "us", "fa3_wgmma")
+    # What no graph takes is timed by events.
+    assert (prompt["cufa"], prompt["peers"]) == (20.0, {"cudnn": 30.0, "fa2": 100.0})
+    assert prompt["replayed"] == ["cufa", "cudnn"]
+    assert prompt["cufa_host_us"] == 10.0
+    assert prompt["peers_host_us"] == {"cudnn": 40.0, "fa2": 10.0}
+    assert not {"gaps", "sets"} & set(prompt)
+    assert (chunk["model"], set(chunk["peers"])) == ("chunk", {"fa2"})
+    assert (chunk["gaps"], chunk["sets"]) == ({"cudnn": "not this one"}, 4)
+
+
+def test_page(rows_of: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "h200-models.json"
+    results.write(path, {**HEAD, "bench": "models", "rows": rows_of(PROMPT, CHUNK)})
+    page, plot = write_report(path)
+    text = page.read_text()
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert text.startswith("# Shapes of real models on NVIDIA H200\n")
+    assert "| all | cudnn | 1 | 1.500 | 1.500 | llama3-8b: D 128, causal, S 1024 |" in text
+    assert "| all | best peer | 2 | 2.739 | 1.500 |" in text
+    assert "| cache | best peer | 1 | 5.000 | 5.000 | chunk: D 128, causal, S 512x8704 |" in text
+    assert "| 30.0 | 100.0 | 30.0 | 1.50 | 5.00 | 1.50 | graph; fa2: events |" in text
+    assert "| chunk | bfloat16 | 128 | causal | 512x8704 | 1 | 32/8 | 10.0 |  | 10.0 |" in text
+    assert "| cudnn | 1 | not this one |" in text
+    assert "| 1.00e-03 |" in text
+
+
+def test_the_best_peer_by_speed() -> None:
+    row = {"unit": "TFLOP/s", "cufa": 3.0, "peers": {"a": 1.0, "b": 2.0}}
+    best, none = summary.with_best([row, {**row, "peers": {}}], "best")
+    assert best["peers"]["best"] == 2.0
+    assert none["peers"] == {}
+
+
+def test_parts_know_models_and_versions_of_both(
+    rows_of: Callable[..., list[dict[str, Any]]],
+) -> None:
+    prompt, chunk = rows_of(PROMPT, CHUNK)
+    other = {**prompt, "model": "mistral-7b"}
+    first = {**HEAD, "bench": "models", "rows": [prompt, chunk]}
+    then = {**HEAD, "bench": "models", "rows": [other], "versions": {"cupy": "14.2.0", "new": "1"}}
+    whole = results.merged(first, then)
+    assert [row["model"] for row in whole["rows"]] == ["llama3-8b", "chunk", "mistral-7b"]
+    assert whole["versions"] == {"cupy": "14.2.0", "torch": "2.11.0", "new": "1"}
+    with pytest.raises(ValueError, match=r"cupy is '15', and was '14\.2\.0'"):
+        results.merged(first, {**then, "versions": {"cupy": "15"}})
+
+
+# the command line
+
+
+def test_options(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["models", "--models", "flux", "whisper enc", "--append"]
+    found = options.parser().parse_args(words)
+    assert (found.models, found.append, found.peers) == (
+        ["flux", "whisper enc"],
+        True,
+        list(options.MODEL_PEERS),
+    )
+    assert options.parser().parse_args(["models"]).models is None
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(["models", "--models", "lama"])
+    assert stopped.value.code == 2
+    assert "--models: unknown lama" in capsys.readouterr().err
