@@ -15,9 +15,8 @@ import pytest
 from benchmarks import options, plain, results, summary
 from benchmarks.cells import Cell
 from benchmarks.model_shapes import SHAPES, Shape, chosen, kind_of
-from benchmarks.report import write_report
 from test_bench import HEAD
-from test_bench_tables import PlayedClock
+from test_bench_tables import PlayedClock, page_of
 
 import cufa
 from cufa.explorer.clock import Call
@@ -204,12 +203,7 @@ def test_rows(rows_of: Callable[..., list[dict[str, Any]]]) -> None:
 
 
 def test_page(rows_of: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "h200-models.json"
-    results.write(path, {**HEAD, "bench": "models", "rows": rows_of(PROMPT, CHUNK)})
-    page, plot = write_report(path)
-    text = page.read_text()
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    text = page_of(tmp_path, "models", rows_of(PROMPT, CHUNK))
     assert text.startswith("# Shapes of real models on NVIDIA H200\n")
     assert "| all | cudnn | 1 | 1.500 | 1.500 | llama3-8b: D 128, causal, S 1024 |" in text
     assert "| all | best peer | 2 | 2.739 | 1.500 |" in text
@@ -257,3 +251,29 @@ def test_options(capsys: pytest.CaptureFixture[str]) -> None:
         bench.main(["models", "--models", "lama"])
     assert stopped.value.code == 2
     assert "--models: unknown lama" in capsys.readouterr().err
+
+
+# on a GPU
+
+
+@pytest.mark.gpu
+def test_peers_compute_the_same(cupy: Any) -> None:
+    """Aligned at its end, too, where queries are fewer than keys."""
+    pytest.importorskip("torch")
+    from benchmarks import models
+    from benchmarks.contestants import Contestants
+
+    from cufa.explorer.clock import CudaClock
+
+    few = [shape for shape in SHAPES if max(shape.cell.sq, shape.cell.sk) <= 512]
+    chunk = CHUNK._replace(cell=CHUNK.cell._replace(sq=100, sk=700))
+    field = Contestants(None, options.MODEL_PEERS)
+    clock = CudaClock(rest_s=0)
+    rows = list(models.rows(field, [*few[:3], chunk], clock, Budget(rounds=2), seed=1))
+    assert len(rows) == 4
+    for row in rows:
+        assert {"cufa", "fa2"} <= set(row["replayed"])
+        for error in (row["cufa_maxerr"], *row["peers_maxerr"].values()):
+            assert error < 0.03
+        assert row["cufa_host_us"] > 1
+        assert 0.5 < row["cufa"] < 500

@@ -12,9 +12,9 @@ import bench
 import pytest
 from benchmarks import drawn, options, results
 from benchmarks.cells import Cell
-from benchmarks.report import write_report
 from played_stage import PlayedStage
 from test_bench import HEAD
+from test_bench_tables import page_of
 
 from cufa import device as devices
 from cufa.compiler.nvrtc import CompileError
@@ -185,7 +185,6 @@ def test_without_the_planners_choice_there_is_no_row(
 
 
 def test_page(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     one = plan(CELL.problem, H200).variant
     row = {
         **CELL.row(),
@@ -197,12 +196,8 @@ def test_page(tmp_path: Path) -> None:
         "best_us": 10.0,
     }
     same = {**row, "sq": 18, "best": row["planned"], "best_us": 12.0}
-    result = {**HEAD, "bench": "regret", "rows": [same, row, {**same, "seed": 2}]}
-    path = tmp_path / "h200-regret.json"
-    results.write(path, result)
-    page, plot = write_report(path)
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    text = page.read_text()
+    result: dict[str, Any] = {**HEAD, "bench": "regret", "rows": [same, row, {**same, "seed": 2}]}
+    text = page_of(tmp_path, "regret", result["rows"])
     assert text.startswith("# The planner's choice and the fastest variant on NVIDIA H200\n")
     assert "| 1 | 2 | 1.095 | 1.200 |\n| 2 | 1 | 1.000 | 1.000 |" in text
     assert text.index("| 1.200 |\n| bfloat16 | 64 | causal | 18x33 |") > 0
@@ -212,3 +207,24 @@ def test_page(tmp_path: Path) -> None:
     assert [(r["seed"], r["best_us"]) for r in whole["rows"]] == [(1, 12.0), (2, 12.0), (1, 11.0)]
     with pytest.raises(ValueError, match=r"rows\[0\].best_us is missing"):
         results.validate({**result, "rows": [{n: v for n, v in row.items() if n != "best_us"}]})
+
+
+# on a GPU
+
+
+@pytest.mark.gpu
+def test_a_race(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few variants, as others take long to compile."""
+    from benchmarks import regret
+
+    from cufa.explorer.space import variants
+
+    few = [drawn.cells(1, 60)[12], CELL]
+    monkeypatch.setattr(regret, "variants", lambda *problem: variants(*problem)[:4])
+    field = regret.Regret(few, seed=1)
+    rows = list(field.rows())
+    assert field.failed == 0
+    for row, cell in zip(rows, few, strict=True):
+        assert {name: row[name] for name in Cell._fields} == cell.row()
+        assert 0.5 < row["best_us"] <= row["planned_us"] < 1000
+        assert 1 <= row["variants"] <= 5

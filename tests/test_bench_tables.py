@@ -32,7 +32,9 @@ def _ready(cell: Cell, calls: dict[str, Any], variant: Variant = VARIANT) -> Any
     return Ready(cell, variant, calls, dict.fromkeys(calls, 0.00123456))
 
 
-def _page(tmp_path: Path, bench_name: str, rows: list[dict[str, Any]]) -> str:
+def page_of(tmp_path: Path, bench_name: str, rows: list[dict[str, Any]]) -> str:
+    """Return the page of rows, once its plot is drawn, too."""
+    pytest.importorskip("matplotlib")
     path = tmp_path / f"h200-{bench_name}.json"
     results.write(path, {"bench": bench_name, **HEAD, "rows": rows})
     page, plot = write_report(path)
@@ -196,6 +198,36 @@ def test_contestants(played: dict[str, Any], capsys: pytest.CaptureFixture[str])
     assert field.failed == 1
 
 
+def test_calls_take_all_sets_in_turn(played: dict[str, Any]) -> None:
+    from benchmarks.contestants import Contestants
+
+    def maker(operands: Any) -> Any:
+        def call() -> Any:
+            seen.append(operands)
+            return operands.q
+
+        return call
+
+    seen: list[Any] = []
+    cell = Cell("float32", 1, 2, 2, 3, 5, 8, 8, False)
+    rng = np.random.default_rng(7)
+
+    def drawn(seq: int) -> Any:
+        return rng.standard_normal((1, 2, seq, 8)).astype(np.float32)
+
+    sets: list[Any] = [
+        SimpleNamespace(cell=cell, q=drawn(3), k=drawn(5), v=drawn(5)) for _ in range(3)
+    ]
+    played["cufa"] = played["peer"] = maker
+    ready = Contestants(None, ["peer"]).ready(*sets)
+    assert ready is not None
+    assert list(ready.calls) == ["cufa", "peer"]
+    assert seen == [sets[0]] * 2  # whose result is judged
+    for _ in range(3):
+        ready.calls["peer"]()
+    assert seen[2:] == [sets[1], sets[2], sets[0]]
+
+
 # head dims
 
 
@@ -251,7 +283,7 @@ def test_head_dims_are_raced_together(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert row["cufa"] == row["peers"]["cufa_d128"] == pytest.approx(expected, rel=1e-4)
         assert ("cudnn" in row["peers"]) == (row["d"] < 256)
         assert ("cufa_padded" in row["peers"]) == (row["d"] == 80)
-    page = _page(tmp_path, "headdims", rows)
+    page = page_of(tmp_path, "headdims", rows)
     assert page.startswith("# Head dims on NVIDIA H200\n")
     assert "How many times the TFLOP/s of each peer cufa has:" in page
     assert "| bfloat16 | cudnn | 14 | 2.000 | 2.000 |" in page
@@ -279,6 +311,6 @@ def test_page_of_gqa(tmp_path: Path) -> None:
         _ready(c, {"cufa": 1, "fa2": 1}).row({"cufa": 600, "fa2": 300})
         for c in gqa_cells("bfloat16")
     ]
-    page = _page(tmp_path, "gqa", rows)
+    page = page_of(tmp_path, "gqa", rows)
     assert page.startswith("# Grouped-query attention on NVIDIA H200\n")
     assert "| bfloat16 | 128 | full | 32768 | 1 | 64/8 | fa3_wgmma | 600.0 | 300.0 | 2.00 |" in page
