@@ -136,7 +136,7 @@ def _rows(options: argparse.Namespace) -> tuple[Iterable[dict[str, Any]], Any]:
     if o.bench == "regret":
         from benchmarks.regret import Regret
 
-        found = Regret(drawn_of(o), o.seed)
+        found = Regret(drawn_of(o), o.seed, o.kernels)
         return found.rows(), found
     if o.bench == "refactor":
         from benchmarks.refactor import ROUNDS, Refactor

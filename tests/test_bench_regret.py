@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import bench
 import pytest
-from benchmarks import drawn, options, results
+from benchmarks import drawn, environment, options, results
 from benchmarks.cells import Cell
 from played_stage import PlayedStage
 from test_bench import HEAD
@@ -25,6 +25,9 @@ from cufa.variant import Variant
 
 H200 = devices.named("h200")
 CELL = Cell("bfloat16", 1, 2, 1, 17, 33, 64, 64, True)
+
+# A row, but for the cell.
+FOUND = {"seed": 1, "variants": 7, "planned": "a", "planned_us": 12.0, "best": "b", "best_us": 10.0}
 
 # what is drawn
 
@@ -69,6 +72,7 @@ def test_parts_are_all_of_them() -> None:
     [
         ("regret --part 3/2", "'3/2' is not like 2/3"),
         ("regret --part half", "'half' is not like 2/3"),
+        ("regret --kernels fa2_fp32", "fa2_fp32"),
         ("regret --problems 0", "--problems and --part leave none"),
         ("regret --problems 1 --part 1/2", "--problems and --part leave none"),
     ],
@@ -85,6 +89,37 @@ def test_options() -> None:
     assert (found.seed, found.problems, found.part) == (2, 60, (2, 3))
     assert options.drawn_of(found) == drawn.part_of(drawn.cells(2, 60), 2, 3)
     assert len(options.drawn_of(options.parser().parse_args(["regret"]))) == 60
+
+
+def test_parts_come_together_in_one_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cupy")
+    from benchmarks import regret
+
+    class Played:
+        failed = 0
+
+        def __init__(self, cells: list[Cell], seed: int, kernels: None) -> None:
+            self._rows = [{**cell.row(), **FOUND, "seed": seed} for cell in cells]
+
+        def rows(self) -> Iterator[dict[str, Any]]:
+            yield from self._rows
+
+    monkeypatch.setattr(regret, "Regret", Played)
+    monkeypatch.setattr(options.machine, "current_gpu", lambda remedy: H200)
+    monkeypatch.setattr(environment, "device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(environment, "driver_version", lambda: "580.1")
+    monkeypatch.setattr(bench, "_ceilings", lambda: HEAD["ceilings"])
+    path = tmp_path / "found.json"
+    words = ["regret", "--append", "--commit", "abc", "--out", str(path), "--part"]
+    for part in ("1/2", "2/2", "2/2"):
+        assert bench.main([*words, part]) == 0
+        assert capsys.readouterr().out.startswith("30 rows in ")
+    found = results.read(path)
+    asked = [{name: row[name] for name in Cell._fields} for row in found["rows"]]
+    assert asked == [cell.row() for cell in drawn.part_of(drawn.cells(1, 60), 1, 1)]
+    assert found["command"].count(" && ") == 1
 
 
 # who races
@@ -134,11 +169,11 @@ def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(regret.graphs, "capture", capture)
     monkeypatch.setattr(contestants, "free_memory", lambda: None)
 
-    def run(**tiles: str) -> Any:
+    def run(kernels: Sequence[str] | None = None, **tiles: str) -> Any:
         for name, word in tiles.items():
             bm, _, bn = name[1:].partition("x")
             told[int(bm), int(bn)] = word
-        field = regret.Regret([CELL], seed=3)
+        field = regret.Regret([CELL], 3, kernels)
         return list(field.rows()), field.failed, planned
 
     return run
@@ -181,20 +216,30 @@ def test_without_the_planners_choice_there_is_no_row(
     assert "left out, as the planner's choice is" in capsys.readouterr().err
 
 
+def test_other_kernels_can_be_explored(rows_of: Callable[..., Any]) -> None:
+    (few,), _, _ = rows_of()
+    (more,), failed, _ = rows_of(kernels=("fa3_wgmma", "fa2_mma"))
+    assert more["variants"] > few["variants"]
+    assert failed == 0
+
+
+def test_kernels_that_this_gpu_has_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cupy")
+    monkeypatch.setattr(options.machine, "current_gpu", lambda remedy: devices.named("a100"))
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(["regret", "--kernels", "fa3_wgmma"])
+    assert stopped.value.code == 2
+    assert "--kernels: fa3_wgmma does not run on a100" in capsys.readouterr().err
+
+
 # pages
 
 
 def test_page(tmp_path: Path) -> None:
     one = plan(CELL.problem, H200).variant
-    row = {
-        **CELL.row(),
-        "seed": 1,
-        "variants": 7,
-        "planned": str(one),
-        "planned_us": 12.0,
-        "best": str(one._replace(bm=64)),
-        "best_us": 10.0,
-    }
+    row = {**CELL.row(), **FOUND, "planned": str(one), "best": str(one._replace(bm=64))}
     same = {**row, "sq": 18, "best": row["planned"], "best_us": 12.0}
     result: dict[str, Any] = {**HEAD, "bench": "regret", "rows": [same, row, {**same, "seed": 2}]}
     text = page_of(tmp_path, "regret", result["rows"])

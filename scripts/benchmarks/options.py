@@ -20,6 +20,7 @@ from benchmarks.cells import (
 from benchmarks.model_shapes import chosen
 from cufa import device as devices
 from cufa.cli import machine
+from cufa.kernel import KERNELS
 
 COMPILING = "refactor-compile"
 """The one benchmark that needs no GPU."""
@@ -140,6 +141,12 @@ def parser() -> argparse.ArgumentParser:
     regret.add_argument("--seed", type=int, default=1, help="which problems")
     regret.add_argument("--problems", type=int, default=60, help="how many (default: 60)")
     regret.add_argument(
+        "--kernels",
+        nargs="+",
+        choices=[name for name, kernel in KERNELS.items() if "bfloat16" in kernel.dtypes],
+        help="whose variants are explored (default: that which the planner takes)",
+    )
+    regret.add_argument(
         "--part", type=_part, default=(1, 1), metavar="I/N", help="the I-th of N parts of them"
     )
 
@@ -246,4 +253,7 @@ def check(options: argparse.Namespace) -> None:
 
         check_names(options.peers)
     if options.bench != COMPILING:
-        machine.current_gpu("calls are timed, and need one")
+        device = machine.current_gpu("calls are timed, and need one")
+        for name in getattr(options, "kernels", None) or ():
+            if not KERNELS[name].runs_on(device):
+                raise ValueError(f"--kernels: {name} does not run on {device.name}")

@@ -13,7 +13,6 @@ from benchmarks.cells import Cell
 from benchmarks.contestants import reason, rounded, rows_of, say
 from cufa import device as devices
 from cufa.compiler.nvrtc import Compiled
-from cufa.device import Device
 from cufa.explorer.build import compile_all
 from cufa.explorer.clock import Call, Clock, CudaClock
 from cufa.explorer.knockout import Effort, knock_out
@@ -45,6 +44,8 @@ class Regret:
     cells : sequence of Cell
     seed : int
         Which drew them.
+    kernels : sequence of str, optional
+        Whose variants are explored; by default that which the planner takes.
 
     Attributes
     ----------
@@ -52,16 +53,19 @@ class Regret:
         Cells in which the planner's choice did not run, or not rightly.
     """
 
-    def __init__(self, cells: Sequence[Cell], seed: int) -> None:
+    def __init__(
+        self, cells: Sequence[Cell], seed: int, kernels: Sequence[str] | None = None
+    ) -> None:
         self._cells = cells
         self._seed = seed
+        self._kernels = kernels
         self._device = devices.current()
         self._cubins: dict[Variant, bytes] = {}
         self.failed = 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row a cell, and print a line for each; all is compiled before."""
-        spaces = {cell: _space(cell, self._device) for cell in self._cells}
+        spaces = {cell: self._space(cell) for cell in self._cells}
         distinct = list(dict.fromkeys(v for space in spaces.values() for v in space))
         cores = os.cpu_count() or 1
         seconds = _COMPILE_S * len(distinct) / cores + _CELL_S * len(spaces)
@@ -73,6 +77,12 @@ class Regret:
         self._compile(distinct)
         clock = CudaClock(rest_s=0)
         yield from rows_of(self._cells, lambda cell: self._row(cell, spaces[cell], clock))
+
+    def _space(self, cell: Cell) -> list[Variant]:
+        """Return the planner's choice, without a user's table, and behind it what is explored."""
+        problem, device = cell.problem, self._device
+        found = plan(problem, device).variant, *variants(problem, device, self._kernels)
+        return list(dict.fromkeys(found))
 
     def _compile(self, distinct: Sequence[Variant]) -> None:
         started = time.perf_counter()
@@ -120,12 +130,6 @@ class Regret:
             else:
                 calls[variant] = call
         return calls
-
-
-def _space(cell: Cell, device: Device) -> list[Variant]:
-    """Return the planner's choice, without a user's table, and behind it what is explored."""
-    planned = plan(cell.problem, device).variant
-    return list(dict.fromkeys((planned, *variants(cell.problem, device))))
 
 
 def _leaders(calls: Mapping[Variant, Call], clock: Clock) -> list[Variant]:
