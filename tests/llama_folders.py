@@ -11,12 +11,14 @@ from llama.config import read_config
 from llama.model import tensor_shapes
 from safetensors.numpy import save_file
 
+VOCABULARY = 64
+
 COMMON = {
     "hidden_size": 48,
     "intermediate_size": 80,
     "num_hidden_layers": 2,
     "num_attention_heads": 6,
-    "vocab_size": 64,
+    "vocab_size": VOCABULARY,
     "hidden_act": "silu",
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
@@ -84,7 +86,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 #: Two sequences of 40 tokens.
-TOKENS = np.random.default_rng(7).integers(0, COMMON["vocab_size"], (2, 40))  # type: ignore[call-overload]
+TOKENS = np.random.default_rng(7).integers(0, VOCABULARY, (2, 40))
 
 
 def write(folder: Path, name: str, **changes: Any) -> dict[str, np.ndarray]:
@@ -102,3 +104,68 @@ def write(folder: Path, name: str, **changes: Any) -> dict[str, np.ndarray]:
         weights[tensor] = values.astype(np.float32)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return weights
+
+
+#: As Qwen's: a turn in marks of its own, which the tokenizer holds as special tokens.
+CHAT_TEMPLATE = """\
+{%- if messages[0]['role'] != 'system' %}
+    {{- '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception('Unknown role: ' ~ message.role) }}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def write_byte_tokenizer(folder: Path, *, chat: bool = False) -> None:
+    """Write a tokenizer of single bytes in the way of Qwen's: 256 of them and three marks."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {"eos_token": SPECIAL[2], "bos_token": None}
+    if chat:
+        config["chat_template"] = CHAT_TEMPLATE
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def write_piece_tokenizer(folder: Path) -> None:
+    """Write a tokenizer in the way of Llama 2's: words with their spaces, other letters by byte."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
+
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i"]
+    words += ["▁h", "▁hi"]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    merges = [("▁", "h"), ("▁h", "i")]
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": {"content": "</s>", "special": True}, "bos_token": "<s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -1,5 +1,21 @@
 """Decoders of Llama's architecture, from Hugging Face folders, on NumPy or CuPy arrays."""
 
+from llama.completion import Piece, Speed, complete
+from llama.defaults import Defaults, read_defaults
+from llama.generation import Prompt, generate
 from llama.model import Llama
+from llama.sampling import Settings
+from llama.tokenizer import Tokenizer
 
-__all__ = ["Llama"]
+__all__ = [
+    "Defaults",
+    "Llama",
+    "Piece",
+    "Prompt",
+    "Settings",
+    "Speed",
+    "Tokenizer",
+    "complete",
+    "generate",
+    "read_defaults",
+]

@@ -1,0 +1,92 @@
+"""Generating text: prompts through the network, then a token of each sequence a step."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+from models import Array, HostCopy, ModelError
+
+from llama.cache import Cache
+from llama.model import Llama
+from llama.sampling import Sampler, Settings
+
+#: Tokens of a prompt that pass the network together: enough to fill a GPU, and no more memory
+#: than activations of so many.
+PREFILL_TOKENS = 8192
+
+
+class Prompt(NamedTuple):
+    """A sequence to go on from: its tokens, and a number that its random numbers depend on."""
+
+    tokens: Sequence[int]
+    number: int = 0
+
+
+def generate(
+    model: Llama, prompts: Sequence[Prompt], settings: Settings, count: int
+) -> Iterator[np.ndarray]:
+    """Yield the next token of each prompt, (len(prompts),) integers, `count` times.
+
+    Prompts run as one batch whatever their lengths; none is padded, and each sees its own tokens
+    alone. What follows an end token is for the caller to ignore; closing the iterator ends the
+    work.
+
+    Raises
+    ------
+    ModelError
+        A prompt and `count` tokens are longer than the model takes, or a prompt has tokens that
+        it does not know.
+    ValueError
+        A prompt has no tokens.
+    """
+    if not prompts or min(len(prompt.tokens) for prompt in prompts) == 0:
+        raise ValueError("each prompt needs a token at least")
+    model.check_length(max(len(prompt.tokens) for prompt in prompts) + count)
+    highest = max(max(prompt.tokens) for prompt in prompts)
+    if highest >= model.config.vocabulary:
+        raise ModelError(
+            f"the tokenizer gives token {highest}, the model knows {model.config.vocabulary}"
+        )
+    # Sorted, so that sequences of one length are neighbours and share their calls of attention.
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].tokens))
+    given = [prompts[i] for i in order]
+    tokens = [prompt.tokens for prompt in given]
+    cache = model.cache(len(tokens), len(tokens[-1]) + count)
+    sampler = Sampler(
+        model.xp, settings, tokens, [p.number for p in given], model.config.vocabulary
+    )
+    # A GPU is given the next step before the host waits for this one's tokens.
+    ahead = 0 if model.xp is np else 1
+    under_way: deque[HostCopy] = deque()
+    everyone = slice(0, len(tokens))
+    place = np.argsort(order)
+    logits = prefill(model, cache, tokens)
+    for step in range(count):
+        chosen = sampler(logits)
+        under_way.append(HostCopy(chosen))
+        if len(under_way) > ahead:
+            yield under_way.popleft().wait()[place]
+        if step + 1 < count:
+            logits = model.logits(model.extend(cache, everyone, chosen[:, None])[:, 0])
+    for copy in under_way:
+        yield copy.wait()[place]
+
+
+def prefill(model: Llama, cache: Cache, prompts: Sequence[Sequence[int]]) -> Array:
+    """Append prompts, sorted by length, to an empty cache; return the logits after each's last."""
+    xp = model.xp
+    parts = []
+    first = 0
+    for length, run in groupby(prompts, key=len):
+        ids = np.array(list(run))
+        rows = max(1, PREFILL_TOKENS // length)
+        for start in range(0, len(ids), rows):
+            some = xp.asarray(ids[start : start + rows])
+            place = slice(first + start, first + start + len(some))
+            for begin in range(0, length, PREFILL_TOKENS):
+                states = model.extend(cache, place, some[:, begin : begin + PREFILL_TOKENS])
+            parts.append(states[:, -1])
+        first += len(ids)
+    return model.logits(xp.concatenate(parts))

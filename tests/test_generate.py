@@ -1,0 +1,343 @@
+"""scripts/generate.py: batches, limits, conversations, and its commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llama_folders
+import numpy as np
+import pytest
+from llama import (
+    Llama,
+    Prompt,
+    Settings,
+    Speed,
+    Tokenizer,
+    complete,
+    generate,
+    generation,
+    read_defaults,
+)
+from models import ModelError
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "scripts" / "generate.py"
+
+VOCABULARY = llama_folders.VOCABULARY
+LENGTHS = [5, 30, 1, 5, 17, 30]
+PROMPTS = [
+    Prompt(np.random.default_rng(i).integers(0, VOCABULARY, length).tolist(), i)
+    for i, length in enumerate(LENGTHS)
+]
+SAMPLED = Settings(1.0, top_k=20, top_p=0.9, repetition_penalty=1.1, seed=3)
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Llama:
+    folder = tmp_path_factory.mktemp("qwen3")
+    llama_folders.write(folder, "qwen3", max_position_embeddings=64)
+    return Llama(folder, request.param)
+
+
+def tokens(model: Llama, prompts: list[Prompt], settings: Settings, count: int) -> np.ndarray:
+    """Return the tokens that follow, (prompts, count)."""
+    return np.stack(list(generate(model, prompts, settings, count)), axis=1)
+
+
+def oracle(model: Llama, prompt: Prompt, count: int) -> list[int]:
+    """Return the likeliest tokens, each from the whole text anew."""
+    text = list(prompt.tokens)
+    for _ in range(count):
+        states = model.extend(model.cache(1, 99), slice(0, 1), model.xp.asarray([text]))
+        text.append(int(model.logits(states[:, -1]).argmax()))
+    return text[-count:]
+
+
+def test_greedy_takes_the_likeliest_token_of_the_whole_text(model: Llama) -> None:
+    found = tokens(model, PROMPTS, Settings(), 20)
+    for prompt, row in zip(PROMPTS, found.tolist(), strict=True):
+        assert row == oracle(model, prompt, 20)
+
+
+@pytest.mark.parametrize("settings", [Settings(), SAMPLED], ids=["greedy", "sampled"])
+def test_a_batch_gives_what_each_prompt_gives_alone(model: Llama, settings: Settings) -> None:
+    together = tokens(model, PROMPTS, settings, 20)
+    assert len(np.unique(together)) > 10
+    for prompt, row in zip(PROMPTS, together, strict=True):
+        assert np.array_equal(tokens(model, [prompt], settings, 20)[0], row)
+    order = [4, 0, 2, 5, 1, 3]
+    assert np.array_equal(tokens(model, [PROMPTS[i] for i in order], settings, 20), together[order])
+
+
+@pytest.mark.parametrize("most", [1, 7, 35, 70])
+def test_prompts_in_parts(model: Llama, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tokens(model, PROMPTS, Settings(), 8)
+    monkeypatch.setattr(generation, "PREFILL_TOKENS", most)
+    assert np.array_equal(tokens(model, PROMPTS, Settings(), 8), whole)
+
+
+def test_work_ends_with_the_iterator(model: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    extend = model.extend
+
+    def counted(*arguments: Any) -> Any:
+        steps.append(1)
+        return extend(*arguments)
+
+    monkeypatch.setattr(model, "extend", counted)
+    for number, _ in enumerate(generate(model, PROMPTS[:1], Settings(), 30)):
+        if number == 2:
+            break
+    assert len(steps) <= 4  # the prompt, two tokens, and on a GPU the one that was under way
+    steps.clear()
+    assert len(list(generate(model, PROMPTS[:1], Settings(), 5))) == 5
+    assert len(steps) == 5
+
+
+def test_limits(model: Llama) -> None:
+    assert tokens(model, PROMPTS, Settings(), 34).shape == (6, 34)
+    with pytest.raises(ModelError, match=r"65 tokens, .* exceed the model's 64 positions"):
+        next(generate(model, PROMPTS, Settings(), 35))
+    with pytest.raises(ModelError, match=f"token {VOCABULARY}, the model knows {VOCABULARY}"):
+        next(generate(model, [Prompt([VOCABULARY])], Settings(), 1))
+    for nothing in ([], [Prompt([])]):
+        with pytest.raises(ValueError, match="needs a token"):
+            next(generate(model, nothing, Settings(), 1))
+
+
+# --- text ---
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a chat model of random weights."""
+    folder = tmp_path_factory.mktemp("chat")
+    llama_folders.write(folder, "qwen2", vocab_size=300, max_position_embeddings=200)
+    llama_folders.write_byte_tokenizer(folder, chat=True)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [256, 258]}')
+    return folder
+
+
+def test_texts_end_at_an_end_token(folder: Path) -> None:
+    model, tokenizer = Llama(folder, "cpu"), Tokenizer(folder)
+    prompts = [Prompt(tokenizer.encode(text)) for text in ("a", "bcd", "", "e")]
+    prompts[2] = Prompt([257])
+    following = tokens(model, prompts, Settings(), 12)
+    eos = set(following[0, 4:6].tolist())  # tokens that come
+    speed = Speed()
+    pieces = list(complete(model, tokenizer, prompts, Settings(), 12, eos, speed))
+    for i, row in enumerate(following.tolist()):
+        end = next((place for place, token in enumerate(row) if token in eos), 12)
+        text = "".join(piece.text for piece in pieces if piece.prompt == i)
+        assert text == tokenizer.decode(row[:end])
+        assert [piece.last for piece in pieces if piece.prompt == i].count(True) == 1
+    cut = sum(not eos & set(row) for row in following.tolist())
+    assert speed.cut == cut < 4
+    assert str(speed).startswith("prompt 6 tokens, ")
+
+
+def test_defaults(tmp_path: Path) -> None:
+    assert read_defaults(tmp_path) == (Settings(), ())
+
+    def read(**content: Any) -> tuple[Settings, tuple[int, ...]]:
+        (tmp_path / "generation_config.json").write_text(json.dumps(content))
+        return read_defaults(tmp_path)
+
+    assert read(eos_token_id=7, temperature=0.6) == (Settings(), (7,))
+    assert read(do_sample=True) == (Settings(1.0, top_k=50), ())
+    found = read(
+        do_sample=True,
+        temperature=0.6,
+        top_k=0,
+        top_p=0.9,
+        repetition_penalty=1.05,
+        eos_token_id=[1, 2],
+    )
+    assert found == (Settings(0.6, None, 0.9, 1.05), (1, 2))
+    with pytest.raises(ModelError, match=r"generation_config.json: top_p must be a positive num"):
+        read(do_sample=True, top_p="high")
+
+
+# --- the command ---
+
+
+def run(*arguments: object, stdin: str | bytes = b"") -> subprocess.CompletedProcess[str]:
+    """Run scripts/generate.py on the CPU."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, arguments), "--device", "cpu"],
+        input=stdin.encode() if isinstance(stdin, str) else stdin,
+        capture_output=True,
+        env=environment(),
+        check=False,
+    )
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+def environment() -> dict[str, str]:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUTF8": "1"}
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Callable[[str], str]:
+    """Return what gives the text that follows a prompt as it is, by 9 tokens."""
+    model, tokenizer = Llama(folder, "cpu"), Tokenizer(folder)
+
+    def text(prompt: str) -> str:
+        row = tokens(model, [Prompt(tokenizer.encode(prompt))], Settings(), 9)[0].tolist()
+        end = next((i for i, token in enumerate(row) if token in (256, 258)), 9)
+        return tokenizer.decode(row[:end])
+
+    return text
+
+
+def test_command_goes_on_from_prompts(
+    folder: Path, tmp_path: Path, expected: Callable[[str], str]
+) -> None:
+    done = run(folder, "Once", "--raw", "-n", 9)
+    assert (done.returncode, done.stdout) == (0, expected("Once") + "\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("prompt 4 tokens, ")
+    assert "new 9 tokens, " in line
+    assert line.endswith("/s; 1 of 1 texts cut there")
+
+    (tmp_path / "one.txt").write_bytes("\ufeffTwo\nlines\n".encode())
+    (tmp_path / "many.txt").write_bytes("first é\r\n\r\nsecond\n".encode())
+    files = ("-f", tmp_path / "one.txt", "-l", tmp_path / "many.txt", "-f", "-")
+    done = run(folder, "Once", *files, "--raw", "-n", 9, "--batch", 2, stdin="piped\n")
+    texts = ["Once", "Two\nlines", "piped", "first é", "second"]
+    assert done.stdout == "".join(f"> {text}\n{expected(text)}\n" for text in texts)
+    assert len(done.stderr.splitlines()) == 3  # batches
+
+    assert run(folder, "--raw", "-n", 9, stdin="piped\n").stdout == expected("piped") + "\n"
+
+
+def test_command_converses(folder: Path, expected: Callable[[str], str]) -> None:
+    pytest.importorskip("jinja2")
+
+    def turn(role: str, content: str) -> str:
+        return f"<|im_start|>{role}\n{content}<|im_end|>\n"
+
+    system, begin = turn("system", "Be brief."), "<|im_start|>assistant\n"
+    first = expected(system + turn("user", "Hi") + begin)
+    history = turn("user", "Hi") + turn("assistant", first) + turn("user", "And?")
+    second = expected(system + history + begin)
+    done = run(folder, "-i", "-n", 9, stdin="Hi\n\nAnd?\n")
+    assert (done.returncode, done.stdout) == (0, f"{first}\n{second}\n")
+    assert run(folder, "Hi", "-n", 9).stdout == first + "\n"
+    told = expected(turn("system", "Sing.") + turn("user", "Hi") + begin)
+    assert run(folder, "Hi", "-n", 9, "--system", "Sing.").stdout == told + "\n"
+    # A turn that is too long is refused, and the conversation goes on.
+    done = run(folder, "-i", "-n", 9, stdin=f"Hi\n{'x' * 200}\nAnd?\n")
+    assert done.stdout == f"{first}\n{second}\n"
+    assert "exceed the model's 200 positions" in done.stderr
+
+
+def test_command_samples(folder: Path) -> None:
+    def sampled(*arguments: object) -> tuple[str, str]:
+        done = run(folder, "a", "a", "--raw", "-n", 30, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    text, errors = sampled("-t", 1.5, "--top-k", 40, "--top-p", 0.95, "--seed", 5)
+    assert text == sampled("-t", 1.5, "--top-k", 40, "--top-p", 0.95, "--seed", 5)[0]
+    assert "seed" not in errors
+    first, second = text.removeprefix("> a\n").split("\n> a\n")
+    assert first != second.removesuffix("\n")
+    other, errors = sampled("--top-k", 40)
+    assert errors.splitlines()[-1].startswith("seed ")
+    again = sampled("--top-k", 40, "--seed", errors.split()[-1])
+    assert again[0] == other != text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_command_dtypes(folder: Path, dtype: str, expected: Callable[[str], str]) -> None:
+    done = run(folder, "Once", "--raw", "-n", 2, "--dtype", dtype)
+    assert done.returncode == 0, done.stderr
+    assert expected("Once").startswith(done.stdout.rstrip("\n"))
+
+
+def read_until(stream: Any, text: str) -> str:
+    """Return what comes of a pipe up to a text."""
+    found = b""
+    while text.encode() not in found and (byte := stream.read(1)):
+        found += byte
+    return found.decode(errors="replace")
+
+
+def test_command_streams_and_stops_when_interrupted(
+    folder: Path, expected: Callable[[str], str]
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(folder), "-i", "--raw", "--device", "cpu", "-n", "190"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"Once\n")
+    process.stdin.flush()
+    start = expected("Once")[:2]
+    assert read_until(process.stdout, start).endswith(start)  # long before the text's end
+    process.send_signal(signal.SIGINT)  # ends this text, or if that is over, the conversation
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode in (0, 130)
+    assert b"Traceback" not in errors
+    assert out.endswith(b"\n") or process.returncode == 130
+
+
+def test_command_is_silent_when_nobody_reads_on(folder: Path) -> None:
+    command = [sys.executable, str(SCRIPT), str(folder), "a", "--raw", "--device", "cpu"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (("no/such/folder", "x"), b"", "there is no folder no/such/folder"),
+        ((ROOT, "x"), b"", "tokenizer.json is missing"),
+        (("{folder}", "-f", "no-such-file"), b"", "cannot read no-such-file: No such file"),
+        (("{folder}", "-f", ROOT), b"", "Is a directory"),
+        (("{folder}",), b"\xff\xfe", "standard input is not UTF-8"),
+        (("{folder}", "-l", "-"), b"\n\n", "no text in standard input"),
+        (("{folder}", "", "--raw"), b"", "the prompt is empty"),
+        (("{folder}", "x" * 200, "--raw"), b"", "201 tokens, of the prompt and new ones, exceed"),
+        (("{folder}", "x", "--raw", "-n", 200), b"", "201 tokens, of the prompt and new ones"),
+        (("{folder}", "x", "--raw", "--system", "y"), b"", "--system needs a chat template"),
+        (("{folder}", "x", "-i"), b"", "--interactive takes its prompts from standard input"),
+        (("{folder}", "x", "-n", 0), b"", "0 is not positive"),
+        (("{folder}", "x", "-t", -1), b"", "-1 is no number of 0 or more"),
+        (("{folder}", "x", "-t", "nan"), b"", "nan is no number of 0 or more"),
+        (("{folder}", "x", "--top-p", 1.1), b"", "1.1 is not above 0 and up to 1"),
+        (("{folder}", "x", "--top-k", "few"), b"", "invalid positive value: 'few'"),
+        (("{folder}", "x", "--repetition-penalty", 0), b"", "0 is no positive number"),
+        (("{folder}", "x", "--seed", -1), b"", "-1 is negative"),
+        (("{folder}", "x", "--dtype", "int8"), b"", "invalid choice"),
+    ],
+)
+def test_command_errors_are_clear(
+    folder: Path, arguments: tuple[Any, ...], stdin: bytes, message: str
+) -> None:
+    done = run(*(str(a).replace("{folder}", str(folder)) for a in arguments), stdin=stdin)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

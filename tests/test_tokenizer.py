@@ -1,0 +1,149 @@
+"""Text to tokens and back: streams of whole characters, spaces, chat templates."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import llama_folders
+import pytest
+from llama import Tokenizer
+from models import ModelError
+
+TEXT = "naïve 😀👩‍👩‍👧 日本語\n\tend é "
+
+
+@pytest.fixture
+def bytes_(tmp_path: Path) -> Tokenizer:
+    llama_folders.write_byte_tokenizer(tmp_path, chat=True)
+    return Tokenizer(tmp_path)
+
+
+@pytest.fixture
+def pieces(tmp_path: Path) -> Tokenizer:
+    llama_folders.write_piece_tokenizer(tmp_path)
+    return Tokenizer(tmp_path)
+
+
+def test_a_stream_gives_whole_characters(bytes_: Tokenizer) -> None:
+    tokens = bytes_.encode(TEXT)
+    assert len(tokens) == len(TEXT.encode())
+    stream = bytes_.stream(bytes_.encode("Say: "))
+    found = [stream.push(token) for token in tokens]
+    assert "".join(found) + stream.end() == TEXT
+    assert not any("\ufffd" in piece for piece in found)
+    assert found.count("") == len(TEXT.encode()) - len(TEXT)  # each as soon as it is whole
+
+
+def test_half_a_character_at_the_end_is_shown_as_such(bytes_: Tokenizer) -> None:
+    stream = bytes_.stream([])
+    shown = "".join(stream.push(token) for token in bytes_.encode("a日")[:-1])
+    assert shown == "a"
+    assert set(stream.end()) == {"\ufffd"}
+
+
+def test_a_stream_after_half_a_character(bytes_: Tokenizer) -> None:
+    first, *rest = bytes_.encode("é!")
+    stream = bytes_.stream([first])
+    assert "".join(stream.push(token) for token in rest).endswith("!")
+
+
+def test_special_tokens_are_not_text(bytes_: Tokenizer) -> None:
+    stream = bytes_.stream(bytes_.encode("<|im_start|>"))
+    found = [stream.push(token) for token in bytes_.encode("a<|im_start|>b")]
+    assert found == ["a", "", "b"]
+
+
+def test_a_space_that_belongs_to_the_next_word_is_kept(pieces: Tokenizer) -> None:
+    assert pieces.encode("hi hi") == [1, 263, 263]
+    stream = pieces.stream(pieces.encode("hi"))
+    assert [stream.push(263), stream.push(263)] == [" hi", " hi"]
+    # At the very beginning there is none.
+    stream = pieces.stream([1])
+    assert [stream.push(263), stream.push(263)] == ["hi", " hi"]
+    stream = pieces.stream([1])
+    tokens = pieces.encode("hi 日本 é")[1:]
+    assert "".join(stream.push(token) for token in tokens) == "hi 日本 é"
+
+
+def test_eos(bytes_: Tokenizer, pieces: Tokenizer) -> None:
+    assert pieces.eos == (2,)
+
+
+def test_chat(bytes_: Tokenizer) -> None:
+    pytest.importorskip("jinja2")
+    messages = [{"role": "user", "content": "Hi"}]
+    expected = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert bytes_.chat(messages) == bytes_.encode(expected)
+    assert bytes_.chat(messages)[0] == bytes_.encode("<|im_start|>")[0] >= 256
+    with pytest.raises(ModelError, match="the chat template fails: Unknown role: tool"):
+        bytes_.chat([{"role": "tool", "content": "Hi"}])
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ bos_token }}{{ messages[0].content | tojson }}", '<s>"<é & ü>"'),
+        ("{% for m in messages %}\n  {% break %}\n{% endfor %}\nx", "x"),
+        ("{{ strftime_now('%Y')[:2] }}", "20"),
+        ("{{ messages[0].content.__class__.__mro__ }}", "unsafe"),
+        ("{% for %}", "the chat template fails"),
+        ("{{ messages + 1 }}", "the chat template fails"),
+    ],
+)
+def test_templates_see_what_transformers_shows_them(
+    tmp_path: Path, template: str, expected: str
+) -> None:
+    pytest.importorskip("jinja2")
+    llama_folders.write_byte_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": "not this one", "bos_token": "<s>"})
+    )
+    (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
+    tokenizer = Tokenizer(tmp_path)
+    messages = [{"role": "user", "content": "<é & ü>"}]
+    if expected in ("unsafe", "the chat template fails"):
+        with pytest.raises(ModelError, match=expected) as raised:
+            tokenizer.chat(messages)
+        assert "\n" not in str(raised.value)
+    else:
+        assert tokenizer.decode(tokenizer.chat(messages)) == expected
+
+
+def test_templates_by_name(tmp_path: Path) -> None:
+    llama_folders.write_byte_tokenizer(tmp_path)
+    named = [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert Tokenizer(tmp_path).template == "yes"
+
+
+def test_no_template(pieces: Tokenizer) -> None:
+    assert pieces.template is None
+    with pytest.raises(ModelError, match="no chat template"):
+        pieces.chat([{"role": "user", "content": "Hi"}])
+
+
+def test_folders_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer.json is missing$"):
+        Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.model").touch()
+    with pytest.raises(ModelError, match=r"missing \(tokenizer.model alone is not enough\)"):
+        Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=r"tokenizer.json is damaged: "):
+        Tokenizer(tmp_path)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ModelError, match=r"tokenizers is not installed: pip install.*generate"):
+        Tokenizer(tmp_path)
+
+
+def test_chat_without_jinja_names_the_command(
+    bytes_: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2.exceptions", None)
+    with pytest.raises(ModelError, match=r"jinja2 is not installed: pip install.*generate"):
+        bytes_.chat([])
