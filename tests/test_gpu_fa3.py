@@ -545,3 +545,24 @@ def test_waits_end(cupy: Any, variant: Variant) -> None:
         (7, 64, 1, 20, 90),
     ):
         checked(cupy, variant.dtype, sizes, head_dims, causal=causal, kernel=variant)
+
+
+LITTER = """
+extern "C" __global__ void litter(int words) {
+    extern __shared__ volatile int memory[];
+    for (int i = threadIdx.x; i < words; i += blockDim.x) memory[i] = -1;
+}
+"""
+
+
+@pytest.mark.parametrize("variant", [v for v in planned(64, 128, 256) if v.causal], ids=str)
+@pytest.mark.usefixtures("bounded_waits")
+def test_blocks_of_one_tile_do_not_mind_what_others_left_in_shared_memory(
+    cupy: Any, hopper: Device, variant: Variant
+) -> None:
+    litter = cupy.RawKernel(LITTER, "litter")
+    litter.max_dynamic_shared_size_bytes = size = hopper.smem_per_block
+    for sizes in ((1, 1, 1, 100, 100), (1, 2, 2, 300, 700), (1, 6, 2, 700, 300)):
+        litter((4 * hopper.sm_count,), (256,), (size // 4,), shared_mem=size)
+        head_dims = (variant.head_dim, variant.head_dim_v)
+        checked(cupy, variant.dtype, sizes, head_dims, causal=True, kernel=variant)

@@ -88,7 +88,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             ring_q.acquire(round);
             volatile Work<CONSUMERS>& work = sWork[round % WORK_STAGES];
             if (i >= tiles) {
-                work.keys[CONSUMERS - 1].end = 0;
+#pragma unroll
+                for (int c = 0; c < CONSUMERS; ++c) work.keys[c].end = 0;
                 ring_q.expect(round, 0);
                 return;
             }
