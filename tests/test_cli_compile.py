@@ -157,6 +157,21 @@ def test_tuned_variants_are_compiled_too(builder: Builder) -> None:
     assert all(v.illegal(gpu) is None for v in builder.asked)
 
 
+@pytest.mark.parametrize("kernel", ["fa3_wgmma", "fa9"])
+def test_tuned_kernels_that_the_gpu_cannot_have_are_passed_over(
+    builder: Builder, kernel: str
+) -> None:
+    gpu = device.named("a100")
+    words = ["compile", "--gpu", "a100", "--dtype", "float16", "--causal"]
+    problem = Problem.of_shapes(SHAPE, SHAPE, SHAPE, causal=True)
+    entry = Entry(kernel, TileShape(128, 128, 2, 12, 1, True))
+    tuned.store(gpu, {problem_class(problem, gpu): entry}, "a test")
+    assert cli.main(words) == 0
+    assert set(builder.asked) == {v for v in all_variants(gpu) if v.dtype == "float16" and v.causal}
+    assert cli.main([*words, "--for", ",".join(map(str, SHAPE))]) == 0
+    assert builder.asked == []  # it is there already
+
+
 def test_a_tuned_kernel_has_head_dims_of_its_own(builder: Builder) -> None:
     """A class has those of the default kernel, here 192 where fa2_mma has 160, too."""
     gpu = device.named("h200")

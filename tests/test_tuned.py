@@ -285,12 +285,17 @@ def test_illegal_entries_are_passed_over(case: str) -> None:
     assert planned() == plan(PROBLEM, H200)
 
 
-def test_an_entry_of_a_kernel_that_is_not_for_this_gpu_is_passed_over() -> None:
-    gpu = H200._replace(compiles_sm90a=False)
+@pytest.mark.parametrize(
+    "gpu",
+    [H200._replace(compiles_sm90a=False), *map(device.named, ("a100", "rtx3090", "b200"))],
+    ids=["an old compiler", "a100", "rtx3090", "b200"],
+)
+def test_an_entry_of_a_kernel_that_is_not_for_this_gpu_is_passed_over(gpu: Device) -> None:
     entry = Entry("fa3_wgmma", TileShape(128, 128, 2, 12, 1, True))
-    table = table_of({CLASS: entry})
-    assert plan(PROBLEM, H200, table=table).variant == entry.variant(PROBLEM, H200)
-    assert plan(PROBLEM, gpu, table=table) == plan(PROBLEM, gpu)
+    assert plan(PROBLEM, H200, table=table_of({CLASS: entry})).variant.kernel == entry.kernel
+    table = table_of({problem_class(PROBLEM, gpu): entry})
+    for kernel in (None, "fa2_mma"):
+        assert plan(PROBLEM, gpu, kernel, table) == plan(PROBLEM, gpu, kernel)
 
 
 def test_more_blocks_than_a_grid_has() -> None:

@@ -153,12 +153,14 @@ def _all(device: Device) -> list[Variant]:
     table = user_table(device)
     tuned_ones = (
         Variant(
-            entry.kernel, dtype, *head_dims, **entry.shape._asdict(), score=("Causal",) * key.causal
+            kernel.name, dtype, *head_dims, **entry.shape._asdict(), score=("Causal",) * key.causal
         )
         for key, entry in (table.entries.items() if table is not None else ())
-        for dtype in (KERNELS[entry.kernel].dtypes if entry.kernel in KERNELS else ())
+        for kernel in (KERNELS.get(entry.kernel),)
+        if kernel is not None and kernel.runs_on(device)
+        for dtype in kernel.dtypes
         if ELEMENT_BYTES[dtype] == key.element_bytes
-        for head_dims in _head_dims(key, entry.kernel, dtype, device)
+        for head_dims in _head_dims(key, kernel.name, dtype, device)
     )
     legal = (variant for variant in tuned_ones if variant.illegal(device) is None)
     return list(dict.fromkeys([*all_variants(device), *legal]))

@@ -164,6 +164,8 @@ def _by_table(
         return None
     if problem.dtype not in kernel.dtypes or (kernel.needs_keys and problem.seq_kv == 0):
         return None
+    if not kernel.runs_on(device):  # it may have no tiles there, nor head dims
+        return None
     variant = entry.variant(problem, device)
     if variant.illegal(device) is not None:
         return None

@@ -21,7 +21,10 @@ class Entry(NamedTuple):
     shape: TileShape
 
     def variant(self, problem: Problem, device: Device) -> Variant:
-        """Return the instantiation for a problem; it may be illegal on the device."""
+        """Return the instantiation for a problem; it may be illegal on the device.
+
+        The kernel must run there.
+        """
         head_dim, head_dim_v = padded(self.kernel, device, problem.head_dim, problem.head_dim_v)
         return Variant(
             kernel=self.kernel,
