@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import cufa
+from cufa.kernel import KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cufa"
@@ -129,3 +130,10 @@ def test_public_names() -> None:
     ]
     for name in cufa.__all__:
         assert getattr(cufa, name).__doc__, name
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention_says_how_far_a_nan_of_v_reaches(kernel: str) -> None:
+    assert cufa.attention.__doc__
+    about = [p for p in cufa.attention.__doc__.split("\n\n") if "infinity or NaN in v" in p]
+    assert f'"{kernel}"' in "".join(about)
