@@ -49,13 +49,15 @@ class Assistant:
         self._model = Llama(folder, arguments.device, arguments.dtype)
         self._eos = set(defaults.eos or (*self._model.config.eos, *self._tokenizer.eos))
         self._count = arguments.max_new_tokens
-        self._system = [{"role": "system", "content": s} for s in arguments.system]
+        self._system = []
+        if arguments.system is not None:
+            self._system.append({"role": "system", "content": arguments.system})
         self.chats = self._tokenizer.template is not None and not arguments.raw
         if self._system and not self.chats:
             raise ModelError("--system needs a chat template, and no --raw")
 
-    def tokens(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return the tokens of a conversation, or of the last message alone if there are no chats.
+    def prompt(self, messages: Sequence[dict[str, str]], number: int) -> Prompt:
+        """Return a conversation as a prompt, or the last message alone if there are no chats.
 
         Raises
         ------
@@ -68,8 +70,10 @@ class Assistant:
             tokens = self._tokenizer.encode(messages[-1]["content"])
         if not tokens:
             raise ModelError("the prompt is empty, and the model has no token that begins a text")
-        self._model.check_length(len(tokens) + (self._count or 1))
-        return tokens
+        room = self._model.longest - len(tokens)
+        count = self._count or max(1, min(NEW_TOKENS, room))
+        self._model.check_length(len(tokens) + count)
+        return Prompt(tokens, count, number)
 
     def answer(self, prompts: Sequence[Prompt], headings: Sequence[str]) -> list[str]:
         """Print what follows each prompt, in their order, and return it.
@@ -79,12 +83,10 @@ class Assistant:
         texts = [""] * len(prompts)
         done = [False] * len(prompts)
         current = 0
-        longest = max(len(prompt.tokens) for prompt in prompts)
-        count = self._count or min(NEW_TOKENS, self._model.longest - longest)
         emit(headings[0])
         speed = Speed()
         model, tokenizer, eos = self._model, self._tokenizer, self._eos
-        for piece in complete(model, tokenizer, prompts, self.settings, count, eos, speed):
+        for piece in complete(model, tokenizer, prompts, self.settings, eos, speed):
             texts[piece.prompt] += piece.text
             done[piece.prompt] = piece.last
             if piece.prompt == current:
@@ -132,13 +134,13 @@ def converse(assistant: Assistant) -> None:
             continue
         messages.append({"role": "user", "content": line})
         try:
-            tokens = assistant.tokens(messages)
+            prompt = assistant.prompt(messages, turn)
         except ModelError as error:
             print(f"generate.py: {error}", file=sys.stderr)
             messages.pop()
             continue
         try:
-            (text,) = assistant.answer([Prompt(tokens, turn)], [""])
+            (text,) = assistant.answer([prompt], [""])
         except KeyboardInterrupt:  # of this answer alone
             emit("\n")
             messages.pop()
@@ -174,7 +176,7 @@ def read_prompts(arguments: argparse.Namespace) -> list[str]:
 def answer_all(assistant: Assistant, texts: Sequence[str], batch: int) -> None:
     """Answer each text by itself, so many at a time."""
     prompts = [
-        Prompt(assistant.tokens([{"role": "user", "content": text}]), number)
+        assistant.prompt([{"role": "user", "content": text}], number)
         for number, text in enumerate(texts)
     ]
     headings = [f"> {text}\n" for text in texts] if len(texts) > 1 else [""]
@@ -254,8 +256,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--system",
-        action="append",
-        default=[],
         metavar="TEXT",
         help="what a chat model is told before",
     )

@@ -33,7 +33,7 @@ SCRIPT = ROOT / "scripts" / "generate.py"
 VOCABULARY = llama_folders.VOCABULARY
 LENGTHS = [5, 30, 1, 5, 17, 30]
 PROMPTS = [
-    Prompt(np.random.default_rng(i).integers(0, VOCABULARY, length).tolist(), i)
+    Prompt(np.random.default_rng(i).integers(0, VOCABULARY, length).tolist(), 20, i)
     for i, length in enumerate(LENGTHS)
 ]
 SAMPLED = Settings(1.0, top_k=20, top_p=0.9, repetition_penalty=1.1, seed=3)
@@ -46,9 +46,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Llama(folder, request.param)
 
 
-def tokens(model: Llama, prompts: list[Prompt], settings: Settings, count: int) -> np.ndarray:
+def tokens(model: Llama, prompts: list[Prompt], settings: Settings, count: int = 20) -> np.ndarray:
     """Return the tokens that follow, (prompts, count)."""
-    return np.stack(list(generate(model, prompts, settings, count)), axis=1)
+    prompts = [prompt._replace(max_new_tokens=count) for prompt in prompts]
+    return np.stack(list(generate(model, prompts, settings)), axis=1)
 
 
 def oracle(model: Llama, prompt: Prompt, count: int) -> list[int]:
@@ -61,19 +62,19 @@ def oracle(model: Llama, prompt: Prompt, count: int) -> list[int]:
 
 
 def test_greedy_takes_the_likeliest_token_of_the_whole_text(model: Llama) -> None:
-    found = tokens(model, PROMPTS, Settings(), 20)
+    found = tokens(model, PROMPTS, Settings())
     for prompt, row in zip(PROMPTS, found.tolist(), strict=True):
         assert row == oracle(model, prompt, 20)
 
 
 @pytest.mark.parametrize("settings", [Settings(), SAMPLED], ids=["greedy", "sampled"])
 def test_a_batch_gives_what_each_prompt_gives_alone(model: Llama, settings: Settings) -> None:
-    together = tokens(model, PROMPTS, settings, 20)
+    together = tokens(model, PROMPTS, settings)
     assert len(np.unique(together)) > 10
     for prompt, row in zip(PROMPTS, together, strict=True):
-        assert np.array_equal(tokens(model, [prompt], settings, 20)[0], row)
+        assert np.array_equal(tokens(model, [prompt], settings)[0], row)
     order = [4, 0, 2, 5, 1, 3]
-    assert np.array_equal(tokens(model, [PROMPTS[i] for i in order], settings, 20), together[order])
+    assert np.array_equal(tokens(model, [PROMPTS[i] for i in order], settings), together[order])
 
 
 @pytest.mark.parametrize("most", [1, 7, 35, 70])
@@ -92,24 +93,24 @@ def test_work_ends_with_the_iterator(model: Llama, monkeypatch: pytest.MonkeyPat
         return extend(*arguments)
 
     monkeypatch.setattr(model, "extend", counted)
-    for number, _ in enumerate(generate(model, PROMPTS[:1], Settings(), 30)):
+    for number, _ in enumerate(generate(model, PROMPTS[:1], Settings())):
         if number == 2:
             break
     assert len(steps) <= 4  # the prompt, two tokens, and on a GPU the one that was under way
     steps.clear()
-    assert len(list(generate(model, PROMPTS[:1], Settings(), 5))) == 5
-    assert len(steps) == 5
+    assert len(list(generate(model, PROMPTS[:1], Settings()))) == 20
+    assert len(steps) == 20
 
 
 def test_limits(model: Llama) -> None:
     assert tokens(model, PROMPTS, Settings(), 34).shape == (6, 34)
     with pytest.raises(ModelError, match=r"65 tokens, .* exceed the model's 64 positions"):
-        next(generate(model, PROMPTS, Settings(), 35))
+        tokens(model, PROMPTS, Settings(), 35)
     with pytest.raises(ModelError, match=f"token {VOCABULARY}, the model knows {VOCABULARY}"):
-        next(generate(model, [Prompt([VOCABULARY])], Settings(), 1))
-    for nothing in ([], [Prompt([])]):
+        next(generate(model, [Prompt([VOCABULARY], 1)], Settings()))
+    for nothing in ([], [Prompt([], 1)]):
         with pytest.raises(ValueError, match="needs a token"):
-            next(generate(model, nothing, Settings(), 1))
+            next(generate(model, nothing, Settings()))
 
 
 # --- text ---
@@ -127,20 +128,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_texts_end_at_an_end_token(folder: Path) -> None:
     model, tokenizer = Llama(folder, "cpu"), Tokenizer(folder)
-    prompts = [Prompt(tokenizer.encode(text)) for text in ("a", "bcd", "", "e")]
-    prompts[2] = Prompt([257])
+    counts = [12, 12, 12, 3, 7]
+    texts = [tokenizer.encode("a"), tokenizer.encode("bcd"), [257], [101], [5, 6]]
+    prompts = [Prompt(text, count) for text, count in zip(texts, counts, strict=True)]
     following = tokens(model, prompts, Settings(), 12)
     eos = set(following[0, 4:6].tolist())  # tokens that come
     speed = Speed()
-    pieces = list(complete(model, tokenizer, prompts, Settings(), 12, eos, speed))
-    for i, row in enumerate(following.tolist()):
-        end = next((place for place, token in enumerate(row) if token in eos), 12)
+    pieces = list(complete(model, tokenizer, prompts, Settings(), eos, speed))
+    cut = 0
+    for i, (row, count) in enumerate(zip(following.tolist(), counts, strict=True)):
+        end = next((place for place, token in enumerate(row[:count]) if token in eos), None)
+        cut += end is None
         text = "".join(piece.text for piece in pieces if piece.prompt == i)
-        assert text == tokenizer.decode(row[:end])
+        assert text == tokenizer.decode(row[: count if end is None else end])
         assert [piece.last for piece in pieces if piece.prompt == i].count(True) == 1
-    cut = sum(not eos & set(row) for row in following.tolist())
-    assert speed.cut == cut < 4
-    assert str(speed).startswith("prompt 6 tokens, ")
+    assert 0 < speed.cut == cut < 5
+    assert str(speed).startswith("prompt 8 tokens, ")
 
 
 def test_defaults(tmp_path: Path) -> None:
@@ -193,7 +196,7 @@ def expected(folder: Path) -> Callable[[str], str]:
     model, tokenizer = Llama(folder, "cpu"), Tokenizer(folder)
 
     def text(prompt: str) -> str:
-        row = tokens(model, [Prompt(tokenizer.encode(prompt))], Settings(), 9)[0].tolist()
+        row = tokens(model, [Prompt(tokenizer.encode(prompt), 9)], Settings(), 9)[0].tolist()
         end = next((i for i, token in enumerate(row) if token in (256, 258)), 9)
         return tokenizer.decode(row[:end])
 

@@ -58,29 +58,28 @@ def complete(
     tokenizer: Tokenizer,
     prompts: Sequence[Prompt],
     settings: Settings,
-    count: int,
     eos: Container[int],
     speed: Speed,
 ) -> Iterator[Piece]:
     """Yield what follows each prompt, as it comes.
 
-    Each text ends at a token of `eos`, which is left out, or after `count` tokens; its last piece
-    says so. `speed`, a new one, is filled in on the way. Other arguments and errors are those of
-    `generate`.
+    Each text ends at a token of `eos`, which is left out, or after its prompt's
+    maximum; its last piece says so. `speed`, a new one, is filled in on the way. Other arguments
+    and errors are those of `generate`.
     """
     speed.start(sum(len(prompt.tokens) for prompt in prompts))
     streams = [tokenizer.stream(prompt.tokens) for prompt in prompts]
     going_on = list(range(len(prompts)))
-    for tokens in generate(model, prompts, settings, count):
+    for step, tokens in enumerate(generate(model, prompts, settings), start=1):
         speed.step(len(going_on))
         for i in tuple(going_on):
-            token = int(tokens[i])
-            ended = token in eos
-            if ended:
+            ended = int(tokens[i]) in eos
+            text = "" if ended else streams[i].push(int(tokens[i]))
+            cut = not ended and step == prompts[i].max_new_tokens
+            speed.cut += cut
+            if ended or cut:
                 going_on.remove(i)
-            yield Piece(i, streams[i].end() if ended else streams[i].push(token), ended)
+                text += streams[i].end()
+            yield Piece(i, text, ended or cut)
         if not going_on:
             return
-    speed.cut = len(going_on)
-    for i in going_on:
-        yield Piece(i, streams[i].end(), True)

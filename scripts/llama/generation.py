@@ -18,32 +18,39 @@ PREFILL_TOKENS = 8192
 
 
 class Prompt(NamedTuple):
-    """A sequence to go on from: its tokens, and a number that its random numbers depend on."""
+    """A text to go on from.
+
+    Attributes
+    ----------
+    tokens : sequence of int
+    max_new_tokens : int
+    number : int
+        What is drawn for it depends on this and on the seed.
+    """
 
     tokens: Sequence[int]
+    max_new_tokens: int
     number: int = 0
 
 
-def generate(
-    model: Llama, prompts: Sequence[Prompt], settings: Settings, count: int
-) -> Iterator[np.ndarray]:
-    """Yield the next token of each prompt, (len(prompts),) integers, `count` times.
+def generate(model: Llama, prompts: Sequence[Prompt], settings: Settings) -> Iterator[np.ndarray]:
+    """Yield the next token of each prompt, (len(prompts),) integers, as often as one may have more.
 
     Prompts run as one batch whatever their lengths; none is padded, and each sees its own tokens
-    alone. What follows an end token is for the caller to ignore; closing the iterator ends the
-    work.
+    alone. What follows an end token, or a prompt's maximum, is for the caller to ignore; closing
+    the iterator ends the work.
 
     Raises
     ------
     ModelError
-        A prompt and `count` tokens are longer than the model takes, or a prompt has tokens that
-        it does not know.
+        A prompt and its new tokens are longer than the model takes, or a prompt has tokens that it
+        does not know.
     ValueError
         A prompt has no tokens.
     """
     if not prompts or min(len(prompt.tokens) for prompt in prompts) == 0:
         raise ValueError("each prompt needs a token at least")
-    model.check_length(max(len(prompt.tokens) for prompt in prompts) + count)
+    model.check_length(max(len(prompt.tokens) + prompt.max_new_tokens for prompt in prompts))
     highest = max(max(prompt.tokens) for prompt in prompts)
     if highest >= model.config.vocabulary:
         raise ModelError(
@@ -51,24 +58,23 @@ def generate(
         )
     # Sorted, so that sequences of one length are neighbours and share their calls of attention.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].tokens))
-    given = [prompts[i] for i in order]
-    tokens = [prompt.tokens for prompt in given]
-    cache = model.cache(len(tokens), len(tokens[-1]) + count)
-    sampler = Sampler(
-        model.xp, settings, tokens, [p.number for p in given], model.config.vocabulary
-    )
+    place = np.argsort(order)
+    tokens = [prompts[i].tokens for i in order]
+    numbers = [prompts[i].number for i in order]
+    steps = max(prompt.max_new_tokens for prompt in prompts)
+    cache = model.cache(len(tokens), len(tokens[-1]) + steps)
+    sampler = Sampler(model.xp, settings, tokens, numbers, model.config.vocabulary)
     # A GPU is given the next step before the host waits for this one's tokens.
     ahead = 0 if model.xp is np else 1
     under_way: deque[HostCopy] = deque()
     everyone = slice(0, len(tokens))
-    place = np.argsort(order)
     logits = prefill(model, cache, tokens)
-    for step in range(count):
+    for step in range(steps):
         chosen = sampler(logits)
         under_way.append(HostCopy(chosen))
         if len(under_way) > ahead:
             yield under_way.popleft().wait()[place]
-        if step + 1 < count:
+        if step + 1 < steps:
             logits = model.logits(model.extend(cache, everyone, chosen[:, None])[:, 0])
     for copy in under_way:
         yield copy.wait()[place]

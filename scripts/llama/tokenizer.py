@@ -116,6 +116,8 @@ class Tokenizer:
         try:
             text = environment.from_string(self.template).render(
                 messages=list(messages),
+                tools=None,
+                documents=None,
                 add_generation_prompt=True,
                 raise_exception=raise_exception,
                 strftime_now=datetime.now().strftime,
