@@ -334,6 +334,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FileError, ModelError) as error:
         print(f"generate.py: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:  # CuPy's is one, too
+        print(f"generate.py: out of memory: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED

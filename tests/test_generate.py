@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import generate as script
 import llama_folders
 import numpy as np
 import pytest
@@ -344,3 +345,15 @@ def test_command_errors_are_clear(
     assert done.stdout == ""
     assert message in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_is_too_large_gets_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def too_large(*_: object) -> None:
+        raise MemoryError("Out of memory allocating 99 bytes")
+
+    monkeypatch.setattr(Llama, "cache", too_large)
+    assert script.main([str(folder), "x", "--raw", "--device", "cpu"]) == 2
+    message = "generate.py: out of memory: Out of memory allocating 99 bytes\n"
+    assert capsys.readouterr().err == message
