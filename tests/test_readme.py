@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,3 +136,35 @@ def test_every_environment_variable_is_named() -> None:
         read |= set(re.findall(r'environ(?:\.get\(|\[)"(\w+)"', text))
     assert read >= {"CUFA_CACHE_DIR", "CUFA_TUNED"}
     assert read == set(re.findall(r"^\| `([A-Z_]+)` \|", TEXT, re.MULTILINE))
+
+
+CONSOLE = re.findall(r"```console\n\$ python (.*)\n([^`]*)```", TEXT)
+SNIPPETS = re.findall(r"```python\n(from pathlib[^`]*|from minilm[^`]*)```", TEXT)
+
+
+def run(*command: str) -> str:
+    """Return what Python writes to standard output, with scripts on the path."""
+    paths = [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUTF8": "1"},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("command", "output"), CONSOLE)
+def test_commands_print_what_is_shown(command: str, output: str) -> None:
+    assert run(*shlex.split(command)) == output
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_snippets_run(snippet: str) -> None:
+    assert run("-c", snippet).strip()
+
+
+def test_there_are_commands_and_snippets() -> None:
+    assert len(CONSOLE) == len(SNIPPETS) == 2
