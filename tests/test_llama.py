@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -229,8 +230,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "architecture": (change_config(model_type="gpt2"), "type 'gpt2', which is not supported"),
     "no type": (change_config(model_type="absent"), "config.json: model_type is missing"),
     "no size": (change_config(hidden_size="absent"), "config.json: hidden_size is missing"),
-    "no number": (change_config(hidden_size="48"), "hidden_size must be a positive integer, not"),
-    "zero": (change_config(vocab_size=0), "vocab_size must be a positive integer, not 0"),
+    "no number": (
+        change_config(hidden_size="48"),
+        "hidden_size must be an integer of 1 or",
+    ),
+    "zero": (change_config(vocab_size=0), "vocab_size must be an integer of 1 or more, not 0"),
     "eps": (change_config(rms_norm_eps=-1), "rms_norm_eps must be a positive number, not -1"),
     "flag": (change_config(tie_word_embeddings="no"), "must be true or false, not 'no'"),
     "heads": (change_config(num_key_value_heads=4), "6 query heads are no multiple of 4"),
@@ -259,6 +263,41 @@ def test_damaged_folders_get_one_clear_line(tmp_path: Path, damage: str) -> None
     with pytest.raises(ModelError, match=message) as raised:
         Llama(tmp_path, "cpu")
     assert "\n" not in str(raised.value)
+
+
+ODD: list[Any] = [
+    None,
+    "x",
+    "",
+    -1,
+    0,
+    1,
+    1.5,
+    [],
+    ["x"],
+    [None],
+    {},
+    {"a": 1},
+    True,
+    np.nan,
+    np.inf,
+]
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2"])
+def test_no_value_of_a_key_surprises(tmp_path: Path, name: str) -> None:
+    llama_folders.write(tmp_path, name, use_sliding_window=True)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.get("rope_scaling", {})
+    others = ("layer_types", "rope_parameters", "dtype", "partial_rotary_factor", "mlp_bias")
+    for value in ODD:
+        changes = [{key: value} for key in (*config, *others)]
+        changes += [{"rope_scaling": {**rope, key: value}} for key in rope]
+        for change in changes:
+            path.write_text(json.dumps({**config, **change}))
+            with contextlib.suppress(ModelError):
+                read_config(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,12 @@ def test_templates_by_name(tmp_path: Path) -> None:
     named = [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert Tokenizer(tmp_path).template == "yes"
+    for odd in ([], ["default"], [{"name": "default"}], [None]):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": odd}))
+        assert Tokenizer(tmp_path).template is None
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"cannot read .*chat_template.jinja: .*utf-8"):
+        Tokenizer(tmp_path)
 
 
 def test_no_template(pieces: Tokenizer) -> None:

@@ -118,9 +118,9 @@ def _window(raw: Values, model_type: str) -> int | None:
         return None if off else raw.integer("sliding_window", 4096)
     if model_type == "llama" or not raw.flag("use_sliding_window", False):
         return None
-    if raw.has("layer_types"):
-        slides = "sliding_attention" in raw.get("layer_types")
+    if types := raw.items("layer_types"):
+        slides = "sliding_attention" in types
     else:
-        full = raw.get("max_window_layers")  # 0 is a value of its own
-        slides = (28 if full is None else full) < raw.integer("num_hidden_layers")
+        full = raw.integer("max_window_layers", 28, least=0)
+        slides = full < raw.integer("num_hidden_layers")
     return raw.integer("sliding_window", 4096) if slides else None

@@ -52,11 +52,11 @@ class Values:
         """Return the value as it is, or None."""
         return self._values.get(key)
 
-    def integer(self, key: str, default: Any = _REQUIRED) -> int:
-        """Return a positive integer."""
+    def integer(self, key: str, default: Any = _REQUIRED, *, least: int = 1) -> int:
+        """Return an integer of `least` or more."""
         value = self._value(key, default)
-        if type(value) is not int or value < 1:
-            raise self._error(key, "a positive integer", value)
+        if type(value) is not int or value < least:
+            raise self._error(key, f"an integer of {least} or more", value)
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:
@@ -87,6 +87,13 @@ class Values:
         if any(type(token) is not int for token in ids):
             raise self._error(key, "a token id or a list of them", value)
         return tuple(ids)
+
+    def items(self, key: str) -> list[Any]:
+        """Return a list; empty where there is none."""
+        value = self._value(key, [])
+        if not isinstance(value, list):
+            raise self._error(key, "a list", value)
+        return value
 
     def part(self, key: str) -> "Values | None":
         """Return the object under a key, or None where there is none."""

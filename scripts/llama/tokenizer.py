@@ -68,10 +68,14 @@ class Tokenizer:
     def _find_template(self, folder: Path) -> str | None:
         path = folder / "chat_template.jinja"
         if path.is_file():
-            return path.read_text(encoding="utf-8")
+            try:
+                return path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ModelError(f"cannot read {path}: {error}") from None
         template = self._config.get("chat_template")
         if isinstance(template, list):  # several by name
-            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+            named = (entry for entry in template if isinstance(entry, Mapping))
+            template = next((e.get("template") for e in named if e.get("name") == "default"), None)
         return template
 
     def encode(self, text: str) -> list[int]:
