@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import generate as script
 import llama_folders
@@ -172,18 +172,38 @@ def test_defaults(tmp_path: Path) -> None:
 # --- the command ---
 
 
-def run(*arguments: object, stdin: str | bytes = b"") -> subprocess.CompletedProcess[str]:
-    """Run scripts/generate.py on the CPU."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments), "--device", "cpu"],
-        input=stdin.encode() if isinstance(stdin, str) else stdin,
-        capture_output=True,
-        env=environment(),
-        check=False,
-    )
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-    )
+class Done(NamedTuple):
+    """What a run of the command left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return what runs the command on the CPU: in this process, unless it reads standard input."""
+
+    def command(*arguments: object, stdin: str | bytes = b"") -> Done:
+        words = [*map(str, arguments), "--device", "cpu"]
+        if stdin:
+            done = subprocess.run(
+                [sys.executable, str(SCRIPT), *words],
+                input=stdin.encode() if isinstance(stdin, str) else stdin,
+                capture_output=True,
+                env=environment(),
+            )
+            return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+        try:
+            code = script.main(words)
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return command
 
 
 def environment() -> dict[str, str]:
@@ -205,7 +225,7 @@ def expected(folder: Path) -> Callable[[str], str]:
 
 
 def test_command_goes_on_from_prompts(
-    folder: Path, tmp_path: Path, expected: Callable[[str], str]
+    run: Command, folder: Path, tmp_path: Path, expected: Callable[[str], str]
 ) -> None:
     done = run(folder, "Once", "--raw", "-n", 9)
     assert (done.returncode, done.stdout) == (0, expected("Once") + "\n")
@@ -225,7 +245,7 @@ def test_command_goes_on_from_prompts(
     assert run(folder, "--raw", "-n", 9, stdin="piped\n").stdout == expected("piped") + "\n"
 
 
-def test_command_converses(folder: Path, expected: Callable[[str], str]) -> None:
+def test_command_converses(run: Command, folder: Path, expected: Callable[[str], str]) -> None:
     pytest.importorskip("jinja2")
 
     def turn(role: str, content: str) -> str:
@@ -246,7 +266,7 @@ def test_command_converses(folder: Path, expected: Callable[[str], str]) -> None
     assert "exceed the model's 200 positions" in done.stderr
 
 
-def test_command_samples(folder: Path) -> None:
+def test_command_samples(run: Command, folder: Path) -> None:
     def sampled(*arguments: object) -> tuple[str, str]:
         done = run(folder, "a", "a", "--raw", "-n", 30, *arguments)
         assert done.returncode == 0, done.stderr
@@ -264,7 +284,9 @@ def test_command_samples(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_command_dtypes(folder: Path, dtype: str, expected: Callable[[str], str]) -> None:
+def test_command_dtypes(
+    run: Command, folder: Path, dtype: str, expected: Callable[[str], str]
+) -> None:
     done = run(folder, "Once", "--raw", "-n", 2, "--dtype", dtype)
     assert done.returncode == 0, done.stderr
     assert expected("Once").startswith(done.stdout.rstrip("\n"))
@@ -338,7 +360,7 @@ def test_command_is_silent_when_nobody_reads_on(folder: Path) -> None:
     ],
 )
 def test_command_errors_are_clear(
-    folder: Path, arguments: tuple[Any, ...], stdin: bytes, message: str
+    run: Command, folder: Path, arguments: tuple[Any, ...], stdin: bytes, message: str
 ) -> None:
     done = run(*(str(a).replace("{folder}", str(folder)) for a in arguments), stdin=stdin)
     assert done.returncode == 2
@@ -348,12 +370,11 @@ def test_command_errors_are_clear(
 
 
 def test_a_model_that_is_too_large_gets_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_large(*_: object) -> None:
         raise MemoryError("Out of memory allocating 99 bytes")
 
     monkeypatch.setattr(Llama, "cache", too_large)
-    assert script.main([str(folder), "x", "--raw", "--device", "cpu"]) == 2
     message = "generate.py: out of memory: Out of memory allocating 99 bytes\n"
-    assert capsys.readouterr().err == message
+    assert run(folder, "x", "--raw") == (2, "", message)
