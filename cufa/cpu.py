@@ -25,6 +25,9 @@ KEYS = 256
 #: cost of the Python loop.
 STEP_ELEMENTS = 1 << 18
 
+#: In place of a scale of 0, as on the GPU: 0 times the -inf of a hidden key would be NaN.
+_TINY = float(np.finfo(np.float32).tiny)
+
 
 class Plan(NamedTuple):
     """How a call runs on the CPU: the sizes of one step.
@@ -142,10 +145,13 @@ def _query_tile(
     # The heads of a group lie below each other, so that they share one product with K.
     stacked = (*k.shape[:2], problem.group * (rows.stop - rows.start))
     rQ = np.array(q, dtype=np.float32, order="C").reshape(*stacked, problem.head_dim)
-    rQ *= np.float32(problem.scale)
+    if problem.scale < 0:
+        rQ *= np.float32(-1)  # the largest product shall be the largest score
+    scale = np.float32(max(abs(problem.scale), _TINY))
     acc = np.zeros((*stacked, problem.head_dim_v), np.float32)
     m = np.full((*stacked, 1), -np.inf, np.float32)
     row_sum = np.zeros((*stacked, 1), np.float32)
+    ones = np.ones((KEYS, 1), np.float32)
 
     # Query i sees the keys up to i + diagonal.
     diagonal = problem.seq_kv - problem.seq_q
@@ -165,17 +171,18 @@ def _query_tile(
         # A row that has seen no key keeps m = -inf; -inf - 0 avoids the NaN of -inf - (-inf).
         m_safe = np.where(m_new == -np.inf, np.float32(0), m_new)
         rS -= m_safe
+        rS *= scale  # not before: a scaled Q, or scores, may not fit float32
         rP = np.exp(rS, out=rS)
-        rescale = np.exp(m - m_safe)
+        rescale = np.exp((m - m_safe) * scale)
         m = m_new
         row_sum *= rescale
-        row_sum += rP.sum(axis=-1, keepdims=True)
+        row_sum += rP @ ones[: rP.shape[-1]]  # three times as fast as rP.sum
         acc *= rescale
         acc += rP @ tV if hidden is None else _masked_product(rP, tV, hidden)
 
     acc /= np.where(row_sum == 0, np.float32(1), row_sum)
     out[...] = acc.reshape(out.shape)
-    lse[...] = (m + np.log(row_sum)).reshape(lse.shape)
+    lse[...] = (m * scale + np.log(row_sum)).reshape(lse.shape)
 
 
 def _float32(tile: np.ndarray) -> np.ndarray:

@@ -174,6 +174,32 @@ def test_float32_is_float32_accurate(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(lse, expected_lse, rtol=1e-6)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    ("q", "k", "scale"),
+    [
+        (1e30, 1e-38, 2.0**40),  # scale * q overflows
+        (1e-30, 1e38, 1e-15),  # scale * q underflows
+        (1e10, 1e10, 2.0**63),  # the scores overflow, all but their largest are infinitely less
+        (1e10, 1e10, 0.0),
+    ],
+    ids=["large", "small", "overflow", "zero"],
+)
+def test_the_scale_multiplies_differences_of_products(
+    q: float, k: float, scale: float, sign: int
+) -> None:
+    """As on the GPU: what q, k and their products hold is not lost to the scale."""
+    rng = np.random.default_rng(0)
+    rows = np.abs(rng.standard_normal((3, 1, 2, 9, 4), np.float32)) + 1
+    arrays = (rows * np.array([q, k, 1], np.float32).reshape(3, 1, 1, 1, 1)).astype(np.float32)
+    out, lse = attention(*arrays, causal=True, scale=sign * scale)
+    expected, expected_lse = oracle(*arrays, causal=True, scale=sign * scale)
+    np.testing.assert_allclose(out, expected, rtol=1e-3)
+    with np.errstate(over="ignore"):
+        expected_lse = expected_lse.astype(np.float32)
+    np.testing.assert_allclose(lse, expected_lse, rtol=1e-5, atol=1e-12)
+
+
 def test_overflow_of_the_result_is_infinite_and_silent() -> None:
     q = np.zeros((1, 1, 1, 8), np.float16)
     v = np.full((1, 1, 2, 8), 65504, np.float16)
