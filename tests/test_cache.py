@@ -199,6 +199,7 @@ def test_what_belongs_to_another_user_is_ignored_with_one_warning(
     assert found == [None, None]
     (warning,) = caught
     assert str(warning.message).startswith(f"{place} is ignored: it belongs to another user")
+    assert (cache.why_ignored(cache.folder() / "kernels") is None) == (level == 0)
     owner = 0  # root's are taken, as those of an image
     assert cache.find_cubin(*KEY) == b"\x7fELF"
 
@@ -213,6 +214,22 @@ def test_a_file_elsewhere(tmp_path: Path) -> None:
     path.parent.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="others may write it"):
         assert cache.read(path) is None
+
+
+@posix
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("bits", [0o020, 0o002, 0o1777])
+def test_a_folder_can_be_asked_whether_it_is_ignored(level: int, bits: int) -> None:
+    folder = cache.folder() / "kernels"
+    assert cache.why_ignored(folder) is None  # there is none
+    place = place_of(level)
+    assert cache.why_ignored(folder) is None
+    place.chmod(place.stat().st_mode | bits)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = cache.why_ignored(folder)
+    assert found == f"{place} is ignored: others may write it, see chmod go-w"
+    assert (cache.why_ignored(cache.folder()) is None) == (level == 1)
 
 
 @posix

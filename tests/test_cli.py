@@ -12,6 +12,7 @@ import pytest
 
 import cufa
 from cufa import cli, device
+from cufa.compiler import cache
 from cufa.planner import tuned
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import problem_class
@@ -367,6 +368,18 @@ def test_info_of_a_cache_that_is_no_folder(
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "file"))
     assert cli.main(["info"]) == 0
     assert f"cufa's cache  {tmp_path / 'file'}, which is no folder\n" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no modes")
+def test_info_of_a_cache_that_is_ignored(capsys: Captured) -> None:
+    folder = cache.folder()
+    cache.write(folder / "kernels" / "one", bytes(100))
+    for place in (folder, folder / "kernels"):
+        place.chmod(0o775)
+        assert cli.main(["info"]) == 0
+        place.chmod(0o755)
+        line = f"cufa's cache  {folder}, 100 bytes; {place} is ignored: others may write it, see "
+        assert line in capsys.readouterr().out
 
 
 def test_info_without_a_home(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

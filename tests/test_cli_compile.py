@@ -225,6 +225,26 @@ def test_a_folder_of_another_user(builder: Builder, capsys: Captured) -> None:
     assert "the cache folder cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(os.name == "nt", reason="has no modes")
+@pytest.mark.parametrize("name", [".", "kernels"])
+def test_a_cache_that_would_be_ignored(builder: Builder, capsys: Captured, name: str) -> None:
+    """It is refused before the work, not found out by the first call."""
+    place = cache.folder() / name
+    place.mkdir(parents=True)
+    place.chmod(0o775)
+    assert cli.main(ONE) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        "python -m cufa compile: error: what goes to the cache folder would not be used: "
+        f"{place} is ignored: others may write it, see chmod go-w\n"
+    )
+    assert builder.asked == []
+    assert list(place.iterdir()) == []
+    place.chmod(0o755)
+    assert cli.main(ONE) == 0
+
+
 @pytest.mark.gpu
 def test_what_was_compiled_ahead_runs(
     cupy: Any, capsys: Captured, monkeypatch: pytest.MonkeyPatch

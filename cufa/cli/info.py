@@ -105,11 +105,16 @@ def _device() -> tuple[Device | None, str]:
 
 def _caches() -> list[tuple[str, str]]:
     cupys = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")
+    return [("cufa's cache", _own_cache()), ("CuPy's cache", _folder_text(Path(cupys)))]
+
+
+def _own_cache() -> str:
     try:
-        own = _folder_text(cache.folder())
+        folder = cache.folder()
     except OSError as error:
-        own = f"none: {error}"
-    return [("cufa's cache", own), ("CuPy's cache", _folder_text(Path(cupys)))]
+        return f"none: {error}"
+    found = (cache.why_ignored(folder / name) for name in (".", "kernels", "tuned"))
+    return "; ".join((_folder_text(folder), *dict.fromkeys(filter(None, found))))
 
 
 def _folder_text(folder: Path) -> str:

@@ -71,9 +71,15 @@ def chosen_gpu(options: argparse.Namespace) -> Device:
 
 
 def check_cache(name: str) -> None:
-    """Make sure that files can be written into a folder of the cache, before the work for them."""
+    """Make sure that files in a folder of the cache can be written, and will be read.
+
+    Before the work for them.
+    """
     try:
         folder = cache.folder() / name
+        complaint = cache.why_ignored(folder.parent) or cache.why_ignored(folder)
+        if complaint is not None:
+            raise CommandError(f"what goes to the cache folder would not be used: {complaint}")
         cache.make_folder(folder)
     except OSError as error:
         raise CommandError(f"the cache folder cannot be written: {error}") from error

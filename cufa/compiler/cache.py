@@ -95,21 +95,44 @@ def read(path: Path) -> bytes | None:
 
 
 def _read_trusted(top: Path, path: Path) -> bytes | None:
-    """Return a file, opened folder by folder: what is looked at is what is read."""
-    how = os.O_RDONLY | os.O_NONBLOCK  # not waiting for a writer, should it be a pipe
     with contextlib.ExitStack() as opened:
-        place, last = top, os.open(top, how)
-        opened.callback(os.close, last)
-        complaint = _complaint(place, os.fstat(last))
-        for name in path.relative_to(top).parts:
-            place, last = place / name, os.open(name, how, dir_fd=last)
-            opened.callback(os.close, last)
-            complaint = complaint or _complaint(place, os.fstat(last))
-        if complaint is None:
-            with open(last, "rb", closefd=False) as file:
+        descriptor, found = _open(top, path, opened)
+        if found is None:
+            with open(descriptor, "rb", closefd=False) as file:
                 return file.read()
-    _ignored(complaint)
+    _ignored(found)
     return None
+
+
+def why_ignored(below: Path) -> str | None:
+    """Say why `read` would ignore all that is in a folder; None if it would not, or there is none.
+
+    Parameters
+    ----------
+    below : Path
+        The cache folder, or one in it.
+    """
+    if os.name == "nt":
+        return None
+    with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
+        return _open(folder(), below, opened)[1]
+    return None
+
+
+def _open(top: Path, path: Path, opened: contextlib.ExitStack) -> tuple[int, str | None]:
+    """Open a file or folder, folder by folder: what is looked at is what is read.
+
+    Returns its descriptor, which `opened` closes, and why it is not to be trusted, or None.
+    """
+    how = os.O_RDONLY | os.O_NONBLOCK  # not waiting for a writer, should it be a pipe
+    place, last = top, os.open(top, how)
+    opened.callback(os.close, last)
+    found = _complaint(place, os.fstat(last))
+    for name in path.relative_to(top).parts:
+        place, last = place / name, os.open(name, how, dir_fd=last)
+        opened.callback(os.close, last)
+        found = found or _complaint(place, os.fstat(last))
+    return last, found
 
 
 def _complaint(place: Path, found: os.stat_result) -> str | None:
