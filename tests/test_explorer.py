@@ -183,6 +183,8 @@ def test_without_gpu_an_architecture_is_needed() -> None:
         ({"kernels": [3]}, TypeError, "^kernels must be a sequence of names, not"),
         ({"kernels": ()}, ValueError, "^kernels has no name"),
         ({"arch": "sm_90a", "causal": True}, TypeError, "causal must not be given beside"),
+        ({"arch": "sm_90a", "layout": "bhsd"}, TypeError, "^layout must not be given beside"),
+        ({"arch": "sm_90a", "space": 3}, TypeError, "^space must map template arguments"),
         ({"arch": "sm_90a", "k": 1}, TypeError, "k must not be given beside"),
         ({"arch": "sm_90a", "space": {"bk": (1,)}}, ValueError, "'bk' is none of"),
         ({"arch": "sm_90a", "kernels": ["fa2_fp32"]}, ValueError, "takes float32"),

@@ -168,6 +168,8 @@ def test_variants_are_taken_as_they_are() -> None:
         ([], ValueError, "space has no variant"),
         (["fa2_mma"], TypeError, "must map template arguments"),
         ("fa2_mma", TypeError, "must map template arguments"),
+        (3, TypeError, "must map template arguments"),
+        (b"ab", TypeError, "must map template arguments"),
         (plan(problem_of(), H200).variant, TypeError, "must map template arguments"),
     ],
 )

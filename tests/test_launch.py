@@ -383,6 +383,21 @@ def test_a_tuple_is_no_variant(gpu: Gpu, rng: np.random.Generator) -> None:
         cufa.attention(**call, kernel=tuple(variant))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_variant_that_looks_like_a_known_one(
+    gpu: Gpu, rng: np.random.Generator, known: bool
+) -> None:
+    call = legal(rng)
+    variant = variant_of(call)
+    if known:
+        cufa.attention(**call, kernel=variant)
+    odd = variant._replace(bm=float(variant.bm))  # type: ignore[arg-type]
+    assert odd == variant
+    with pytest.raises(ValueError, match=r"^kernel: .* must be positive integers"):
+        cufa.attention(**call, kernel=odd)
+    assert len(gpu.launches) == known
+
+
 def test_what_is_remembered_is_bounded(
     gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

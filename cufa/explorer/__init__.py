@@ -24,7 +24,7 @@ def explore(
     *,
     causal: bool | None = None,
     scale: float | None = None,
-    layout: str = "bhsd",
+    layout: str | None = None,
     kernels: Iterable[str] | None = None,
     space: Space | None = None,
     arch: str | None = None,
@@ -41,9 +41,7 @@ def explore(
         are (those of NumPy in a copy on the GPU).
     k, v : array, optional
         Keys and values, with an array `q`.
-    causal : bool, optional
-        As in `cufa.attention`, with an array `q`; False by default.
-    scale, layout
+    causal, scale, layout
         As in `cufa.attention`, with an array `q`.
     kernels : iterable of str, optional
         The kernels to look at; by default the one that the planner takes for the dtype.
@@ -100,15 +98,17 @@ def _problem(
     *,
     causal: bool | None,
     scale: float | None,
-    layout: str,
+    layout: str | None,
 ) -> tuple[Problem, Operands | None]:
     if isinstance(q, Problem):
-        for name, value in (("k", k), ("v", v), ("causal", causal), ("scale", scale)):
+        options = {"causal": causal, "scale": scale, "layout": layout}
+        for name, value in {"k": k, "v": v, **options}.items():
             if value is not None:
                 raise TypeError(f"{name} must not be given beside a Problem, which says all")
         return checked(q), None
     xp = array_module(q, k, v)
     causal = False if causal is None else causal
+    layout = "bhsd" if layout is None else layout
     return parse(q, k, v, causal=causal, scale=scale, layout=layout, out=None, xp=xp)
 
 

@@ -168,11 +168,12 @@ def checked_kernels(kernels: Iterable[str] | None) -> list[str] | None:
 def _given(kernels: Iterable[str] | None, space: Sequence[Variant]) -> list[Variant]:
     if kernels is not None:
         raise ValueError("kernels: the variants of space name theirs, so give only one of the two")
-    if isinstance(space, (str, Variant)) or not all(isinstance(v, Variant) for v in space):
+    given = list(space) if isinstance(space, Iterable) else [space]
+    if not all(isinstance(v, Variant) for v in given):
         raise TypeError("space must map template arguments to values, or be a sequence of Variant")
-    if not space:
+    if not given:
         raise ValueError("space has no variant")
-    return list(dict.fromkeys(space))
+    return list(dict.fromkeys(given))
 
 
 def _checked(space: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
