@@ -130,15 +130,18 @@ def _fa3_complaint(v: Variant, device: Device) -> str | None:
 # --- fa2_mma and fa2_fp32: 16 rows a warp, or several times 16 ---
 
 
-def _row_warps(v: Variant) -> int:
+_WIDE = 160  # columns of a float32 output beyond which two warps share them
+
+
+def row_warps(v: Variant) -> int:
     """Warps that share the rows; in fa2_fp32 two share the columns of a wide output."""
-    return v.warps // 2 if v.dtype == "float32" and v.head_dim_v > 160 else v.warps
+    return v.warps // 2 if v.dtype == "float32" and v.head_dim_v > _WIDE else v.warps
 
 
 def _ring_bytes(v: Variant) -> int:
     """Q, the rings of K and V, and which keys each warp's 16-row pieces visit."""
     elements = v.bm * v.head_dim + v.stages * v.bn * (v.head_dim + v.head_dim_v)
-    pieces = v.bm // 16 * (v.warps // _row_warps(v))
+    pieces = v.bm // 16 * (v.warps // row_warps(v))
     return ELEMENT_BYTES[v.dtype] * elements + 16 * pieces
 
 
@@ -159,9 +162,9 @@ def _fa2_mma_complaint(v: Variant, device: Device) -> str | None:
 
 
 def _fa2_fp32_complaint(v: Variant, device: Device) -> str | None:
-    if v.head_dim_v > 160 and v.head_dim_v % 64:
-        return "fa2_fp32 splits a head_dim_v of more than 160: it must be multiples of 64"
-    return _fa2_complaint(v, _row_warps(v))
+    if v.head_dim_v > _WIDE and v.head_dim_v % 64:
+        return f"fa2_fp32 splits a head_dim_v of more than {_WIDE}: it must be multiples of 64"
+    return _fa2_complaint(v, row_warps(v))
 
 
 # --- fa1_fp32: the scores pass through shared memory ---

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.explorer.occupancy import register_bound, resident_blocks
-from cufa.kernel import default_kernel
+from cufa.kernel import default_kernel, row_warps
 from cufa.planner.plan import plan
 from cufa.planner.tiles import tile_shapes
 from cufa.planner.tuned import user_table
@@ -50,11 +50,6 @@ def _scores(variant: Variant) -> float:
     return variant.bm * variant.bn / variant.threads
 
 
-def _fp32_scores(variant: Variant) -> float:
-    """Scores of a tile that a thread of fa2_fp32 holds: two warps have the same for a wide V."""
-    return _scores(variant) * (2 if variant.head_dim_v > 160 else 1)
-
-
 def _at_launch(variant: Variant, consumer: float) -> float:
     """Return a thread's registers at launch, for the consumers of fa3_wgmma to have so many."""
     consumers = variant.bm // 64
@@ -81,13 +76,14 @@ DEFAULTS: dict[str, KernelSpace] = {
         registers=lambda v: _at_launch(v, v.head_dim_v / 2 + v.bn * 3 / 4 + 28),
         ping_pong=(False, True),
     ),
-    # P is held in two parts beside O, and tiles take twice the shared memory: smaller ones.
+    # P is held in two parts beside O, by both warps where two share a row, and tiles take twice the
+    # shared memory: smaller ones.
     "fa2_fp32": KernelSpace(
         bm=(64, 128, 192),
         bn=(16, 32, 48, 64, 96, 128),
         stages=(1, 2, 3),
         warps=(4, 8),
-        registers=lambda v: _output(v) + 2 * _fp32_scores(v) + 64,
+        registers=lambda v: _output(v) + 2 * _scores(v) * v.warps / row_warps(v) + 64,
     ),
     # One block works on a head, so few large ones; the scores pass through shared memory, and two
     # copies of them are live while their sums are formed.
