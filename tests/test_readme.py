@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from benchmarks.summary import summarise
 
+from cufa import cli
+from cufa.variant import Variant
+
 ROOT = Path(__file__).resolve().parents[1]
 
 PEERS = {
@@ -119,6 +122,35 @@ def test_files_that_are_named_are_there(page: str) -> None:
         assert (ROOT / path).exists(), path
     for link in re.findall(r"\]\(([^)#:]+)\)", text):
         assert ((ROOT / page).parent / link).exists(), link
+
+
+def on_the_page(command: str) -> tuple[list[str], str]:
+    """Return the words of docs/exploring.md's first such command, and what it prints there."""
+    text = (ROOT / "docs/exploring.md").read_text(encoding="utf-8")
+    block = rf"^\$ python -m cufa ({command} (?:.*\\\n)*.*)\n((?:.*\n)*?)```$"
+    match = re.search(block, text, re.MULTILINE)
+    assert match
+    return shlex.split(match[1]), match[2]
+
+
+def test_the_page_shows_what_explain_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    words, shown = on_the_page("explain")
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_the_page_shows_the_shared_memory_that_variants_have() -> None:
+    """The other figures are the compiler's, and differ with its version."""
+    words, shown = on_the_page("inspect")
+    variant = Variant.parse(words[1])
+    assert f"shared memory  {variant.smem_bytes} bytes a block" in shown
+    _, shown = on_the_page("explore")
+    rows = [line.split() for line in shown.splitlines() if line.startswith("fa2_mma ")]
+    assert len(rows) == 5
+    for row in rows:
+        bm, bn = map(int, row[2].split("x"))
+        smem_bytes = variant._replace(bm=bm, bn=bn).smem_bytes
+        assert row[8] == f"{smem_bytes / 1024:.1f}"
 
 
 def test_every_room_is_on_the_map() -> None:
