@@ -13,8 +13,8 @@ from cufa.arrays import Array, Operands, array_module, as_bhsd
 from cufa.launch import calls
 from cufa.launch.kind import Kind
 from cufa.planner.plan import Plan, plan
-from cufa.planner.tuned import user_table
 from cufa.problem import Problem, parse, restore_shape
+from cufa.tuned import user_table
 from cufa.variant import Variant
 
 

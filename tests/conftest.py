@@ -12,11 +12,10 @@ import numpy as np
 import played_gpu
 import pytest
 
-from cufa import device
+from cufa import device, tuned
 from cufa.device import Device
 from cufa.kernel import KERNELS
 from cufa.launch import params
-from cufa.planner import tuned
 
 _numbers = itertools.count()
 

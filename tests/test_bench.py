@@ -21,13 +21,13 @@ from benchmarks.jit import standard_cases
 from benchmarks.report import markdown, write_report
 
 from cufa import device as devices
+from cufa import tuned
 from cufa.compiler import nvrtc
 from cufa.device import Device
 from cufa.explorer.exploration import flat
 from cufa.explorer.race import Duel
 from cufa.explorer.result import Row
 from cufa.explorer.standard import standard_problems
-from cufa.planner import tuned
 from cufa.planner.problem_class import problem_class
 from cufa.planner.tiles import TileShape
 from cufa.planner.tuned_table import Entry

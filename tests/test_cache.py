@@ -1,4 +1,4 @@
-"""cache.py: where the user's files are, and that they are whole."""
+"""cache.py and cubins.py: where the user's files are, and that they are whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cufa.compiler import cache, source
+from cufa import cache
+from cufa.compiler import cubins, source
 from cufa.variant import Variant
 
 VARIANT = Variant("fa2_mma", "float16", 128, 128, 128, 64, 2, 4, 2, score=("Causal",))
@@ -48,8 +49,8 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("homeless")
 def test_without_a_home_nothing_is_found_and_writing_says_so() -> None:
-    assert cache.find_cubin(*KEY) is None
-    for call in (cache.folder, lambda: cache.store_cubin(*KEY, b"x")):
+    assert cubins.find(*KEY) is None
+    for call in (cache.folder, lambda: cubins.store(*KEY, b"x")):
         with pytest.raises(OSError, match="set CUFA_CACHE_DIR"):
             call()
 
@@ -63,10 +64,10 @@ def test_the_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "file" / "cufa"))
-    assert cache.find_cubin(*KEY) is None
+    assert cubins.find(*KEY) is None
     assert cache.size_bytes(cache.folder()) == 0
     with pytest.raises(OSError, match="file"):
-        cache.store_cubin(*KEY, b"x")
+        cubins.store(*KEY, b"x")
 
 
 def test_write_makes_folders_and_replaces(tmp_path: Path) -> None:
@@ -119,31 +120,31 @@ def test_size() -> None:
 
 
 def test_cubins_are_found_again() -> None:
-    assert cache.find_cubin(*KEY) is None
-    path = cache.store_cubin(*KEY, b"\x7fELF")
-    assert path == cache.cubin_path(*KEY)
+    assert cubins.find(*KEY) is None
+    path = cubins.store(*KEY, b"\x7fELF")
+    assert path == cubins.path(*KEY)
     assert path.parent == cache.folder() / "kernels"
     assert re.fullmatch(r"[0-9a-f]{64}\.cubin", path.name)
-    assert cache.find_cubin(*KEY) == b"\x7fELF"
+    assert cubins.find(*KEY) == b"\x7fELF"
     others = (VARIANT._replace(score=()), VARIANT._replace(dtype="bfloat16"))
     for variant in others:
-        assert cache.find_cubin(variant, *KEY[1:]) is None
-    assert cache.find_cubin(VARIANT, "sm_80", (13, 0)) is None
+        assert cubins.find(variant, *KEY[1:]) is None
+    assert cubins.find(VARIANT, "sm_80", (13, 0)) is None
 
 
 @pytest.mark.parametrize("other", [(12, 0), (13, 1)])
 def test_cubins_of_another_compiler_are_not_found(other: tuple[int, int]) -> None:
-    cache.store_cubin(*KEY, b"\x7fELF")
-    assert cache.find_cubin(VARIANT, "sm_90a", other) is None
-    cache.store_cubin(VARIANT, "sm_90a", other, b"another")
-    assert cache.find_cubin(*KEY) == b"\x7fELF"
+    cubins.store(*KEY, b"\x7fELF")
+    assert cubins.find(VARIANT, "sm_90a", other) is None
+    cubins.store(VARIANT, "sm_90a", other, b"another")
+    assert cubins.find(*KEY) == b"\x7fELF"
 
 
 def test_cubins_of_other_sources_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.store_cubin(*KEY, b"\x7fELF")
+    cubins.store(*KEY, b"\x7fELF")
     text = source.text(VARIANT.kernel)
     monkeypatch.setattr(source, "text", lambda kernel: f"{text}// edited\n")
-    assert cache.find_cubin(*KEY) is None
+    assert cubins.find(*KEY) is None
 
 
 # --- files that somebody else could have made ---
@@ -151,7 +152,7 @@ def test_cubins_of_other_sources_are_not_found(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("umask")
 def test_what_was_written_is_read() -> None:
-    path = cache.store_cubin(*KEY, b"\x7fELF")
+    path = cubins.store(*KEY, b"\x7fELF")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert cache.read(path) == b"\x7fELF"
@@ -162,7 +163,7 @@ def test_what_was_written_is_read() -> None:
 
 def place_of(level: int) -> Path:
     """Return a cubin's file, or a folder that it lies in."""
-    path = cache.store_cubin(*KEY, b"\x7fELF")
+    path = cubins.store(*KEY, b"\x7fELF")
     return (path, path.parent, cache.folder())[level]
 
 
@@ -173,12 +174,12 @@ def test_what_others_may_write_is_ignored_with_one_warning(level: int, bits: int
     place = place_of(level)
     place.chmod(place.stat().st_mode | bits)
     with pytest.warns(RuntimeWarning) as caught:
-        found = [cache.find_cubin(*KEY) for _ in range(2)]
+        found = [cubins.find(*KEY) for _ in range(2)]
     assert found == [None, None]
     (warning,) = caught
     assert str(warning.message).startswith(f"{place} is ignored: others may write it")
     place.chmod(0o700)
-    assert cache.find_cubin(*KEY) == b"\x7fELF"
+    assert cubins.find(*KEY) == b"\x7fELF"
 
 
 @posix
@@ -195,13 +196,13 @@ def test_what_belongs_to_another_user_is_ignored_with_one_warning(
 
     monkeypatch.setattr(os, "fstat", status)
     with pytest.warns(RuntimeWarning) as caught:
-        found = [cache.find_cubin(*KEY) for _ in range(2)]
+        found = [cubins.find(*KEY) for _ in range(2)]
     assert found == [None, None]
     (warning,) = caught
     assert str(warning.message).startswith(f"{place} is ignored: it belongs to another user")
     assert (cache.why_ignored(cache.folder() / "kernels") is None) == (level == 0)
     owner = 0  # root's are taken, as those of an image
-    assert cache.find_cubin(*KEY) == b"\x7fELF"
+    assert cubins.find(*KEY) == b"\x7fELF"
 
 
 @posix
@@ -238,32 +239,32 @@ def test_where_nothing_is_there_is_nothing_to_warn_of() -> None:
     cache.folder().chmod(0o777)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert cache.find_cubin(*KEY) is None
+        assert cubins.find(*KEY) is None
 
 
 @posix
 def test_links_are_followed(tmp_path: Path) -> None:
     """What they lead to counts."""
-    path = cache.store_cubin(*KEY, b"\x7fELF")
+    path = cubins.store(*KEY, b"\x7fELF")
     path.parent.rename(tmp_path / "elsewhere")
     path.parent.symlink_to(tmp_path / "elsewhere")
-    assert cache.find_cubin(*KEY) == b"\x7fELF"
+    assert cubins.find(*KEY) == b"\x7fELF"
     (tmp_path / "elsewhere").chmod(0o777)
     with pytest.warns(RuntimeWarning, match="others may write it"):
-        assert cache.find_cubin(*KEY) is None
+        assert cubins.find(*KEY) is None
 
 
 @posix
 def test_a_pipe_is_not_waited_for() -> None:
-    path = cache.store_cubin(*KEY, b"\x7fELF")
+    path = cubins.store(*KEY, b"\x7fELF")
     path.unlink()
     os.mkfifo(path, 0o600)
-    assert not cache.find_cubin(*KEY)
+    assert not cubins.find(*KEY)
 
 
 def test_the_folder_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (".", "below", "../beside"):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("CUFA_CACHE_DIR", name)
-        cache.store_cubin(*KEY, b"\x7fELF")
-        assert cache.find_cubin(*KEY) == b"\x7fELF"
+        cubins.store(*KEY, b"\x7fELF")
+        assert cubins.find(*KEY) == b"\x7fELF"

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 import cufa
-from cufa import cli, device
-from cufa.compiler import cache
-from cufa.planner import tuned
+from cufa import cache, cli, device, tuned
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import problem_class
 from cufa.planner.tiles import TileShape

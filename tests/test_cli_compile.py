@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 import cufa
-from cufa import cli, device
+from cufa import cache, cli, device, tuned
 from cufa.cli import disassembler
-from cufa.compiler import cache, jit, nvrtc
+from cufa.compiler import cubins, jit, nvrtc
 from cufa.explorer import build
 from cufa.explorer.build import Built
 from cufa.kernel import KERNELS
 from cufa.launch import calls
-from cufa.planner import tuned
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.rules import all_variants
@@ -77,7 +76,7 @@ def test_one_kernel_for_real(capsys: Captured) -> None:
     assert f"[1/1] {VARIANT}  " in out
     assert "1 kernel for sm_86 (rtx3090) written" in out
     assert str(cache.folder() / "kernels") in out
-    cubin = cache.find_cubin(VARIANT, "sm_86", nvrtc.version())
+    cubin = cubins.find(VARIANT, "sm_86", nvrtc.version())
     assert cubin is not None
     assert cubin.startswith(b"\x7fELF")
     assert cli.main(ONE) == 0
@@ -89,11 +88,11 @@ def test_one_kernel_for_real(capsys: Captured) -> None:
 @pytest.mark.parametrize("damage", [b"", b"no ELF", b"\x7fELF\x02\x01"])
 def test_a_damaged_kernel_is_compiled_again(damage: bytes, builder: Builder) -> None:
     assert cli.main(ONE) == 0
-    whole = cache.find_cubin(VARIANT, "sm_86", nvrtc.version())
-    cache.store_cubin(VARIANT, "sm_86", nvrtc.version(), damage)
+    whole = cubins.find(VARIANT, "sm_86", nvrtc.version())
+    cubins.store(VARIANT, "sm_86", nvrtc.version(), damage)
     assert cli.main(ONE) == 0
     assert builder.asked == [VARIANT]
-    assert cache.find_cubin(VARIANT, "sm_86", nvrtc.version()) == whole
+    assert cubins.find(VARIANT, "sm_86", nvrtc.version()) == whole
 
 
 def test_both_masks_and_all_dtypes_by_default(builder: Builder) -> None:
@@ -102,7 +101,7 @@ def test_both_masks_and_all_dtypes_by_default(builder: Builder) -> None:
     assert builder.arch == "sm_90a"
     kinds = {(v.dtype, v.head_dim, v.causal) for v in builder.asked}
     assert len(builder.asked) == len(kinds) == 3 * 2 * 2
-    assert all(cache.find_cubin(v, "sm_90a", nvrtc.version()) for v in builder.asked)
+    assert all(cubins.find(v, "sm_90a", nvrtc.version()) for v in builder.asked)
     assert cli.main([*words, "--dtype", "float32", "--no-causal"]) == 0
     assert builder.asked == []  # they are there already
 
@@ -201,7 +200,7 @@ def test_ctrl_c_keeps_what_was_written(builder: Builder, capsys: Captured) -> No
     out, err = capsys.readouterr()
     assert "2 kernels for sm_86 (rtx3090) written" in out
     assert "interrupted" in err
-    found = [cache.find_cubin(v, "sm_86", nvrtc.version()) for v in builder.asked]
+    found = [cubins.find(v, "sm_86", nvrtc.version()) for v in builder.asked]
     assert sum(cubin is not None for cubin in found) == 2
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import cufa
 from cufa import device
-from cufa.compiler import cache, jit, nvrtc, source
+from cufa.compiler import cubins, jit, nvrtc, source
 from cufa.device import Device
 from cufa.kernel import KERNELS
 from cufa.launch import calls
@@ -214,7 +214,7 @@ def cubin() -> bytes:
 def test_a_kernel_compiled_ahead_of_time_is_loaded_on_each_device(
     module: type[_Module], raw_module: type[_RawModule], cubin: bytes
 ) -> None:
-    cache.store_cubin(SMALL, H200.arch, nvrtc.version(), cubin)
+    cubins.store(SMALL, H200.arch, nvrtc.version(), cubin)
     kernels = [jit.kernel(SMALL, H200, device_id) for device_id in (0, 1)]
     assert module.loaded == [cubin, cubin]
     assert raw_module.made == []
@@ -239,7 +239,7 @@ def test_a_damaged_file_is_ignored_with_one_warning(
 ) -> None:
     """It must not come to the driver, which reads on behind its end."""
     part = cubin[: int(len(cubin) * keep) if isinstance(keep, float) else keep]
-    path = cache.store_cubin(SMALL, H200.arch, nvrtc.version(), part)
+    path = cubins.store(SMALL, H200.arch, nvrtc.version(), part)
     with pytest.warns(RuntimeWarning) as caught:
         first, second = (jit.kernel(SMALL, H200, 0) for _ in range(2))
     (warning,) = caught
@@ -258,7 +258,7 @@ def test_a_file_that_the_driver_refuses_is_ignored_with_one_warning(
         def __init__(self) -> None:
             RuntimeError.__init__(self, "no kernel image for this device")
 
-    path = cache.store_cubin(SMALL, H200.arch, nvrtc.version(), cubin)
+    path = cubins.store(SMALL, H200.arch, nvrtc.version(), cubin)
     monkeypatch.setattr(module, "failure", Refusal())
     with pytest.warns(RuntimeWarning, match="no kernel image") as caught:
         assert jit.kernel(SMALL, H200, 0).name == SMALL.name_expression
@@ -272,7 +272,7 @@ def test_a_file_with_other_registers_is_ignored_with_one_warning(
     monkeypatch: pytest.MonkeyPatch,
     cubin: bytes,
 ) -> None:
-    path = cache.store_cubin(SHARING, H200.arch, nvrtc.version(), cubin)
+    path = cubins.store(SHARING, H200.arch, nvrtc.version(), cubin)
     monkeypatch.setattr(_Module, "registers", 128)
     with pytest.warns(RuntimeWarning, match=r"counts on 168 .* gave it 128") as caught:
         assert jit.kernel(SHARING, H200, 0).name == SHARING.name_expression
@@ -286,7 +286,7 @@ def test_a_file_of_another_compiler_is_not_loaded(
 ) -> None:
     major, minor = nvrtc.version()
     for other in ((major - 1, minor), (major, minor + 1)):
-        cache.store_cubin(SMALL, H200.arch, other, cubin)
+        cubins.store(SMALL, H200.arch, other, cubin)
     assert jit.kernel(SMALL, H200, 0).name == SMALL.name_expression
     assert module.loaded == []
 
@@ -322,7 +322,7 @@ def test_a_kernel_compiled_ahead_of_time_runs(
     calls._kinds.clear()
     jit._kernel.cache_clear()
     cubin = nvrtc.compile_variant(LARGE, gpu.arch).cubin
-    cache.store_cubin(LARGE, gpu.arch, nvrtc.version(), cubin)
+    cubins.store(LARGE, gpu.arch, nvrtc.version(), cubin)
     monkeypatch.setattr(jit, "source", None)  # there is nothing to compile
     monkeypatch.setattr(cupy, "RawModule", None)
     assert (attend(cupy) == usual).all()
@@ -335,7 +335,7 @@ def test_a_kernel_of_another_architecture_is_ignored(cupy: Any, gpu: Device) -> 
     jit._kernel.cache_clear()
     other = "sm_80" if gpu.compute_capability >= 90 else "sm_120"
     cubin = nvrtc.compile_variant(LARGE, other).cubin
-    path = cache.store_cubin(LARGE, gpu.arch, nvrtc.version(), cubin)
+    path = cubins.store(LARGE, gpu.arch, nvrtc.version(), cubin)
     with pytest.warns(RuntimeWarning, match="does not load") as caught:
         out = attend(cupy)
     assert str(path) in str(caught[0].message)

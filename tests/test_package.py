@@ -137,3 +137,12 @@ def test_attention_says_how_far_a_nan_of_v_reaches(kernel: str) -> None:
     assert cufa.attention.__doc__
     about = [p for p in cufa.attention.__doc__.split("\n\n") if "infinity or NaN in v" in p]
     assert f'"{kernel}"' in "".join(about)
+
+
+def test_the_planner_depends_on_no_later_room() -> None:
+    """Nor on a disk: whoever plans gives it the tuned table."""
+    found = set()
+    for path in (PACKAGE / "planner").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        found |= set(re.findall(r"^from cufa\.(\w+)", text, re.MULTILINE))
+    assert found == {"device", "kernel", "planner", "problem", "variant"}

@@ -6,6 +6,7 @@ import argparse
 import time
 from contextlib import closing
 
+from cufa import cache
 from cufa import device as devices
 from cufa.cli import machine, table
 from cufa.cli.parser import (
@@ -17,7 +18,7 @@ from cufa.cli.parser import (
     problem_of,
 )
 from cufa.cli.values import shapes
-from cufa.compiler import cache, elf, nvrtc
+from cufa.compiler import cubins, elf, nvrtc
 from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
 from cufa.explorer import build
@@ -27,8 +28,8 @@ from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
 from cufa.planner.tiles import all_head_dims, padded
-from cufa.planner.tuned import user_table
 from cufa.problem import DTYPES
+from cufa.tuned import user_table
 from cufa.variant import Variant
 
 
@@ -110,7 +111,7 @@ def _gpus(options: argparse.Namespace) -> list[Device]:
 
 def _is_there(variant: Variant, arch: str) -> bool:
     """Whether a kernel was compiled before, and its file is whole."""
-    found = cache.find_cubin(variant, arch, nvrtc.version())
+    found = cubins.find(variant, arch, nvrtc.version())
     try:
         return found is not None and bool(elf.symbol(found))
     except ValueError:
@@ -123,7 +124,7 @@ def _store(built: build.Built, arch: str, position: str) -> bool:
     if isinstance(compiled, CompileError):
         print(f"{position} {variant} failed: {' '.join(compiled.log.split())}", flush=True)
         return False
-    cache.store_cubin(variant, arch, nvrtc.version(), compiled.cubin)
+    cubins.store(variant, arch, nvrtc.version(), compiled.cubin)
     size = table.size_text(len(compiled.cubin))
     print(f"{position} {variant}  {seconds:.1f} s, {size}", flush=True)
     return True

@@ -17,8 +17,8 @@ from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text
 from cufa.planner.plan import Plan, plan
-from cufa.planner.tuned import user_table
 from cufa.problem import Problem
+from cufa.tuned import user_table
 
 _MEANING = {
     "dtype": "elements of q, k, v and the result",

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from cufa import __version__
+from cufa import __version__, cache, tuned
 from cufa import device as devices
 from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Commands, add_command
-from cufa.compiler import cache, nvrtc, source
+from cufa.compiler import nvrtc, source
 from cufa.device import Device
-from cufa.planner import tuned
 from cufa.planner.plan import plan
 from cufa.problem import DTYPES, Problem
 

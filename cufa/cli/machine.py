@@ -7,10 +7,10 @@ import os
 import subprocess
 from typing import Any
 
+from cufa import cache, optional
 from cufa import device as devices
-from cufa import optional
 from cufa.cli.parser import CommandError
-from cufa.compiler import cache, nvrtc
+from cufa.compiler import nvrtc
 from cufa.device import Device
 
 # What CuPy and its loader of CUDA's libraries raise where one is not there, or is too old.

@@ -1,1 +1,1 @@
-"""Variant -> compiled kernel: source text, NVRTC, cubins and the cache folder."""
+"""Variant -> compiled kernel: source text, NVRTC, cubins and where they are kept."""

@@ -7,7 +7,7 @@ import threading
 import warnings
 from typing import Any
 
-from cufa.compiler import cache, elf, nvrtc, source
+from cufa.compiler import cubins, elf, nvrtc, source
 from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
 from cufa.variant import Variant
@@ -97,7 +97,7 @@ def _compiled_ahead(variant: Variant, device: Device) -> Any:
     from cupy.cuda import driver
 
     key = variant, device.arch, nvrtc.version()
-    cubin = cache.find_cubin(*key)
+    cubin = cubins.find(*key)
     if cubin is None:
         return None
     try:
@@ -108,7 +108,7 @@ def _compiled_ahead(variant: Variant, device: Device) -> Any:
     if complaint is None:
         return function
     warnings.warn(
-        f"{cache.cubin_path(*key)} does not load and is ignored ({complaint}): delete it, or "
+        f"{cubins.path(*key)} does not load and is ignored ({complaint}): delete it, or "
         "compile it again with python -m cufa compile",
         RuntimeWarning,
         stacklevel=2,

@@ -23,8 +23,8 @@ from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
 from cufa.explorer.work import flops, nbytes, shortest_s
 from cufa.planner.plan import plan
-from cufa.planner.tuned import user_table
 from cufa.problem import Problem
+from cufa.tuned import user_table
 from cufa.variant import Variant
 
 if TYPE_CHECKING:

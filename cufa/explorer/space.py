@@ -11,8 +11,8 @@ from cufa.explorer.occupancy import register_bound, resident_blocks
 from cufa.kernel import default_kernel, row_warps
 from cufa.planner.plan import plan
 from cufa.planner.tiles import tile_shapes
-from cufa.planner.tuned import user_table
 from cufa.problem import Problem
+from cufa.tuned import user_table
 from cufa.variant import Variant
 
 Space = Mapping[str, Iterable[int]] | Sequence[Variant]

@@ -8,13 +8,13 @@ from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from cufa import device as devices
+from cufa import tuned
 from cufa.device import Device
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, variants
 from cufa.explorer.stage import duel_of, free_memory
 from cufa.explorer.table import aligned, problem_text, tile_text
-from cufa.planner import tuned
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.tiles import TileShape

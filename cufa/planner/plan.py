@@ -83,7 +83,7 @@ def plan(
     kernel : str or Variant, optional
         Forces a kernel, or one instantiation of it.
     table : Table, optional
-        Of this device, see `cufa.planner.tuned.user_table`.
+        Of this device, see `cufa.tuned.user_table`.
 
     Raises
     ------

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cufa.compiler import cache
+from cufa import cache
 
 _HEAD = {
     "bench": str,

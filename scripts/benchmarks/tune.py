@@ -14,11 +14,11 @@ from benchmarks import environment
 from benchmarks.cells import cell_of
 from benchmarks.contestants import rounded
 from cufa import device as devices
+from cufa import tuned
 from cufa.compiler.nvrtc import compile_variant
 from cufa.device import Device
 from cufa.explorer.stage import duel_of, free_memory
 from cufa.explorer.standard import standard_problems
-from cufa.planner import tuned
 from cufa.planner.plan import plan
 from cufa.problem import Problem
 from cufa.variant import Variant

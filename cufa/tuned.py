@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from cufa.compiler import cache, source
+from cufa import cache
+from cufa.compiler import source
 from cufa.device import Device
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.tuned_table import Entry, Table, dump, parse

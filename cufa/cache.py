@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import secrets
 import stat
 import warnings
 from pathlib import Path
-
-from cufa.compiler import source
-from cufa.variant import Variant
 
 
 def folder() -> Path:
@@ -158,45 +154,3 @@ def size_bytes(below: Path) -> int:
             with contextlib.suppress(OSError):  # another process may have removed it
                 total += os.stat(os.path.join(parent, name)).st_size
     return total
-
-
-def cubin_path(variant: Variant, arch: str, nvrtc: tuple[int, int]) -> Path:
-    """Return where a kernel that was compiled ahead of time is, or would be.
-
-    Parameters
-    ----------
-    variant : Variant
-    arch : str
-        Such as "sm_90a".
-    nvrtc : tuple of int
-        Major and minor version of the compiler: another one's kernel is another kernel.
-
-    Raises
-    ------
-    OSError
-        As `folder`.
-    """
-    compiler = "NVRTC {}.{}".format(*nvrtc)
-    key = "\0".join((source.text(variant.kernel), variant.name_expression, arch, compiler))
-    return folder() / "kernels" / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
-
-
-def find_cubin(variant: Variant, arch: str, nvrtc: tuple[int, int]) -> bytes | None:
-    """Return a kernel that was compiled ahead of time, or None as `read` does."""
-    try:
-        path = cubin_path(variant, arch, nvrtc)
-    except OSError:
-        return None
-    return read(path)
-
-
-def store_cubin(variant: Variant, arch: str, nvrtc: tuple[int, int], cubin: bytes) -> Path:
-    """Keep a compiled kernel for calls to come, and return its file.
-
-    Raises
-    ------
-    OSError
-    """
-    path = cubin_path(variant, arch, nvrtc)
-    write(path, cubin)
-    return path

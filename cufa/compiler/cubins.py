@@ -1,0 +1,51 @@
+"""Kernels that were compiled ahead of time, in the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from cufa import cache
+from cufa.compiler import source
+from cufa.variant import Variant
+
+
+def path(variant: Variant, arch: str, nvrtc: tuple[int, int]) -> Path:
+    """Return where a kernel that was compiled ahead of time is, or would be.
+
+    Parameters
+    ----------
+    variant : Variant
+    arch : str
+        Such as "sm_90a".
+    nvrtc : tuple of int
+        Major and minor version of the compiler: another one's kernel is another kernel.
+
+    Raises
+    ------
+    OSError
+        As `cache.folder`.
+    """
+    compiler = "NVRTC {}.{}".format(*nvrtc)
+    key = "\0".join((source.text(variant.kernel), variant.name_expression, arch, compiler))
+    return cache.folder() / "kernels" / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
+
+
+def find(variant: Variant, arch: str, nvrtc: tuple[int, int]) -> bytes | None:
+    """Return a kernel that was compiled ahead of time, or None as `cache.read` does."""
+    try:
+        return cache.read(path(variant, arch, nvrtc))
+    except OSError:
+        return None
+
+
+def store(variant: Variant, arch: str, nvrtc: tuple[int, int], cubin: bytes) -> Path:
+    """Keep a compiled kernel for calls to come, and return its file.
+
+    Raises
+    ------
+    OSError
+    """
+    file = path(variant, arch, nvrtc)
+    cache.write(file, cubin)
+    return file
