@@ -53,7 +53,7 @@ class Encoded(NamedTuple):
 class Driver:
     """Stands for the CUDA driver, and refuses what it documents to refuse.
 
-    A map holds the address in its first word, and in the second what `described` looks up.
+    A map holds address, sizes, strides, box and swizzle, as ``emulator/ptx_sm90.cuh`` reads them.
     """
 
     def __init__(self) -> None:
@@ -103,16 +103,26 @@ class Driver:
         )
         if not legal:
             return INVALID_VALUE
-        words = (ctypes.c_uint64 * 16).from_address(place)
-        words[0] = found.address + self.address_moved_by
-        words[1] = len(self.encoded)
-        words[2:] = [0] * 14
+        none = 5 - rank
+        (ctypes.c_uint64 * 16).from_address(place)[:] = (
+            found.address + self.address_moved_by,
+            *(*found.sizes, *[1] * none),
+            *(*found.strides, *[0] * none),
+            *(*found.box, *[1] * none),
+            found.swizzle_bytes | dtype << 32,
+        )
         self.encoded.append(found)
         return 0
 
-    def described(self, words: np.ndarray) -> Encoded:
+    @staticmethod
+    def described(words: np.ndarray) -> Encoded:
         """Return what a map says, with the address that is in it now."""
-        return self.encoded[int(words[1])]._replace(address=int(words[0]))
+        address, *numbers = (int(word) for word in words)
+        sizes, strides, box = numbers[:5], numbers[5:9], numbers[9:14]
+        dtype, swizzle_bytes = divmod(numbers[14], 1 << 32)
+        return Encoded(
+            DTYPES[TYPES[dtype]], address, tuple(sizes), tuple(strides), tuple(box), swizzle_bytes
+        )
 
 
 # --- arrays ---
@@ -132,17 +142,22 @@ def at(address: int, shape: Any, strides: Any, dtype: np.dtype) -> np.ndarray:
     return np.asarray(memory).view(dtype)
 
 
+def new_memory(nbytes: int) -> np.ndarray:
+    """Return memory of NaN that begins at a multiple of 512 bytes."""
+    memory = np.full(nbytes + 512, 0xFF, np.uint8)
+    start = -memory.ctypes.data % 512
+    return memory[start : start + nbytes]
+
+
 class Array:
-    """Stands for `cupy.ndarray`: new memory holds NaN, and begins at a multiple of 512 bytes."""
+    """Stands for `cupy.ndarray`: new memory holds NaN."""
 
     def __init__(self, shape: Any, dtype: Any = np.float32, host: np.ndarray | None = None) -> None:
         self.device_id = GPU.current
         if host is None:
             dtype = np.dtype(dtype)
             nbytes = int(np.prod(shape)) * dtype.itemsize
-            memory = np.full(nbytes + 512, 0xFF, np.uint8)
-            start = -memory.ctypes.data % 512
-            host = memory[start : start + nbytes].view(dtype).reshape(shape)
+            host = new_memory(nbytes).view(dtype).reshape(shape)
             GPU.allocated.append(host.shape)
         self.host = host
 

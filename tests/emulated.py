@@ -1,0 +1,134 @@
+"""The kernels' own source on the host: what a launch of the played GPU runs.
+
+A compiler of C++ takes the place of NVRTC, and ``tests/emulator`` that of the GPU's instructions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import played_gpu
+import pytest
+from played_gpu import at
+
+import cufa
+from cufa.kernel import KERNELS
+from cufa.variant import Variant
+
+FOLDERS = Path(cufa.__file__).parent / "kernels", Path(__file__).parent / "emulator"
+COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+
+needs_compiler = pytest.mark.skipif(
+    COMPILER is None or not sys.platform.startswith("linux"),
+    reason="needs a C++ compiler on Linux",
+)
+
+SOURCE = """
+#include "ptx_sm90.cuh"
+#include "{kernel}.cu"
+
+extern "C" bool run(const {arguments}& arguments, int grid, int threads, unsigned smem_bytes,
+                    bool last_first) {{
+    return emulator::run(grid, threads, smem_bytes, last_first, [&] {{ {variant}(arguments); }});
+}}
+"""
+
+
+class Emulator:
+    """Compiles kernels for the host, and runs them.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to; processes that run at once may share it.
+
+    Attributes
+    ----------
+    last_first : bool
+        Whether the last block runs first.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.last_first = False
+        self._folder = folder
+        self._libraries: dict[Variant, Any] = {}
+        folder.mkdir(exist_ok=True)
+        sources = folder / f"sources{os.getpid()}"
+        for files in FOLDERS:  # ptx.cuh and ptx_sm90.cuh are the emulator's
+            shutil.copytree(files, sources, dirs_exist_ok=True)
+        self._sources = sources
+
+    def library(self, variant: Variant) -> Any:
+        """Return a variant's library."""
+        found = self._libraries.get(variant)
+        if found is None:
+            self._libraries[variant] = found = ctypes.CDLL(str(self._compiled(variant)))
+            found.run.restype = ctypes.c_bool
+        return found
+
+    def _compiled(self, variant: Variant) -> Path:
+        arguments = f"Arguments<Score<{', '.join(variant.score)}>, {variant.kv}>"
+        if KERNELS[variant.kernel].tma:
+            arguments = f"TmaArguments<{arguments}>"
+        name = re.sub(r"\W+", "_", str(variant))
+        library = self._folder / f"{name}.so"
+        if not library.exists():
+            source = self._sources / f"{name}.cpp"
+            source.write_text(
+                SOURCE.format(kernel=variant.kernel, arguments=arguments, variant=variant)
+            )
+            # Warnings are NVRTC's affair: its pragmas are unknown here.
+            options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+            made = source.with_suffix(".so")
+            assert COMPILER is not None
+            subprocess.run([COMPILER, *options, str(source), "-o", str(made)], check=True)
+            made.replace(library)
+        return library
+
+    def kernel(self, variant: Variant, _gpu: object, _device_id: int) -> Any:
+        """Stand for `jit.kernel`."""
+        library = self.library(variant)
+
+        def launch(grid: Any, block: Any, args: Any, smem_bytes: int) -> None:
+            (pointer,) = args
+            ended = library.run(
+                ctypes.c_void_p(pointer.ptr), grid[0], block[0], smem_bytes, self.last_first
+            )
+            assert ended, f"{variant}: threads wait for each other"
+
+        return launch
+
+
+def new_memory(nbytes: int) -> np.ndarray:
+    """Return memory of NaN, a multiple of 16 bytes, between pages that nobody can access.
+
+    It begins at a multiple of 512 bytes if it is large, so that its end is near the end of a page.
+    """
+    size = max(16, -(-nbytes // 16) * 16)
+    page = mmap.PAGESIZE
+    pages = -(-size // page) * page
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    start = libc.mmap(None, pages + 2 * page, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    for guard in (start, start + page + pages):
+        assert libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
+    memory = at(start + page + pages - size, (size,), (1,), np.dtype(np.uint8))
+    memory[...] = 0xFF
+    return memory[:nbytes]
+
+
+def emulate(monkeypatch: pytest.MonkeyPatch, emulator: Emulator) -> None:
+    """Let the played GPU run the kernels' source, on arrays beyond which nothing can be read."""
+    monkeypatch.setattr(played_gpu.jit, "kernel", emulator.kernel)
+    monkeypatch.setattr(played_gpu, "new_memory", new_memory)

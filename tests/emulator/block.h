@@ -1,0 +1,229 @@
+// A CUDA block on the host. Its threads are fibers of one thread of the host: each runs until it has to wait for others, at
+// a barrier or at an instruction that a warp executes together. What nothing can end is a deadlock, and reported.
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __shared__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+// Shared memory. The kernels declare it as `smem`, each as what it likes.
+extern unsigned char shared_memory[228 * 1024] __asm__("smem");
+alignas(1024) unsigned char shared_memory[228 * 1024];
+
+namespace emulator {
+
+using Step = std::function<void()>;
+// Work that is done later, in groups: copies of cp.async, and products of wgmma. It is done as late as can be, when the
+// group is waited for, so that what does not wait finds it undone.
+struct Groups {
+    std::vector<Step> open;
+    std::deque<std::vector<Step>> committed;
+
+    void add(Step step) { open.push_back(std::move(step)); }
+    void commit() {
+        committed.push_back(std::move(open));
+        open.clear();
+    }
+    void wait(int pending) {
+        while (static_cast<int>(committed.size()) > pending) {
+            for (Step& step : committed.front()) step();
+            committed.pop_front();
+        }
+    }
+};
+
+struct Thread {
+    static constexpr int STACK = 128 << 10;
+
+    int index;
+    bool ended = false;
+    uint32_t meetings = 0;  // with the other lanes of its warp
+    Groups copies, products;
+    std::vector<Step> stores;  // of TMA, from shared memory
+    ucontext_t context;
+    std::unique_ptr<char[]> stack{new char[STACK]};
+};
+// What the lanes of a warp hand in when they meet: of two meetings, for some lanes may be at the next one.
+struct Meeting {
+    uint64_t words[32][6];
+    int came = 0, left = 0;
+};
+struct Warp {
+    Meeting meetings[2];
+};
+struct Barrier {
+    int arrived = 0, phase = 0;
+};
+
+inline Thread* thread;  // that runs
+inline ucontext_t scheduler;
+inline std::vector<Warp> warps;
+inline Barrier barriers[16];
+inline int threads, blocks, block, any;
+inline uint32_t smem_bytes;
+inline uint64_t events;  // after which a thread that waits may go on
+inline std::deque<Step> in_flight;  // loads of TMA: they end when nothing else can go on
+inline Step kernel;
+
+inline void yield() { swapcontext(&thread->context, &scheduler); }
+inline void fail(const char* what, long long value = 0) {
+    std::fprintf(stderr, "thread %d of block %d: %s (%lld)\n", thread ? thread->index : -1, block, what, value);
+    std::abort();
+}
+
+inline void arrive(int id, int count) {
+    Barrier& barrier = barriers[id];
+    ++events;
+    if (++barrier.arrived == count) barrier.arrived = 0, ++barrier.phase;
+}
+inline void sync(int id, int count) {
+    const int phase = barriers[id].phase;
+    arrive(id, count);
+    while (barriers[id].phase == phase) yield();
+}
+
+// All lanes of a warp hand in N words, and each gets f(the words of all, its lane).
+template <int N, class F>
+auto meet(const uint64_t (&mine)[N], F f) {
+    const int lane = thread->index % 32;
+    Meeting& meeting = warps[thread->index / 32].meetings[thread->meetings++ % 2];
+    std::copy(mine, mine + N, meeting.words[lane]);
+    ++meeting.came, ++events;
+    while (meeting.came < 32) yield();
+    auto result = f(meeting.words, lane);
+    if (++meeting.left == 32) meeting.came = meeting.left = 0;
+    return result;
+}
+
+template <class To, class From>
+To bits_as(From from) {
+    To to{};
+    std::memcpy(&to, &from, std::min(sizeof to, sizeof from));
+    return to;
+}
+
+// An access to shared memory.
+inline unsigned char* shared(uint32_t address, uint32_t bytes) {
+    if (address % bytes || address + bytes > smem_bytes) fail("an address that shared memory does not have", address);
+    return shared_memory + address;
+}
+
+inline void entry() {
+    kernel();
+    for (Step& store : thread->stores) store();
+    thread->ended = true, ++events;
+    yield();
+}
+
+// Runs the blocks one after the other. Whether all came to an end.
+inline bool run(int grid, int block_threads, uint32_t bytes, bool last_first, Step f) {
+    blocks = grid, threads = block_threads, smem_bytes = bytes, kernel = std::move(f);
+    for (int b = 0; b < blocks; ++b) {
+        block = last_first ? blocks - 1 - b : b;
+        std::memset(shared_memory, 0xff, sizeof shared_memory);  // NaN, and -1
+        warps.assign(threads / 32, Warp());
+        std::fill(barriers, barriers + 16, Barrier());
+        std::vector<std::unique_ptr<Thread>> all;
+        for (int i = 0; i < threads; ++i) {
+            Thread& t = *all.emplace_back(new Thread);
+            t.index = i;
+            getcontext(&t.context);
+            t.context.uc_stack.ss_sp = t.stack.get(), t.context.uc_stack.ss_size = Thread::STACK;
+            makecontext(&t.context, entry, 0);
+        }
+        for (bool alive = true; alive;) {
+            const uint64_t before = events;
+            alive = false;
+            for (auto& t : all) {
+                if (t->ended) continue;
+                alive = true, thread = t.get();
+                swapcontext(&scheduler, &t->context);
+            }
+            if (!alive || events != before) continue;
+            if (in_flight.empty()) {
+                std::fprintf(stderr, "block %d: all threads wait for each other\n", block);
+                return false;
+            }
+            in_flight.front()();
+            in_flight.pop_front();
+        }
+    }
+    return true;
+}
+
+}  // namespace emulator
+
+// --- CUDA's own names ---
+
+using std::max;
+using std::min;
+struct Index {
+    int x;
+};
+#define threadIdx (Index{emulator::thread->index})
+#define blockIdx (Index{emulator::block})
+#define gridDim (Index{emulator::blocks})
+struct float4 {
+    float x, y, z, w;
+};
+struct uint4 {
+    unsigned x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+inline void __trap() { emulator::fail("trap"); }
+inline void __syncthreads() { emulator::sync(0, emulator::threads); }
+inline int __syncthreads_or(int x) {
+    emulator::any |= x != 0;
+    __syncthreads();
+    const int result = emulator::any;
+    __syncthreads();
+    return emulator::any = 0, result;
+}
+inline void __syncwarp() {
+    emulator::meet<1>({0}, [](auto&, int) { return 0; });
+}
+template <class T>
+T lane_value(T x, int lane) {
+    return emulator::meet<1>({emulator::bits_as<uint64_t>(x)},
+                             [=](auto& words, int) { return emulator::bits_as<T>(words[lane][0]); });
+}
+template <class T>
+T __shfl_sync(unsigned, T x, int lane, int width = 32) {
+    return lane_value(x, threadIdx.x % 32 / width * width + lane % width);
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T x, int mask) {
+    return lane_value(x, threadIdx.x % 32 ^ mask);
+}
+inline unsigned __ballot_sync(unsigned, int x) {
+    return emulator::meet<1>({static_cast<uint64_t>(x != 0)}, [](auto& words, int) {
+        unsigned ballot = 0;
+        for (int i = 0; i < 32; ++i) ballot |= static_cast<unsigned>(words[i][0]) << i;
+        return ballot;
+    });
+}
+inline int __any_sync(unsigned mask, int x) { return __ballot_sync(mask, x) != 0; }
+inline int __all_sync(unsigned mask, int x) { return __ballot_sync(mask, !x) == 0; }
+inline int atomicAdd(int* p, int x) { return std::exchange(*p, *p + x); }
+inline float __int_as_float(int x) { return emulator::bits_as<float>(x); }
+inline float __uint_as_float(uint32_t x) { return emulator::bits_as<float>(x); }
+inline uint32_t __float_as_uint(float x) { return emulator::bits_as<uint32_t>(x); }
+inline float __log2f(float x) { return std::log2(x); }

@@ -1,0 +1,125 @@
+// The functions of cufa/kernels/ptx.cuh on the host.
+#pragma once
+#include "block.h"
+
+#undef INF
+#undef NAN
+#define INF __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+
+struct float16 {
+    static constexpr float max = 65504.f;
+    unsigned short bits;
+};
+struct bfloat16 {
+    static constexpr float max = 0x1.fep127f;
+    unsigned short bits;
+};
+inline float wide(bfloat16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
+inline float wide(float16 x) {
+    const uint32_t magnitude = x.bits & 0x7fff, sign = x.bits >> 15 << 31;
+    const float value = magnitude >= 0x7c00 ? __uint_as_float(0x7f800000 | (magnitude & 0x3ff) << 13)
+                                            : __uint_as_float(magnitude << 13) * 0x1p112f;
+    return __uint_as_float(__float_as_uint(value) | sign);
+}
+template <class T>
+T narrow(float x);
+template <>
+inline bfloat16 narrow(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    return {static_cast<unsigned short>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+template <>
+inline float16 narrow(float x) {
+    const uint32_t sign = __float_as_uint(x) >> 31 << 15;
+    const float magnitude = std::fabs(x);
+    if (x != x) return {0x7fff};
+    if (magnitude >= 65520.f) return {static_cast<unsigned short>(sign | 0x7c00)};
+    // In units of the last place: of subnormal numbers' at least.
+    const int exponent = std::max(magnitude == 0.f ? -24 : std::ilogb(magnitude) - 10, -24);
+    const uint32_t units = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -exponent)));
+    return {static_cast<unsigned short>(sign | (static_cast<uint32_t>(exponent + 24) * 1024 + units))};
+}
+
+inline uint32_t smem_address(const void* p) { return static_cast<uint32_t>(static_cast<const unsigned char*>(p) - shared_memory); }
+inline int block_index() { return blockIdx.x; }
+inline int thread_index() { return threadIdx.x; }
+inline int thread_index_anew() { return threadIdx.x; }
+inline float copy_of(float x) { return x; }
+
+inline void cp_async_16(uint32_t to, const void* from, bool read) {
+    unsigned char* place = emulator::shared(to, 16);
+    if (read && reinterpret_cast<uint64_t>(from) % 16) emulator::fail("cp.async from an address that is not aligned");
+    emulator::thread->copies.add([=] {
+        if (read)
+            std::memcpy(place, from, 16);
+        else
+            std::memset(place, 0, 16);
+    });
+}
+inline void cp_async_commit() { emulator::thread->copies.commit(); }
+template <int PENDING>
+void cp_async_wait() {
+    emulator::thread->copies.wait(PENDING);
+}
+
+inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t row) {
+    emulator::shared(row, 16);
+    emulator::meet<1>({row}, [&](auto& rows, int lane) {
+        for (int i = 0; i < 4; ++i) std::memcpy(&r[i], shared_memory + rows[8 * i + lane / 4][0] + lane % 4 * 4, 4);
+        return 0;
+    });
+}
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row) {
+    emulator::shared(row, 16);
+    emulator::meet<1>({row}, [&](auto& rows, int lane) {
+        for (int i = 0; i < 4; ++i) {
+            unsigned short pair[2];
+            for (int e = 0; e < 2; ++e)
+                std::memcpy(&pair[e], shared_memory + rows[8 * i + lane % 4 * 2 + e][0] + lane / 4 * 2, 2);
+            std::memcpy(&r[i], pair, 4);
+        }
+        return 0;
+    });
+}
+inline void lds(float (&v)[4], uint32_t address) { std::memcpy(v, emulator::shared(address, 16), 16); }
+inline void sts_32(uint32_t address, uint32_t v) { std::memcpy(emulator::shared(address, 4), &v, 4); }
+
+// Element i of two that are packed in a register.
+template <class T>
+float element(uint64_t packed, int i) {
+    return wide(T{static_cast<unsigned short>(packed >> 16 * i)});
+}
+// D += A B of a warp: `a` and `b` say where an element of a row (column) and k is, in the words of the lanes.
+template <int K, class A, class B>
+void mma(float (&d)[4], const uint64_t (&mine)[6], A a, B b) {
+    emulator::meet<6>(mine, [&](auto& words, int lane) {
+        for (int i = 0; i < 4; ++i)
+            for (int k = 0; k < K; ++k) d[i] += a(words, lane / 4 + i / 2 * 8, k) * b(words, lane % 4 * 2 + i % 2, k);
+        return 0;
+    });
+}
+template <class T>
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    mma<16>(
+        d, {a[0], a[1], a[2], a[3], b0, b1},
+        [](auto& words, int row, int k) { return element<T>(words[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2); },
+        [](auto& words, int col, int k) { return element<T>(words[col * 4 + k % 8 / 2][4 + k / 8], k % 2); });
+}
+inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    auto tf32 = [](uint64_t x) { return __uint_as_float(static_cast<uint32_t>(x) & 0xffffe000u); };
+    mma<8>(
+        d, {a[0], a[1], a[2], a[3], b0, b1},
+        [=](auto& words, int row, int k) { return tf32(words[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]); },
+        [=](auto& words, int col, int k) { return tf32(words[col * 4 + k % 4][4 + k / 4]); });
+}
+
+inline float exp2_approx(float x) {
+    const float y = std::exp2(x);
+    return y < 0x1p-126f ? 0.f : y;
+}
+template <class T>
+uint32_t pack2(float lo, float hi) {
+    return narrow<T>(lo).bits | static_cast<uint32_t>(narrow<T>(hi).bits) << 16;
+}
+inline uint32_t round_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }

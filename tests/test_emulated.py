@@ -1,0 +1,134 @@
+"""The kernels' source on the host, from `cufa.attention` on: results, and that waits end.
+
+Copies and products end as late as they may, shared memory holds NaN before a block writes it, and
+pages that cannot be read lie around each array.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import Emulator, emulate, needs_compiler
+from played_gpu import Gpu, on_gpu
+from reference import assert_accepted, random_inputs
+
+import cufa
+from cufa import device
+from cufa.variant import Variant
+
+pytestmark = needs_compiler
+
+FA1 = "fa1_fp32<float, 32, 64, 32, 32, 1, 4, 2, Score<{score}>, Dense>"
+FP32 = "fa2_fp32<float, 64, 64, 64, 32, 2, 4, 2, Score<{score}>, Dense>"
+FP32_HALVES = "fa2_fp32<float, 32, 192, 32, 32, 1, 4, 1, Score<{score}>, Dense>"
+MMA = "fa2_mma<bfloat16, 64, 64, 64, 64, 2, 4, 2, Score<{score}>, Dense>"
+MMA_ONE_STAGE = "fa2_mma<float16, 32, 96, 128, 32, 1, 4, 2, Score<{score}>, Dense>"
+#: Three slots of Q, two and one.
+FA3 = "fa3_wgmma<bfloat16, 64, 64, 64, 64, 3, 8, 3, false, Score<{score}>, Dense>"
+FA3_TURNS = "fa3_wgmma<float16, 64, 64, 192, 128, 3, 16, 1, true, Score<{score}>, Dense>"
+FA3_TWO_SLOTS = "fa3_wgmma<bfloat16, 128, 128, 128, 128, 2, 12, 1, true, Score<{score}>, Dense>"
+FA3_ONE_LOOP = "fa3_wgmma<bfloat16, 192, 192, 128, 96, 2, 12, 1, false, Score<{score}>, Dense>"
+ALL = [
+    *(FA1, FP32, FP32_HALVES, MMA, MMA_ONE_STAGE),
+    *(FA3, FA3_TURNS, FA3_TWO_SLOTS, FA3_ONE_LOOP),
+]
+variants = pytest.mark.parametrize("form", ALL, ids=lambda form: form.split(", Score")[0])
+
+
+def variant_of(form: str, causal: bool) -> Variant:
+    return Variant.parse(form.format(score="Causal" if causal else ""))
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    base = tmp_path_factory.getbasetemp()
+    shared = "PYTEST_XDIST_WORKER" in os.environ  # of a test run, not of a worker
+    return Emulator((base.parent if shared else base) / "emulated")
+
+
+@pytest.fixture(autouse=True)
+def emulated(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
+    """Play a GPU with two multiprocessors, on which blocks take several tiles."""
+    two = device.named("h200")._replace(sm_count=2)
+    monkeypatch.setattr(device, "of_id", lambda device_id: two)
+    emulate(monkeypatch, emulator)
+    emulator.last_first = False
+    return emulator
+
+
+def called(variant: Variant, *arrays: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the result and the log-sum-exp of a variant."""
+    given = [on_gpu(x) for x in arrays]
+    out, lse = cufa.attention(
+        *given, causal=variant.causal, kernel=variant, return_lse=True, **options
+    )
+    return out.get(), lse.get()
+
+
+def checked(variant: Variant, *arrays: np.ndarray) -> None:
+    assert_accepted(*called(variant, *arrays), *arrays, causal=variant.causal)
+
+
+@variants
+@pytest.mark.parametrize("causal", [False, True])
+def test_odd_lengths(emulated: Emulator, rng: np.random.Generator, form: str, causal: bool) -> None:
+    variant = variant_of(form, causal)
+    d, dv = variant.head_dim, variant.head_dim_v
+    emulated.last_first = causal
+    checked(variant, *random_inputs(rng, variant.dtype, hq=2, hk=1, sq=201, sk=150, d=d, dv=dv))
+    # A block that takes one tile, and no other.
+    checked(variant, *random_inputs(rng, variant.dtype, sq=3, sk=230, d=d, dv=dv))
+
+
+@variants
+def test_head_dims_that_are_padded(rng: np.random.Generator, form: str) -> None:
+    variant = variant_of(form, True)
+    d, dv = variant.head_dim - 7, variant.head_dim_v - 9
+    checked(variant, *random_inputs(rng, variant.dtype, b=2, sq=40, sk=70, d=d, dv=dv))
+
+
+@variants
+def test_scores_that_grow_from_key_to_key(rng: np.random.Generator, form: str) -> None:
+    """Keys come last to first: row maxima move again and again, by little and by much."""
+    variant = variant_of(form, False)
+    d, dv = variant.head_dim, variant.head_dim_v
+    q, k, v = random_inputs(rng, variant.dtype, sq=20, sk=300, d=d, dv=dv)
+    for power in (1, 3):
+        growing = (k * np.linspace(4, 0, 300)[:, None] ** power).astype(k.dtype)
+        checked(variant, q, growing, v)
+
+
+@variants
+def test_a_nan_key(rng: np.random.Generator, form: str) -> None:
+    """All rows that see it are NaN, and no others."""
+    variant = variant_of(form, True)
+    d, dv = variant.head_dim, variant.head_dim_v
+    q, k, v = random_inputs(rng, variant.dtype, sq=200, d=d, dv=dv)
+    expected, _ = called(variant, q, k, v)
+    k[..., 150, :] = np.nan
+    out, lse = called(variant, q, k, v)
+    assert np.isnan(out[..., 150:, :].astype(np.float32)).all()
+    assert np.isnan(lse[..., 150:]).all()
+    np.testing.assert_array_equal(out[..., :150, :], expected[..., :150, :])
+
+
+def test_heads_that_share_a_tile(rng: np.random.Generator) -> None:
+    variant = variant_of(FA3, True)
+    checked(variant, *random_inputs(rng, variant.dtype, b=2, hq=8, hk=2, sq=13, sk=150, d=64))
+
+
+@pytest.mark.parametrize("form", [FP32, FP32_HALVES])
+@pytest.mark.parametrize("causal", [False, True])
+def test_infinities_of_float32(rng: np.random.Generator, form: str, causal: bool) -> None:
+    variant = variant_of(form, causal)
+    d, dv = variant.head_dim, variant.head_dim_v
+    q, k, v = random_inputs(rng, "float32", sq=90, d=d, dv=dv)
+    q[..., 0] = np.abs(q[..., 0]) + 0.1
+    k[..., 3, 0] = k[..., 70, 0] = -np.inf
+    v[..., 40, 1], v[..., 41, 2], v[..., 42, 3] = np.inf, -np.inf, 3.4028e38
+    expected = cufa.attention(q, k, v, causal=causal)
+    out, _ = called(variant, q, k, v)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
