@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             softmax.scale_log2 = parameter_anew(p.scale_log2);
             softmax.exponentiate(rS);
         };
-        // Where P came out too large, m moves by what their sum says, or if that is not finite, by scores computed once more.
+        // Where P came out too large, m moves by what their sum says, or if that is far too large, by scores computed once more.
         // `l` is what had been summed up before. O must follow m.
         auto correct = [&](const float (&l)[1][2]) {
             bool again[1][2];

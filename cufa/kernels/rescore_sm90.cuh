@@ -1,4 +1,4 @@
-// P of fa3_wgmma.cu from scores that are computed once more, where P came out infinite.
+// P of fa3_wgmma.cu from scores that are computed once more, where P came out far too large.
 #pragma once
 #include "softmax.cuh"
 #include "tile_sm90.cuh"

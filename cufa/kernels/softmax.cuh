@@ -38,6 +38,8 @@ struct OnlineSoftmax {
     static constexpr float SLACK_LOG2 = 8.f;
     // Largest score: rounding m then makes P wrong by 2^8 at most, for all keys alike, which l makes good.
     static constexpr float MAX_LOG2 = 0x1p28f;
+    // Row sums from here on are not shifted to where P should be.
+    static constexpr float MAX_SHIFTED = 0x1p64f;
     // m before any key has been seen: P of a key is then infinite, and of a masked one still 0.
     static constexpr float NONE = -0x1p127f;
 
@@ -117,7 +119,8 @@ struct OnlineSoftmax {
         return __any_sync(0xffffffff, found);
     }
     // Then m of such rows moves up so far that the row sum becomes what P of 16 largest scores would be, and P and l with it;
-    // O must be rescaled. A sum that is not finite tells nothing about the scores: `again` says which rows have such.
+    // O must be rescaled. `again` says which rows have sums so large that this would take P and l below float32's range; where a
+    // sum is NaN, so is the row: l says so in all lanes, and is not too large any more.
     template <int NT>
     __device__ void shift(float (&rP)[MT][NT][4], float limit, bool (&again)[MT][2]) {
 #pragma unroll
@@ -126,11 +129,11 @@ struct OnlineSoftmax {
             for (int h = 0; h < 2; ++h) {
                 const float sum = quad_sum(l[mt][h]);
                 const bool large = quad_max(l[mt][h]) > limit;
-                again[mt][h] = large && !(sum < INF);
-                const float step = large && sum < INF ? fmaxf(__log2f(sum) - 4.f - AT_MAX_LOG2, 0.f) : 0.f;
+                again[mt][h] = large && sum >= MAX_SHIFTED;
+                const float step = large && sum < MAX_SHIFTED ? fmaxf(__log2f(sum) - 4.f - AT_MAX_LOG2, 0.f) : 0.f;
                 set_m(m[mt][h][0] + step * FROM_LOG2, mt, h);
                 alpha[mt][h] = exp2_approx(-step);
-                l[mt][h] *= alpha[mt][h];
+                l[mt][h] = sum == sum ? l[mt][h] * alpha[mt][h] : sum;
             }
         rescale(rP);
     }
