@@ -26,7 +26,7 @@ TENSOR_CORES = [
 kernels = pytest.mark.parametrize(("kernel", "dtype"), TENSOR_CORES)
 
 # Rows that are multiplied together, else those of a tile: they may share a NaN of V.
-ROWS_TOGETHER = {"fa2_mma": 16, "fa2_fp32": 16, "fa3_wgmma": 64}
+ROWS_TOGETHER = {"fa2_mma": 16, "fa2_fp32": 1, "fa3_wgmma": 64}
 
 
 @pytest.fixture(autouse=True)

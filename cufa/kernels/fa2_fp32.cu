@@ -6,6 +6,7 @@
 #include "fa2_block.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
+#include "rows_fp32.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
 
@@ -77,10 +78,10 @@ __device__ void qk_tensor_cores(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_
 
 // S = Q K^T on CUDA cores, in the layout of the accumulators. A head dim of a few numbers leaves the errors of
 // the split products nothing to average out with, and few products to do.
-template <class QTile, class KTile, int UNROLL, int MT, int NT>
+template <class QTile, class KTile, int MT, int NT>
 __device__ void qk_cuda_cores(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k, int row0) {
-    const int lane = thread_index_anew() % 32;
-#pragma unroll(UNROLL)
+    const int lane = thread_index() % 32;
+#pragma unroll(2)
     for (int chunk = 0; chunk < QTile::CHUNKS; ++chunk) {
         float rQ[MT][2][4];
 #pragma unroll
@@ -105,10 +106,9 @@ __device__ void qk_cuda_cores(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t 
     }
 }
 
-// O += P V by split products, of a part of the columns of V that begins at `chunk0`; not of pieces whose O has ended.
-template <class VTile, int MT, int NT, int OT, class Ended>
-__device__ void pv_tensor_cores(float (&rO)[MT][OT][4], const float (&rS)[MT][NT][4], uint32_t tile_v, int chunk0,
-                                Ended ended) {
+// O += P V by split products, of a part of the columns of V that begins at `chunk0`.
+template <class VTile, int MT, int NT, int OT>
+__device__ void pv_tensor_cores(float (&rO)[MT][OT][4], const float (&rS)[MT][NT][4], uint32_t tile_v, int chunk0) {
     constexpr int PV_STEPS = VTile::COLS <= 64 ? 2 : NT;
     Split<4> rP[MT][NT];
 #pragma unroll
@@ -148,70 +148,11 @@ __device__ void pv_tensor_cores(float (&rO)[MT][OT][4], const float (&rS)[MT][NT
                     }
             }
 #pragma unroll
-            for (int mt = 0; mt < MT; ++mt) {
-                if (ended(mt)) continue;
+            for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
                 for (int i = 0; i < 16; ++i) rO[mt][ot + i / 4][i % 4] += rSum[mt][i / 4][i % 4];
-            }
         }
     }
-}
-
-// The same on CUDA cores. Keys whose P is 0 take no part. It is rare, and so short: the pieces of P move up, as registers
-// have no index.
-template <class VTile, int MT, int NT, int OT, class Ended>
-__device__ void pv_cuda_cores(float (&rO)[MT][OT][4], float (&rP)[MT][NT][4], uint32_t tile_v, int chunk0, Ended ended) {
-    const int lane = thread_index_anew() % 32;
-#pragma unroll 1
-    for (int nt = 0; nt < NT; ++nt) {
-#pragma unroll 1
-        for (int key = 0; key < 8; ++key) {
-            float p[MT][2];  // of this key, held by one lane of the quad
-#pragma unroll
-            for (int i = 0; i < MT * 2; ++i) {
-                const float(&own)[4] = rP[i / 2][0];
-                const float mine = key % 2 ? own[i % 2 * 2 + 1] : own[i % 2 * 2];
-                p[i / 2][i % 2] = __shfl_sync(0xffffffff, mine, lane / 4 * 4 + key / 2);
-            }
-#pragma unroll
-            for (int ot = 0; ot < OT; ot += 4)
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    float v[4];
-                    lds(v, tile_v + VTile::offset(nt * 8 + key, chunk0 + ot * 2 + lane % 4 * 2 + n));
-#pragma unroll
-                    for (int i = 0; i < MT * 8; ++i) {
-                        const int mt = i / 8, h = i / 4 % 2;
-                        float& o = rO[mt][ot + i % 4][2 * h + n];
-                        if (p[mt][h] != 0.f && !ended(mt)) o = fmaf(p[mt][h], v[i % 4], o);
-                    }
-                }
-        }
-#pragma unroll
-        for (int i = 0; i < MT * (NT - 1) * 4; ++i)
-            rP[i / (4 * NT - 4)][i % (4 * NT - 4) / 4][i % 4] = rP[i / (4 * NT - 4)][i % (4 * NT - 4) / 4 + 1][i % 4];
-    }
-}
-
-// Whether products are computed by the tensor cores.
-template <bool ON>
-struct On {
-    static constexpr bool TENSOR_CORES = ON;
-};
-
-template <int A, int B>
-__device__ bool all_finite(const float (&x)[A][B]) {
-    bool finite = true;
-#pragma unroll
-    for (int i = 0; i < A * B; ++i) finite &= fabsf(x[i / B][i % B]) < INF;  // false for NaN
-    return finite;
-}
-template <int A, int B, int C>
-__device__ bool all_finite(const float (&x)[A][B][C]) {
-    bool finite = true;
-#pragma unroll
-    for (int i = 0; i < A; ++i) finite &= all_finite(x[i]);
-    return finite;
 }
 
 template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, class SCORE,
@@ -231,58 +172,61 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     extern __shared__ __align__(1024) unsigned char smem[];
     const Block block(p, smem);
     OnlineSoftmax<MT, true> softmax(SCORE::LINEAR ? p.scale_log2 : 1.f);
-    float rO[MT][OT][4];
+    float rO[MT][OT][4] = {};
     auto part = [] { return thread_index() / 32 / ROW_WARPS; };
 
-    auto attend = [&](auto products) {
-        constexpr bool TENSOR_CORES = products.TENSOR_CORES;
-        block.start();
-#pragma unroll
-        for (int mt = 0; mt < MT; ++mt) clear(rO[mt]);
-        // From the last tile of keys to the first: the masked ones come first.
-        for (int j = block.end - 1; j >= block.first; --j) {
-            block.next_k(j);
-            const bool edge = block.at_edge(j);
-            if (edge && !block.visits(j)) {
-                block.next_v(j);
-                continue;
-            }
-#pragma unroll
-            for (int mt = 0; mt < MT; ++mt)
-                if (edge && block.begins(j, mt)) clear(rO[mt]);
-
-            // S = Q K^T
-            float rS[MT][NT][4] = {};
-            if constexpr (TENSOR_CORES && HEAD_DIM > 32)
-                qk_tensor_cores<QTile, KTile>(rS, block.sQ, block.tile_k(j), warp_row<BM, ROW_WARPS>());
-            else
-                qk_cuda_cores<QTile, KTile, TENSOR_CORES ? 2 : 1>(rS, block.sQ, block.tile_k(j), warp_row<BM, ROW_WARPS>());
-
-            // P = exp(S - m); m, l and O follow
-            block.apply_score(rS, j, edge);
-            softmax.update(rS, rO, TENSOR_CORES ? softmax.SLACK_LOG2 : 0.f);
+    block.start();
+    // From the last tile of keys to the first: the masked ones come first.
+    for (int j = block.end - 1; j >= block.first; --j) {
+        block.next_k(j);
+        const bool edge = block.at_edge(j);
+        if (edge && !block.visits(j)) {
             block.next_v(j);
-
-            // O += P V
-            auto ended = [&](int mt) { return block.ended(j, mt); };
-            if constexpr (TENSOR_CORES)
-                pv_tensor_cores<VTile>(rO, rS, block.tile_v(j), part() * OT * 2, ended);
-            else
-                pv_cuda_cores<VTile>(rO, rS, block.tile_v(j), part() * OT * 2, ended);
+            continue;
         }
-    };
-    attend(On<true>());
-    // Of an infinity, and of what rounds up to one, the two parts cancel to NaN, and large V overflow where P is more than 1:
-    // then once more, with whole numbers, and m the true row maximum.
-    if (__syncthreads_or(!all_finite(softmax.l) || !all_finite(rO))) {
-        softmax.reset();
-        attend(On<false>());
+
+        // S = Q K^T
+        float rS[MT][NT][4] = {};
+        if constexpr (HEAD_DIM > 32)
+            qk_tensor_cores<QTile, KTile>(rS, block.sQ, block.tile_k(j), warp_row<BM, ROW_WARPS>());
+        else
+            qk_cuda_cores<QTile, KTile>(rS, block.sQ, block.tile_k(j), warp_row<BM, ROW_WARPS>());
+
+        // P = exp(S - m); m, l and O follow
+        block.apply_score(rS, j, edge);
+        softmax.update(rS, rO);
+        block.next_v(j);
+
+        // O += P V
+        pv_tensor_cores<VTile>(rO, rS, block.tile_v(j), part() * OT * 2);
     }
 
     // O = O / l and the log-sum-exp
     float lse[MT][2];
     softmax.finish(rO, lse);
-    const OutputTile<BM, ROW_WARPS> out(p, block.tile());
-    store_lse(lse, p, out);
+    const Tile tile = block.tile();
+    const OutputTile<BM, ROW_WARPS> out(p, tile);
+    if (part() == 0) store_lse(lse, p, out);
     store_o_fp32(rO, p.o, out, part() * OT * 8, p.head_dim_v);
+
+    // Of an infinity, and of what rounds up to one, the two parts cancel to NaN, large V overflow where P is more than 1, and 0 V
+    // of a key that a row does not see may be NaN: such rows once more.
+    float zero[MT][2] = {};  // or NaN
+#pragma unroll
+    for (int i = 0; i < MT * OT * 4; ++i) {
+        float& of_row = zero[i / (OT * 4)][i / 2 % 2];
+        of_row = fmaf(rO[i / (OT * 4)][i / 4 % OT][i % 4], 0.f, of_row);
+    }
+    uint32_t bad = 0;  // bit 2 mt + h: of this lane's rows
+#pragma unroll
+    for (int i = 0; i < MT * 2; ++i) bad |= (zero[i / 2][i % 2] != 0.f) << i;
+    if (!__any_sync(0xffffffff, bad)) return;
+#pragma unroll 1
+    for (int row = 0; row < MT * 16; row += 4) {
+        const uint32_t lanes = __ballot_sync(0xffffffff, bad >> row / 8 & 1) >> row % 8 * 4;
+        uint32_t wanted = 0;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) wanted |= ((lanes >> 4 * r & 0xf) != 0) << r;
+        if (__any_sync(0xffffffff, wanted)) attend_rows<OT * 8>(p, tile, out.q0 + out.row0 + row, wanted, part() * OT * 8);
+    }
 }

@@ -44,6 +44,20 @@ __device__ inline float copy_of(float x) {
     return y;
 }
 
+// Over LANES neighbouring lanes, a power of two.
+template <int LANES>
+__device__ float lanes_sum(float x) {
+#pragma unroll
+    for (int i = 1; i < LANES; i *= 2) x += __shfl_xor_sync(0xffffffff, x, i);
+    return x;
+}
+template <int LANES>
+__device__ float lanes_max(float x) {  // NaN only if all are
+#pragma unroll
+    for (int i = 1; i < LANES; i *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, i));
+    return x;
+}
+
 // Copies 16 bytes from global to shared memory, or writes zeros and reads nothing.
 __device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(read ? 16 : 0)

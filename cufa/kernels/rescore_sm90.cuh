@@ -33,7 +33,7 @@ __device__ void exponentiate_again(Softmax& softmax, float (&rP)[1][NT][4], cons
             if (i < NT / 2 - 1) continue;
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                row_max[h] = softmax.quad_max(row_max[h]);
+                row_max[h] = lanes_max<4>(row_max[h]);
                 if (again[0][h]) softmax.l[0][h] = l[0][h], softmax.move_to(row_max[h], 0, h);
             }
             continue;

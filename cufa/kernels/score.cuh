@@ -80,6 +80,15 @@ struct Score : Parts... {
         return j >= tiles.whole_end || (LEFT_EDGE && j < tiles.whole_first);
     }
 
+    // The score of a query and a key that it sees, from S, in the units that the softmax is handed.
+    __device__ float of(float s, float scale_log2, int query, int key) const {
+        if constexpr (!LINEAR) {
+            s *= scale_log2;
+            ((s = Parts::score(s, query, key)), ...);
+        }
+        return s;
+    }
+
     // The step that every S takes before the softmax. `masked`: whether some rows may not see all of these keys.
     template <int MT, int NT>
     __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at,
@@ -92,8 +101,7 @@ struct Score : Parts... {
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
                         float& s = rS[mt][nt][i];
-                        s *= scale_log2;
-                        ((s = Parts::score(s, at.query(mt, i / 2), at.key_of(nt, i % 2))), ...);
+                        s = of(s, scale_log2, at.query(mt, i / 2), at.key_of(nt, i % 2));
                     }
         }
         if (!masked) return;

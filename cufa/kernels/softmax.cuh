@@ -83,7 +83,7 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) move_to(quad_max(row_max[mt][h]), mt, h, slack_log2);
+            for (int h = 0; h < 2; ++h) move_to(lanes_max<4>(row_max[mt][h]), mt, h, slack_log2);
         return true;
     }
 
@@ -127,8 +127,8 @@ struct OnlineSoftmax {
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float sum = quad_sum(l[mt][h]);
-                const bool large = quad_max(l[mt][h]) > limit;
+                const float sum = lanes_sum<4>(l[mt][h]);
+                const bool large = lanes_max<4>(l[mt][h]) > limit;
                 again[mt][h] = large && sum >= MAX_SHIFTED;
                 const float step = large && sum < MAX_SHIFTED ? fmaxf(__log2f(sum) - 4.f - AT_MAX_LOG2, 0.f) : 0.f;
                 set_m(m[mt][h][0] + step * FROM_LOG2, mt, h);
@@ -164,12 +164,12 @@ struct OnlineSoftmax {
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                float sum = quad_sum(l[mt][h]);
+                float sum = lanes_sum<4>(l[mt][h]);
                 const float m_log2 = m[mt][h][0] * (EXACT ? scale_log2 : TO_LOG2);
                 // Of larger scores the multiply-adds of P no longer take out m: NaN, and not something wrong.
                 if (!EXACT && m[mt][h][0] != NONE && !(fabsf(m_log2) <= MAX_LOG2)) sum = NAN;
                 divisor[mt][h] = sum;
-                lse[mt][h] = sum == 0.f ? -INF : (m_log2 + log2f(sum)) * LN_2;
+                lse[mt][h] = log_sum_exp(m_log2, sum);
             }
         reset();
     }
@@ -183,10 +183,13 @@ struct OnlineSoftmax {
 #pragma unroll
                 for (int ot = 0; ot < OT; ++ot)
 #pragma unroll
-                    for (int i = 2 * h; i < 2 * h + 2; ++i)
-                        rO[mt][ot][i] = EXACT ? rO[mt][ot][i] / divisor[mt][h] : rO[mt][ot][i] * inverse;
+                    for (int i = 2 * h; i < 2 * h + 2; ++i) {
+                        const float o = rO[mt][ot][i], quotient = o * inverse;
+                        // One step of Newton's rounds to nearest; of what is not finite it makes NaN.
+                        rO[mt][ot][i] = EXACT ? fmaf(fmaf(-quotient, divisor[mt][h], o), inverse, quotient) : quotient;
+                    }
                 // 0 V is NaN where V is not finite. A branch, which the empty asm keeps one, hardly ever taken
-                if (!__any_sync(0xffffffff, divisor[mt][h] == 0.f)) continue;
+                if (EXACT || !__any_sync(0xffffffff, divisor[mt][h] == 0.f)) continue;
                 asm volatile("");
 #pragma unroll
                 for (int ot = 0; ot < OT; ++ot)
@@ -202,14 +205,9 @@ struct OnlineSoftmax {
         divide(rO, divisor);
     }
 
-    // Over the four lanes of a row.
-    static __device__ float quad_sum(float x) {
-        x += __shfl_xor_sync(0xffffffff, x, 1);
-        return x + __shfl_xor_sync(0xffffffff, x, 2);
-    }
-    static __device__ float quad_max(float x) {
-        x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-        return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+    // Of a row that saw no key, too.
+    static __device__ float log_sum_exp(float m_log2, float sum) {
+        return sum == 0.f ? -INF : (m_log2 + log2f(sum)) * LN_2;
     }
 
  private:

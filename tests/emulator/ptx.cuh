@@ -47,6 +47,17 @@ inline int thread_index() { return threadIdx.x; }
 inline int thread_index_anew() { return threadIdx.x; }
 inline float copy_of(float x) { return x; }
 
+template <int LANES>
+float lanes_sum(float x) {
+    for (int i = 1; i < LANES; i *= 2) x += __shfl_xor_sync(0xffffffff, x, i);
+    return x;
+}
+template <int LANES>
+float lanes_max(float x) {
+    for (int i = 1; i < LANES; i *= 2) x = std::fmax(x, __shfl_xor_sync(0xffffffff, x, i));
+    return x;
+}
+
 inline void cp_async_16(uint32_t to, const void* from, bool read) {
     unsigned char* place = emulator::shared(to, 16);
     if (read && reinterpret_cast<uint64_t>(from) % 16) emulator::fail("cp.async from an address that is not aligned");

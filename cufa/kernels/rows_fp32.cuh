@@ -1,0 +1,76 @@
+// A few rows of attention once more, in plain float32 and without shared memory.
+#pragma once
+#include "kv.cuh"
+#include "params.cuh"
+#include "ptx.cuh"
+#include "scheduler.cuh"
+#include "score.cuh"
+#include "softmax.cuh"
+
+// A warp computes four rows of the output from `row0` on, COLS columns from `col0` on, and writes the `wanted` ones, a bit a
+// row. Of a row, eight lanes hold S of a key each, and four neighbouring columns of each 32 of O. m is the true row maximum,
+// and a key whose P is 0 takes no part: what is infinite, or nearly so, gives what it gives in NumPy.
+template <int COLS, class SCORE, class KV>
+__device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int row0, uint32_t wanted, int col0) {
+    using Softmax = OnlineSoftmax<1, true>;
+    constexpr int LANES = 8, PIECES = COLS / (4 * LANES);
+    const SCORE& score = p;
+    const Sequence sequence = KV::sequence(p, tile.batch);
+    const int lane = thread_index_anew() % LANES, r = thread_index_anew() % 32 / LANES;
+    const int row = min(row0 + r, sequence.seq_q - 1), kv_head = tile.head / p.group, col = col0 + 4 * lane;
+    const float* gQ = head_ptr<float>(p.q, tile.batch, tile.head) + row * p.q.stride_seq;
+    const float* gK = KV::template rows<float>(p.k, tile.batch, kv_head);
+    const float* gV = KV::template rows<float>(p.v, tile.batch, kv_head) + col;
+    const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f;
+    const Keys keys = score.sees(sequence, row);
+    const int begin = SCORE::LEFT_EDGE ? max(0, score.sees(sequence, row0).first) : 0;
+    const int end = score.sees(sequence, row0 + 32 / LANES - 1).end;
+
+    float m = Softmax::NONE, l = 0.f;
+    float rO[PIECES][4] = {};
+#pragma unroll 1
+    for (int j = begin; j < end && !__all_sync(0xffffffff, l != l); j += LANES) {  // NaN stays NaN
+        // S = Q K^T
+        const int key = j + lane;
+        const float* k = gK + min(key, end - 1) * p.k.stride_seq;
+        float s = 0.f;
+#pragma unroll 2
+        for (int d = 0; d < p.head_dim; d += 4) {
+            const float4 a = *reinterpret_cast<const float4*>(gQ + d), b = *reinterpret_cast<const float4*>(k + d);
+            s = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, s))));
+        }
+        s = key >= keys.first && key < keys.end ? score.of(s, p.scale_log2, row, key) : -INF;
+
+        // P = exp(S - m); m, l and O follow
+        const float m_old = m;
+        m = fmaxf(m, lanes_max<LANES>(s));
+        const float alpha = exp2_approx((m_old - m) * scale), prob = exp2_approx((s - m) * scale);
+        l = l * alpha + lanes_sum<LANES>(prob);
+#pragma unroll
+        for (int i = 0; i < PIECES * 4; ++i) rO[i / 4][i % 4] *= alpha;
+
+        // O += P V
+#pragma unroll 1
+        for (int i = 0; i < min(LANES, end - j); ++i) {
+            const float of_key = __shfl_sync(0xffffffff, prob, i, LANES);
+            const float* v = gV + (j + i) * p.v.stride_seq;
+#pragma unroll
+            for (int piece = 0; piece < PIECES; ++piece) {
+                if (of_key == 0.f || col + piece * 32 >= p.head_dim_v) continue;
+                const float4 x = *reinterpret_cast<const float4*>(v + piece * 32);
+                const float values[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+                for (int n = 0; n < 4; ++n) rO[piece][n] = fmaf(of_key, values[n], rO[piece][n]);
+            }
+        }
+    }
+
+    // O = O / l and the log-sum-exp
+    if (!(wanted >> r & 1) || row0 + r >= sequence.seq_q) return;
+    float* gO = head_ptr<float>(p.o, tile.batch, tile.head) + row * p.o.stride_seq + col;
+    const float factor = l == 0.f ? 0.f : 1.f / l;
+#pragma unroll
+    for (int i = 0; i < PIECES * 4; ++i)
+        if (col + i / 4 * 32 + i % 4 < p.head_dim_v) gO[i / 4 * 32 + i % 4] = rO[i / 4][i % 4] * factor;
+    if (p.lse && col == 0) p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head) * p.seq_q + row] = Softmax::log_sum_exp(m * scale, l);
+}
