@@ -104,13 +104,13 @@ class Driver:
         if not legal:
             return INVALID_VALUE
         none = 5 - rank
-        (ctypes.c_uint64 * 16).from_address(place)[:] = (
+        (ctypes.c_uint64 * 16).from_address(place)[:] = [
             found.address + self.address_moved_by,
             *(*found.sizes, *[1] * none),
             *(*found.strides, *[0] * none),
             *(*found.box, *[1] * none),
             found.swizzle_bytes | dtype << 32,
-        )
+        ]
         self.encoded.append(found)
         return 0
 
