@@ -17,4 +17,4 @@ esac
 .venv/bin/ruff format --check
 .venv/bin/mypy
 # One BLAS thread a worker: more would only fight over the cores.
-OPENBLAS_NUM_THREADS=1 .venv/bin/pytest -n auto --maxprocesses 8 "$@"
+OPENBLAS_NUM_THREADS=1 .venv/bin/pytest -n auto --maxprocesses 8 --dist worksteal "$@"
