@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
 from cufa.launch import calls
 from cufa.launch.kind import Kind
-from cufa.planner.plan import Plan, plan
+from cufa.planner.plan import Plan, Planner, plan
 from cufa.problem import Problem, parse, restore_shape
 from cufa.tuned import user_table
 from cufa.variant import Variant
@@ -105,9 +104,8 @@ def attention(
         return _on_cpu(problem, operands, q, out, layout, return_lse)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
-    planned = functools.partial(plan, device=device, kernel=kernel, table=user_table(device))
-    planned(problem)
-    kind = Kind(problem, layout, device, device_id, planned)
+    planner = Planner(problem, device, kernel, user_table(device))
+    kind = Kind(problem, layout, device, device_id, planner)
     return calls.first(q, k, v, out, return_lse, options, kind)
 
 

@@ -33,6 +33,11 @@ SWIZZLE_BYTES = {1: 32, 2: 64, 3: 128}
 L2_256B = 3
 INVALID_VALUE = 1  # CUresult
 
+POINTER, INT, UNSIGNED = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32
+ENCODE_TILED = ctypes.CFUNCTYPE(
+    INT, *(POINTER, INT, UNSIGNED), *[POINTER] * 5, *(INT, INT, INT, INT)
+)
+
 
 class Encoded(NamedTuple):
     """What a tensor map says, the innermost axis first; strides are in bytes."""
@@ -59,44 +64,49 @@ class Driver:
     def __init__(self) -> None:
         self.encoded: list[Encoded] = []
         self.address_moved_by = 0
-        self.cuTensorMapEncodeTiled = self.encode
+        self.function = ENCODE_TILED(self.encode)
 
     def encode(
         self,
-        map_address: ctypes.c_void_p,
+        place: int,
         dtype: int,
         rank: int,
-        address: ctypes.c_void_p,
-        sizes: ctypes.c_void_p,
-        strides: ctypes.c_void_p,
-        box: ctypes.c_void_p,
-        element_strides: Any,
+        address: int,
+        sizes: int,
+        strides: int,
+        box: int,
+        element_strides: int,
         interleave: int,
         swizzle: int,
         l2_promotion: int,
         fill: int,
     ) -> int:
-        """Stand for `cuTensorMapEncodeTiled`."""
+        """Stand for `cuTensorMapEncodeTiled`, as foreign code that raises nothing."""
 
-        def numbers(there: ctypes.c_void_p, kind: Any, count: int) -> tuple[int, ...]:
-            return tuple((kind * count).from_address(there.value or 0))
+        def numbers(there: int, kind: Any, count: int) -> tuple[int, ...]:
+            return tuple((kind * count).from_address(there))
 
+        legal = (
+            3 <= rank <= 5
+            and place % 64 == 0
+            and address % 16 == 0
+            and numbers(element_strides, ctypes.c_uint32, rank) == (1,) * rank
+            and (interleave, l2_promotion, fill) == (0, L2_256B, 0)
+            and {dtype} <= set(TYPES)
+            and {swizzle} <= set(SWIZZLE_BYTES)
+        )
+        if not legal:
+            return INVALID_VALUE
         found = Encoded(
             DTYPES[TYPES[dtype]],
-            address.value or 0,
+            address,
             numbers(sizes, ctypes.c_uint64, rank),
             numbers(strides, ctypes.c_uint64, rank - 1),
             numbers(box, ctypes.c_uint32, rank),
             SWIZZLE_BYTES[swizzle],
         )
-        assert tuple(element_strides) == (1,) * rank
-        assert (interleave, l2_promotion, fill) == (0, L2_256B, 0)
-        place = map_address.value or 0
         legal = (
-            3 <= rank <= 5
-            and place % 64 == 0
-            and found.address % 16 == 0
-            and all(0 < n <= 2**32 for n in found.sizes)
+            all(0 < n <= 2**32 for n in found.sizes)
             and all(0 < n < 2**40 and n % 16 == 0 for n in found.strides)
             and all(0 < n <= 256 for n in found.box)
             and found.box[0] * found.dtype.itemsize == found.swizzle_bytes
@@ -430,5 +440,5 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     params.free_buffers.clear()
     monkeypatch.setattr(counters, "_of_device", {})
     monkeypatch.setattr(counters, "zeros", played.zeros)
-    monkeypatch.setattr(tensor_map, "_driver", lambda: played.driver)
+    monkeypatch.setattr(tensor_map, "_encode_tiled", lambda: played.driver.function)
     return played

@@ -398,22 +398,43 @@ def test_a_variant_that_looks_like_a_known_one(
     assert len(gpu.launches) == known
 
 
+def encodes(gpu: Gpu, rng: np.random.Generator, *lengths: int) -> int:
+    """Make calls, and return how many tensor maps that took."""
+    encoded = len(gpu.driver.encoded)
+    for length in lengths:
+        checked(legal(rng, sq=length))
+    return len(gpu.driver.encoded) - encoded
+
+
+def test_what_comes_again_is_remembered(gpu: Gpu, rng: np.random.Generator) -> None:
+    """At once if it is the next, and for long from the second time on."""
+    once = encodes(gpu, rng, 1)
+    assert once > 0
+    assert encodes(gpu, rng, 1, 1) == 0
+    assert encodes(gpu, rng, 2, 1, 2) == 3 * once
+    assert encodes(gpu, rng, 1, 2, 3, 1, 2, 1, 2) == once
+
+
 def test_what_is_remembered_is_bounded(
     gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest goes, and no more."""
     monkeypatch.setattr(calls, "_KINDS", 2)
     monkeypatch.setattr(kind, "_CALLS", 3)
-    for length in (*range(1, 9), *range(8, 0, -1)):
+    monkeypatch.setattr(kind, "_SEEN", 5)
+    for length in (1, 2, 1, 2, 3, 4, 3, 4, 5, 6, 7, 8, *range(8, 0, -1)):
         for causal in (False, True):
             checked(legal(rng, sq=length), causal=causal)
             assert 1 <= len(calls._kinds) <= 2
-            assert all(1 <= len(each.calls) <= 3 for each in calls._kinds.values())
+            assert all(len(each.calls) <= 3 for each in calls._kinds.values())
+            assert all(1 <= len(each._seen) <= 5 for each in calls._kinds.values())
     assert gpu.parsed == 2
-    encoded = len(gpu.driver.encoded)
-    for length in (3, 2, 1):
-        checked(legal(rng, sq=length))
-    assert len(gpu.driver.encoded) == encoded
+    monkeypatch.setattr(kind, "_SEEN", 50)
+    for each in calls._kinds.values():
+        each.calls.clear()
+    encodes(gpu, rng, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4)
+    assert encodes(gpu, rng, 2, 3, 4) == 0
+    assert encodes(gpu, rng, 1) > 0
     checked(legal(rng), kernel="fa2_mma")
     checked(legal(rng, sq=1), causal=True)  # not the oldest
     assert gpu.parsed == 3

@@ -15,7 +15,7 @@ from cufa.launch import tensor_map
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     played = Driver()
-    monkeypatch.setattr(tensor_map, "_driver", lambda: played)
+    monkeypatch.setattr(tensor_map, "_encode_tiled", lambda: played.function)
     return played
 
 
@@ -26,7 +26,7 @@ def encoded(array: Any, pack: int, rows: int, columns: int, **changes: Any) -> n
     words = memory[start : start + tensor_map.WORDS]
     said = {"shape": array.shape, "strides": array.strides, **changes}
     address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
-    tensor_map.Encoder(words.ctypes.data, 1).encode(
+    tensor_map.Encoder(words.data, words.ctypes.data).encode(
         *(0, array.dtype.name, address, said["shape"], said["strides"], pack, rows, columns)
     )
     return words
@@ -82,13 +82,15 @@ def test_maps_are_made_in_their_places(driver: Driver) -> None:
     memory = np.full(6 * tensor_map.WORDS, 7, np.uint64)
     start = -memory.ctypes.data % 64 // 8 + tensor_map.WORDS
     places = memory[start : start + 3 * tensor_map.WORDS].reshape(3, tensor_map.WORDS)
-    encoder = tensor_map.Encoder(places.ctypes.data, 3)
+    encoder = tensor_map.Encoder(places.ravel().data, places.ctypes.data)
     for i in (2, 0):
         array = arrays[i]
         encoder.encode(i, "float16", array.ctypes.data, array.shape, array.strides, 1, 64, 64)
     assert int(places[2, 0]) == arrays[2].ctypes.data
     assert int(places[0, 0]) == arrays[0].ctypes.data
     assert np.all(places[1] == 7)
+    encoder.copy(2, 1)
+    np.testing.assert_array_equal(places[1], places[2])
     assert np.all(memory[:start] == 7)
     assert np.all(memory[start + 3 * tensor_map.WORDS :] == 7)
 

@@ -82,10 +82,11 @@ class Stage:
         chosen = plan(self._problem, self._device, variant)
         function = jit.load(cubin, chosen.smem_bytes)
         loaded = Loaded(variant, function, self.xp.cuda.runtime.getDevice())
+        shapes = tuple(x.shape for x in self._taken)
         strides = tuple(x.strides for x in self._taken)
         q, k, v, out = (x.data.ptr for x in self._taken)
-        run = Launch(loaded, chosen, self._problem, strides, q)
-        workspace = self.xp.empty(run.workspace_floats, np.float32)
+        run = Launch(loaded, chosen, self._problem, shapes, strides, q)
+        workspace = self.xp.empty(chosen.workspace_floats, np.float32)
         return lambda: run(q, k, v, out, 0, workspace.data.ptr)
 
     def run(self, call: Call) -> None:

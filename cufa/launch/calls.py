@@ -55,7 +55,9 @@ def again(
         aligned = (q_at % ALIGNMENT == 0, k_at % ALIGNMENT == 0, v_at % ALIGNMENT == 0)
     given = None if out is None else (out.shape, out.strides, out.data.ptr % ALIGNMENT == 0)
     key = (q_shape, q.strides, k.shape, k.strides, v_shape, v.strides, aligned, given)
-    call = kind.calls.get(key) or kind.ready(key, q_at)
+    latest, call = kind.latest
+    if key != latest:
+        call = kind.calls.get(key) or kind.ready(key, q_at)
     if call is None:
         return None
     odd = aligned is not _ALIGNED or given is not None
@@ -131,7 +133,7 @@ def _run_with_memory(
             taken[name] = padded(view.shape, view.dtype, _ndarray)
         else:
             taken[name] = copied(view, negate=name == "q" and kind.problem.scale < 0)
-    floats = call.launch.workspace_floats
+    floats = call.launch.plan.workspace_floats
     workspace = _ndarray(floats, np.float32) if floats else None
     addresses = [array.data.ptr for array in taken.values()]
     optional = [0 if array is None else array.data.ptr for array in (lse, workspace)]
@@ -144,8 +146,8 @@ def _run_with_memory(
 def _cannot_be_captured(call: Call, arrays: dict[str, Array], scale: float) -> ValueError:
     if not call.copies:
         return ValueError(
-            f"kernel: {call.launch.kernel} needs memory beside its arrays, for which a call that "
-            "is captured into a CUDA graph has no place"
+            f"kernel: {call.launch.plan.variant.kernel} needs memory beside its arrays, for which "
+            "a call that is captured into a CUDA graph has no place"
         )
     name = call.copies[0]
     if name == "q" and scale < 0:

@@ -17,15 +17,16 @@ from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES
 from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch, Loaded
+from cufa.launch.params import FourInts
 from cufa.planner.plan import KEY_STEP, Plan
 from cufa.problem import Problem
 from cufa.variant import Variant
 
 _CALLS = 128  # of a kind that are remembered
+_SEEN = 1024  # of which it is known that there was such a call
 
 Key = tuple[Any, ...]
 _Ints = tuple[int, ...]
-_Given = tuple[_Ints, _Ints, bool] | None  # of `out`: shape, strides, whether it is aligned
 _T = TypeVar("_T")
 
 _lock = threading.Lock()
@@ -91,7 +92,9 @@ class Kind:
     problem : Problem
     layout : str
     calls : dict
-        Those that are ready, the oldest first.
+        Those that came twice and are ready, the oldest first.
+    latest : tuple
+        The key of the latest one that has been made ready, and the call.
     """
 
     def __init__(
@@ -105,11 +108,16 @@ class Kind:
         self.problem = problem
         self.layout = layout
         self.calls: dict[Key, Call] = {}
-        self._itemsize = ELEMENT_BYTES[problem.dtype]
+        self.latest: tuple[Key, Call | None] = (), None
+        self._seen: set[int] = set()
+        self._itemsize = size = ELEMENT_BYTES[problem.dtype]
+        # Else some array is copied, and so is q where the scale is negative.
+        whole = problem.head_dim * size % ALIGNMENT == problem.head_dim_v * size % ALIGNMENT == 0
+        self._may_be_plain = whole and problem.scale >= 0
         self._device, self._device_id = device, device_id
         self._planned = planned
         self._loaded: dict[Variant, Loaded] = {}
-        self._latest: tuple[Key, Problem, Plan, Call] | None = None
+        self._example: tuple[Key, Problem, Call] | None = None
 
     def ready(self, key: Key, address: int) -> Call | None:
         """Make a call ready; None if it is empty, or illegal: then `parse` says why.
@@ -123,7 +131,19 @@ class Kind:
             Of q.
         """
         address &= -ALIGNMENT  # that of an array which may be copied
-        return self._with_other_keys(key, address) or self._made(key, address)
+        call = self._with_other_keys(key, address) or self._made(key, address)
+        if call is None:
+            return None
+        # Lengths that do not come again are not kept.
+        number = hash(key)
+        if number in self._seen:
+            remember(self.calls, key, call, _CALLS)
+        else:
+            if len(self._seen) >= _SEEN:
+                self._seen.clear()
+            self._seen.add(number)
+        self.latest = key, call
+        return call
 
     def _with_other_keys(self, key: Key, address: int) -> Call | None:
         """Make the latest call ready for another number of keys, as of a cache that grows.
@@ -131,13 +151,12 @@ class Kind:
         Nothing else may differ, not even the plan. That strides are legal is known where there was
         more than one key.
         """
-        if self._latest is None:
+        if self._example is None or self._example[0][0] != key[0]:
             return None
-        q_shape, q_strides, k_shape, k_strides, v_shape, v_strides, aligned, given = key
-        latest, problem, plan, call = self._latest
+        _, q_strides, k_shape, k_strides, v_shape, v_strides, aligned, given = key
+        latest, problem, call = self._example
         if not (
-            q_shape == latest[0]
-            and k_strides == latest[3]
+            k_strides == latest[3]
             and v_strides == latest[5]
             and q_strides == latest[1]
             and aligned == latest[6]
@@ -155,19 +174,21 @@ class Kind:
             return None
         if problem.causal or (keys - 1) // KEY_STEP != (problem.seq_kv - 1) // KEY_STEP:
             problem = problem._replace(seq_kv=keys)
-            if self._planned(problem) != plan:
+            if self._planned(problem) != call.launch.plan:
                 return None
         call = Call(call.launch.with_keys(keys, address), *call[1:])
-        self._latest = key, problem, plan, call
-        return remember(self.calls, key, call, _CALLS)
+        self._example = key, problem, call
+        return call
 
     def _made(self, key: Key, address: int) -> Call | None:
         q_shape, q_strides, k_shape, k_strides, v_shape, v_strides, aligned, given = key
         if not 2 <= len(q_shape) == len(k_shape) == len(v_shape) <= 4:
             return None
-        q, of_q = self._bhsd(q_shape, q_strides)
-        k, of_k = self._bhsd(k_shape, k_strides)
-        v, of_v = self._bhsd(v_shape, v_strides)
+        q, k, v, of_q, of_k, of_v = q_shape, k_shape, v_shape, q_strides, k_strides, v_strides
+        if len(q) < 4 or self.layout != "bhsd":
+            q, of_q = self._bhsd(q, of_q)
+            k, of_k = self._bhsd(k, of_k)
+            v, of_v = self._bhsd(v, of_v)
         batch, heads_q, seq_q, head_dim = q
         _, heads_kv, seq_kv, head_dim_v = v
         if k != (batch, heads_kv, seq_kv, head_dim) or v[0] != batch:
@@ -178,32 +199,74 @@ class Kind:
         if given is not None and given[0] != shape:
             return None
         dtype, _, _, _, _, _, _, _, causal, scale = self.problem
-        sizes = (batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v)
-        # The kernels fold a positive scale into the exponent.
-        problem = Problem(dtype, *sizes, causal, abs(scale))
+        problem = Problem(
+            dtype,
+            batch,
+            heads_q,
+            heads_kv,
+            seq_q,
+            seq_kv,
+            head_dim,
+            head_dim_v,
+            causal,
+            abs(scale),  # the kernels fold a positive scale into the exponent
+        )
         plan = self._planned(problem)
         loaded = self._loaded.get(plan.variant) or self._load(plan.variant)
 
-        size, tma = self._itemsize, loaded.tma
         out = (batch, heads_q, seq_q, head_dim_v)
-        of_out, writable = self._result(out, given, tma)
+        shapes = (q, k, v, out)
+        strides: FourInts = (of_q, of_k, of_v, self._of_result(out))
         copies: tuple[str, ...] = ()
-        if not (aligned[0] and scale >= 0 and readable(q, of_q, size, tma)):
-            copies, of_q = ("q",), self._packed(q)
-        if seq_kv and not (aligned[1] and readable(k, of_k, size, tma, repeats=True)):
-            copies, of_k = (*copies, "k"), self._packed(k)
-        if seq_kv and not (aligned[2] and readable(v, of_v, size, tma, repeats=True)):
-            copies, of_v = (*copies, "v"), self._packed(v)
-        if not writable:
-            copies, of_out = (*copies, "out"), self._packed(out)
-        if (copies or given) and not self._has_legal_strides(key):
-            return None
-        launch = Launch(loaded, plan, problem, (of_q, of_k, of_v, of_out), address)
+        if given is not None or not self._is_plain(aligned, strides, loaded.tma):
+            if not self._has_legal_strides(key):
+                return None
+            strides, copies = self._taken(key, shapes, strides, loaded.tma)
+        launch = Launch(loaded, plan, problem, shapes, strides, address)
         lse_shape = out[:3] if len(shape) == 4 else shape[:-1]
         needs_memory = bool(copies) or plan.workspace_floats > 0
         call = Call(launch, shape, lse_shape, needs_memory, copies, self._extents(key))
-        self._latest = key, problem, plan, call
-        return remember(self.calls, key, call, _CALLS)
+        self._example = key, problem, call
+        return call
+
+    def _is_plain(self, aligned: tuple[bool, ...], strides: FourInts, tma: bool) -> bool:
+        """Whether the kernel takes all arrays as they are, as far as can be seen at a glance."""
+        (q0, q1, q2, q3), (k0, k1, k2, k3), (v0, v1, v2, v3), _ = strides
+        return (
+            self._may_be_plain
+            and aligned[0]
+            and aligned[1]
+            and aligned[2]
+            and q3 == k3 == v3 == self._itemsize
+            and (q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2) % ALIGNMENT == 0
+            and (not tma or min(q0, q1, q2, k0, k1, k2, v0, v1, v2) > 0)
+        )
+
+    def _taken(
+        self, key: Key, shapes: FourInts, strides: FourInts, tma: bool
+    ) -> tuple[FourInts, tuple[str, ...]]:
+        """Return the strides of the arrays that the kernel finds, and which of them are copies."""
+        *_, aligned, given = key
+        found, copies = [], []
+        for i, name in enumerate(("q", "k", "v")):
+            shape, own, repeats = shapes[i], strides[i], name != "q"
+            taken = aligned[i] and readable(shape, own, self._itemsize, tma, repeats)
+            if 0 not in shape and not (taken and (repeats or self.problem.scale >= 0)):
+                copies.append(name)
+                own = self._packed(shape)
+            found.append(own)
+        out, own, direct = shapes[3], strides[3], True
+        if given is not None:
+            _, own = self._bhsd(given[0], given[1])
+            direct = given[2]
+        if tma:
+            direct = direct and readable(out, own, self._itemsize, tma)
+        else:
+            direct = own[3] == self._itemsize or out[3] == 1
+        if not direct:
+            copies.append("out")
+            own = self._packed(out)
+        return (*found, own), tuple(copies)
 
     def _has_legal_strides(self, key: Key) -> bool:
         """Whether they are multiples of an element, and those of `out` keep its elements apart."""
@@ -238,18 +301,13 @@ class Kind:
             return (shape[0], 1, *shape[1:]), (strides[0], ALIGNMENT, *strides[1:])
         return (1, 1, *shape), (ALIGNMENT, ALIGNMENT, *strides)
 
-    def _result(self, shape: _Ints, given: _Given, tma: bool) -> tuple[_Ints, bool]:
-        """Return the strides of the result, and whether a kernel writes it as it is."""
-        size = self._itemsize
-        if given is not None:
-            _, strides = self._bhsd(*given[:2])
-            if tma:
-                return strides, given[2] and readable(shape, strides, size, tma)
-            return strides, strides[3] == size or shape[3] == 1
+    def _of_result(self, shape: _Ints) -> _Ints:
+        """Return the strides of a result that is made here."""
         _, heads, seq, head_dim = shape
-        row = head_dim * size
-        steps = (seq * row, row) if self.layout == "bhsd" else (row, heads * row)
-        return (heads * seq * row, *steps, size), not tma or row % ALIGNMENT == 0
+        row = head_dim * self._itemsize
+        if self.layout == "bhsd":
+            return heads * seq * row, seq * row, row, self._itemsize
+        return heads * seq * row, row, heads * row, self._itemsize
 
     def _packed(self, shape: _Ints) -> _Ints:
         """Return the strides of a copy, as `copied` and `padded` make it."""

@@ -6,15 +6,12 @@ from typing import Any
 
 from cufa.kernel import KERNELS, panel_columns
 from cufa.launch import counters
-from cufa.launch.params import Buffer, Layout, Strides, free_buffers
+from cufa.launch.params import Buffer, FourInts, Layout, free_buffers
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
 from cufa.variant import Variant
 
 _O_ROWS = 64  # of a box of O: a warpgroup's
-
-# What a tensor map says: shape and strides of the array, and pack, rows and columns of a box.
-_Map = tuple[tuple[int, ...], tuple[int, ...], int, int, int]
 
 
 class Loaded:
@@ -28,6 +25,8 @@ class Loaded:
 
     Attributes
     ----------
+    layout : Layout
+        Of its parameter.
     tma : bool
         Whether it reads and writes through tensor maps.
     columns, columns_v : int
@@ -59,75 +58,81 @@ class Launch:
     plan : Plan
     problem : Problem
         Not empty, and with a scale that is not negative.
-    strides : tuple of tuple of int
+    shapes, strides : tuple of tuple of int
         Of q, k, v and the result, as 4-D (batch, heads, seq, head_dim) arrays that the kernel takes
-        as they are; in bytes.
+        as they are; strides in bytes.
     address : int
         Of any such array: the driver makes no tensor map without, but each launch has its own.
 
     Attributes
     ----------
-    kernel : str
-    workspace_floats : int
-        float32 numbers for which each launch needs memory.
+    loaded : Loaded
+    plan : Plan
     """
 
-    __slots__ = ("_bytes", "_constants", "_dtype", "_maps", "kernel", "workspace_floats")
+    __slots__ = ("_bytes", "_constants", "_shapes", "_strides", "loaded", "plan")
 
     def __init__(
         self,
         loaded: Loaded,
         plan: Plan,
         problem: Problem,
-        strides: Strides,
+        shapes: FourInts,
+        strides: FourInts,
         address: int,
     ) -> None:
+        self.loaded, self.plan = loaded, plan
+        self._shapes, self._strides = shapes, strides
+        _, grid, block, smem_bytes, q_tiles, _, _, pack, _, _ = plan
+        draws = loaded.draws_tiles and problem.batch * problem.heads_q // pack * q_tiles > grid
         layout = loaded.layout
-        tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
-        draws_tiles = loaded.draws_tiles and tiles > plan.grid
-        self.kernel = loaded.variant.kernel
-        self.workspace_floats = plan.workspace_floats
-        self._dtype = problem.dtype
         self._constants = (
             loaded.function,
-            (plan.grid, 1, 1),
-            (plan.block, 1, 1),
-            plan.smem_bytes,
-            layout,
+            (grid, 1, 1),
+            (block, 1, 1),
+            smem_bytes,
             layout.nbytes,
             layout.places,
-            loaded.counters if draws_tiles else None,
+            loaded.counters if draws else None,
         )
-        self._maps = _maps(loaded, plan, problem, strides) if loaded.tma else ()
         buffer = _taken()
-        for i, each in enumerate(self._maps):
-            same = self._maps.index(each)
-            if same < i:  # V may lie as K does, and O as Q
-                buffer.copy_map(same, i)
+        if loaded.tma:
+            q, k, v, out = shapes
+            of_q, of_k, of_v, of_out = strides
+            encode, dtype, variant = buffer.maps.encode, layout.dtype, loaded.variant
+            bm, bn, columns, columns_v = variant.bm, variant.bn, loaded.columns, loaded.columns_v
+            encode(0, dtype, address, q, of_q, pack, bm, columns)
+            encode(1, dtype, address, k, of_k, 1, bn, columns)
+            if of_v == of_k and v == k:  # V lies as K does
+                buffer.maps.copy(1, 2)
             else:
-                buffer.maps.encode(i, problem.dtype, address, *each)
+                encode(2, dtype, address, v, of_v, 1, bn, columns_v)
+            if of_out == of_q and out == q and bm == _O_ROWS:
+                buffer.maps.copy(0, 3)
+            else:
+                encode(3, dtype, address, out, of_out, pack, _O_ROWS, columns_v)
         layout.fill(buffer.bytes, plan, problem, strides)
         self._bytes = bytes(buffer.bytes[: layout.nbytes])
         free_buffers.append(buffer)
 
     def with_keys(self, seq_kv: int, address: int) -> Launch:
         """Return the same launch but for the number of keys."""
+        loaded, shapes, strides = self.loaded, self._shapes, self._strides
+        layout, variant = loaded.layout, loaded.variant
+        q, (batch, heads, _, head_dim), v, out = shapes
+        k, v = (batch, heads, seq_kv, head_dim), (batch, heads, seq_kv, v[3])
         other = Launch.__new__(Launch)
-        other.kernel, other.workspace_floats = self.kernel, self.workspace_floats
-        other._dtype, other._constants = self._dtype, self._constants
-        other._maps = self._maps
-        layout: Layout = self._constants[4]
+        other.loaded, other.plan, other._constants = loaded, self.plan, self._constants
+        other._shapes, other._strides = (q, k, v, out), strides
         buffer = _taken()
         buffer.bytes[: layout.nbytes] = self._bytes
-        if self._maps:
-            of_q, of_k, of_v, of_out = self._maps
-            of_k, of_v = _with_keys(of_k, seq_kv), _with_keys(of_v, seq_kv)
-            other._maps = (of_q, of_k, of_v, of_out)
-            buffer.maps.encode(1, self._dtype, address, *of_k)
-            if of_v == of_k:
-                buffer.copy_map(1, 2)
+        if loaded.tma:
+            encode, dtype, bn = buffer.maps.encode, layout.dtype, variant.bn
+            encode(1, dtype, address, k, strides[1], 1, bn, loaded.columns)
+            if strides[2] == strides[1] and v == k:
+                buffer.maps.copy(1, 2)
             else:
-                buffer.maps.encode(2, self._dtype, address, *of_v)
+                encode(2, dtype, address, v, strides[2], 1, bn, loaded.columns_v)
         layout.set_keys(buffer.bytes, seq_kv)
         other._bytes = bytes(buffer.bytes[: layout.nbytes])
         free_buffers.append(buffer)
@@ -135,7 +140,7 @@ class Launch:
 
     def __call__(self, q: int, k: int, v: int, out: int, lse: int, workspace: int = 0) -> None:
         """Launch on the current stream with these addresses; 0 where none is needed."""
-        function, grid, block, smem_bytes, _, nbytes, places, counters = self._constants
+        function, grid, block, smem_bytes, nbytes, places, counters = self._constants
         q_at, k_at, v_at, out_at, map_at, lse_at, workspace_at, tiles_drawn_at = places
         buffer = _taken()
         buffer.bytes[:nbytes] = self._bytes
@@ -160,22 +165,3 @@ def _taken() -> Buffer:
         return free_buffers.pop()  # in one step, whatever other threads do
     except IndexError:
         return Buffer()
-
-
-def _maps(loaded: Loaded, plan: Plan, problem: Problem, strides: Strides) -> tuple[_Map, ...]:
-    """Return ``TensorMaps`` of ``kernels/tile_sm90.cuh``."""
-    _, batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, _, _ = problem
-    variant, pack, columns, columns_v = loaded.variant, plan.pack, loaded.columns, loaded.columns_v
-    of_q, of_k, of_v, of_out = strides
-    bm, bn = variant.bm, variant.bn
-    return (
-        ((batch, heads_q, seq_q, head_dim), of_q, pack, bm, columns),
-        ((batch, heads_kv, seq_kv, head_dim), of_k, 1, bn, columns),
-        ((batch, heads_kv, seq_kv, head_dim_v), of_v, 1, bn, columns_v),
-        ((batch, heads_q, seq_q, head_dim_v), of_out, pack, _O_ROWS, columns_v),
-    )
-
-
-def _with_keys(of_kv: _Map, seq_kv: int) -> _Map:
-    (batch, heads, _, head_dim), strides, pack, rows, columns = of_kv
-    return (batch, heads, seq_kv, head_dim), strides, pack, rows, columns

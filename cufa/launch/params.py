@@ -44,7 +44,9 @@ _LARGEST = 4096  # bytes, of a kernel's parameters
 _TINY = float(np.finfo(np.float32).tiny)
 _LOG2_E = math.log2(math.e)
 
-Strides = tuple[tuple[int, ...], ...]
+FourInts = tuple[tuple[int, ...], ...]
+"""Shapes or strides of q, k, v and the result."""
+
 Number = tuple[str, int, np.dtype]
 
 
@@ -103,6 +105,8 @@ class Layout:
 
     Attributes
     ----------
+    dtype : str
+        Of the arrays.
     nbytes : int
     places : tuple of int
         Of the addresses of Q, K, V, O, O once more, the LSE, the workspace and the counter of
@@ -112,6 +116,7 @@ class Layout:
 
     def __init__(self, variant: Variant) -> None:
         dtype = dtype_of(variant)
+        self.dtype = variant.dtype
         self.nbytes = dtype.itemsize
         numbers = {name: (offset, kind) for name, offset, kind in numbers_of(dtype)}
         tma = "maps" in (dtype.names or ())
@@ -127,7 +132,7 @@ class Layout:
             parameter.name for part in variant.score for parameter in PARTS[part].parameters
         )
 
-    def fill(self, into: memoryview, plan: Plan, problem: Problem, strides: Strides) -> None:
+    def fill(self, into: memoryview, plan: Plan, problem: Problem, strides: FourInts) -> None:
         """Write all numbers but the addresses, which become 0; tensor maps are left alone.
 
         Parameters
@@ -227,13 +232,8 @@ class Buffer:
         address = memory.ctypes.data + start
         self.bytes = memory.data[start : start + _LARGEST]
         self.words = self.bytes.cast("Q")
-        self.maps = tensor_map.Encoder(address, MAPS.itemsize // (8 * tensor_map.WORDS))
+        self.maps = tensor_map.Encoder(self.words[: MAPS.itemsize // 8], address)
         self.args: tuple[Any, ...] = (cupy.cuda.function.CPointer(address),)
-
-    def copy_map(self, source: int, to: int) -> None:
-        """Copy a tensor map to the place of another."""
-        size = 8 * tensor_map.WORDS
-        self.bytes[size * to : size * (to + 1)] = self.bytes[size * source : size * (source + 1)]
 
 
 free_buffers: list[Buffer] = []

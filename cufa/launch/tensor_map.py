@@ -17,31 +17,41 @@ _L2_PROMOTION_256B = 3
 _RANK = 5
 _NUMBERS = struct.Struct("=5Q4q5I")  # sizes, strides, sizes of a box
 
+_pointer = ctypes.c_void_p.from_param  # of what ctypes makes of an address, it passes this at once
+_ones = (ctypes.c_uint32 * _RANK)(*[1] * _RANK)
+_STEPS_IN_BOX = _pointer(ctypes.addressof(_ones))
+
 
 @functools.cache
-def _driver() -> Any:
-    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+def _encode_tiled() -> Any:
+    """Return the driver's function; it only computes, and so may keep the interpreter's lock."""
+    library = ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    return library.cuTensorMapEncodeTiled
 
 
 class Encoder:
-    """Makes maps at one place in memory, one after the other.
+    """Makes tensor maps in their places, one after the other.
 
     Parameters
     ----------
+    words : memoryview
+        64-bit words, with place for maps.
     address : int
-        Of memory for `count` maps, a multiple of 64.
-    count : int
+        Theirs, a multiple of 64.
     """
 
-    def __init__(self, address: int, count: int) -> None:
-        self._words = (ctypes.c_uint64 * (count * WORDS)).from_address(address)
-        self._maps = [ctypes.c_void_p(address + 8 * WORDS * i) for i in range(count)]
-        self._numbers = (ctypes.c_char * _NUMBERS.size)()
-        start = ctypes.addressof(self._numbers)
+    __slots__ = ("_box", "_maps", "_numbers", "_places", "_sizes", "_strides")
+
+    def __init__(self, words: memoryview, address: int) -> None:
+        starts = range(0, len(words), WORDS)
+        self._maps = [words[start : start + WORDS] for start in starts]
+        self._places = [_pointer(address + 8 * start) for start in starts]
+        numbers = (ctypes.c_char * _NUMBERS.size)()
+        self._numbers = memoryview(numbers).cast("B")
+        start = ctypes.addressof(numbers)
         self._sizes, self._strides, self._box = (
-            ctypes.c_void_p(start + offset) for offset in (0, 5 * 8, 9 * 8)
+            _pointer(start + offset) for offset in (0, 5 * 8, 9 * 8)
         )
-        self._steps_in_box = (ctypes.c_uint32 * _RANK)(*[1] * _RANK)
 
     def encode(
         self,
@@ -62,7 +72,7 @@ class Encoder:
         Parameters
         ----------
         index : int
-            Which map.
+            Of the place.
         dtype : str
             "float16" or "bfloat16".
         address : int
@@ -105,22 +115,26 @@ class Encoder:
             1,
             1,
         )
-        status = _driver().cuTensorMapEncodeTiled(
-            self._maps[index],
+        status = _encode_tiled()(
+            self._places[index],
             _TYPES[dtype],
             _RANK,
-            ctypes.c_void_p(address),
+            _pointer(address),
             self._sizes,
             self._strides,
             self._box,
-            self._steps_in_box,
+            _STEPS_IN_BOX,
             0,  # not interleaved
             _SWIZZLE[columns],
             _L2_PROMOTION_256B,
             0,  # zeros for what lies outside
         )
-        if status or self._words[WORDS * index] != address:
+        if status or self._maps[index][0] != address:
             raise RuntimeError(
                 f"the driver cannot describe an array of shape {shape}, strides {strides} "
                 f"to TMA (cuTensorMapEncodeTiled: {status})"
             )
+
+    def copy(self, index: int, to: int) -> None:
+        """Copy a map to another place."""
+        self._maps[to][:] = self._maps[index]

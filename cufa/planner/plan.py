@@ -95,7 +95,7 @@ def plan(
     _check_limits(problem, device)
     if isinstance(kernel, Variant):
         _check_variant(problem, kernel, device)
-        return _planned(problem, kernel, device, "forced variant")
+        return _planned(problem, kernel, _block(kernel, device), device, "forced variant")
     if kernel is None:
         chosen = default_kernel(problem.dtype, device, problem.seq_kv > 0)
         reason = f"default for {problem.dtype}" if problem.seq_kv > 0 else "no keys"
@@ -106,8 +106,56 @@ def plan(
         if variant is not None:
             forced = "" if kernel is None else "forced kernel, "
             reason = f"{forced}tuned on {table.date} (user's table)"
-            return _planned(problem, variant, device, reason)
-    return _planned(problem, rules.choose(problem, chosen, device), device, reason)
+            return _planned(problem, variant, _block(variant, device), device, reason)
+    head_dims = problem.head_dim, problem.head_dim_v
+    choice = rules.choice(chosen.name, problem.dtype, head_dims, problem.score, device)
+    variant = choice.of(problem)
+    return _planned(problem, variant, _block(variant, device), device, reason)
+
+
+class Planner:
+    """Plans problems that differ in sizes only, quickly: what they have in common is found once.
+
+    Parameters
+    ----------
+    problem : Problem
+        One of them.
+    device, kernel, table
+        As of `plan`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `plan`.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        device: Device,
+        kernel: str | Variant | None = None,
+        table: Table | None = None,
+    ) -> None:
+        self._device, self._kernel, self._table = device, kernel, table
+        self._choice: rules.Choice | None = None
+        first = plan(problem._replace(seq_kv=max(1, problem.seq_kv)), device, kernel, table)
+        self._reason = first.reason
+        self._block = first.variant, _block(first.variant, device)
+        if table is None and not isinstance(kernel, Variant):
+            name, head_dims = first.variant.kernel, (problem.head_dim, problem.head_dim_v)
+            self._choice = rules.choice(name, problem.dtype, head_dims, problem.score, device)
+
+    def __call__(self, problem: Problem) -> Plan:
+        """Return a problem's plan; errors are those of `plan`."""
+        usual = 0 < problem.seq_kv <= _MAX_LENGTH >= problem.seq_q
+        if self._choice is None or not usual:
+            return plan(problem, self._device, self._kernel, self._table)
+        variant = self._choice.of(problem)
+        known, block = self._block
+        if known is not variant:
+            block = _block(variant, self._device)
+            self._block = variant, block
+        return _planned(problem, variant, block, self._device, self._reason)
 
 
 def _check_limits(problem: Problem, device: Device) -> None:
@@ -177,13 +225,14 @@ class _Block(NamedTuple):
     threads: int
     smem_bytes: int
     at_once: int  # blocks, if each takes one tile after the other; else 0
+    workspace: int  # float32 numbers, of a row
 
 
 @functools.lru_cache(maxsize=4096)
 def _block(variant: Variant, device: Device) -> _Block:
-    persistent = KERNELS[variant.kernel].persistent
-    at_once = variant.blocks_per_sm * device.sm_count if persistent else 0
-    return _Block(variant.threads, variant.smem_bytes, at_once)
+    kernel = KERNELS[variant.kernel]
+    at_once = variant.blocks_per_sm * device.sm_count if kernel.persistent else 0
+    return _Block(variant.threads, variant.smem_bytes, at_once, kernel.workspace)
 
 
 def _countable(order: Order, block: _Block) -> bool:
@@ -191,23 +240,19 @@ def _countable(order: Order, block: _Block) -> bool:
     return order.tiles + block.at_once <= _MAX_GRID
 
 
-def _planned(problem: Problem, variant: Variant, device: Device, reason: str) -> Plan:
-    order, block = scheduler.order(problem, variant, device), _block(variant, device)
+def _planned(
+    problem: Problem, variant: Variant, block: _Block, device: Device, reason: str
+) -> Plan:
+    order = scheduler.order(problem, variant, device)
     if not _countable(order, block):
         raise ValueError(
             f"q: batch {problem.batch} x heads {problem.heads_q} x seq {problem.seq_q} needs "
             f"{order.tiles} blocks, more than a grid's {_MAX_GRID}"
         )
-    rows = problem.batch * problem.heads_q * problem.seq_q
+    pack, q_tiles, tiles, section_heads, late_rows = order
+    threads, smem_bytes, at_once, workspace = block
+    grid = min(tiles, at_once or tiles)
+    floats = workspace and workspace * problem.batch * problem.heads_q * problem.seq_q
     return Plan(
-        variant=variant,
-        grid=min(order.tiles, block.at_once or order.tiles),
-        block=block.threads,
-        smem_bytes=block.smem_bytes,
-        q_tiles=order.q_tiles,
-        section_heads=order.section_heads,
-        late_rows=order.late_rows,
-        pack=order.pack,
-        workspace_floats=rows * KERNELS[variant.kernel].workspace,
-        reason=reason,
+        variant, grid, threads, smem_bytes, q_tiles, section_heads, late_rows, pack, floats, reason
     )

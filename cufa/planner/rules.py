@@ -37,67 +37,88 @@ class _Candidate(NamedTuple):
     step: int
 
 
-@functools.lru_cache(maxsize=4096)
-def _candidates(
-    kernel: str, dtype: str, head_dims: tuple[int, int], score: tuple[str, ...], device: Device
-) -> tuple[_Candidate, ...]:
-    compiled = padded(kernel, device, *head_dims)
-    found = []
-    for tile in tiles(kernel, compiled, device):
-        variant = Variant(kernel, dtype, *compiled, **tile.shape._asdict(), score=score)
-        keys = tile.causal if variant.causal else tile.full
-        bm, bn = variant.bm, variant.bn
-        if keys:
-            found.append(_Candidate(variant, bm, bn, tile.cost, keys, math.gcd(bm, bn)))
-    return tuple(found)
-
-
-def all_variants(device: Device) -> list[Variant]:
-    """Return every variant that `choose` can choose on a device."""
-    return [
-        each.variant
-        for kernel in KERNELS.values()
-        if kernel.runs_on(device)
-        for dtype in kernel.dtypes
-        for head_dims in all_head_dims(kernel.name, device)
-        for score in ((), ("Causal",))
-        for each in _candidates(kernel.name, dtype, head_dims, score, device)
-    ]
-
-
-def choose(problem: Problem, kernel: Kernel, device: Device) -> Variant:
-    """Return the variant of a kernel that a problem takes.
+class Choice:
+    """The choice between the variants of a kernel, for problems that differ in sizes only.
 
     Where costs were measured, it is the one that leaves the busiest multiprocessor the least to do.
     Else it is the tile of fewer rows for short queries, and where multiprocessors would be idle.
 
     Parameters
     ----------
-    problem : Problem
     kernel : Kernel
+    dtype : str
+    head_dims : tuple of int
+        Of a problem; those of the variants hold them.
+    score : tuple of str
     device : Device
     """
-    head_dims = problem.head_dim, problem.head_dim_v
-    candidates = _candidates(kernel.name, problem.dtype, head_dims, problem.score, device)
-    heads, rows, keys = problem.batch * problem.heads_q, problem.seq_q, problem.seq_kv
-    if candidates[0].cost is None:
-        long, *short = candidates
-        few = heads * -(-rows // long.bm) < device.sm_count
-        return next((each.variant for each in short if few or rows <= each.bm), long.variant)
-    causal, sm_count = problem.causal, device.sm_count
-    packable = scheduler.packable(problem, kernel)
-    best, least = candidates[0].variant, math.inf
-    for variant, bm, bn, cost, some_keys, step in candidates:
-        if cost is None or keys not in some_keys:
-            continue
-        pack = packable if rows < bm else 1
-        if causal and pack == 1:
-            time = cost * busiest_causal(heads, rows, keys, bm, bn, step, sm_count)
-        else:
-            time = cost * busiest(heads // pack, rows * pack, keys, bm, bn, sm_count)
-        if time < least:
-            best, least = variant, time
-    return best
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        dtype: str,
+        head_dims: tuple[int, int],
+        score: tuple[str, ...],
+        device: Device,
+    ) -> None:
+        self._kernel, self._sm_count = kernel, device.sm_count
+        self._candidates: list[_Candidate] = []
+        compiled = padded(kernel.name, device, *head_dims)
+        for tile in tiles(kernel.name, compiled, device):
+            variant = Variant(kernel.name, dtype, *compiled, **tile.shape._asdict(), score=score)
+            keys = tile.causal if variant.causal else tile.full
+            bm, bn = variant.bm, variant.bn
+            if keys:
+                step = math.gcd(bm, bn)
+                self._candidates.append(_Candidate(variant, bm, bn, tile.cost, keys, step))
+
+    @property
+    def variants(self) -> list[Variant]:
+        """All that can be chosen."""
+        return [each.variant for each in self._candidates]
+
+    def of(self, problem: Problem) -> Variant:
+        """Return the variant that a problem takes."""
+        _, batch, heads_q, heads_kv, rows, keys, _, _, causal, _ = problem
+        heads, sm_count = batch * heads_q, self._sm_count
+        if self._candidates[0].cost is None:
+            long, *short = self._candidates
+            few = heads * -(-rows // long.bm) < sm_count
+            return next((each.variant for each in short if few or rows <= each.bm), long.variant)
+        packable = scheduler.packable(heads_q, heads_kv, self._kernel)
+        best, least = self._candidates[0].variant, math.inf
+        for variant, bm, bn, cost, some_keys, step in self._candidates:
+            if cost is None or keys not in some_keys:
+                continue
+            pack = packable if rows < bm else 1
+            if causal and pack == 1:
+                time = cost * busiest_causal(heads, rows, keys, bm, bn, step, sm_count)
+            else:
+                time = cost * busiest(heads // pack, rows * pack, keys, bm, bn, sm_count)
+            if time < least:
+                best, least = variant, time
+        return best
+
+
+@functools.lru_cache(maxsize=4096)
+def choice(
+    kernel: str, dtype: str, head_dims: tuple[int, int], score: tuple[str, ...], device: Device
+) -> Choice:
+    """Return the choice between the variants of a kernel."""
+    return Choice(KERNELS[kernel], dtype, head_dims, score, device)
+
+
+def all_variants(device: Device) -> list[Variant]:
+    """Return every variant that can be chosen on a device."""
+    return [
+        variant
+        for kernel in KERNELS.values()
+        if kernel.runs_on(device)
+        for dtype in kernel.dtypes
+        for head_dims in all_head_dims(kernel.name, device)
+        for score in ((), ("Causal",))
+        for variant in choice(kernel.name, dtype, head_dims, score, device).variants
+    ]
 
 
 def busiest(heads: int, rows: int, keys: int, bm: int, bn: int, sm_count: int) -> int:

@@ -33,10 +33,12 @@ class Order(NamedTuple):
     late_rows: int
 
 
-def packable(problem: Problem, kernel: Kernel) -> int:
+def packable(heads_q: int, heads_kv: int, kernel: Kernel) -> int:
     """Return how many query heads can share a tile that has more rows than one has queries."""
-    group = problem.group
-    return group if kernel.packs_heads and 64 % group == 0 else 1  # a power of two, for TMA's boxes
+    if not (kernel.packs_heads and heads_q > heads_kv > 0):
+        return 1
+    group = heads_q // heads_kv
+    return group if 64 % group == 0 else 1  # a power of two, for TMA's boxes
 
 
 def order(problem: Problem, variant: Variant, device: Device) -> Order:
@@ -49,13 +51,14 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     device : Device
     """
     kernel = KERNELS[variant.kernel]
-    pack = packable(problem, kernel) if problem.seq_q < variant.bm else 1
-    heads = problem.batch * problem.heads_q // pack
-    q_tiles = -(-problem.seq_q * pack // variant.bm)
+    _, batch, heads_q, heads_kv, seq_q, _, _, _, causal, _ = problem
+    pack = packable(heads_q, heads_kv, kernel) if seq_q < variant.bm else 1
+    heads = batch * heads_q // pack
+    q_tiles = -(-seq_q * pack // variant.bm)
     if kernel.takes_heads:
         return Order(pack, q_tiles, heads, 1, 0)
     tiles = heads * q_tiles
-    if not problem.causal:  # all tiles are of one length: those of a head follow each other
+    if not causal:  # all tiles are of one length: those of a head follow each other
         return Order(pack, q_tiles, tiles, 1, 0)
     if kernel.persistent:
         blocks = device.sm_count * variant.blocks_per_sm
