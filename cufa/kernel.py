@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cufa.device import Device
+from cufa.score import edges
 
 if TYPE_CHECKING:
     from cufa.variant import Variant
@@ -119,7 +120,7 @@ def _fa3_complaint(v: Variant, device: Device) -> str | None:
             return f"{name} must be one of {', '.join(map(str, WGMMA_WIDTHS))} in fa3_wgmma"
     if panel_columns(v.head_dim) != panel_columns(v.head_dim_v):
         return "head_dim and head_dim_v must be swizzled alike, as multiples of 64, 32 or 16"
-    skipped = -(-(v.bm - 64) // v.bn) if v.causal else 0
+    skipped = edges(v.score) * -(-(v.bm - 64) // v.bn)
     if skipped > v.stages:  # it may hold a V meanwhile
         return f"a warpgroup skips {skipped} masked tiles of keys: as many stages are needed"
     if v.ping_pong and v.bm == 64:

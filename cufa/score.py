@@ -6,6 +6,7 @@ a call has.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 
@@ -33,11 +34,22 @@ class Part(NamedTuple):
         Of the struct.
     parameters : tuple of Parameter
         What a launch appends to ``Params``, in order.
+    left_edge, right_edge : bool
+        Whether it leaves out keys before the first, or after the last, that a query sees.
     """
 
     name: str
     parameters: tuple[Parameter, ...] = ()
+    left_edge: bool = False
+    right_edge: bool = False
 
 
-PARTS: dict[str, Part] = {part.name: part for part in (Part("Causal"),)}
+PARTS: dict[str, Part] = {part.name: part for part in (Part("Causal", right_edge=True),)}
 """The parts, by name."""
+
+
+@functools.cache
+def edges(score: tuple[str, ...]) -> int:
+    """Return how many edges a score has, left and right; with any, rows see different keys."""
+    parts = [PARTS[name] for name in score]
+    return any(part.left_edge for part in parts) + any(part.right_edge for part in parts)

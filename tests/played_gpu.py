@@ -439,6 +439,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(calls, "_kinds", {})
     params.free_buffers.clear()
     monkeypatch.setattr(counters, "_of_device", {})
+    counters.low.clear()
     monkeypatch.setattr(counters, "zeros", played.zeros)
     monkeypatch.setattr(tensor_map, "_encode_tiled", lambda: played.driver.function)
     return played

@@ -122,6 +122,24 @@ def test_no_words_are_left_in_a_capture(small: Gpu, rng: np.random.Generator) ->
     assert len({drawn(small, call) for _ in range(RESERVE)}) == RESERVE
 
 
+@pytest.mark.parametrize("between", [{}, {"sq": 300}, {"b": 1, "hq": 2}], ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+def test_any_call_between_captures_reserves_words(
+    small: Gpu, rng: np.random.Generator, between: dict[str, Any], causal: bool
+) -> None:
+    """However many there are: also one that draws no tiles itself."""
+    call = legal(rng)
+    drawn(small, call)
+    captured: list[int] = []
+    for _ in range(3 * RESERVE):
+        small.stream = Stream(capturing=True)
+        captured.append(drawn(small, call))
+        small.stream = Stream()
+        cufa.attention(**legal(rng, **between), causal=causal)
+    assert len(set(captured)) == 3 * RESERVE
+    assert set(captured) <= words(small)
+
+
 def test_threads_take_different_words(small: Gpu, rng: np.random.Generator) -> None:
     """Also when the first launches come at once, each of another problem."""
     calls = [legal(rng, sq=8 + n) for n in range(4)]

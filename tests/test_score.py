@@ -10,7 +10,7 @@ import pytest
 
 import cufa
 from cufa.problem import Problem
-from cufa.score import PARTS
+from cufa.score import PARTS, edges
 
 SOURCE = Path(cufa.__file__).parent / "kernels" / "score.cuh"
 
@@ -21,6 +21,16 @@ def test_a_part_is_a_struct(name: str) -> None:
     assert part.name == name
     assert re.search(rf"^struct {name}\b", SOURCE.read_text(), re.MULTILINE)
     np.dtype([tuple(parameter) for parameter in part.parameters], align=True)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_edges_are_those_of_the_struct(name: str) -> None:
+    struct = SOURCE.read_text().split(f"struct {name} ")[1].split("\n};")[0]
+    part = PARTS[name]
+    assert ("LEFT_EDGE = true" in struct) == part.left_edge
+    assert ("RIGHT_EDGE = true" in struct) == part.right_edge
+    assert edges((name,)) == part.left_edge + part.right_edge
+    assert edges(()) == 0
 
 
 @pytest.mark.parametrize("causal", [False, True])

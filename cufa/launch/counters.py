@@ -19,6 +19,9 @@ _RESERVE = 1 << 15
 
 _WORD = 4  # bytes
 
+low: set[int] = set()
+"""Devices of which the last reserve is in use: the next ordinary launch makes another."""
+
 
 def is_capturing() -> bool:
     """Whether the current stream is being captured into a CUDA graph."""
@@ -33,11 +36,16 @@ class Counters:
     A word can be taken again, by whatever stream and thread, because the launch that had it is over
     when the ring has been round. Not so that of a captured launch, since a graph may be replayed at
     any time: the reserve is not used twice, and another is there before it runs out.
+
+    Parameters
+    ----------
+    device_id : int
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device_id: int) -> None:
         import cupy
 
+        self._device_id = device_id
         self._current_stream = cupy.cuda.get_current_stream
         self._lock = threading.Lock()
         self._memory: list[Any] = []
@@ -60,6 +68,7 @@ class Counters:
                     self._ring = first
                     first += _WORD * ring
                 self._next_reserve = iter(range(first, first + _WORD * _RESERVE, _WORD))
+                low.discard(self._device_id)
 
     def take(self) -> int:
         """Return the address of a word that is 0 when the next kernel of this stream begins.
@@ -80,6 +89,7 @@ class Counters:
             address = next(self._reserve, None)
             if address is None and self._next_reserve is not None:
                 self._reserve, self._next_reserve = self._next_reserve, None
+                low.add(self._device_id)
                 address = next(self._reserve)
         if address is None:
             raise RuntimeError(
@@ -108,4 +118,13 @@ _of_device: dict[int, Counters] = {}
 def of_device(device_id: int) -> Counters:
     """Return the counters of a device."""
     counters = _of_device.get(device_id)
-    return counters or _of_device.setdefault(device_id, Counters())
+    return counters or _of_device.setdefault(device_id, Counters(device_id))
+
+
+def refill() -> None:
+    """Make another reserve for the current device, if it needs one and no graph is captured."""
+    import cupy
+
+    device_id = cupy.cuda.runtime.getDevice()
+    if device_id in low and not is_capturing():
+        of_device(device_id).reserve()

@@ -20,6 +20,7 @@ from cufa.launch.launch import Launch, Loaded
 from cufa.launch.params import FourInts
 from cufa.planner.plan import KEY_STEP, Plan
 from cufa.problem import Problem
+from cufa.score import edges
 from cufa.variant import Variant
 
 _CALLS = 128  # of a kind that are remembered
@@ -114,6 +115,7 @@ class Kind:
         # Else some array is copied, and so is q where the scale is negative.
         whole = problem.head_dim * size % ALIGNMENT == problem.head_dim_v * size % ALIGNMENT == 0
         self._may_be_plain = whole and problem.scale >= 0
+        self._uneven = edges(problem.score) > 0
         self._device, self._device_id = device, device_id
         self._planned = planned
         self._loaded: dict[Variant, Loaded] = {}
@@ -172,7 +174,7 @@ class Kind:
             return None
         if keys < 2 or problem.seq_kv < 2:
             return None
-        if problem.causal or (keys - 1) // KEY_STEP != (problem.seq_kv - 1) // KEY_STEP:
+        if self._uneven or (keys - 1) // KEY_STEP != (problem.seq_kv - 1) // KEY_STEP:
             problem = problem._replace(seq_kv=keys)
             if self._planned(problem) != call.launch.plan:
                 return None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from cufa.kernel import KERNELS, panel_columns
-from cufa.launch import counters
+from cufa.launch.counters import low, of_device, refill
 from cufa.launch.params import Buffer, FourInts, Layout, free_buffers
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
+from cufa.score import edges
 from cufa.variant import Variant
 
 _O_ROWS = 64  # of a box of O: a warpgroup's
@@ -45,8 +46,8 @@ class Loaded:
         self.tma = kernel.tma
         self.columns = panel_columns(variant.head_dim)
         self.columns_v = panel_columns(variant.head_dim_v)
-        self.counters = counters.of_device(device_id) if kernel.persistent else None
-        self.draws_tiles = kernel.persistent and variant.causal
+        self.counters = of_device(device_id) if kernel.persistent else None
+        self.draws_tiles = kernel.persistent and edges(variant.score) > 0
 
 
 class Launch:
@@ -157,6 +158,8 @@ class Launch:
         # When it returns, the driver has copied the parameter.
         function(grid, block, buffer.args, smem_bytes)
         free_buffers.append(buffer)
+        if low:
+            refill()
 
 
 def _taken() -> Buffer:

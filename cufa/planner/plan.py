@@ -18,7 +18,7 @@ _MAX_GRID = 2**31 - 1
 _MAX_LENGTH = 2**31 - 257  # lengths are 32-bit in the kernels, and rounded up to tiles
 
 KEY_STEP = 16
-"""Without a causal mask, plans differ no more than numbers of keys rounded up to a multiple of it.
+"""Where all rows see the same keys, plans differ no more than numbers of keys rounded up to it.
 
 It is that of the keys in a tile.
 """

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES, KERNELS, Kernel
 from cufa.problem import Problem
+from cufa.score import edges
 from cufa.variant import Variant
 
 
@@ -51,14 +52,14 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     device : Device
     """
     kernel = KERNELS[variant.kernel]
-    _, batch, heads_q, heads_kv, seq_q, _, _, _, causal, _ = problem
+    _, batch, heads_q, heads_kv, seq_q, *_ = problem
     pack = packable(heads_q, heads_kv, kernel) if seq_q < variant.bm else 1
     heads = batch * heads_q // pack
     q_tiles = -(-seq_q * pack // variant.bm)
     if kernel.takes_heads:
         return Order(pack, q_tiles, heads, 1, 0)
     tiles = heads * q_tiles
-    if not causal:  # all tiles are of one length: those of a head follow each other
+    if not edges(problem.score):  # all tiles are of one length: those of a head follow each other
         return Order(pack, q_tiles, tiles, 1, 0)
     if kernel.persistent:
         blocks = device.sm_count * variant.blocks_per_sm
@@ -71,7 +72,7 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
 
 
 def _drawn(heads: int, rows: int, blocks: int) -> tuple[int, int]:
-    """Return the section's heads and the late rows of causal tiles that so many blocks draw.
+    """Return the section's heads and the late rows of uneven tiles that so many blocks draw.
 
     Short tiles wait for memory and long ones do not, so both should run at the same time; and the
     K and V of a section should stay in L2: sections are small. The last one must be large enough
