@@ -31,7 +31,7 @@ from cufa.variant import Variant
 TYPES = {6: "float16", 9: "bfloat16"}
 SWIZZLE_BYTES = {1: 32, 2: 64, 3: 128}
 L2_256B = 3
-INVALID_VALUE = 1  # CUresult
+INVALID_VALUE, INVALID_CONTEXT = 1, 201  # CUresult
 
 POINTER, INT, UNSIGNED = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32
 ENCODE_TILED = ctypes.CFUNCTYPE(
@@ -64,6 +64,7 @@ class Driver:
     def __init__(self) -> None:
         self.encoded: list[Encoded] = []
         self.address_moved_by = 0
+        self.has_context = True
         self.function = ENCODE_TILED(self.encode)
 
     def encode(
@@ -86,6 +87,8 @@ class Driver:
         def numbers(there: int, kind: Any, count: int) -> tuple[int, ...]:
             return tuple((kind * count).from_address(there))
 
+        if not self.has_context:
+            return INVALID_CONTEXT
         legal = (
             3 <= rank <= 5
             and place % 64 == 0

@@ -450,6 +450,28 @@ def test_streams_that_are_gone_before_their_work_is_done(
     assert all(bool(same(cupy, x, expected)) for x in found)
 
 
+def test_the_first_call_of_a_thread(cupy: Any, rng: np.random.Generator) -> None:
+    """Nothing but it makes the device's context the thread's."""
+    given = [
+        cupy.asarray(x) for x in random_inputs(rng, "bfloat16", hq=4, hk=4, sq=200, sk=200, d=64)
+    ]
+    outs = [cupy.full_like(given[0], np.nan) for _ in range(2)]
+
+    def calls() -> None:
+        cufa.attention(*given, out=outs[0])  # of new lengths: it makes tensor maps
+
+    def calls_again() -> None:
+        cufa.attention(*given, out=outs[1])
+
+    for target in (calls, calls_again):
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
+    cupy.cuda.runtime.deviceSynchronize()
+    expected = cufa.attention(*given)
+    assert all(same(cupy, out, expected) for out in outs)
+
+
 def test_threads_on_one_stream(cupy: Any, rng: np.random.Generator, hopper: Device) -> None:
     """Whose first calls, each of its own problem, come at once."""
     problems = [many_tiles(cupy, rng, hopper, heads=70 + 2 * n) for n in range(4)]

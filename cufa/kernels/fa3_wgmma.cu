@@ -145,9 +145,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         const uint32_t operand_q = QTile::operand(sQ + consumer * 64 * QTile::ROW_BYTES);
         const uint32_t operand_k = KTile::operand(sK), operand_v = VTile::operand(sV);
 
-        constexpr Reference REFERENCE = HEAD_DIM_V > 64 ? Reference::LOG2
-                                        : UNEVEN        ? Reference::NATURAL
-                                                        : Reference::LOG2_TWICE;
+        constexpr Reference REFERENCE = HEAD_DIM_V > 64 ? Reference::LOG2 : Reference::LOG2_TWICE;
         OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, REFERENCE> softmax(SCORE::LINEAR ? p.scale_log2 : 1.f);
         float rO[1][OT][4] = {};
         float rS[1][NT][4];

@@ -15,6 +15,7 @@ _TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
 _SWIZZLE = {16: 1, 32: 2, 64: 3}  # CUtensorMapSwizzle by 16-bit columns of a box: 32, 64, 128 bytes
 _L2_PROMOTION_256B = 3
 _RANK = 5
+_INVALID_CONTEXT = 201  # CUresult
 _NUMBERS = struct.Struct("=5Q4q5I")  # sizes, strides, sizes of a box
 
 _pointer = ctypes.c_void_p.from_param  # of what ctypes makes of an address, it passes this at once
@@ -27,6 +28,13 @@ def _encode_tiled() -> Any:
     """Return the driver's function; it only computes, and so may keep the interpreter's lock."""
     library = ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     return library.cuTensorMapEncodeTiled
+
+
+def _make_context_current() -> None:
+    """Do what the runtime does at a thread's first call of it, and the driver's functions need."""
+    from cupy.cuda import runtime
+
+    runtime.setDevice(runtime.getDevice())
 
 
 class Encoder:
@@ -115,7 +123,7 @@ class Encoder:
             1,
             1,
         )
-        status = _encode_tiled()(
+        arguments = (
             self._places[index],
             _TYPES[dtype],
             _RANK,
@@ -129,6 +137,10 @@ class Encoder:
             _L2_PROMOTION_256B,
             0,  # zeros for what lies outside
         )
+        status = _encode_tiled()(*arguments)
+        if status == _INVALID_CONTEXT:
+            _make_context_current()
+            status = _encode_tiled()(*arguments)
         if status or self._maps[index][0] != address:
             raise RuntimeError(
                 f"the driver cannot describe an array of shape {shape}, strides {strides} "
