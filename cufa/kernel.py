@@ -103,7 +103,8 @@ def _fa3_smem_bytes(v: Variant) -> int:
     rings = 2 * v.stages * v.bn * (v.head_dim + v.head_dim_v)
     room = 227 * 1024 // v.blocks_per_sm - 1024 - rings
     slots = max(1, min(3, room // slot))
-    work = 4 * (3 + 4 * (v.bm // 64))  # a tile, and which keys each consumer's rows visit
+    parts = v.bm // 64 if edges(v.score) else 1
+    work = 4 * (3 + 4 * parts)  # a tile, and which keys its parts' rows visit
     return rings + slots * (slot + 16) + 32 * v.stages + work * max(2, slots)
 
 

@@ -73,7 +73,8 @@ def test_a_cache_that_grows(
 ) -> None:
     """What will be there later is NaN until then."""
     length = 150
-    q, k, v = random_inputs(rng, dtype, b=2, hq=8, hk=2, sq=1, sk=length, d=64)
+    # Of fewer results, the largest error of float32, the twin's too, is chance.
+    q, k, v = random_inputs(rng, dtype, b=24, hq=8, hk=2, sq=1, sk=length, d=64)
     axes = (0, 1, 2, 3) if layout == "bhsd" else (0, 2, 1, 3)
     query = cupy.asarray(q.transpose(axes).copy())
     full = [cupy.asarray(x) for x in (k, v)]

@@ -43,6 +43,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // Row maxima can be done without only where scores are proportional to S.
     constexpr bool UNCHECKED = SCORE::LINEAR;
     constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE;  // rows see different keys
+    constexpr int PARTS = UNEVEN ? CONSUMERS : 1;
     constexpr float MAX_SUM = PScale<T>::MAX_SUM;
 
     using QTile = WgmmaTile<BM, HEAD_DIM>;
@@ -69,11 +70,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const Ring<Q_STAGES> ring_q(barriers);
     const Ring<STAGES> ring_k(barriers + ring_q.bytes), ring_v(barriers + ring_q.bytes + ring_k.bytes);
     // The tiles under way. Consumers look theirs up at each use, for registers are scarce.
-    volatile Work<CONSUMERS>* sWork = reinterpret_cast<Work<CONSUMERS>*>(smem + WORK);
+    volatile Work<PARTS>* sWork = reinterpret_cast<Work<PARTS>*>(smem + WORK);
     const int tiles = p.heads * p.q_tiles;
 
     if (threadIdx.x == 0) {
-        if (dynamic_smem_bytes() < WORK + WORK_STAGES * sizeof(Work<CONSUMERS>)) __trap();
+        if (dynamic_smem_bytes() < WORK + WORK_STAGES * sizeof(Work<PARTS>)) __trap();
         ring_q.init(Q_STAGES > 1 ? CONSUMERS : 128 * CONSUMERS), ring_k.init(4 * CONSUMERS), ring_v.init(4 * CONSUMERS);
         mbarrier_fence_init();
     }
@@ -86,10 +87,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         if (threadIdx.x != 0) return;
         auto load_q = [&](int i, uint32_t round) {  // and hands the tile over, or says that there is none
             ring_q.acquire(round);
-            volatile Work<CONSUMERS>& work = sWork[round % WORK_STAGES];
+            volatile Work<PARTS>& work = sWork[round % WORK_STAGES];
             if (i >= tiles) {
 #pragma unroll
-                for (int c = 0; c < CONSUMERS; ++c) work.keys[c].end = 0;
+                for (int c = 0; c < PARTS; ++c) work.keys[c].end = 0;
                 ring_q.expect(round, 0);
                 return;
             }
@@ -98,11 +99,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const int q0 = tile.q_tile * BM;
             work.q0 = q0, work.head = tile.head, work.batch = tile.batch;
 #pragma unroll
-            for (int c = 0; c < CONSUMERS; ++c) {
-                const KeyTiles keys = score.template key_tiles<BN>(sequence, (q0 + 64 * c) >> p.pack_log2,
-                                                                   (q0 + 64 * c + 63) >> p.pack_log2);
-                work.keys[c].first = keys.first, work.keys[c].end = keys.end;
-                work.keys[c].whole_first = keys.whole_first, work.keys[c].whole_end = keys.whole_end;
+            for (int c = 0; c < PARTS; ++c) {
+                constexpr int ROWS = BM / PARTS;
+                const KeyTiles keys = score.template key_tiles<BN>(sequence, (q0 + ROWS * c) >> p.pack_log2,
+                                                                   (q0 + ROWS * c + ROWS - 1) >> p.pack_log2);
+                work.keys[c].end = keys.end, work.keys[c].whole_end = keys.whole_end;
+                if constexpr (SCORE::LEFT_EDGE)
+                    work.keys[c].first = keys.first, work.keys[c].whole_first = keys.whole_first;
             }
             QTile::load(sQ + ring_q.slot(round) * QO_BYTES, maps.q, ring_q.expect(round, QTile::bytes), q0 >> p.pack_log2,
                         tile.head, tile.batch);
@@ -110,7 +113,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         int i = block_index();
         load_q(i, 0);
         for (uint32_t round = 0, n = 0; i < tiles; ++round) {  // n: tiles of keys so far
-            const volatile Work<CONSUMERS>& work = sWork[round % WORK_STAGES];
+            const volatile Work<PARTS>& work = sWork[round % WORK_STAGES];
             const int first = SCORE::LEFT_EDGE ? work.first() : 0, end = work.end();
             const int kv_head = work.head / p.group, batch = work.batch;
             auto load_k = [&](int j, uint32_t n) {
@@ -138,15 +141,15 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     } else {
         // Consumers
         registers_increase<REGISTERS_CONSUMER>();
-        const int consumer = warpgroup - 1;
+        const int consumer = warpgroup - 1, part = UNEVEN ? consumer : 0;
         // This warp's first row in the tile; computed anew at each use, for registers are scarce.
         auto warp_row = [] { return (thread_index_anew() - 128) / 32 * 16; };
         const Turns<CONSUMERS, PING_PONG> turns(consumer);
         const uint32_t operand_q = QTile::operand(sQ + consumer * 64 * QTile::ROW_BYTES);
         const uint32_t operand_k = KTile::operand(sK), operand_v = VTile::operand(sV);
 
-        constexpr Reference REFERENCE = HEAD_DIM_V > 64 ? Reference::LOG2 : Reference::LOG2_TWICE;
-        OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, REFERENCE> softmax(SCORE::LINEAR ? p.scale_log2 : 1.f);
+        constexpr int COPIES = HEAD_DIM_V > 64 ? 1 : 2;  // of m
+        OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, COPIES> softmax(SCORE::LINEAR ? p.scale_log2 : 1.f);
         float rO[1][OT][4] = {};
         float rS[1][NT][4];
         uint32_t rP[BN / 16][4];
@@ -196,14 +199,14 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
         // The rows of the tile before.
         auto packed_rows = [&] {
-            const volatile Work<CONSUMERS>& work = sWork[(round - 1) % WORK_STAGES];
+            const volatile Work<PARTS>& work = sWork[(round - 1) % WORK_STAGES];
             return PackedRows(p, work.batch, work.head, work.q0 + warp_row());
         };
 
         // The scores of keys from the tile's `column` on, as the softmax takes them.
         auto apply_score = [&](auto& rS, int column, bool masked) {
             if (SCORE::LINEAR && !masked) return;
-            const volatile Work<CONSUMERS>& work = sWork[round % WORK_STAGES];
+            const volatile Work<PARTS>& work = sWork[round % WORK_STAGES];
             const At at{thread_index_anew() % 32, work.q0 + warp_row(), j * BN + column, p.pack_log2};
             score.apply(rS, KV::sequence(p, work.batch), p.scale_log2, at, masked);
         };
@@ -226,11 +229,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             bool again[1][2];
             softmax.shift(rS, MAX_SUM, again);
             if (!__any_sync(0xffffffff, again[0][0] || again[0][1])) return;
-            const volatile KeyTiles& of_rows = sWork[round % WORK_STAGES].keys[thread_index_anew() / 128 - 1];
-            const bool masked = SCORE::needs_mask(of_rows, j);
             exponentiate_again<T, QTile, KTile>(softmax, rS, again, l, sQ + ring_q.slot(round) * QO_BYTES, warp_row(),
                                                 sK + ring_k.slot(n) * KTile::bytes,
-                                                [&](auto& rS, int column) { apply_score(rS, column, masked); });
+                                                [&](auto& rS, int column) { apply_score(rS, column, true); });
         };
         // Whether m may have to move a long way at the keys after the present ones: some rows do not see all of these, and
         // may have seen none.
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // Takes up the next tile, and starts on its S. Without one S is computed of what is there, and not looked at.
         auto start_tile = [&] {
             ring_q.wait(round);
-            const volatile Work<CONSUMERS>& work = sWork[round % WORK_STAGES];
+            const volatile Work<PARTS>& work = sWork[round % WORK_STAGES];
             auto uniform = [](int x) { return __shfl_sync(0xffffffff, x, 0); };
             if constexpr (SKIPS && SCORE::LEFT_EDGE) {  // what the others visited of the tile before
                 for (int first = keys.first; round > 0 && first > uniform(sWork[(round - 1) % WORK_STAGES].first()); --first)
@@ -247,11 +248,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
             j = uniform(work.end()) - 1;
             more = j >= 0;
-            keys.first = SCORE::LEFT_EDGE ? uniform(work.keys[consumer].first) : 0;
-            keys.whole_first = SCORE::LEFT_EDGE ? uniform(work.keys[consumer].whole_first) : 0;
-            keys.whole_end = uniform(work.keys[consumer].whole_end);
+            keys.first = SCORE::LEFT_EDGE ? uniform(work.keys[part].first) : 0;
+            keys.whole_first = SCORE::LEFT_EDGE ? uniform(work.keys[part].whole_first) : 0;
+            keys.whole_end = uniform(work.keys[part].whole_end);
             if constexpr (SKIPS) {
-                for (const int end = uniform(work.keys[consumer].end); j >= end; --j, ++n) {
+                for (const int end = uniform(work.keys[part].end); j >= end; --j, ++n) {
                     turns.wait(), turns.pass();
                     ring_k.pass_over(n);
                 }

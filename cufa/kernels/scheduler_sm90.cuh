@@ -33,15 +33,15 @@ __device__ int next_tile(const Params& p, int tile, int tiles) {
     return drawn + gridDim.x;
 }
 
-// A tile as the producer of fa3_wgmma hands it to the consumers. Later rows see no earlier keys: all of them together visit
-// the tiles of keys from the first consumer's first to the last one's end.
-template <int CONSUMERS>
+// A tile as the producer of fa3_wgmma hands it to the consumers, who are PARTS that visit different keys, or one. Later rows
+// see no earlier keys: all of them together visit the tiles of keys from the first part's first to the last one's end.
+template <int PARTS>
 struct Work {
     int q0, head, batch;
-    KeyTiles keys[CONSUMERS];  // what each one's 64 rows visit; none after the last tile
+    KeyTiles keys[PARTS];  // what each one's rows visit; none after the last tile
 
     __device__ int first() const volatile { return keys[0].first; }
-    __device__ int end() const volatile { return keys[CONSUMERS - 1].end; }
+    __device__ int end() const volatile { return keys[PARTS - 1].end; }
 };
 
 // The consumer warpgroups of a block take turns, in order, when ON.

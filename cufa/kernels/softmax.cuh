@@ -19,20 +19,13 @@ struct PScale<bfloat16> {
     static constexpr float MAX_SUM = 0x1p8f;
 };
 
-// How m is kept decides in which order ptxas puts the multiply-adds of P, and how many of them wait for a register bank, see
-// docs/kernels.md: in log2 units, once; or twice, for the even and the odd columns; or in natural units.
-enum class Reference { LOG2, LOG2_TWICE, NATURAL };
-
 // State of the rows that one thread holds: 16 mt + {0, 8} of its warp's rows, shared with three other lanes.
 // P = exp2(scale_log2 S - m). EXACT spends an instruction a score, and a division an output, on rounding errors that float32
 // would show: there m is in the units of S, and P = exp2(scale_log2 (S - m)) exactly 1 at a row's maximum, so that a row with
-// one key gives back its V.
-template <int MT, bool EXACT, int AT_MAX_LOG2 = 0, Reference REFERENCE = Reference::LOG2>
+// one key gives back its V. COPIES of m, one for the even and one for the odd columns, decide in which order ptxas puts the
+// multiply-adds of P, and how many of them wait for a register bank: see docs/kernels.md.
+template <int MT, bool EXACT, int AT_MAX_LOG2 = 0, int COPIES = 1>
 struct OnlineSoftmax {
-    static constexpr int COPIES = REFERENCE == Reference::LOG2_TWICE ? 2 : 1;
-    static constexpr float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
-    static constexpr float TO_LOG2 = REFERENCE == Reference::NATURAL ? LOG2_E : 1.f;  // from the units of m
-    static constexpr float FROM_LOG2 = REFERENCE == Reference::NATURAL ? LN_2 : 1.f;
     // The accumulators are rescaled only when a row maximum has outgrown the reference by this factor
     // (as a power of two): P then stays below 2^8, and the division by l at the end is exact all the same.
     static constexpr float SLACK_LOG2 = 8.f;
@@ -103,7 +96,7 @@ struct OnlineSoftmax {
     // The same of one score of a row.
     __device__ float exponential(float s, int mt, int h, int copy = 0) {
         const float m = this->m[mt][h][copy];
-        const float p = exp2_approx(EXACT ? (s - m) * scale_log2 : fmaf(s, scale_log2, -m * TO_LOG2));
+        const float p = exp2_approx(EXACT ? (s - m) * scale_log2 : fmaf(s, scale_log2, -m));
         l[mt][h] += p;
         return p;
     }
@@ -131,7 +124,7 @@ struct OnlineSoftmax {
                 const bool large = lanes_max<4>(l[mt][h]) > limit;
                 again[mt][h] = large && sum >= MAX_SHIFTED;
                 const float step = large && sum < MAX_SHIFTED ? fmaxf(__log2f(sum) - 4.f - AT_MAX_LOG2, 0.f) : 0.f;
-                set_m(m[mt][h][0] + step * FROM_LOG2, mt, h);
+                set_m(m[mt][h][0] + step, mt, h);
                 alpha[mt][h] = exp2_approx(-step);
                 l[mt][h] = sum == sum ? l[mt][h] * alpha[mt][h] : sum;
             }
@@ -152,8 +145,8 @@ struct OnlineSoftmax {
     // Sets m of a row by its largest score, if that has outgrown it.
     __device__ void move_to(float row_max, int mt, int h, float slack_log2 = SLACK_LOG2) {
         const float m_old = m[mt][h][0];
-        if (outgrown(row_max, mt, h, slack_log2)) set_m(EXACT ? row_max : fmaf(row_max, scale_log2, -AT_MAX_LOG2) * FROM_LOG2, mt, h);
-        alpha[mt][h] = exp2_approx((m_old - m[mt][h][0]) * (EXACT ? scale_log2 : TO_LOG2));
+        if (outgrown(row_max, mt, h, slack_log2)) set_m(EXACT ? row_max : fmaf(row_max, scale_log2, -AT_MAX_LOG2), mt, h);
+        alpha[mt][h] = exp2_approx((m_old - m[mt][h][0]) * (EXACT ? scale_log2 : 1.f));
         l[mt][h] *= alpha[mt][h];
     }
 
@@ -165,7 +158,7 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 float sum = lanes_sum<4>(l[mt][h]);
-                const float m_log2 = m[mt][h][0] * (EXACT ? scale_log2 : TO_LOG2);
+                const float m_log2 = EXACT ? m[mt][h][0] * scale_log2 : m[mt][h][0];
                 // Of larger scores the multiply-adds of P no longer take out m: NaN, and not something wrong.
                 if (!EXACT && m[mt][h][0] != NONE && !(fabsf(m_log2) <= MAX_LOG2)) sum = NAN;
                 divisor[mt][h] = sum;
@@ -207,6 +200,7 @@ struct OnlineSoftmax {
 
     // Of a row that saw no key, too.
     static __device__ float log_sum_exp(float m_log2, float sum) {
+        constexpr float LN_2 = 0.693147180559945309f;
         return sum == 0.f ? -INF : (m_log2 + log2f(sum)) * LN_2;
     }
 
@@ -218,6 +212,6 @@ struct OnlineSoftmax {
     // Whether P of this score would be too large. False for -inf, and for NaN.
     __device__ bool outgrown(float row_max, int mt, int h, float slack_log2) const {
         if constexpr (EXACT) return (row_max - m[mt][h][0]) * scale_log2 > slack_log2;
-        return fmaf(row_max, scale_log2, -m[mt][h][0] * TO_LOG2) > slack_log2 + AT_MAX_LOG2;
+        return fmaf(row_max, scale_log2, -m[mt][h][0]) > slack_log2 + AT_MAX_LOG2;
     }
 };
