@@ -296,6 +296,7 @@ def test_compiling_is_compared_variant_by_variant(
 
     monkeypatch.setattr(refactor_compile, "TABLES", {"one": Table("float32", (64,), "fa2_fp32")})
     monkeypatch.setattr(refactor_compile, "_compile_s", compile_s)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)  # one variant at a time
     monkeypatch.setenv("CUFA_TUNED", "1")
     rows = list(refactor_compile.rows(str(older), ["one"], "h200", rounds=3))
     # Six lengths each run the same variant, causal or not.

@@ -34,6 +34,7 @@ struct Fa2Block {
 
         const KeyTiles keys = key_tiles(sequence, q0, BM);
         first = SCORE::LEFT_EDGE ? keys.first : 0, end = keys.end, whole_end = keys.whole_end;
+        if (!UNEVEN) return;
         if (threadIdx.x % 32 < MT) {
             const KeyTiles piece = key_tiles(sequence, row0() + threadIdx.x % 32 * 16, 16);
             volatile KeyTiles& own = sKeys()[threadIdx.x % 32];

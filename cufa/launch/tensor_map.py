@@ -19,7 +19,7 @@ _INVALID_CONTEXT = 201  # CUresult
 _NUMBERS = struct.Struct("=5Q4q5I")  # sizes, strides, sizes of a box
 
 _pointer = ctypes.c_void_p.from_param  # of what ctypes makes of an address, it passes this at once
-_ones = (ctypes.c_uint32 * _RANK)(*[1] * _RANK)
+_ones = ctypes.create_string_buffer(struct.pack(f"={_RANK}I", *[1] * _RANK))
 _STEPS_IN_BOX = _pointer(ctypes.addressof(_ones))
 
 
