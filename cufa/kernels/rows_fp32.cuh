@@ -34,7 +34,7 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
         const int key = j + lane;
         const float* k = gK + min(key, end - 1) * p.k.stride_seq;
         float s = 0.f;
-#pragma unroll 2
+#pragma unroll 1
         for (int d = 0; d < p.head_dim; d += 4) {
             const float4 a = *reinterpret_cast<const float4*>(gQ + d), b = *reinterpret_cast<const float4*>(k + d);
             s = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, s))));

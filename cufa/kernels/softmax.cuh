@@ -168,11 +168,13 @@ struct OnlineSoftmax {
     }
     template <int OT>
     __device__ void divide(float (&rO)[MT][OT][4], const float (&divisor)[MT][2]) const {
+        bool none = false;  // whether some row saw no key
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float inverse = 1.f / divisor[mt][h];
+                none |= divisor[mt][h] == 0.f;
 #pragma unroll
                 for (int ot = 0; ot < OT; ++ot)
 #pragma unroll
@@ -181,15 +183,15 @@ struct OnlineSoftmax {
                         // One step of Newton's rounds to nearest; of what is not finite it makes NaN.
                         rO[mt][ot][i] = EXACT ? fmaf(fmaf(-quotient, divisor[mt][h], o), inverse, quotient) : quotient;
                     }
-                // 0 V is NaN where V is not finite. A branch, which the empty asm keeps one, hardly ever taken
-                if (EXACT || !__any_sync(0xffffffff, divisor[mt][h] == 0.f)) continue;
-                asm volatile("");
-#pragma unroll
-                for (int ot = 0; ot < OT; ++ot)
-#pragma unroll
-                    for (int i = 2 * h; i < 2 * h + 2; ++i)
-                        if (divisor[mt][h] == 0.f) rO[mt][ot][i] = 0.f;
             }
+        // 0 V is NaN where V is not finite. A branch, which the empty asm keeps one, hardly ever taken
+        if (EXACT || !__any_sync(0xffffffff, none)) return;
+        asm volatile("");
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int i = 0; i < OT * 4; ++i)
+                if (divisor[mt][i / 2 % 2] == 0.f) rO[mt][i / 4][i % 4] = 0.f;
     }
     template <int OT>
     __device__ void finish(float (&rO)[MT][OT][4], float (&lse)[MT][2]) {
