@@ -161,7 +161,7 @@ def played(monkeypatch: pytest.MonkeyPatch, older: Path) -> Any:
     monkeypatch.setattr(contestants, "free_memory", lambda: None)
     monkeypatch.setattr(refactor.graphs, "capture", capture)
     monkeypatch.setattr(contestants.Contestants, "ready", ready)
-    monkeypatch.setenv("CUFA_TUNED", "1")
+    monkeypatch.setenv("CUFA_CACHE_DIR", "that of the user")
     return game
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -53,7 +54,7 @@ class Refactor:
     ) -> Iterator[dict[str, Any]]:
         """Yield a row a cell, and print a line for each and one for each table.
 
-        Both plan by their rules: a tuned table is of the kernels of one.
+        Both plan as they come, and not by the user's tuned tables, which are of one's kernels.
 
         Parameters
         ----------
@@ -63,8 +64,8 @@ class Refactor:
             Those of the tables by default.
         seqs : sequence of int
         """
-        os.environ["CUFA_TUNED"] = "0"
-        with before.loaded(self._older) as package:
+        with before.loaded(self._older) as package, tempfile.TemporaryDirectory() as empty:
+            os.environ["CUFA_CACHE_DIR"] = empty
             for name in names:
                 found = []
                 row_of = functools.partial(self._row, package, TABLES[name].kernel)
