@@ -22,7 +22,7 @@ struct Fa2Block {
     TileLoader<KTile, THREADS, T> load_k;
     TileLoader<VTile, THREADS, T> load_v;
     unsigned char* smem;
-    int first, end, whole_end;  // what the block visits, and from where on some rows do not see all keys
+    int first, end, whole_end;  // what the block visits, and where keys end that all rows see, if these see the same
 
     __device__ Fa2Block(const Arguments<SCORE, KV>& p, unsigned char* smem) : p(p), smem(smem) {
         const Tile tile = this->tile();
@@ -93,34 +93,39 @@ struct Fa2Block {
     __device__ uint32_t tile_k(int j) const { return sK + j % STAGES * KTile::bytes; }
     __device__ uint32_t tile_v(int j) const { return sV + j % STAGES * VTile::bytes; }
 
-    // Whether some of the warp's rows may not see all keys of tile j: what follows is asked for such tiles only.
-    __device__ bool at_edge(int j) const {
-        if constexpr (!UNEVEN) return j >= whole_end - 1;
-        return same_for_warp(j >= sKeys()[0].whole_end - 1 || (SCORE::LEFT_EDGE && j < sKeys()[MT - 1].whole_first));
-    }
-    // Whether the warp's rows visit the tile. It skips others, so that nothing of their V reaches these rows.
-    __device__ bool visits(int j) const {
-        return !UNEVEN || same_for_warp(j < sKeys()[MT - 1].end && (!SCORE::LEFT_EDGE || j >= sKeys()[0].first));
-    }
-    // Of the pieces of a warp that visits it: whether O of one begins with it, after others of the warp; and whether O of one
-    // has ended before it.
-    __device__ bool begins(int j, int mt) const {
-        return SCORE::RIGHT_EDGE && mt < MT - 1 && same_for_warp(j == sKeys()[mt].end - 1);
-    }
-    __device__ bool ended(int j, int mt) const {
-        return SCORE::LEFT_EDGE && mt > 0 && same_for_warp(j < sKeys()[mt].first);
+    // What a tile of keys is to the 16-row pieces of the warp, a bit a piece: whether it visits it; whether O begins with it,
+    // or has ended before it; and whether some rows may not see all of its keys. The warp skips tiles that none visits, so
+    // that nothing of their V reaches these rows.
+    struct Edge {
+        uint32_t visits = ~0u, begins = 0, ended = 0;
+        bool masked = false;
+    };
+    __device__ Edge edge(int j) const {
+        Edge edge;
+        if constexpr (!UNEVEN) {
+            edge.masked = j >= whole_end;
+        } else {
+            const volatile KeyTiles *first = sKeys(), *last = first + MT - 1;
+            // A vote tells the compiler what is the same in all lanes.
+            if (!__any_sync(0xffffffff, j >= first->whole_end - 1 || (SCORE::LEFT_EDGE && j < last->whole_first))) return edge;
+            const volatile KeyTiles& own = first[thread_index() % 32 % MT];  // each lane asks for a piece
+            const int end = own.end;
+            edge.visits = __ballot_sync(0xffffffff, j < end && (!SCORE::LEFT_EDGE || j >= own.first));
+            edge.begins = __ballot_sync(0xffffffff, j == end - 1);
+            if constexpr (SCORE::LEFT_EDGE) edge.ended = __ballot_sync(0xffffffff, j < own.first);
+            edge.masked = __any_sync(0xffffffff, j >= own.whole_end || (SCORE::LEFT_EDGE && j < own.whole_first));
+        }
+        return edge;
     }
     // The scores of the tile as the softmax takes them.
     template <int NT>
-    __device__ void apply_score(float (&rS)[MT][NT][4], int j, bool edge) const {
-        if (SCORE::LINEAR && !edge) return;
+    __device__ void apply_score(float (&rS)[MT][NT][4], int j, bool masked) const {
+        if (SCORE::LINEAR && !masked) return;
         const At at{thread_index_anew() % 32, row0(), j * BN};
-        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile().batch), p.scale_log2, at, edge);
+        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile().batch), p.scale_log2, at, masked);
     }
 
  private:
-    // Tells the compiler, which makes slower code where lanes may differ.
-    static __device__ bool same_for_warp(bool x) { return __any_sync(0xffffffff, x); }
     __device__ KeyTiles key_tiles(const Sequence& sequence, int row, int rows) const {
         return static_cast<const SCORE&>(p).template key_tiles<BN>(sequence, row, row + rows - 1);
     }

@@ -179,8 +179,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // From the last tile of keys to the first: the masked ones come first.
     for (int j = block.end - 1; j >= block.first; --j) {
         block.next_k(j);
-        const bool edge = block.at_edge(j);
-        if (edge && !block.visits(j)) {
+        const auto edge = block.edge(j);
+        if (!edge.visits) {
             block.next_v(j);
             continue;
         }
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             qk_cuda_cores<QTile, KTile>(rS, block.sQ, block.tile_k(j), warp_row<BM, ROW_WARPS>());
 
         // P = exp(S - m); m, l and O follow
-        block.apply_score(rS, j, edge);
+        block.apply_score(rS, j, edge.masked);
         softmax.update(rS, rO);
         block.next_v(j);
 

@@ -31,14 +31,14 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // From the last tile of keys to the first: the masked ones come first.
     for (int j = block.end - 1; j >= block.first; --j) {
         block.next_k(j);
-        const bool edge = block.at_edge(j);
-        if (edge && !block.visits(j)) {
+        const auto edge = block.edge(j);
+        if (!edge.visits) {
             block.next_v(j);
             continue;
         }
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
-            if (edge && block.begins(j, mt)) clear(rO[mt]);
+            if (mt < MT - 1 && (edge.begins >> mt & 1)) clear(rO[mt]);  // after others of the warp
 
         // S = Q K^T
         float rS[MT][NT][4] = {};
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         }
 
         // P = exp(S - m); m, l and O follow
-        block.apply_score(rS, j, edge);
+        block.apply_score(rS, j, edge.masked);
         softmax.update(rS, rO);
         block.next_v(j);
 
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 ldmatrix_x4_trans(rV, tile_v + VTile::advance(lane_v, kk * 16, ot));
 #pragma unroll
                 for (int mt = 0; mt < MT; ++mt) {
-                    if (block.ended(j, mt)) continue;
+                    if (edge.ended >> mt & 1) continue;
                     mma_m16n8k16<T>(rO[mt][ot], rP[mt], rV[0], rV[1]);
                     mma_m16n8k16<T>(rO[mt][ot + 1], rP[mt], rV[2], rV[3]);
                 }

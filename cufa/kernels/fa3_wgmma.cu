@@ -86,9 +86,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         registers_decrease<REGISTERS_PRODUCER>();
         if (threadIdx.x != 0) return;
         auto load_q = [&](int i, uint32_t round) {  // and hands the tile over, or says that there is none
-            ring_q.acquire(round);
             volatile Work<PARTS>& work = sWork[round % WORK_STAGES];
             if (i >= tiles) {
+                ring_q.acquire(round);
 #pragma unroll
                 for (int c = 0; c < PARTS; ++c) work.keys[c].end = 0;
                 ring_q.expect(round, 0);
@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const Tile tile = tile_in_order<UNEVEN>(p, i);
             const Sequence sequence = KV::sequence(p, tile.batch);
             const int q0 = tile.q_tile * BM;
+            ring_q.acquire(round);
             work.q0 = q0, work.head = tile.head, work.batch = tile.batch;
 #pragma unroll
             for (int c = 0; c < PARTS; ++c) {
@@ -116,15 +117,17 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const volatile Work<PARTS>& work = sWork[round % WORK_STAGES];
             const int first = SCORE::LEFT_EDGE ? work.first() : 0, end = work.end();
             const int kv_head = work.head / p.group, batch = work.batch;
+            const int k_head = KV::map_head(p.k, kv_head), k_batch = KV::map_batch(p.k, batch);
+            const int v_head = KV::map_head(p.v, kv_head), v_batch = KV::map_batch(p.v, batch);
             auto load_k = [&](int j, uint32_t n) {
                 ring_k.acquire(n);
-                KTile::load(sK + ring_k.slot(n) * KTile::bytes, maps.k, ring_k.expect(n, KTile::bytes), j * BN,
-                            KV::map_head(p.k, kv_head), KV::map_batch(p.k, batch));
+                KTile::load(sK + ring_k.slot(n) * KTile::bytes, maps.k, ring_k.expect(n, KTile::bytes), j * BN, k_head,
+                            k_batch);
             };
             auto load_v = [&](int j, uint32_t n) {
                 ring_v.acquire(n);
-                VTile::load(sV + ring_v.slot(n) * VTile::bytes, maps.v, ring_v.expect(n, VTile::bytes), j * BN,
-                            KV::map_head(p.v, kv_head), KV::map_batch(p.v, batch));
+                VTile::load(sV + ring_v.slot(n) * VTile::bytes, maps.v, ring_v.expect(n, VTile::bytes), j * BN, v_head,
+                            v_batch);
             };
             // The next Q is asked for when its slot should be free: of three at once, of two when the last O has been
             // written, which is about when the first V are done with, and of one at the end. Of two never before V number
@@ -148,7 +151,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         const uint32_t operand_q = QTile::operand(sQ + consumer * 64 * QTile::ROW_BYTES);
         const uint32_t operand_k = KTile::operand(sK), operand_v = VTile::operand(sV);
 
-        constexpr int COPIES = HEAD_DIM_V > 64 ? 1 : 2;  // of m
+        constexpr int COPIES = HEAD_DIM_V > 128 ? 1 : 2;  // of m
         OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, COPIES> softmax(SCORE::LINEAR ? p.scale_log2 : 1.f);
         float rO[1][OT][4] = {};
         float rS[1][NT][4];
