@@ -145,4 +145,4 @@ def test_the_planner_depends_on_no_later_room() -> None:
     for path in (PACKAGE / "planner").glob("*.py"):
         text = path.read_text(encoding="utf-8")
         found |= set(re.findall(r"^from cufa\.(\w+)", text, re.MULTILINE))
-    assert found == {"device", "kernel", "planner", "problem", "variant"}
+    assert found == {"device", "kernel", "planner", "problem", "score", "variant"}
