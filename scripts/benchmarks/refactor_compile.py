@@ -49,17 +49,17 @@ def rows(older: str, names: Iterable[str], gpu: str, rounds: int) -> Iterator[di
     shortest = functools.partial(_shortest_s, arch=named(gpu).arch, rounds=rounds)
     quotients = []
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
-        times = list(pool.map(shortest, pairs))
-    for pair, (before_s, after_s) in zip(pairs, times, strict=True):
-        quotients.append(after_s / before_s)
-        old, new = (source.name_expression for source in pair)
-        print(f"{new}: {after_s:.3f} s, before {before_s:.3f} s, {quotients[-1]:.3f}", flush=True)
-        yield {
-            "variant": new,
-            "before": old,
-            "cold_s": round(after_s, 4),
-            "before_cold_s": round(before_s, 4),
-        }
+        for pair, (before_s, after_s) in zip(pairs, pool.map(shortest, pairs), strict=True):
+            quotients.append(after_s / before_s)
+            old, new = (source.name_expression for source in pair)
+            line = f"{new}: {after_s:.3f} s, before {before_s:.3f} s, {quotients[-1]:.3f}"
+            print(line, flush=True)
+            yield {
+                "variant": new,
+                "before": old,
+                "cold_s": round(after_s, 4),
+                "before_cold_s": round(before_s, 4),
+            }
     middle, most = geomean(quotients), max(quotients)
     print(f"{middle:.3f} times as long as before in geometric mean, {most:.3f} at most", flush=True)
 
