@@ -227,6 +227,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         uint32_t wanted = 0;
 #pragma unroll
         for (int r = 0; r < 4; ++r) wanted |= ((lanes >> 4 * r & 0xf) != 0) << r;
-        if (__any_sync(0xffffffff, wanted)) attend_rows<OT * 8>(p, tile, out.q0 + out.row0 + row, wanted, part() * OT * 8);
+        if (!__any_sync(0xffffffff, wanted)) continue;
+#pragma unroll 1
+        for (int col = 0; col < OT * 8; col += 32)
+            attend_rows(p, tile, out.q0 + out.row0 + row, wanted, part() * OT * 8 + col);
     }
 }

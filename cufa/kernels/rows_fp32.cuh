@@ -7,13 +7,13 @@
 #include "score.cuh"
 #include "softmax.cuh"
 
-// A warp computes four rows of the output from `row0` on, COLS columns from `col0` on, and writes the `wanted` ones, a bit a
-// row. Of a row, eight lanes hold S of a key each, and four neighbouring columns of each 32 of O. m is the true row maximum,
+// A warp computes four rows of the output from `row0` on, 32 columns from `col0` on, and writes the `wanted` ones, a bit a
+// row. Of a row, eight lanes hold S of a key each, and four neighbouring columns of O. m is the true row maximum,
 // and a key whose P is 0 takes no part: what is infinite, or nearly so, gives what it gives in NumPy.
-template <int COLS, class SCORE, class KV>
+template <class SCORE, class KV>
 __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int row0, uint32_t wanted, int col0) {
     using Softmax = OnlineSoftmax<1, true>;
-    constexpr int LANES = 8, PIECES = COLS / (4 * LANES);
+    constexpr int LANES = 8;
     const SCORE& score = p;
     const Sequence sequence = KV::sequence(p, tile.batch);
     const int lane = thread_index_anew() % LANES, r = thread_index_anew() % 32 / LANES;
@@ -27,7 +27,7 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
     const int end = score.sees(sequence, row0 + 32 / LANES - 1).end;
 
     float m = Softmax::NONE, l = 0.f;
-    float rO[PIECES][4] = {};
+    float rO[4] = {};
 #pragma unroll 1
     for (int j = begin; j < end && !__all_sync(0xffffffff, l != l); j += LANES) {  // NaN stays NaN
         // S = Q K^T
@@ -47,21 +47,17 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
         const float alpha = exp2_approx((m_old - m) * scale), prob = exp2_approx((s - m) * scale);
         l = l * alpha + lanes_sum<LANES>(prob);
 #pragma unroll
-        for (int i = 0; i < PIECES * 4; ++i) rO[i / 4][i % 4] *= alpha;
+        for (int n = 0; n < 4; ++n) rO[n] *= alpha;
 
         // O += P V
 #pragma unroll 1
         for (int i = 0; i < min(LANES, end - j); ++i) {
             const float of_key = __shfl_sync(0xffffffff, prob, i, LANES);
-            const float* v = gV + (j + i) * p.v.stride_seq;
+            if (of_key == 0.f || col >= p.head_dim_v) continue;
+            const float4 v = *reinterpret_cast<const float4*>(gV + (j + i) * p.v.stride_seq);
+            const float values[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-            for (int piece = 0; piece < PIECES; ++piece) {
-                if (of_key == 0.f || col + piece * 32 >= p.head_dim_v) continue;
-                const float4 x = *reinterpret_cast<const float4*>(v + piece * 32);
-                const float values[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-                for (int n = 0; n < 4; ++n) rO[piece][n] = fmaf(of_key, values[n], rO[piece][n]);
-            }
+            for (int n = 0; n < 4; ++n) rO[n] = fmaf(of_key, values[n], rO[n]);
         }
     }
 
@@ -70,7 +66,7 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
     float* gO = head_ptr<float>(p.o, tile.batch, tile.head) + row * p.o.stride_seq + col;
     const float factor = l == 0.f ? 0.f : 1.f / l;
 #pragma unroll
-    for (int i = 0; i < PIECES * 4; ++i)
-        if (col + i / 4 * 32 + i % 4 < p.head_dim_v) gO[i / 4 * 32 + i % 4] = rO[i / 4][i % 4] * factor;
+    for (int n = 0; n < 4; ++n)
+        if (col + n < p.head_dim_v) gO[n] = rO[n] * factor;
     if (p.lse && col == 0) p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head) * p.seq_q + row] = Softmax::log_sum_exp(m * scale, l);
 }
