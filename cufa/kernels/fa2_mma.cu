@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 ldmatrix_x4_trans(rV, tile_v + VTile::advance(lane_v, kk * 16, ot));
 #pragma unroll
                 for (int mt = 0; mt < MT; ++mt) {
-                    if (edge.ended >> mt & 1) continue;
+                    if (SCORE::LEFT_EDGE && (edge.ended >> mt & 1)) continue;
                     mma_m16n8k16<T>(rO[mt][ot], rP[mt], rV[0], rV[1]);
                     mma_m16n8k16<T>(rO[mt][ot + 1], rP[mt], rV[2], rV[3]);
                 }

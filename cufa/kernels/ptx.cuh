@@ -44,6 +44,11 @@ __device__ inline float copy_of(float x) {
     return y;
 }
 
+// x = y if a == b: a predicated instruction, where many an `if` in a row would take the compiler long.
+__device__ inline void set_if_equal(float& x, int a, int b, float y) {
+    asm("{.reg .pred equal; setp.eq.s32 equal, %1, %2; @equal mov.b32 %0, %3;}" : "+f"(x) : "r"(a), "r"(b), "f"(y));
+}
+
 // Over LANES neighbouring lanes, a power of two.
 template <int LANES>
 __device__ float lanes_sum(float x) {

@@ -38,13 +38,14 @@ __device__ void exponentiate_again(Softmax& softmax, float (&rP)[1][NT][4], cons
             }
             continue;
         }
+        const int column_of[2] = {again[0][0] ? column : -1, again[0][1] ? column : -1};
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
             const int h = e / 2 % 2;
             const float p = again[0][h] ? softmax.exponential(rS[0][e / 4][e % 4], 0, h) : 0.f;
 #pragma unroll
             for (int nt = 0; nt < NT; nt += 2)  // registers have no index
-                if (again[0][h] && column == nt * 8) rP[0][nt + e / 4][e % 4] = p;
+                set_if_equal(rP[0][nt + e / 4][e % 4], column_of[h], nt * 8, p);
         }
     }
 }

@@ -46,6 +46,9 @@ inline int block_index() { return blockIdx.x; }
 inline int thread_index() { return threadIdx.x; }
 inline int thread_index_anew() { return threadIdx.x; }
 inline float copy_of(float x) { return x; }
+inline void set_if_equal(float& x, int a, int b, float y) {
+    if (a == b) x = y;
+}
 
 template <int LANES>
 float lanes_sum(float x) {
