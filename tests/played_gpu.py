@@ -319,7 +319,7 @@ class Kernel:
             assert at(int(p["tiles_drawn"]), (1,), (4,), np.dtype(np.int32)) == [0]
 
         columns, columns_v = panel_columns(variant.head_dim), panel_columns(variant.head_dim_v)
-        q = self._rows(maps["q"], (columns, pack, variant.bm // pack, 1, 1))
+        q = self._rows(maps["q"], (columns, pack, 64 // pack, 1, 1))
         k = self._rows(maps["k"], (columns, 1, variant.bn, 1, 1))
         v = self._rows(maps["v"], (columns_v, 1, variant.bn, 1, 1))
         o = self._rows(maps["o"], (columns_v, pack, 64 // pack, 1, 1))

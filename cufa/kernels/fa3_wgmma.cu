@@ -108,8 +108,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 if constexpr (SCORE::LEFT_EDGE)
                     work.keys[c].first = keys.first, work.keys[c].whole_first = keys.whole_first;
             }
-            QTile::load(sQ + ring_q.slot(round) * QO_BYTES, maps.q, ring_q.expect(round, QTile::bytes), q0 >> p.pack_log2,
-                        tile.head, tile.batch);
+            const uint32_t bar = ring_q.expect(round, QTile::bytes);
+#pragma unroll 1
+            for (int row = 0; row < BM; row += 64)
+                QTile::load(sQ + ring_q.slot(round) * QO_BYTES, row, maps.q, bar, (q0 + row) >> p.pack_log2, tile.head,
+                            tile.batch);
         };
         int i = block_index();
         load_q(i, 0);
@@ -121,12 +124,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const int v_head = KV::map_head(p.v, kv_head), v_batch = KV::map_batch(p.v, batch);
             auto load_k = [&](int j, uint32_t n) {
                 ring_k.acquire(n);
-                KTile::load(sK + ring_k.slot(n) * KTile::bytes, maps.k, ring_k.expect(n, KTile::bytes), j * BN, k_head,
+                KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes), j * BN, k_head,
                             k_batch);
             };
             auto load_v = [&](int j, uint32_t n) {
                 ring_v.acquire(n);
-                VTile::load(sV + ring_v.slot(n) * VTile::bytes, maps.v, ring_v.expect(n, VTile::bytes), j * BN, v_head,
+                VTile::load(sV + ring_v.slot(n) * VTile::bytes, 0, maps.v, ring_v.expect(n, VTile::bytes), j * BN, v_head,
                             v_batch);
             };
             // The next Q is asked for when its slot should be free: of three at once, of two when the last O has been

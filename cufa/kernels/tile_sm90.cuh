@@ -33,13 +33,15 @@ struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
     // Sixteen rows from 16 k on, K along the rows.
     static __device__ uint64_t rows(uint32_t operand, int k) { return descriptor(operand + (16 * k * ROW_BYTES >> 4)); }
 
-    // Starts the copy of the tile whose first row is `row`. A row of Q is one of the packed heads at a query.
-    static __device__ void load(uint32_t tile, const TensorMap& map, uint32_t bar, int row, int head, int batch) {
+    // Starts the copy of the tile's rows from `tile_row` on, as many as the map says, from `row` and on. A row of Q is one of the
+    // packed heads at a query.
+    static __device__ void load(uint32_t tile, int tile_row, const TensorMap& map, uint32_t bar, int row, int head,
+                                int batch) {
 #pragma unroll
         for (int i = 0; i < COLS_ / PANEL_COLS; ++i)
-            tma_load(tile + i * PANEL_BYTES, map, bar, i * PANEL_COLS, 0, row, head, batch);
+            tma_load(tile + i * PANEL_BYTES + tile_row * ROW_BYTES, map, bar, i * PANEL_COLS, 0, row, head, batch);
     }
-    // Starts the copy of the tile's rows from `tile_row` on, as many as the map says, to `row` and on.
+    // The other way.
     static __device__ void store(const TensorMap& map, uint32_t tile, int tile_row, int row, int head, int batch) {
 #pragma unroll
         for (int i = 0; i < COLS_ / PANEL_COLS; ++i)

@@ -12,7 +12,7 @@ from cufa.problem import Problem
 from cufa.score import edges
 from cufa.variant import Variant
 
-_O_ROWS = 64  # of a box of O: a warpgroup's
+_ROWS = 64  # of a box of Q or of O: a warpgroup's
 
 
 class Loaded:
@@ -101,17 +101,17 @@ class Launch:
             q, k, v, out = shapes
             of_q, of_k, of_v, of_out = strides
             encode, dtype, variant = buffer.maps.encode, layout.dtype, loaded.variant
-            bm, bn, columns, columns_v = variant.bm, variant.bn, loaded.columns, loaded.columns_v
-            encode(0, dtype, address, q, of_q, pack, bm, columns)
+            bn, columns, columns_v = variant.bn, loaded.columns, loaded.columns_v
+            encode(0, dtype, address, q, of_q, pack, _ROWS, columns)
             encode(1, dtype, address, k, of_k, 1, bn, columns)
             if of_v == of_k and v == k:  # V lies as K does
                 buffer.maps.copy(1, 2)
             else:
                 encode(2, dtype, address, v, of_v, 1, bn, columns_v)
-            if of_out == of_q and out == q and bm == _O_ROWS:
+            if of_out == of_q and out == q:  # and O as Q
                 buffer.maps.copy(0, 3)
             else:
-                encode(3, dtype, address, out, of_out, pack, _O_ROWS, columns_v)
+                encode(3, dtype, address, out, of_out, pack, _ROWS, columns_v)
         layout.fill(buffer.bytes, plan, problem, strides)
         self._bytes = bytes(buffer.bytes[: layout.nbytes])
         free_buffers.append(buffer)
