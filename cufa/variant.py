@@ -154,6 +154,8 @@ class Variant(NamedTuple):
             return f"{v.kernel} takes {' or '.join(kernel.dtypes)}, not {v.dtype}"
         if v.ping_pong and "ping_pong" not in kernel.arguments:
             return f"{v.kernel} has no ping_pong"
+        if len(set(v.score)) < len(v.score):
+            return f"a part is twice in the score {v.score}"
         for part in v.score:
             if part not in kernel.scores:
                 return f"{v.kernel} takes {' and '.join(kernel.scores)} in a score, not {part}"

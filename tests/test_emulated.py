@@ -115,6 +115,23 @@ def test_a_nan_key(rng: np.random.Generator, form: str) -> None:
     np.testing.assert_array_equal(out[..., :150, :], expected[..., :150, :])
 
 
+@variants
+def test_scores_at_the_low_end_of_float32(rng: np.random.Generator, form: str) -> None:
+    """Such a row sees keys, too: NaN where scores cannot be told apart, and else right."""
+    variant = variant_of(form, False)
+    d, dv = variant.head_dim, variant.head_dim_v
+    q, k, v = random_inputs(rng, variant.dtype, sq=20, sk=90, d=d, dv=dv)
+    q[...], k[...] = 0, 0
+    narrow = variant.dtype == "float16"
+    q[..., 0], k[..., 0], scale = (6e4, -6e4, 5e18) if narrow else (1e15, -2e23, 1.0)
+    out, _ = called(variant, q, k, v, scale=scale)
+    if variant.dtype == "float32":
+        mean = np.broadcast_to(v.mean(2, keepdims=True), out.shape)
+        np.testing.assert_allclose(out, mean, 1e-5, 1e-6)
+    else:
+        assert np.isnan(out.astype(np.float32)).all()
+
+
 def test_heads_that_share_a_tile(rng: np.random.Generator) -> None:
     variant = variant_of(FA3, True)
     checked(variant, *random_inputs(rng, variant.dtype, b=2, hq=8, hk=2, sq=13, sk=150, d=64))

@@ -101,7 +101,7 @@ def test_options_are_the_same_for_all_variants(raw_module: type[_RawModule], gpu
 
 def test_nvrtc_that_takes_one_architecture_only(raw_module: type[_RawModule]) -> None:
     jit.kernel(SMALL, H200._replace(compiles_sm90a=False), 0)
-    assert raw_module.made[0].options == ("-std=c++17",)
+    assert raw_module.made[0].options == nvrtc.common_options()
 
 
 def test_kernels_are_compiled_once_and_made_ready_on_each_device(
@@ -148,7 +148,7 @@ def test_compile_error_of_a_call(
         with pytest.raises(cufa.CompileError) as info:
             jit.kernel(SMALL, H200, 0)
         assert info.value.variant == SMALL
-        assert info.value.options == ("-std=c++17", "-arch=sm_90a")
+        assert info.value.options == (*nvrtc.common_options(), "-arch=sm_90a")
         assert "error: no" in info.value.log
         assert info.value.__cause__ is failure
     monkeypatch.setattr(raw_module, "failure", None)
@@ -170,7 +170,7 @@ def test_a_kernel_with_other_registers_than_it_shares_out_is_an_error(
     with pytest.raises(cufa.CompileError, match=rf"counts on 168 .* gave it {registers}$") as info:
         jit.kernel(SHARING, H200, 0)
     assert info.value.variant == SHARING
-    assert info.value.options == ("-std=c++17", "-arch=sm_90a")
+    assert info.value.options == (*nvrtc.common_options(), "-arch=sm_90a")
     jit.kernel(SMALL, H200, 0)  # it shares nothing out
     monkeypatch.setattr(_Function, "registers", 168)
     assert jit.kernel(SHARING, H200, 0).smem_bytes == SHARING.smem_bytes

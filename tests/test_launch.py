@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -472,6 +474,25 @@ def test_threads_share_what_is_remembered(gpu: Gpu, rng: np.random.Generator) ->
 
     in_threads(len(inputs), work)
     assert len(gpu.loaded) == 1
+
+
+def test_threads_that_take_turns_at_every_line(gpu: Gpu, rng: np.random.Generator) -> None:
+    """What is remembered of the latest call may be another thread's a moment later."""
+    queries = on_gpu(rng.standard_normal((1, 16, 1, 64)).astype(np.float16))
+    cache = on_gpu(rng.standard_normal((1, 8, 600, 64)).astype(np.float16))
+
+    def stop(frame: Any, event: str, argument: Any) -> Any:
+        time.sleep(0)
+        return stop
+
+    def work(number: int) -> None:
+        sys.settrace(lambda frame, event, argument: stop if "kind.py" in str(frame) else None)
+        heads = 8 + number % 2 * 8
+        for keys in range(20 + number, 270 + number):
+            k = cache[:, :, :keys]
+            assert cufa.attention(queries[:, :heads], k, k).shape == (1, heads, 1, 64)
+
+    in_threads(4, work)
 
 
 def test_explain_launches_nothing(gpu: Gpu, rng: np.random.Generator) -> None:

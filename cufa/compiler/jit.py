@@ -21,8 +21,8 @@ def _raw_module_options(device: Device) -> tuple[str, ...]:
     """
     # CuPy names the plain architecture itself; sm_90a, with wgmma and TMA, it does not know.
     if device.arch[-1].isdigit():
-        return (nvrtc.STANDARD,)
-    return (nvrtc.STANDARD, f"-arch={device.arch}")
+        return nvrtc.common_options()
+    return (*nvrtc.common_options(), f"-arch={device.arch}")
 
 
 _lock = threading.Lock()

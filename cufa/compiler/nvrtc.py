@@ -13,8 +13,8 @@ from cufa.compiler import elf, source
 from cufa.kernel import KERNELS
 from cufa.variant import Variant
 
-STANDARD = "-std=c++17"
-"""The option of every compilation."""
+# From which version on declarations that no kernel needs can be left out.
+_MINIMAL = (12, 4)
 
 # Older NVRTC take generic lambdas for host functions without it. CuPy gives it to all modules.
 _DEFAULT_DEVICE = "--device-as-default-execution-space"
@@ -98,6 +98,11 @@ def version() -> tuple[int, int]:
     return major, minor
 
 
+def common_options() -> tuple[str, ...]:
+    """Return the options of every compilation."""
+    return ("-std=c++17", "-minimal") if version() >= _MINIMAL else ("-std=c++17",)
+
+
 def wrong_registers(variant: Variant, registers: int) -> str | None:
     """Say that a kernel was given so many registers a thread, and counts on others; or None.
 
@@ -135,12 +140,17 @@ def _compiled(variant: Variant, options: tuple[str, ...]) -> Iterator[Any]:
         nvrtc.destroyProgram(program)
 
 
-def uncached_options(arch: str) -> tuple[str, ...]:
-    """Return the options for a cubin that is compiled, and not taken from the driver's cache.
+def uncached(options: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the options for what is compiled, and not taken from the driver's cache.
 
     What comes from there has no log.
+
+    Parameters
+    ----------
+    options : tuple of str
+        Such as those of `common_options`, and an architecture.
     """
-    options = (STANDARD, _DEFAULT_DEVICE, f"-arch={arch}")
+    options = (*options, _DEFAULT_DEVICE)
     return (*options, "--no-cache") if version() >= _CACHES else options
 
 
@@ -155,7 +165,7 @@ def compile_variant(variant: Variant, arch: str) -> Compiled:
     """
     nvrtc = _nvrtc()
 
-    options = (*uncached_options(arch), "--ptxas-options=-v")
+    options = (*uncached((*common_options(), f"-arch={arch}")), "--ptxas-options=-v")
     with _compiled(variant, options) as program:
         cubin, log = elf.whole(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program)
 
@@ -187,6 +197,6 @@ def ptx(variant: Variant, arch: str) -> str:
     """
     nvrtc = _nvrtc()
 
-    options = (STANDARD, _DEFAULT_DEVICE, f"-arch={arch.replace('sm_', 'compute_', 1)}")
+    options = (*common_options(), _DEFAULT_DEVICE, f"-arch={arch.replace('sm_', 'compute_', 1)}")
     with _compiled(variant, options) as program:
         return nvrtc.getPTX(program).decode()

@@ -142,5 +142,5 @@ struct Fa2Block {
 template <int OT>
 __device__ void clear(float (&rO)[OT][4]) {
 #pragma unroll
-    for (int i = 0; i < OT * 4; ++i) rO[i / 4][i % 4] = 0.f;
+    for (int i = 0; i < OT * 4; ++i) rO[i / 4][i % 4] = zero_anew();
 }

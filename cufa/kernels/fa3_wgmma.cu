@@ -240,8 +240,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                                                 [&](auto& rS, int column) { apply_score(rS, column, true); });
         };
         // Whether m may have to move a long way at the keys after the present ones: some rows do not see all of these, and
-        // may have seen none.
-        auto needs_maxima = [&] { return !UNCHECKED || (SCORE::RIGHT_EDGE && j >= keys.whole_end); };
+        // may have seen none. Of two loops, the first ends where all see them.
+        auto needs_maxima = [&] {
+            return !UNCHECKED || (SCORE::RIGHT_EDGE && j >= keys.whole_end) ||
+                   (ONE_LOOP && SCORE::LEFT_EDGE && j <= keys.whole_first);
+        };
 
         // Takes up the next tile, and starts on its S. Without one S is computed of what is there, and not looked at.
         auto start_tile = [&] {

@@ -44,9 +44,18 @@ __device__ inline float copy_of(float x) {
     return y;
 }
 
-// x = y if a == b: a predicated instruction, where many an `if` in a row would take the compiler long.
+// Zero, not as a constant: what the compiler makes of many registers that become one takes it long.
+__device__ inline float zero_anew() {
+    float x;
+    asm("mov.b32 %0, 0;" : "=f"(x));
+    return x;
+}
+// x = y if a == b, or if a < b: predicated instructions, where many an `if` in a row would take the compiler long.
 __device__ inline void set_if_equal(float& x, int a, int b, float y) {
-    asm("{.reg .pred equal; setp.eq.s32 equal, %1, %2; @equal mov.b32 %0, %3;}" : "+f"(x) : "r"(a), "r"(b), "f"(y));
+    asm("{.reg .pred p; setp.eq.s32 p, %1, %2; @p mov.b32 %0, %3;}" : "+f"(x) : "r"(a), "r"(b), "f"(y));
+}
+__device__ inline void set_if_less(float& x, int a, int b, float y) {
+    asm("{.reg .pred p; setp.lt.s32 p, %1, %2; @p mov.b32 %0, %3;}" : "+f"(x) : "r"(a), "r"(b), "f"(y));
 }
 
 // Over LANES neighbouring lanes, a power of two.

@@ -26,7 +26,7 @@ struct Part {
     // Whether `sees` leaves out keys before the first, or after the last, that a query sees.
     static constexpr bool LEFT_EDGE = false, RIGHT_EDGE = false;
 
-    // The keys that a query sees. Neither end may fall from one query to the next.
+    // The keys that a query sees. From one query to the next, neither end may fall, or rise by more than one.
     __device__ Keys sees(const Sequence& sequence, int query) const { return {0, sequence.seq_kv}; }
     // A score in log2 units, of a query and a key; of parts that are not LINEAR.
     __device__ float score(float s, int query, int key) const { return s; }
@@ -114,8 +114,10 @@ struct Score : Parts... {
 #pragma unroll
                 for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        if (nt * 8 + i > last || (LEFT_EDGE && nt * 8 + i < first)) rS[mt][nt][2 * h + i] = -INF;
+                    for (int i = 0; i < 2; ++i) {
+                        set_if_less(rS[mt][nt][2 * h + i], last, nt * 8 + i, -INF);
+                        if constexpr (LEFT_EDGE) set_if_less(rS[mt][nt][2 * h + i], nt * 8 + i, first, -INF);
+                    }
             }
     }
 

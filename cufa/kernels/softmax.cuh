@@ -33,8 +33,8 @@ struct OnlineSoftmax {
     static constexpr float MAX_LOG2 = 0x1p28f;
     // Row sums from here on are not shifted to where P should be.
     static constexpr float MAX_SHIFTED = 0x1p64f;
-    // m before any key has been seen: P of a key is then infinite, and of a masked one still 0.
-    static constexpr float NONE = -0x1p127f;
+    // m before any key has been seen, below all finite scores: P of a key is then infinite, and of a masked one still 0.
+    static constexpr float NONE = -0x1.fffffep127f;
 
     float scale_log2;
     float m[MT][2][COPIES];  // reference
@@ -191,7 +191,7 @@ struct OnlineSoftmax {
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int i = 0; i < OT * 4; ++i)
-                if (divisor[mt][i / 2 % 2] == 0.f) rO[mt][i / 4][i % 4] = 0.f;
+                set_if_equal(rO[mt][i / 4][i % 4], divisor[mt][i / 2 % 2] == 0.f, true, 0.f);
     }
     template <int OT>
     __device__ void finish(float (&rO)[MT][OT][4], float (&lse)[MT][2]) {

@@ -153,10 +153,11 @@ class Kind:
         Nothing else may differ, not even the plan. That strides are legal is known where there was
         more than one key.
         """
-        if self._example is None or self._example[0][0] != key[0]:
+        example = self._example  # other threads may replace it
+        if example is None or example[0][0] != key[0]:
             return None
         _, q_strides, k_shape, k_strides, v_shape, v_strides, aligned, given = key
-        latest, problem, call = self._example
+        latest, problem, call = example
         if not (
             k_strides == latest[3]
             and v_strides == latest[5]

@@ -68,7 +68,7 @@ class Choice:
             variant = Variant(kernel.name, dtype, *compiled, **tile.shape._asdict(), score=score)
             keys = tile.causal if variant.causal else tile.full
             bm, bn = variant.bm, variant.bn
-            if keys:
+            if keys and variant.illegal(device) is None:
                 step = math.gcd(bm, bn)
                 self._candidates.append(_Candidate(variant, bm, bn, tile.cost, keys, step))
 

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 from benchmarks import before
 from benchmarks.cells import TABLES, Cell
 from benchmarks.summary import geomean
-from cufa.compiler.nvrtc import uncached_options
-from cufa.device import named
+from cufa.compiler.nvrtc import uncached
 
 ROUNDS = 11
 
 
 class Source(NamedTuple):
-    """A text, and the template instantiation that is compiled of it."""
+    """A text, the template instantiation that is compiled of it, and the options of its package."""
 
     text: str
     name_expression: str
+    options: tuple[str, ...]
 
 
 def rows(older: str, names: Iterable[str], gpu: str, rounds: int) -> Iterator[dict[str, Any]]:
@@ -46,7 +46,7 @@ def rows(older: str, names: Iterable[str], gpu: str, rounds: int) -> Iterator[di
     """
     os.environ["CUFA_TUNED"] = "0"
     pairs = list(dict.fromkeys(_pairs(older, names, gpu)))
-    shortest = functools.partial(_shortest_s, arch=named(gpu).arch, rounds=rounds)
+    shortest = functools.partial(_shortest_s, rounds=rounds)
     quotients = []
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
         for pair, (before_s, after_s) in zip(pairs, pool.map(shortest, pairs), strict=True):
@@ -84,23 +84,24 @@ def _source(package: ModuleType, cell: Cell, kernel: str | None, gpu: str) -> So
     )
     variant = planner.plan(problem, device, kernel).variant
     text = before.part(package, "compiler.source", "source").text(variant.kernel)
-    return Source(text, variant.name_expression)
+    options = before.part(package, "compiler.jit", "jit")._raw_module_options(device)
+    return Source(text, variant.name_expression, options)
 
 
-def _shortest_s(pair: tuple[Source, Source], arch: str, rounds: int) -> tuple[float, float]:
+def _shortest_s(pair: tuple[Source, Source], rounds: int) -> tuple[float, float]:
     """Return the shortest time of each of two."""
     times: dict[Source, list[float]] = {source: [] for source in pair}
     for index in range(rounds):
         for source in pair[:: -1 if index % 2 else 1]:
-            times[source].append(_compile_s(source, arch))
+            times[source].append(_compile_s(source))
     first, second = (min(times[source]) for source in pair)
     return first, second
 
 
-def _compile_s(source: Source, arch: str) -> float:
+def _compile_s(source: Source) -> float:
     from cupy.cuda import nvrtc
 
-    options = uncached_options(arch)
+    options = uncached(source.options)
     started = time.thread_time()
     program = nvrtc.createProgram(source.text, "kernel.cu", (), ())
     try:

@@ -46,8 +46,12 @@ inline int block_index() { return blockIdx.x; }
 inline int thread_index() { return threadIdx.x; }
 inline int thread_index_anew() { return threadIdx.x; }
 inline float copy_of(float x) { return x; }
+inline float zero_anew() { return 0.f; }
 inline void set_if_equal(float& x, int a, int b, float y) {
     if (a == b) x = y;
+}
+inline void set_if_less(float& x, int a, int b, float y) {
+    if (a < b) x = y;
 }
 
 template <int LANES>
