@@ -154,8 +154,8 @@ def test_a_replay_takes_what_the_calls_take(cupy: Any, operands: Any, name: str)
     replay()
     by_events = min(clock.burst(call, calls)() for _ in range(5))
     by_replay = min(clock.burst(replay, 1)() for _ in range(5)) / calls
-    # Host cost is in the first alone, and a call's own work in both.
-    assert 0.2 * by_events < by_replay < 1.1 * by_events
+    # Host cost is in the first alone, a call's own work in both: bounds that tell 1 from 20.
+    assert 0.2 * by_events < by_replay < 2 * by_events
 
 
 @pytest.mark.gpu

@@ -78,7 +78,7 @@ def line_with(text: str) -> str:
 
 
 def test_host_cost() -> None:
-    (row,) = (row for row in result("host") if row.get("case", "same") == "same")
+    (row,) = (row for row in result("host") if row["case"] == "same")
     said = re.findall(r"([\d.]+) us", line_with("h200-host.md"))
     figures = (row["cufa"], row["peers"]["sdpa"], row["peers"]["floor"])
     assert said == [f"{figure:.1f}" for figure in figures]
