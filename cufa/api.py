@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cufa import cpu
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
+from cufa.cpu import attention as cpu
 from cufa.launch import calls
 from cufa.launch.kind import Kind
 from cufa.planner.plan import Plan, Planner, plan
@@ -130,7 +130,7 @@ def explain(
 
     Returns
     -------
-    cufa.planner.plan.Plan or cufa.cpu.Plan
+    cufa.planner.plan.Plan or cufa.cpu.attention.Plan
         For CuPy and for NumPy arrays. `str` of either is one line.
 
     Raises

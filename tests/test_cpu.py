@@ -1,4 +1,4 @@
-"""cpu.py: what tiling can get wrong."""
+"""cpu/attention.py: what tiling can get wrong."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import assert_accepted, hidden_keys, oracle, random_inputs
 
-from cufa import cpu
 from cufa.arrays import Operands
+from cufa.cpu import attention as cpu
 from cufa.problem import Problem, parse
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from test_problem import problems
 
 import cufa
-from cufa import cpu, device
+from cufa import device
+from cufa.cpu import attention as cpu
 from cufa.device import Device
 from cufa.kernel import KERNELS
 from cufa.planner.plan import KEY_STEP, Plan, plan

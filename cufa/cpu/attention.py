@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cufa.arrays import Operands
+from cufa.cpu.kv import KV, Dense
 from cufa.problem import Problem
 
 #: Rows of a query tile, counted over the query heads that share a K/V head, and keys of a K/V
@@ -111,39 +112,52 @@ def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndar
     # Infinities and NaN in the inputs, and a result too large for float16, are the caller's
     # business; log(0) = -inf is wanted for rows without a key.
     with np.errstate(all="ignore"):
-        for batch in _spans(problem.batch, step.batch):
-            for kv in _spans(problem.heads_kv, step.heads_kv):
+        for batch in spans(problem.batch, step.batch):
+            for kv in spans(problem.heads_kv, step.heads_kv):
                 heads = slice(kv.start * step.group, kv.stop * step.group)
-                for rows in _spans(problem.seq_q, step.rows):
-                    _query_tile(
+                for rows in spans(problem.seq_q, step.rows):
+                    query_tile(
                         problem,
                         rows,
                         q[batch, heads, rows],
-                        k[batch, kv],
-                        v[batch, kv],
+                        Dense(k[batch, kv], v[batch, kv]),
                         out[batch, heads, rows],
                         lse[batch, heads, rows],
                     )
     return out, lse
 
 
-def _spans(length: int, step: int) -> Iterator[slice]:
+def spans(length: int, step: int) -> Iterator[slice]:
+    """Yield the parts of a length, of `step` each but for the last."""
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
 
 
-def _query_tile(
+def query_tile(
     problem: Problem,
     rows: slice,
     q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
+    kv: KV,
     out: np.ndarray,
     lse: np.ndarray,
 ) -> None:
-    """Attend from one tile of queries, positions `rows` of several heads, to all keys they see."""
+    """Attend from one tile of queries, positions `rows` of several heads, to all keys they see.
+
+    Parameters
+    ----------
+    problem : Problem
+        For its group, lengths, head dims, mask and scale.
+    rows : slice
+    q : ndarray, (batch, heads_q, rows, head_dim)
+        Of some sequences and heads.
+    kv : KV
+        Theirs.
+    out, lse : ndarray, (batch, heads_q, rows, head_dim_v) and (batch, heads_q, rows)
+        Where the result goes.
+    """
     # The heads of a group lie below each other, so that they share one product with K.
-    stacked = (*k.shape[:2], problem.group * (rows.stop - rows.start))
+    batch, heads_q = q.shape[:2]
+    stacked = (batch, heads_q // problem.group, problem.group * (rows.stop - rows.start))
     rQ = np.array(q, dtype=np.float32, order="C").reshape(*stacked, problem.head_dim)
     if problem.scale < 0:
         rQ *= np.float32(-1)  # the largest product shall be the largest score
@@ -158,9 +172,9 @@ def _query_tile(
     n_keys = problem.seq_kv
     if problem.causal:
         n_keys = max(0, min(n_keys, rows.stop + diagonal))
-    for keys in _spans(n_keys, KEYS):
-        rS = rQ @ _float32(k[:, :, keys]).swapaxes(-1, -2)
-        tV = _float32(v[:, :, keys])
+    for keys in spans(n_keys, KEYS):
+        tK, tV = kv.tiles(keys)
+        rS = rQ @ tK.swapaxes(-1, -2)
         hidden = None
         if problem.causal and keys.stop - 1 > rows.start + diagonal:
             i = np.arange(rows.start, rows.stop)[:, None]
@@ -183,11 +197,6 @@ def _query_tile(
     acc /= np.where(row_sum == 0, np.float32(1), row_sum)
     out[...] = acc.reshape(out.shape)
     lse[...] = (m * scale + np.log(row_sum)).reshape(lse.shape)
-
-
-def _float32(tile: np.ndarray) -> np.ndarray:
-    """Return a tile as BLAS takes it: without this, NumPy multiplies odd strides in slow loops."""
-    return np.ascontiguousarray(tile, dtype=np.float32)
 
 
 def _masked_product(rP: np.ndarray, tV: np.ndarray, hidden: np.ndarray) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""The same algorithms on NumPy arrays, for the machine without a GPU."""
