@@ -2,6 +2,7 @@
 
 from cufa.api import attention, explain
 from cufa.compiler.nvrtc import CompileError
+from cufa.decoding import decode
 from cufa.explorer import Exploration, explore
 from cufa.problem import Problem
 from cufa.variant import Variant
@@ -14,6 +15,7 @@ __all__ = [
     "Problem",
     "Variant",
     "attention",
+    "decode",
     "explain",
     "explore",
 ]

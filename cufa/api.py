@@ -8,6 +8,7 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
+from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.launch import calls
 from cufa.launch.kind import Kind
@@ -96,11 +97,11 @@ def attention(
     result = calls.again(q, k, v, out, return_lse, options)
     if result is not None:
         return result
-    _check_return_lse(return_lse)
+    check_flag("return_lse", return_lse)
     xp = array_module(q, k, v, out)
     problem, operands = parse(q, k, v, causal=causal, scale=scale, layout=layout, out=out, xp=xp)
     if xp is np:
-        _refuse_kernel(kernel)
+        refuse_kernel(kernel)
         return _on_cpu(problem, operands, q, out, layout, return_lse)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
@@ -138,11 +139,11 @@ def explain(
     TypeError, ValueError
         As `attention`.
     """
-    _check_return_lse(return_lse)
+    check_flag("return_lse", return_lse)
     xp = array_module(q, k, v, out)
     problem, _ = parse(q, k, v, causal=causal, scale=scale, layout=layout, out=out, xp=xp)
     if xp is np:
-        _refuse_kernel(kernel)
+        refuse_kernel(kernel)
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
     return plan(problem, device, kernel, user_table(device))
@@ -150,18 +151,6 @@ def explain(
 
 def _types(kernel: object) -> object:
     return tuple(map(type, kernel)) if isinstance(kernel, Variant) else type(kernel)
-
-
-def _check_return_lse(return_lse: object) -> None:
-    if not isinstance(return_lse, (bool, np.bool_)):
-        raise TypeError(f"return_lse must be True or False, not {type(return_lse).__name__}")
-
-
-def _refuse_kernel(kernel: object) -> None:
-    if kernel is not None:
-        raise ValueError(
-            f"kernel must be None for NumPy arrays, which run on the CPU, not {kernel!r}"
-        )
 
 
 def _on_cpu(

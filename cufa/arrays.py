@@ -6,7 +6,7 @@ CuPy is not imported before an array of it is there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -56,24 +56,29 @@ def array_module(q: Array, k: Array, v: Array, out: Array | None = None) -> Modu
         For an object that is neither a NumPy nor a CuPy array, for a masked array (its mask would
         be ignored), and when the two kinds are mixed.
     """
-    module = _module_of("q", q)
-    for name, array in (("k", k), ("v", v), ("out", out)):
-        if name == "out" and array is None:
-            continue
-        other = _module_of(name, array)
+    arrays = {"q": q, "k": k, "v": v}
+    return module_of_all(arrays if out is None else {**arrays, "out": out})
+
+
+def module_of_all(arrays: Mapping[str, Array]) -> ModuleType:
+    """Find the module that all arrays of a call belong to, given by name; as `array_module`."""
+    (first, reference), *others = arrays.items()
+    module = module_of(first, reference)
+    for name, array in others:
+        other = module_of(name, array)
         if other is not module:
             raise TypeError(
-                f"{name} is a {other.__name__} array, but q is a {module.__name__} array: "
+                f"{name} is a {other.__name__} array, but {first} is a {module.__name__} array: "
                 "all arrays of a call must be of one kind"
             )
     return module
 
 
-def _module_of(name: str, array: Array) -> ModuleType:
-    """Return numpy or cupy for one array of the call."""
+def module_of(name: str, array: Array) -> ModuleType:
+    """Return numpy or cupy for one array of a call; as `array_module`."""
     if isinstance(array, np.ndarray):
         if isinstance(array, np.ma.MaskedArray):
-            raise TypeError(f"{name} is a masked array: attention would ignore its mask")
+            raise TypeError(f"{name} is a masked array: its mask would be ignored")
         return np
     # No `ndarray` yet while another thread is still importing CuPy.
     cupy = sys.modules.get("cupy")

@@ -6,31 +6,24 @@ Everything after this module works on integers that have been checked here and o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from numbers import Real
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 
-from cufa.arrays import Array, Operands, as_bhsd, overlap, overlaps_itself
+from cufa.arrays import Array, Operands, as_bhsd
+from cufa.checks import (
+    DTYPES,
+    check_devices,
+    check_dtypes,
+    check_flag,
+    check_layout,
+    check_out,
+    check_scale,
+)
 
 MAX_HEAD_DIM = 256
-LAYOUTS = ("bhsd", "bshd")
-
-#: Native byte order only: a byte-swapped dtype is another key and so is refused.
-_DTYPE_NAMES = {
-    np.dtype(np.float16): "float16",
-    np.dtype(ml_dtypes.bfloat16): "bfloat16",
-    np.dtype(np.float32): "float32",
-}
-DTYPES = tuple(_DTYPE_NAMES.values())
-
-#: The kernels multiply scores by scale * log2(e) in float32, which must not overflow: the largest
-#: score of float16 arrays is 256 * 65504^2 < 2^41.
-_MAX_SCALE = 2.0**64
 
 
 class Problem(NamedTuple):
@@ -194,17 +187,16 @@ def parse(
     ValueError
         For shapes, layout, scale and devices that do not fit, and an unusable `out`.
     """
-    if not isinstance(layout, str):
-        raise TypeError(f"layout must be a string, not {type(layout).__name__}")
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be 'bhsd' or 'bshd', not {layout!r}")
+    check_layout(layout)
     if xp is np:  # subclasses (memmap, matrix) become the plain arrays that they are views of
         q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
         out = None if out is None else np.asarray(out)
-    dtype = _check_dtypes(q, k, v, out)
+    inputs = {"q": q, "k": k, "v": v}
+    arrays = inputs if out is None else {**inputs, "out": out}
+    dtype = check_dtypes(arrays)
     _check_ranks(q, k, v)
     if xp is not np:
-        _check_devices(q, k, v, out, xp)
+        check_devices(arrays, xp)
     operands = Operands(as_bhsd(q, layout), as_bhsd(k, layout), as_bhsd(v, layout), None)
     problem = _problem(
         dtype,
@@ -216,7 +208,7 @@ def parse(
         shown=(q.shape, k.shape, v.shape),
     )
     if out is not None:
-        _check_out(out, restore_shape(problem, q.ndim, layout)[0], q, k, v)
+        check_out(out, restore_shape(problem, q.ndim, layout)[0], inputs)
         operands = operands._replace(out=as_bhsd(out, layout))
     return problem, operands
 
@@ -249,22 +241,6 @@ def restore_shape(
     return ((b, h, s, d) if layout == "bhsd" else (b, s, h, d)), (b, h, s)
 
 
-def _check_dtypes(q: Array, k: Array, v: Array, out: Array | None) -> str:
-    """Return the name of the one dtype that all arrays have."""
-    dtype = _DTYPE_NAMES.get(q.dtype)
-    if dtype is None:
-        raise TypeError(f"q has dtype {_shown(q.dtype)}: one of {', '.join(DTYPES)} is needed")
-    for name, array in (("k", k), ("v", v), ("out", out)):
-        if array is not None and array.dtype != q.dtype:
-            raise TypeError(f"{name} has dtype {_shown(array.dtype)}, but q has dtype {dtype}")
-    return dtype
-
-
-def _shown(dtype: np.dtype) -> str:
-    """Name a dtype; a byte-swapped one says so, because its `name` does not."""
-    return dtype.name if dtype.isnative else f"{dtype.name} in non-native byte order ({dtype.str})"
-
-
 def _check_ranks(q: Array, k: Array, v: Array) -> None:
     if q.ndim not in (2, 3, 4):
         raise ValueError(
@@ -276,28 +252,6 @@ def _check_ranks(q: Array, k: Array, v: Array) -> None:
             raise ValueError(
                 f"{name} has shape {array.shape}, but q has shape {q.shape}: "
                 "the number of axes must be the same"
-            )
-
-
-def _check_devices(q: Array, k: Array, v: Array, out: Array | None, cupy: Any) -> None:
-    """All CuPy arrays on the current device, and aligned as the GPU needs them."""
-    current = cupy.cuda.runtime.getDevice()
-    for name, array in (("q", q), ("k", k), ("v", v), ("out", out)):
-        if array is None:
-            continue
-        device = array.data.device_id
-        if device != current:
-            raise ValueError(
-                f"{name} (shape {array.shape}) is on device {device}, "
-                f"but the current device is {current}"
-            )
-        # The GPU faults on an element that is not aligned to its size; even a copy would.
-        steps = [array.data.ptr]
-        steps += [t for n, t in zip(array.shape, array.strides, strict=True) if n > 1]
-        if array.size and any(step % array.itemsize for step in steps):
-            raise ValueError(
-                f"{name} (shape {array.shape}, strides {array.strides}) has elements at "
-                f"addresses that are no multiple of {array.itemsize} bytes"
             )
 
 
@@ -337,8 +291,7 @@ def _problem(
             raise ValueError(
                 f"{name} has shape {shape}: head_dim must be 1 to {MAX_HEAD_DIM}, not {dim}"
             )
-    if not isinstance(causal, (bool, np.bool_)):
-        raise TypeError(f"causal must be True or False, not {type(causal).__name__}")
+    causal = check_flag("causal", causal)
     return Problem(
         dtype,
         batch,
@@ -348,40 +301,6 @@ def _problem(
         k_shape[2],
         head_dim,
         v_shape[3],
-        bool(causal),
-        _check_scale(scale, head_dim),
+        causal,
+        check_scale(scale, head_dim),
     )
-
-
-def _check_scale(scale: float | None, head_dim: int) -> float:
-    if scale is None:
-        return 1.0 / math.sqrt(head_dim)
-    if isinstance(scale, bool) or not isinstance(scale, Real):
-        raise TypeError(f"scale must be a real number or None, not {type(scale).__name__}")
-    try:
-        value = float(scale)
-    except OverflowError:  # an integer or a fraction beyond float64
-        value = math.inf
-    if not abs(value) < _MAX_SCALE:  # also true for NaN
-        raise ValueError(f"scale must be less than 2^64 in magnitude, not {value!r}")
-    return value
-
-
-def _check_out(out: Array, shape: tuple[int, ...], q: Array, k: Array, v: Array) -> None:
-    """Refuse an `out` that could not hold the result, or would change the inputs under way."""
-    if out.shape != shape:
-        raise ValueError(
-            f"out has shape {out.shape}, but the result has shape {shape} "
-            f"(q {q.shape}, k {k.shape}, v {v.shape})"
-        )
-    if not getattr(out.flags, "writeable", True):  # CuPy arrays are always writable
-        raise ValueError(f"out (shape {out.shape}) is read-only")
-    if overlaps_itself(out.shape, out.strides, out.itemsize):
-        raise ValueError(
-            f"out (shape {out.shape}, strides {out.strides}) has elements that share memory"
-        )
-    for name, array in (("q", q), ("k", k), ("v", v)):
-        if overlap(out, array):
-            raise ValueError(
-                f"out (shape {out.shape}) shares memory with {name} (shape {array.shape})"
-            )

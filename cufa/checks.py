@@ -1,0 +1,133 @@
+"""What the public functions ask of their arrays: dtype, device, and where the result goes.
+
+Arrays come by name, the one that the others must agree with first; errors name the argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cufa.arrays import Array, overlap, overlaps_itself
+
+LAYOUTS = ("bhsd", "bshd")
+
+#: Native byte order only: a byte-swapped dtype is another key and so is refused.
+_DTYPE_NAMES = {
+    np.dtype(np.float16): "float16",
+    np.dtype(ml_dtypes.bfloat16): "bfloat16",
+    np.dtype(np.float32): "float32",
+}
+DTYPES = tuple(_DTYPE_NAMES.values())
+
+#: The kernels multiply scores by scale * log2(e) in float32, which must not overflow: the largest
+#: score of float16 arrays is 256 * 65504^2 < 2^41.
+_MAX_SCALE = 2.0**64
+
+
+def check_layout(layout: object) -> None:
+    """Refuse what is no order of axes."""
+    if not isinstance(layout, str):
+        raise TypeError(f"layout must be a string, not {type(layout).__name__}")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be 'bhsd' or 'bshd', not {layout!r}")
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return what must be True or False as a bool."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, not {type(value).__name__}")
+    return bool(value)
+
+
+def check_dtypes(arrays: Mapping[str, Array]) -> str:
+    """Return the name of the one dtype that all arrays have."""
+    (first, reference), *others = arrays.items()
+    dtype = check_dtype(first, reference)
+    for name, array in others:
+        if array.dtype != reference.dtype:
+            raise TypeError(
+                f"{name} has dtype {shown_dtype(array.dtype)}, but {first} has dtype {dtype}"
+            )
+    return dtype
+
+
+def check_dtype(name: str, array: Array) -> str:
+    """Return the name of a dtype that attention takes."""
+    dtype = _DTYPE_NAMES.get(array.dtype)
+    if dtype is None:
+        raise TypeError(
+            f"{name} has dtype {shown_dtype(array.dtype)}: one of {', '.join(DTYPES)} is needed"
+        )
+    return dtype
+
+
+def shown_dtype(dtype: np.dtype) -> str:
+    """Name a dtype; a byte-swapped one says so, because its `name` does not."""
+    return dtype.name if dtype.isnative else f"{dtype.name} in non-native byte order ({dtype.str})"
+
+
+def check_devices(arrays: Mapping[str, Array], cupy: Any) -> None:
+    """Refuse CuPy arrays that are not on the current device, or not aligned as a GPU needs them."""
+    current = cupy.cuda.runtime.getDevice()
+    for name, array in arrays.items():
+        device = array.data.device_id
+        if device != current:
+            raise ValueError(
+                f"{name} (shape {array.shape}) is on device {device}, "
+                f"but the current device is {current}"
+            )
+        # The GPU faults on an element that is not aligned to its size; even a copy would.
+        steps = [array.data.ptr]
+        steps += [t for n, t in zip(array.shape, array.strides, strict=True) if n > 1]
+        if array.size and any(step % array.itemsize for step in steps):
+            raise ValueError(
+                f"{name} (shape {array.shape}, strides {array.strides}) has elements at "
+                f"addresses that are no multiple of {array.itemsize} bytes"
+            )
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    """Return the factor of the scores; 1 / sqrt(head_dim) for None."""
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise TypeError(f"scale must be a real number or None, not {type(scale).__name__}")
+    try:
+        value = float(scale)
+    except OverflowError:  # an integer or a fraction beyond float64
+        value = math.inf
+    if not abs(value) < _MAX_SCALE:  # also true for NaN
+        raise ValueError(f"scale must be less than 2^64 in magnitude, not {value!r}")
+    return value
+
+
+def check_out(out: Array, shape: tuple[int, ...], inputs: Mapping[str, Array]) -> None:
+    """Refuse an `out` that could not hold the result, or would change the inputs under way."""
+    if out.shape != shape:
+        given = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
+        raise ValueError(f"out has shape {out.shape}, but the result has shape {shape} ({given})")
+    if not getattr(out.flags, "writeable", True):  # CuPy arrays are always writable
+        raise ValueError(f"out (shape {out.shape}) is read-only")
+    if overlaps_itself(out.shape, out.strides, out.itemsize):
+        raise ValueError(
+            f"out (shape {out.shape}, strides {out.strides}) has elements that share memory"
+        )
+    for name, array in inputs.items():
+        if overlap(out, array):
+            raise ValueError(
+                f"out (shape {out.shape}) shares memory with {name} (shape {array.shape})"
+            )
+
+
+def refuse_kernel(kernel: object) -> None:
+    """Refuse a kernel for a call that runs on the CPU."""
+    if kernel is not None:
+        raise ValueError(
+            f"kernel must be None for NumPy arrays, which run on the CPU, not {kernel!r}"
+        )

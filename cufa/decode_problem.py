@@ -1,0 +1,290 @@
+"""Arrays -> `DecodeProblem`: what one call of `decode` asks for, and the errors of its user.
+
+What is on the host is checked here for good. Lengths and tables on the device are read there alone,
+so there the kernels keep within the cache, whatever they find.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+
+from cufa.arrays import Array, as_bhsd, module_of, module_of_all
+from cufa.checks import (
+    check_devices,
+    check_dtypes,
+    check_flag,
+    check_layout,
+    check_out,
+    check_scale,
+    shown_dtype,
+)
+from cufa.problem import MAX_HEAD_DIM
+
+MAX_KEYS = 2**31 - 2**20
+"""Of a sequence: positions are 32-bit integers in the kernels, rounded up to tiles."""
+
+
+class DecodeProblem(NamedTuple):
+    """One problem of `decode` as plain values: hashable, and without arrays.
+
+    Attributes
+    ----------
+    dtype : str
+        Of q, the caches and the result: "float16", "bfloat16" or "float32".
+    batch, heads_q, heads_kv, seq_q : int
+        Sizes; `heads_q` is a multiple of `heads_kv`. Any of them may be 0.
+    capacity : int
+        Keys of a sequence at most: lengths are 0 to `capacity`.
+    pages, page_size : int
+        Of a paged cache, and keys of a page; both 0 for a contiguous one.
+    head_dim, head_dim_v : int
+        Last axis of q and the keys, and of the values and the result: 1 to 256.
+    causal : bool
+        Whether query i of a sequence sees only the keys j <= i + length - seq_q.
+    scale : float
+        Factor of the scores before the softmax, as of `cufa.Problem`.
+    """
+
+    dtype: str
+    batch: int
+    heads_q: int
+    heads_kv: int
+    seq_q: int
+    capacity: int
+    pages: int
+    page_size: int
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    scale: float
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one K/V head; at least 1, also when there are no heads."""
+        return max(1, self.heads_q // max(1, self.heads_kv))
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether a block table says where keys are."""
+        return self.page_size > 0
+
+    @property
+    def score(self) -> tuple[str, ...]:
+        """The parts of the score, see `cufa.score`; one query sees all keys either way."""
+        return ("Causal",) if self.causal and self.seq_q > 1 else ()
+
+
+class DecodeOperands(NamedTuple):
+    """The arrays of a call of `decode`.
+
+    Attributes
+    ----------
+    q, out : array
+        (batch, heads, seq, head_dim) views; `out` may be None.
+    k_cache, v_cache : array
+        (batch, heads, capacity, head_dim) views, or (pages, heads, page_size, head_dim).
+    lengths : array or None
+        (batch,) int32, contiguous, on the device or the host; None for `capacity` of each.
+    block_table : array or None
+        (batch, pages a sequence) int32, its rows contiguous, on the device or the host.
+    """
+
+    q: Array
+    k_cache: Array
+    v_cache: Array
+    lengths: Array
+    block_table: Array
+    out: Array
+
+
+def parse_decode(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    lengths: Array | None,
+    block_table: Array | None,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+    out: Array | None,
+) -> tuple[DecodeProblem, DecodeOperands, ModuleType]:
+    """Check the arguments of a call of `decode`. Nothing is written, or copied to the device.
+
+    Parameters
+    ----------
+    q, k_cache, v_cache, lengths, block_table, causal, scale, layout, out
+        As of `cufa.decode`.
+
+    Returns
+    -------
+    DecodeProblem
+    DecodeOperands
+    module
+        `numpy` or `cupy`: of q, the caches and `out`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `cufa.decode`.
+    """
+    check_layout(layout)
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
+    if out is not None:
+        arrays["out"] = out
+    xp = module_of_all(arrays)
+    if xp is np:  # subclasses (memmap, matrix) become the plain arrays that they are views of
+        arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    dtype = check_dtypes(arrays)
+    for name, array in arrays.items():
+        if array.ndim != 4 and name != "out":
+            raise ValueError(f"{name} has shape {array.shape}: 4 axes are needed")
+    if xp is not np:
+        check_devices(arrays, xp)
+    out = arrays.pop("out", None)
+    views = {name: as_bhsd(array, layout) for name, array in arrays.items()}
+    if block_table is not None:
+        module_of("block_table", block_table)
+    problem = _problem(dtype, views, arrays, block_table, causal, scale)
+    if lengths is not None:
+        lengths = _integers("lengths", lengths, (problem.batch,), xp)
+        arrays["lengths"] = lengths
+        if isinstance(lengths, np.ndarray):
+            check_lengths("lengths", lengths, problem.capacity)
+    if block_table is not None:
+        per_sequence = block_table.shape[1]
+        block_table = _integers("block_table", block_table, (problem.batch, per_sequence), xp)
+        arrays["block_table"] = block_table
+        if isinstance(block_table, np.ndarray):
+            _check_table(block_table, lengths, problem)
+    if out is not None:
+        b, h, s, d = problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v
+        shape = (b, h, s, d) if layout == "bhsd" else (b, s, h, d)
+        check_out(out, shape, {n: x for n, x in arrays.items() if module_of(n, x) is xp})
+        out = as_bhsd(out, layout)
+    operands = DecodeOperands(
+        views["q"], views["k_cache"], views["v_cache"], lengths, block_table, out
+    )
+    return problem, operands, xp
+
+
+def _problem(
+    dtype: str,
+    views: dict[str, Array],
+    given: dict[str, Array],
+    block_table: Array | None,
+    causal: bool,
+    scale: float | None,
+) -> DecodeProblem:
+    """Check shapes and scalars; errors quote the caller's own shapes, of `given`."""
+    batch, heads_q, seq_q, head_dim = views["q"].shape
+    blocks, heads_kv, keys, head_dim_k = views["k_cache"].shape
+    head_dim_v = views["v_cache"].shape[3]
+
+    def mismatch(name: str, what: str, other: str) -> ValueError:
+        shown, shown_other = given[name].shape, given[other].shape
+        return ValueError(f"{name} has shape {shown}, but {other} has shape {shown_other}: {what}")
+
+    if head_dim_k != head_dim:
+        raise mismatch("k_cache", f"head_dim {head_dim_k} and {head_dim} differ", "q")
+    paged = block_table is not None
+    names = ("pages", "heads", "page_size") if paged else ("batch", "heads", "capacity")
+    for axis, what in enumerate(names):
+        n, other = views["v_cache"].shape[axis], views["k_cache"].shape[axis]
+        if n != other:
+            raise mismatch("v_cache", f"{what} {n} and {other} differ", "k_cache")
+    if heads_q % heads_kv if heads_kv else heads_q:
+        raise mismatch("q", f"heads {heads_q} is no multiple of heads {heads_kv}", "k_cache")
+    for name, dim in (("q", head_dim), ("v_cache", head_dim_v)):
+        if not 1 <= dim <= MAX_HEAD_DIM:
+            raise ValueError(
+                f"{name} has shape {given[name].shape}: head_dim must be 1 to {MAX_HEAD_DIM}, "
+                f"not {dim}"
+            )
+    capacity = keys
+    if block_table is not None:
+        if keys == 0:
+            raise ValueError(f"k_cache has shape {given['k_cache'].shape}: pages hold no key")
+        table = block_table.shape
+        if len(table) != 2 or table[0] != batch:
+            raise ValueError(
+                f"block_table has shape {table}: (batch, pages a sequence) is needed, "
+                f"batch being {batch} (q {given['q'].shape})"
+            )
+        capacity = table[1] * keys
+    elif blocks != batch:
+        raise mismatch("k_cache", f"batch {blocks} and {batch} differ", "q")
+    if capacity > MAX_KEYS:
+        name = "block_table" if paged else "k_cache"
+        raise ValueError(f"{name}: {capacity} keys a sequence are more than {MAX_KEYS}")
+    return DecodeProblem(
+        dtype,
+        batch,
+        heads_q,
+        heads_kv,
+        seq_q,
+        capacity,
+        blocks if paged else 0,
+        keys if paged else 0,
+        head_dim,
+        head_dim_v,
+        check_flag("causal", causal),
+        check_scale(scale, head_dim),
+    )
+
+
+def _integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleType) -> Array:
+    """Check kind, dtype and shape of lengths or of a table; those on the host become int32."""
+    module = module_of(name, array)
+    if module is not np and xp is np:
+        raise TypeError(
+            f"{name} is a cupy array, but q is a numpy array: all must be on the host then"
+        )
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}, but {shape} is needed")
+    if module is np:
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: integers are needed")
+        array = np.asarray(array)
+        bounds = np.iinfo(np.int32)
+        if array.size and not bounds.min <= array.min() <= array.max() <= bounds.max:
+            raise ValueError(f"{name} has values that do not fit in 32 bits")
+        return np.ascontiguousarray(array, np.int32)
+    if array.dtype != np.int32:
+        raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: int32 is needed")
+    check_devices({name: array}, xp)
+    if array.size and shape[-1] > 1 and array.strides[-1] != array.itemsize:
+        raise ValueError(
+            f"{name} (shape {array.shape}, strides {array.strides}) must be contiguous "
+            "along its last axis"
+        )
+    return array
+
+
+def check_lengths(name: str, lengths: np.ndarray, capacity: int) -> None:
+    """Refuse lengths on the host that are negative, or more than there is room for."""
+    bad = np.flatnonzero((lengths < 0) | (lengths > capacity))
+    if bad.size:
+        i = int(bad[0])
+        raise ValueError(f"{name}[{i}] is {lengths[i]}: it must be 0 to {capacity}")
+
+
+def _check_table(table: np.ndarray, lengths: Array | None, problem: DecodeProblem) -> None:
+    """Refuse pages on the host that do not exist, as far as they are in use.
+
+    Where only the device knows the lengths, an entry may be negative: no page yet.
+    """
+    bad = (table < 0) | (table >= problem.pages)
+    if lengths is None or isinstance(lengths, np.ndarray):
+        used = problem.capacity if lengths is None else lengths[:, None]
+        bad &= np.arange(table.shape[1]) * problem.page_size < used
+    else:
+        bad &= table >= 0
+    if bad.any():
+        i, j = (int(x) for x in np.argwhere(bad)[0])
+        raise ValueError(
+            f"block_table[{i}, {j}] is {table[i, j]}, but the cache has {problem.pages} pages"
+        )

@@ -1,0 +1,155 @@
+"""`decode`: attention of a few new queries over a cache of keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cufa.arrays import Array, as_bhsd
+from cufa.checks import check_flag, refuse_kernel
+from cufa.cpu import decode as cpu
+from cufa.decode_problem import parse_decode
+from cufa.launch import decode as launch
+from cufa.variant import Variant
+
+MODES = ("exact", "unified")
+
+
+def decode(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    lengths: Array | None = None,
+    block_table: Array | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    out: Array | None = None,
+    return_lse: bool = False,
+    num_splits: int | None = None,
+    mode: str = "exact",
+    kernel: str | Variant | None = None,
+) -> Any:
+    """Compute attention of each sequence's newest queries over the keys that its cache holds.
+
+    As `attention`, but sequences differ in length, and keys and values may lie in pages.
+    `KVCache` and `PagedKVCache` keep such caches.
+
+    Parameters
+    ----------
+    q : array, shape (b, hq, sq, d)
+        The newest queries of each sequence: float16, bfloat16 (`ml_dtypes.bfloat16`) or float32.
+    k_cache : array, shape (b, hk, capacity, d) or (pages, hk, page_size, d)
+        Keys, of q's dtype; in pages of any size if there is a `block_table`. hq must be a multiple
+        of hk.
+    v_cache : array, shape (b, hk, capacity, dv) or (pages, hk, page_size, dv)
+        Values, of q's dtype.
+    lengths : array, shape (b,), optional
+        Keys in use, those of these queries included: 0 to the capacity, which is also the default.
+        Query i of sq is at position lengths - sq + i of its sequence. int32 on the device, where a
+        captured call reads it anew in each replay, or any integers in a NumPy array.
+    block_table : array, shape (b, pages a sequence), optional
+        The pages of each sequence, in order: int32 on the device, or any integers in a NumPy array.
+        Entries beyond the length may be anything. Sequences may share pages. One page a sequence,
+        of the cache's capacity, picks sequences from a larger contiguous cache.
+    causal : bool
+        Query i sees the keys j <= i + lengths - sq only; else it sees all in use, as of a prefix
+        that is not its own, see `merge`.
+    scale : float, optional
+        Factor of the scores, less than 2^64 in magnitude; 1 / sqrt(d) by default.
+    layout : {"bhsd", "bshd"}
+        Order of the axes; "bshd" has q and out (b, sq, hq, d), and caches (b, capacity, hk, d) or
+        (pages, page_size, hk, d), as flash-attn and vLLM do.
+    out : array, optional
+        Where the result goes: of its shape and dtype, sharing no memory with the inputs.
+    return_lse : bool
+        Whether to return the log-sum-exp of the scores, too.
+    num_splits : int, optional
+        Parts that each sequence's keys are divided into for the GPU, to be computed at the same
+        time; by default as many as keep it busy. With a number given, a sequence has the same bits
+        alone and in any batch. On the CPU it always has.
+    mode : {"exact", "unified"}
+        "unified" takes one preset maximum for all parts of a sequence (FlashDecoding++), and
+        computes anew, as "exact", what that did not suit. The CPU computes both as "exact".
+    kernel : str or Variant, optional
+        Forces a kernel or one instantiation; GPU only.
+
+    Returns
+    -------
+    out : array, shape (b, hq, sq, dv) or (b, sq, hq, dv)
+        In q's dtype; sums are float32. Queries that see no key are 0: all of a sequence of length
+        0, and the first sq - length of a shorter one than sq if `causal`.
+    lse : array, shape (b, hq, sq), float32
+        With `return_lse`: natural logarithm; -inf for queries that see no key.
+
+    Raises
+    ------
+    TypeError
+        Unsupported or mixed dtypes, objects that are no arrays, NumPy mixed with CuPy but for
+        `lengths` and `block_table`.
+    ValueError
+        Shapes, layout, scale, devices or `out` that do not fit; lengths and pages out of range, if
+        they are in NumPy arrays. On the device they are not checked: there, lengths out of range
+        and pages that do not exist give results that mean nothing, and no read outside the caches.
+    CompileError
+        NVRTC refused a kernel.
+
+    Notes
+    -----
+    On the GPU: split keys and reduction as in Flash-Decoding (Dao, Haziza, Massa and Sizov 2023);
+    "unified" as in FlashDecoding++ (Hong et al. 2023, section 3); pages as in PagedAttention (Kwon
+    et al. 2023). What lies in the caches beyond a length is never read into a result.
+
+    Examples
+    --------
+    >>> import numpy as np, cufa
+    >>> q = np.ones((2, 8, 1, 64), np.float32)
+    >>> k_cache = v_cache = np.ones((2, 2, 100, 64), np.float32)
+    >>> cufa.decode(q, k_cache, v_cache, lengths=np.array([3, 100])).shape
+    (2, 8, 1, 64)
+    """
+    check_flag("return_lse", return_lse)
+    _check_mode(mode)
+    _check_splits(num_splits)
+    problem, operands, xp = parse_decode(
+        q,
+        k_cache,
+        v_cache,
+        lengths=lengths,
+        block_table=block_table,
+        causal=causal,
+        scale=scale,
+        layout=layout,
+        out=out,
+    )
+    if out is None:
+        shape = (problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v)
+        if layout == "bshd":
+            shape = (shape[0], shape[2], shape[1], shape[3])
+        out = xp.empty(shape, q.dtype)
+        operands = operands._replace(out=as_bhsd(out, layout))
+    lse: Array
+    if xp is np:
+        refuse_kernel(kernel)
+        lse = cpu.decode(problem, operands)
+    else:
+        lse = launch.decode(problem, operands, return_lse, num_splits, mode, kernel)
+    return (out, lse) if return_lse else out
+
+
+def _check_mode(mode: object) -> None:
+    if not isinstance(mode, str):
+        raise TypeError(f"mode must be a string, not {type(mode).__name__}")
+    if mode not in MODES:
+        raise ValueError(f"mode must be 'exact' or 'unified', not {mode!r}")
+
+
+def _check_splits(num_splits: object) -> None:
+    if num_splits is None:
+        return
+    if isinstance(num_splits, bool) or not isinstance(num_splits, (int, np.integer)):
+        raise TypeError(f"num_splits must be an integer or None, not {type(num_splits).__name__}")
+    if num_splits < 1:
+        raise ValueError(f"num_splits must be at least 1, not {num_splits}")
