@@ -4,6 +4,7 @@ from cufa.api import attention, explain
 from cufa.compiler.nvrtc import CompileError
 from cufa.decoding import decode
 from cufa.explorer import Exploration, explore
+from cufa.merging import merge
 from cufa.problem import Problem
 from cufa.variant import Variant
 
@@ -18,4 +19,5 @@ __all__ = [
     "decode",
     "explain",
     "explore",
+    "merge",
 ]

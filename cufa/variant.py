@@ -11,8 +11,8 @@ from cufa.kernel import KERNELS, NUMBERS
 from cufa.problem import MAX_HEAD_DIM
 from cufa.score import PARTS
 
-_CPP_TYPE = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float"}
-_DTYPE = {cpp: dtype for dtype, cpp in _CPP_TYPE.items()}
+CPP_TYPE = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float"}
+_DTYPE = {cpp: dtype for dtype, cpp in CPP_TYPE.items()}
 _SPACES = re.compile(r"\s*([<>,])\s*")
 _PRINTED = re.compile(r"(\w+)<(\w+)((?:,(?:[0-9]+|true|false))+),Score<((?:\w+,)*\w+)?>,(\w+)>")
 _EXAMPLE = "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>"
@@ -118,7 +118,7 @@ class Variant(NamedTuple):
         values = [getattr(self, name) for name in KERNELS[self.kernel].arguments]
         texts = [str(x).lower() if isinstance(x, bool) else str(int(x)) for x in values]
         score = f"Score<{', '.join(self.score)}>"
-        return f"{self.kernel}<{', '.join((_CPP_TYPE[self.dtype], *texts, score, self.kv))}>"
+        return f"{self.kernel}<{', '.join((CPP_TYPE[self.dtype], *texts, score, self.kv))}>"
 
     @property
     def causal(self) -> bool:

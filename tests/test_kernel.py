@@ -11,6 +11,7 @@ import pytest
 
 from cufa import device
 from cufa.compiler import source
+from cufa.instance import BESIDE_ATTENTION
 from cufa.kernel import KERNELS, default_kernel
 from cufa.variant import Variant
 
@@ -44,7 +45,10 @@ def test_nothing_else_asks_for_a_kernel_by_name(path: Path) -> None:
 
 
 def test_every_kernel_has_its_file_and_every_file_its_kernel() -> None:
-    assert {path.stem for path in (PACKAGE / "kernels").glob("*.cu")} == set(KERNELS)
+    assert {path.stem for path in (PACKAGE / "kernels").glob("*.cu")} == {
+        *KERNELS,
+        *BESIDE_ATTENTION,
+    }
     for name, kernel in KERNELS.items():
         assert kernel.name == name
         text = (PACKAGE / "kernels" / f"{name}.cu").read_text()

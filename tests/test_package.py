@@ -126,7 +126,7 @@ def test_public_names() -> None:
     assert cufa.__doc__
     assert sorted(cufa.__all__) == [
         *("CompileError", "Exploration", "Problem", "Variant"),
-        *("attention", "decode", "explain", "explore"),
+        *("attention", "decode", "explain", "explore", "merge"),
     ]
     for name in cufa.__all__:
         assert getattr(cufa, name).__doc__, name

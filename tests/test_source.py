@@ -10,11 +10,12 @@ import pytest
 
 import cufa
 from cufa.compiler import source
+from cufa.instance import BESIDE_ATTENTION
 from cufa.kernel import KERNELS
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
 
-kernels = pytest.mark.parametrize("kernel", sorted(KERNELS))
+kernels = pytest.mark.parametrize("kernel", [*sorted(KERNELS), *BESIDE_ATTENTION])
 
 #: What lines begin with that the bundle has no use for.
 REPLACED = ("#include", "#pragma once")
@@ -62,8 +63,8 @@ def test_every_include_is_replaced_once(kernel: str) -> None:
 
 def test_every_file_is_used() -> None:
     sources = {path.stem for path in SOURCES.glob("*.cu")}
-    assert sources == set(KERNELS)
-    bundled = "\n".join(source.text(kernel) for kernel in KERNELS)
+    assert sources == {*KERNELS, *BESIDE_ATTENTION}
+    bundled = "\n".join(source.text(kernel) for kernel in sources)
     for header in SOURCES.glob("*.cuh"):
         assert f'#line 1 "{header.name}"' in bundled, f"{header.name} is included by no kernel"
 

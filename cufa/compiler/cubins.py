@@ -7,15 +7,16 @@ from pathlib import Path
 
 from cufa import cache
 from cufa.compiler import source
+from cufa.instance import Instance
 from cufa.variant import Variant
 
 
-def path(variant: Variant, arch: str, nvrtc: tuple[int, int]) -> Path:
+def path(variant: Variant | Instance, arch: str, nvrtc: tuple[int, int]) -> Path:
     """Return where a kernel that was compiled ahead of time is, or would be.
 
     Parameters
     ----------
-    variant : Variant
+    variant : Variant or Instance
     arch : str
         Such as "sm_90a".
     nvrtc : tuple of int
@@ -31,7 +32,7 @@ def path(variant: Variant, arch: str, nvrtc: tuple[int, int]) -> Path:
     return cache.folder() / "kernels" / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
 
 
-def find(variant: Variant, arch: str, nvrtc: tuple[int, int]) -> bytes | None:
+def find(variant: Variant | Instance, arch: str, nvrtc: tuple[int, int]) -> bytes | None:
     """Return a kernel that was compiled ahead of time, or None as `cache.read` does."""
     try:
         return cache.read(path(variant, arch, nvrtc))
@@ -39,7 +40,7 @@ def find(variant: Variant, arch: str, nvrtc: tuple[int, int]) -> bytes | None:
         return None
 
 
-def store(variant: Variant, arch: str, nvrtc: tuple[int, int], cubin: bytes) -> Path:
+def store(variant: Variant | Instance, arch: str, nvrtc: tuple[int, int], cubin: bytes) -> Path:
     """Keep a compiled kernel for calls to come, and return its file.
 
     Raises

@@ -10,6 +10,7 @@ from typing import Any
 from cufa.compiler import cubins, elf, nvrtc, source
 from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
+from cufa.instance import Instance
 from cufa.variant import Variant
 
 
@@ -29,7 +30,7 @@ _lock = threading.Lock()
 
 
 @functools.cache
-def _module(variant: Variant, device: Device) -> Any:
+def _module(variant: Variant | Instance, device: Device) -> Any:
     import cupy
 
     options = _raw_module_options(device)
@@ -53,7 +54,7 @@ def _allow_shared_memory(function: Any, smem_bytes: int) -> None:
     driver.funcSetAttribute(function.ptr, attribute, smem_bytes)
 
 
-def _wrong_registers(function: Any, variant: Variant) -> str | None:
+def _wrong_registers(function: Any, variant: Variant | Instance) -> str | None:
     """Say that a loaded kernel has not the registers that its code counts on, or return None."""
     from cupy.cuda import driver
 
@@ -92,7 +93,7 @@ def load(cubin: bytes, smem_bytes: int | None = None) -> Any:
     return function
 
 
-def _compiled_ahead(variant: Variant, device: Device) -> Any:
+def _compiled_ahead(variant: Variant | Instance, device: Device) -> Any:
     """Return the kernel that the user compiled ahead of time, or None."""
     from cupy.cuda import driver
 
@@ -117,7 +118,7 @@ def _compiled_ahead(variant: Variant, device: Device) -> Any:
 
 
 @functools.cache
-def _kernel(variant: Variant, device: Device, device_id: int) -> Any:
+def _kernel(variant: Variant | Instance, device: Device, device_id: int) -> Any:
     function = _compiled_ahead(variant, device)
     if function is None:
         # The function itself: calling it spares RawKernel's part of each launch.
@@ -129,14 +130,14 @@ def _kernel(variant: Variant, device: Device, device_id: int) -> Any:
     return function
 
 
-def kernel(variant: Variant, device: Device, device_id: int) -> Any:
+def kernel(variant: Variant | Instance, device: Device, device_id: int) -> Any:
     """Compile a variant for the current device, or find it in the cache; make it ready to launch.
 
     Safe to call from several threads, and from several processes that share a disk cache.
 
     Parameters
     ----------
-    variant : Variant
+    variant : Variant or Instance
     device : Device
     device_id : int
         The current device; the limit on shared memory is set for each.

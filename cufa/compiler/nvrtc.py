@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from cufa.compiler import elf, source
+from cufa.instance import Instance
 from cufa.kernel import KERNELS
 from cufa.variant import Variant
 
@@ -28,14 +29,14 @@ class CompileError(RuntimeError):
 
     Attributes
     ----------
-    variant : Variant
+    variant : Variant or Instance
     options : tuple of str
         The compiler's options.
     log : str
         What NVRTC said.
     """
 
-    def __init__(self, variant: Variant, options: tuple[str, ...], log: str) -> None:
+    def __init__(self, variant: Variant | Instance, options: tuple[str, ...], log: str) -> None:
         super().__init__(f"{variant} did not compile with {' '.join(options)}:\n{log}")
         self.variant = variant
         self.options = options
@@ -103,17 +104,19 @@ def common_options() -> tuple[str, ...]:
     return ("-std=c++17", "-minimal") if version() >= _MINIMAL else ("-std=c++17",)
 
 
-def wrong_registers(variant: Variant, registers: int) -> str | None:
+def wrong_registers(variant: Variant | Instance, registers: int) -> str | None:
     """Say that a kernel was given so many registers a thread, and counts on others; or None.
 
     With fewer than its source reckons with, its warps would wait for the missing ones for ever.
 
     Parameters
     ----------
-    variant : Variant
+    variant : Variant or Instance
     registers : int
         A thread's, of the compiled kernel.
     """
+    if isinstance(variant, Instance):
+        return None
     launch_registers = KERNELS[variant.kernel].launch_registers
     if launch_registers is None or registers == (expected := launch_registers(variant)):
         return None
@@ -124,7 +127,7 @@ def wrong_registers(variant: Variant, registers: int) -> str | None:
 
 
 @contextmanager
-def _compiled(variant: Variant, options: tuple[str, ...]) -> Iterator[Any]:
+def _compiled(variant: Variant | Instance, options: tuple[str, ...]) -> Iterator[Any]:
     """Give a program of NVRTC that is compiled."""
     nvrtc = _nvrtc()
 
@@ -154,7 +157,7 @@ def uncached(options: tuple[str, ...]) -> tuple[str, ...]:
     return (*options, "--no-cache") if version() >= _CACHES else options
 
 
-def compile_variant(variant: Variant, arch: str) -> Compiled:
+def compile_variant(variant: Variant | Instance, arch: str) -> Compiled:
     """Compile a variant for any architecture, such as "sm_86" or "sm_90a"; needs NVRTC but no GPU.
 
     Threads can do so at the same time.
@@ -188,7 +191,7 @@ def compile_variant(variant: Variant, arch: str) -> Compiled:
     )
 
 
-def ptx(variant: Variant, arch: str) -> str:
+def ptx(variant: Variant | Instance, arch: str) -> str:
     """Compile a variant to PTX, for an architecture such as "sm_90a"; needs NVRTC but no GPU.
 
     Raises

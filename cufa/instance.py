@@ -1,0 +1,44 @@
+"""Instance: one template instantiation of a kernel beside attention's, which needs no plan."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cufa.variant import CPP_TYPE
+
+BESIDE_ATTENTION = ("merge",)
+"""The kernels that are no entries of `cufa.kernel.KERNELS`, each a file of ``cufa/kernels``."""
+
+
+class Instance(NamedTuple):
+    """One template instantiation; it stands for a `Variant` in the compiler.
+
+    Attributes
+    ----------
+    kernel : str
+        Of `BESIDE_ATTENTION`.
+    dtypes : tuple of str
+        The template arguments that are element types, which come first.
+    arguments : tuple of (bool or int)
+        The others.
+    """
+
+    kernel: str
+    dtypes: tuple[str, ...]
+    arguments: tuple[int, ...]
+
+    @property
+    def name_expression(self) -> str:
+        """The C++ name of the instantiation."""
+        types = [CPP_TYPE[dtype] for dtype in self.dtypes]
+        rest = [str(x).lower() if isinstance(x, bool) else str(x) for x in self.arguments]
+        return f"{self.kernel}<{', '.join((*types, *rest))}>"
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a block: none."""
+        return 0
+
+    def __str__(self) -> str:
+        """Return the C++ name expression."""
+        return self.name_expression

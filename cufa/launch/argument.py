@@ -1,0 +1,25 @@
+"""A kernel's one parameter, as a NumPy scalar with the fields of its struct."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def launch(function: Any, grid: tuple[int, int, int], threads: int, parameter: np.ndarray) -> None:
+    """Launch a kernel on the current stream.
+
+    Parameters
+    ----------
+    function : cupy.cuda.Function
+    grid : tuple of int
+    threads : int
+        Of a block.
+    parameter : ndarray
+        Of size 1; when this returns, the driver has copied it.
+    """
+    import cupy
+
+    pointer = cupy.cuda.function.CPointer(parameter.ctypes.data)
+    function(grid, (threads, 1, 1), (pointer,), 0)

@@ -1,0 +1,149 @@
+"""`merge`: attention over a set of keys from attention over its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cufa.arrays import Array, as_bhsd, module_of, module_of_all
+from cufa.checks import (
+    check_devices,
+    check_dtype,
+    check_dtypes,
+    check_layout,
+    check_out,
+    shown_dtype,
+)
+from cufa.cpu import merge as cpu
+from cufa.launch import merge as launch
+from cufa.problem import MAX_HEAD_DIM
+
+
+def merge(
+    outs: Sequence[Array] | Array,
+    lses: Sequence[Array] | Array,
+    *,
+    layout: str = "bhsd",
+    out: Array | None = None,
+) -> tuple[Array, Array]:
+    """Merge attentions of the same queries over disjoint sets of keys into that over all of them.
+
+    Parameters
+    ----------
+    outs : sequence of arrays, or array with the parts along its first axis
+        The results of `attention` or `decode`, all of one shape and dtype: any number from 1 on.
+    lses : sequence of arrays, or array with the parts along its first axis
+        Their log-sum-exps, float32, as many.
+    layout : {"bhsd", "bshd"}
+        Order of the axes of 4-D results.
+    out : array, optional
+        Where the result goes: of its shape, sharing no memory with the inputs, in float16, bfloat16
+        or float32 whatever dtype the parts have.
+
+    Returns
+    -------
+    out : array
+        In the shape and dtype of the parts, or `out`; sums are float32.
+    lse : array, float32
+        The log-sum-exp over all keys, in the shape of those of the parts.
+
+    Raises
+    ------
+    TypeError
+        Dtypes that are not supported or not the same, objects that are no arrays, NumPy mixed with
+        CuPy.
+    ValueError
+        No parts, or not as many of both; shapes, layout, devices or `out` that do not fit.
+    CompileError
+        NVRTC refused a kernel.
+
+    Notes
+    -----
+    A part whose log-sum-exp is -inf has seen no key, and its result is not read; where all are so,
+    the result is 0 and -inf. Parts of a log-sum-exp of +inf outweigh all others, each as much as
+    the other. NaN makes NaN. The formula is that of FlashAttention-2 (Dao 2023, section 2.3.1).
+
+    Examples
+    --------
+    A prefix that sequences share, and what each has for itself:
+
+    >>> import numpy as np, cufa
+    >>> q = np.ones((3, 8, 1, 64), np.float32)
+    >>> prefix, own = np.ones((1, 8, 500, 64), np.float32), np.ones((3, 8, 20, 64), np.float32)
+    >>> together = q.reshape(1, 3, 8, 64).swapaxes(1, 2)
+    >>> a, a_lse = cufa.attention(together, prefix, prefix, return_lse=True)
+    >>> b, b_lse = cufa.decode(q, own, own, return_lse=True)
+    >>> a, a_lse = a.swapaxes(1, 2).reshape(q.shape), a_lse.swapaxes(1, 2).reshape(3, 8, 1)
+    >>> cufa.merge([a, b], [a_lse, b_lse])[0].shape
+    (3, 8, 1, 64)
+    """
+    check_layout(layout)
+    arrays = {f"outs[{i}]": each for i, each in enumerate(_parts("outs", outs))}
+    of_lses = {f"lses[{i}]": each for i, each in enumerate(_parts("lses", lses))}
+    if len(arrays) != len(of_lses):
+        raise ValueError(
+            f"lses has {len(of_lses)} parts, but outs has {len(arrays)}: as many are needed"
+        )
+    given = {**arrays, **of_lses, **({} if out is None else {"out": out})}
+    xp = module_of_all(given)
+    if xp is np:
+        given = {name: np.asarray(array) for name, array in given.items()}
+        arrays, of_lses = ({n: given[n] for n in names} for names in (arrays, of_lses))
+    _check(arrays, of_lses, layout)
+    if xp is not np:
+        check_devices(given, xp)
+    first, first_lse = arrays["outs[0]"], of_lses["lses[0]"]
+    if out is None:
+        out = xp.empty(first.shape, first.dtype)
+    else:
+        out = given["out"]
+        check_dtype("out", out)
+        check_out(out, first.shape, {**arrays, **of_lses})
+    lse = xp.empty(first_lse.shape, np.float32)
+    views = [as_bhsd(array, layout) for array in arrays.values()]
+    lse_views = [_as_bhs(array) for array in (*of_lses.values(), lse)]
+    run = cpu.merge if xp is np else launch.merge
+    run(views, lse_views[:-1], as_bhsd(out, layout), lse_views[-1])
+    return out, lse
+
+
+def _parts(name: str, parts: Sequence[Array] | Array) -> list[Array]:
+    if not isinstance(parts, (list, tuple)):
+        module_of(name, parts)
+        if len(np.shape(parts)) == 0:
+            raise ValueError(f"{name} has shape (): its first axis must be the parts")
+    if len(parts) == 0:
+        raise ValueError(f"{name} has no parts")
+    return list(parts)
+
+
+def _as_bhs(lse: Array) -> Array:
+    """View log-sum-exps of rank 1 to 3 as (batch, heads, seq)."""
+    if lse.ndim == 1:
+        return lse[None, None]
+    return lse[:, None] if lse.ndim == 2 else lse
+
+
+def _check(outs: dict[str, Array], lses: dict[str, Array], layout: str) -> None:
+    """Check dtypes and shapes."""
+    check_dtypes(outs)
+    shape = outs["outs[0]"].shape
+    if len(shape) not in (2, 3, 4):
+        raise ValueError(f"outs[0] has shape {shape}: 2 to 4 axes are needed")
+    if not 1 <= shape[-1] <= MAX_HEAD_DIM:
+        raise ValueError(
+            f"outs[0] has shape {shape}: head_dim must be 1 to {MAX_HEAD_DIM}, not {shape[-1]}"
+        )
+    lse_shape = shape[:-1]
+    if len(shape) == 4 and layout == "bshd":
+        lse_shape = (shape[0], shape[2], shape[1])
+    for arrays, needed in ((outs, shape), (lses, lse_shape)):
+        for name, array in arrays.items():
+            if array.shape != needed:
+                raise ValueError(
+                    f"{name} has shape {array.shape}, but {needed} is needed (outs[0] {shape})"
+                )
+    for name, array in lses.items():
+        if array.dtype != np.float32:
+            raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: float32 is needed")
