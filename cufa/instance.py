@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cufa.variant import CPP_TYPE
 
-BESIDE_ATTENTION = ("merge",)
+BESIDE_ATTENTION = ("append", "merge")
 """The kernels that are no entries of `cufa.kernel.KERNELS`, each a file of ``cufa/kernels``."""
 
 

@@ -1,0 +1,338 @@
+"""What caches have in common: tokens in, attention out, for all or some of their sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cufa.arrays import Array, as_bhsd, module_of_all
+from cufa.caches.full import CacheFullError
+from cufa.caches.store import Store
+from cufa.caches.tokens import Tokens
+from cufa.checks import check_devices, check_dtypes
+from cufa.cpu import append as cpu
+from cufa.decoding import decode
+from cufa.launch import append as launch
+
+Counts = Any  # int, sequence of int or ndarray
+
+
+class Cache:
+    """Sequences of a `KVCache` or `PagedKVCache`: all, or some that follow each other.
+
+    ``cache[2:5]`` is a view of sequences 2 to 4, and can do what the whole can.
+    """
+
+    def __init__(self, store: Store, rows: slice) -> None:
+        self._store, self._rows = store, rows
+
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return self._rows.stop - self._rows.start
+
+    def __getitem__(self, rows: slice) -> Cache:
+        """Return a view of sequences that follow each other."""
+        if not isinstance(rows, slice):
+            raise TypeError(f"a cache is cut by a slice, such as cache[2:5], not {rows!r}")
+        start, stop, step = rows.indices(len(self))
+        if step != 1:
+            raise ValueError(f"a cache is cut by a slice of step 1, not {step}")
+        first = self._rows.start
+        return Cache(self._store, slice(first + start, first + max(start, stop)))
+
+    # --- what kernels read ---
+
+    @property
+    def lengths(self) -> Array:
+        """Tokens that each sequence has, (sequences,) int32 on the device: always the same memory.
+
+        Not to be written to.
+        """
+        return self._store.device[1, self._rows]
+
+    @property
+    def host_lengths(self) -> np.ndarray:
+        """The same on the host: a copy, known without waiting for the device."""
+        return self._store.host[1, self._rows].copy()
+
+    @property
+    def block_table(self) -> Array:
+        """The pages of each sequence, (sequences, pages a sequence) int32; None if not paged.
+
+        Always the same memory on the device, not to be written to.
+        """
+        return None if self._store.table is None else self._store.table[self._rows]
+
+    def layer(self, layer: int = 0) -> tuple[Array, Array]:
+        """Return keys and values of a layer, as `decode` takes them.
+
+        Parameters
+        ----------
+        layer : int
+
+        Returns
+        -------
+        k_cache, v_cache : array
+            (sequences, heads_kv, capacity, head_dim), or all pages of the cache, (pages, heads_kv,
+            page_size, head_dim); in the order of its layout. Always the same memory.
+        """
+        if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
+            raise TypeError(f"layer must be an integer, not {type(layer).__name__}")
+        store = self._store
+        if not 0 <= layer < store.layers:
+            raise ValueError(f"layer must be 0 to {store.layers - 1}, not {layer}")
+        k, v = store.k[layer], store.v[layer]
+        return (k, v) if store.pages is not None else (k[self._rows], v[self._rows])
+
+    # --- lengths ---
+
+    def extend(self, counts: Counts) -> None:
+        """Make room for new tokens of each sequence, which `write` then fills, layer by layer.
+
+        Parameters
+        ----------
+        counts : int or sequence of int
+            Tokens; one number is for each sequence that is in use.
+
+        Raises
+        ------
+        CacheFullError
+            There is not enough room; nothing has changed.
+        RuntimeError
+            The current stream is being captured into a CUDA graph.
+
+        Notes
+        -----
+        This is what advances lengths, on the host and on the device. It stays outside of a graph:
+        capture what follows it, such as `write` and `decode` of all layers, and call it before each
+        replay. A replay reads lengths and tables as they are then.
+        """
+        self._store.refuse_capture("extend")
+        self._extend(self._counts("counts", counts))
+
+    def _extend(self, counts: np.ndarray) -> None:
+        store = self._store
+        lengths = store.host[1, self._rows].astype(np.int64)
+        ends = lengths + counts
+        if store.pages is None:
+            capacity = store.shape[2]
+            if ends.size and ends.max() > capacity:
+                i = int(ends.argmax())
+                raise CacheFullError(
+                    f"sequence {self._rows.start + i} would have {ends[i]} tokens, but the cache "
+                    f"has a capacity of {capacity}"
+                )
+        else:
+            numbers = range(self._rows.start, self._rows.stop)
+            grown = zip(numbers, lengths.tolist(), ends.tolist(), strict=True)
+            store.copy_pages(store.pages.grow(list(grown)))
+        store.host[0, self._rows] = lengths
+        store.host[1, self._rows] = ends
+        store.send()
+
+    def truncate(self, lengths: Counts) -> None:
+        """Forget the last tokens of each sequence, as when speculated ones are not accepted.
+
+        Parameters
+        ----------
+        lengths : int or sequence of int
+            Tokens that are kept, no more than there are; one number is for each sequence that is in
+            use.
+
+        Raises
+        ------
+        ValueError
+            A sequence has fewer; nothing has changed.
+        RuntimeError
+            The current stream is being captured into a CUDA graph.
+        """
+        self._store.refuse_capture("truncate")
+        kept = self._counts("lengths", lengths)
+        store = self._store
+        bad = np.flatnonzero(kept > store.host[1, self._rows])
+        if bad.size:
+            i = int(bad[0])
+            raise ValueError(
+                f"lengths: {kept[i]} tokens of sequence {self._rows.start + i} cannot be kept, "
+                f"which has {store.host[1, self._rows][i]}"
+            )
+        if store.pages is not None:
+            for i, length in enumerate(kept.tolist(), self._rows.start):
+                store.pages.cut(i, length)
+        store.host[:, self._rows] = kept
+        store.send()
+
+    def _counts(self, name: str, counts: Counts) -> np.ndarray:
+        """Return one number for each sequence."""
+        array = np.asarray(counts)
+        if array.dtype.kind not in "iu" and array.size:
+            raise TypeError(f"{name} must be integers, not {array.dtype.name}")
+        if array.ndim and array.shape != (len(self),):
+            raise ValueError(f"{name} has shape {array.shape}, but there are {len(self)} sequences")
+        if array.size and array.min() < 0:
+            raise ValueError(f"{name} must not be negative, but {array.min()} is")
+        in_use = self._store.in_use[self._rows]
+        if array.ndim == 0:
+            return np.where(in_use, array, 0).astype(np.int64)
+        idle = np.flatnonzero((array > 0) & ~in_use)
+        if idle.size:
+            raise ValueError(
+                f"{name}: sequence {self._rows.start + int(idle[0])} has not been allocated"
+            )
+        return array.astype(np.int64)
+
+    # --- tokens ---
+
+    def append(
+        self, k: Array, v: Array, q: Array | None = None, *, counts: Counts | None = None
+    ) -> Array:
+        """Add tokens to each sequence of a cache of one layer: `extend`, then `write`.
+
+        Parameters
+        ----------
+        k, v, q : array
+            As of `write`.
+        counts : int or sequence of int, optional
+            As of `extend`; by default all tokens of each sequence that is in use.
+
+        Returns
+        -------
+        array or None
+            As of `write`.
+
+        Raises
+        ------
+        TypeError, ValueError, CacheFullError, RuntimeError
+            As of both; nothing has changed then.
+        """
+        if self._store.layers != 1:
+            raise ValueError(
+                f"append is for a cache of one layer, and this one has {self._store.layers}: "
+                "extend it, then write each layer"
+            )
+        self._store.refuse_capture("append, which extends the cache,")
+        tokens, turned_q = self._tokens(k, v, q, 0)
+        seq = tokens.k.shape[2]
+        chosen = self._counts("counts", seq if counts is None else counts)
+        if chosen.size and chosen.max() > seq:
+            raise ValueError(f"counts: {chosen.max()} of {seq} tokens cannot be appended")
+        self._extend(chosen)
+        self._run(tokens)
+        return turned_q
+
+    def write(self, k: Array, v: Array, q: Array | None = None, *, layer: int = 0) -> Array:
+        """Write the newest tokens, for which `extend` has made room, into one layer.
+
+        Parameters
+        ----------
+        k : array, shape (sequences, heads_kv, n, head_dim)
+            Keys, in the dtype and layout of the cache, of the last n positions of each sequence;
+            those that are not new are left out. So of a batch of which sequences have unequally
+            many new tokens, each has its own at the end.
+        v : array, shape (sequences, heads_kv, n, head_dim_v)
+            Values.
+        q : array, shape (sequences, heads_q, n, head_dim), optional
+            Queries of the same tokens.
+        layer : int
+
+        Returns
+        -------
+        array or None
+            The queries, turned as the keys are if the cache has a rotary embedding, in new memory;
+            else `q` itself.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Arrays that do not fit; nothing has been written.
+
+        Notes
+        -----
+        One kernel on the current stream, which can be captured into a CUDA graph.
+        """
+        tokens, turned_q = self._tokens(k, v, q, layer)
+        host = self._store.host[:, self._rows]
+        new = int((host[1] - host[0]).max(initial=0))
+        if new > tokens.k.shape[2]:
+            raise ValueError(f"k has shape {k.shape}, but {new} tokens are new")
+        self._run(tokens)
+        return turned_q
+
+    def decode(self, q: Array, *, layer: int = 0, **options: Any) -> Any:
+        """Attend from the newest queries to all tokens of each sequence.
+
+        Parameters
+        ----------
+        q : array, shape (sequences, heads_q, n, head_dim)
+            Queries of the last n positions, as `append` and `write` return them.
+        layer : int
+        **options
+            Those of `cufa.decode` but for lengths, block_table and layout.
+
+        Returns
+        -------
+        array, or tuple of array
+            As of `cufa.decode`.
+        """
+        return decode(
+            q,
+            *self.layer(layer),
+            lengths=self.lengths,
+            block_table=self.block_table,
+            layout=self._store.layout,
+            **options,
+        )
+
+    def _tokens(
+        self, k: Array, v: Array, q: Array | None, layer: int
+    ) -> tuple[Tokens, Array | None]:
+        """Check new tokens; return them as views, and the queries that a call returns."""
+        store = self._store
+        k_cache, v_cache = self.layer(layer)
+        arrays = {"k": k, "v": v, **({} if q is None else {"q": q})}
+        xp = module_of_all({**arrays, "the cache": store.k})
+        if xp is np:
+            arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        check_dtypes({"the cache": store.k, **arrays})
+        views = {}
+        for name, array in arrays.items():
+            if array.ndim != 4:
+                raise ValueError(f"{name} has shape {array.shape}: 4 axes are needed")
+            views[name] = as_bhsd(array, store.layout)
+        seq = views["k"].shape[2]
+        for name, view in views.items():
+            dim = (v_cache if name == "v" else k_cache).shape[3]
+            heads = view.shape[1] if name == "q" else store.shape[1]
+            needed = (len(self), heads, seq, dim)
+            if view.shape != needed:
+                axes = needed if store.layout == "bhsd" else (needed[0], seq, heads, dim)
+                raise ValueError(
+                    f"{name} has shape {arrays[name].shape}, but {axes} is needed (k "
+                    f"{arrays['k'].shape}, {len(self)} sequences)"
+                )
+        if xp is not np:
+            check_devices({**arrays, "the cache": store.k}, xp)
+        result, turned_q = q, None
+        if q is not None and store.rotary is not None:
+            result = xp.empty(q.shape, q.dtype)
+            turned_q = as_bhsd(result, store.layout)
+        tokens = Tokens(
+            k=views["k"],
+            v=views["v"],
+            q=views.get("q"),
+            turned_q=turned_q,
+            k_cache=as_bhsd(k_cache, store.layout),
+            v_cache=as_bhsd(v_cache, store.layout),
+            starts=store.device[0, self._rows],
+            lengths=store.device[1, self._rows],
+            block_table=self.block_table,
+            rotary=store.rotary,
+        )
+        return tokens, result
+
+    def _run(self, tokens: Tokens) -> None:
+        if self._store.xp is np:
+            cpu.append(tokens)
+        else:
+            launch.append(tokens)

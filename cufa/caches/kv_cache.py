@@ -1,0 +1,90 @@
+"""KVCache: each sequence has room for so many tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cufa.caches.cache import Cache
+from cufa.caches.made import made
+from cufa.rotary import Rotary
+
+
+class KVCache(Cache):
+    """Keys and values of several sequences, each of its own length, in one array each.
+
+    Parameters
+    ----------
+    sequences : int
+    heads_kv : int
+    capacity : int
+        Tokens of a sequence at most.
+    head_dim : int
+        1 to 256.
+    head_dim_v : int, optional
+        Of the values; `head_dim` by default.
+    dtype : str or numpy.dtype
+        "float16", "bfloat16" or "float32".
+    layers : int
+        Of a model; they share lengths.
+    layout : {"bhsd", "bshd"}
+        Order of the axes, of the cache and of what is written to it.
+    rotary : Rotary, optional
+        Turns keys, and queries that are given with them, by their position, the first being 0.
+    xp : module
+        `numpy` or `cupy`: where the cache is.
+
+    Notes
+    -----
+    A step of a model is `extend`, which advances the lengths, and in each layer `write` and
+    `decode`. With a single layer, `append` is `extend` and `write`. Lengths are kept on the host,
+    and sent to the device by what changes them: nothing waits for the device, and storage and
+    lengths stay at their addresses. So a CUDA graph of `write` and `decode` is right in each
+    replay, if `extend` is called before it.
+
+    Work on a cache is to be issued on one stream, or ordered by events. Memory that no token has
+    been written to is 0.
+
+    Examples
+    --------
+    >>> import numpy as np, cufa
+    >>> rotary = cufa.Rotary.of_theta(10000.0, 64, 100)
+    >>> cache = cufa.KVCache(2, 4, 100, 64, dtype="float32", rotary=rotary)
+    >>> k = v = np.ones((2, 4, 7, 64), np.float32)
+    >>> q = np.ones((2, 8, 7, 64), np.float32)
+    >>> turned = cache.append(k, v, q)
+    >>> cache.decode(turned).shape
+    (2, 8, 7, 64)
+    >>> cache.host_lengths
+    array([7, 7], dtype=int32)
+    """
+
+    def __init__(
+        self,
+        sequences: int,
+        heads_kv: int,
+        capacity: int,
+        head_dim: int,
+        *,
+        head_dim_v: int | None = None,
+        dtype: Any,
+        layers: int = 1,
+        layout: str = "bhsd",
+        rotary: Rotary | None = None,
+        xp: Any = np,
+    ) -> None:
+        store = made(
+            {"sequences": sequences, "heads_kv": heads_kv, "capacity": capacity},
+            head_dim,
+            head_dim_v,
+            dtype=dtype,
+            layers=layers,
+            layout=layout,
+            rotary=rotary,
+            xp=xp,
+            sequences=sequences,
+            capacity=capacity,
+            pages=None,
+        )
+        super().__init__(store, slice(0, sequences))

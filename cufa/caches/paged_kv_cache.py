@@ -1,0 +1,177 @@
+"""PagedKVCache: sequences take pages as they grow, and may share them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cufa.caches.cache import Cache
+from cufa.caches.full import CacheFullError
+from cufa.caches.made import check_size, made
+from cufa.caches.pages import Pages
+from cufa.rotary import Rotary
+
+
+class PagedKVCache(Cache):
+    """Keys and values of sequences that come and go, in pages of a common store.
+
+    Parameters
+    ----------
+    pages : int
+        That there are.
+    page_size : int
+        Tokens of a page: any number.
+    sequences : int
+        At the same time, at most; they have numbers from 0 on.
+    heads_kv : int
+    head_dim : int
+    pages_per_sequence : int, optional
+        At most: the width of the block table; `pages` by default. A sequence has room for so many
+        times `page_size` tokens.
+    head_dim_v, dtype, layers, layout, rotary, xp
+        As of `KVCache`.
+
+    Notes
+    -----
+    As of `KVCache`. Numbers that are not allocated have the length 0: their rows of what is written
+    are left out, and what they decode is 0. So a batch is always all numbers, or a range of them,
+    and one CUDA graph serves whoever is in it.
+
+    `fork` shares a sequence's pages with another one. A page that is partly filled and has several
+    users is copied when one of them grows (copy on write); others never are. Pages are those of
+    PagedAttention (Kwon et al. 2023).
+
+    Examples
+    --------
+    >>> import numpy as np, cufa
+    >>> cache = cufa.PagedKVCache(10, 16, 2, 4, 64, dtype="float32")
+    >>> first = cache.allocate()
+    >>> k = v = np.ones((1, 4, 20, 64), np.float32)
+    >>> cache[:1].append(k, v)
+    >>> second = cache.fork(first)
+    >>> cache.free_pages, cache.host_lengths.tolist()
+    (8, [20, 20])
+    """
+
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        sequences: int,
+        heads_kv: int,
+        head_dim: int,
+        *,
+        pages_per_sequence: int | None = None,
+        head_dim_v: int | None = None,
+        dtype: Any,
+        layers: int = 1,
+        layout: str = "bhsd",
+        rotary: Rotary | None = None,
+        xp: Any = np,
+    ) -> None:
+        width = pages if pages_per_sequence is None else pages_per_sequence
+        sizes = {"pages": pages, "page_size": page_size, "sequences": sequences}
+        for name, n in {**sizes, "pages_per_sequence": width}.items():
+            check_size(name, n)
+        capacity = width * page_size
+        check_size("pages_per_sequence * page_size", capacity)
+        self._pages = Pages(pages, page_size, sequences, width)
+        store = made(
+            {"pages": pages, "heads_kv": heads_kv, "page_size": page_size},
+            head_dim,
+            head_dim_v,
+            dtype=dtype,
+            layers=layers,
+            layout=layout,
+            rotary=rotary,
+            xp=xp,
+            sequences=sequences,
+            capacity=capacity,
+            pages=self._pages,
+        )
+        super().__init__(store, slice(0, sequences))
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no sequence uses."""
+        return self._pages.free
+
+    def allocate(self) -> int:
+        """Take the lowest free number for a new, empty sequence.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        CacheFullError
+            All are in use; nothing has changed.
+        """
+        in_use = self._store.in_use
+        free = np.flatnonzero(~in_use)
+        if free.size == 0:
+            raise CacheFullError(f"all {in_use.size} sequences are in use")
+        sequence = int(free[0])
+        in_use[sequence] = True
+        return sequence
+
+    def free(self, sequence: int) -> None:
+        """Forget a sequence: its number and the pages that no other one uses are free.
+
+        Parameters
+        ----------
+        sequence : int
+
+        Raises
+        ------
+        ValueError
+            It has not been allocated.
+        RuntimeError
+            The current stream is being captured into a CUDA graph.
+        """
+        self._store.refuse_capture("free")
+        self._check(sequence)
+        self._pages.cut(sequence, 0)
+        self._store.host[:, sequence] = 0
+        self._store.in_use[sequence] = False
+        self._store.send()
+
+    def fork(self, sequence: int) -> int:
+        """Make a new sequence that has the same tokens, in the same pages.
+
+        For a shorter prefix, `truncate` the new one.
+
+        Parameters
+        ----------
+        sequence : int
+
+        Returns
+        -------
+        int
+            The new one's number.
+
+        Raises
+        ------
+        ValueError
+            It has not been allocated.
+        CacheFullError
+            All numbers are in use; nothing has changed.
+        RuntimeError
+            The current stream is being captured into a CUDA graph.
+        """
+        self._store.refuse_capture("fork")
+        self._check(sequence)
+        new = self.allocate()
+        self._pages.share(sequence, new)
+        self._store.host[:, new] = self._store.host[1, sequence]
+        self._store.send()
+        return new
+
+    def _check(self, sequence: int) -> None:
+        if isinstance(sequence, bool) or not isinstance(sequence, (int, np.integer)):
+            raise TypeError(f"sequence must be an integer, not {type(sequence).__name__}")
+        in_use = self._store.in_use
+        if not 0 <= sequence < in_use.size or not in_use[sequence]:
+            raise ValueError(f"sequence {sequence} has not been allocated")

@@ -1,0 +1,131 @@
+"""Which page belongs to whom: the bookkeeping of a paged cache, on the host alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from cufa.caches.full import CacheFullError
+
+
+class Pages:
+    """Pages of a cache and the tables of its sequences.
+
+    A sequence of n tokens has the first ceil(n / page_size) entries of its row of the table. Pages
+    may have several users; one that is partly filled is copied before a user of several writes.
+
+    Parameters
+    ----------
+    pages : int
+        That there are.
+    page_size : int
+    sequences : int
+        At most.
+    per_sequence : int
+        Pages of a sequence at most.
+
+    Attributes
+    ----------
+    table : ndarray, (sequences, per_sequence) int32
+        Entries that are not in use name some page, too: 0 or the last that was there.
+    changed : set of (int, int)
+        Entries that differ from what they were when it was last cleared.
+    """
+
+    def __init__(self, pages: int, page_size: int, sequences: int, per_sequence: int) -> None:
+        self.page_size = page_size
+        self.table = np.zeros((sequences, per_sequence), np.int32)
+        self.changed: set[tuple[int, int]] = set()
+        self._held = [0] * sequences
+        self._users = [0] * pages
+        self._free = list(range(pages))[::-1]
+
+    @property
+    def free(self) -> int:
+        """Pages that nobody uses."""
+        return len(self._free)
+
+    def grow(self, grown: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+        """Make room for more tokens, or change nothing.
+
+        Parameters
+        ----------
+        grown : sequence of (int, int, int)
+            Sequence, tokens that it has, and tokens that it shall have.
+
+        Returns
+        -------
+        list of (int, int)
+            Pages to be copied before the tokens are written: from, to.
+
+        Raises
+        ------
+        CacheFullError
+        """
+        most = self.table.shape[1] * self.page_size
+        for sequence, _, end in grown:
+            if end > most:
+                raise CacheFullError(
+                    f"sequence {sequence} would have {end} tokens, but a table of "
+                    f"{self.table.shape[1]} pages of {self.page_size} has room for {most}"
+                )
+        writes = Counter(
+            int(self.table[sequence, length // self.page_size])
+            for sequence, length, end in grown
+            if end > length and length % self.page_size
+        )
+        # Of as many users as a page has, the last one to write may keep it.
+        needed = sum(min(n, self._users[page] - 1) for page, n in writes.items())
+        needed += sum(self._pages_of(end) - self._pages_of(length) for _, length, end in grown)
+        if needed > self.free:
+            raise CacheFullError(
+                f"out of pages: {needed} more are needed, but {self.free} of {len(self._users)} "
+                "are free"
+            )
+        copies = []
+        for sequence, length, end in grown:
+            if end > length and length % self.page_size:
+                index = length // self.page_size
+                page = int(self.table[sequence, index])
+                if self._users[page] > 1:
+                    self._users[page] -= 1
+                    copies.append((page, self._put(sequence, index)))
+            for index in range(self._pages_of(length), self._pages_of(end)):
+                self._put(sequence, index)
+            self._held[sequence] = self._pages_of(end)
+        return copies
+
+    def cut(self, sequence: int, length: int) -> None:
+        """Give back the pages beyond a length."""
+        kept = self._pages_of(length)
+        for index in range(kept, self._held[sequence]):
+            page = int(self.table[sequence, index])
+            self._users[page] -= 1
+            if self._users[page] == 0:
+                self._free.append(page)
+        self._held[sequence] = min(kept, self._held[sequence])
+
+    def share(self, source: int, target: int) -> None:
+        """Let a sequence without pages use those of another one."""
+        for index in range(self._held[source]):
+            page = int(self.table[source, index])
+            self._users[page] += 1
+            self._set(target, index, page)
+        self._held[target] = self._held[source]
+
+    def _pages_of(self, length: int) -> int:
+        return -(-length // self.page_size)
+
+    def _put(self, sequence: int, index: int) -> int:
+        """Give a free page to a sequence, and return it."""
+        page = self._free.pop()
+        self._users[page] = 1
+        self._set(sequence, index, page)
+        return page
+
+    def _set(self, sequence: int, index: int, page: int) -> None:
+        if self.table[sequence, index] != page:
+            self.table[sequence, index] = page
+            self.changed.add((sequence, index))

@@ -1,0 +1,36 @@
+"""Arrays of new tokens -> `Tokens`: checked, and as views that are written into a cache."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cufa.arrays import Array
+from cufa.rotary import Rotary
+
+
+class Tokens(NamedTuple):
+    """New tokens on their way into a cache of one layer.
+
+    Attributes
+    ----------
+    k, v : array, (batch, heads_kv, seq, head_dim)
+    q, turned_q : array or None, (batch, heads_q, seq, head_dim)
+        Queries, and where they go when they have been turned.
+    k_cache, v_cache : array, (batch, heads_kv, capacity, ...) or (pages, heads_kv, page_size, ...)
+    starts, lengths : array, (batch,) int32
+        Tokens of each sequence before these, and with them. Token t is at position
+        lengths - seq + t, and new if that is not below starts.
+    block_table : array or None, (batch, pages a sequence) int32
+    rotary : Rotary or None
+    """
+
+    k: Array
+    v: Array
+    q: Array | None
+    turned_q: Array | None
+    k_cache: Array
+    v_cache: Array
+    starts: Array
+    lengths: Array
+    block_table: Array | None
+    rotary: Rotary | None

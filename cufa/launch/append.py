@@ -1,0 +1,126 @@
+"""Arrays -> launch of ``kernels/append.cu``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cufa import device as devices
+from cufa.arrays import ALIGNMENT, Array
+from cufa.caches.tokens import Tokens
+from cufa.compiler import jit
+from cufa.instance import Instance
+from cufa.launch.argument import launch
+from cufa.launch.counters import is_capturing
+
+THREADS = 128
+
+_TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
+_TENSORS = ("k", "v", "q", "turned_q", "k_cache", "v_cache")
+PARAMS = np.dtype(
+    [
+        *((name, _TENSOR) for name in _TENSORS),
+        *((name, "u8") for name in ("starts", "lengths", "table")),
+        ("table_stride", "i8"),
+        *((name, "u8") for name in ("cos", "sin")),
+        *(
+            (name, "i4")
+            for name in (
+                *("seq", "heads_kv", "heads_q", "head_dim", "head_dim_v", "rotary_dim"),
+                *("positions", "page_size", "pages", "pages_a_sequence"),
+            )
+        ),
+    ],
+    align=True,
+)
+"""The layout of ``AppendParams`` in ``kernels/append.cu``."""
+
+
+def append(tokens: Tokens) -> None:
+    """Write tokens on the current device and stream.
+
+    Parameters
+    ----------
+    tokens : Tokens
+        Of CuPy arrays; starts and lengths contiguous.
+    """
+    import cupy
+
+    if tokens.k.shape[0] * tokens.k.shape[2] == 0:
+        return
+    tokens = tokens._replace(
+        **{name: _in_rows(name, getattr(tokens, name)) for name in ("k", "v", "q")}
+    )
+    device_id = cupy.cuda.runtime.getDevice()
+    instance = instance_of(tokens)
+    function = jit.kernel(instance, devices.of_id(device_id), device_id)
+    parameter = filled(tokens)
+    p, elements = parameter[0], instance.arguments[0]
+    units = (int(p["head_dim"]) - int(p["rotary_dim"]) // 2) // elements
+    units_v = int(p["head_dim_v"]) // elements
+    items = int(p["heads_q"]) * units + int(p["heads_kv"]) * (units + units_v)
+    if items:
+        batch, _, seq, _ = tokens.k.shape
+        launch(function, (batch * seq, -(-items // THREADS), 1), THREADS, parameter)
+
+
+def _in_rows(name: str, array: Array | None) -> Array | None:
+    """Return an array whose last axis is contiguous: as it is, or a copy."""
+    if array is None or array.shape[3] == 1 or array.strides[3] == array.itemsize:
+        return array
+    import cupy
+
+    if is_capturing():
+        raise ValueError(
+            f"{name} (shape {array.shape}, strides {array.strides}) would be copied, for which a "
+            "call that is captured into a CUDA graph has no place: give an array whose last axis "
+            "is contiguous"
+        )
+    return cupy.ascontiguousarray(array)
+
+
+def _tensors(tokens: Tokens) -> list[tuple[str, Array]]:
+    """Return those that there are, by name: queries pass through only where they are turned."""
+    arrays = [(name, getattr(tokens, name)) for name in _TENSORS]
+    return [
+        (name, array) for name, array in arrays if tokens.turned_q is not None or "q" not in name
+    ]
+
+
+def instance_of(tokens: Tokens) -> Instance:
+    """Return the instantiation that reads and writes the most at once that all arrays allow."""
+    elements = ALIGNMENT // tokens.k.itemsize
+    steps = [tokens.k.shape[3] * tokens.k.itemsize, tokens.v.shape[3] * tokens.v.itemsize]
+    for _, array in _tensors(tokens):
+        steps.append(array.data.ptr)
+        axes = zip(array.shape[:3], array.strides[:3], strict=True)
+        steps += [step for n, step in axes if n > 1]
+    interleaved = False
+    if tokens.rotary is not None:
+        interleaved = tokens.rotary.interleaved
+        steps += [tokens.rotary.dim // 2 * tokens.k.itemsize]
+        steps += [tokens.rotary.cos.data.ptr, tokens.rotary.sin.data.ptr]
+    whole = all(step % ALIGNMENT == 0 for step in steps)
+    return Instance("append", (tokens.k.dtype.name,), (elements if whole else 1, interleaved))
+
+
+def filled(tokens: Tokens) -> np.ndarray:
+    """Return the kernel's parameter."""
+    parameter = np.zeros(1, PARAMS)
+    p = parameter[0]
+    for name, array in _tensors(tokens):
+        steps = (step // array.itemsize for step in array.strides[:3])
+        p[name] = (array.data.ptr, *steps)
+    p["starts"], p["lengths"] = tokens.starts.data.ptr, tokens.lengths.data.ptr
+    _, p["heads_kv"], p["seq"], p["head_dim"] = tokens.k.shape
+    p["head_dim_v"] = tokens.v.shape[3]
+    p["heads_q"] = 0 if tokens.turned_q is None else tokens.turned_q.shape[1]
+    if tokens.rotary is not None:
+        p["cos"], p["sin"] = tokens.rotary.cos.data.ptr, tokens.rotary.sin.data.ptr
+        p["rotary_dim"], p["positions"] = tokens.rotary.dim, tokens.rotary.positions
+    p["pages"], _, p["page_size"], _ = tokens.k_cache.shape
+    p["pages_a_sequence"] = 1
+    table = tokens.block_table
+    if table is not None:
+        p["table"], p["table_stride"] = table.data.ptr, table.strides[0] // table.itemsize
+        p["pages_a_sequence"] = table.shape[1]
+    return parameter

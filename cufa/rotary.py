@@ -1,0 +1,135 @@
+"""Rotary position embedding: the cosines and sines that turn queries and keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cufa.arrays import Array, module_of_all
+from cufa.checks import check_flag
+
+
+class Rotary:
+    """Tables of rotary position embedding, which a cache applies to what is written to it.
+
+    Elements of a head are turned in pairs, as points of a plane, by an angle that grows with the
+    token's position: (x, y) becomes (x cos - y sin, y cos + x sin).
+
+    Parameters
+    ----------
+    cos, sin : array, shape (positions, rotary_dim / 2)
+        Of the angles of each position and pair; they become float32. NumPy or CuPy, as the arrays
+        that are turned. The first `rotary_dim` elements of a head are turned, the others stay.
+    interleaved : bool
+        Pairs are elements 2 i and 2 i + 1, as in GPT-J and in Llama's own checkpoints; else i and
+        i + rotary_dim / 2, as in GPT-NeoX and in Hugging Face's checkpoints.
+
+    Attributes
+    ----------
+    cos, sin : array
+    interleaved : bool
+
+    Raises
+    ------
+    TypeError
+        Tables that are no arrays or of mixed kinds, and an `interleaved` that is no bool.
+    ValueError
+        Shapes that do not fit.
+
+    Notes
+    -----
+    Su et al. 2021, RoFormer. Scalings of the frequencies or the magnitude (linear, NTK, YaRN, Llama
+    3, LongRoPE) are in the tables: no table is rounded more than once however far the position.
+    """
+
+    def __init__(self, cos: Array, sin: Array, *, interleaved: bool = False) -> None:
+        xp = module_of_all({"cos": cos, "sin": sin})
+        if cos.ndim != 2 or 0 in cos.shape:
+            raise ValueError(f"cos has shape {cos.shape}: (positions, rotary_dim / 2) is needed")
+        if sin.shape != cos.shape:
+            raise ValueError(f"sin has shape {sin.shape}, but cos has shape {cos.shape}")
+        self.cos: Array = xp.ascontiguousarray(cos, np.float32)
+        self.sin: Array = xp.ascontiguousarray(sin, np.float32)
+        self.interleaved = check_flag("interleaved", interleaved)
+
+    @classmethod
+    def of_frequencies(
+        cls,
+        frequencies: np.ndarray,
+        positions: int,
+        *,
+        magnitude: float = 1.0,
+        interleaved: bool = False,
+        xp: Any = np,
+    ) -> Rotary:
+        """Make the tables of angles position * frequency.
+
+        Parameters
+        ----------
+        frequencies : ndarray, shape (rotary_dim / 2,)
+            Radians a position, scaled as a model asks for.
+        positions : int
+            As many as the longest sequence has tokens.
+        magnitude : float
+            Factor of cosines and sines, such as YaRN's.
+        interleaved : bool
+        xp : module
+            `numpy` or `cupy`: of the tables.
+
+        Returns
+        -------
+        Rotary
+        """
+        angles = np.arange(positions)[:, None] * np.asarray(frequencies, np.float64)
+        cos, sin = (
+            xp.asarray((magnitude * of(angles)).astype(np.float32)) for of in (np.cos, np.sin)
+        )
+        return cls(cos, sin, interleaved=interleaved)
+
+    @classmethod
+    def of_theta(
+        cls,
+        theta: float,
+        rotary_dim: int,
+        positions: int,
+        *,
+        factors: np.ndarray | float = 1.0,
+        magnitude: float = 1.0,
+        interleaved: bool = False,
+        xp: Any = np,
+    ) -> Rotary:
+        """Make the tables of the usual frequencies, theta^(-2 i / rotary_dim).
+
+        Parameters
+        ----------
+        theta : float
+            The base, such as 10000.
+        rotary_dim : int
+            Elements of a head that are turned: an even number.
+        positions : int
+        factors : ndarray of shape (rotary_dim / 2,) or float
+            What the frequencies are divided by, as for linear scaling or LongRoPE.
+        magnitude, interleaved, xp
+            As of `of_frequencies`.
+
+        Returns
+        -------
+        Rotary
+        """
+        if rotary_dim < 2 or rotary_dim % 2:
+            raise ValueError(f"rotary_dim must be even and at least 2, not {rotary_dim}")
+        frequencies = theta ** -(np.arange(0, rotary_dim, 2) / rotary_dim) / factors
+        return cls.of_frequencies(
+            frequencies, positions, magnitude=magnitude, interleaved=interleaved, xp=xp
+        )
+
+    @property
+    def positions(self) -> int:
+        """Positions that the tables have."""
+        return self.cos.shape[0]
+
+    @property
+    def dim(self) -> int:
+        """Elements of a head that are turned."""
+        return 2 * self.cos.shape[1]

@@ -1,0 +1,470 @@
+"""KVCache and PagedKVCache: what they hold, after any steps, and what they refuse."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import DTYPES, to_host
+
+import cufa
+from cufa import CacheFullError, KVCache, PagedKVCache
+
+H, D, DV = 2, 8, 5
+
+
+def drawn(rng: np.random.Generator, *shape: int, dtype: str = "float32") -> np.ndarray:
+    return rng.standard_normal(shape, np.float32).astype(DTYPES[dtype])
+
+
+def held(cache: Any, sequence: int, layer: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values of a sequence, (heads, tokens, head_dim), of a cache of layout bhsd."""
+    n = int(cache.host_lengths[sequence])
+    found = []
+    for array in map(to_host, cache.layer(layer)):
+        if cache.block_table is None:
+            found.append(array[sequence, :, :n])
+        else:
+            page, slot = np.divmod(np.arange(n), array.shape[2])
+            table = to_host(cache.block_table)
+            found.append(array[table[sequence, page], :, slot].swapaxes(0, 1))
+    return found[0], found[1]
+
+
+@pytest.fixture(params=["contiguous", "paged"])
+def empty(request: pytest.FixtureRequest) -> Any:
+    """Make an empty cache of three sequences of up to 20 tokens."""
+
+    def make(**options: Any) -> Any:
+        options = {"head_dim_v": DV, "dtype": "float32", **options}
+        if request.param == "contiguous":
+            return KVCache(3, H, 20, D, **options)
+        cache = PagedKVCache(18, 4, 3, H, D, pages_per_sequence=5, **options)
+        for _ in range(3):
+            cache.allocate()
+        return cache
+
+    return make
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_come_after_those_before(rng: np.random.Generator, empty: Any, dtype: str) -> None:
+    cache = empty(dtype=dtype)
+    k, v = drawn(rng, 3, H, 20, D, dtype=dtype), drawn(rng, 3, H, 20, DV, dtype=dtype)
+    begin = 0
+    for n in (3, 1, 0, 9, 7):
+        cache.append(k[:, :, begin : begin + n], v[:, :, begin : begin + n])
+        begin += n
+        np.testing.assert_array_equal(cache.host_lengths, [begin] * 3)
+        for i in range(3):
+            np.testing.assert_array_equal(held(cache, i)[0], k[i, :, :begin])
+            np.testing.assert_array_equal(held(cache, i)[1], v[i, :, :begin])
+
+
+def test_unequally_many_new_tokens_are_the_last(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 6, D), drawn(rng, 3, H, 6, DV)
+    cache.append(k, v, counts=[6, 0, 2])
+    cache.append(k[:, :, :3], v[:, :, :3], counts=np.array([1, 3, 0]))
+    np.testing.assert_array_equal(cache.host_lengths, [7, 3, 2])
+    np.testing.assert_array_equal(held(cache, 0)[0], np.append(k[0], k[0, :, 2:3], axis=1))
+    np.testing.assert_array_equal(held(cache, 1)[0], k[1, :, :3])
+    np.testing.assert_array_equal(held(cache, 2)[1], v[2, :, 4:])
+
+
+def test_decode_is_attention_over_what_is_held(rng: np.random.Generator, empty: Any) -> None:
+    rotary = cufa.Rotary.of_theta(100.0, 4, 20)
+    cache = empty(rotary=rotary)
+    k, v, q = drawn(rng, 3, H, 5, D), drawn(rng, 3, H, 5, DV), drawn(rng, 3, 2 * H, 5, D)
+    cache.append(k, v, counts=[5, 0, 2])
+    turned = cache.append(k, v, q, counts=5)
+    out, lse = cache.decode(turned, return_lse=True)
+    assert lse.shape == (3, 2 * H, 5)
+    for i in range(3):
+        keys, values = held(cache, i)
+        expected = cufa.attention(turned[i : i + 1], keys[None], values[None], causal=True)
+        np.testing.assert_allclose(out[i : i + 1], expected, atol=1e-6)
+
+
+def test_layers_share_lengths(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty(layers=3)
+    k, v = drawn(rng, 3, 3, H, 4, D), drawn(rng, 3, 3, H, 4, DV)
+    with pytest.raises(ValueError, match="append is for a cache of one layer"):
+        cache.append(k[0], v[0])
+    cache.extend(4)
+    for layer in (2, 0, 1):
+        cache.write(k[layer], v[layer], layer=layer)
+    np.testing.assert_array_equal(cache.host_lengths, [4, 4, 4])
+    for layer in range(3):
+        for i in range(3):
+            np.testing.assert_array_equal(held(cache, i, layer)[0], k[layer, i])
+            np.testing.assert_array_equal(held(cache, i, layer)[1], v[layer, i])
+
+
+def test_layout_bshd(rng: np.random.Generator, empty: Any) -> None:
+    rotary = cufa.Rotary.of_theta(100.0, 8, 20)
+    caches = [empty(rotary=rotary, layout=layout) for layout in ("bhsd", "bshd")]
+    k, v, q = drawn(rng, 3, H, 5, D), drawn(rng, 3, H, 5, DV), drawn(rng, 3, 2 * H, 5, D)
+    turned = caches[0].append(k, v, q)
+    swapped = caches[1].append(*(np.ascontiguousarray(x.swapaxes(1, 2)) for x in (k, v, q)))
+    np.testing.assert_array_equal(swapped.swapaxes(1, 2), turned)
+    out = caches[1].decode(swapped)
+    np.testing.assert_array_equal(out.swapaxes(1, 2), caches[0].decode(turned))
+
+
+def test_views_are_of_some_sequences(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty()
+    k, v = drawn(rng, 2, H, 3, D), drawn(rng, 2, H, 3, DV)
+    cache[1:].append(k, v)
+    cache[1:][1:].append(k[1:], v[1:])
+    np.testing.assert_array_equal(cache.host_lengths, [0, 3, 6])
+    np.testing.assert_array_equal(held(cache, 1)[0], k[0])
+    np.testing.assert_array_equal(held(cache, 2)[0], np.append(k[1], k[1], axis=1))
+    cache[2:].truncate(4)
+    np.testing.assert_array_equal(cache.host_lengths, [0, 3, 4])
+    q = drawn(rng, 3, H, 1, D)
+    np.testing.assert_array_equal(cache[1:].decode(q[1:]), cache.decode(q)[1:])
+    assert len(cache[5:]) == 0
+    with pytest.raises(TypeError, match="cut by a slice"):
+        cache[1]
+    with pytest.raises(ValueError, match="step 1, not 2"):
+        cache[::2]
+
+
+def test_memory_stays_where_it_is(rng: np.random.Generator, empty: Any) -> None:
+    """A captured graph has the addresses."""
+    cache = empty()
+
+    def addresses() -> list[int]:
+        arrays = [*cache.layer(), cache.lengths, cache.block_table]
+        return [x.ctypes.data for x in arrays if x is not None]
+
+    before = addresses()
+    k, v = drawn(rng, 3, H, 7, D), drawn(rng, 3, H, 7, DV)
+    cache.append(k, v)
+    cache.truncate(2)
+    cache.append(k, v)
+    assert addresses() == before
+
+
+def test_rows_are_padded_with_zeros(empty: Any) -> None:
+    """So that kernels read rows of odd head dims as they are."""
+    for array in empty(dtype="float16").layer():
+        assert all(step % 16 == 0 for step in array.strides[:3])
+
+
+def test_truncate_then_append(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV)
+    cache.append(k, v)
+    cache.truncate([5, 9, 0])
+    cache.append(k[:, :, :2], v[:, :, :2])
+    np.testing.assert_array_equal(cache.host_lengths, [7, 11, 2])
+    np.testing.assert_array_equal(held(cache, 0)[0], np.append(k[0, :, :5], k[0, :, :2], axis=1))
+    np.testing.assert_array_equal(held(cache, 2)[0], k[2, :, :2])
+
+
+def test_refused_and_unchanged(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty(rotary=cufa.Rotary.of_theta(100.0, 8, 20))
+    k, v, q = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV), drawn(rng, 3, 2 * H, 9, D)
+    cache.append(k, v)
+    before = [held(cache, i) for i in range(3)]
+    f16 = k.astype(np.float16)
+    for error, message, refused in (
+        (TypeError, "k must be a NumPy", lambda: cache.append(k.tolist(), v)),
+        (TypeError, "k has dtype float16", lambda: cache.append(f16, v)),
+        (TypeError, "q has dtype float16", lambda: cache.append(k, v, f16)),
+        (ValueError, "k has shape .* 4 axes", lambda: cache.append(k[0], v)),
+        (ValueError, r"k has shape .* \(3, 2, 9, 8\)", lambda: cache.append(k[:2], v[:2])),
+        (ValueError, "v has shape", lambda: cache.append(k, v[:, :, 1:])),
+        (ValueError, "v has shape", lambda: cache.append(k, k)),
+        (ValueError, "q has shape", lambda: cache.append(k, v, q[..., 1:])),
+        (ValueError, "counts: 10 of 9 tokens", lambda: cache.append(k, v, counts=10)),
+        (ValueError, "counts must not be negative", lambda: cache.extend(-1)),
+        (ValueError, r"counts has shape \(2,\)", lambda: cache.extend([1, 2])),
+        (TypeError, "counts must be integers", lambda: cache.extend(1.0)),
+        (CacheFullError, "sequence 1 would have 21 tokens", lambda: cache.extend([1, 12, 1])),
+        (ValueError, "10 tokens of sequence 2 .* which has 9", lambda: cache.truncate([1, 9, 10])),
+        (ValueError, "layer must be 0 to 0, not 1", lambda: cache.write(k, v, layer=1)),
+        (TypeError, "layer must be an integer", lambda: cache.write(k, v, layer=0.0)),
+        (
+            ValueError,
+            "k has shape .* 9 tokens are new",
+            lambda: cache.write(k[:, :, 1:], v[:, :, 1:]),
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            refused()  # type: ignore[no-untyped-call]
+        np.testing.assert_array_equal(cache.host_lengths, [9, 9, 9])
+        for i in range(3):
+            for a, b in zip(held(cache, i), before[i], strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"capacity": 0}, ValueError, "capacity must be at least 1"),
+        ({"heads_kv": 2.0}, TypeError, "heads_kv must be an integer"),
+        ({"sequences": True}, TypeError, "sequences must be an integer"),
+        ({"head_dim": 257}, ValueError, "head_dim must be 1 to 256"),
+        ({"head_dim_v": 0}, ValueError, "head_dim_v must be at least 1"),
+        ({"layers": 0}, ValueError, "layers must be at least 1"),
+        ({"dtype": "int8"}, TypeError, "dtype must be one of float16, bfloat16, float32"),
+        ({"dtype": "nonsense"}, TypeError, "dtype must be one of"),
+        ({"dtype": ">f4"}, TypeError, "dtype must be one of"),
+        ({"layout": "sbhd"}, ValueError, "layout must be"),
+        ({"xp": "cupy"}, TypeError, "xp must be the module numpy or cupy"),
+    ],
+)
+def test_bad_arguments(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments = {"sequences": 2, "heads_kv": 2, "capacity": 9, "head_dim": 8, "dtype": "float32"}
+    with pytest.raises(error, match=message):
+        KVCache(**{**arguments, **change})
+
+
+# --- pages ---
+
+
+def test_sequences_come_and_go(rng: np.random.Generator) -> None:
+    cache = PagedKVCache(6, 4, 2, H, D, head_dim_v=DV, dtype="float32")
+    k, v = drawn(rng, 2, H, 9, D), drawn(rng, 2, H, 9, DV)
+    with pytest.raises(ValueError, match="sequence 0 has not been allocated"):
+        cache.append(k, v, counts=[9, 9])
+    cache.append(k, v)  # nobody is there
+    assert (cache.allocate(), cache.allocate()) == (0, 1)
+    with pytest.raises(CacheFullError, match="all 2 sequences are in use"):
+        cache.allocate()
+    cache.append(k, v)
+    assert cache.free_pages == 0
+    cache.free(0)
+    assert cache.free_pages == 3
+    np.testing.assert_array_equal(cache.host_lengths, [0, 9])
+    for bad in (0, 2, -1):
+        with pytest.raises(ValueError, match=f"sequence {bad} has not been allocated"):
+            cache.free(bad)
+        with pytest.raises(ValueError, match=f"sequence {bad} has not been allocated"):
+            cache.fork(bad)
+    with pytest.raises(TypeError, match="sequence must be an integer"):
+        cache.free(True)
+    out = cache.decode(drawn(rng, 2, H, 1, D))
+    assert not out[0].any()
+    assert out[1].any()
+
+
+def test_out_of_pages(rng: np.random.Generator) -> None:
+    cache = PagedKVCache(5, 4, 3, H, D, head_dim_v=DV, dtype="float32", pages_per_sequence=4)
+    for _ in range(2):
+        cache.allocate()
+    k, v = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV)
+    with pytest.raises(CacheFullError, match="out of pages: 6 more are needed, but 5 of 5"):
+        cache.append(k, v)
+    assert (cache.free_pages, *cache.host_lengths) == (5, 0, 0, 0)
+    cache.append(k, v, counts=[9, 6, 0])
+    with pytest.raises(CacheFullError, match="out of pages: 1 more are needed, but 0 of 5"):
+        cache.append(k[:, :, :3], v[:, :, :3])
+    cache.free(1)
+    with pytest.raises(CacheFullError, match=r"sequence 0 would have 18 tokens, .* room for 16"):
+        cache.append(k, v)
+    np.testing.assert_array_equal(held(cache, 0)[0], k[0])
+
+
+def test_a_shared_page_is_copied_by_all_that_write_but_one(rng: np.random.Generator) -> None:
+    cache = PagedKVCache(6, 4, 3, H, D, head_dim_v=DV, dtype="float32", layers=2)
+    k, v = drawn(rng, 2, 3, H, 6, D), drawn(rng, 2, 3, H, 6, DV)
+    cache.allocate()
+    cache.extend(6)
+    for layer in range(2):
+        cache.write(k[layer], v[layer], layer=layer)
+    cache.fork(0)
+    cache.fork(1)
+    assert cache.free_pages == 4
+    cache.extend(1)
+    assert cache.free_pages == 2
+    for layer in range(2):
+        cache.write(k[layer, :, :, :1], v[layer, :, :, :1], layer=layer)
+    for i in range(3):
+        for layer in range(2):
+            keys = np.append(k[layer, 0], k[layer, i, :, :1], axis=1)
+            np.testing.assert_array_equal(held(cache, i, layer)[0], keys)
+    cache.extend(1)
+    assert cache.free_pages == 2
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_any_steps_are_those_of_a_plain_model(page_size: int) -> None:
+    """Allocate, free, fork, append, truncate and decode in any order, out of room now and then."""
+    rng = np.random.default_rng(page_size)
+    sequences, pages, width = 6, 72 // page_size, 40 // page_size
+    cache = PagedKVCache(
+        pages, page_size, sequences, H, D, head_dim_v=DV, dtype="float32", pages_per_sequence=width
+    )
+    model: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    happened: dict[str, int] = defaultdict(int)
+    nothing = np.empty((H, 0, D), np.float32), np.empty((H, 0, DV), np.float32)
+
+    def users() -> dict[int, set[int]]:
+        found: dict[int, set[int]] = defaultdict(set)
+        for i, (k, _) in model.items():
+            for page in cache.block_table[i, : -(-k.shape[1] // page_size)].tolist():
+                found[page].add(i)
+        return found
+
+    def has_room(counts: np.ndarray) -> bool:
+        found, writers, needed = users(), defaultdict(set), 0
+        for i, (k, _) in model.items():
+            n, count = k.shape[1], int(counts[i])
+            if n + count > width * page_size:
+                return False
+            needed += -(-(n + count) // page_size) + n // -page_size
+            if count and n % page_size:
+                writers[int(cache.block_table[i, n // page_size])].add(i)
+        for page, writing in writers.items():
+            needed += len(writing) - (found[page] == writing)
+        return needed <= pages - len(found)
+
+    for number in range(10_000 // 3 + 1):
+        step = rng.choice(["append"] * 6 + ["decode", "allocate", "fork", "free", "truncate"])
+        live = sorted(model)
+        some = int(rng.choice(live)) if live else None
+        if step == "allocate" or (step == "fork" and some is not None):
+            if len(live) == sequences:
+                with pytest.raises(CacheFullError):
+                    cache.fork(some) if step == "fork" else cache.allocate()  # type: ignore[arg-type]
+                step = "no sequence"
+            elif step == "fork":
+                assert some is not None
+                model[cache.fork(some)] = model[some]
+            else:
+                model[cache.allocate()] = nothing
+        elif some is None:
+            continue
+        elif step == "free":
+            if rng.random() < 0.4:
+                cache.free(some)
+                del model[some]
+        elif step == "truncate":
+            kept = cache.host_lengths
+            kept[some] = rng.integers(0, kept[some] + 1)
+            cache.truncate(kept)
+            model[some] = tuple(x[:, : kept[some]] for x in model[some])  # type: ignore[assignment]
+        elif step == "append":
+            n = int(rng.choice([1, 1, 2, 5, 11]))
+            counts = np.zeros(sequences, int)
+            counts[live] = rng.integers(0, n + 1, len(live))
+            k, v = drawn(rng, sequences, H, n, D), drawn(rng, sequences, H, n, DV)
+            if has_room(counts):
+                cache.append(k, v, counts=counts)
+                for i in live:
+                    new = slice(n - counts[i], n)
+                    model[i] = (
+                        np.append(model[i][0], k[i, :, new], axis=1),
+                        np.append(model[i][1], v[i, :, new], axis=1),
+                    )
+            else:
+                before = cache.block_table.copy(), cache.free_pages
+                with pytest.raises(CacheFullError):
+                    cache.append(k, v, counts=counts)
+                np.testing.assert_array_equal(cache.block_table, before[0])
+                assert cache.free_pages == before[1]
+                step = "no room"
+        else:
+            q = drawn(rng, sequences, H, 2, D)
+            out = cache.decode(q)
+            for i, (k, v) in model.items():
+                expected = cufa.attention(q[i : i + 1], k[None], v[None], causal=True)
+                np.testing.assert_allclose(out[i : i + 1], expected, atol=1e-5)
+        happened[step] += 1
+        lengths = [model[i][0].shape[1] if i in model else 0 for i in range(sequences)]
+        assert cache.host_lengths.tolist() == lengths
+        assert cache.free_pages == pages - len(users())
+        for i in model if number % 8 == 0 else [i for i in model if i == some]:
+            for a, b in zip(held(cache, i), model[i], strict=True):
+                assert np.array_equal(a, b)
+    assert min(happened.values()) > 20, happened
+    assert len(happened) == 8, happened
+
+
+# --- on a GPU ---
+
+
+def both(cupy: ModuleType, paged: bool, **options: Any) -> list[Any]:
+    """Make the same cache on the host and on the device."""
+    caches = []
+    for xp in (np, cupy):
+        rotary = cufa.Rotary.of_theta(100.0, options["dim"], 400, xp=xp)
+        chosen = {"dtype": options["dtype"], "rotary": rotary, "layers": 2, "xp": xp}
+        if paged:
+            cache: Any = PagedKVCache(90, 16, 4, H, options["d"], pages_per_sequence=25, **chosen)
+            for _ in range(3):
+                cache.allocate()
+        else:
+            cache = KVCache(4, H, 400, options["d"], **chosen)
+        caches.append(cache)
+    return caches
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("d", "dim"), [(64, 64), (128, 32), (40, 22), (59, 6)])
+def test_gpu_holds_what_the_cpu_holds(
+    cupy: ModuleType, rng: np.random.Generator, d: int, dim: int, dtype: str, paged: bool
+) -> None:
+    caches = both(cupy, paged, dtype=dtype, d=d, dim=dim)
+    for step, n in enumerate((37, 1, 1, 5, 64, 1)):
+        counts = np.minimum(n, [n, 1, 3, 0])
+        arrays = [drawn(rng, 4, h, n, d, dtype=dtype) for h in (H, H, 2 * H)]
+        turned = []
+        for cache, xp in zip(caches, (np, cupy), strict=True):
+            if paged and step == 3:
+                cache.fork(0)
+                cache.free(1)
+            if paged and step >= 3:
+                counts[1] = 0
+            cache.extend(counts)
+            for layer in range(2):
+                new = cache.write(*map(xp.asarray, arrays), layer=layer)
+            turned.append(to_host(new).astype(np.float32))
+        eps = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5}[dtype]
+        np.testing.assert_allclose(turned[1], turned[0], eps, eps)
+        np.testing.assert_array_equal(to_host(caches[1].lengths), caches[0].host_lengths)
+        for i in range(4):
+            for layer in range(2):
+                for a, b in zip(*(held(cache, i, layer) for cache in caches), strict=True):
+                    np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), eps, eps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("paged", [False, True])
+def test_gpu_replays_while_sequences_grow(
+    cupy: ModuleType, rng: np.random.Generator, stream: Any, paged: bool
+) -> None:
+    host, there = both(cupy, paged, dtype="float16", d=64, dim=64)
+    k, q = drawn(rng, 4, H, 1, 64, dtype="float16"), drawn(rng, 4, 8 * H, 1, 64, dtype="float16")
+    given = [cupy.asarray(x) for x in (k, k, q)]
+
+    def attend(cache: Any, k: Any, v: Any, q: Any) -> Any:
+        return cache.decode(cache.write(k, v, q, layer=1), layer=1)
+
+    for cache, arrays in ((host, (k, k, q)), (there, given)):
+        cache.extend(1)
+        attend(cache, *arrays)
+    stream.begin_capture()
+    out = attend(there, *given)
+    with pytest.raises(RuntimeError, match="extend cannot be captured"):
+        there.extend(1)
+    graph = stream.end_capture()
+    for _ in range(40):
+        for array, into in zip((k, q), (given[:2], given[2:]), strict=True):
+            array[...] = drawn(rng, *array.shape, dtype="float16")
+            for each in into:
+                each.set(array, stream=stream)
+        host.extend(1)
+        there.extend(1)
+        graph.launch(stream)
+        expected = attend(host, k, k, q)
+        np.testing.assert_allclose(to_host(out), expected, 2e-3, 2e-3)

@@ -1,0 +1,90 @@
+"""Rotary: tables, and how caches turn by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cufa
+
+
+def turned(x: np.ndarray, first: int, angles: np.ndarray, interleaved: bool) -> np.ndarray:
+    """Turn (b, h, n, d) in float64, as complex numbers; the first token is at position `first`."""
+    x = x.astype(np.float64)
+    dim = 2 * angles.shape[1]
+    pairs = x[..., :dim].reshape(*x.shape[:-1], *((-1, 2) if interleaved else (2, -1)))
+    pairs = pairs if interleaved else pairs.swapaxes(-1, -2)
+    numbers = pairs[..., 0] + 1j * pairs[..., 1]
+    numbers = numbers * np.exp(1j * angles[first : first + x.shape[2]])
+    pairs = np.stack([numbers.real, numbers.imag], -1)
+    pairs = pairs if interleaved else pairs.swapaxes(-1, -2)
+    return np.concatenate([pairs.reshape(*x.shape[:-1], dim), x[..., dim:]], -1)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("dim", "head_dim"), [(8, 8), (6, 11), (2, 64), (64, 64)])
+def test_keys_and_queries_are_turned(
+    rng: np.random.Generator, dim: int, head_dim: int, interleaved: bool
+) -> None:
+    frequencies = rng.random(dim // 2)
+    rotary = cufa.Rotary.of_frequencies(frequencies, 50, interleaved=interleaved)
+    cache = cufa.KVCache(2, 3, 50, head_dim, head_dim_v=5, dtype="float32", rotary=rotary)
+    angles = np.arange(50)[:, None] * frequencies
+    begin = 0
+    for n in (7, 1, 4):
+        k = rng.standard_normal((2, 3, n, head_dim), np.float32)
+        v = rng.standard_normal((2, 3, n, 5), np.float32)
+        q = rng.standard_normal((2, 6, n, head_dim), np.float32)
+        given = q.copy()
+        got = cache.append(k, v, q)
+        np.testing.assert_array_equal(q, given)
+        np.testing.assert_allclose(got, turned(q, begin, angles, interleaved), atol=1e-5)
+        keys, values = (x[:, :, begin : begin + n] for x in cache.layer())
+        np.testing.assert_allclose(keys, turned(k, begin, angles, interleaved), atol=1e-5)
+        np.testing.assert_array_equal(values, v)
+        begin += n
+
+
+def test_theta_factors_and_magnitude() -> None:
+    factors = np.array([1.0, 2, 4])
+    rotary = cufa.Rotary.of_theta(100.0, 6, 1000, factors=factors, magnitude=0.5)
+    angles = np.arange(1000)[:, None] * 100.0 ** -(np.arange(3) / 3) / factors
+    np.testing.assert_array_equal(rotary.cos, (0.5 * np.cos(angles)).astype(np.float32))
+    np.testing.assert_array_equal(rotary.sin, (0.5 * np.sin(angles)).astype(np.float32))
+    assert (rotary.dim, rotary.positions) == (6, 1000)
+
+
+def test_without_a_rotary_queries_pass(rng: np.random.Generator) -> None:
+    cache = cufa.KVCache(1, 1, 4, 8, dtype="float32")
+    q = rng.standard_normal((1, 2, 1, 8), np.float32)
+    assert cache.append(q[:, :1], q[:, :1], q) is q
+    assert cache.append(q[:, :1], q[:, :1]) is None
+
+
+TABLE = np.zeros((10, 4), np.float32)
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"cos": [1.0]}, TypeError, "cos must be a NumPy or a CuPy array"),
+    ({"cos": TABLE[0]}, ValueError, r"cos has shape \(4,\)"),
+    ({"sin": TABLE[1:]}, ValueError, r"sin has shape \(9, 4\)"),
+    ({"interleaved": 1}, TypeError, "interleaved must be True or False"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD)
+def test_bad_tables(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        cufa.Rotary(**{"cos": TABLE, "sin": TABLE, **change})
+
+
+def test_bad_dims() -> None:
+    with pytest.raises(ValueError, match="rotary_dim must be even"):
+        cufa.Rotary.of_theta(10.0, 5, 10)
+    rotary = cufa.Rotary(TABLE, TABLE)
+    with pytest.raises(ValueError, match="rotary turns 8 elements, but head_dim is 6"):
+        cufa.KVCache(1, 1, 10, 6, dtype="float32", rotary=rotary)
+    with pytest.raises(ValueError, match="rotary has 10 positions, but sequences may have 11"):
+        cufa.KVCache(1, 1, 11, 8, dtype="float32", rotary=rotary)
+    with pytest.raises(TypeError, match=r"rotary must be a cufa\.Rotary"):
+        cufa.KVCache(1, 1, 10, 8, dtype="float32", rotary=TABLE)  # type: ignore[arg-type]
