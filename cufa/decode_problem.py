@@ -21,7 +21,7 @@ from cufa.checks import (
     check_scale,
     shown_dtype,
 )
-from cufa.problem import MAX_HEAD_DIM
+from cufa.problem import MAX_HEAD_DIM, Problem
 
 MAX_KEYS = 2**31 - 2**20
 """Of a sequence: positions are 32-bit integers in the kernels, rounded up to tiles."""
@@ -75,6 +75,21 @@ class DecodeProblem(NamedTuple):
     def score(self) -> tuple[str, ...]:
         """The parts of the score, see `cufa.score`; one query sees all keys either way."""
         return ("Causal",) if self.causal and self.seq_q > 1 else ()
+
+    def of_one(self, length: int) -> Problem:
+        """Return the problem of `attention` that one sequence of so many keys is."""
+        return Problem(
+            self.dtype,
+            1,
+            self.heads_q,
+            self.heads_kv,
+            self.seq_q,
+            length,
+            self.head_dim,
+            self.head_dim_v,
+            self.causal,
+            self.scale,
+        )
 
 
 class DecodeOperands(NamedTuple):

@@ -224,6 +224,8 @@ class Cache:
     def write(self, k: Array, v: Array, q: Array | None = None, *, layer: int = 0) -> Array:
         """Write the newest tokens, for which `extend` has made room, into one layer.
 
+        A view that has been extended is to be written by a view of the same sequences.
+
         Parameters
         ----------
         k : array, shape (sequences, heads_kv, n, head_dim)

@@ -7,7 +7,6 @@ import numpy as np
 from cufa.cpu.attention import plan, query_tile, spans
 from cufa.cpu.kv import KV, Dense, Paged
 from cufa.decode_problem import DecodeOperands, DecodeProblem
-from cufa.problem import Problem
 
 
 def decode(problem: DecodeProblem, operands: DecodeOperands) -> np.ndarray:
@@ -35,18 +34,7 @@ def decode(problem: DecodeProblem, operands: DecodeOperands) -> np.ndarray:
     with np.errstate(all="ignore"):  # as in `attention`
         for i in range(p.batch):
             length = p.capacity if lengths is None else int(lengths[i])
-            of_one = Problem(
-                p.dtype,
-                1,
-                p.heads_q,
-                p.heads_kv,
-                p.seq_q,
-                length,
-                p.head_dim,
-                p.head_dim_v,
-                p.causal,
-                p.scale,
-            )
+            of_one = p.of_one(length)
             step = plan(of_one)
             one = slice(i, i + 1)
             for heads_kv in spans(p.heads_kv, step.heads_kv):
