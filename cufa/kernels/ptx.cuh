@@ -59,8 +59,8 @@ __device__ inline void set_if_less(float& x, int a, int b, float y) {
 }
 
 // Over LANES neighbouring lanes, a power of two.
-template <int LANES>
-__device__ float lanes_sum(float x) {
+template <int LANES, class T>
+__device__ T lanes_sum(T x) {
 #pragma unroll
     for (int i = 1; i < LANES; i *= 2) x += __shfl_xor_sync(0xffffffff, x, i);
     return x;
@@ -105,6 +105,10 @@ __device__ inline void lds(float (&v)[4], uint32_t smem) {
 }
 __device__ inline void sts_32(uint32_t smem, uint32_t v) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem), "r"(v) : "memory");
+}
+
+__device__ inline void sts_128(uint32_t smem, float4 v) {
+    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(smem), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 
 // D += A B on the tensor cores: A 16x16 by rows, B 16x8 by columns, float32 accumulators.
@@ -156,3 +160,11 @@ __device__ inline uint32_t pack2<bfloat16>(float lo, float hi) {
 // float32 rounded to TF32 (11 significant bits), as float32 bits. cvt.rna.tf32 takes twice the instructions for
 // the same; it differs for NaN and for what rounds up to infinity.
 __device__ inline uint32_t round_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }
+
+// A float32, rounded to nearest.
+template <class T>
+__device__ T narrow(float x) {
+    T y;
+    y.bits = static_cast<unsigned short>(pack2<T>(x, 0.f));
+    return y;
+}

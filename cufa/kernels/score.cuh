@@ -48,6 +48,14 @@ struct At {
     __device__ int key_of(int nt, int i) const { return key + lane % 4 * 2 + nt * 8 + i; }
 };
 
+// The same, of rows of any number of heads, query by query.
+struct GroupedAt {
+    int lane, row, key, group;
+
+    __device__ int query(int mt, int h) const { return (row + lane / 4 + mt * 16 + h * 8) / group; }
+    __device__ int key_of(int nt, int i) const { return key + lane % 4 * 2 + nt * 8 + i; }
+};
+
 // The tiles of BN keys that some rows visit, the last first: [first, end). Those of [whole_first, whole_end) need no mask.
 struct KeyTiles {
     int first, end;
@@ -90,7 +98,7 @@ struct Score : Parts... {
     }
 
     // The step that every S takes before the softmax. `masked`: whether some rows may not see all of these keys.
-    template <int MT, int NT>
+    template <class At, int MT, int NT>
     __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at,
                           bool masked) const {
         if constexpr (!LINEAR) {

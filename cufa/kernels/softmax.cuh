@@ -159,8 +159,7 @@ struct OnlineSoftmax {
             for (int h = 0; h < 2; ++h) {
                 float sum = lanes_sum<4>(l[mt][h]);
                 const float m_log2 = EXACT ? m[mt][h][0] * scale_log2 : m[mt][h][0];
-                // Of larger scores the multiply-adds of P no longer take out m: NaN, and not something wrong.
-                if (!EXACT && m[mt][h][0] != NONE && !(fabsf(m_log2) <= MAX_LOG2)) sum = NAN;
+                if (!EXACT) sum = beyond(m_log2, sum);
                 divisor[mt][h] = sum;
                 lse[mt][h] = log_sum_exp(m_log2, sum);
             }
@@ -200,6 +199,10 @@ struct OnlineSoftmax {
         divide(rO, divisor);
     }
 
+    // Of scores beyond MAX_LOG2 the multiply-adds of P no longer take out m: NaN, and not something wrong.
+    static __device__ float beyond(float m_log2, float sum) {
+        return m_log2 > NONE && !(fabsf(m_log2) <= MAX_LOG2) ? NAN : sum;
+    }
     // Of a row that saw no key, too.
     static __device__ float log_sum_exp(float m_log2, float sum) {
         constexpr float LN_2 = 0.693147180559945309f;

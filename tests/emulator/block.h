@@ -182,6 +182,9 @@ struct Index {
 struct float4 {
     float x, y, z, w;
 };
+struct float2 {
+    float x, y;
+};
 struct uint4 {
     unsigned x, y, z, w;
 };
@@ -213,6 +216,10 @@ template <class T>
 T __shfl_xor_sync(unsigned, T x, int mask) {
     return lane_value(x, threadIdx.x % 32 ^ mask);
 }
+template <class T>
+T __shfl_up_sync(unsigned, T x, int delta) {
+    return lane_value(x, threadIdx.x % 32 < delta ? threadIdx.x % 32 : threadIdx.x % 32 - delta);
+}
 inline unsigned __ballot_sync(unsigned, int x) {
     return emulator::meet<1>({static_cast<uint64_t>(x != 0)}, [](auto& words, int) {
         unsigned ballot = 0;
@@ -222,6 +229,12 @@ inline unsigned __ballot_sync(unsigned, int x) {
 }
 inline int __any_sync(unsigned mask, int x) { return __ballot_sync(mask, x) != 0; }
 inline int __all_sync(unsigned mask, int x) { return __ballot_sync(mask, !x) == 0; }
+inline void __threadfence() {}
+template <class T>
+T __ldcg(const T* p) {
+    return *p;
+}
+inline int __ffs(unsigned x) { return __builtin_ffs(x); }
 inline int atomicAdd(int* p, int x) { return std::exchange(*p, *p + x); }
 inline float __int_as_float(int x) { return emulator::bits_as<float>(x); }
 inline float __uint_as_float(uint32_t x) { return emulator::bits_as<float>(x); }

@@ -54,8 +54,8 @@ inline void set_if_less(float& x, int a, int b, float y) {
     if (a < b) x = y;
 }
 
-template <int LANES>
-float lanes_sum(float x) {
+template <int LANES, class T>
+T lanes_sum(T x) {
     for (int i = 1; i < LANES; i *= 2) x += __shfl_xor_sync(0xffffffff, x, i);
     return x;
 }
@@ -102,6 +102,8 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row) {
 }
 inline void lds(float (&v)[4], uint32_t address) { std::memcpy(v, emulator::shared(address, 16), 16); }
 inline void sts_32(uint32_t address, uint32_t v) { std::memcpy(emulator::shared(address, 4), &v, 4); }
+
+inline void sts_128(uint32_t address, float4 v) { std::memcpy(emulator::shared(address, 16), &v, 16); }
 
 // Element i of two that are packed in a register.
 template <class T>

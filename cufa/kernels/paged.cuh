@@ -1,0 +1,35 @@
+// How decode.cu finds K and V, and how long the sequences are.
+#pragma once
+#include "decode_params.cuh"
+#include "score.cuh"
+
+// A cache of (batch, heads, capacity, dim), or of broadcast parts of it.
+struct Contiguous {
+    static constexpr bool PAGED = false;
+    __device__ int page(int batch, int key) const { return 0; }
+    template <class T>
+    __device__ const T* row(const Tensor& t, int batch, int kv_head, int key, int page) const {
+        return head_ptr<T>(t, batch, kv_head) + key * t.stride_seq;
+    }
+};
+
+// Pages of (heads, page_size, dim), which a table names in the order of each sequence's keys. What the table says is not
+// believed: no page is looked for outside the cache.
+struct Paged {
+    static constexpr bool PAGED = true;
+    const int* block_table;  // (batch, at least what holds the longest sequence)
+    int table_stride, pages, page_size;
+
+    __device__ int page(int batch, int key) const {
+        return min(max(block_table[static_cast<long long>(batch) * table_stride + key / page_size], 0), pages - 1);
+    }
+    template <class T>
+    __device__ const T* row(const Tensor& t, int batch, int kv_head, int key, int page) const {
+        return head_ptr<T>(t, page, kv_head) + key % page_size * t.stride_seq;
+    }
+};
+
+// What decoding asks of a sequence. Lengths that do not fit the cache are cut.
+__device__ inline Sequence sequence_of(const DecodeParams& p, int batch) {
+    return {p.seq_q, p.lengths ? min(max(p.lengths[batch], 0), p.seq_kv) : p.seq_kv};
+}
