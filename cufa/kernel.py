@@ -62,6 +62,9 @@ class Kernel(NamedTuple):
         float32 scratch in global memory for each row.
     scores, kvs : tuple of str
         The parts of a score, and the ways of finding K and V, that it takes.
+    decodes : bool
+        Whether it is for `decode`: lengths may be on the device, and its parameter is
+        ``DecodeArguments``.
     launch_registers : callable, optional
         Variant -> registers of a thread at launch, where the kernel counts on having exactly so
         many because it moves them between its warps.
@@ -82,6 +85,7 @@ class Kernel(NamedTuple):
     workspace: int = 0
     scores: tuple[str, ...] = ("Causal",)
     kvs: tuple[str, ...] = ("Dense",)
+    decodes: bool = False
     launch_registers: Callable[[Variant], int] | None = None
 
     def runs_on(self, device: Device) -> bool:
@@ -186,6 +190,30 @@ def _fa1_complaint(v: Variant, device: Device) -> str | None:
     return None
 
 
+# --- decode: each warp has rings of its own ---
+
+
+def decode_columns(bm: int, head_dim_v: int) -> int:
+    """Columns of O that decode.cu adds up at once."""
+    columns = 64 * 16 // bm
+    return columns if head_dim_v % columns == 0 else 16
+
+
+def _decode_smem_bytes(v: Variant) -> int:
+    """Q, the warps' rings of K and V, parts of their O, and m and l of their rows."""
+    rings = v.warps * v.stages * v.bn * (v.head_dim + v.head_dim_v)
+    parts = v.warps * v.bm * (decode_columns(v.bm, v.head_dim_v) + 2)
+    return ELEMENT_BYTES[v.dtype] * (v.bm * v.head_dim + rings) + 4 * (parts + 2 * v.warps * v.bm + 1)
+
+
+def _decode_complaint(v: Variant, device: Device) -> str | None:
+    if v.bm not in (16, 32, 64) or v.bn % 16:
+        return "bm must be 16, 32 or 64, and bn a multiple of 16"
+    if v.stages < 2:
+        return "decode needs at least 2 stages"
+    return None
+
+
 # A call that names no kernel takes the first that can run it.
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
@@ -224,6 +252,15 @@ KERNELS: dict[str, Kernel] = {
             takes_heads=True,
             workspace=2,  # row maxima and sums, which pass from tile of keys to tile of keys
         ),
+        Kernel(
+            "decode",
+            dtypes=("float16", "bfloat16"),
+            smem_bytes=_decode_smem_bytes,
+            complaint=_decode_complaint,
+            packs_heads=True,
+            kvs=("Contiguous", "Paged"),
+            decodes=True,
+        ),
     )
 }
 """The kernels, by name."""
@@ -243,5 +280,8 @@ def default_kernel(dtype: str, device: Device, keys: bool = True) -> Kernel:
     return next(
         kernel
         for kernel in KERNELS.values()
-        if dtype in kernel.dtypes and kernel.runs_on(device) and (keys or not kernel.needs_keys)
+        if not kernel.decodes
+        and dtype in kernel.dtypes
+        and kernel.runs_on(device)
+        and (keys or not kernel.needs_keys)
     )

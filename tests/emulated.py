@@ -76,7 +76,8 @@ class Emulator:
         return found
 
     def _compiled(self, variant: Variant) -> Path:
-        arguments = f"Arguments<Score<{', '.join(variant.score)}>, {variant.kv}>"
+        decodes = "Decode" if KERNELS[variant.kernel].decodes else ""
+        arguments = f"{decodes}Arguments<Score<{', '.join(variant.score)}>, {variant.kv}>"
         if KERNELS[variant.kernel].tma:
             arguments = f"TmaArguments<{arguments}>"
         name = re.sub(r"\W+", "_", str(variant))

@@ -21,7 +21,7 @@ from cufa import api, device
 from cufa.arrays import ALIGNMENT
 from cufa.compiler import jit
 from cufa.kernel import KERNELS, panel_columns
-from cufa.launch import calls, counters, params, tensor_map
+from cufa.launch import calls, counters, params, scratch, tensor_map
 from cufa.problem import parse
 from cufa.variant import Variant
 
@@ -442,6 +442,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(calls, "_kinds", {})
     params.free_buffers.clear()
     monkeypatch.setattr(counters, "_of_device", {})
+    monkeypatch.setattr(scratch, "_of_device", {})
     counters.low.clear()
     monkeypatch.setattr(counters, "zeros", played.zeros)
     monkeypatch.setattr(tensor_map, "_encode_tiled", lambda: played.driver.function)

@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 
 
-def launch(function: Any, grid: tuple[int, int, int], threads: int, parameter: np.ndarray) -> None:
+def launch(
+    function: Any,
+    grid: tuple[int, int, int],
+    threads: int,
+    parameter: np.ndarray,
+    smem_bytes: int = 0,
+) -> None:
     """Launch a kernel on the current stream.
 
     Parameters
@@ -18,8 +24,10 @@ def launch(function: Any, grid: tuple[int, int, int], threads: int, parameter: n
         Of a block.
     parameter : ndarray
         Of size 1; when this returns, the driver has copied it.
+    smem_bytes : int
+        Dynamic shared memory of a block.
     """
     import cupy
 
     pointer = cupy.cuda.function.CPointer(parameter.ctypes.data)
-    function(grid, (threads, 1, 1), (pointer,), 0)
+    function(grid, (threads, 1, 1), (pointer,), smem_bytes)

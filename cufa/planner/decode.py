@@ -1,0 +1,159 @@
+"""DecodeProblem + Device -> DecodePlan: how `decode` runs."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from cufa.decode_problem import DecodeProblem
+from cufa.device import Device
+from cufa.kernel import KERNELS
+from cufa.variant import Variant
+
+MAX_TILES = 2**31 - 2**16
+"""Tiles of keys of all sequences together: they have 32-bit numbers."""
+
+_MAX_GRID = 2**31 - 1
+_RINGS = ((32, 3, 8), (16, 4, 8), (16, 3, 8), (16, 3, 4), (16, 2, 4), (16, 2, 2))
+"""Keys of a tile, stages and warps, the deepest rings first: the first that fits is taken. To read at
+full speed, a multiprocessor must have asked for some 30 KB at any time."""
+
+
+class DecodePlan(NamedTuple):
+    """How one call of `decode` runs.
+
+    Attributes
+    ----------
+    variant : Variant
+    grid, block : int
+        Blocks, and threads of a block.
+    smem_bytes : int
+        Of a block.
+    row_tiles : int
+        Tiles of the rows that share a K/V head.
+    splits : int
+        Parts of every sequence; 0 where blocks share out all keys evenly.
+    """
+
+    variant: Variant
+    grid: int
+    block: int
+    smem_bytes: int
+    row_tiles: int
+    splits: int
+
+    @property
+    def partial_floats(self) -> int:
+        """float32 numbers that pieces of sequences need: two places a block."""
+        rows = 2 * self.grid * self.variant.bm
+        return rows * (self.variant.head_dim_v + 2)
+
+
+def plan(
+    problem: DecodeProblem,
+    device: Device,
+    num_splits: int | None = None,
+    kernel: str | Variant | None = None,
+) -> DecodePlan:
+    """Choose how a problem runs on a device.
+
+    Without `num_splits` there are as many blocks as run at once, but no more than there are tiles of
+    keys. They share all keys of all sequences evenly, whatever the lengths turn out to be: no
+    heuristic has to foresee them.
+
+    Parameters
+    ----------
+    problem : DecodeProblem
+        Not empty.
+    device : Device
+    num_splits : int, optional
+        Parts of every sequence.
+    kernel : str or Variant, optional
+        Forces a kernel, or one instantiation of it.
+
+    Raises
+    ------
+    TypeError
+        `kernel` is neither.
+    ValueError
+        `kernel` is unknown or cannot run this problem on this device, or the problem is too large.
+    """
+    if device.compute_capability < 80:
+        raise ValueError(
+            f"device: {device.name} has compute capability {device.compute_capability / 10}, "
+            "8.0 is needed"
+        )
+    variant = _chosen(problem, device, kernel)
+    row_tiles = -(-problem.group * problem.seq_q // variant.bm)
+    units = problem.batch * problem.heads_kv * row_tiles
+    tiles = max(1, -(-problem.capacity // variant.bn))
+    if units * tiles > MAX_TILES:
+        raise ValueError(
+            f"k_cache: {units} x {tiles} tiles of keys, of all sequences and heads, are more than "
+            f"{MAX_TILES}"
+        )
+    if num_splits is None:
+        grid, splits = min(device.sm_count * variant.blocks_per_sm, units * tiles), 0
+    else:
+        splits = min(num_splits, tiles)  # others would have no key in any sequence
+        grid = units * splits
+    if grid > _MAX_GRID:
+        raise ValueError(f"num_splits {num_splits} makes {grid} blocks, more than {_MAX_GRID}")
+    return DecodePlan(variant, grid, variant.threads, variant.smem_bytes, row_tiles, splits)
+
+
+def _chosen(problem: DecodeProblem, device: Device, kernel: str | Variant | None) -> Variant:
+    kv = "Paged" if problem.is_paged else "Contiguous"
+    if kernel is not None and not isinstance(kernel, (str, Variant)):
+        raise TypeError(f"kernel must be a str or a Variant, not {type(kernel).__name__}")
+    if isinstance(kernel, Variant):
+        complaint = kernel.illegal(device)
+        dims, most = (problem.head_dim, problem.head_dim_v), (kernel.head_dim, kernel.head_dim_v)
+        if complaint is None and not KERNELS[kernel.kernel].decodes:
+            complaint = "it is not for decode"
+        if complaint is None and kernel.dtype != problem.dtype:
+            complaint = f"it is for {kernel.dtype}, q has {problem.dtype}"
+        if complaint is None and (most[0] < dims[0] or most[1] < dims[1]):
+            complaint = f"its head dims {most} are less than the problem's {dims}"
+        if complaint is None and (kernel.score, kernel.kv) != (problem.score, kv):
+            complaint = f"the call needs the score {problem.score} and {kv}"
+        if complaint is not None:
+            raise ValueError(f"kernel: {kernel!r}: {complaint}")
+        return kernel
+    name = kernel or "decode"
+    if name not in KERNELS or not KERNELS[name].decodes:
+        names = ", ".join(each.name for each in KERNELS.values() if each.decodes)
+        raise ValueError(f"kernel must be one of {names}, not {name!r}")
+    if problem.dtype not in KERNELS[name].dtypes:
+        takes = " or ".join(KERNELS[name].dtypes)
+        raise ValueError(f"kernel: {name} takes {takes}, q has {problem.dtype}")
+    rows = problem.group * problem.seq_q
+    head_dims = problem.head_dim, problem.head_dim_v
+    return _variant(name, problem.dtype, head_dims, rows > 16, problem.score, kv, device)
+
+
+@functools.lru_cache(maxsize=4096)
+def _variant(
+    kernel: str,
+    dtype: str,
+    head_dims: tuple[int, int],
+    many_rows: bool,
+    score: tuple[str, ...],
+    kv: str,
+    device: Device,
+) -> Variant:
+    """Return the variant with the deepest rings that fit."""
+    compiled = [_padded(n) for n in head_dims]
+    bm = 32 if many_rows and compiled[1] <= 128 else 16  # registers hold O of so many rows
+    for bn, stages, warps in _RINGS:
+        variant = Variant(kernel, dtype, *compiled, bm, bn, stages, warps, 1, score=score, kv=kv)
+        if bn * max(compiled) <= 32 * 64 and variant.illegal(device) is None:
+            return variant
+    return variant
+
+
+def _padded(head_dim: int) -> int:
+    """Return the head dim that is compiled."""
+    return next(n for n in (32, 64, 96, 128, 192, 256) if head_dim <= n)
+
+

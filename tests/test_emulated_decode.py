@@ -1,0 +1,117 @@
+"""decode.cu on the host, from `cufa.decode` on: all ways in which sequences can be cut and lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import Emulator, emulate, needs_compiler
+from played_gpu import Gpu, on_gpu
+from reference import random_inputs
+from test_decode import assert_each_accepted, in_pages, poisoned
+from test_emulated import emulator  # noqa: F401
+
+import cufa
+from cufa import device
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(autouse=True)
+def emulated(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:  # noqa: F811
+    """Play a GPU with thirteen multiprocessors."""
+    few = device.named("h200")._replace(sm_count=13)
+    monkeypatch.setattr(device, "of_id", lambda device_id: few)
+    emulate(monkeypatch, emulator)
+    emulator.last_first = False
+    return emulator
+
+
+def checked(
+    rng: np.random.Generator,
+    lengths: Any,
+    *,
+    hq: int = 8,
+    hk: int = 2,
+    sq: int = 1,
+    d: int = 64,
+    dv: int = 64,
+    page_size: int = 0,
+    causal: bool = True,
+    dtype: str = "bfloat16",
+    **options: Any,
+) -> np.ndarray:
+    """Decode sequences of these lengths, accept the results, and return them."""
+    b, capacity = len(lengths), max(lengths)
+    q, k, v = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=capacity, d=d, dv=dv)
+    caches: dict[str, Any] = {"lengths": np.array(lengths, np.int32)}
+    if page_size:
+        k_cache, caches["block_table"] = in_pages(rng, k, lengths, page_size)
+        v_cache = np.full((*k_cache.shape[:3], dv), np.nan, v.dtype)
+        for i, length in enumerate(lengths):
+            for n in range(length):
+                page = caches["block_table"][i, n // page_size]
+                v_cache[page, :, n % page_size] = v[i, :, n]
+    else:
+        k_cache, v_cache = poisoned(k, lengths), poisoned(v, lengths)
+    given = {name: on_gpu(x) for name, x in caches.items()}
+    arrays = (on_gpu(x) for x in (q, k_cache, v_cache))
+    out, lse = cufa.decode(*arrays, **given, causal=causal, return_lse=True, **options)
+    assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=causal)
+    return np.asarray(out.get())
+
+
+@pytest.mark.parametrize("last_first", [False, True])
+@pytest.mark.parametrize(
+    "lengths", [[300], [0, 500, 77], [1, 3, 97, 0, 299], [500] * 3, [7] * 20], ids=str
+)
+def test_lengths(
+    emulated: Emulator, rng: np.random.Generator, lengths: list[int], last_first: bool
+) -> None:
+    emulated.last_first = last_first
+    checked(rng, lengths)
+
+
+@pytest.mark.parametrize(("hq", "hk", "sq"), [(4, 1, 1), (14, 2, 2), (71, 1, 1), (8, 8, 3)])
+def test_rows_of_a_group(
+    emulated: Emulator, rng: np.random.Generator, hq: int, hk: int, sq: int
+) -> None:
+    checked(rng, [150, 2], hq=hq, hk=hk, sq=sq)
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 16])
+def test_pages(emulated: Emulator, rng: np.random.Generator, page_size: int) -> None:
+    checked(rng, [0, 100, 77], page_size=page_size)
+
+
+@pytest.mark.parametrize(("d", "dv"), [(40, 72), (128, 128), (256, 64)])
+def test_head_dims(emulated: Emulator, rng: np.random.Generator, d: int, dv: int) -> None:
+    checked(rng, [100, 50], d=d, dv=dv, dtype="float16", causal=False)
+
+
+def test_a_sequence_has_the_same_bits_in_any_batch(emulated: Emulator) -> None:
+    """With a number of splits: what else there is makes no difference."""
+
+    def first(lengths: list[int], splits: int) -> np.ndarray:
+        return checked(np.random.default_rng(3), lengths, num_splits=splits)[0]
+
+    for splits in (1, 3, 40):
+        alone = first([211], splits)
+        # Another batch draws other numbers, so the first sequence is taken from one array.
+        assert alone.shape == (8, 1, 64)
+    rng = np.random.default_rng(4)
+    q, k, v = random_inputs(rng, "bfloat16", b=3, hq=8, hk=2, sq=1, sk=300, d=64)
+    lengths = np.array([211, 300, 5], np.int32)
+
+    def decoded(part: slice) -> np.ndarray:
+        arrays = (on_gpu(x[part].copy()) for x in (q, k, v))
+        return np.asarray(
+            cufa.decode(*arrays, lengths=on_gpu(lengths[part].copy()), num_splits=5).get()
+        )
+
+    together = decoded(slice(0, 3))
+    for i in range(3):
+        assert np.array_equal(
+            decoded(slice(i, i + 1))[0].view(np.uint16), together[i].view(np.uint16)
+        )
