@@ -80,9 +80,16 @@ def test_rows_of_a_group(
     checked(rng, [150, 2], hq=hq, hk=hk, sq=sq)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("page_size", [1, 7, 16])
-def test_pages(emulated: Emulator, rng: np.random.Generator, page_size: int) -> None:
-    checked(rng, [0, 100, 77], page_size=page_size)
+def test_pages(emulated: Emulator, rng: np.random.Generator, page_size: int, dtype: str) -> None:
+    checked(rng, [0, 100, 77], page_size=page_size, dtype=dtype)
+
+
+def test_float32(emulated: Emulator, rng: np.random.Generator) -> None:
+    checked(rng, [0, 500, 77], dtype="float32")
+    checked(rng, [150, 2], hq=14, sq=2, dtype="float32", d=96, dv=40)
+    checked(rng, [150, 2], hq=71, hk=1, dtype="float32", num_splits=3)
 
 
 @pytest.mark.parametrize(("d", "dv"), [(40, 72), (128, 128), (256, 64)])

@@ -4,6 +4,7 @@
 // tiles of BN keys in turn, each through a ring of its own, filled by cp.async: in the main loop none waits for another. Where
 // a unit ends, its warps' O are merged, and where it was cut, the block that comes last merges the pieces.
 #include "decode_scheduler.cuh"
+#include "products_fp32.cuh"
 #include "ptx.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
@@ -17,8 +18,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     using QTile = SmemTile<BM, HEAD_DIM, sizeof(T)>;
     using KTile = SmemTile<BN, HEAD_DIM, sizeof(T)>;
     using VTile = SmemTile<BN, HEAD_DIM_V, sizeof(T)>;
+    // float32 products leave O's columns in another order, and need m in the units of S, see products_fp32.cuh and softmax.cuh.
+    constexpr bool FP32 = sizeof(T) == 4;
     // O of all warps is added up a few columns at a time.
-    constexpr int COLS = HEAD_DIM_V % (64 / MT) == 0 ? 64 / MT : 16, PITCH = COLS + 2;
+    constexpr int COLS = HEAD_DIM_V % (64 / MT) == 0 ? 64 / MT : FP32 ? 32 : 16, PITCH = COLS + 2;
+    using Softmax = OnlineSoftmax<MT, FP32>;
+    const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f, m_to_log2 = FP32 ? scale : 1.f;
     constexpr int RING = STAGES * (KTile::bytes + VTile::bytes);
     constexpr int SUM = QTile::bytes + WARPS * RING, STATE = SUM + WARPS * BM * PITCH * 4;
 
@@ -108,7 +113,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         }
         __syncthreads();
 
-        OnlineSoftmax<MT, false> softmax(SCORE::LINEAR ? p.scale_log2 : 1.f);
+        Softmax softmax(scale);
         float rO[MT][OT][4] = {};
         while (at.left > 0 && at.unit == unit) {
             ask(slot == 0 ? STAGES - 1 : slot - 1);
@@ -116,20 +121,25 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             cp_async_wait<2 * STAGES - 1>();
             __syncwarp();
             float rS[MT][NT][4] = {};
-            const uint32_t lane_q = lane_offset_a<QTile>(), lane_k = lane_offset_b<KTile>();
+            const uint32_t tile_k = sK + slot * KTile::bytes, tile_v = sV + slot * VTile::bytes;
+            if constexpr (FP32) {
+                qk_tensor_cores<QTile, KTile>(rS, sQ, tile_k, 0);
+            } else {
+                const uint32_t lane_q = lane_offset_a<QTile>(), lane_k = lane_offset_b<KTile>();
 #pragma unroll
-            for (int kd = 0; kd < HEAD_DIM / 16; ++kd) {
-                uint32_t rQ[MT][4];
+                for (int kd = 0; kd < HEAD_DIM / 16; ++kd) {
+                    uint32_t rQ[MT][4];
 #pragma unroll
-                for (int mt = 0; mt < MT; ++mt) ldmatrix_x4(rQ[mt], sQ + QTile::advance(lane_q, mt * 16, kd * 2));
+                    for (int mt = 0; mt < MT; ++mt) ldmatrix_x4(rQ[mt], sQ + QTile::advance(lane_q, mt * 16, kd * 2));
 #pragma unroll
-                for (int nt = 0; nt < NT; nt += 2) {
-                    uint32_t rK[4];
-                    ldmatrix_x4(rK, sK + slot * KTile::bytes + KTile::advance(lane_k, nt * 8, kd * 2));
+                    for (int nt = 0; nt < NT; nt += 2) {
+                        uint32_t rK[4];
+                        ldmatrix_x4(rK, tile_k + KTile::advance(lane_k, nt * 8, kd * 2));
 #pragma unroll
-                    for (int mt = 0; mt < MT; ++mt) {
-                        mma_m16n8k16<T>(rS[mt][nt], rQ[mt], rK[0], rK[1]);
-                        mma_m16n8k16<T>(rS[mt][nt + 1], rQ[mt], rK[2], rK[3]);
+                        for (int mt = 0; mt < MT; ++mt) {
+                            mma_m16n8k16<T>(rS[mt][nt], rQ[mt], rK[0], rK[1]);
+                            mma_m16n8k16<T>(rS[mt][nt + 1], rQ[mt], rK[2], rK[3]);
+                        }
                     }
                 }
             }
@@ -144,23 +154,27 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             // O += P V
             cp_async_wait<2 * STAGES - 2>();
             __syncwarp();
-            const uint32_t lane_v = lane_offset_a<VTile>(), tile_v = sV + slot * VTile::bytes;
+            if constexpr (FP32) {
+                pv_tensor_cores<VTile>(rO, rS, tile_v, 0);
+            } else {
+                const uint32_t lane_v = lane_offset_a<VTile>();
 #pragma unroll
-            for (int kk = 0; kk < BN / 16; ++kk) {
-                uint32_t rP[MT][4];
+                for (int kk = 0; kk < BN / 16; ++kk) {
+                    uint32_t rP[MT][4];
 #pragma unroll
-                for (int mt = 0; mt < MT; ++mt)
+                    for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        rP[mt][i] = pack2<T>(rS[mt][2 * kk + i / 2][i % 2 * 2], rS[mt][2 * kk + i / 2][i % 2 * 2 + 1]);
+                        for (int i = 0; i < 4; ++i)
+                            rP[mt][i] = pack2<T>(rS[mt][2 * kk + i / 2][i % 2 * 2], rS[mt][2 * kk + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
-                for (int ot = 0; ot < OT; ot += 2) {
-                    uint32_t rV[4];
-                    ldmatrix_x4_trans(rV, tile_v + VTile::advance(lane_v, kk * 16, ot));
+                    for (int ot = 0; ot < OT; ot += 2) {
+                        uint32_t rV[4];
+                        ldmatrix_x4_trans(rV, tile_v + VTile::advance(lane_v, kk * 16, ot));
 #pragma unroll
-                    for (int mt = 0; mt < MT; ++mt) {
-                        mma_m16n8k16<T>(rO[mt][ot], rP[mt], rV[0], rV[1]);
-                        mma_m16n8k16<T>(rO[mt][ot + 1], rP[mt], rV[2], rV[3]);
+                        for (int mt = 0; mt < MT; ++mt) {
+                            mma_m16n8k16<T>(rO[mt][ot], rP[mt], rV[0], rV[1]);
+                            mma_m16n8k16<T>(rO[mt][ot + 1], rP[mt], rV[2], rV[3]);
+                        }
                     }
                 }
             }
@@ -187,13 +201,14 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 const int row = mt * 16 + h * 8 + lane / 4;
                 float m = sM[0][row];
                 for (int w = 1; w < WARPS; ++w) m = fmaxf(m, sM[w][row]);
-                factor[mt][h] = exp2_approx(softmax.m[mt][h][0] - m);
+                factor[mt][h] = exp2_approx((softmax.m[mt][h][0] - m) * m_to_log2);
             }
+        auto beyond = [](float m, float l) { return FP32 ? l : Softmax::beyond(m, l); };
         // Of a row: the sum of all, and m
         auto state = [&](int row, float& m, float& l) {
             m = sM[0][row], l = 0.f;
             for (int w = 1; w < WARPS; ++w) m = fmaxf(m, sM[w][row]);
-            for (int w = 0; w < WARPS; ++w) l += sL[w][row] * exp2_approx(sM[w][row] - m);
+            for (int w = 0; w < WARPS; ++w) l += sL[w][row] * exp2_approx((sM[w][row] - m) * m_to_log2);
         };
 
         // Where the unit was cut, the pieces of it are with other blocks, too.
@@ -218,7 +233,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const int query = (row0 + row) / p.group, head = kv_head * p.group + (row0 + row) % p.group;
             if (p.lse)
                 p.lse[static_cast<long long>(batch * p.heads_q + head) * p.seq_q + query] =
-                    OnlineSoftmax<MT, false>::log_sum_exp(m, l);
+                    Softmax::log_sum_exp(m * m_to_log2, l);
         };
 
         // O, a few columns at a time
@@ -228,7 +243,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
                 for (int i = 0; i < COLS / 8 * 4; ++i) {
-                    const int row = mt * 16 + i % 4 / 2 * 8 + lane / 4, col = i / 4 * 8 + lane % 4 * 2 + i % 2;
+                    const int row = mt * 16 + i % 4 / 2 * 8 + lane / 4, n = lane % 4 * 2 + i % 2;
+                    const int col = FP32 ? i / 16 * 32 + 4 * n + i / 4 % 4 : i / 4 * 8 + n;
                     sSum[(warp * BM + row) * PITCH + col] = rO[mt][c / 8 + i / 4][i % 4] * factor[mt][i % 4 / 2];
                 }
             __syncthreads();
@@ -239,7 +255,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 for (int w = 0; w < WARPS; ++w) o += sSum[(w * BM + row) * PITCH + col];
                 if (whole) {
                     state(row, m, l);
-                    write(row, c + col, l == 0.f ? 0.f : o / OnlineSoftmax<MT, false>::beyond(m, l));
+                    write(row, c + col, l == 0.f ? 0.f : o / beyond(m, l));
                 } else {
                     partial(block)[row * p.head_dim_v + c + col] = o;
                 }
@@ -250,7 +266,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             float m, l;
             state(row, m, l);
             if (whole) {
-                write_lse(row, m, OnlineSoftmax<MT, false>::beyond(m, l));
+                write_lse(row, m, beyond(m, l));
             } else {
                 float* of_row = partial(block) + BM * p.head_dim_v + 2 * row;
                 of_row[0] = m, of_row[1] = l;
@@ -270,7 +286,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 __threadfence();
                 for (int i = thread; i < rows * p.head_dim_v; i += THREADS) {
                     const int row = i / p.head_dim_v, col = i % p.head_dim_v;
-                    float m = OnlineSoftmax<MT, false>::NONE, l = 0.f, o = 0.f;
+                    float m = Softmax::NONE, l = 0.f, o = 0.f;
                     auto state_of = [&](int b) {
                         return __ldcg(reinterpret_cast<const float2*>(partial(b) + BM * p.head_dim_v) + row);
                     };
@@ -278,11 +294,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll 4
                     for (int b = first_block; b <= last_block; ++b) {
                         const float2 piece = state_of(b);
-                        const float alpha = exp2_approx(piece.x - m);
+                        const float alpha = exp2_approx((piece.x - m) * m_to_log2);
                         l += piece.y * alpha, o += __ldcg(partial(b) + i) * alpha;
                     }
-                    write(row, col, l == 0.f ? 0.f : o / OnlineSoftmax<MT, false>::beyond(m, l));
-                    if (col == 0) write_lse(row, m, OnlineSoftmax<MT, false>::beyond(m, l));
+                    write(row, col, l == 0.f ? 0.f : o / beyond(m, l));
+                    if (col == 0) write_lse(row, m, beyond(m, l));
                 }
             }
         }

@@ -168,3 +168,7 @@ __device__ T narrow(float x) {
     y.bits = static_cast<unsigned short>(pack2<T>(x, 0.f));
     return y;
 }
+template <>
+__device__ inline float narrow<float>(float x) {
+    return x;
+}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
-from cufa.kernel import KERNELS
+from cufa.kernel import ELEMENT_BYTES, KERNELS
 from cufa.variant import Variant
 
 MAX_TILES = 2**31 - 2**16
@@ -144,10 +144,11 @@ def _variant(
 ) -> Variant:
     """Return the variant with the deepest rings that fit."""
     compiled = [_padded(n) for n in head_dims]
-    bm = 32 if many_rows and compiled[1] <= 128 else 16  # registers hold O of so many rows
+    size = ELEMENT_BYTES[dtype]
+    bm = 32 if many_rows and compiled[1] <= 128 and size == 2 else 16  # registers hold O of so many rows
     for bn, stages, warps in _RINGS:
         variant = Variant(kernel, dtype, *compiled, bm, bn, stages, warps, 1, score=score, kv=kv)
-        if bn * max(compiled) <= 32 * 64 and variant.illegal(device) is None:
+        if bn * max(compiled) * size <= 32 * 64 * 2 and variant.illegal(device) is None:
             return variant
     return variant
 

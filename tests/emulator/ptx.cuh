@@ -25,6 +25,10 @@ inline float wide(float16 x) {
 template <class T>
 T narrow(float x);
 template <>
+inline float narrow(float x) {
+    return x;
+}
+template <>
 inline bfloat16 narrow(float x) {
     const uint32_t bits = __float_as_uint(x);
     return {static_cast<unsigned short>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
