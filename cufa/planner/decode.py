@@ -148,7 +148,7 @@ def _variant(
     bm = 32 if many_rows and compiled[1] <= 128 and size == 2 else 16  # registers hold O of so many rows
     for bn, stages, warps in _RINGS:
         variant = Variant(kernel, dtype, *compiled, bm, bn, stages, warps, 1, score=score, kv=kv)
-        if bn * max(compiled) * size <= 32 * 64 * 2 and variant.illegal(device) is None:
+        if (bn == 16 or max(compiled) * size <= 128) and variant.illegal(device) is None:
             return variant
     return variant
 
