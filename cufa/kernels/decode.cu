@@ -42,21 +42,33 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
     // This warp's tiles, one ahead of the other: that which is asked for, and that which is computed.
     struct Cursor {
-        int unit, j, left;
-        __device__ void step(const Units<BN>& units, int tiles) {
-            j += tiles, left -= tiles;
-            settle(units);
+        int unit, j, left, tiles;
+        __device__ bool step(const Units<BN>& units, int n) {
+            j += n, left -= n;
+            return settle(units);
         }
-        __device__ void settle(const Units<BN>& units) {
-            for (int n; left > 0 && j >= (n = units.tiles(unit)); ++unit) j -= n;
+        __device__ bool settle(const Units<BN>& units) {  // whether it is another unit
+            if (left <= 0 || j < tiles) return false;
+            do {
+                j -= tiles;
+                tiles = units.tiles(++unit);
+            } while (j >= tiles);
+            return true;
         }
     };
-    Cursor asked{share.unit, share.j + warp, share.left - warp};
+    Cursor asked{share.unit, share.j + warp, share.left - warp, share.left > 0 ? units.tiles(share.unit) : 1};
     asked.settle(units);
     Cursor at = asked;
+    // Where the unit is that is asked for, and its keys.
+    int batch_asked, kv_head_asked, keys_asked;
+    auto look_up = [&] {
+        batch_asked = units.batch(asked.unit), kv_head_asked = asked.unit / p.row_tiles % p.heads_kv;
+        keys_asked = sequence_of(p, batch_asked).seq_kv;
+    };
+    if (asked.left > 0) look_up();
     // The page of key lane % BN of the tile that is asked for next, looked up ahead of its use.
     auto page_of = [&](const Cursor& c) {
-        return KV::PAGED && c.left > 0 ? kv.page(units.batch(c.unit), min(c.j * BN + lane % BN, p.seq_kv - 1)) : 0;
+        return KV::PAGED && c.left > 0 ? kv.page(batch_asked, min(c.j * BN + lane % BN, p.seq_kv - 1)) : 0;
     };
     int page = page_of(asked);
 
@@ -80,11 +92,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             cp_async_commit();
         };
         if (asked.left > 0) {
-            const int batch = units.batch(asked.unit), kv_head = asked.unit / p.row_tiles % p.heads_kv;
-            const int keys = sequence_of(p, batch).seq_kv - asked.j * BN;
-            load(KTile(), sK + slot * KTile::bytes, p.k, p.head_dim, batch, kv_head, keys);
-            load(VTile(), sV + slot * VTile::bytes, p.v, p.head_dim_v, batch, kv_head, keys);
-            asked.step(units, WARPS);
+            const int keys = keys_asked - asked.j * BN;
+            load(KTile(), sK + slot * KTile::bytes, p.k, p.head_dim, batch_asked, kv_head_asked, keys);
+            load(VTile(), sV + slot * VTile::bytes, p.v, p.head_dim_v, batch_asked, kv_head_asked, keys);
+            if (asked.step(units, WARPS)) look_up();
             page = page_of(asked);
         } else {
             cp_async_commit(), cp_async_commit();
