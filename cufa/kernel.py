@@ -192,27 +192,28 @@ def _fa1_complaint(v: Variant, device: Device) -> str | None:
 
 # --- decode: each warp has rings of its own ---
 
+_DECODE_ROWS = 8  # of O, that all warps add up at a time
 
-def _decode_columns(v: Variant) -> int:
-    """Columns of O that decode.cu adds up at once."""
-    columns = 64 * 16 // v.bm
-    return columns if v.head_dim_v % columns == 0 else 32 if v.dtype == "float32" else 16
+
+def most_pieces(v: Variant) -> int:
+    """Return the most pieces of a sequence that a variant of decode merges: it keeps their weights."""
+    return v.warps * _DECODE_ROWS * (v.head_dim_v + 2) // v.bm
 
 
 def _decode_smem_bytes(v: Variant) -> int:
     """Q, the warps' rings of K and V, parts of their O, and m and l of their rows."""
     rings = v.warps * v.stages * v.bn * (v.head_dim + v.head_dim_v)
-    parts = v.warps * v.bm * (_decode_columns(v) + 2)
+    parts = v.warps * _DECODE_ROWS * (v.head_dim_v + 2)
     return ELEMENT_BYTES[v.dtype] * (v.bm * v.head_dim + rings) + 4 * (parts + 2 * v.warps * v.bm + 1)
 
 
 def _decode_complaint(v: Variant, device: Device) -> str | None:
     if v.bm not in (16, 32, 64) or v.bn % 16:
         return "bm must be 16, 32 or 64, and bn a multiple of 16"
-    if v.stages < 2:
-        return "decode needs at least 2 stages"
-    if v.dtype == "float32" and (v.bm != 16 or v.head_dim % 32 or v.head_dim_v % 32):
-        return "in float32, decode needs bm of 16 and head dims that are multiples of 32"
+    if v.stages < 2 or v.warps < 2:
+        return "decode needs at least 2 stages and 2 warps"
+    if v.dtype == "float32" and v.bm != 16:
+        return "in float32, decode needs bm of 16"
     return None
 
 
@@ -260,7 +261,8 @@ KERNELS: dict[str, Kernel] = {
             smem_bytes=_decode_smem_bytes,
             complaint=_decode_complaint,
             packs_heads=True,
-            kvs=("Contiguous", "Paged"),
+            kvs=("Contiguous", "Paged", "PagedTiles"),
+            head_dim_step=32,
             decodes=True,
         ),
     )

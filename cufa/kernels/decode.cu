@@ -2,7 +2,9 @@
 // The keys of all sequences are shared out evenly among the blocks, see decode_scheduler.cuh. The query heads that share a KV
 // head are the rows of one tile, as the flat product of flash-decoding++ (Hong et al. 2023) has them. The warps of a block take
 // tiles of BN keys in turn, each through a ring of its own, filled by cp.async: in the main loop none waits for another. Where
-// a unit ends, its warps' O are merged, and where it was cut, the block that comes last merges the pieces.
+// a unit ends, its warps' O are added up, and where it was cut, the block that comes last merges the pieces. Calls are short:
+// what is run once is written for few instructions, as each has to be fetched.
+#include "decode_merge.cuh"
 #include "decode_scheduler.cuh"
 #include "products_fp32.cuh"
 #include "ptx.cuh"
@@ -20,114 +22,117 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     using VTile = SmemTile<BN, HEAD_DIM_V, sizeof(T)>;
     // float32 products leave O's columns in another order, and need m in the units of S, see products_fp32.cuh and softmax.cuh.
     constexpr bool FP32 = sizeof(T) == 4;
-    // O of all warps is added up a few columns at a time.
-    constexpr int COLS = HEAD_DIM_V % (64 / MT) == 0 ? 64 / MT : FP32 ? 32 : 16, PITCH = COLS + 2;
     using Softmax = OnlineSoftmax<MT, FP32>;
     const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f, m_to_log2 = FP32 ? scale : 1.f;
     constexpr int RING = STAGES * (KTile::bytes + VTile::bytes);
-    constexpr int SUM = QTile::bytes + WARPS * RING, STATE = SUM + WARPS * BM * PITCH * 4;
+    constexpr int FEW = 8, PITCH = HEAD_DIM_V + 2;  // rows of O that all warps add up at a time
+    constexpr int SUM = QTile::bytes + WARPS * RING, STATE = SUM + WARPS * FEW * PITCH * 4;
 
     extern __shared__ __align__(1024) unsigned char smem[];
     const uint32_t sQ = smem_address(smem);
-    float* sSum = reinterpret_cast<float*>(smem + SUM);                            // [WARPS][BM][PITCH]
+    float* sSum = reinterpret_cast<float*>(smem + SUM);  // [WARPS][FEW][PITCH]; later weights of pieces
     float(*sM)[BM] = reinterpret_cast<float(*)[BM]>(smem + STATE), (*sL)[BM] = sM + WARPS;  // [WARPS][BM] each
     int& sLast = *reinterpret_cast<int*>(smem + STATE + 2 * WARPS * BM * 4);
     const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(0xffffffff, thread / 32, 0);
     const uint32_t sK = sQ + QTile::bytes + warp * RING, sV = sK + STAGES * KTile::bytes;
-    const int block = blockIdx.x, blocks = gridDim.x;
+    const int block = blockIdx.x;
     const SCORE& score = p;
     const KV& kv = p;
-    const Units<BN> units{p};
-    const Share<BN> share(units, block, blocks);
+    const Share<BN> share(p, block, gridDim.x);
+    if (share.count <= 0) return;
 
-    // This warp's tiles, one ahead of the other: that which is asked for, and that which is computed.
-    struct Cursor {
-        int unit, j, left, tiles;
-        __device__ bool step(const Units<BN>& units, int n) {
-            j += n, left -= n;
-            return settle(units);
-        }
-        __device__ bool settle(const Units<BN>& units) {  // whether it is another unit
-            if (left <= 0 || j < tiles) return false;
-            do {
-                j -= tiles;
-                tiles = units.tiles(++unit);
-            } while (j >= tiles);
-            return true;
-        }
-    };
-    Cursor asked{share.unit, share.j + warp, share.left - warp, share.left > 0 ? units.tiles(share.unit) : 1};
-    asked.settle(units);
-    Cursor at = asked;
-    // Where the unit is that is asked for, and its keys.
-    int batch_asked, kv_head_asked, keys_asked;
+    // This warp's tile of the share that is asked for next, the unit that it belongs to, and that unit's place and length.
+    int asked = warp;
+    Unit<BN> of_asked = share.unit;
+    int kv_head_asked, keys_asked, page = 0;
     auto look_up = [&] {
-        batch_asked = units.batch(asked.unit), kv_head_asked = asked.unit / p.row_tiles % p.heads_kv;
-        keys_asked = sequence_of(p, batch_asked).seq_kv;
+        kv_head_asked = of_asked.kv_head(p), keys_asked = sequence_of(p, of_asked.batch).seq_kv;
     };
-    if (asked.left > 0) look_up();
-    // The page of key lane % BN of the tile that is asked for next, looked up ahead of its use.
-    auto page_of = [&](const Cursor& c) {
-        return KV::PAGED && c.left > 0 ? kv.page(batch_asked, min(c.j * BN + lane % BN, p.seq_kv - 1)) : 0;
+    // The page of key lane % BN of that tile, looked up ahead of its use.
+    auto look_up_page = [&] {
+        if (KV::PAGED && asked < share.count)
+            page = kv.page(of_asked.batch, min((asked - of_asked.zero) * BN + lane % BN, p.seq_kv - 1));
     };
-    int page = page_of(asked);
+    auto find_asked = [&] {
+        while (asked >= of_asked.end() && asked < share.count) of_asked.next(p);
+    };
+    find_asked();
+    look_up();
+    look_up_page();
 
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
     auto ask = [&](int slot) {
-        auto load = [&](auto tile, uint32_t dst, const Tensor& t, int cols, int batch, int kv_head, int keys) {
+        const int key = (asked - of_asked.zero) * BN;
+        auto load = [&](auto tile, uint32_t dst, const Tensor& t, int cols) {
             using Tile = decltype(tile);
             constexpr int ROWS = 32 / Tile::PANEL;  // at once
+            const int row = lane / Tile::PANEL, chunk = lane % Tile::PANEL;
+            const T* src = nullptr;
+            if constexpr (KV::WHOLE)
+                src = kv.template row<T>(t, of_asked.batch, kv_head_asked, key, page) + row * t.stride_seq;
 #pragma unroll
             for (int r = 0; r < BN; r += ROWS) {
-                const int row = r + lane / Tile::PANEL;
-                const int of_row = KV::PAGED ? __shfl_sync(0xffffffff, page, row) : 0;
-                const T* src = kv.template row<T>(t, batch, kv_head, asked.j * BN + row, of_row);
+                if constexpr (!KV::WHOLE)
+                    src = kv.template row<T>(t, of_asked.batch, kv_head_asked, key + r + row,
+                                             __shfl_sync(0xffffffff, page, r + row));
 #pragma unroll
-                for (int c = 0; c < Tile::CHUNKS; c += Tile::PANEL) {
-                    const int chunk = c + lane % Tile::PANEL;
-                    cp_async_16(dst + Tile::offset(row, chunk), src + chunk * Tile::CHUNK,
-                                row < keys && chunk * Tile::CHUNK < cols);
-                }
+                for (int c = 0; c < Tile::CHUNKS; c += Tile::PANEL)
+                    cp_async_16(dst + Tile::offset(r + row, c + chunk), src + (c + chunk) * Tile::CHUNK,
+                                key + r + row < keys_asked && (c + chunk) * Tile::CHUNK < cols);
+                src += ROWS * t.stride_seq;
             }
-            cp_async_commit();
         };
-        if (asked.left > 0) {
-            const int keys = keys_asked - asked.j * BN;
-            load(KTile(), sK + slot * KTile::bytes, p.k, p.head_dim, batch_asked, kv_head_asked, keys);
-            load(VTile(), sV + slot * VTile::bytes, p.v, p.head_dim_v, batch_asked, kv_head_asked, keys);
-            if (asked.step(units, WARPS)) look_up();
-            page = page_of(asked);
+        if (asked < share.count) {
+            load(KTile(), sK + slot * KTile::bytes, p.k, p.head_dim);
+            cp_async_commit();
+            load(VTile(), sV + slot * VTile::bytes, p.v, p.head_dim_v);
+            cp_async_commit();
+            asked += WARPS;
+            if (asked >= of_asked.end()) {
+                find_asked();
+                look_up();
+            }
+            look_up_page();
         } else {
             cp_async_commit(), cp_async_commit();
         }
     };
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < STAGES - 1; ++i) ask(i);
 
-    int slot = 0;
-    int begin = share.begin - share.j;  // of the unit at hand, in the list of tiles
-    for (int unit = share.unit, j_first = share.j, left = share.left; left > 0; ++unit) {
-        const int batch = units.batch(unit), kv_head = unit / p.row_tiles % p.heads_kv, row0 = unit % p.row_tiles * BM;
-        const int tiles = units.tiles(unit), rows = min(p.group * p.seq_q - row0, BM);
-        const Sequence sequence = sequence_of(p, batch);
+    int slot = 0, at = warp;  // this warp's tile of the share that is computed next
+    for (Unit<BN> unit = share.unit;; unit.next(p)) {
+        const int kv_head = unit.kv_head(p), row0 = unit.row_tile(p) * BM;
+        const int rows = min(p.group.divisor * p.seq_q - row0, BM);
+        const Sequence sequence = sequence_of(p, unit.batch);
+        // The rows are those of the heads that share the KV head, query by query.
+        auto query_of = [&](int row) { return p.group.quotient(row0 + row); };
+        auto row_of = [&](const Tensor& t, int row, int query) {
+            return head_ptr<T>(t, unit.batch, kv_head * p.group.divisor + row0 + row - query * p.group.divisor) +
+                   query * t.stride_seq;
+        };
 
-        // Q: the rows are those of the heads that share the KV head, query by query
+        // Q
         __syncthreads();
+#pragma unroll 1
         for (int i = thread; i < BM * QTile::CHUNKS; i += THREADS) {
-            const int row = row0 + i / QTile::CHUNKS, chunk = i % QTile::CHUNKS;
-            const int query = row / p.group, head = kv_head * p.group + row % p.group;
+            const int row = i / QTile::CHUNKS, chunk = i % QTile::CHUNKS;
             float4 values = make_float4(0.f, 0.f, 0.f, 0.f);
-            if (query < p.seq_q && chunk * QTile::CHUNK < p.head_dim)
-                values = *reinterpret_cast<const float4*>(head_ptr<T>(p.q, batch, head) + query * p.q.stride_seq +
-                                                          chunk * QTile::CHUNK);
-            sts_128(sQ + QTile::offset(i / QTile::CHUNKS, chunk), values);
+            if (row < rows && chunk * QTile::CHUNK < p.head_dim)
+                values = *reinterpret_cast<const float4*>(row_of(p.q, row, query_of(row)) + chunk * QTile::CHUNK);
+            sts_128(sQ + QTile::offset(row, chunk), values);
         }
         __syncthreads();
 
+        // Tiles of keys that all rows see
+        const int whole_end = score.sees(sequence, query_of(0)).end / BN;
+        const int whole_first =
+            SCORE::LEFT_EDGE ? (max(0, score.sees(sequence, query_of(rows - 1)).first) + BN - 1) / BN : 0;
         Softmax softmax(scale);
         float rO[MT][OT][4] = {};
-        while (at.left > 0 && at.unit == unit) {
+        for (const int end = min(unit.end(), share.count); at < end; at += WARPS) {
             ask(slot == 0 ? STAGES - 1 : slot - 1);
+            const int j = at - unit.zero;
             // S = Q K^T
             cp_async_wait<2 * STAGES - 1>();
             __syncwarp();
@@ -156,10 +161,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
 
             // P = exp(S - m); m, l and O follow
-            const GroupedAt rows_at{lane, row0, at.j * BN, p.group};
-            const bool masked = (at.j + 1) * BN > score.sees(sequence, row0 / p.group).end ||
-                                (SCORE::LEFT_EDGE && at.j * BN < score.sees(sequence, (row0 + BM - 1) / p.group).first);
-            score.apply(rS, sequence, p.scale_log2, rows_at, masked);
+            const GroupedAt rows_at{lane, row0, j * BN, p.group};
+            score.apply(rS, sequence, p.scale_log2, rows_at, j >= whole_end || (SCORE::LEFT_EDGE && j < whole_first));
             softmax.update(rS, rO);
 
             // O += P V
@@ -191,10 +194,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
             __syncwarp();  // the slot is filled again in the next round
             slot = slot == STAGES - 1 ? 0 : slot + 1;
-            at.step(units, WARPS);
         }
 
-        // The warps' parts of the unit: m and l
+        // The warps' m and l; each row's then take the place of the first warp's.
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
@@ -203,120 +205,91 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 const int row = mt * 16 + h * 8 + lane / 4;
                 if (lane % 4 == 0) sM[warp][row] = softmax.m[mt][h][0], sL[warp][row] = l;
             }
+        const auto pieces = share.pieces(p, unit, block);
+        const bool whole = pieces.end - pieces.begin == 1;
+        const Partial<BM, HEAD_DIM_V> partial{p.partial, pieces.begin};
         __syncthreads();
-        float factor[MT][2];
+        float factor[MT][2], m_of[MT][2], l_of[MT][2];
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const int row = mt * 16 + h * 8 + lane / 4;
-                float m = sM[0][row];
-                for (int w = 1; w < WARPS; ++w) m = fmaxf(m, sM[w][row]);
+                float m = Softmax::NONE, l = 0.f;
+#pragma unroll
+                for (int w = 0; w < WARPS; ++w) m = fmaxf(m, sM[w][row]);
+#pragma unroll
+                for (int w = 0; w < WARPS; ++w) l = fmaf(sL[w][row], exp2_approx((sM[w][row] - m) * m_to_log2), l);
                 factor[mt][h] = exp2_approx((softmax.m[mt][h][0] - m) * m_to_log2);
+                m_of[mt][h] = m, l_of[mt][h] = l;
             }
-        auto beyond = [](float m, float l) { return FP32 ? l : Softmax::beyond(m, l); };
-        // Of a row: the sum of all, and m
-        auto state = [&](int row, float& m, float& l) {
-            m = sM[0][row], l = 0.f;
-            for (int w = 1; w < WARPS; ++w) m = fmaxf(m, sM[w][row]);
-            for (int w = 0; w < WARPS; ++w) l += sL[w][row] * exp2_approx((sM[w][row] - m) * m_to_log2);
-        };
+        __syncthreads();
+        if (warp == 0 && lane % 4 == 0)
+#pragma unroll
+            for (int i = 0; i < 2 * MT; ++i) sM[0][i * 8 + lane / 4] = m_of[i / 2][i % 2], sL[0][i * 8 + lane / 4] = l_of[i / 2][i % 2];
 
-        // Where the unit was cut, the pieces of it are with other blocks, too.
-        const int j_end = min(tiles, j_first + left);
-        int first_block = block, last_block = block;
-        if (p.splits) {
-            first_block = block - block % p.splits;
-            last_block = first_block + (tiles + (tiles + p.splits - 1) / p.splits - 1) / ((tiles + p.splits - 1) / p.splits) - 1;
-        } else if (j_first > 0 || j_end < tiles) {
-            first_block = share.block_of(begin), last_block = share.block_of(begin + tiles - 1);
-        }
-        const bool whole = first_block == last_block;
-        // A piece with the unit's beginning is the block's last, and others are its first.
-        auto partial = [&](int b) {
-            return p.partial + static_cast<long long>(2 * b + (b == first_block)) * BM * (p.head_dim_v + 2);
-        };
-        auto write = [&](int row, int col, float value) {
-            const int query = (row0 + row) / p.group, head = kv_head * p.group + (row0 + row) % p.group;
-            head_ptr<T>(p.o, batch, head)[query * p.o.stride_seq + col] = narrow<T>(value);
-        };
-        auto write_lse = [&](int row, float m, float l) {
-            const int query = (row0 + row) / p.group, head = kv_head * p.group + (row0 + row) % p.group;
-            if (p.lse)
-                p.lse[static_cast<long long>(batch * p.heads_q + head) * p.seq_q + query] =
+        // Two neighbouring numbers of a row, and once its log-sum-exp
+        auto write = [&](int row, int col, float2 o, float m, float l) {
+            if (!FP32) l = Softmax::beyond(m, l);
+            const int query = query_of(row);
+            T* of_row = row_of(p.o, row, query) + col;
+            of_row[0] = narrow<T>(l == 0.f ? 0.f : o.x / l);
+            if (col + 1 < p.head_dim_v) of_row[1] = narrow<T>(l == 0.f ? 0.f : o.y / l);
+            if (p.lse && col == 0) {
+                const int head = kv_head * p.group.divisor + row0 + row - query * p.group.divisor;
+                p.lse[static_cast<long long>(unit.batch * p.heads_q + head) * p.seq_q + query] =
                     Softmax::log_sum_exp(m * m_to_log2, l);
+            }
         };
-
-        // O, a few columns at a time
+        // O of all warps, FEW rows at a time
+#pragma unroll 1
+        for (int begin = 0; begin < rows; begin += FEW) {
+            const int some = min(rows - begin, FEW);
 #pragma unroll
-        for (int c = 0; c < HEAD_DIM_V; c += COLS) {
+            for (int i = 0; i < MT * 2; ++i) {
+                const int row = i * 8 + lane / 4 - begin;
+                if (row < 0 || row >= some) continue;
+                float* of_row = sSum + (warp * FEW + row) * PITCH;
 #pragma unroll
-            for (int mt = 0; mt < MT; ++mt)
+                for (int ot = 0; ot < OT; ++ot)
 #pragma unroll
-                for (int i = 0; i < COLS / 8 * 4; ++i) {
-                    const int row = mt * 16 + i % 4 / 2 * 8 + lane / 4, n = lane % 4 * 2 + i % 2;
-                    const int col = FP32 ? i / 16 * 32 + 4 * n + i / 4 % 4 : i / 4 * 8 + n;
-                    sSum[(warp * BM + row) * PITCH + col] = rO[mt][c / 8 + i / 4][i % 4] * factor[mt][i % 4 / 2];
-                }
-            __syncthreads();
-            for (int i = thread; i < rows * COLS; i += THREADS) {
-                const int row = i / COLS, col = i % COLS;
-                if (c + col >= p.head_dim_v) continue;
-                float o = 0.f, m, l;
-                for (int w = 0; w < WARPS; ++w) o += sSum[(w * BM + row) * PITCH + col];
-                if (whole) {
-                    state(row, m, l);
-                    write(row, c + col, l == 0.f ? 0.f : o / beyond(m, l));
-                } else {
-                    partial(block)[row * p.head_dim_v + c + col] = o;
-                }
+                    for (int e = 0; e < 2; ++e) {
+                        const int n = lane % 4 * 2 + e;
+                        of_row[FP32 ? ot / 4 * 32 + 4 * n + ot % 4 : ot * 8 + n] =
+                            rO[i / 2][ot][i % 2 * 2 + e] * factor[i / 2][i % 2];
+                    }
             }
             __syncthreads();
-        }
-        for (int row = thread; row < rows; row += THREADS) {
-            float m, l;
-            state(row, m, l);
-            if (whole) {
-                write_lse(row, m, beyond(m, l));
-            } else {
-                float* of_row = partial(block) + BM * p.head_dim_v + 2 * row;
-                of_row[0] = m, of_row[1] = l;
-            }
+            for_pairs<WARPS, HEAD_DIM_V>(warp, some, [&](int row, int col) {
+                float2 o = make_float2(0.f, 0.f);
+#pragma unroll
+                for (int w = 0; w < WARPS; ++w) {
+                    const float2 of_warp = *reinterpret_cast<const float2*>(sSum + (w * FEW + row) * PITCH + col);
+                    o.x += of_warp.x, o.y += of_warp.y;
+                }
+                if (!whole)
+                    *reinterpret_cast<float2*>(partial.o(block) + (begin + row) * HEAD_DIM_V + col) = o;
+                else if (col < p.head_dim_v)
+                    write(begin + row, col, o, sM[0][begin + row], sL[0][begin + row]);
+            });
+            __syncthreads();
         }
 
-        // Whoever comes last merges the pieces, the first first.
+        // Whoever comes last merges the pieces.
         if (!whole) {
-            __threadfence();
+            if (thread < rows) partial.m_and_l(block)[thread] = make_float2(sM[0][thread], sL[0][thread]);
             __syncthreads();
             if (thread == 0) {
-                sLast = atomicAdd(p.arrived + first_block, 1) == last_block - first_block;
-                if (sLast) p.arrived[first_block] = 0;
+                __threadfence();
+                sLast = atomicAdd(p.arrived + pieces.begin, 1) == pieces.end - pieces.begin - 1;
+                if (sLast) p.arrived[pieces.begin] = 0;
+                __threadfence();
             }
             __syncthreads();
-            if (sLast) {
-                __threadfence();
-                for (int i = thread; i < rows * p.head_dim_v; i += THREADS) {
-                    const int row = i / p.head_dim_v, col = i % p.head_dim_v;
-                    float m = Softmax::NONE, l = 0.f, o = 0.f;
-                    auto state_of = [&](int b) {
-                        return __ldcg(reinterpret_cast<const float2*>(partial(b) + BM * p.head_dim_v) + row);
-                    };
-                    for (int b = first_block; b <= last_block; ++b) m = fmaxf(m, state_of(b).x);
-#pragma unroll 4
-                    for (int b = first_block; b <= last_block; ++b) {
-                        const float2 piece = state_of(b);
-                        const float alpha = exp2_approx((piece.x - m) * m_to_log2);
-                        l += piece.y * alpha, o += __ldcg(partial(b) + i) * alpha;
-                    }
-                    write(row, col, l == 0.f ? 0.f : o / beyond(m, l));
-                    if (col == 0) write_lse(row, m, beyond(m, l));
-                }
-            }
+            if (sLast)
+                merge_pieces<WARPS>(partial, pieces.end, rows, p.head_dim_v, m_to_log2, sSum, sM[1], sL[1], write);
         }
-
-        begin += tiles;
-        left -= j_end - j_first;
-        j_first = 0;
+        if (unit.end() >= share.count) break;
     }
     cp_async_wait<0>();
 }

@@ -5,83 +5,101 @@
 #pragma once
 #include "paged.cuh"
 
+// A unit, and where its tiles lie in a block's share: from `zero` on, which is less than 0 if it began before. A sequence
+// without keys has a tile, too, in which nothing is seen: it has outputs.
 template <int BN>
-struct Units {
-    const DecodeParams& p;
+struct Unit {
+    int batch, index;  // of a sequence's units
+    int zero, tiles;
 
-    __device__ int of_sequence() const { return p.heads_kv * p.row_tiles; }
-    __device__ int batch(int unit) const { return unit / of_sequence(); }
-    // At least one, in which nothing is seen: a sequence without keys has outputs, too.
-    __device__ int tiles_of(int batch) const { return max((sequence_of(p, batch).seq_kv + BN - 1) / BN, 1); }
-    __device__ int tiles(int unit) const { return tiles_of(batch(unit)); }
-
-    // Tiles of all units, in every lane of a warp.
-    __device__ int total() const {
-        if (!p.lengths) return tiles_of(0) * p.batch * of_sequence();
-        int sum = 0;
-        for (int b = threadIdx.x % 32; b < p.batch; b += 32) sum += tiles_of(b);
-        return lanes_sum<32>(sum) * of_sequence();
+    __device__ int end() const { return zero + tiles; }
+    __device__ void next(const DecodeParams& p) {
+        zero += tiles;
+        if (++index == p.heads_kv * p.row_tiles.divisor) index = 0, tiles = tiles_of(p, ++batch);
     }
-    // The unit that holds a tile of the list; the tile becomes one of the unit's.
-    __device__ int find(int& tile) const {
-        int batch = 0;
+    __device__ int kv_head(const DecodeParams& p) const { return p.row_tiles.quotient(index); }
+    __device__ int row_tile(const DecodeParams& p) const { return p.row_tiles.remainder(index); }
+
+    static __device__ int tiles_of(const DecodeParams& p, int batch) {
+        return max((sequence_of(p, batch).seq_kv + BN - 1) / BN, 1);
+    }
+};
+
+// The share of a block: `count` tiles, the first of which belongs to `unit`.
+template <int BN>
+struct Share {
+    Unit<BN> unit;
+    int count;
+    int first, each, more;  // of the list; `more` of the blocks have one tile more than `each`; not with splits
+
+    __device__ Share(const DecodeParams& p, int block, int blocks) {
+        const int of_sequence = p.heads_kv * p.row_tiles.divisor, lane = threadIdx.x % 32;
+        if (p.splits) {
+            const int number = block / p.splits, part = block % p.splits;
+            unit.batch = number / of_sequence, unit.index = number % of_sequence;
+            unit.tiles = Unit<BN>::tiles_of(p, unit.batch);
+            const int step = (unit.tiles + p.splits - 1) / p.splits;
+            unit.zero = -min(part * step, unit.tiles), count = min(step, unit.end());
+            first = each = more = 0;
+            return;
+        }
+        int total = 0;
         if (!p.lengths) {
-            batch = tile / (tiles_of(0) * of_sequence());
-            tile -= batch * tiles_of(0) * of_sequence();
+            total = Unit<BN>::tiles_of(p, 0) * p.batch;
         } else {
-            const int lane = threadIdx.x % 32;
-            for (;; batch += 32) {
-                const int mine = batch + lane < p.batch ? tiles_of(batch + lane) * of_sequence() : 0;
-                int end = mine;  // of this lane's sequence, counted from the first lane's
+#pragma unroll 1
+            for (int batch = lane; batch < p.batch; batch += 32) total += Unit<BN>::tiles_of(p, batch);
+            total = lanes_sum<32>(total);
+        }
+        total *= of_sequence;
+        each = total / blocks, more = total % blocks;
+        first = block * each + min(block, more), count = each + (block < more);
+        if (count == 0) return;
+        int tile = first;
+        if (!p.lengths) {
+            unit.tiles = Unit<BN>::tiles_of(p, 0), unit.batch = tile / (unit.tiles * of_sequence);
+            tile -= unit.batch * unit.tiles * of_sequence;
+        } else {
+#pragma unroll 1
+            for (unit.batch = 0;; unit.batch += 32) {  // 32 sequences at a time
+                const int mine = unit.batch + lane < p.batch ? Unit<BN>::tiles_of(p, unit.batch + lane) * of_sequence : 0;
+                int end = mine;
 #pragma unroll
                 for (int i = 1; i < 32; i *= 2) {
                     const int of_other = __shfl_up_sync(0xffffffff, end, i);
                     if (lane >= i) end += of_other;
                 }
                 const uint32_t beyond = __ballot_sync(0xffffffff, end > tile);
-                if (beyond || batch + 32 >= p.batch) {
-                    const int found = beyond ? __ffs(beyond) - 1 : 31;
+                if (beyond) {
+                    const int found = __ffs(beyond) - 1;
                     tile -= __shfl_sync(0xffffffff, end - mine, found);
-                    batch += found;
+                    unit.batch += found;
                     break;
                 }
                 tile -= __shfl_sync(0xffffffff, end, 31);
             }
+            unit.tiles = Unit<BN>::tiles_of(p, unit.batch);
         }
-        const int n = tiles_of(batch), unit = tile / n;
-        tile -= unit * n;
-        return batch * of_sequence() + unit;
+        unit.index = tile / unit.tiles;
+        unit.zero = unit.index * unit.tiles - tile;
     }
-};
 
-// The share of a block: `left` tiles from tile j of a unit on. And where pieces of the unit at hand are, which begins
-// `behind` tiles before the share.
-template <int BN>
-struct Share {
-    int unit, j, left;
-    int begin, total, blocks;  // of the list of tiles, and those that have a share; not with splits
-
-    __device__ Share(const Units<BN>& units, int block, int blocks) {
-        if (units.p.splits) {
-            unit = block / units.p.splits;
-            const int n = units.tiles(unit), step = (n + units.p.splits - 1) / units.p.splits;
-            j = min(block % units.p.splits * step, n), left = min(step, n - j);
-            begin = total = this->blocks = 0;
-        } else {
-            total = units.total(), this->blocks = min(blocks, total);
-            if (block >= this->blocks) {
-                unit = j = begin = left = 0;
-                return;
-            }
-            begin = first_of(block), left = first_of(block + 1) - begin;
-            j = begin, unit = units.find(j);
+    // The blocks that have pieces of a unit of this share: from `begin` to the one before `end`.
+    struct Pieces {
+        int begin, end;
+    };
+    __device__ Pieces pieces(const DecodeParams& p, const Unit<BN>& unit, int block) const {
+        if (p.splits) {
+            const int begin = block - block % p.splits, step = (unit.tiles + p.splits - 1) / p.splits;
+            return {begin, begin + (unit.tiles + step - 1) / step};
         }
+        if (unit.zero >= 0 && unit.end() <= count) return {block, block + 1};
+        return {block_of(first + unit.zero), block_of(first + unit.end() - 1) + 1};
     }
-    __device__ int first_of(int block) const {
-        return static_cast<int>(static_cast<long long>(total) * block / blocks);
-    }
-    // The block whose share holds a tile of the list.
+
+ private:
     __device__ int block_of(int tile) const {
-        return static_cast<int>(((tile + 1ll) * blocks + total - 1) / total - 1);
+        const int larger = more * (each + 1);  // the tiles of the blocks that have one more
+        return tile < larger ? tile / (each + 1) : more + (tile - larger) / each;
     }
 };

@@ -5,7 +5,7 @@
 
 // A cache of (batch, heads, capacity, dim), or of broadcast parts of it.
 struct Contiguous {
-    static constexpr bool PAGED = false;
+    static constexpr bool PAGED = false, WHOLE = true;  // WHOLE: the keys of a tile follow each other
     __device__ int page(int batch, int key) const { return 0; }
     template <class T>
     __device__ const T* row(const Tensor& t, int batch, int kv_head, int key, int page) const {
@@ -16,17 +16,23 @@ struct Contiguous {
 // Pages of (heads, page_size, dim), which a table names in the order of each sequence's keys. What the table says is not
 // believed: no page is looked for outside the cache.
 struct Paged {
-    static constexpr bool PAGED = true;
+    static constexpr bool PAGED = true, WHOLE = false;
     const int* block_table;  // (batch, at least what holds the longest sequence)
-    int table_stride, pages, page_size;
+    int table_stride, pages;
+    Divisor page_size;
 
     __device__ int page(int batch, int key) const {
-        return min(max(block_table[static_cast<long long>(batch) * table_stride + key / page_size], 0), pages - 1);
+        const int* of_sequence = block_table + static_cast<long long>(batch) * table_stride;
+        return min(max(of_sequence[page_size.quotient(key)], 0), pages - 1);
     }
     template <class T>
     __device__ const T* row(const Tensor& t, int batch, int kv_head, int key, int page) const {
-        return head_ptr<T>(t, page, kv_head) + key % page_size * t.stride_seq;
+        return head_ptr<T>(t, page, kv_head) + page_size.remainder(key) * t.stride_seq;
     }
+};
+// Pages that hold whole tiles of keys.
+struct PagedTiles : Paged {
+    static constexpr bool WHOLE = true;
 };
 
 // What decoding asks of a sequence. Lengths that do not fit the cache are cut.

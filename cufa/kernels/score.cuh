@@ -1,6 +1,7 @@
 // What stands between S = Q K^T and the softmax: which keys a query sees, and what becomes of a score. A Score is made of
 // parts. Every kernel, on every path, asks only here; a new mask or score expression is a new part.
 #pragma once
+#include "divisor.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
 
@@ -50,9 +51,10 @@ struct At {
 
 // The same, of rows of any number of heads, query by query.
 struct GroupedAt {
-    int lane, row, key, group;
+    int lane, row, key;
+    const Divisor& group;
 
-    __device__ int query(int mt, int h) const { return (row + lane / 4 + mt * 16 + h * 8) / group; }
+    __device__ int query(int mt, int h) const { return group.quotient(row + lane / 4 + mt * 16 + h * 8); }
     __device__ int key_of(int nt, int i) const { return key + lane % 4 * 2 + nt * 8 + i; }
 };
 

@@ -18,6 +18,7 @@ from cufa.planner.decode import DecodePlan, plan
 from cufa.variant import Variant
 
 _TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
+_DIVISOR = [("multiplier", "u4"), ("shift", "i4"), ("divisor", "i4")]
 _FIELDS = [
     *((name, _TENSOR) for name in "qkvo"),
     *((name, "u8") for name in ("lse", "partial", "arrived", "lengths")),
@@ -25,15 +26,18 @@ _FIELDS = [
     *(
         (name, "i4")
         for name in (
-            *("batch", "heads_q", "heads_kv", "group", "seq_q", "seq_kv", "head_dim"),
-            *("head_dim_v", "row_tiles", "splits"),
+            *("batch", "heads_q", "heads_kv", "seq_q", "seq_kv", "head_dim", "head_dim_v", "splits"),
         )
     ),
+    *((name, _DIVISOR) for name in ("group", "row_tiles")),
 ]
 PARAMS = np.dtype(_FIELDS, align=True)
 """The layout of ``DecodeParams`` in ``kernels/decode_params.cuh``."""
 
-_PAGED = [("block_table", "u8"), *((name, "i4") for name in ("table_stride", "pages", "page_size"))]
+_PAGED = [
+    *(("block_table", "u8"), ("table_stride", "i4"), ("pages", "i4")),
+    ("page_size", _DIVISOR),
+]
 PAGED = np.dtype([("params", PARAMS), ("kv", np.dtype(_PAGED, align=True))], align=True)
 """The same, followed by ``Paged`` of ``kernels/paged.cuh``."""
 
@@ -139,9 +143,8 @@ def filled(
     p: Any = parameter[0]
     if problem.is_paged:
         table = operands.block_table
-        p["kv"] = (
-            *(table.data.ptr, table.strides[0] // table.itemsize, problem.pages, problem.page_size),
-        )
+        stride = table.strides[0] // table.itemsize
+        p["kv"] = table.data.ptr, stride, problem.pages, divisor(problem.page_size)
         p = p["params"]
     names = {"q": "q", "k": "k_cache", "v": "v_cache", "o": "out"}
     for name, of in names.items():
@@ -151,7 +154,16 @@ def filled(
     p["partial"], p["arrived"] = partial, arrived
     p["lengths"] = 0 if operands.lengths is None else operands.lengths.data.ptr
     p["scale_log2"] = max(abs(problem.scale) * _LOG2_E, _TINY)
-    for name in ("batch", "heads_q", "heads_kv", "group", "seq_q", "head_dim", "head_dim_v"):
+    for name in ("batch", "heads_q", "heads_kv", "seq_q", "head_dim", "head_dim_v"):
         p[name] = getattr(problem, name)
-    p["seq_kv"], p["row_tiles"], p["splits"] = problem.capacity, chosen.row_tiles, chosen.splits
+    p["seq_kv"], p["splits"] = problem.capacity, chosen.splits
+    p["group"], p["row_tiles"] = divisor(problem.group), divisor(chosen.row_tiles)
     return parameter
+
+
+def divisor(n: int) -> tuple[int, int, int]:
+    """Return what ``Divisor`` of ``kernels/decode_params.cuh`` holds of a number below 2^31."""
+    if n == 1:
+        return 0, 0, 1
+    shift = (n - 1).bit_length() - 1
+    return -(-(1 << (32 + shift)) // n), shift, n

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES, KERNELS
+from cufa.kernel import ELEMENT_BYTES, KERNELS, most_pieces
 from cufa.variant import Variant
 
 MAX_TILES = 2**31 - 2**16
@@ -92,10 +92,11 @@ def plan(
             f"k_cache: {units} x {tiles} tiles of keys, of all sequences and heads, are more than "
             f"{MAX_TILES}"
         )
+    most = most_pieces(variant)
     if num_splits is None:
-        grid, splits = min(device.sm_count * variant.blocks_per_sm, units * tiles), 0
+        grid, splits = min(device.sm_count * variant.blocks_per_sm, units * tiles, most), 0
     else:
-        splits = min(num_splits, tiles)  # others would have no key in any sequence
+        splits = min(num_splits, tiles, most)  # others would have no key in any sequence
         grid = units * splits
     if grid > _MAX_GRID:
         raise ValueError(f"num_splits {num_splits} makes {grid} blocks, more than {_MAX_GRID}")
@@ -103,7 +104,6 @@ def plan(
 
 
 def _chosen(problem: DecodeProblem, device: Device, kernel: str | Variant | None) -> Variant:
-    kv = "Paged" if problem.is_paged else "Contiguous"
     if kernel is not None and not isinstance(kernel, (str, Variant)):
         raise TypeError(f"kernel must be a str or a Variant, not {type(kernel).__name__}")
     if isinstance(kernel, Variant):
@@ -115,8 +115,9 @@ def _chosen(problem: DecodeProblem, device: Device, kernel: str | Variant | None
             complaint = f"it is for {kernel.dtype}, q has {problem.dtype}"
         if complaint is None and (most[0] < dims[0] or most[1] < dims[1]):
             complaint = f"its head dims {most} are less than the problem's {dims}"
-        if complaint is None and (kernel.score, kernel.kv) != (problem.score, kv):
-            complaint = f"the call needs the score {problem.score} and {kv}"
+        if complaint is None and kernel != _finding(kernel, problem):
+            needed = _finding(kernel, problem)
+            complaint = f"the call needs the score {needed.score} and {needed.kv}"
         if complaint is not None:
             raise ValueError(f"kernel: {kernel!r}: {complaint}")
         return kernel
@@ -129,7 +130,16 @@ def _chosen(problem: DecodeProblem, device: Device, kernel: str | Variant | None
         raise ValueError(f"kernel: {name} takes {takes}, q has {problem.dtype}")
     rows = problem.group * problem.seq_q
     head_dims = problem.head_dim, problem.head_dim_v
-    return _variant(name, problem.dtype, head_dims, rows > 16, problem.score, kv, device)
+    return _finding(_variant(name, problem.dtype, head_dims, rows > 16, device), problem)
+
+
+def _finding(variant: Variant, problem: DecodeProblem) -> Variant:
+    """Return a variant with a problem's score and its way of finding K and V."""
+    if not problem.is_paged:
+        kv = "Contiguous"
+    else:
+        kv = "Paged" if problem.page_size % variant.bn else "PagedTiles"
+    return variant._replace(score=problem.score, kv=kv)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -138,8 +148,6 @@ def _variant(
     dtype: str,
     head_dims: tuple[int, int],
     many_rows: bool,
-    score: tuple[str, ...],
-    kv: str,
     device: Device,
 ) -> Variant:
     """Return the variant with the deepest rings that fit."""
@@ -147,7 +155,7 @@ def _variant(
     size = ELEMENT_BYTES[dtype]
     bm = 32 if many_rows and compiled[1] <= 128 and size == 2 else 16  # registers hold O of so many rows
     for bn, stages, warps in _RINGS:
-        variant = Variant(kernel, dtype, *compiled, bm, bn, stages, warps, 1, score=score, kv=kv)
+        variant = Variant(kernel, dtype, *compiled, bm, bn, stages, warps, 1, kv="Contiguous")
         if (bn == 16 or max(compiled) * size <= 128) and variant.illegal(device) is None:
             return variant
     return variant

@@ -188,6 +188,7 @@ struct float2 {
 struct uint4 {
     unsigned x, y, z, w;
 };
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -234,6 +235,7 @@ template <class T>
 T __ldcg(const T* p) {
     return *p;
 }
+inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<uint64_t>(a) * b >> 32; }
 inline int __ffs(unsigned x) { return __builtin_ffs(x); }
 inline int atomicAdd(int* p, int x) { return std::exchange(*p, *p + x); }
 inline float __int_as_float(int x) { return emulator::bits_as<float>(x); }
