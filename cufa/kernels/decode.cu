@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
     extern __shared__ __align__(1024) unsigned char smem[];
     const uint32_t sQ = smem_address(smem);
-    float* sSum = reinterpret_cast<float*>(smem + SUM);  // [WARPS][FEW][PITCH]; later weights of pieces
+    float* sSum = reinterpret_cast<float*>(smem + SUM);  // [WARPS][FEW][PITCH]
     float(*sM)[BM] = reinterpret_cast<float(*)[BM]>(smem + STATE), (*sL)[BM] = sM + WARPS;  // [WARPS][BM] each
     int& sLast = *reinterpret_cast<int*>(smem + STATE + 2 * WARPS * BM * 4);
     const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(0xffffffff, thread / 32, 0);
@@ -97,37 +97,41 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             cp_async_commit(), cp_async_commit();
         }
     };
+
+    // Q of a unit is fetched into registers before K and V, which would be in its way.
+    constexpr int QUARTERS = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
+    float4 q_next[QUARTERS];
+    auto fetch_q = [&](const UnitRows& at) {
+#pragma unroll
+        for (int i = 0; i < QUARTERS; ++i) {
+            const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
+            q_next[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+            if (row < at.rows && chunk * QTile::CHUNK < p.head_dim)
+                q_next[i] = *reinterpret_cast<const float4*>(at.template of<T>(p, p.q, row) + chunk * QTile::CHUNK);
+        }
+    };
+    fetch_q(UnitRows(p, share.unit, BM));
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; ++i) ask(i);
 
     int slot = 0, at = warp;  // this warp's tile of the share that is computed next
-    for (Unit<BN> unit = share.unit;; unit.next(p)) {
-        const int kv_head = unit.kv_head(p), row0 = unit.row_tile(p) * BM;
-        const int rows = min(p.group.divisor * p.seq_q - row0, BM);
+    for (Unit<BN> unit = share.unit;;) {
+        const UnitRows tile(p, unit, BM);
+        const int rows = tile.rows;
         const Sequence sequence = sequence_of(p, unit.batch);
-        // The rows are those of the heads that share the KV head, query by query.
-        auto query_of = [&](int row) { return p.group.quotient(row0 + row); };
-        auto row_of = [&](const Tensor& t, int row, int query) {
-            return head_ptr<T>(t, unit.batch, kv_head * p.group.divisor + row0 + row - query * p.group.divisor) +
-                   query * t.stride_seq;
-        };
 
-        // Q
         __syncthreads();
-#pragma unroll 1
-        for (int i = thread; i < BM * QTile::CHUNKS; i += THREADS) {
-            const int row = i / QTile::CHUNKS, chunk = i % QTile::CHUNKS;
-            float4 values = make_float4(0.f, 0.f, 0.f, 0.f);
-            if (row < rows && chunk * QTile::CHUNK < p.head_dim)
-                values = *reinterpret_cast<const float4*>(row_of(p.q, row, query_of(row)) + chunk * QTile::CHUNK);
-            sts_128(sQ + QTile::offset(row, chunk), values);
+#pragma unroll
+        for (int i = 0; i < QUARTERS; ++i) {
+            const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
+            if (row < BM) sts_128(sQ + QTile::offset(row, chunk), q_next[i]);
         }
         __syncthreads();
 
         // Tiles of keys that all rows see
-        const int whole_end = score.sees(sequence, query_of(0)).end / BN;
+        const int whole_end = score.sees(sequence, tile.query(p, 0)).end / BN;
         const int whole_first =
-            SCORE::LEFT_EDGE ? (max(0, score.sees(sequence, query_of(rows - 1)).first) + BN - 1) / BN : 0;
+            SCORE::LEFT_EDGE ? (max(0, score.sees(sequence, tile.query(p, rows - 1)).first) + BN - 1) / BN : 0;
         Softmax softmax(scale);
         float rO[MT][OT][4] = {};
         for (const int end = min(unit.end(), share.count); at < end; at += WARPS) {
@@ -161,7 +165,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
 
             // P = exp(S - m); m, l and O follow
-            const GroupedAt rows_at{lane, row0, j * BN, p.group};
+            const GroupedAt rows_at{lane, tile.first, j * BN, p.group};
             score.apply(rS, sequence, p.scale_log2, rows_at, j >= whole_end || (SCORE::LEFT_EDGE && j < whole_first));
             softmax.update(rS, rO);
 
@@ -196,6 +200,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             slot = slot == STAGES - 1 ? 0 : slot + 1;
         }
 
+        const auto pieces = share.pieces(unit, block);
+        const bool last = unit.end() >= share.count;
+        if (!last) unit.next(p), fetch_q(UnitRows(p, unit, BM));
+
         // The warps' m and l; each row's then take the place of the first warp's.
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
@@ -205,7 +213,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 const int row = mt * 16 + h * 8 + lane / 4;
                 if (lane % 4 == 0) sM[warp][row] = softmax.m[mt][h][0], sL[warp][row] = l;
             }
-        const auto pieces = share.pieces(p, unit, block);
         const bool whole = pieces.end - pieces.begin == 1;
         const Partial<BM, HEAD_DIM_V> partial{p.partial, pieces.begin};
         __syncthreads();
@@ -231,15 +238,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // Two neighbouring numbers of a row, and once its log-sum-exp
         auto write = [&](int row, int col, float2 o, float m, float l) {
             if (!FP32) l = Softmax::beyond(m, l);
-            const int query = query_of(row);
-            T* of_row = row_of(p.o, row, query) + col;
+            T* of_row = tile.template of<T>(p, p.o, row) + col;
             of_row[0] = narrow<T>(l == 0.f ? 0.f : o.x / l);
             if (col + 1 < p.head_dim_v) of_row[1] = narrow<T>(l == 0.f ? 0.f : o.y / l);
-            if (p.lse && col == 0) {
-                const int head = kv_head * p.group.divisor + row0 + row - query * p.group.divisor;
-                p.lse[static_cast<long long>(unit.batch * p.heads_q + head) * p.seq_q + query] =
+            if (p.lse && col == 0)
+                p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
                     Softmax::log_sum_exp(m * m_to_log2, l);
-            }
         };
         // O of all warps, FEW rows at a time
 #pragma unroll 1
@@ -287,9 +291,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
             __syncthreads();
             if (sLast)
-                merge_pieces<WARPS>(partial, pieces.end, rows, p.head_dim_v, m_to_log2, sSum, sM[1], sL[1], write);
+                merge_pieces<WARPS>(partial, pieces.end, rows, p.head_dim_v, m_to_log2, write);
         }
-        if (unit.end() >= share.count) break;
+        if (last) break;
     }
     cp_async_wait<0>();
 }

@@ -23,42 +23,39 @@ __device__ void for_pairs(int warp, int rows, Function function) {
 #pragma unroll 1
     for (int i = warp; i < rows * PARTS; i += WARPS) {
         const int col = i % PARTS * 64 + threadIdx.x % 32 * 2;
-        if (COLS % 64 == 0 || col < COLS) function(i / PARTS, col);
+        function(i / PARTS, min(col, COLS - 2));  // by all lanes
     }
 }
 
 // Merges the pieces of the blocks [partial.begin, end), in this order: `write` is handed a row and a column, two
-// neighbouring numbers of O, and m and l of the row. `sWeight` holds a number for each piece and row, sM and sL for each row.
+// neighbouring numbers of O, and m and l of the row. What is asked for arrives together: the time is that of one look at L2.
 template <int WARPS, int BM, int HEAD_DIM_V, class Write>
 __device__ void merge_pieces(const Partial<BM, HEAD_DIM_V>& partial, int end, int rows, int cols, float m_to_log2,
-                             float* sWeight, float* sM, float* sL, Write write) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, begin = partial.begin;
-#pragma unroll 1
-    for (int row = warp; row < rows; row += WARPS) {
+                             Write write) {
+    constexpr int AT_ONCE = 24;
+    for_pairs<WARPS, HEAD_DIM_V>(threadIdx.x / 32, rows, [&](int row, int col) {
+        const int lane = threadIdx.x % 32;
         float m = -INF, l = 0.f;
-#pragma unroll 1
-        for (int block = begin + lane; block < end; block += 32) m = fmaxf(m, __ldcg(partial.m_and_l(block) + row).x);
-        m = lanes_max<32>(m);
-#pragma unroll 1
-        for (int block = begin + lane; block < end; block += 32) {
-            const float2 piece = __ldcg(partial.m_and_l(block) + row);
-            const float weight = exp2_approx((piece.x - m) * m_to_log2);
-            l += piece.y * weight;
-            sWeight[(block - begin) * BM + row] = weight;
-        }
-        l = lanes_sum<32>(l);
-        if (lane == 0) sM[row] = m, sL[row] = l;
-    }
-    __syncthreads();
-    for_pairs<WARPS, HEAD_DIM_V>(warp, rows, [&](int row, int col) {
-        if (col >= cols) return;
         float2 o = make_float2(0.f, 0.f);
-#pragma unroll 8
-        for (int block = begin; block < end; ++block) {
-            const float2 piece = __ldcg(reinterpret_cast<const float2*>(partial.o(block) + row * HEAD_DIM_V + col));
-            const float weight = sWeight[(block - begin) * BM + row];
-            o.x = fmaf(piece.x, weight, o.x), o.y = fmaf(piece.y, weight, o.y);
+#pragma unroll 1
+        for (int block = partial.begin; block < end; block += AT_ONCE) {
+            const int n = min(end - block, AT_ONCE);
+            const float2 state = __ldcg(partial.m_and_l(block + min(lane, n - 1)) + row);
+            float2 pieces[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                if (i < n) pieces[i] = __ldcg(reinterpret_cast<const float2*>(partial.o(block + i) + row * HEAD_DIM_V + col));
+            const float m_old = m;
+            m = fmaxf(m, lanes_max<32>(state.x));
+            const float weight = exp2_approx((state.x - m) * m_to_log2), alpha = exp2_approx((m_old - m) * m_to_log2);
+            l = l * alpha + lanes_sum<32>(lane < n ? state.y * weight : 0.f);
+            o.x *= alpha, o.y *= alpha;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const float of_piece = __shfl_sync(0xffffffff, weight, i);
+                if (i < n) o.x = fmaf(pieces[i].x, of_piece, o.x), o.y = fmaf(pieces[i].y, of_piece, o.y);
+            }
         }
-        write(row, col, o, sM[row], sL[row]);
+        if (col < cols) write(row, col, o, m, l);
     });
 }

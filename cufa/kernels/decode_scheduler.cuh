@@ -1,7 +1,7 @@
 // Which keys each block of decode.cu reads. A unit is a sequence, a KV head and a tile of rows. The tiles of BN keys of all
 // units, one unit after the other, are cut into equal shares, a block each: blocks end together whatever the lengths are, and
-// a unit that is cut leaves a piece with each of its blocks. With `splits`, each unit is cut into that many pieces instead,
-// which depend on its own length only.
+// a unit that is cut leaves a piece with each of its blocks. Where lengths differ little, all units are cut into equally
+// many pieces instead, a block each, and so they are with `splits`, where pieces depend on the own length only.
 #pragma once
 #include "paged.cuh"
 
@@ -25,48 +25,77 @@ struct Unit {
     }
 };
 
+// The rows of a unit's tile: those of the heads that share the KV head, query by query.
+struct UnitRows {
+    int batch, first_head, first, rows;
+
+    template <int BN>
+    __device__ UnitRows(const DecodeParams& p, const Unit<BN>& unit, int bm)
+        : batch(unit.batch), first_head(unit.kv_head(p) * p.group.divisor), first(unit.row_tile(p) * bm),
+          rows(min(p.group.divisor * p.seq_q - first, bm)) {}
+    __device__ int query(const DecodeParams& p, int row) const { return p.group.quotient(first + row); }
+    __device__ int head(const DecodeParams& p, int row) const { return first_head + p.group.remainder(first + row); }
+    template <class T>
+    __device__ T* of(const DecodeParams& p, const Tensor& t, int row) const {
+        return head_ptr<T>(t, batch, head(p, row)) + query(p, row) * t.stride_seq;
+    }
+};
+
 // The share of a block: `count` tiles, the first of which belongs to `unit`.
 template <int BN>
 struct Share {
     Unit<BN> unit;
     int count;
-    int first, each, more;  // of the list; `more` of the blocks have one tile more than `each`; not with splits
 
-    __device__ Share(const DecodeParams& p, int block, int blocks) {
-        const int of_sequence = p.heads_kv * p.row_tiles.divisor, lane = threadIdx.x % 32;
-        if (p.splits) {
-            const int number = block / p.splits, part = block % p.splits;
-            unit.batch = number / of_sequence, unit.index = number % of_sequence;
-            unit.tiles = Unit<BN>::tiles_of(p, unit.batch);
-            const int step = (unit.tiles + p.splits - 1) / p.splits;
-            unit.zero = -min(part * step, unit.tiles), count = min(step, unit.end());
-            first = each = more = 0;
-            return;
-        }
-        int total = 0;
-        if (!p.lengths) {
-            total = Unit<BN>::tiles_of(p, 0) * p.batch;
+    __device__ Share(const DecodeParams& p, int block, int blocks) : splits(p.splits) {
+        const uint32_t of_sequence = p.heads_kv * p.row_tiles.divisor, units = p.batch * of_sequence;
+        const int lane = threadIdx.x % 32;
+        uint32_t total = Unit<BN>::tiles_of(p, 0), longest = total;
+        if (!splits && p.lengths) {
+            total = longest = 0;
+#pragma unroll 4
+            for (int batch = lane; batch < p.batch; batch += 32) {
+                const uint32_t tiles = Unit<BN>::tiles_of(p, batch);
+                total += tiles, longest = max(longest, tiles);
+            }
+            total = __reduce_add_sync(0xffffffff, total), longest = __reduce_max_sync(0xffffffff, longest);
         } else {
-#pragma unroll 1
-            for (int batch = lane; batch < p.batch; batch += 32) total += Unit<BN>::tiles_of(p, batch);
-            total = lanes_sum<32>(total);
+            total *= p.batch;
         }
         total *= of_sequence;
         each = total / blocks, more = total % blocks;
+        // Equal parts of each unit, where that takes hardly longer than equal shares of all: two pieces a block take longer.
+        if (!splits && units <= blocks) {
+            const uint32_t parts = blocks / units;
+            if ((longest + parts - 1) / parts <= each + each / 32 + 8) splits = parts;
+        }
+        if (splits) {
+            const uint32_t number = uint32_t(block) / splits, part = block - number * splits;
+            if (number >= units) {
+                count = 0;
+                return;
+            }
+            unit.batch = number / of_sequence, unit.index = number - unit.batch * of_sequence;
+            unit.tiles = Unit<BN>::tiles_of(p, unit.batch);
+            const int step = (uint32_t(unit.tiles) + splits - 1) / splits;
+            unit.zero = -min(int(part) * step, unit.tiles), count = min(step, unit.end());
+            return;
+        }
         first = block * each + min(block, more), count = each + (block < more);
         if (count == 0) return;
-        int tile = first;
+        uint32_t tile = first;
         if (!p.lengths) {
-            unit.tiles = Unit<BN>::tiles_of(p, 0), unit.batch = tile / (unit.tiles * of_sequence);
-            tile -= unit.batch * unit.tiles * of_sequence;
+            unit.tiles = longest, unit.batch = tile / (longest * of_sequence);
+            tile -= unit.batch * longest * of_sequence;
         } else {
 #pragma unroll 1
             for (unit.batch = 0;; unit.batch += 32) {  // 32 sequences at a time
-                const int mine = unit.batch + lane < p.batch ? Unit<BN>::tiles_of(p, unit.batch + lane) * of_sequence : 0;
-                int end = mine;
+                const uint32_t mine =
+                    unit.batch + lane < p.batch ? Unit<BN>::tiles_of(p, unit.batch + lane) * of_sequence : 0;
+                uint32_t end = mine;
 #pragma unroll
                 for (int i = 1; i < 32; i *= 2) {
-                    const int of_other = __shfl_up_sync(0xffffffff, end, i);
+                    const uint32_t of_other = __shfl_up_sync(0xffffffff, end, i);
                     if (lane >= i) end += of_other;
                 }
                 const uint32_t beyond = __ballot_sync(0xffffffff, end > tile);
@@ -88,18 +117,23 @@ struct Share {
     struct Pieces {
         int begin, end;
     };
-    __device__ Pieces pieces(const DecodeParams& p, const Unit<BN>& unit, int block) const {
-        if (p.splits) {
-            const int begin = block - block % p.splits, step = (unit.tiles + p.splits - 1) / p.splits;
-            return {begin, begin + (unit.tiles + step - 1) / step};
+    __device__ Pieces pieces(const Unit<BN>& unit, int block) const {
+        if (splits) {
+            const uint32_t tiles = unit.tiles, step = (tiles + splits - 1) / splits;
+            const int begin = block - uint32_t(block) % splits;
+            return {begin, begin + int((tiles + step - 1) / step)};
         }
         if (unit.zero >= 0 && unit.end() <= count) return {block, block + 1};
         return {block_of(first + unit.zero), block_of(first + unit.end() - 1) + 1};
     }
 
  private:
-    __device__ int block_of(int tile) const {
-        const int larger = more * (each + 1);  // the tiles of the blocks that have one more
+    uint32_t splits;            // parts of every unit, or 0
+    uint32_t first, each;       // tile of the list; tiles of a share, without the one more of the first blocks
+    int more;                   // how many blocks have it
+
+    __device__ int block_of(uint32_t tile) const {
+        const uint32_t larger = more * (each + 1);
         return tile < larger ? tile / (each + 1) : more + (tile - larger) / each;
     }
 };

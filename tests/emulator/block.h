@@ -228,6 +228,20 @@ inline unsigned __ballot_sync(unsigned, int x) {
         return ballot;
     });
 }
+inline unsigned __reduce_add_sync(unsigned, unsigned x) {
+    return emulator::meet<1>({x}, [](auto& words, int) {
+        unsigned sum = 0;
+        for (int i = 0; i < 32; ++i) sum += static_cast<unsigned>(words[i][0]);
+        return sum;
+    });
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned x) {
+    return emulator::meet<1>({x}, [](auto& words, int) {
+        unsigned most = 0;
+        for (int i = 0; i < 32; ++i) most = std::max(most, static_cast<unsigned>(words[i][0]));
+        return most;
+    });
+}
 inline int __any_sync(unsigned mask, int x) { return __ballot_sync(mask, x) != 0; }
 inline int __all_sync(unsigned mask, int x) { return __ballot_sync(mask, !x) == 0; }
 inline void __threadfence() {}
