@@ -192,18 +192,13 @@ def _fa1_complaint(v: Variant, device: Device) -> str | None:
 
 # --- decode: each warp has rings of its own ---
 
-_DECODE_ROWS = 8  # of O, that all warps add up at a time
-
-
-def most_pieces(v: Variant) -> int:
-    """Return the most pieces of a sequence that a variant of decode merges: it keeps their weights."""
-    return v.warps * _DECODE_ROWS * (v.head_dim_v + 2) // v.bm
+_DECODE_ROWS = 4  # of O, that all warps add up at a time
 
 
 def _decode_smem_bytes(v: Variant) -> int:
     """Q, the warps' rings of K and V, parts of their O, and m and l of their rows."""
     rings = v.warps * v.stages * v.bn * (v.head_dim + v.head_dim_v)
-    parts = v.warps * _DECODE_ROWS * (v.head_dim_v + 2)
+    parts = v.warps * _DECODE_ROWS * (v.head_dim_v + 8)
     return ELEMENT_BYTES[v.dtype] * (v.bm * v.head_dim + rings) + 4 * (parts + 2 * v.warps * v.bm + 1)
 
 

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     using Softmax = OnlineSoftmax<MT, FP32>;
     const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f, m_to_log2 = FP32 ? scale : 1.f;
     constexpr int RING = STAGES * (KTile::bytes + VTile::bytes);
-    constexpr int FEW = 8, PITCH = HEAD_DIM_V + 2;  // rows of O that all warps add up at a time
+    constexpr int FEW = 4, PITCH = HEAD_DIM_V + 8;  // rows of O that all warps add up at a time
     constexpr int SUM = QTile::bytes + WARPS * RING, STATE = SUM + WARPS * FEW * PITCH * 4;
 
     extern __shared__ __align__(1024) unsigned char smem[];
@@ -235,12 +235,14 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
             for (int i = 0; i < 2 * MT; ++i) sM[0][i * 8 + lane / 4] = m_of[i / 2][i % 2], sL[0][i * 8 + lane / 4] = l_of[i / 2][i % 2];
 
-        // Two neighbouring numbers of a row, and once its log-sum-exp
+        // O = O / l of two columns, and once a row's log-sum-exp
         auto write = [&](int row, int col, float2 o, float m, float l) {
             if (!FP32) l = Softmax::beyond(m, l);
+            const float inverse = 1.f / l;
             T* of_row = tile.template of<T>(p, p.o, row) + col;
-            of_row[0] = narrow<T>(l == 0.f ? 0.f : o.x / l);
-            if (col + 1 < p.head_dim_v) of_row[1] = narrow<T>(l == 0.f ? 0.f : o.y / l);
+            auto divided = [&](float x) { return narrow<T>(l == 0.f ? 0.f : FP32 ? x / l : x * inverse); };
+            if (col < p.head_dim_v) of_row[0] = divided(o.x);
+            if (col + 1 < p.head_dim_v) of_row[1] = divided(o.y);
             if (p.lse && col == 0)
                 p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
                     Softmax::log_sum_exp(m * m_to_log2, l);
@@ -255,33 +257,37 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 if (row < 0 || row >= some) continue;
                 float* of_row = sSum + (warp * FEW + row) * PITCH;
 #pragma unroll
-                for (int ot = 0; ot < OT; ++ot)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) {
-                        const int n = lane % 4 * 2 + e;
-                        of_row[FP32 ? ot / 4 * 32 + 4 * n + ot % 4 : ot * 8 + n] =
-                            rO[i / 2][ot][i % 2 * 2 + e] * factor[i / 2][i % 2];
-                    }
+                for (int ot = 0; ot < OT; ++ot) {
+                    const float x = rO[i / 2][ot][i % 2 * 2] * factor[i / 2][i % 2];
+                    const float y = rO[i / 2][ot][i % 2 * 2 + 1] * factor[i / 2][i % 2];
+                    const int n = lane % 4 * 2;
+                    if constexpr (FP32)
+                        of_row[ot / 4 * 32 + 4 * n + ot % 4] = x, of_row[ot / 4 * 32 + 4 * n + 4 + ot % 4] = y;
+                    else
+                        *reinterpret_cast<float2*>(of_row + ot * 8 + n) = make_float2(x, y);
+                }
             }
             __syncthreads();
-            for_pairs<WARPS, HEAD_DIM_V>(warp, some, [&](int row, int col) {
+            for_each_pair<WARPS, HEAD_DIM_V>(some, [&](int row, int col) {
                 float2 o = make_float2(0.f, 0.f);
 #pragma unroll
                 for (int w = 0; w < WARPS; ++w) {
                     const float2 of_warp = *reinterpret_cast<const float2*>(sSum + (w * FEW + row) * PITCH + col);
                     o.x += of_warp.x, o.y += of_warp.y;
                 }
-                if (!whole)
-                    *reinterpret_cast<float2*>(partial.o(block) + (begin + row) * HEAD_DIM_V + col) = o;
-                else if (col < p.head_dim_v)
+                if (whole)
                     write(begin + row, col, o, sM[0][begin + row], sL[0][begin + row]);
+                else
+                    *reinterpret_cast<float2*>(partial.of(block) + (begin + row) * HEAD_DIM_V + col) = o;
             });
             __syncthreads();
         }
 
         // Whoever comes last merges the pieces.
         if (!whole) {
-            if (thread < rows) partial.m_and_l(block)[thread] = make_float2(sM[0][thread], sL[0][thread]);
+            if (thread < rows)
+                *reinterpret_cast<float2*>(partial.of(block) + partial.M_AND_L + 2 * thread) =
+                    make_float2(sM[0][thread], sL[0][thread]);
             __syncthreads();
             if (thread == 0) {
                 __threadfence();
@@ -291,7 +297,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
             __syncthreads();
             if (sLast)
-                merge_pieces<WARPS>(partial, pieces.end, rows, p.head_dim_v, m_to_log2, write);
+                merge_pieces<WARPS>(partial, pieces.end, rows, m_to_log2, sSum + warp * 24, write);
         }
         if (last) break;
     }

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES, KERNELS, most_pieces
+from cufa.kernel import ELEMENT_BYTES, KERNELS
 from cufa.variant import Variant
 
 MAX_TILES = 2**31 - 2**16
@@ -92,11 +92,10 @@ def plan(
             f"k_cache: {units} x {tiles} tiles of keys, of all sequences and heads, are more than "
             f"{MAX_TILES}"
         )
-    most = most_pieces(variant)
     if num_splits is None:
-        grid, splits = min(device.sm_count * variant.blocks_per_sm, units * tiles, most), 0
+        grid, splits = min(device.sm_count * variant.blocks_per_sm, units * tiles), 0
     else:
-        splits = min(num_splits, tiles, most)  # others would have no key in any sequence
+        splits = min(num_splits, tiles)  # others would have no key in any sequence
         grid = units * splits
     if grid > _MAX_GRID:
         raise ValueError(f"num_splits {num_splits} makes {grid} blocks, more than {_MAX_GRID}")
