@@ -98,19 +98,26 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         }
     };
 
-    // Q of a unit is fetched into registers before K and V, which would be in its way.
-    constexpr int QUARTERS = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
-    float4 q_next[QUARTERS];
-    auto fetch_q = [&](const UnitRows& at) {
-#pragma unroll
-        for (int i = 0; i < QUARTERS; ++i) {
-            const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
-            q_next[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-            if (row < at.rows && chunk * QTile::CHUNK < p.head_dim)
-                q_next[i] = *reinterpret_cast<const float4*>(at.template of<T>(p, p.q, row) + chunk * QTile::CHUNK);
-        }
+    // Q of a unit is fetched before K and V, which would be in its way, into registers, if they are few.
+    constexpr int PER_THREAD = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
+    constexpr bool AHEAD = PER_THREAD <= 2;
+    float4 q_next[AHEAD ? PER_THREAD : 1];
+    auto fetched_q = [&](const UnitRows& at, int i) {
+        const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
+        if (row >= at.rows || chunk * QTile::CHUNK >= p.head_dim) return make_float4(0.f, 0.f, 0.f, 0.f);
+        return *reinterpret_cast<const float4*>(at.template of<T>(p, p.q, row) + chunk * QTile::CHUNK);
     };
-    fetch_q(UnitRows(p, share.unit, BM));
+    auto store_q = [&](int i, const float4& values) {
+        const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
+        if (row < BM) sts_128(sQ + QTile::offset(row, chunk), values);
+    };
+    auto fetch_q = [&](const Unit<BN>& unit) {
+        if constexpr (!AHEAD) return;
+        const UnitRows rows(p, unit, BM);
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; ++i) q_next[AHEAD ? i : 0] = fetched_q(rows, i);
+    };
+    fetch_q(share.unit);
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; ++i) ask(i);
 
@@ -121,13 +128,18 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         const Sequence sequence = sequence_of(p, unit.batch);
 
         __syncthreads();
+        if constexpr (AHEAD) {
 #pragma unroll
-        for (int i = 0; i < QUARTERS; ++i) {
-            const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
-            if (row < BM) sts_128(sQ + QTile::offset(row, chunk), q_next[i]);
+            for (int i = 0; i < PER_THREAD; ++i) store_q(i, q_next[i]);
+        } else {
+#pragma unroll 4
+            for (int i = 0; i < PER_THREAD; ++i) store_q(i, fetched_q(tile, i));
         }
         __syncthreads();
 
+        const auto pieces = share.pieces(unit, block);
+        const bool whole = pieces.end - pieces.begin == 1;
+        const Partial<BM, HEAD_DIM_V> partial{p.partial, pieces.begin};
         // Tiles of keys that all rows see
         const int whole_end = score.sees(sequence, tile.query(p, 0)).end / BN;
         const int whole_first =
@@ -200,40 +212,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             slot = slot == STAGES - 1 ? 0 : slot + 1;
         }
 
-        const auto pieces = share.pieces(unit, block);
         const bool last = unit.end() >= share.count;
-        if (!last) unit.next(p), fetch_q(UnitRows(p, unit, BM));
-
-        // The warps' m and l; each row's then take the place of the first warp's.
-#pragma unroll
-        for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float l = lanes_sum<4>(softmax.l[mt][h]);
-                const int row = mt * 16 + h * 8 + lane / 4;
-                if (lane % 4 == 0) sM[warp][row] = softmax.m[mt][h][0], sL[warp][row] = l;
-            }
-        const bool whole = pieces.end - pieces.begin == 1;
-        const Partial<BM, HEAD_DIM_V> partial{p.partial, pieces.begin};
-        __syncthreads();
-        float factor[MT][2], m_of[MT][2], l_of[MT][2];
-#pragma unroll
-        for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int row = mt * 16 + h * 8 + lane / 4;
-                float m = Softmax::NONE, l = 0.f;
-#pragma unroll
-                for (int w = 0; w < WARPS; ++w) m = fmaxf(m, sM[w][row]);
-#pragma unroll
-                for (int w = 0; w < WARPS; ++w) l = fmaf(sL[w][row], exp2_approx((sM[w][row] - m) * m_to_log2), l);
-                factor[mt][h] = exp2_approx((softmax.m[mt][h][0] - m) * m_to_log2);
-                m_of[mt][h] = m, l_of[mt][h] = l;
-            }
-        __syncthreads();
-        if (warp == 0 && lane % 4 == 0)
-#pragma unroll
-            for (int i = 0; i < 2 * MT; ++i) sM[0][i * 8 + lane / 4] = m_of[i / 2][i % 2], sL[0][i * 8 + lane / 4] = l_of[i / 2][i % 2];
+        if (!last) unit.next(p), fetch_q(unit);
 
         // O = O / l of two columns, and once a row's log-sum-exp
         auto write = [&](int row, int col, float2 o, float m, float l) {
@@ -247,7 +227,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
                     Softmax::log_sum_exp(m * m_to_log2, l);
         };
-        // O of all warps, FEW rows at a time
+        // The warps' m, l and O, FEW rows at a time
+#pragma unroll
+        for (int i = 0; i < MT * 2; ++i) {
+            const float l = lanes_sum<4>(softmax.l[i / 2][i % 2]);
+            const int row = i * 8 + lane / 4;
+            if (lane % 4 == 0) sM[warp][row] = softmax.m[i / 2][i % 2][0], sL[warp][row] = l;
+        }
 #pragma unroll 1
         for (int begin = 0; begin < rows; begin += FEW) {
             const int some = min(rows - begin, FEW);
@@ -258,8 +244,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 float* of_row = sSum + (warp * FEW + row) * PITCH;
 #pragma unroll
                 for (int ot = 0; ot < OT; ++ot) {
-                    const float x = rO[i / 2][ot][i % 2 * 2] * factor[i / 2][i % 2];
-                    const float y = rO[i / 2][ot][i % 2 * 2 + 1] * factor[i / 2][i % 2];
+                    const float x = rO[i / 2][ot][i % 2 * 2], y = rO[i / 2][ot][i % 2 * 2 + 1];
                     const int n = lane % 4 * 2;
                     if constexpr (FP32)
                         of_row[ot / 4 * 32 + 4 * n + ot % 4] = x, of_row[ot / 4 * 32 + 4 * n + 4 + ot % 4] = y;
@@ -268,27 +253,29 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 }
             }
             __syncthreads();
-            for_each_pair<WARPS, HEAD_DIM_V>(some, [&](int row, int col) {
+            for_each_pair<WARPS, HEAD_DIM_V>(some, [&](int of_some, int col) {
+                const int row = begin + of_some;
+                float m = Softmax::NONE, l = 0.f;
                 float2 o = make_float2(0.f, 0.f);
 #pragma unroll
+                for (int w = 0; w < WARPS; ++w) m = fmaxf(m, sM[w][row]);
+#pragma unroll
                 for (int w = 0; w < WARPS; ++w) {
-                    const float2 of_warp = *reinterpret_cast<const float2*>(sSum + (w * FEW + row) * PITCH + col);
-                    o.x += of_warp.x, o.y += of_warp.y;
+                    const float weight = exp2_approx((sM[w][row] - m) * m_to_log2);
+                    const float2 of_warp = *reinterpret_cast<const float2*>(sSum + (w * FEW + of_some) * PITCH + col);
+                    l = fmaf(sL[w][row], weight, l);
+                    o.x = fmaf(of_warp.x, weight, o.x), o.y = fmaf(of_warp.y, weight, o.y);
                 }
-                if (whole)
-                    write(begin + row, col, o, sM[0][begin + row], sL[0][begin + row]);
-                else
-                    *reinterpret_cast<float2*>(partial.of(block) + (begin + row) * HEAD_DIM_V + col) = o;
+                if (whole) return write(row, col, o, m, l);
+                float* of_piece = partial.of(block);
+                *reinterpret_cast<float2*>(of_piece + row * HEAD_DIM_V + col) = o;
+                if (col == 0) *reinterpret_cast<float2*>(of_piece + partial.M_AND_L + 2 * row) = make_float2(m, l);
             });
             __syncthreads();
         }
 
         // Whoever comes last merges the pieces.
         if (!whole) {
-            if (thread < rows)
-                *reinterpret_cast<float2*>(partial.of(block) + partial.M_AND_L + 2 * thread) =
-                    make_float2(sM[0][thread], sL[0][thread]);
-            __syncthreads();
             if (thread == 0) {
                 __threadfence();
                 sLast = atomicAdd(p.arrived + pieces.begin, 1) == pieces.end - pieces.begin - 1;
@@ -297,7 +284,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
             __syncthreads();
             if (sLast)
-                merge_pieces<WARPS>(partial, pieces.end, rows, m_to_log2, sSum + warp * 24, write);
+                merge_pieces<WARPS, BM == 16 && OT <= 16 && !FP32 ? 24 : 8>(partial, pieces.end, rows, m_to_log2, sSum + warp * 32, write);
         }
         if (last) break;
     }

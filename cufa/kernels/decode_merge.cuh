@@ -26,13 +26,13 @@ __device__ void for_each_pair(int rows, Function function) {
 }
 
 // Merges the pieces of the blocks [partial.begin, end), in this order: `write` is handed a row and a column, two
-// numbers of O from there on, and m and l of the row. What is asked for arrives together: the time is that of one look at L2. Each warp has
-// `sWeight` of AT_ONCE numbers.
-template <int WARPS, int BM, int HEAD_DIM_V, class Write>
+// numbers of O from there on, and m and l of the row. AT_ONCE pieces are asked for together: the time is that of one look at
+// L2. Each warp has an `sWeight` of its own.
+template <int WARPS, int AT_ONCE, int BM, int HEAD_DIM_V, class Write>
 __device__ void merge_pieces(const Partial<BM, HEAD_DIM_V>& partial, int end, int rows, float m_to_log2, float* sWeight,
                              Write write) {
     auto fetched = [](const float* p) { return __ldcg(reinterpret_cast<const float2*>(p)); };
-    constexpr int AT_ONCE = BM == 16 ? 24 : 16, STEP = 2 * Partial<BM, HEAD_DIM_V>::FLOATS;
+    constexpr int STEP = 2 * Partial<BM, HEAD_DIM_V>::FLOATS;
     for_each_pair<WARPS, HEAD_DIM_V>(rows, [&](int row, int col) {
         const int lane = threadIdx.x % 32;
         float m = -INF, l = 0.f;
