@@ -171,7 +171,7 @@ def _check_limits(problem: Problem, device: Device) -> None:
 
 def _check_variant(problem: Problem, variant: Variant, device: Device) -> None:
     complaint = variant.illegal(device)
-    if complaint is None and variant.kernel not in ATTENTION_KERNELS:
+    if variant.kernel in KERNELS and variant.kernel not in ATTENTION_KERNELS:
         complaint = f"{variant.kernel} is for cufa.decode"
     if complaint is None and variant.dtype != problem.dtype:
         complaint = f"it is for {variant.dtype}, q has {problem.dtype}"
