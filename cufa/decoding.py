@@ -40,7 +40,9 @@ def decode(
     Parameters
     ----------
     q : array, shape (b, hq, sq, d)
-        The newest queries of each sequence: float16, bfloat16 (`ml_dtypes.bfloat16`) or float32.
+        The newest queries of each sequence: float16, bfloat16 (`ml_dtypes.bfloat16`) or float32. d
+        and dv are 1 to 256 and may differ. Any strides; on the GPU q and whole caches are copied
+        first if their last axis is not contiguous or their rows are not aligned to 16 bytes.
     k_cache : array, shape (b, hk, capacity, d) or (pages, hk, page_size, d)
         Keys, of q's dtype; in pages of any size if there is a `block_table`. hq must be a multiple
         of hk.
@@ -74,7 +76,7 @@ def decode(
         "unified" takes one preset maximum for all parts of a sequence (FlashDecoding++), and
         computes anew, as "exact", what that did not suit. The CPU computes both as "exact".
     kernel : str or Variant, optional
-        Forces a kernel or one instantiation; GPU only.
+        Forces a kernel ("decode") or one instantiation; GPU only.
 
     Returns
     -------
@@ -88,11 +90,15 @@ def decode(
     ------
     TypeError
         Unsupported or mixed dtypes, objects that are no arrays, NumPy mixed with CuPy but for
-        `lengths` and `block_table`.
+        `lengths` and `block_table`; options of another type.
     ValueError
-        Shapes, layout, scale, devices or `out` that do not fit; lengths and pages out of range, if
-        they are in NumPy arrays. On the device they are not checked: there, lengths out of range
-        and pages that do not exist give results that mean nothing, and no read outside the caches.
+        Shapes, layout, scale, devices or `out` that do not fit; an unknown `mode`, `num_splits`
+        below 1, a kernel that cannot take the call; in a capture into a CUDA graph, an array that
+        would be copied. Lengths and pages out of range, if they are in NumPy arrays. On the device
+        they are not checked: there, lengths out of range and pages that do not exist give results
+        that mean nothing, and no read outside the caches.
+    RuntimeError
+        A call is captured into a CUDA graph, and none of its size was made before outside of one.
     CompileError
         NVRTC refused a kernel.
 

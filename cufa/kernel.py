@@ -2,7 +2,7 @@
 
 Nothing else asks for a kernel by name; a new one is an entry of `KERNELS`, a file of
 ``cufa/kernels``, its tiles in ``cufa/planner/tiles.py`` and its space in
-``cufa/explorer/space.py``.
+``cufa/explorer/space.py``; if it decodes, its tiles in ``cufa/planner/decode.py``, and no space.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ _DECODE_ROWS = 4  # of O, that all warps add up at a time
 def _decode_smem_bytes(v: Variant) -> int:
     """Q, the warps' rings of K and V, parts of their O, and m and l of their rows."""
     rings = v.warps * v.stages * v.bn * (v.head_dim + v.head_dim_v)
-    parts = v.warps * _DECODE_ROWS * (v.head_dim_v + 8)
-    return ELEMENT_BYTES[v.dtype] * (v.bm * v.head_dim + rings) + 4 * (parts + 2 * v.warps * v.bm + 1)
+    operands = ELEMENT_BYTES[v.dtype] * (v.bm * v.head_dim + rings)
+    return operands + 4 * (v.warps * _DECODE_ROWS * (v.head_dim_v + 8) + 2 * v.warps * v.bm + 1)
 
 
 def _decode_complaint(v: Variant, device: Device) -> str | None:
@@ -212,7 +212,7 @@ def _decode_complaint(v: Variant, device: Device) -> str | None:
     return None
 
 
-# A call that names no kernel takes the first that can run it.
+# A call of `attention` that names no kernel takes the first that can run it.
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
@@ -264,10 +264,13 @@ KERNELS: dict[str, Kernel] = {
 }
 """The kernels, by name."""
 
+ATTENTION_KERNELS = {name: kernel for name, kernel in KERNELS.items() if not kernel.decodes}
+"""Those that are for `attention`; the others are for `decode`."""
+
 
 @functools.cache
 def default_kernel(dtype: str, device: Device, keys: bool = True) -> Kernel:
-    """Return the kernel that a call uses unless it names another.
+    """Return the kernel that a call of `attention` uses unless it names another.
 
     Parameters
     ----------
@@ -278,9 +281,6 @@ def default_kernel(dtype: str, device: Device, keys: bool = True) -> Kernel:
     """
     return next(
         kernel
-        for kernel in KERNELS.values()
-        if not kernel.decodes
-        and dtype in kernel.dtypes
-        and kernel.runs_on(device)
-        and (keys or not kernel.needs_keys)
+        for kernel in ATTENTION_KERNELS.values()
+        if dtype in kernel.dtypes and kernel.runs_on(device) and (keys or not kernel.needs_keys)
     )

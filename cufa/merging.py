@@ -31,12 +31,14 @@ def merge(
 
     Parameters
     ----------
-    outs : sequence of arrays, or array with the parts along its first axis
-        The results of `attention` or `decode`, all of one shape and dtype: any number from 1 on.
-    lses : sequence of arrays, or array with the parts along its first axis
-        Their log-sum-exps, float32, as many.
+    outs : sequence of arrays (b, h, s, dv), or array with the parts along its first axis
+        The results of `attention` or `decode`, all of one shape and dtype: any number from 1 on,
+        in float16, bfloat16 (`ml_dtypes.bfloat16`) or float32. 3-D (b, s, dv) and 2-D (s, dv)
+        results stand for missing axes, as there. dv is 1 to 256. Any strides.
+    lses : sequence of arrays (b, h, s), or array with the parts along its first axis
+        Their log-sum-exps, natural logarithms, float32, as many; without the axes that outs miss.
     layout : {"bhsd", "bshd"}
-        Order of the axes of 4-D results.
+        Order of the axes of 4-D results; log-sum-exps are (b, h, s) in either.
     out : array, optional
         Where the result goes: of its shape, sharing no memory with the inputs, in float16, bfloat16
         or float32 whatever dtype the parts have.

@@ -27,7 +27,8 @@ class Rotary:
 
     Attributes
     ----------
-    cos, sin : array
+    cos, sin : array, shape (positions, rotary_dim / 2)
+        float32.
     interleaved : bool
 
     Raises
@@ -70,7 +71,7 @@ class Rotary:
         frequencies : ndarray, shape (rotary_dim / 2,)
             Radians a position, scaled as a model asks for.
         positions : int
-            As many as the longest sequence has tokens.
+            Rows of the tables, from position 0 on: at least the tokens of the longest sequence.
         magnitude : float
             Factor of cosines and sines, such as YaRN's.
         interleaved : bool
@@ -80,6 +81,11 @@ class Rotary:
         Returns
         -------
         Rotary
+
+        Raises
+        ------
+        TypeError, ValueError
+            As of `Rotary`.
         """
         angles = np.arange(positions)[:, None] * np.asarray(frequencies, np.float64)
         cos, sin = (
@@ -116,6 +122,15 @@ class Rotary:
         Returns
         -------
         Rotary
+
+        Raises
+        ------
+        TypeError, ValueError
+            As of `Rotary`; a `rotary_dim` that is odd or less than 2.
+
+        Notes
+        -----
+        The frequencies are those of Su et al. 2021, RoFormer, section 3.2.2.
         """
         if rotary_dim < 2 or rotary_dim % 2:
             raise ValueError(f"rotary_dim must be even and at least 2, not {rotary_dim}")
@@ -126,7 +141,7 @@ class Rotary:
 
     @property
     def positions(self) -> int:
-        """Positions that the tables have."""
+        """Positions that the tables have, from 0 on."""
         return self.cos.shape[0]
 
     @property

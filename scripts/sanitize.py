@@ -1,20 +1,23 @@
 """A small grid of calls that reaches every kernel, to be run under compute-sanitizer.
 
 compute-sanitizer --tool memcheck python scripts/sanitize.py
-and the same with --tool racecheck, and with --tool initcheck --kernel-regex kns=fa: initcheck does
-not see what TMA writes, and so complains about CuPy's copies of it.
+and the same with --tool racecheck, and with --tool initcheck and --kernel-regex kns=fa, kns=decode,
+kns=append and kns=merge: initcheck does not see what TMA writes, and so complains about CuPy's
+copies of it. The words attention, decode, caches and merge run only those parts.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
+from collections.abc import Iterator
 
 import cupy
 import ml_dtypes
 import numpy as np
 
 import cufa
-from cufa.kernel import KERNELS
+from cufa.kernel import ATTENTION_KERNELS
 
 _DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 # Batch, heads, seq: odd. One has more tiles than blocks run at once; it and the last, many keys.
@@ -24,28 +27,120 @@ _SHAPES = (
 )
 _HEAD_DIMS = ((8, 100), (24, 24), (59, 59), (64, 64), (128, 128), (192, 128), (256, 256))
 
+# Keys of each sequence: none, fewer than queries, and odd numbers of several tiles.
+_LENGTHS = (333, 0, 1, 150, 77)
+# Heads of queries and of keys, and queries of a sequence: few rows of a tile, and several tiles.
+_ROWS = ((8, 2, 1), (14, 2, 3), (71, 1, 1))
+_PAGE_SIZES = (0, 1, 7, 64)  # 0: contiguous
+
+_rng = np.random.default_rng(0)
+
 
 def main() -> None:
-    """Run the grid; a CUDA error ends it with an exception."""
-    rng = np.random.default_rng(0)
+    """Run the grid, or the parts that are named; a CUDA error ends it with an exception."""
+    parts = {"attention": attention, "decode": decode, "caches": caches, "merge": merge}
+    for name in sys.argv[1:] or parts:
+        calls = sum(1 for _ in parts[name]())
+        cupy.cuda.get_current_stream().synchronize()
+        print(f"{name}: {calls} calls")
 
-    def random(dtype: str, *shape: int, first_rows: float = 1) -> cupy.ndarray:
-        x = rng.standard_normal(shape, dtype=np.float32)
-        x[..., : shape[-2] // 3, :] *= first_rows
-        return cupy.asarray(x.astype(_DTYPES[dtype]))
 
-    calls = 0
-    for kernel in KERNELS.values():
+def _random(dtype: str, *shape: int, first_rows: float = 1) -> cupy.ndarray:
+    x = _rng.standard_normal(shape, dtype=np.float32)
+    x[..., : shape[-2] // 3, :] *= first_rows
+    return cupy.asarray(x.astype(_DTYPES[dtype]))
+
+
+def attention() -> Iterator[cupy.ndarray]:
+    """Call each kernel of `cufa.attention`."""
+    for kernel in ATTENTION_KERNELS.values():
         grid = itertools.product(kernel.dtypes, _HEAD_DIMS, _SHAPES, (False, True))
         for dtype, (d, dv), (b, hq, hk, sq, sk), causal in grid:
-            q = random(dtype, b, sq, hq, d).swapaxes(1, 2)  # strided
+            q = _random(dtype, b, sq, hq, d).swapaxes(1, 2)  # strided
             # The keys that fa3_wgmma takes last outgrow what it knows of the others.
-            k = random(dtype, b, hk, sk, d, first_rows=30)
-            v = random(dtype, b, hk, sk, dv)
-            cufa.attention(q, k, v, causal=causal, return_lse=True, kernel=kernel.name)
-            calls += 1
-    cupy.cuda.get_current_stream().synchronize()
-    print(f"{calls} calls")
+            k = _random(dtype, b, hk, sk, d, first_rows=30)
+            v = _random(dtype, b, hk, sk, dv)
+            yield cufa.attention(q, k, v, causal=causal, return_lse=True, kernel=kernel.name)
+
+
+def decode() -> Iterator[cupy.ndarray]:
+    """Decode over caches of both kinds, with and without a number of splits."""
+    batch, capacity = len(_LENGTHS), max(_LENGTHS) + 2
+    lengths = cupy.asarray(np.array(_LENGTHS, np.int32))
+    grid = itertools.product(_DTYPES, _HEAD_DIMS, _ROWS, _PAGE_SIZES, (None, 3))
+    for dtype, (d, dv), (hq, hk, sq), page_size, splits in grid:
+        q = _random(dtype, batch, sq, hq, d).swapaxes(1, 2)
+        pages, keys, table = batch, capacity, None
+        if page_size:
+            table = _table(page_size, capacity)
+            pages, keys = table.size, page_size
+        k, v = (_random(dtype, pages, hk, keys, n) for n in (d, dv))
+        options = {"lengths": lengths, "block_table": table, "num_splits": splits}
+        for causal in (False, True)[: 1 + (sq > 1)]:
+            yield cufa.decode(q, k, v, causal=causal, return_lse=True, **options)
+    yield from _out_of_range()
+
+
+def _table(page_size: int, capacity: int) -> cupy.ndarray:
+    """Return pages in any order, and numbers of none where a sequence has no key."""
+    width = -(-capacity // page_size)
+    table = _rng.permutation(len(_LENGTHS) * width).reshape(-1, width).astype(np.int32)
+    for row, length in zip(table, _LENGTHS, strict=True):
+        row[-(-length // page_size) :] = 2**31 - 1
+    return cupy.asarray(table)
+
+
+def _out_of_range() -> Iterator[cupy.ndarray]:
+    """Lengths and pages that only the device knows: results mean nothing, no read is outside."""
+    lengths = cupy.asarray(np.array([2**31 - 1, -5], np.int32))
+    table = cupy.asarray(np.array([[-1, 5, 2**31 - 1], [0, 1, -(2**31)]], np.int32))
+    for dtype in _DTYPES:
+        q, pages = _random(dtype, 2, 4, 1, 64), _random(dtype, 5, 2, 16, 64)
+        yield cufa.decode(q, pages, pages, lengths=lengths, block_table=table)
+        yield cufa.decode(q, pages[:2], pages[:2], lengths=lengths)
+
+
+def caches() -> Iterator[cupy.ndarray]:
+    """Fill caches of both kinds by unequal steps, and decode from them."""
+    rotary = (None, (8, False), (24, True))  # elements that are turned, and in which pairs
+    grid = itertools.product(_DTYPES, ((24, 24), (59, 59), (64, 128)), rotary, (0, 7))
+    for dtype, (d, dv), turned, page_size in grid:
+        made = None
+        if turned is not None:
+            dim, interleaved = turned
+            made = cufa.Rotary.of_theta(1e4, dim, 140, interleaved=interleaved, xp=cupy)
+        options = {"head_dim_v": dv, "dtype": dtype, "rotary": made, "xp": cupy}
+        if page_size:
+            paged = cufa.PagedKVCache(70, page_size, 3, 2, d, pages_per_sequence=20, **options)
+            paged.allocate()
+            paged.fork(0)
+            paged.allocate()
+            cache: cufa.KVCache | cufa.PagedKVCache = paged
+        else:
+            cache = cufa.KVCache(3, 2, 140, d, **options)
+        for counts in ((33, 0, 5), (1, 1, 1), (3, 2, 0), (0, 0, 0)):
+            n = max(1, *counts)
+            k, v, q = (_random(dtype, 3, h, n, dim) for h, dim in ((2, d), (2, dv), (6, d)))
+            yield cache.decode(cache.append(k, v, q, counts=counts), return_lse=True)
+        cache.truncate([20, 2, 0])
+        if page_size:  # the fork's page is copied when it grows
+            paged.free(1)
+            paged.fork(0)
+        k, v, q = (_random(dtype, 3, h, 1, dim) for h, dim in ((2, d), (2, dv), (6, d)))
+        yield cache.decode(cache.append(k, v, q))
+
+
+def merge() -> Iterator[cupy.ndarray]:
+    """Merge few and many parts, rows that have seen no key among them."""
+    grid = itertools.product(_DTYPES, _DTYPES, (1, 24, 59, 256), (1, 3, 130), (False, True))
+    for dtype, of_out, d, parts, strided in grid:
+        shape = (2, 5, 3) if strided else (2, 3, 5)
+        outs = _random(dtype, parts, *shape, d)
+        lses = _random("float32", parts, *shape)
+        lses[:, :, 1] = -np.inf
+        if strided:
+            outs, lses = outs.swapaxes(2, 3), lses.swapaxes(2, 3)
+        yield cufa.merge(outs, lses, out=cupy.empty((2, 3, 5, d), _DTYPES[of_out]))
 
 
 if __name__ == "__main__":

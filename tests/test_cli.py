@@ -93,6 +93,8 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("explain", *SMALL, "--v", "1,2,64,64", "--gpu", "h100"), "seq 64 and 128 differ"),
     (("explain", *SMALL, "--dtype", "int8"), "argument --dtype: invalid choice: 'int8'"),
     (("explain", *SMALL, "--kernel", "fa9"), "'fa9' is none of the kernels"),
+    (("explain", *SMALL, "--kernel", "decode"), "fa1_fp32: it is for cufa.decode"),
+    (("explore", *SMALL, "--kernel", "decode"), "fa1_fp32: it is for cufa.decode"),
     (
         ("explain", *SMALL, "--kernel", "fa2_fp32", "--gpu", "h100"),
         "kernel: fa2_fp32 takes float32, q has float16",
@@ -116,6 +118,9 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("explore", *SMALL, "--plot", "x.unknown"), "'x.unknown' must end in one of"),
     (("compile", "--arch", "sm_90a", "--for", "1,1,8,64:2,1,8,64"), "batch 2 and 1 differ"),
     (("compile", "--arch", "sm_90a", "--for", "1,1,8,64:" * 4), "more than the three shapes"),
+    (("compile", "--arch", "sm_90a", "--decode", "1,1,8,64:2,1,8,64"), "batch 2 and 1 differ"),
+    (("compile", "--arch", "sm_90a", "--for", "1,1,8,64", "--page-size", "8"), "is for --decode"),
+    (("compile", "--arch", "sm_90a", "--page-size", "0"), "'0' is no positive integer"),
     (("inspect", "bogus", "--arch", "sm_90a"), "a variant looks like"),
     (("inspect", VARIANT, "--ptx", "--sass"), "not allowed with argument"),
     (

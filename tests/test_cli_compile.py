@@ -15,11 +15,13 @@ import pytest
 import cufa
 from cufa import cache, cli, device, tuned
 from cufa.cli import disassembler
-from cufa.compiler import cubins, jit, nvrtc
+from cufa.compiler import cubins, elf, jit, nvrtc
+from cufa.decode_problem import DecodeProblem
 from cufa.explorer import build
 from cufa.explorer.build import Built
-from cufa.kernel import KERNELS
+from cufa.kernel import ATTENTION_KERNELS, KERNELS
 from cufa.launch import calls
+from cufa.planner.decode import plan as plan_decode
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.rules import all_variants
@@ -29,6 +31,7 @@ from cufa.problem import Problem
 from cufa.variant import Variant
 
 VARIANT = Variant("fa2_mma", "float16", 32, 32, 64, 64, 2, 4, 4, score=("Causal",))
+OF_DECODE = Variant("decode", "bfloat16", 64, 64, 16, 16, 3, 4, 1, kv="Paged")
 ONE = ("compile", "--arch", "sm_86", "--for", "1,1,64,32", "--dtype", "float16", "--causal")
 
 Captured = pytest.CaptureFixture[str]
@@ -114,6 +117,36 @@ def test_without_problems_all_that_the_planner_can_choose(builder: Builder) -> N
     assert {(v.dtype, v.causal) for v in builder.asked} == {("bfloat16", True)}
 
 
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_kernels_of_decode(builder: Builder, page_size: int) -> None:
+    """For caches of both kinds, and beside those of attention."""
+    words = ["compile", "--gpu", "a100", "--dtype", "float16", "--for", "1,8,64,32"]
+    words += ["--decode", "3,8,1,128:3,2,100,128", "3,8,4,64:3,2,100,64:3,2,100,40"]
+    assert cli.main([*words, *(["--page-size", str(page_size)] if page_size else ())]) == 0
+    attention = [v for v in builder.asked if v.kernel in ATTENTION_KERNELS]
+    assert [v.score for v in attention] == [(), ("Causal",)]
+    pages = 3 * -(-100 // page_size) if page_size else 0
+    for seq, d, dv in ((1, 128, 128), (4, 64, 40)):
+        for causal in (False, True):
+            cache = (8, 2, seq, 100, pages, page_size, d, dv)
+            problem = DecodeProblem("float16", 3, *cache, causal, d**-0.5)
+            assert plan_decode(problem, device.named("a100")).variant in builder.asked
+
+
+def test_one_kernel_of_decode_for_real(capsys: Captured) -> None:
+    pytest.importorskip("cupy")
+    shapes = "1,4,1,64:1,1,512,64"
+    words = ["compile", "--arch", "sm_86", "--decode", shapes, "--dtype", "bfloat16"]
+    assert cli.main(words) == 0
+    out, _ = capsys.readouterr()
+    assert "1 kernel for sm_86 (rtx3090) written" in out
+    printed = re.search(r"^\[1/1\] (\w+<.*>)  ", out)
+    assert printed
+    cubin = cubins.find(Variant.parse(printed[1]), "sm_86", nvrtc.version())
+    assert cubin is not None
+    assert elf.symbol(cubin)
+
+
 SHAPE = (4, 32, 4096, 128)
 
 
@@ -156,7 +189,7 @@ def test_tuned_variants_are_compiled_too(builder: Builder) -> None:
     assert all(v.illegal(gpu) is None for v in builder.asked)
 
 
-@pytest.mark.parametrize("kernel", ["fa3_wgmma", "fa9"])
+@pytest.mark.parametrize("kernel", ["fa3_wgmma", "decode", "fa9"])
 def test_tuned_kernels_that_the_gpu_cannot_have_are_passed_over(
     builder: Builder, kernel: str
 ) -> None:
@@ -266,15 +299,16 @@ def test_what_was_compiled_ahead_runs(
 # -- inspect ---------------------------------------------------------------------------------------
 
 
-def test_figures(capsys: Captured) -> None:
+@pytest.mark.parametrize("variant", [VARIANT, OF_DECODE], ids=["attention", "decode"])
+def test_figures(variant: Variant, capsys: Captured) -> None:
     pytest.importorskip("cupy")
-    assert cli.main(["inspect", str(VARIANT), "--gpu", "h100"]) == 0
+    assert cli.main(["inspect", str(variant), "--gpu", "h100"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    compiled = nvrtc.compile_variant(VARIANT, "sm_90a")
+    compiled = nvrtc.compile_variant(variant, "sm_90a")
     assert f"registers      {compiled.registers} a thread" in out
     assert "spills         none" in out
-    assert f"shared memory  {VARIANT.smem_bytes} bytes a block" in out
+    assert f"shared memory  {variant.smem_bytes} bytes a block" in out
     assert f"code           {compiled.code_bytes} bytes" in out
     assert "of 2048 threads" in out
 
@@ -283,7 +317,7 @@ def test_figures(capsys: Captured) -> None:
 def test_the_source_compiles_to_the_one_variant(kernel: str, capsys: Captured) -> None:
     compiler = pytest.importorskip("cupy").cuda.nvrtc
     gpu = device.named("h200")
-    variant = next(v for v in all_variants(gpu) if v.kernel == kernel)
+    variant = next(v for v in [*all_variants(gpu), OF_DECODE] if v.kernel == kernel)
     assert cli.main(["inspect", str(variant).replace(" ", ""), "--source"]) == 0
     out, _ = capsys.readouterr()
     program = compiler.createProgram(out, "inspected.cu", (), ())

@@ -129,6 +129,14 @@ def test_an_illegal_variant_is_a_row(capsys: Captured) -> None:
     assert "bytes of shared memory are needed" in out
 
 
+def test_a_variant_of_decode_is_a_row_that_says_so(capsys: Captured) -> None:
+    pytest.importorskip("cupy")
+    variant = "decode<bfloat16, 128, 128, 16, 16, 3, 4, 1, Score<>, Paged>"
+    assert cli.main(["explore", *Q, "--arch", "sm_80", "--variant", variant]) == 0
+    out, _ = capsys.readouterr()
+    assert "decode is for cufa.decode" in out
+
+
 def test_ctrl_c_keeps_what_was_found(fake: Fake, capsys: Captured, tmp_path: Path) -> None:
     fake.interrupted = True
     target = tmp_path / "x.json"

@@ -10,7 +10,7 @@ from cufa import device
 from cufa.explorer.occupancy import register_bound
 from cufa.explorer.space import DEFAULTS, variants
 from cufa.explorer.tune import entry_of
-from cufa.kernel import KERNELS, default_kernel
+from cufa.kernel import ATTENTION_KERNELS, default_kernel
 from cufa.planner.plan import plan
 from cufa.planner.tiles import TileShape, all_head_dims, tile_shapes
 from cufa.problem import Problem
@@ -24,7 +24,7 @@ on_every_gpu = pytest.mark.parametrize(
         pytest.param(gpu, kernel, id=f"{gpu.name}-{kernel}")
         for gpu in GPUS
         for kernel in sorted(DEFAULTS)
-        if KERNELS[kernel].runs_on(gpu)
+        if ATTENTION_KERNELS[kernel].runs_on(gpu)
     ],
 )
 
@@ -36,8 +36,8 @@ def problem_of(head_dim: int = 128, head_dim_v: int | None = None, **options: An
     return Problem.of_shapes(q, q, (2, 16, 8192, head_dim_v), **options)
 
 
-def test_every_kernel_has_a_default_space() -> None:
-    assert set(DEFAULTS) == set(KERNELS)
+def test_every_kernel_of_attention_has_a_default_space() -> None:
+    assert set(DEFAULTS) == set(ATTENTION_KERNELS)
 
 
 def shape_of(variant: Variant) -> TileShape:
@@ -47,7 +47,7 @@ def shape_of(variant: Variant) -> TileShape:
 @on_every_gpu
 def test_default_space(gpu: device.Device, kernel: str) -> None:
     """All legal and different, with all that the planner could choose for these head dims."""
-    dtype = KERNELS[kernel].dtypes[0]
+    dtype = ATTENTION_KERNELS[kernel].dtypes[0]
     for head_dims in all_head_dims(kernel, gpu):
         problem = problem_of(*head_dims, dtype=dtype)
         found = variants(problem, gpu, [kernel])
@@ -74,7 +74,11 @@ def test_bound_of_registers_drops_nothing_that_the_planner_uses(
     for head_dims in all_head_dims(kernel, gpu):
         for shape in tile_shapes(kernel, head_dims, gpu):
             variant = Variant(
-                kernel, KERNELS[kernel].dtypes[0], *head_dims, **shape._asdict(), score=("Causal",)
+                kernel,
+                ATTENTION_KERNELS[kernel].dtypes[0],
+                *head_dims,
+                **shape._asdict(),
+                score=("Causal",),
             )
             bound = register_bound(gpu, variant.threads, variant.blocks_per_sm)
             assert default.registers(variant) <= bound, variant

@@ -19,8 +19,12 @@ PACKAGE = Path(source.__file__).parents[1]
 H200 = device.named("h200")
 NO_SM90A = H200._replace(compiles_sm90a=False)
 
-#: Where kernels have names: their descriptors, their tiles, and the spaces that are explored.
-BY_NAME = {"kernel.py", "planner/tiles.py", "explorer/space.py"}
+#: Where kernels have names: their descriptors, their tiles, and the spaces that are explored; and
+#: the package, one of whose functions has a kernel's name.
+BY_NAME = {
+    *("kernel.py", "planner/tiles.py", "planner/decode.py", "explorer/space.py"),
+    "__init__.py",
+}
 
 
 def strings(path: Path) -> Iterator[str]:

@@ -14,7 +14,7 @@ import cufa
 from cufa import device
 from cufa.compiler import elf, nvrtc, source
 from cufa.device import Device
-from cufa.kernel import KERNELS
+from cufa.kernel import ATTENTION_KERNELS
 from cufa.planner.rules import all_variants
 from cufa.planner.tiles import all_head_dims
 from cufa.variant import Variant
@@ -32,8 +32,8 @@ BROKEN = Variant("fa1_fp32", "float32", 32, 32, 64, 64, 2, 8, 1)
 ENTRIES = [
     (arch, kernel, head_dims)
     for arch in ARCHS
-    for kernel in KERNELS
-    if KERNELS[kernel].runs_on(device.of_arch(arch))
+    for kernel in ATTENTION_KERNELS
+    if ATTENTION_KERNELS[kernel].runs_on(device.of_arch(arch))
     for head_dims in all_head_dims(kernel, device.of_arch(arch))
 ]
 

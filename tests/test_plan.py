@@ -14,7 +14,7 @@ import cufa
 from cufa import device
 from cufa.cpu import attention as cpu
 from cufa.device import Device
-from cufa.kernel import KERNELS
+from cufa.kernel import ATTENTION_KERNELS
 from cufa.planner.plan import KEY_STEP, Plan, plan
 from cufa.planner.problem_class import problem_class
 from cufa.planner.rules import all_variants
@@ -68,7 +68,7 @@ def kernel_names(draw: st.DrawFn, problem: Problem, gpu: Device) -> str | None:
     """Draw None, or a kernel for elements of this type that the GPU has."""
     fitting = [
         name
-        for name, kernel in KERNELS.items()
+        for name, kernel in ATTENTION_KERNELS.items()
         if problem.dtype in kernel.dtypes and kernel.runs_on(gpu)
         if problem.seq_kv > 0 or not kernel.needs_keys
     ]
@@ -247,8 +247,8 @@ def test_what_is_chosen_can_be_forced(case: tuple[Problem, Device, str | None, P
 def test_all_variants_are_those_of_the_tables(gpu: Device) -> None:
     variants = all_variants(gpu)
     assert len(set(variants)) == len(variants)
-    for kernel in KERNELS:
-        if not KERNELS[kernel].runs_on(gpu):
+    for kernel in ATTENTION_KERNELS:
+        if not ATTENTION_KERNELS[kernel].runs_on(gpu):
             assert kernel not in {v.kernel for v in variants}
             continue
         for head_dims in all_head_dims(kernel, gpu):
@@ -260,7 +260,9 @@ def test_all_variants_are_those_of_the_tables(gpu: Device) -> None:
             assert shapes == set(tile_shapes(kernel, head_dims, gpu))
             kinds = {(v.dtype, v.causal) for v in variants if v.kernel == kernel}
             assert kinds == {
-                (dtype, causal) for dtype in KERNELS[kernel].dtypes for causal in (False, True)
+                (dtype, causal)
+                for dtype in ATTENTION_KERNELS[kernel].dtypes
+                for causal in (False, True)
             }
 
 
@@ -357,7 +359,13 @@ KERNEL_ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "number": (3, TypeError, "kernel must be a str or a Variant, not int"),
     "plain tuple": (tuple(VARIANT), TypeError, "kernel must be .* not tuple"),
     "bytes": (b"fa2_mma", TypeError, "kernel must be .* not bytes"),
-    "unknown": ("fa9", ValueError, "kernel must be one of fa3_wgmma, .* not 'fa9'"),
+    "unknown": ("fa9", ValueError, "kernel must be one of fa3_wgmma, .* not 'fa9'$"),
+    "of decode": ("decode", ValueError, "kernel must be .* not 'decode', which is for cufa.decode"),
+    "variant of decode": (
+        Variant("decode", "float16", 128, 128, 16, 16, 3, 4, 1, kv="Contiguous"),
+        ValueError,
+        "kernel: .* decode is for cufa.decode",
+    ),
     "empty": ("", ValueError, "kernel must be one of"),
     "another dtype": ("fa2_fp32", ValueError, "kernel: fa2_fp32 takes float32, q has float16"),
     "fa1 for 16 bits": ("fa1_fp32", ValueError, "kernel: fa1_fp32 takes float32, q has float16"),

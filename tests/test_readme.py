@@ -171,7 +171,9 @@ def test_every_environment_variable_is_named() -> None:
 
 
 CONSOLE = re.findall(r"```console\n\$ python (.*)\n([^`]*)```", TEXT)
-SNIPPETS = re.findall(r"```python\n(from pathlib[^`]*|from minilm[^`]*)```", TEXT)
+SNIPPETS = re.findall(r"```python\n([^`]*)```", TEXT)
+ON_A_GPU = [snippet for snippet in SNIPPETS if snippet.startswith("import cupy")]
+ON_THE_HOST = [snippet for snippet in SNIPPETS if snippet not in ON_A_GPU]
 
 
 def run(*command: str) -> str:
@@ -193,10 +195,16 @@ def test_commands_print_what_is_shown(command: str, output: str) -> None:
     assert run(*shlex.split(command)) == output
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS)
+@pytest.mark.parametrize("snippet", ON_THE_HOST)
 def test_snippets_run(snippet: str) -> None:
     assert run("-c", snippet).strip()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("snippet", ON_A_GPU)
+def test_snippets_run_on_a_gpu(snippet: str) -> None:
+    assert run("-c", snippet).strip()
+
+
 def test_there_are_commands_and_snippets() -> None:
-    assert len(CONSOLE) == len(SNIPPETS) == 2
+    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 6, 2)

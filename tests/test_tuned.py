@@ -275,6 +275,7 @@ ILLEGAL = {
     "zero": ENTRY._replace(shape=TileShape(0, 0, 0, 0, 0)),
     "unknown": ENTRY._replace(kernel="fa9"),
     "of another type": FA1_ENTRY,
+    "of decode": ENTRY._replace(kernel="decode"),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cufa import device
-from cufa.kernel import KERNELS, WGMMA_WIDTHS
+from cufa.kernel import ATTENTION_KERNELS, WGMMA_WIDTHS
 from cufa.planner.rules import all_variants
 from cufa.planner.tiles import all_head_dims, padded
 from cufa.variant import Variant
@@ -373,7 +373,12 @@ def test_blocks_that_shall_share_a_multiprocessor_fit_its_shared_memory(name: st
 
 @pytest.mark.parametrize(
     ("name", "kernel"),
-    [(g, k) for g in GPUS for k in sorted(KERNELS) if KERNELS[k].runs_on(device.named(g))],
+    [
+        (gpu, name)
+        for gpu in GPUS
+        for name, kernel in sorted(ATTENTION_KERNELS.items())
+        if kernel.runs_on(device.named(gpu))
+    ],
 )
 def test_every_head_dim_has_a_tile_that_holds_it(name: str, kernel: str) -> None:
     gpu = device.named(name)

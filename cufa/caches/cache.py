@@ -76,6 +76,11 @@ class Cache:
         k_cache, v_cache : array
             (sequences, heads_kv, capacity, head_dim), or all pages of the cache, (pages, heads_kv,
             page_size, head_dim); in the order of its layout. Always the same memory.
+
+        Raises
+        ------
+        TypeError, ValueError
+            There is no such layer.
         """
         if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
             raise TypeError(f"layer must be an integer, not {type(layer).__name__}")
@@ -97,6 +102,9 @@ class Cache:
 
         Raises
         ------
+        TypeError, ValueError
+            Counts that are no integers, negative, not as many as sequences, or of a sequence that
+            has not been allocated; nothing has changed.
         CacheFullError
             There is not enough room; nothing has changed.
         RuntimeError
@@ -142,8 +150,9 @@ class Cache:
 
         Raises
         ------
-        ValueError
-            A sequence has fewer; nothing has changed.
+        TypeError, ValueError
+            Lengths that are no integers, negative or not as many as sequences, or of which a
+            sequence has fewer; nothing has changed.
         RuntimeError
             The current stream is being captured into a CUDA graph.
         """
@@ -235,7 +244,7 @@ class Cache:
         v : array, shape (sequences, heads_kv, n, head_dim_v)
             Values.
         q : array, shape (sequences, heads_q, n, head_dim), optional
-            Queries of the same tokens.
+            Queries of the same tokens, in the same dtype and layout.
         layer : int
 
         Returns
@@ -247,11 +256,15 @@ class Cache:
         Raises
         ------
         TypeError, ValueError
-            Arrays that do not fit; nothing has been written.
+            Arrays that do not fit, or that would be copied in a capture because their last axis is
+            not contiguous; nothing has been written.
+        CompileError
+            NVRTC refused a kernel.
 
         Notes
         -----
-        One kernel on the current stream, which can be captured into a CUDA graph.
+        One kernel on the current stream, which can be captured into a CUDA graph. What a rotary
+        embedding turns is computed in float32 and rounded once (Su et al. 2021, RoFormer).
         """
         tokens, turned_q = self._tokens(k, v, q, layer)
         host = self._store.host[:, self._rows]
@@ -276,6 +289,11 @@ class Cache:
         -------
         array, or tuple of array
             As of `cufa.decode`.
+
+        Raises
+        ------
+        TypeError, ValueError, RuntimeError, CompileError
+            As `cufa.decode`.
         """
         return decode(
             q,

@@ -33,10 +33,20 @@ class KVCache(Cache):
     rotary : Rotary, optional
         Turns keys, and queries that are given with them, by their position, the first being 0.
     xp : module
-        `numpy` or `cupy`: where the cache is.
+        `numpy` or `cupy`: where the cache is; with `cupy`, on the current device.
+
+    Raises
+    ------
+    TypeError
+        Sizes that are no integers, an unknown dtype, an `xp` or a `rotary` of another kind.
+    ValueError
+        Sizes, a layout or a `rotary` that do not fit.
 
     Notes
     -----
+    A layer's keys are an array (sequences, heads_kv, capacity, head_dim) or (sequences, capacity,
+    heads_kv, head_dim), as `layout` says, and its values the same with `head_dim_v`; see `layer`.
+
     A step of a model is `extend`, which advances the lengths, and in each layer `write` and
     `decode`. With a single layer, `append` is `extend` and `write`. Lengths are kept on the host,
     and sent to the device by what changes them: nothing waits for the device, and storage and

@@ -32,11 +32,20 @@ class PagedKVCache(Cache):
     head_dim_v, dtype, layers, layout, rotary, xp
         As of `KVCache`.
 
+    Raises
+    ------
+    TypeError, ValueError
+        As of `KVCache`.
+
     Notes
     -----
-    As of `KVCache`. Numbers that are not allocated have the length 0: their rows of what is written
-    are left out, and what they decode is 0. So a batch is always all numbers, or a range of them,
-    and one CUDA graph serves whoever is in it.
+    A layer's keys are an array (pages, heads_kv, page_size, head_dim) or (pages, page_size,
+    heads_kv, head_dim), as `layout` says, and its values the same with `head_dim_v`; see `layer`
+    and `block_table`. Lengths and CUDA graphs are as of `KVCache`.
+
+    Numbers that are not allocated have the length 0: their rows of what is written are left out,
+    and what they decode is 0. So a batch is always all numbers, or a range of them, and one CUDA
+    graph serves whoever is in it.
 
     `fork` shares a sequence's pages with another one. A page that is partly filled and has several
     users is copied when one of them grows (copy on write); others never are. Pages are those of
@@ -126,8 +135,8 @@ class PagedKVCache(Cache):
 
         Raises
         ------
-        ValueError
-            It has not been allocated.
+        TypeError, ValueError
+            It is no integer, or has not been allocated.
         RuntimeError
             The current stream is being captured into a CUDA graph.
         """
@@ -154,8 +163,8 @@ class PagedKVCache(Cache):
 
         Raises
         ------
-        ValueError
-            It has not been allocated.
+        TypeError, ValueError
+            It is no integer, or has not been allocated.
         CacheFullError
             All numbers are in use; nothing has changed.
         RuntimeError

@@ -17,18 +17,20 @@ from cufa.cli.parser import (
     add_jobs,
     problem_of,
 )
-from cufa.cli.values import shapes
+from cufa.cli.values import Shapes, count, shapes
 from cufa.compiler import cubins, elf, nvrtc
 from cufa.compiler.nvrtc import CompileError
+from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.explorer import build
 from cufa.explorer.table import counted
-from cufa.kernel import ELEMENT_BYTES, KERNELS, default_kernel
+from cufa.kernel import ATTENTION_KERNELS, ELEMENT_BYTES, default_kernel
+from cufa.planner.decode import plan as plan_decode
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
 from cufa.planner.tiles import all_head_dims, padded
-from cufa.problem import DTYPES
+from cufa.problem import DTYPES, Problem
 from cufa.tuned import user_table
 from cufa.variant import Variant
 
@@ -42,14 +44,15 @@ def add(commands: Commands) -> None:
         summary="compile kernels ahead of time, into cufa's cache folder",
         description=(
             "Compile the kernels that the planner would choose, so that a first call finds\n"
-            "them: for a container image, or where nobody may wait. Without --for, all that it\n"
-            "can choose on that GPU. With --arch, for every well-known GPU of it. What is there\n"
-            "already is skipped. CUFA_CACHE_DIR says where they go. It must be the same when they\n"
-            "are used, and so must NVRTC."
+            "them: for a container image, or where nobody may wait. Without --for or --decode,\n"
+            "all that it can choose for cufa.attention on that GPU. With --arch, for every\n"
+            "well-known GPU of it. What is there already is skipped. CUFA_CACHE_DIR says where\n"
+            "they go. It must be the same when they are used, and so must NVRTC."
         ),
         examples=(
             "--arch sm_90a --for 4,32,4096,128:4,8,4096,128 1,32,1,128 --dtype bfloat16",
             "--gpu rtx4090 --dtype float16 --causal",
+            "--arch sm_90a --decode 16,32,1,128:16,8,8192,128 --page-size 64 --dtype bfloat16",
         ),
     )
     parser.add_argument(
@@ -59,6 +62,20 @@ def add(commands: Commands) -> None:
         nargs="+",
         metavar="Q[:K[:V]]",
         help="shapes B,H,S,D of problems; K is like Q, and V like K, where left out",
+    )
+    parser.add_argument(
+        "--decode",
+        dest="decodes",
+        type=shapes,
+        nargs="+",
+        metavar="Q:K[:V]",
+        help="the same of problems of cufa.decode, whose caches have room for S keys a sequence",
+    )
+    parser.add_argument(
+        "--page-size",
+        type=count,
+        metavar="N",
+        help="with --decode: keys of a page, of caches that are paged",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="one element type (default: all)")
     parser.add_argument(
@@ -134,30 +151,60 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
     """Return what to compile for a GPU."""
     masks = (False, True) if options.causal is None else (options.causal,)
     dtypes = DTYPES if options.dtype is None else (options.dtype,)
-    if options.problems is None:
+    if options.page_size and not options.decodes:
+        raise CommandError("--page-size is for --decode")
+    if options.problems is None and options.decodes is None:
         return [v for v in _all(device) if v.causal in masks and v.dtype in dtypes]
-    problems = [
-        problem_of(each, dtype, causal)
-        for each in options.problems
-        for dtype in dtypes
-        for causal in masks
-    ]
+
+    def problems(given: list[Shapes] | None) -> list[Problem]:
+        return [
+            problem_of(each, dtype, causal)
+            for each in given or ()
+            for dtype in dtypes
+            for causal in masks
+        ]
+
     try:
         table = user_table(device)
-        return [plan(problem, device, table=table).variant for problem in problems]
+        return [
+            *(plan(each, device, table=table).variant for each in problems(options.problems)),
+            *(
+                plan_decode(_of_decode(each, options.page_size), device).variant
+                for each in problems(options.decodes)
+            ),
+        ]
     except ValueError as error:
         raise CommandError(error) from error
 
 
+def _of_decode(problem: Problem, page_size: int | None) -> DecodeProblem:
+    """Return the problem of `cufa.decode` whose sequences all have the keys of a problem."""
+    size = page_size or 0
+    return DecodeProblem(
+        dtype=problem.dtype,
+        batch=problem.batch,
+        heads_q=problem.heads_q,
+        heads_kv=problem.heads_kv,
+        seq_q=problem.seq_q,
+        capacity=problem.seq_kv,
+        pages=problem.batch * -(-problem.seq_kv // size) if size else 0,
+        page_size=size,
+        head_dim=problem.head_dim,
+        head_dim_v=problem.head_dim_v,
+        causal=problem.causal,
+        scale=problem.scale,
+    )
+
+
 def _all(device: Device) -> list[Variant]:
-    """Return what the planner can choose, by its rules and by the user's table."""
+    """Return what the planner can choose for `attention`, by its rules and by the user's table."""
     table = user_table(device)
     tuned_ones = (
         Variant(
             kernel.name, dtype, *head_dims, **entry.shape._asdict(), score=("Causal",) * key.causal
         )
         for key, entry in (table.entries.items() if table is not None else ())
-        for kernel in (KERNELS.get(entry.kernel),)
+        for kernel in (ATTENTION_KERNELS.get(entry.kernel),)
         if kernel is not None and kernel.runs_on(device)
         for dtype in kernel.dtypes
         if ELEMENT_BYTES[dtype] == key.element_bytes

@@ -10,7 +10,7 @@ from typing import NamedTuple, get_type_hints
 from cufa import device as devices
 from cufa import optional
 from cufa.device import Device
-from cufa.kernel import KERNELS
+from cufa.kernel import ATTENTION_KERNELS, KERNELS
 from cufa.planner.tiles import TileShape
 from cufa.variant import Variant
 
@@ -80,9 +80,11 @@ def architecture(text: str) -> Device:
 
 
 def kernel(text: str) -> str:
-    """Return the name of a kernel."""
-    if text not in KERNELS:
-        raise ArgumentTypeError(f"{text!r} is none of the kernels {', '.join(KERNELS)}")
+    """Return the name of a kernel of `attention`."""
+    if text not in ATTENTION_KERNELS:
+        hint = ": it is for cufa.decode" if text in KERNELS else ""
+        known = ", ".join(ATTENTION_KERNELS)
+        raise ArgumentTypeError(f"{text!r} is none of the kernels {known}{hint}")
     return text
 
 

@@ -6,7 +6,7 @@ import functools
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.kernel import KERNELS, Kernel, default_kernel
+from cufa.kernel import ATTENTION_KERNELS, KERNELS, Kernel, default_kernel
 from cufa.planner import rules, scheduler
 from cufa.planner.problem_class import problem_class
 from cufa.planner.scheduler import Order
@@ -171,6 +171,8 @@ def _check_limits(problem: Problem, device: Device) -> None:
 
 def _check_variant(problem: Problem, variant: Variant, device: Device) -> None:
     complaint = variant.illegal(device)
+    if variant.kernel in KERNELS and variant.kernel not in ATTENTION_KERNELS:
+        complaint = f"{variant.kernel} is for cufa.decode"
     if complaint is None and variant.dtype != problem.dtype:
         complaint = f"it is for {variant.dtype}, q has {problem.dtype}"
     tile_dims = (variant.head_dim, variant.head_dim_v)
@@ -188,9 +190,12 @@ def _check_variant(problem: Problem, variant: Variant, device: Device) -> None:
 def _checked_kernel(problem: Problem, name: object, device: Device) -> Kernel:
     if not isinstance(name, str):
         raise TypeError(f"kernel must be a str or a Variant, not {type(name).__name__}")
-    kernel = KERNELS.get(name)
+    kernel = ATTENTION_KERNELS.get(name)
     if kernel is None:
-        raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, not {name!r}")
+        hint = ", which is for cufa.decode" if name in KERNELS else ""
+        raise ValueError(
+            f"kernel must be one of {', '.join(ATTENTION_KERNELS)}, not {name!r}{hint}"
+        )
     if problem.dtype not in kernel.dtypes:
         takes = " or ".join(kernel.dtypes)
         raise ValueError(f"kernel: {name} takes {takes}, q has {problem.dtype}")
@@ -207,7 +212,7 @@ def _by_table(
 ) -> Variant | None:
     """Return what a table says for a problem, if it can run."""
     entry = table.entries.get(problem_class(problem, device))
-    kernel = None if entry is None else KERNELS.get(entry.kernel)
+    kernel = None if entry is None else ATTENTION_KERNELS.get(entry.kernel)
     if entry is None or kernel is None or kernel is not (forced or kernel):
         return None
     if problem.dtype not in kernel.dtypes or (kernel.needs_keys and problem.seq_kv == 0):

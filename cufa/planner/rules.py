@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.kernel import KERNELS, Kernel
+from cufa.kernel import ATTENTION_KERNELS, Kernel
 from cufa.planner import scheduler
 from cufa.planner.tiles import all_head_dims, padded, tiles
 from cufa.problem import Problem
@@ -105,14 +105,14 @@ def choice(
     kernel: str, dtype: str, head_dims: tuple[int, int], score: tuple[str, ...], device: Device
 ) -> Choice:
     """Return the choice between the variants of a kernel."""
-    return Choice(KERNELS[kernel], dtype, head_dims, score, device)
+    return Choice(ATTENTION_KERNELS[kernel], dtype, head_dims, score, device)
 
 
 def all_variants(device: Device) -> list[Variant]:
-    """Return every variant that can be chosen on a device."""
+    """Return every variant that can be chosen for `attention` on a device."""
     return [
         variant
-        for kernel in KERNELS.values()
+        for kernel in ATTENTION_KERNELS.values()
         if kernel.runs_on(device)
         for dtype in kernel.dtypes
         for head_dims in all_head_dims(kernel.name, device)

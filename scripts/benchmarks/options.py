@@ -20,7 +20,7 @@ from benchmarks.cells import (
 from benchmarks.model_shapes import chosen
 from cufa import device as devices
 from cufa.cli import machine
-from cufa.kernel import KERNELS
+from cufa.kernel import ATTENTION_KERNELS
 
 COMPILING = "refactor-compile"
 """The one benchmark that needs no GPU."""
@@ -143,7 +143,7 @@ def parser() -> argparse.ArgumentParser:
     regret.add_argument(
         "--kernels",
         nargs="+",
-        choices=[name for name, kernel in KERNELS.items() if "bfloat16" in kernel.dtypes],
+        choices=[name for name, kernel in ATTENTION_KERNELS.items() if "bfloat16" in kernel.dtypes],
         help="whose variants are explored (default: that which the planner takes)",
     )
     regret.add_argument(
@@ -255,5 +255,5 @@ def check(options: argparse.Namespace) -> None:
     if options.bench != COMPILING:
         device = machine.current_gpu("calls are timed, and need one")
         for name in getattr(options, "kernels", None) or ():
-            if not KERNELS[name].runs_on(device):
+            if not ATTENTION_KERNELS[name].runs_on(device):
                 raise ValueError(f"--kernels: {name} does not run on {device.name}")
