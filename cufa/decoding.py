@@ -13,8 +13,6 @@ from cufa.decode_problem import parse_decode
 from cufa.launch import decode as launch
 from cufa.variant import Variant
 
-MODES = ("exact", "unified")
-
 
 def decode(
     q: Array,
@@ -29,7 +27,6 @@ def decode(
     out: Array | None = None,
     return_lse: bool = False,
     num_splits: int | None = None,
-    mode: str = "exact",
     kernel: str | Variant | None = None,
 ) -> Any:
     """Compute attention of each sequence's newest queries over the keys that its cache holds.
@@ -72,9 +69,6 @@ def decode(
         Parts that each sequence's keys are divided into for the GPU, to be computed at the same
         time; by default as many as keep it busy. With a number given, a sequence has the same bits
         alone and in any batch. On the CPU it always has.
-    mode : {"exact", "unified"}
-        "unified" takes one preset maximum for all parts of a sequence (FlashDecoding++), and
-        computes anew, as "exact", what that did not suit. The CPU computes both as "exact".
     kernel : str or Variant, optional
         Forces a kernel ("decode") or one instantiation; GPU only.
 
@@ -92,11 +86,11 @@ def decode(
         Unsupported or mixed dtypes, objects that are no arrays, NumPy mixed with CuPy but for
         `lengths` and `block_table`; options of another type.
     ValueError
-        Shapes, layout, scale, devices or `out` that do not fit; an unknown `mode`, `num_splits`
-        below 1, a kernel that cannot take the call; in a capture into a CUDA graph, an array that
-        would be copied. Lengths and pages out of range, if they are in NumPy arrays. On the device
-        they are not checked: there, lengths out of range and pages that do not exist give results
-        that mean nothing, and no read outside the caches.
+        Shapes, layout, scale, devices or `out` that do not fit; `num_splits` below 1, a kernel that
+        cannot take the call; in a capture into a CUDA graph, an array that would be copied.
+        Lengths and pages out of range, if they are in NumPy arrays. On the device they are not
+        checked: there, lengths out of range and pages that do not exist give results that mean
+        nothing, and no read outside the caches.
     RuntimeError
         A call is captured into a CUDA graph, and none of its size was made before outside of one.
     CompileError
@@ -105,8 +99,9 @@ def decode(
     Notes
     -----
     On the GPU: split keys and reduction as in Flash-Decoding (Dao, Haziza, Massa and Sizov 2023);
-    "unified" as in FlashDecoding++ (Hong et al. 2023, section 3); pages as in PagedAttention (Kwon
-    et al. 2023). What lies in the caches beyond a length is never read into a result.
+    the query heads of a KV head as the rows of one product, as the flat ones of FlashDecoding++
+    (Hong et al. 2023, section 4); pages as in PagedAttention (Kwon et al. 2023). What lies in the
+    caches beyond a length is never read into a result.
 
     Examples
     --------
@@ -117,7 +112,6 @@ def decode(
     (2, 8, 1, 64)
     """
     check_flag("return_lse", return_lse)
-    _check_mode(mode)
     _check_splits(num_splits)
     problem, operands, xp = parse_decode(
         q,
@@ -141,15 +135,8 @@ def decode(
         refuse_kernel(kernel)
         lse = cpu.decode(problem, operands)
     else:
-        lse = launch.decode(problem, operands, return_lse, num_splits, mode, kernel)
+        lse = launch.decode(problem, operands, return_lse, num_splits, kernel)
     return (out, lse) if return_lse else out
-
-
-def _check_mode(mode: object) -> None:
-    if not isinstance(mode, str):
-        raise TypeError(f"mode must be a string, not {type(mode).__name__}")
-    if mode not in MODES:
-        raise ValueError(f"mode must be 'exact' or 'unified', not {mode!r}")
 
 
 def _check_splits(num_splits: object) -> None:

@@ -190,8 +190,6 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("causal", {"causal": 1}, TypeError, "causal must be"),
     ("scale", {"scale": "1"}, TypeError, "scale must be"),
     ("lse", {"return_lse": 1}, TypeError, "return_lse must be"),
-    ("mode", {"mode": "fast"}, ValueError, "mode must be 'exact' or 'unified'"),
-    ("mode type", {"mode": None}, TypeError, "mode must be a string"),
     ("splits", {"num_splits": 0}, ValueError, "num_splits must be at least 1"),
     ("splits type", {"num_splits": 2.0}, TypeError, "num_splits must be an integer"),
     ("kernel", {"kernel": "decode"}, ValueError, "kernel must be None"),
@@ -251,11 +249,8 @@ def test_entries_that_are_not_in_use_may_be_anything() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mode", ["exact", "unified"])
 @pytest.mark.parametrize("page_size", [0, 1, 16, 64, 128, 256])
-def test_gpu_agrees(
-    cupy: ModuleType, rng: np.random.Generator, page_size: int, mode: str, dtype: str
-) -> None:
+def test_gpu_agrees(cupy: ModuleType, rng: np.random.Generator, page_size: int, dtype: str) -> None:
     lengths = np.array([0, 1, 3, 97, 339, 1024, 4097], np.int32)
     b, capacity = len(lengths), int(lengths.max())
     for group, sq, d in (
@@ -280,7 +275,6 @@ def test_gpu_agrees(
             block_table=table,
             out=out,
             return_lse=True,
-            mode=mode,
         )
         assert_each_accepted(out, lse, q, k, v, lengths, causal=True)
 

@@ -56,8 +56,9 @@ def checked(
     else:
         k_cache, v_cache = poisoned(k, lengths), poisoned(v, lengths)
     given = {name: on_gpu(x) for name, x in caches.items()}
-    arrays = (on_gpu(x) for x in (q, k_cache, v_cache))
-    out, lse = cufa.decode(*arrays, **given, causal=causal, return_lse=True, **options)
+    arrays = [on_gpu(x) for x in (q, k_cache, v_cache)]
+    options.update(given)
+    out, lse = cufa.decode(*arrays, causal=causal, return_lse=True, **options)
     assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=causal)
     return np.asarray(out.get())
 

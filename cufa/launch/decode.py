@@ -26,7 +26,16 @@ _FIELDS = [
     *(
         (name, "i4")
         for name in (
-            *("batch", "heads_q", "heads_kv", "seq_q", "seq_kv", "head_dim", "head_dim_v", "splits"),
+            *(
+                "batch",
+                "heads_q",
+                "heads_kv",
+                "seq_q",
+                "seq_kv",
+                "head_dim",
+                "head_dim_v",
+                "splits",
+            ),
         )
     ),
     *((name, _DIVISOR) for name in ("group", "row_tiles")),
@@ -50,7 +59,6 @@ def decode(
     operands: DecodeOperands,
     return_lse: bool,
     num_splits: int | None,
-    mode: str,
     kernel: str | Variant | None,
 ) -> Array | None:
     """Decode on the current device and stream.
@@ -62,7 +70,7 @@ def decode(
     operands : DecodeOperands
         Checked; `out` is there. Lengths and table may be NumPy arrays, whose values are legal.
     return_lse : bool
-    num_splits, mode, kernel
+    num_splits, kernel
         As of `cufa.decode`.
 
     Returns

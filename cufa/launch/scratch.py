@@ -1,8 +1,8 @@
 """Memory that the blocks of one launch share: words that are 0 before and after it, and numbers.
 
-That of a launch captured into a CUDA graph was set aside by an ordinary call before, and is not used
-by anything else from then on, since the graph may be replayed at any time. The launches of one
-stream within one capture follow each other, and have the same.
+That of a launch captured into a CUDA graph was set aside by an ordinary call before, and is not
+used by anything else from then on, since the graph may be replayed at any time. The launches of
+one stream within one capture follow each other, and have the same.
 """
 
 from __future__ import annotations
@@ -99,12 +99,15 @@ class Scratch:
             if size < nbytes:
                 raise RuntimeError(
                     "no memory is set aside for a captured launch of this size, and none can be "
-                    "during a capture: call cufa.decode with such arrays once before it, outside of "
-                    "a graph"
+                    "during a capture: call cufa.decode with such arrays once before it, outside "
+                    "of a graph"
                 )
             if key not in self._of_capture:
                 # Captures that are over need no entry: their number does not come again.
-                self._of_capture = {key: (address, size), **dict(list(self._of_capture.items())[:7])}
+                self._of_capture = {
+                    key: (address, size),
+                    **dict(list(self._of_capture.items())[:7]),
+                }
                 self._reserve = 0, 0
         return address
 

@@ -14,9 +14,9 @@ MAX_TILES = 2**31 - 2**16
 """Tiles of keys of all sequences together: they have 32-bit numbers."""
 
 _MAX_GRID = 2**31 - 1
-_RINGS = ((32, 3, 8), (16, 4, 8), (16, 3, 8), (16, 3, 4), (16, 2, 4), (16, 2, 2))
-"""Keys of a tile, stages and warps, the deepest rings first: the first that fits is taken. To read at
-full speed, a multiprocessor must have asked for some 30 KB at any time."""
+_RINGS = ((32, 3, 8), (16, 2, 8), (16, 3, 4), (16, 2, 4), (16, 2, 2))
+"""Keys of a tile, stages and warps: the first that fits is taken. To read at full speed, a
+multiprocessor must have asked for some 30 KB at any time."""
 
 
 class DecodePlan(NamedTuple):
@@ -57,9 +57,8 @@ def plan(
 ) -> DecodePlan:
     """Choose how a problem runs on a device.
 
-    Without `num_splits` there are as many blocks as run at once, but no more than there are tiles of
-    keys. They share all keys of all sequences evenly, whatever the lengths turn out to be: no
-    heuristic has to foresee them.
+    Without `num_splits` there are as many blocks as run at once, but no more than there are tiles
+    of keys. How they share the keys out is found where lengths are known: on the device.
 
     Parameters
     ----------
@@ -129,7 +128,7 @@ def _chosen(problem: DecodeProblem, device: Device, kernel: str | Variant | None
         raise ValueError(f"kernel: {name} takes {takes}, q has {problem.dtype}")
     rows = problem.group * problem.seq_q
     head_dims = problem.head_dim, problem.head_dim_v
-    return _finding(_variant(name, problem.dtype, head_dims, rows > 16, device), problem)
+    return _finding(_variant(name, problem.dtype, head_dims, rows > 32, device), problem)
 
 
 def _finding(variant: Variant, problem: DecodeProblem) -> Variant:
@@ -150,18 +149,19 @@ def _variant(
     device: Device,
 ) -> Variant:
     """Return the variant with the deepest rings that fit."""
-    compiled = [_padded(n) for n in head_dims]
+    d, dv = (_padded(n) for n in head_dims)
     size = ELEMENT_BYTES[dtype]
-    bm = 32 if many_rows and compiled[1] <= 128 and size == 2 else 16  # registers hold O of so many rows
+    bm = 32 if many_rows and dv <= 128 and size == 2 else 16  # registers hold O of so many rows
     for bn, stages, warps in _RINGS:
-        variant = Variant(kernel, dtype, *compiled, bm, bn, stages, warps, 1, kv="Contiguous")
-        if (bn == 16 or max(compiled) * size <= 128) and variant.illegal(device) is None:
+        variant = Variant(kernel, dtype, d, dv, bm, bn, stages, warps, 1, kv="Contiguous")
+        complaint = variant.illegal(device)
+        if (bn == 16 or max(d, dv) * size <= 128) and complaint is None:
             return variant
-    return variant
+    raise ValueError(
+        f"k_cache: {device.name} cannot decode {dtype} with these head dims: {complaint}"
+    )
 
 
 def _padded(head_dim: int) -> int:
     """Return the head dim that is compiled."""
     return next(n for n in (32, 64, 96, 128, 192, 256) if head_dim <= n)
-
-
