@@ -7,6 +7,7 @@
     python scripts/bench.py sustained
     python scripts/bench.py fp32
     python scripts/bench.py models
+    python scripts/bench.py decode
     python scripts/bench.py host
     python scripts/bench.py jit
     python scripts/bench.py explore
@@ -155,6 +156,11 @@ def _rows(options: argparse.Namespace) -> tuple[Iterable[dict[str, Any]], Any]:
     clock, budget = CudaClock(rest_s=o.rest), Budget(rounds=o.rounds)
     if o.bench == "headdims":
         return headdims.rows(contestants, clock, budget, o.seed), contestants
+    if o.bench == "decode":
+        from benchmarks import decode
+
+        decoders = decode.Decoders(o.peers)
+        return decode.rows(decoders, decode.cells(), clock, budget, o.seed), decoders
     if o.bench == "models":
         from benchmarks import models
         from benchmarks.model_shapes import chosen

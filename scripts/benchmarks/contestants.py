@@ -113,7 +113,15 @@ class Contestants:
         if CUFA not in calls:
             self.failed += 1
             return None
-        return Ready(cell, planned(operands, self._kernel), calls, errors, gaps)
+        return Ready(cell, self.planned(operands), calls, errors, gaps)
+
+    def ours(self, operands: Operands) -> Call:
+        """Return cufa's call on operands."""
+        return cufa_call(operands, self._kernel)
+
+    def planned(self, operands: Operands) -> Variant:
+        """Return the variant that it runs."""
+        return planned(operands, self._kernel)
 
     def _prepare(
         self, sets: Sequence[Operands]
@@ -125,7 +133,7 @@ class Contestants:
         for name in [CUFA, *(peer for peer in self._peers if peer not in self._missing)]:
             try:
                 if name == CUFA:
-                    call = in_turn([cufa_call(operands, self._kernel) for operands in sets])
+                    call = in_turn([self.ours(operands) for operands in sets])
                 else:
                     call = in_turn([self._makers[name](operands) for operands in sets])
                 results[name] = to_cupy(call())

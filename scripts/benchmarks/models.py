@@ -65,7 +65,10 @@ def rows(
 
 def sets_of(cell: Cell, l2_bytes: int) -> int:
     """Return the sets of operands whose caches leave none of one in L2 until its next turn."""
-    if kind_of(cell.row()) != "cache":
-        return 1
+    return sets_beyond_l2(cell, l2_bytes) if kind_of(cell.row()) == "cache" else 1
+
+
+def sets_beyond_l2(cell: Cell, l2_bytes: int) -> int:
+    """Return the sets of operands whose keys and values fill L2 twice between two uses of one."""
     cache_bytes = 2 * cell.b * cell.hk * cell.sk * (cell.d + cell.dv)
     return 1 + -(-2 * l2_bytes // cache_bytes)

@@ -39,7 +39,8 @@ PREFILL_PEERS = (
 FP32_PEERS = ("efficient", "math", "cupy", "cufa_fa1")
 MODEL_PEERS = ("cudnn", "fa2", "flash_attn_2", "flash_attn_3", "flash_attn_4", "flashinfer")
 _TABLES = ("prefill", "gqa", "fp32")
-_WITH_PEERS = (*_TABLES, "models")
+_WITH_PEERS = (*_TABLES, "models", "decode")
+DECODE_PEERS = ("cudnn", "fa2", "flash_attn_3", "flash_attn_4")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -115,6 +116,12 @@ def parser() -> argparse.ArgumentParser:
     models.add_argument("--models", nargs="+", help="names of models (default: all)")
     models.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")
     models.add_argument("--peers", nargs="*", default=list(MODEL_PEERS), help="besides cufa")
+
+    decode = commands.add_parser(
+        "decode", parents=[run, race], help="few new tokens beside long caches, by graph replay"
+    )
+    decode.add_argument("--peers", nargs="*", default=list(DECODE_PEERS), help="besides cufa")
+    decode.set_defaults(kernel="auto")
 
     host = commands.add_parser("host", parents=[run], help="host cost of small calls")
     host.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")

@@ -26,6 +26,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         _draw_explore(figure, rows)
     elif result["bench"] == "models":
         _draw_models(figure, rows)
+    elif result["bench"] == "decode":
+        _draw_decode(figure, rows)
     elif result["bench"] == "regret":
         _draw_regret(figure, rows)
     elif result["bench"] in ("headdims", "sustained"):
@@ -156,9 +158,8 @@ def _draw_ratios(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     panels[0].set_ylabel("times as fast as before")
 
 
-def _draw_models(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """Draw a line a shape, and on it a point a peer: how many times as fast cufa is."""
-    labels = [f"{row['model']}, {row['b']} x {length_words(row['sq'])}" for row in rows]
+def _draw_peers(figure: Any, labels: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a line a row, and on it a point a peer: how many times as fast cufa is."""
     colours = {name: colour for name, colour in _colours(rows).items() if name != "cufa"}
     series = {
         name: [ratio(row, name) if name in row["peers"] else None for row in rows]
@@ -166,6 +167,23 @@ def _draw_models(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     }
     _draw_points(figure, labels, series, colours)
     figure.axes[0].set_xlabel("times as fast as each peer")
+
+
+def _draw_models(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a line a shape, and on it a point a peer: how many times as fast cufa is."""
+    labels = [f"{row['model']}, {row['b']} x {length_words(row['sq'])}" for row in rows]
+    _draw_peers(figure, labels, rows)
+
+
+def _draw_decode(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a line a contiguous cache, and on it a point a peer: how many times as fast cufa is."""
+    rows = [row for row in rows if not row["page_size"]]
+    labels = [
+        f"{row['b']} x {row['kv']} keys, {row['hq']}/{row['hk']} heads of {row['d']}"
+        + (f", {row['sq']} new tokens" if row["sq"] > 1 else "")
+        for row in rows
+    ]
+    _draw_peers(figure, labels, rows)
 
 
 def _draw_regret(figure: Any, rows: Sequence[dict[str, Any]]) -> None:

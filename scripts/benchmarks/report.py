@@ -41,6 +41,7 @@ _TITLES = {
     "explore": "The explorer",
     "tune": "The standard table, tuned",
     "models": "Shapes of real models",
+    "decode": "Decoding",
     "regret": "The planner's choice and the fastest variant",
     "refactor": "The standard tables before and after",
     "refactor-compile": "What compiling takes, before and after,",
@@ -85,7 +86,10 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
         ratios = "How many times as fast as each peer cufa is"
         if bench == "headdims":  # other head dims are other work
             ratios = "How many times the TFLOP/s of each peer cufa has"
-        by = ("case",) if any("case" in row for row in rows) else ("dtype",)
+        by = ("dtype",)
+        for name in ("case", "page_size"):
+            if any(name in row for row in rows):
+                by = (name,)
         parts += [f"{ratios}:\n\n{summary(rows, by)}", cell_table(rows)]
         if bench == "sustained":
             parts.append(card_table(rows))

@@ -71,7 +71,7 @@ _OTHER_ROWS = {
 }
 _CARD = ("clock_mhz", "power_w")
 _OF_ONE_KERNEL = ("prefill", "gqa", "models")
-_MORE = ("kernel", "model", "seed")
+_MORE = ("kernel", "model", "seed", "page_size")
 """What tells rows of one cell apart, where they have it."""
 
 UNITS = ("TFLOP/s", "us")

@@ -1,0 +1,171 @@
+"""Decoding: a few new tokens beside a long cache, contiguous and in pages, by graph replay."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import cupy
+
+import cufa
+from benchmarks import graphs
+from benchmarks.cells import Cell
+from benchmarks.contestants import CUFA, Contestants, free_memory, rounded
+from benchmarks.inputs import Operands
+from benchmarks.models import sets_beyond_l2
+from benchmarks.peers import PEERS
+from benchmarks.results import figures
+from cufa import device as devices
+from cufa.decode_problem import parse_decode
+from cufa.explorer.clock import Call, Clock
+from cufa.explorer.race import Budget
+from cufa.planner import decode as planner
+from cufa.variant import Variant
+
+PAGE_SIZES = (16, 64, 256)
+
+CONTIGUOUS = "contiguous"
+"""cufa on the same keys in one piece, in rows of pages."""
+
+# Batch, keys, heads of Q and of K and V, head dim, new tokens.
+_SHAPES = (
+    *((1, kv, 32, 8, 128, 1) for kv in (1024, 8192, 32768, 131072)),
+    *((b, 8192, 32, 8, 128, 1) for b in (4, 8, 16)),
+    *((32, 2048, 32, 8, 128, 1), (64, 4096, 32, 8, 128, 1)),
+    *((128, 2048, 32, 8, 128, 1), (256, 512, 32, 8, 128, 1)),
+    *((8, 8192, 32, 32, 128, 1), (16, 8192, 32, 1, 128, 1)),
+    *((16, 8192, 64, 8, 64, 1), (8, 8192, 16, 8, 256, 1), (1, 8192, 64, 8, 64, 1)),
+    *((b, kv, 32, 8, 128, sq) for sq in (4, 16) for b, kv in ((16, 8192), (1, 32768))),
+)
+
+
+def cells() -> list[Cell]:
+    """Return the cells of the table."""
+    return [Cell("bfloat16", b, hq, hk, sq, kv, d, d, sq > 1) for b, kv, hq, hk, d, sq in _SHAPES]
+
+
+class Decoders(Contestants):
+    """`cufa.decode` with lengths on the device, contiguous and in pages, and its peers.
+
+    Parameters
+    ----------
+    peers : iterable of str
+        Keys of `PEERS`, which are handed the cache as K and V.
+    """
+
+    def __init__(self, peers: Iterable[str]) -> None:
+        peers = list(peers)
+        makers = {name: PEERS[name] for name in peers}
+        makers |= {_pages(size): functools.partial(_paged, page_size=size) for size in PAGE_SIZES}
+        super().__init__(None, makers, makers)
+
+    def ours(self, operands: Operands) -> Call:
+        """Return the call on a contiguous cache."""
+        q, k, v = operands.q, operands.k, operands.v
+        lengths = cupy.full(operands.cell.b, operands.cell.sk, cupy.int32)
+        return lambda: cufa.decode(q, k, v, lengths=lengths)
+
+    def planned(self, operands: Operands) -> Variant:
+        """Return the variant of that call."""
+        problem, _, _ = parse_decode(
+            operands.q,
+            operands.k,
+            operands.v,
+            lengths=None,
+            block_table=None,
+            causal=True,
+            scale=None,
+            layout="bhsd",
+            out=None,
+        )
+        return planner.plan(problem, devices.current()).variant
+
+
+def _pages(page_size: int) -> str:
+    return f"pages of {page_size}"
+
+
+def _paged(operands: Operands, page_size: int) -> Call:
+    """Return the call on pages that lie in no order."""
+    cell, q = operands.cell, operands.q
+    count = cell.sk // page_size
+    if count * page_size != cell.sk:
+        raise ValueError(f"{cell.sk} keys fill no pages of {page_size}")
+    table = cupy.random.default_rng(0).permutation(cell.b * count).astype(cupy.int32)
+
+    def in_pages(x: Any) -> Any:
+        b, heads, _, dim = x.shape
+        parts = x.reshape(b, heads, count, page_size, dim).swapaxes(1, 2)
+        pages = cupy.empty((b * count, heads, page_size, dim), x.dtype)
+        pages[table] = parts.reshape(pages.shape)
+        return pages
+
+    k, v = in_pages(operands.k), in_pages(operands.v)
+    lengths = cupy.full(cell.b, cell.sk, cupy.int32)
+    block_table = table.reshape(cell.b, count)
+    return lambda: cufa.decode(q, k, v, lengths=lengths, block_table=block_table)
+
+
+def rows(
+    contestants: Contestants, cases: Iterable[Cell], clock: Clock, budget: Budget, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each cell and way in which its cache lies, and print a line for each.
+
+    All ways are in one race with the peers. Calls take as many sets of operands in turn as keep
+    caches out of L2.
+
+    Parameters
+    ----------
+    contestants : Contestants
+    cases : iterable of Cell
+    clock : Clock
+    budget : Budget
+        Of a cell.
+    seed : int
+        Of the random data.
+    """
+    rng = cupy.random.default_rng(seed)
+    l2_bytes = devices.current().l2_bytes
+    for cell in cases:
+        sets = [Operands(cell, rng) for _ in range(sets_beyond_l2(cell, l2_bytes))]
+        ready = contestants.ready(*sets)
+        del sets
+        if ready is None:
+            continue
+        ms, replayed = graphs.medians(ready.calls, clock, budget, "graph")
+        us = {name: 1e3 * each for name, each in ms.items()}
+        for page_size in (0, *PAGE_SIZES):
+            name = _pages(page_size) if page_size else CUFA
+            if name in us:
+                row = _row(cell, page_size, us, ready.errors, replayed)
+                print(f"{cell}, {name}: {figures(row)}", flush=True)
+                yield row
+        del ready
+        free_memory()
+
+
+def _row(
+    cell: Cell, page_size: int, us: dict[str, float], errors: dict[str, float], replayed: list[str]
+) -> dict[str, Any]:
+    """Return the row of a cell whose cache lies in pages of a size, or 0 for contiguous."""
+    ours = _pages(page_size) if page_size else CUFA
+    ways = {CUFA, *map(_pages, PAGE_SIZES)}
+    names = {name: name for name in us if name not in ways}
+    if page_size:
+        names[CUFA] = CONTIGUOUS
+    cache_bytes = 2 * cell.b * cell.hk * cell.sk * (cell.d + cell.dv)
+    return {
+        **cell.row(),
+        "kv": cell.sk,
+        "page_size": page_size,
+        "mode": "exact",
+        "kernel": "decode",
+        "unit": "us",
+        "cufa": rounded(us[ours], 5),
+        "cufa_gbs": rounded(cache_bytes / us[ours] / 1e3, 5),
+        "peers": {shown: rounded(us[name], 5) for name, shown in names.items()},
+        "cufa_maxerr": rounded(errors[ours], 4),
+        "peers_maxerr": {shown: rounded(errors[name], 4) for name, shown in names.items()},
+        "replayed": [shown for name, shown in {ours: CUFA, **names}.items() if name in replayed],
+    }
