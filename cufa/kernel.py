@@ -205,6 +205,8 @@ def _decode_smem_bytes(v: Variant) -> int:
 def _decode_complaint(v: Variant, device: Device) -> str | None:
     if v.bm not in (16, 32, 64) or v.bn % 16:
         return "bm must be 16, 32 or 64, and bn a multiple of 16"
+    if v.kv == "Paged" and v.bn > 32:
+        return "a warp looks up the pages of at most 32 keys: bn must not be more with Paged"
     if v.stages < 2 or v.warps < 2:
         return "decode needs at least 2 stages and 2 warps"
     if v.dtype == "float32" and v.bm != 16:

@@ -12,6 +12,7 @@ from reference import DTYPES, to_host
 
 import cufa
 from cufa import CacheFullError, KVCache, PagedKVCache
+from cufa.cpu import append as cpu_append
 
 H, D, DV = 2, 8, 5
 
@@ -167,6 +168,37 @@ def test_truncate_then_append(rng: np.random.Generator, empty: Any) -> None:
     np.testing.assert_array_equal(held(cache, 2)[0], k[2, :, :2])
 
 
+def test_truncate_keeps_what_is_to_be_written(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 3, D), drawn(rng, 3, H, 3, DV)
+    cache.extend(3)
+    cache.truncate([3, 2, 3])
+    cache.write(k, v)
+    np.testing.assert_array_equal(held(cache, 0)[0], k[0])
+
+
+def test_an_append_that_fails_has_changed_nothing(
+    rng: np.random.Generator, empty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV)
+    cache.append(k, v)
+    before = [held(cache, i) for i in range(3)]
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_append, "append", fail)
+        with pytest.raises(MemoryError):
+            cache.append(k, v)
+    np.testing.assert_array_equal(cache.host_lengths, [9, 9, 9])
+    for i in range(3):
+        np.testing.assert_array_equal(held(cache, i)[0], before[i][0])
+    cache.append(k, v)
+    np.testing.assert_array_equal(held(cache, 1)[0], np.append(k[1], k[1], axis=1))
+
+
 def test_refused_and_unchanged(rng: np.random.Generator, empty: Any) -> None:
     cache = empty(rotary=cufa.Rotary.of_theta(100.0, 8, 20))
     k, v, q = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV), drawn(rng, 3, 2 * H, 9, D)
@@ -174,6 +206,8 @@ def test_refused_and_unchanged(rng: np.random.Generator, empty: Any) -> None:
     before = [held(cache, i) for i in range(3)]
     f16 = k.astype(np.float16)
     for error, message, refused in (
+        (ValueError, "counts must not be more than", lambda: cache.extend(2**64 - 1)),
+        (ValueError, "lengths must not be more than", lambda: cache.truncate(2**63 - 1)),
         (TypeError, "k must be a NumPy", lambda: cache.append(k.tolist(), v)),
         (TypeError, "k has dtype float16", lambda: cache.append(f16, v)),
         (TypeError, "q has dtype float16", lambda: cache.append(k, v, f16)),

@@ -305,6 +305,10 @@ ILLEGAL: dict[str, tuple[Variant, str]] = {
     ),
     "an unknown score": (FP32._replace(score=("Casual",)), "takes Causal in a score, not Casual"),
     "a part that is twice there": (MMA._replace(score=("Causal",) * 2), "a part is twice"),
+    "pages of more keys than lanes": (
+        Variant("decode", "bfloat16", 64, 64, 16, 64, 2, 4, 1, kv="Paged"),
+        "pages of at most 32 keys",
+    ),
     "unknown K and V": (FA3._replace(kv="Paged"), "finds K and V by Dense, not Paged"),
     "ping_pong elsewhere": (MMA._replace(ping_pong=True), "fa2_mma has no ping_pong"),
     "shared memory": (MMA._replace(bn=256, stages=8), "bytes of shared memory .* h200 has 232448"),

@@ -17,6 +17,8 @@ from cufa.launch import append as launch
 
 Counts = Any  # int, sequence of int or ndarray
 
+_MOST = 2**31 - 1  # tokens: lengths are int32
+
 
 class Cache:
     """Sequences of a `KVCache` or `PagedKVCache`: all, or some that follow each other.
@@ -166,11 +168,16 @@ class Cache:
                 f"lengths: {kept[i]} tokens of sequence {self._rows.start + i} cannot be kept, "
                 f"which has {store.host[1, self._rows][i]}"
             )
-        if store.pages is not None:
-            for i, length in enumerate(kept.tolist(), self._rows.start):
-                store.pages.cut(i, length)
-        store.host[:, self._rows] = kept
+        self._keep(kept)
+        store.host[0, self._rows] = np.minimum(store.host[0, self._rows], kept)
         store.send()
+
+    def _keep(self, lengths: np.ndarray) -> None:
+        """Set lengths that are not larger, and give back the pages beyond them."""
+        if self._store.pages is not None:
+            for i, length in enumerate(lengths.tolist(), self._rows.start):
+                self._store.pages.cut(i, length)
+        self._store.host[1, self._rows] = lengths
 
     def _counts(self, name: str, counts: Counts) -> np.ndarray:
         """Return one number for each sequence."""
@@ -181,6 +188,8 @@ class Cache:
             raise ValueError(f"{name} has shape {array.shape}, but there are {len(self)} sequences")
         if array.size and array.min() < 0:
             raise ValueError(f"{name} must not be negative, but {array.min()} is")
+        if array.size and array.max() > _MOST:
+            raise ValueError(f"{name} must not be more than {_MOST}, but {array.max()} is")
         in_use = self._store.in_use[self._rows]
         if array.ndim == 0:
             return np.where(in_use, array, 0).astype(np.int64)
@@ -226,8 +235,15 @@ class Cache:
         chosen = self._counts("counts", seq if counts is None else counts)
         if chosen.size and chosen.max() > seq:
             raise ValueError(f"counts: {chosen.max()} of {seq} tokens cannot be appended")
+        before = self._store.host[:, self._rows].copy()
         self._extend(chosen)
-        self._run(tokens)
+        try:
+            self._run(tokens)
+        except BaseException:
+            self._keep(before[1])
+            self._store.host[0, self._rows] = before[0]
+            self._store.send()
+            raise
         return turned_q
 
     def write(self, k: Array, v: Array, q: Array | None = None, *, layer: int = 0) -> Array:

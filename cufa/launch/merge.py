@@ -50,6 +50,8 @@ def merge(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) 
     if out.size == 0:
         lse[...] = -np.inf  # of no rows, or of rows of no elements
         return
+    if len(outs) > MAX_PARTS:
+        _refuse_capture("outs", f"more than {MAX_PARTS} are merged in steps, and what these give")
     while len(outs) > MAX_PARTS:  # as many at once as a launch takes, without rounding them
         groups = [slice(i, i + MAX_PARTS) for i in range(0, len(outs), MAX_PARTS)]
         merged = [tuple(cupy.empty(x.shape, np.float32) for x in (out, lse)) for _ in groups]
@@ -65,6 +67,8 @@ def _launch(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array
     outs = _alike("outs", outs, rows=True)
     lses = _alike("lses", lses, rows=False)
     direct = out.shape[3] == 1 or out.strides[3] == out.itemsize
+    if not direct:
+        _refuse_capture("out", f"of strides {out.strides} the result")
     written = out if direct else cupy.empty(out.shape, out.dtype)
     device_id = cupy.cuda.runtime.getDevice()
     instance = instance_of(outs, written)
@@ -86,12 +90,17 @@ def _alike(name: str, arrays: Sequence[Array], rows: bool) -> Sequence[Array]:
     ):
         return arrays
     copied = [array for array in arrays if not array.flags.c_contiguous]
-    if copied and is_capturing():
-        raise ValueError(
-            f"{name} (shape {first.shape}) have different strides and would be copied, for which a "
-            "call that is captured into a CUDA graph has no place: give contiguous arrays"
-        )
+    if copied:
+        _refuse_capture(name, f"of shape {first.shape} have different strides, and copies")
     return [cupy.ascontiguousarray(array) for array in arrays]
+
+
+def _refuse_capture(name: str, what: str) -> None:
+    if is_capturing():
+        raise ValueError(
+            f"{name}: {what} would need memory, for which a call that is captured into a CUDA "
+            "graph has no place: give fewer, contiguous arrays"
+        )
 
 
 def instance_of(outs: Sequence[Array], out: Array) -> Instance:

@@ -20,11 +20,21 @@ from cufa.launch.counters import is_capturing
 _RING = 1 << 20
 """Words that ordinary launches take in turn: far more than those of launches that are pending."""
 
+_CAPTURE_WORDS = 1 << 16
+"""Words that a captured launch may have. All launches of a stream in a capture have the same ones,
+in front of the numbers: where these begin must not depend on the launch."""
+
 _LEAST = 1 << 20
-"""Bytes that are set aside for a capture, at least."""
+"""Bytes of numbers that are set aside for a capture, at least."""
+
+_STREAMS = 64
+"""Of all captures under way."""
+
+_RESERVES = 8
+_RESERVED = 64 << 20
+"""For so many captures memory is set aside, or for as many as so many bytes hold, or for one."""
 
 _WORD = 4  # bytes
-_ALIGNMENT = 256  # bytes
 
 
 class Scratch:
@@ -38,12 +48,12 @@ class Scratch:
     def __init__(self, device_id: int) -> None:
         self._device_id = device_id
         self._lock = threading.Lock()
-        self._memory: list[Any] = []  # as long as we live
+        self._memory: list[Any] = []  # words, and what captures have: as long as we live
         self._ring = 0  # address of words, and how many
         self._ring_words = 0
         self._next = 0  # of them
-        self._largest = _LEAST  # bytes that an ordinary launch has asked for
-        self._reserve: tuple[int, int] = 0, 0  # address and bytes
+        self._largest = _LEAST  # bytes of numbers that an ordinary launch has asked for
+        self._reserves: list[Any] = []  # of the next captures, each with so many numbers
         self._of_capture: dict[tuple[int, int], tuple[int, int]] = {}
 
     def take(self, words: int, floats: int) -> tuple[int, int, Any]:
@@ -72,18 +82,16 @@ class Scratch:
         """
         import cupy
 
-        words_bytes = -(-words * _WORD // _ALIGNMENT) * _ALIGNMENT
-        nbytes = words_bytes + _WORD * floats
         if is_capturing():
-            address = self._captured(nbytes)
-            return address, address + words_bytes, None
+            address = self._captured(words, _WORD * floats)
+            return address, address + _WORD * _CAPTURE_WORDS, None
         with self._lock:
-            self._largest = max(self._largest, nbytes)
-            if self._reserve[1] < self._largest:
-                self._reserve = self._zeros(self._largest), self._largest
+            self._set_aside(_WORD * floats)
             if self._ring_words < words:
                 self._ring_words = max(_RING, 16 * words)
-                self._ring = self._zeros(_WORD * self._ring_words)
+                memory = counters.zeros(_WORD * self._ring_words)
+                self._memory.append(memory)
+                self._ring = int(memory.ptr)
             if self._next + words > self._ring_words:
                 self._next = 0
             first = self._ring + _WORD * self._next
@@ -91,30 +99,41 @@ class Scratch:
         numbers = cupy.empty(floats, np.float32)
         return first, numbers.data.ptr, numbers
 
-    def _captured(self, nbytes: int) -> int:
+    def _set_aside(self, nbytes: int) -> None:
+        """Have memory for the next captures, of launches with so many bytes of numbers."""
+        if nbytes > self._largest:
+            self._largest = 1 << (nbytes - 1).bit_length()  # to grow seldom
+            self._reserves.clear()  # no launch has used them
+        size = _WORD * _CAPTURE_WORDS + self._largest
+        while len(self._reserves) < max(1, min(_RESERVES, _RESERVED // size)):
+            self._reserves.append(counters.zeros(size))
+
+    def _captured(self, words: int, nbytes: int) -> int:
         """Return memory that a capture has for itself."""
         key = _capture()
         with self._lock:
-            address, size = self._of_capture.get(key, self._reserve)
-            if size < nbytes:
+            address, size = self._of_capture.get(key, (0, self._largest))
+            if words > _CAPTURE_WORDS:
                 raise RuntimeError(
-                    "no memory is set aside for a captured launch of this size, and none can be "
-                    "during a capture: call cufa.decode with such arrays once before it, outside "
-                    "of a graph"
+                    f"a captured launch has at most {_CAPTURE_WORDS} blocks, not {words}: take a "
+                    "smaller num_splits"
                 )
-            if key not in self._of_capture:
+            if size < nbytes or not (address or self._reserves):
+                raise RuntimeError(
+                    "no memory is set aside for this captured launch, and none can be during a "
+                    "capture: call cufa.decode with such arrays before it, outside of a graph; "
+                    f"each call sets some aside for {_RESERVES} captures at most"
+                )
+            if not address:
+                memory = self._reserves.pop()
+                self._memory.append(memory)
+                address = int(memory.ptr)
                 # Captures that are over need no entry: their number does not come again.
                 self._of_capture = {
                     key: (address, size),
-                    **dict(list(self._of_capture.items())[:7]),
+                    **dict(list(self._of_capture.items())[: _STREAMS - 1]),
                 }
-                self._reserve = 0, 0
         return address
-
-    def _zeros(self, nbytes: int) -> int:
-        memory = counters.zeros(nbytes)
-        self._memory.append(memory)
-        return int(memory.ptr)
 
 
 @functools.cache

@@ -44,7 +44,9 @@ class DecodePlan(NamedTuple):
 
     @property
     def partial_floats(self) -> int:
-        """float32 numbers that pieces of sequences need: two places a block."""
+        """float32 numbers that pieces of sequences need: two places a block, if there are any."""
+        if self.splits == 1:
+            return 0
         rows = 2 * self.grid * self.variant.bm
         return rows * (self.variant.head_dim_v + 2)
 
