@@ -59,8 +59,8 @@ __device__ inline void set_if_less(float& x, int a, int b, float y) {
 }
 
 // Over LANES neighbouring lanes, a power of two.
-template <int LANES, class T>
-__device__ T lanes_sum(T x) {
+template <int LANES>
+__device__ float lanes_sum(float x) {
 #pragma unroll
     for (int i = 1; i < LANES; i *= 2) x += __shfl_xor_sync(0xffffffff, x, i);
     return x;

@@ -58,8 +58,8 @@ inline void set_if_less(float& x, int a, int b, float y) {
     if (a < b) x = y;
 }
 
-template <int LANES, class T>
-T lanes_sum(T x) {
+template <int LANES>
+float lanes_sum(float x) {
     for (int i = 1; i < LANES; i *= 2) x += __shfl_xor_sync(0xffffffff, x, i);
     return x;
 }
