@@ -254,6 +254,16 @@ def test_replays_of_what_can_be_captured() -> None:
     assert race.busy_ms == pytest.approx(5 * (4 * 0.9 + 2 * 1.8 + 3.0 + 4.0))
 
 
+def test_a_first_call_that_sets_something_up_is_not_taken_for_a_long_one() -> None:
+    times = iter([500.0])
+    calls: dict[str, Any] = {"a": lambda: ("a", next(times, 1.0))}
+    race = Race(calls, FakeClock())
+    assert not race.replay(lambda call, n: lambda: ("graph of a", call()[1] * n))
+    assert race.first_ms == {"a": 1.0}
+    race.round()
+    assert race.median("a") == 1.0
+
+
 # duels
 
 

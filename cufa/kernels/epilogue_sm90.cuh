@@ -96,10 +96,11 @@ __device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const Tenso
         tma_store_commit();
     }
 }
-// Frees the slot of Q that `store_o_tma` wrote from, when its copy has been read.
-template <class Ring>
+
+// Frees the slot of Q that `store_o_tma` wrote from, when its copy has been read: by the thread that has started it, or by ALL.
+template <bool ALL, class Ring>
 __device__ void release_after_store(const Ring& ring, uint32_t i) {
-    if (threadIdx.x % 128 != 0) return;
-    tma_store_wait_read();
-    ring.arrive(i);
+    const bool has_started = threadIdx.x % 128 == 0;
+    if (has_started) tma_store_wait_read();
+    if (ALL || has_started) ring.arrive(i);
 }

@@ -57,6 +57,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr auto fits = [](int slots) { return (slots * QO_BYTES + KV_BYTES + 1024) * BLOCKS_PER_SM <= 227 * 1024; };
     constexpr int Q_STAGES = fits(3) ? 3 : fits(2) ? 2 : 1;
     constexpr int WORK_STAGES = Q_STAGES == 1 ? 2 : Q_STAGES;  // two: O is written after the next Q has come
+    // Whether each thread frees a slot of Q, and with it the tile's Work, or one of each consumer for all that it has waited
+    // for. The second takes less time where there are several consumers; of one, racecheck does not see that it is enough.
+    constexpr bool ALL_FREE_Q = Q_STAGES == 1 || CONSUMERS == 1;
     constexpr int BARRIERS = Q_STAGES * QO_BYTES + KV_BYTES, WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
     // Keys may be masked for all rows of a consumer, if not for all of another's: it skips them. With more than one slot of Q
     // it still holds the last V of the tile before.
@@ -75,7 +78,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
     if (threadIdx.x == 0) {
         if (dynamic_smem_bytes() < WORK + WORK_STAGES * sizeof(Work<PARTS>)) __trap();
-        ring_q.init(Q_STAGES > 1 ? CONSUMERS : 128 * CONSUMERS), ring_k.init(4 * CONSUMERS), ring_v.init(4 * CONSUMERS);
+        ring_q.init(ALL_FREE_Q ? 128 * CONSUMERS : CONSUMERS), ring_k.init(4 * CONSUMERS), ring_v.init(4 * CONSUMERS);
         mbarrier_fence_init();
     }
     __syncthreads();
@@ -200,7 +203,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
         // Frees the slot of Q that the last O was written from.
         auto free_q = [&] {
-            if (Q_STAGES > 1 && round > 0) release_after_store(ring_q, round - 1);
+            if (Q_STAGES > 1 && round > 0) release_after_store<ALL_FREE_Q>(ring_q, round - 1);
         };
 
         // The rows of the tile before.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import cupy
+import numpy as np
 
 import cufa
 from benchmarks import graphs
@@ -92,7 +93,7 @@ def _paged(operands: Operands, page_size: int) -> Call:
     count = cell.sk // page_size
     if count * page_size != cell.sk:
         raise ValueError(f"{cell.sk} keys fill no pages of {page_size}")
-    table = cupy.random.default_rng(0).permutation(cell.b * count).astype(cupy.int32)
+    table = cupy.asarray(np.random.default_rng(0).permutation(cell.b * count).astype(np.int32))
 
     def in_pages(x: Any) -> Any:
         b, heads, _, dim = x.shape
