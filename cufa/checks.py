@@ -6,6 +6,7 @@ Arrays come by name, the one that the others must agree with first; errors name 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -43,6 +44,21 @@ def check_flag(name: str, value: object) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, not {type(value).__name__}")
     return bool(value)
+
+
+def check_size(name: str, n: object, most: int = 2**31 - 1) -> int:
+    """Return a size, 1 to `most`, as an int, whose arithmetic does not wrap around."""
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer, not {type(n).__name__}")
+    if not 1 <= n <= most:
+        raise ValueError(f"{name} must be 1 to {most}, not {n}")
+    return int(n)
+
+
+def check_module(xp: object) -> None:
+    """Refuse what is not the module of the arrays that shall be made."""
+    if xp is not np and (xp is None or xp is not sys.modules.get("cupy")):
+        raise TypeError(f"xp must be the module numpy or cupy, not {xp!r}")
 
 
 def check_dtypes(arrays: Mapping[str, Array]) -> str:

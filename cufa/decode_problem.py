@@ -100,7 +100,8 @@ class DecodeOperands(NamedTuple):
     q, out : array
         (batch, heads, seq, head_dim) views; `out` may be None.
     k_cache, v_cache : array
-        (batch, heads, capacity, head_dim) views, or (pages, heads, page_size, head_dim).
+        (batch, heads, capacity, head_dim) views, or (pages, heads, page_size, head_dim). On the
+        device their rows may go on, with zeros that fill whole chunks of 16 bytes.
     lengths : array or None
         (batch,) int32, contiguous, on the device or the host; None for `capacity` of each.
     block_table : array or None
@@ -165,16 +166,18 @@ def parse_decode(
         module_of("block_table", block_table)
     problem = _problem(dtype, views, arrays, block_table, causal, scale)
     if lengths is not None:
-        lengths = _integers("lengths", lengths, (problem.batch,), xp)
-        arrays["lengths"] = lengths
+        _check_integers("lengths", lengths, (problem.batch,), xp)
         if isinstance(lengths, np.ndarray):
-            check_lengths("lengths", lengths, problem.capacity)
+            _check_lengths(lengths, problem.capacity)
+            lengths = np.ascontiguousarray(lengths, np.int32)
+        arrays["lengths"] = lengths
     if block_table is not None:
         per_sequence = block_table.shape[1]
-        block_table = _integers("block_table", block_table, (problem.batch, per_sequence), xp)
-        arrays["block_table"] = block_table
+        _check_integers("block_table", block_table, (problem.batch, per_sequence), xp)
         if isinstance(block_table, np.ndarray):
             _check_table(block_table, lengths, problem)
+            block_table = np.ascontiguousarray(block_table, np.int32)
+        arrays["block_table"] = block_table
     if out is not None:
         b, h, s, d = problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v
         shape = (b, h, s, d) if layout == "bhsd" else (b, s, h, d)
@@ -251,8 +254,8 @@ def _problem(
     )
 
 
-def _integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleType) -> Array:
-    """Check kind, dtype and shape of lengths or of a table; those on the host become int32."""
+def _check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleType) -> None:
+    """Check kind, dtype and shape of lengths or of a table."""
     module = module_of(name, array)
     if module is not np and xp is np:
         raise TypeError(
@@ -263,11 +266,7 @@ def _integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleType) -
     if module is np:
         if array.dtype.kind not in "iu":
             raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: integers are needed")
-        array = np.asarray(array)
-        bounds = np.iinfo(np.int32)
-        if array.size and not bounds.min <= array.min() <= array.max() <= bounds.max:
-            raise ValueError(f"{name} has values that do not fit in 32 bits")
-        return np.ascontiguousarray(array, np.int32)
+        return
     if array.dtype != np.int32:
         raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: int32 is needed")
     check_devices({name: array}, xp)
@@ -276,28 +275,23 @@ def _integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleType) -
             f"{name} (shape {array.shape}, strides {array.strides}) must be contiguous "
             "along its last axis"
         )
-    return array
 
 
-def check_lengths(name: str, lengths: np.ndarray, capacity: int) -> None:
+def _check_lengths(lengths: np.ndarray, capacity: int) -> None:
     """Refuse lengths on the host that are negative, or more than there is room for."""
     bad = np.flatnonzero((lengths < 0) | (lengths > capacity))
     if bad.size:
         i = int(bad[0])
-        raise ValueError(f"{name}[{i}] is {lengths[i]}: it must be 0 to {capacity}")
+        raise ValueError(f"lengths[{i}] is {lengths[i]}: it must be 0 to {capacity}")
 
 
 def _check_table(table: np.ndarray, lengths: Array | None, problem: DecodeProblem) -> None:
-    """Refuse pages on the host that do not exist, as far as they are in use.
-
-    Where only the device knows the lengths, an entry may be negative: no page yet.
-    """
+    """Refuse pages on the host that do not exist, as far as they are known to be in use."""
+    if lengths is not None and not isinstance(lengths, np.ndarray):
+        return  # only the device knows
+    used = problem.capacity if lengths is None else lengths[:, None]
     bad = (table < 0) | (table >= problem.pages)
-    if lengths is None or isinstance(lengths, np.ndarray):
-        used = problem.capacity if lengths is None else lengths[:, None]
-        bad &= np.arange(table.shape[1]) * problem.page_size < used
-    else:
-        bad &= table >= 0
+    bad &= np.arange(table.shape[1]) * problem.page_size < used
     if bad.any():
         i, j = (int(x) for x in np.argwhere(bad)[0])
         raise ValueError(

@@ -88,9 +88,10 @@ def decode(
     ValueError
         Shapes, layout, scale, devices or `out` that do not fit; `num_splits` below 1, a kernel that
         cannot take the call; in a capture into a CUDA graph, an array that would be copied.
-        Lengths and pages out of range, if they are in NumPy arrays. On the device they are not
-        checked: there, lengths out of range and pages that do not exist give results that mean
-        nothing, and no read outside the caches.
+        Lengths out of range in a NumPy array; pages in use that do not exist, if both table and
+        lengths are on the host. What the device alone knows is not checked: there, lengths out of
+        range and pages that do not exist give results that mean nothing, and no read outside the
+        caches.
     RuntimeError
         A call is captured into a CUDA graph, and none of its size was made before outside of one.
     CompileError
@@ -100,8 +101,16 @@ def decode(
     -----
     On the GPU: split keys and reduction as in Flash-Decoding (Dao, Haziza, Massa and Sizov 2023);
     the query heads of a KV head as the rows of one product, as the flat ones of FlashDecoding++
-    (Hong et al. 2023, section 4); pages as in PagedAttention (Kwon et al. 2023). What lies in the
-    caches beyond a length is never read into a result.
+    (Hong et al. 2023, section 4); pages as in PagedAttention (Kwon et al. 2023).
+
+    What lies in the caches beyond a length is never read into a result, whatever it is. Within it,
+    a key that `causal` hides from a query may hold anything, too, and so may its value on the CPU;
+    on the GPU, an infinity or NaN in that value makes the query's result NaN, because the weight is
+    0, and 0 times infinity is NaN. A query that sees no key at all stays 0.
+
+    On the GPU, 16-bit results are NaN where scores exceed 1.8e8 in magnitude, which float32 cannot
+    tell apart; and so are float32 results that an infinity, or a number beyond 3.4e38 in
+    magnitude, goes into.
 
     Examples
     --------
@@ -111,8 +120,51 @@ def decode(
     >>> cufa.decode(q, k_cache, v_cache, lengths=np.array([3, 100])).shape
     (2, 8, 1, 64)
     """
+    return decode_stored(
+        q,
+        k_cache,
+        v_cache,
+        None,
+        lengths=lengths,
+        block_table=block_table,
+        causal=causal,
+        scale=scale,
+        layout=layout,
+        out=out,
+        return_lse=return_lse,
+        num_splits=num_splits,
+        kernel=kernel,
+    )
+
+
+def decode_stored(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    stored: tuple[Array, Array] | None,
+    *,
+    lengths: Array | None = None,
+    block_table: Array | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    out: Array | None = None,
+    return_lse: bool = False,
+    num_splits: int | None = None,
+    kernel: str | Variant | None = None,
+) -> Any:
+    """Decode as `decode`, over caches of which it may be known that kernels can read them.
+
+    Parameters
+    ----------
+    stored : tuple of array, optional
+        What `k_cache` and `v_cache` are views of: the same rows, and zeros after them that fill
+        whole chunks of 16 bytes.
+    q, k_cache, v_cache, lengths, block_table, causal, scale, layout, out, return_lse, num_splits
+        As of `decode`, and so is `kernel`.
+    """
     check_flag("return_lse", return_lse)
-    _check_splits(num_splits)
+    num_splits = _checked_splits(num_splits)
     problem, operands, xp = parse_decode(
         q,
         k_cache,
@@ -135,14 +187,18 @@ def decode(
         refuse_kernel(kernel)
         lse = cpu.decode(problem, operands)
     else:
+        if stored is not None:
+            k, v = (as_bhsd(array, layout) for array in stored)
+            operands = operands._replace(k_cache=k, v_cache=v)
         lse = launch.decode(problem, operands, return_lse, num_splits, kernel)
     return (out, lse) if return_lse else out
 
 
-def _check_splits(num_splits: object) -> None:
+def _checked_splits(num_splits: object) -> int | None:
     if num_splits is None:
-        return
+        return None
     if isinstance(num_splits, bool) or not isinstance(num_splits, (int, np.integer)):
         raise TypeError(f"num_splits must be an integer or None, not {type(num_splits).__name__}")
     if num_splits < 1:
         raise ValueError(f"num_splits must be at least 1, not {num_splits}")
+    return int(num_splits)

@@ -19,6 +19,8 @@ from cufa.cpu import merge as cpu
 from cufa.launch import merge as launch
 from cufa.problem import MAX_HEAD_DIM
 
+_MAX_ROWS = 2**31 - 1  # 32-bit numbers in the kernel
+
 
 def merge(
     outs: Sequence[Array] | Array,
@@ -95,6 +97,10 @@ def merge(
     _check(arrays, of_lses, layout)
     if xp is not np:
         check_devices(given, xp)
+        if of_lses["lses[0]"].size > _MAX_ROWS:
+            raise ValueError(
+                f"outs[0] has shape {arrays['outs[0]'].shape}: more rows than {_MAX_ROWS}"
+            )
     first, first_lse = arrays["outs[0]"], of_lses["lses[0]"]
     if out is None:
         out = xp.empty(first.shape, first.dtype)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from cufa.arrays import Array, module_of_all
-from cufa.checks import check_flag
+from cufa.checks import DTYPES, check_flag, check_module, check_size, shown_dtype
 
 
 class Rotary:
@@ -34,7 +36,8 @@ class Rotary:
     Raises
     ------
     TypeError
-        Tables that are no arrays or of mixed kinds, and an `interleaved` that is no bool.
+        Tables that are no arrays, of mixed kinds or not of real numbers, and an `interleaved` that
+        is no bool.
     ValueError
         Shapes that do not fit.
 
@@ -50,6 +53,8 @@ class Rotary:
             raise ValueError(f"cos has shape {cos.shape}: (positions, rotary_dim / 2) is needed")
         if sin.shape != cos.shape:
             raise ValueError(f"sin has shape {sin.shape}, but cos has shape {cos.shape}")
+        _check_real("cos", cos.dtype)
+        _check_real("sin", sin.dtype)
         self.cos: Array = xp.ascontiguousarray(cos, np.float32)
         self.sin: Array = xp.ascontiguousarray(sin, np.float32)
         self.interleaved = check_flag("interleaved", interleaved)
@@ -69,7 +74,7 @@ class Rotary:
         Parameters
         ----------
         frequencies : ndarray, shape (rotary_dim / 2,)
-            Radians a position, scaled as a model asks for.
+            Radians a position, scaled as a model asks for; on the host.
         positions : int
             Rows of the tables, from position 0 on: at least the tokens of the longest sequence.
         magnitude : float
@@ -85,9 +90,18 @@ class Rotary:
         Raises
         ------
         TypeError, ValueError
-            As of `Rotary`.
+            As of `Rotary`; frequencies or a magnitude that are no finite numbers, positions that
+            are no integer of 1 or more, an `xp` that is no such module.
         """
-        angles = np.arange(positions)[:, None] * np.asarray(frequencies, np.float64)
+        check_module(xp)
+        positions = check_size("positions", positions)
+        frequencies = _numbers("frequencies", frequencies)
+        if frequencies.ndim != 1 or frequencies.size == 0:
+            raise ValueError(
+                f"frequencies has shape {frequencies.shape}: (rotary_dim / 2,) is needed"
+            )
+        magnitude = _number("magnitude", magnitude)
+        angles = np.arange(positions)[:, None] * frequencies
         cos, sin = (
             xp.asarray((magnitude * of(angles)).astype(np.float32)) for of in (np.cos, np.sin)
         )
@@ -110,7 +124,7 @@ class Rotary:
         Parameters
         ----------
         theta : float
-            The base, such as 10000.
+            The base, such as 10000; more than 0.
         rotary_dim : int
             Elements of a head that are turned: an even number.
         positions : int
@@ -126,15 +140,26 @@ class Rotary:
         Raises
         ------
         TypeError, ValueError
-            As of `Rotary`; a `rotary_dim` that is odd or less than 2.
+            As of `of_frequencies`; a `theta`, a `rotary_dim` or `factors` that do not fit.
 
         Notes
         -----
         The frequencies are those of Su et al. 2021, RoFormer, section 3.2.2.
         """
-        if rotary_dim < 2 or rotary_dim % 2:
-            raise ValueError(f"rotary_dim must be even and at least 2, not {rotary_dim}")
-        frequencies = theta ** -(np.arange(0, rotary_dim, 2) / rotary_dim) / factors
+        theta = _number("theta", theta)
+        if theta <= 0:
+            raise ValueError(f"theta must be more than 0, not {theta}")
+        rotary_dim = check_size("rotary_dim", rotary_dim)
+        if rotary_dim % 2:
+            raise ValueError(f"rotary_dim must be even, not {rotary_dim}")
+        divisors = _numbers("factors", factors)
+        if divisors.shape not in ((), (rotary_dim // 2,)):
+            raise ValueError(
+                f"factors has shape {divisors.shape}: a number or ({rotary_dim // 2},) is needed"
+            )
+        if not divisors.all():
+            raise ValueError("factors must not be 0")
+        frequencies = theta ** -(np.arange(0, rotary_dim, 2) / rotary_dim) / divisors
         return cls.of_frequencies(
             frequencies, positions, magnitude=magnitude, interleaved=interleaved, xp=xp
         )
@@ -148,3 +173,36 @@ class Rotary:
     def dim(self) -> int:
         """Elements of a head that are turned."""
         return 2 * self.cos.shape[1]
+
+
+def _check_real(name: str, dtype: np.dtype) -> None:
+    if dtype.kind not in "fiu" and dtype.name not in DTYPES:
+        raise TypeError(f"{name} has dtype {shown_dtype(dtype)}: real numbers are needed")
+
+
+def _number(name: str, value: object) -> float:
+    """Return a finite real number as a float."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a real number, not {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:  # an integer or a fraction beyond float64
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, not {number}")
+    return number
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    """Return finite real numbers on the host as float64."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # a CuPy array, or lists of unequal lengths
+        raise TypeError(
+            f"{name} must be a NumPy array or a number, not {type(values).__name__}"
+        ) from None
+    _check_real(name, array.dtype)
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite")
+    return array

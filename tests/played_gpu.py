@@ -176,7 +176,8 @@ class Array:
 
     def __getattr__(self, name: str) -> Any:
         """Return what NumPy knows, too."""
-        assert name in ("shape", "strides", "dtype", "ndim", "size", "itemsize", "flags"), name
+        known = ("shape", "strides", "dtype", "ndim", "size", "itemsize", "nbytes", "flags")
+        assert name in known, name
         return getattr(self.host, name)
 
     @property
@@ -196,6 +197,8 @@ class Array:
 
     def __setitem__(self, key: Any, value: Array) -> None:
         """Copy there."""
+        if isinstance(key, tuple):
+            key = tuple(each.host if isinstance(each, Array) else each for each in key)
         self.host[key] = value.host
 
     def swapaxes(self, a: int, b: int) -> Array:
@@ -422,7 +425,7 @@ class Gpu:
         )
         return SimpleNamespace(
             **{"__name__": "cupy", "ndarray": Array, "empty": Array, "zeros": zeros},
-            **{"negative": negative, "cuda": cuda},
+            **{"negative": negative, "asarray": on_gpu, "cuda": cuda},
         )
 
 

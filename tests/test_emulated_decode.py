@@ -98,6 +98,83 @@ def test_head_dims(emulated: Emulator, rng: np.random.Generator, d: int, dv: int
     checked(rng, [100, 50], d=d, dv=dv, dtype="float16", causal=False)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_causal_hides(emulated: Emulator, rng: np.random.Generator, dtype: str) -> None:
+    """Of keys it may be anything; of values, NaN spreads, but not to queries that see no key."""
+    q, k, v = random_inputs(rng, dtype, b=2, hq=4, hk=1, sq=4, sk=100, d=64)
+    lengths = np.array([100, 2], np.int32)
+
+    def decoded(k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        arrays = (on_gpu(x) for x in (q, k, v))
+        out, lse = cufa.decode(*arrays, lengths=on_gpu(lengths), return_lse=True)
+        return out.get().astype(np.float32), lse.get()
+
+    expected, expected_lse = decoded(k, v)
+    for bad in (np.nan, np.inf, -np.inf):
+        keys, values = k.copy(), v.copy()
+        for i, length in enumerate(lengths):
+            keys[i, :, length - 1] = values[i, :, length - 1] = bad  # the last query alone sees it
+        out, lse = decoded(keys, v)
+        np.testing.assert_array_equal(out[:, :, :3], expected[:, :, :3])
+        np.testing.assert_array_equal(lse[:, :, :3], expected_lse[:, :, :3])
+        out, lse = decoded(k, values)
+        np.testing.assert_array_equal(lse, expected_lse)
+        assert np.isnan(out[0, :, :3]).all()
+        assert not out[1, :, :2].any()
+        assert np.isnan(out[1, :, 2]).all()
+        on_cpu = cufa.decode(q, k, values, lengths=lengths).astype(np.float32)
+        assert np.isfinite(on_cpu[:, :, :3]).all()
+        assert not np.isfinite(on_cpu[:, :, 3]).any()
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_a_cache_of_odd_head_dims_is_not_copied(
+    gpu: Gpu, rng: np.random.Generator, layout: str, paged: bool
+) -> None:
+    import cupy  # the played one
+
+    sizes: dict[str, Any] = {"head_dim_v": 37, "dtype": "bfloat16", "layout": layout, "xp": cupy}
+    if paged:
+        cache: Any = cufa.PagedKVCache(9, 16, 2, 2, 59, pages_per_sequence=4, **sizes)
+        cache.allocate(), cache.allocate()
+    else:
+        cache = cufa.KVCache(2, 2, 64, 59, **sizes)
+    cache.extend([50, 17])
+    q, k, v = random_inputs(rng, "bfloat16", b=2, hq=4, hk=2, sq=3, sk=64, d=59, dv=37)
+    for array, values in zip(cache.layer(), (k, v), strict=True):
+        there = array if layout == "bhsd" else array.swapaxes(1, 2)
+        there.host[...] = np.nan
+        for i, n in enumerate((50, 17)):
+            for at in range(n):
+                block, slot = (cache.block_table.host[i, at // 16], at % 16) if paged else (i, at)
+                there.host[block, :, slot] = values[i, :, at]
+    given = on_gpu(q if layout == "bhsd" else q.swapaxes(1, 2))
+    gpu.allocated.clear()
+    out, lse = cache.decode(given, return_lse=True)
+    assert max(np.prod(shape) for shape in gpu.allocated[:-1]) <= 2 * 4 * 3 * 64
+    out = out.get() if layout == "bhsd" else out.get().swapaxes(1, 2)
+    assert_each_accepted(out, lse.get(), q, k, v, (50, 17), causal=True)
+
+
+@pytest.mark.parametrize("unused", [-1, 2**31 - 1])
+def test_a_table_on_the_host_with_lengths_on_the_device(
+    emulated: Emulator, rng: np.random.Generator, unused: int
+) -> None:
+    """What it says of pages that are not in use is not read."""
+    lengths = (40, 17)
+    q, k, v = random_inputs(rng, "float16", b=2, hq=4, hk=2, sq=1, sk=64, d=64)
+    seed = int(rng.integers(1 << 30))
+    (k_pages, table), (v_pages, _) = (
+        in_pages(np.random.default_rng(seed), x, lengths, 16) for x in (k, v)
+    )
+    table = np.where(table < 0, unused, table)
+    arrays = (on_gpu(x) for x in (q, k_pages, v_pages))
+    there = on_gpu(np.array(lengths, np.int32))
+    out, lse = cufa.decode(*arrays, lengths=there, block_table=table, return_lse=True)
+    assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=True)
+
+
 def test_a_sequence_has_the_same_bits_in_any_batch(emulated: Emulator) -> None:
     """With a number of splits: what else there is makes no difference."""
 

@@ -12,6 +12,7 @@ from reference import DTYPES, to_host
 
 import cufa
 from cufa import CacheFullError, KVCache, PagedKVCache
+from cufa.caches.store import Store
 from cufa.cpu import append as cpu_append
 
 H, D, DV = 2, 8, 5
@@ -199,6 +200,36 @@ def test_an_append_that_fails_has_changed_nothing(
     np.testing.assert_array_equal(held(cache, 1)[0], np.append(k[1], k[1], axis=1))
 
 
+def test_what_is_not_written_before_the_next_extend_stays_as_it_was(
+    rng: np.random.Generator, empty: Any
+) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 5, D), drawn(rng, 3, H, 5, DV)
+    cache.extend(3)
+    cache.extend(2)
+    cache.write(k, v)
+    for i in range(3):
+        keys, values = held(cache, i)
+        assert not keys[:, :3].any()
+        assert not values[:, :3].any()
+        np.testing.assert_array_equal(keys[:, 3:], k[i, :, 3:])
+        np.testing.assert_array_equal(values[:, 3:], v[i, :, 3:])
+
+
+def test_views_of_the_cache_are_not_taken(rng: np.random.Generator, empty: Any) -> None:
+    """They would change while they are read."""
+    cache = empty(head_dim_v=D)
+    k = drawn(rng, 3, H, 3, D)
+    cache.append(k, k)
+    keys, values = (x[:3, :, :3] for x in cache.layer())
+    for name, arrays in (("k", (keys, k)), ("v", (k, values)), ("q", (k, k, values[..., ::-1]))):
+        with pytest.raises(ValueError, match=f"{name} .* shares memory with the cache"):
+            cache.append(*arrays)
+    np.testing.assert_array_equal(cache.host_lengths, [3, 3, 3])
+    cache.append(keys.copy(), values.copy())
+    np.testing.assert_array_equal(held(cache, 1)[0], np.append(k[1], k[1], axis=1))
+
+
 def test_refused_and_unchanged(rng: np.random.Generator, empty: Any) -> None:
     cache = empty(rotary=cufa.Rotary.of_theta(100.0, 8, 20))
     k, v, q = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV), drawn(rng, 3, 2 * H, 9, D)
@@ -241,15 +272,19 @@ def test_refused_and_unchanged(rng: np.random.Generator, empty: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"capacity": 0}, ValueError, "capacity must be at least 1"),
+        ({"capacity": 0}, ValueError, "capacity must be 1 to"),
+        ({"capacity": 2**31 - 1}, ValueError, "capacity must be 1 to 2146435072"),
         ({"heads_kv": 2.0}, TypeError, "heads_kv must be an integer"),
         ({"sequences": True}, TypeError, "sequences must be an integer"),
         ({"head_dim": 257}, ValueError, "head_dim must be 1 to 256"),
-        ({"head_dim_v": 0}, ValueError, "head_dim_v must be at least 1"),
-        ({"layers": 0}, ValueError, "layers must be at least 1"),
+        ({"head_dim_v": 0}, ValueError, "head_dim_v must be 1 to 256"),
+        ({"layers": 0}, ValueError, "layers must be 1 to"),
         ({"dtype": "int8"}, TypeError, "dtype must be one of float16, bfloat16, float32"),
         ({"dtype": "nonsense"}, TypeError, "dtype must be one of"),
         ({"dtype": ">f4"}, TypeError, "dtype must be one of"),
+        ({"dtype": "("}, TypeError, r"dtype must be one of .*, not '\('"),
+        ({"dtype": None}, TypeError, "dtype must be one of .*, not NoneType"),
+        ({"dtype": np.zeros((3, 4), np.float32)}, TypeError, "dtype must be .*, not ndarray"),
         ({"layout": "sbhd"}, ValueError, "layout must be"),
         ({"xp": "cupy"}, TypeError, "xp must be the module numpy or cupy"),
     ],
@@ -258,6 +293,24 @@ def test_bad_arguments(change: dict[str, Any], error: type[Exception], message: 
     arguments = {"sequences": 2, "heads_kv": 2, "capacity": 9, "head_dim": 8, "dtype": "float32"}
     with pytest.raises(error, match=message):
         KVCache(**{**arguments, **change})
+
+
+def test_sizes_of_few_bits_do_not_wrap_around() -> None:
+    n: Any = np.int8(100)
+    many: Any = np.uint8(200)
+    cache = KVCache(n, 3, many, many, dtype="float16", layers=2)
+    assert (len(cache[50:]), cache.layer()[0].shape) == (50, (100, 3, 200, 200))
+    paged = PagedKVCache(n, n, 2, 3, 5, dtype="float32")
+    paged.allocate()
+    paged.extend(np.array([101, 0], np.uint8))
+    paged.extend(np.uint8(200))
+    assert paged.layer()[0].shape == (100, 3, 100, 5)
+    assert (paged.free_pages, *paged.host_lengths) == (96, 301, 0)
+
+
+def test_a_table_of_more_keys_than_decode_takes() -> None:
+    with pytest.raises(ValueError, match=r"per_sequence \* page_size must be 1 to 2146435072"):
+        PagedKVCache(1, 2**19, 1, 1, 8, pages_per_sequence=4095, dtype="float16")
 
 
 # --- pages ---
@@ -326,6 +379,53 @@ def test_a_shared_page_is_copied_by_all_that_write_but_one(rng: np.random.Genera
             np.testing.assert_array_equal(held(cache, i, layer)[0], keys)
     cache.extend(1)
     assert cache.free_pages == 2
+
+
+def test_a_fork_has_what_is_written_after_it(rng: np.random.Generator) -> None:
+    cache = PagedKVCache(6, 4, 2, H, D, head_dim_v=DV, dtype="float32")
+    k, v = drawn(rng, 2, H, 6, D), drawn(rng, 2, H, 6, DV)
+    cache.allocate()
+    cache.extend(6)
+    cache.fork(0)
+    cache.write(k, v)
+    for i in range(2):
+        np.testing.assert_array_equal(held(cache, i)[0], k[0])
+        np.testing.assert_array_equal(held(cache, i)[1], v[0])
+    cache.append(k, v)
+    assert cache.free_pages == 1
+    for i in range(2):
+        np.testing.assert_array_equal(held(cache, i)[0], np.append(k[0], k[i], axis=1))
+
+
+@pytest.mark.parametrize("fails", ["copy_pages", "send", "append"])
+def test_what_fails_under_way_has_changed_no_page(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """A page that is shared, and would be copied, too."""
+    cache = PagedKVCache(6, 4, 3, H, D, head_dim_v=DV, dtype="float32")
+    k, v = drawn(rng, 3, H, 6, D), drawn(rng, 3, H, 6, DV)
+    cache.allocate()
+    cache.append(k, v)
+    cache.fork(0)
+    table = cache.block_table.copy()
+    failed: list[bool] = []
+
+    def fail(*_: Any) -> None:
+        if not failed:
+            failed.append(True)
+            raise MemoryError
+
+    owner = cpu_append if fails == "append" else Store
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, fails, fail)
+        with pytest.raises(MemoryError):
+            cache.append(k, v)
+    assert (cache.free_pages, *cache.host_lengths) == (4, 6, 6, 0)
+    np.testing.assert_array_equal(cache.block_table[:, :2], table[:, :2])
+    cache.append(k, v)
+    assert cache.free_pages == 1
+    for i in range(2):
+        np.testing.assert_array_equal(held(cache, i)[0], np.append(k[0], k[i], axis=1))
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

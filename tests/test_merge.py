@@ -226,6 +226,15 @@ def test_many_parts_take_several_launches(rng: np.random.Generator, played: list
     assert len(played) == 4
 
 
+def test_more_rows_than_the_kernel_can_count(played: list[Instance]) -> None:
+    shape = (2**11, 2**10, 2**10)
+    out, lse = (np.broadcast_to(np.float32(0), each) for each in ((*shape, 1), shape))
+    arrays = [[played_gpu.Array(x.shape, x.dtype, x)] for x in (out, lse)]
+    with pytest.raises(ValueError, match=r"outs\[0\] has shape .*: more rows than 2147483647"):
+        cufa.merge(*arrays)
+    assert not played
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("d", [1, 5, 8, 64, 111, 256])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference import DTYPES
 
 import cufa
 
@@ -69,6 +70,10 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"cos": TABLE[0]}, ValueError, r"cos has shape \(4,\)"),
     ({"sin": TABLE[1:]}, ValueError, r"sin has shape \(9, 4\)"),
     ({"interleaved": 1}, TypeError, "interleaved must be True or False"),
+    ({"cos": TABLE.astype(complex)}, TypeError, "cos has dtype complex128: real numbers"),
+    ({"sin": TABLE.astype(str)}, TypeError, "sin has dtype str[0-9]*: real numbers"),
+    ({"sin": TABLE.astype(object)}, TypeError, "sin has dtype object: real numbers"),
+    ({"sin": TABLE > 0}, TypeError, "sin has dtype bool: real numbers"),
 ]
 
 
@@ -78,9 +83,56 @@ def test_bad_tables(change: dict[str, Any], error: type[Exception], message: str
         cufa.Rotary(**{"cos": TABLE, "sin": TABLE, **change})
 
 
+BAD_THETA: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"theta": "10"}, TypeError, "theta must be a real number, not str"),
+    ({"theta": 0}, ValueError, "theta must be more than 0"),
+    ({"theta": float("nan")}, ValueError, "theta must be finite"),
+    ({"theta": 10**400}, ValueError, "theta must be finite"),
+    ({"rotary_dim": 5}, ValueError, "rotary_dim must be even"),
+    ({"rotary_dim": 0}, ValueError, "rotary_dim must be 1 to"),
+    ({"rotary_dim": 8.0}, TypeError, "rotary_dim must be an integer"),
+    ({"positions": 0}, ValueError, "positions must be 1 to"),
+    ({"positions": 2.0}, TypeError, "positions must be an integer"),
+    ({"factors": np.ones(3)}, ValueError, r"factors has shape \(3,\): a number or \(4,\)"),
+    ({"factors": 0.0}, ValueError, "factors must not be 0"),
+    ({"factors": "2"}, TypeError, "factors has dtype str"),
+    ({"magnitude": "2"}, TypeError, "magnitude must be a real number"),
+    ({"magnitude": np.inf}, ValueError, "magnitude must be finite"),
+    ({"interleaved": 0}, TypeError, "interleaved must be True or False"),
+    ({"xp": "numpy"}, TypeError, "xp must be the module numpy or cupy"),
+    ({"xp": None}, TypeError, "xp must be the module numpy or cupy"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD_THETA)
+def test_bad_thetas(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        cufa.Rotary.of_theta(**{"theta": 10.0, "rotary_dim": 8, "positions": 10, **change})
+
+
+@pytest.mark.parametrize(
+    ("frequencies", "error", "message"),
+    [
+        (np.ones((2, 2)), ValueError, r"frequencies has shape \(2, 2\)"),
+        (1.0, ValueError, r"frequencies has shape \(\)"),
+        ([], ValueError, r"frequencies has shape \(0,\)"),
+        ([1, [2]], TypeError, "frequencies must be a NumPy array or a number, not list"),
+        (np.ones(2, complex), TypeError, "frequencies has dtype complex128"),
+        ([np.nan], ValueError, "frequencies must be finite"),
+    ],
+)
+def test_bad_frequencies(frequencies: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        cufa.Rotary.of_frequencies(frequencies, 10)
+
+
+def test_tables_of_other_kinds_become_float32() -> None:
+    for dtype in ("float16", "float64", "int64", "bfloat16"):
+        table = TABLE.astype(DTYPES.get(dtype, dtype))
+        assert cufa.Rotary(table, table).sin.dtype == np.float32
+
+
 def test_bad_dims() -> None:
-    with pytest.raises(ValueError, match="rotary_dim must be even"):
-        cufa.Rotary.of_theta(10.0, 5, 10)
     rotary = cufa.Rotary(TABLE, TABLE)
     with pytest.raises(ValueError, match="rotary turns 8 elements, but head_dim is 6"):
         cufa.KVCache(1, 1, 10, 6, dtype="float32", rotary=rotary)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from cufa.arrays import Array, as_bhsd, module_of_all
+from cufa.arrays import Array, as_bhsd, module_of_all, overlap
 from cufa.caches.full import CacheFullError
+from cufa.caches.pages import Taken
 from cufa.caches.store import Store
 from cufa.caches.tokens import Tokens
 from cufa.checks import check_devices, check_dtypes
 from cufa.cpu import append as cpu
-from cufa.decoding import decode
+from cufa.decoding import decode_stored
 from cufa.launch import append as launch
 
 Counts = Any  # int, sequence of int or ndarray
@@ -89,8 +92,12 @@ class Cache:
         store = self._store
         if not 0 <= layer < store.layers:
             raise ValueError(f"layer must be 0 to {store.layers - 1}, not {layer}")
-        k, v = store.k[layer], store.v[layer]
-        return (k, v) if store.pages is not None else (k[self._rows], v[self._rows])
+        return self._cut((store.k, store.v), layer)
+
+    def _cut(self, arrays: tuple[Array, Array], layer: int) -> tuple[Array, Array]:
+        """Return a layer of keys and values, of these sequences or in all pages."""
+        k, v = arrays[0][layer], arrays[1][layer]
+        return (k, v) if self._store.pages is not None else (k[self._rows], v[self._rows])
 
     # --- lengths ---
 
@@ -117,14 +124,22 @@ class Cache:
         This is what advances lengths, on the host and on the device. It stays outside of a graph:
         capture what follows it, such as `write` and `decode` of all layers, and call it before each
         replay. A replay reads lengths and tables as they are then.
+
+        Write the tokens before the next call: then those that are new are others, and what has not
+        been written by then stays as it is in memory.
         """
         self._store.refuse_capture("extend")
-        self._extend(self._counts("counts", counts))
+        with self._extended(self._counts("counts", counts)):
+            pass
 
-    def _extend(self, counts: np.ndarray) -> None:
+    @contextmanager
+    def _extended(self, counts: np.ndarray) -> Iterator[None]:
+        """Make room for new tokens, which is taken back if what follows fails."""
         store = self._store
-        lengths = store.host[1, self._rows].astype(np.int64)
+        before = store.host[:, self._rows].copy()
+        lengths = before[1].astype(np.int64)
         ends = lengths + counts
+        plan: list[Taken] = []
         if store.pages is None:
             capacity = store.shape[2]
             if ends.size and ends.max() > capacity:
@@ -136,10 +151,20 @@ class Cache:
         else:
             numbers = range(self._rows.start, self._rows.stop)
             grown = zip(numbers, lengths.tolist(), ends.tolist(), strict=True)
-            store.copy_pages(store.pages.grow(list(grown)))
+            plan = store.pages.planned(list(grown))
+            store.copy_pages(plan)
+            store.pages.take(plan)
         store.host[0, self._rows] = lengths
         store.host[1, self._rows] = ends
-        store.send()
+        try:
+            store.send()
+            yield
+        except BaseException:
+            if store.pages is not None:
+                store.pages.give_back(plan)
+            store.host[:, self._rows] = before
+            store.send()
+            raise
 
     def truncate(self, lengths: Counts) -> None:
         """Forget the last tokens of each sequence, as when speculated ones are not accepted.
@@ -168,16 +193,11 @@ class Cache:
                 f"lengths: {kept[i]} tokens of sequence {self._rows.start + i} cannot be kept, "
                 f"which has {store.host[1, self._rows][i]}"
             )
-        self._keep(kept)
-        store.host[0, self._rows] = np.minimum(store.host[0, self._rows], kept)
+        if store.pages is not None:
+            for i, length in enumerate(kept.tolist(), self._rows.start):
+                store.pages.cut(i, length)
+        store.host[:, self._rows] = np.minimum(store.host[:, self._rows], kept)
         store.send()
-
-    def _keep(self, lengths: np.ndarray) -> None:
-        """Set lengths that are not larger, and give back the pages beyond them."""
-        if self._store.pages is not None:
-            for i, length in enumerate(lengths.tolist(), self._rows.start):
-                self._store.pages.cut(i, length)
-        self._store.host[1, self._rows] = lengths
 
     def _counts(self, name: str, counts: Counts) -> np.ndarray:
         """Return one number for each sequence."""
@@ -235,15 +255,8 @@ class Cache:
         chosen = self._counts("counts", seq if counts is None else counts)
         if chosen.size and chosen.max() > seq:
             raise ValueError(f"counts: {chosen.max()} of {seq} tokens cannot be appended")
-        before = self._store.host[:, self._rows].copy()
-        self._extend(chosen)
-        try:
+        with self._extended(chosen):
             self._run(tokens)
-        except BaseException:
-            self._keep(before[1])
-            self._store.host[0, self._rows] = before[0]
-            self._store.send()
-            raise
         return turned_q
 
     def write(self, k: Array, v: Array, q: Array | None = None, *, layer: int = 0) -> Array:
@@ -311,9 +324,10 @@ class Cache:
         TypeError, ValueError, RuntimeError, CompileError
             As `cufa.decode`.
         """
-        return decode(
+        return decode_stored(
             q,
             *self.layer(layer),
+            self._cut(self._store.stored, layer),
             lengths=self.lengths,
             block_table=self.block_table,
             layout=self._store.layout,
@@ -346,6 +360,11 @@ class Cache:
                 raise ValueError(
                     f"{name} has shape {arrays[name].shape}, but {axes} is needed (k "
                     f"{arrays['k'].shape}, {len(self)} sequences)"
+                )
+            if store.owns(view) and (overlap(view, k_cache) or overlap(view, v_cache)):
+                raise ValueError(
+                    f"{name} (shape {arrays[name].shape}) shares memory with the cache, where it "
+                    "would change while it is read: give a copy"
                 )
         if xp is not np:
             check_devices({**arrays, "the cache": store.k}, xp)

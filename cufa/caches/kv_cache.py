@@ -8,6 +8,8 @@ import numpy as np
 
 from cufa.caches.cache import Cache
 from cufa.caches.made import made
+from cufa.checks import check_size
+from cufa.decode_problem import MAX_KEYS
 from cufa.rotary import Rotary
 
 
@@ -84,6 +86,8 @@ class KVCache(Cache):
         rotary: Rotary | None = None,
         xp: Any = np,
     ) -> None:
+        sequences = check_size("sequences", sequences)
+        capacity = check_size("capacity", capacity, MAX_KEYS)
         store = made(
             {"sequences": sequences, "heads_kv": heads_kv, "capacity": capacity},
             head_dim,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from cufa.arrays import module_of_all
+from cufa.arrays import module_of
 from cufa.caches.pages import Pages
 from cufa.caches.store import Store
-from cufa.checks import DTYPES, check_layout
+from cufa.checks import DTYPES, check_devices, check_layout, check_module, check_size, shown_dtype
 from cufa.problem import MAX_HEAD_DIM
 from cufa.rotary import Rotary
 
@@ -45,13 +44,12 @@ def made(
     """
     check_layout(layout)
     blocks, heads, keys = (check_size(name, n) for name, n in shape.items())
-    head_dim_v = head_dim if head_dim_v is None else head_dim_v
-    for name, dim in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
-        if check_size(name, dim) > MAX_HEAD_DIM:
-            raise ValueError(f"{name} must be 1 to {MAX_HEAD_DIM}, not {dim}")
-    check_size("layers", layers)
-    if xp is not np and xp is not sys.modules.get("cupy"):
-        raise TypeError(f"xp must be the module numpy or cupy, not {xp!r}")
+    head_dim = check_size("head_dim", head_dim, MAX_HEAD_DIM)
+    if head_dim_v is None:
+        head_dim_v = head_dim
+    head_dim_v = check_size("head_dim_v", head_dim_v, MAX_HEAD_DIM)
+    layers = check_size("layers", layers)
+    check_module(xp)
     if rotary is not None:
         _check_rotary(rotary, head_dim, capacity, xp)
     return Store(
@@ -67,31 +65,27 @@ def made(
     )
 
 
-def check_size(name: str, n: int) -> int:
-    """Return a size that is 1 or more."""
-    if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, not {type(n).__name__}")
-    if not 1 <= n < 2**31:
-        raise ValueError(f"{name} must be at least 1 and fit in 32 bits, not {n}")
-    return int(n)
-
-
 def _dtype(dtype: Any) -> np.dtype:
+    needed = f"dtype must be one of {', '.join(DTYPES)}"
+    if not isinstance(dtype, (str, type, np.dtype)):
+        raise TypeError(f"{needed}, not {type(dtype).__name__}")
     try:
         found = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    except TypeError:
-        found = None
-    if found is None or not found.isnative or found.name not in DTYPES:
-        raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    except Exception:  # which one depends on the kind of nonsense
+        raise TypeError(f"{needed}, not {dtype!r}") from None
+    if not found.isnative or found.name not in DTYPES:
+        raise TypeError(f"{needed}, not {shown_dtype(found)}")
     return found
 
 
 def _check_rotary(rotary: Rotary, head_dim: int, capacity: int, xp: Any) -> None:
     if not isinstance(rotary, Rotary):
         raise TypeError(f"rotary must be a cufa.Rotary, not {type(rotary).__name__}")
-    module = module_of_all({"rotary": rotary.cos})
+    module = module_of("rotary", rotary.cos)
     if module is not xp:
         raise TypeError(f"rotary has {module.__name__} arrays, but the cache is of {xp.__name__}")
+    if xp is not np:
+        check_devices({"rotary": rotary.cos}, xp)
     if rotary.dim > head_dim:
         raise ValueError(f"rotary turns {rotary.dim} elements, but head_dim is {head_dim}")
     if rotary.positions < capacity:

@@ -8,8 +8,10 @@ import numpy as np
 
 from cufa.caches.cache import Cache
 from cufa.caches.full import CacheFullError
-from cufa.caches.made import check_size, made
+from cufa.caches.made import made
 from cufa.caches.pages import Pages
+from cufa.checks import check_size
+from cufa.decode_problem import MAX_KEYS
 from cufa.rotary import Rotary
 
 
@@ -80,11 +82,11 @@ class PagedKVCache(Cache):
         xp: Any = np,
     ) -> None:
         width = pages if pages_per_sequence is None else pages_per_sequence
-        sizes = {"pages": pages, "page_size": page_size, "sequences": sequences}
-        for name, n in {**sizes, "pages_per_sequence": width}.items():
-            check_size(name, n)
-        capacity = width * page_size
-        check_size("pages_per_sequence * page_size", capacity)
+        pages = check_size("pages", pages)
+        page_size = check_size("page_size", page_size)
+        sequences = check_size("sequences", sequences)
+        width = check_size("pages_per_sequence", width)
+        capacity = check_size("pages_per_sequence * page_size", width * page_size, MAX_KEYS)
         self._pages = Pages(pages, page_size, sequences, width)
         store = made(
             {"pages": pages, "heads_kv": heads_kv, "page_size": page_size},
@@ -150,7 +152,8 @@ class PagedKVCache(Cache):
     def fork(self, sequence: int) -> int:
         """Make a new sequence that has the same tokens, in the same pages.
 
-        For a shorter prefix, `truncate` the new one.
+        For a shorter prefix, `truncate` the new one. Tokens that `extend` has made room for are to
+        be written before one of both grows: that copies the page that they share.
 
         Parameters
         ----------

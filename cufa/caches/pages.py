@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from cufa.caches.full import CacheFullError
+
+
+class Taken(NamedTuple):
+    """A free page that a sequence takes.
+
+    Attributes
+    ----------
+    sequence, entry : int
+        Its place in the table.
+    old : int or None
+        The page that was there and has other users, of which it is to be a copy.
+    new : int
+    """
+
+    sequence: int
+    entry: int
+    old: int | None
+    new: int
 
 
 class Pages:
@@ -47,8 +66,8 @@ class Pages:
         """Pages that nobody uses."""
         return len(self._free)
 
-    def grow(self, grown: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-        """Make room for more tokens, or change nothing.
+    def planned(self, grown: Sequence[tuple[int, int, int]]) -> list[Taken]:
+        """Plan room for more tokens; nothing changes before it is taken.
 
         Parameters
         ----------
@@ -57,45 +76,61 @@ class Pages:
 
         Returns
         -------
-        list of (int, int)
-            Pages to be copied before the tokens are written: from, to.
+        list of Taken
+            Pages that are to be copied and taken before the tokens are written.
 
         Raises
         ------
         CacheFullError
         """
         most = self.table.shape[1] * self.page_size
-        for sequence, _, end in grown:
+        places: list[tuple[int, int, int | None]] = []
+        leaving: Counter[int] = Counter()
+        for sequence, length, end in grown:
             if end > most:
                 raise CacheFullError(
                     f"sequence {sequence} would have {end} tokens, but a table of "
                     f"{self.table.shape[1]} pages of {self.page_size} has room for {most}"
                 )
-        writes = Counter(
-            int(self.table[sequence, length // self.page_size])
-            for sequence, length, end in grown
-            if end > length and length % self.page_size
-        )
-        # Of as many users as a page has, the last one to write may keep it.
-        needed = sum(min(n, self._users[page] - 1) for page, n in writes.items())
-        needed += sum(self._pages_of(end) - self._pages_of(length) for _, length, end in grown)
-        if needed > self.free:
-            raise CacheFullError(
-                f"out of pages: {needed} more are needed, but {self.free} of {len(self._users)} "
-                "are free"
-            )
-        copies = []
-        for sequence, length, end in grown:
             if end > length and length % self.page_size:
                 index = length // self.page_size
                 page = int(self.table[sequence, index])
-                if self._users[page] > 1:
-                    self._users[page] -= 1
-                    copies.append((page, self._put(sequence, index)))
+                # Of as many users as a page has, the last one to write keeps it.
+                if self._users[page] - leaving[page] > 1:
+                    leaving[page] += 1
+                    places.append((sequence, index, page))
             for index in range(self._pages_of(length), self._pages_of(end)):
-                self._put(sequence, index)
-            self._held[sequence] = self._pages_of(end)
-        return copies
+                places.append((sequence, index, None))
+        if len(places) > self.free:
+            raise CacheFullError(
+                f"out of pages: {len(places)} more are needed, but {self.free} of "
+                f"{len(self._users)} are free"
+            )
+        return [
+            Taken(*place, new) for place, new in zip(places, reversed(self._free), strict=False)
+        ]
+
+    def take(self, plan: Sequence[Taken]) -> None:
+        """Do what has just been planned."""
+        for sequence, index, old, new in plan:
+            self._free.pop()
+            if old is None:
+                self._held[sequence] = index + 1
+            else:
+                self._users[old] -= 1
+            self._users[new] = 1
+            self._set(sequence, index, new)
+
+    def give_back(self, plan: Sequence[Taken]) -> None:
+        """Undo what has just been taken."""
+        for sequence, index, old, new in reversed(plan):
+            self._free.append(new)
+            self._users[new] = 0
+            if old is None:
+                self._held[sequence] = index
+            else:
+                self._users[old] += 1
+                self._set(sequence, index, old)
 
     def cut(self, sequence: int, length: int) -> None:
         """Give back the pages beyond a length."""
@@ -117,13 +152,6 @@ class Pages:
 
     def _pages_of(self, length: int) -> int:
         return -(-length // self.page_size)
-
-    def _put(self, sequence: int, index: int) -> int:
-        """Give a free page to a sequence, and return it."""
-        page = self._free.pop()
-        self._users[page] = 1
-        self._set(sequence, index, page)
-        return page
 
     def _set(self, sequence: int, index: int, page: int) -> None:
         if self.table[sequence, index] != page:

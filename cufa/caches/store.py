@@ -6,12 +6,13 @@ addresses, and each change is sent there. Nothing is read back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from cufa.arrays import Array, whole_chunks
-from cufa.caches.pages import Pages
+from cufa.caches.pages import Pages, Taken
 from cufa.launch.counters import is_capturing
 from cufa.rotary import Rotary
 
@@ -37,7 +38,9 @@ class Store:
     Attributes
     ----------
     k, v : array, (layers, *shape, head_dim)
-        In the order of the layout. Rows are padded with zeros to whole chunks of 16 bytes.
+        In the order of the layout.
+    stored : tuple of array
+        What they are views of: rows padded with zeros to whole chunks of 16 bytes.
     host : ndarray, (2, sequences) int32
         Tokens of each sequence before the newest ones, and with them.
     in_use : ndarray, (sequences,) bool
@@ -61,10 +64,12 @@ class Store:
         self.shape, self.pages, self.rotary = shape, pages, rotary
         blocks, heads, keys = shape
         ordered = shape if layout == "bhsd" else (blocks, keys, heads)
-        self._bases = [
+        made = [
             xp.zeros((layers, *ordered, whole_chunks(d, dtype.itemsize)), dtype) for d in head_dims
         ]
-        self.k, self.v = (base[..., :d] for base, d in zip(self._bases, head_dims, strict=True))
+        self.stored: tuple[Array, Array] = (made[0], made[1])
+        self.k, self.v = (base[..., :d] for base, d in zip(made, head_dims, strict=True))
+        self._spans = [(first := _address(base), first + base.nbytes) for base in made]
         self.host = np.zeros((2, sequences), np.int32)
         # Numbers of a paged cache are in use when they have been allocated, and others always.
         self.in_use = np.full(sequences, pages is None)
@@ -81,11 +86,17 @@ class Store:
                 "replay: call it before each replay, and capture what follows it"
             )
 
-    def copy_pages(self, copies: list[tuple[int, int]]) -> None:
-        """Copy pages of all layers."""
+    def owns(self, array: Array) -> bool:
+        """Whether an array is a view of keys or values."""
+        address = _address(array)
+        return any(first <= address < end for first, end in self._spans)
+
+    def copy_pages(self, plan: Sequence[Taken]) -> None:
+        """Copy the pages of all layers that will no longer be shared."""
+        copies = [(each.old, each.new) for each in plan if each.old is not None]
         if copies:
             old, new = (self.xp.asarray(each) for each in zip(*copies, strict=True))
-            for base in self._bases:
+            for base in self.stored:
                 base[:, new] = base[:, old]
 
     def send(self) -> None:
@@ -99,3 +110,7 @@ class Store:
             values = self.xp.asarray(self.pages.table[rows, columns])
             self.table[self.xp.asarray(rows), self.xp.asarray(columns)] = values
             self.pages.changed.clear()
+
+
+def _address(array: Array) -> int:
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)

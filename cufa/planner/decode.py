@@ -13,7 +13,9 @@ from cufa.variant import Variant
 MAX_TILES = 2**31 - 2**16
 """Tiles of keys of all sequences together: they have 32-bit numbers."""
 
-_MAX_GRID = 2**31 - 1
+_MAX_ROWS = 2**31 - 2**8
+"""Rows that share a K/V head, and heads of all sequences: 32-bit numbers, rounded up to tiles."""
+
 _RINGS = ((32, 3, 8), (16, 2, 8), (16, 3, 4), (16, 2, 4), (16, 2, 2))
 """Keys of a tile, stages and warps: the first that fits is taken. To read at full speed, a
 multiprocessor must have asked for some 30 KB at any time."""
@@ -84,8 +86,14 @@ def plan(
             f"device: {device.name} has compute capability {device.compute_capability / 10}, "
             "8.0 is needed"
         )
+    rows, heads = problem.group * problem.seq_q, problem.batch * problem.heads_q
+    if max(rows, heads) > _MAX_ROWS:
+        raise ValueError(
+            f"q: {rows} rows that share a K/V head, or {heads} heads of all sequences, are more "
+            f"than {_MAX_ROWS}"
+        )
     variant = _chosen(problem, device, kernel)
-    row_tiles = -(-problem.group * problem.seq_q // variant.bm)
+    row_tiles = -(-rows // variant.bm)
     units = problem.batch * problem.heads_kv * row_tiles
     tiles = max(1, -(-problem.capacity // variant.bn))
     if units * tiles > MAX_TILES:
@@ -98,8 +106,6 @@ def plan(
     else:
         splits = min(num_splits, tiles)  # others would have no key in any sequence
         grid = units * splits
-    if grid > _MAX_GRID:
-        raise ValueError(f"num_splits {num_splits} makes {grid} blocks, more than {_MAX_GRID}")
     return DecodePlan(variant, grid, variant.threads, variant.smem_bytes, row_tiles, splits)
 
 
