@@ -8,6 +8,7 @@
     python scripts/bench.py fp32
     python scripts/bench.py models
     python scripts/bench.py decode
+    python scripts/bench.py generate
     python scripts/bench.py host
     python scripts/bench.py jit
     python scripts/bench.py explore
@@ -87,7 +88,7 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     measured = {} if options.bench == COMPILING else _ceilings()
     rows: list[dict[str, Any]] = []
     head: dict[str, Any] = {}
-    source, field = _rows(options)
+    source, field = _rows(options, measured)
     for row in source:
         # Described after the first row, when the peers that are here have been imported.
         head = head or head_of(options, arguments)
@@ -110,7 +111,9 @@ def _ceilings() -> dict[str, float]:
     return measured
 
 
-def _rows(options: argparse.Namespace) -> tuple[Iterable[dict[str, Any]], Any]:
+def _rows(
+    options: argparse.Namespace, measured: dict[str, float]
+) -> tuple[Iterable[dict[str, Any]], Any]:
     """Return the rows of a benchmark as they come, and who counts the cells that failed."""
     o, kernel = options, forced_kernel(options)
     if o.bench == "host":
@@ -121,6 +124,11 @@ def _rows(options: argparse.Namespace) -> tuple[Iterable[dict[str, Any]], Any]:
         from benchmarks import jit
 
         return jit.rows(o.kernel), None
+    if o.bench == "generate":
+        from benchmarks import generate
+
+        sizes = o.model, o.batch, o.prompt, o.new
+        return generate.rows(*sizes, o.peers, o.rounds, measured["read_gbs"]), None
     if o.bench == "explore":
         from benchmarks import explore
 

@@ -1,10 +1,10 @@
-"""Generate text with a Llama, Mistral, Qwen or SmolLM folder, on `cufa.attention`.
+"""Generate text with a Llama, Mistral, Qwen or SmolLM folder, on `cufa.attention` and `decode`.
 
     python scripts/generate.py scripts/data/adder "47+285="
     python scripts/generate.py ~/models/Qwen2.5-0.5B-Instruct          # a conversation
     python scripts/generate.py ~/models/Qwen2.5-0.5B-Instruct < question.txt
 
-On a GPU with CuPy, on the CPU with NumPy, the same code.
+On a GPU with CuPy, where a step is a CUDA graph, and on the CPU with NumPy.
 """
 
 import argparse
@@ -49,6 +49,7 @@ class Assistant:
         self._model = Llama(folder, arguments.device, arguments.dtype)
         self._eos = set(defaults.eos or (*self._model.config.eos, *self._tokenizer.eos))
         self._count = arguments.max_new_tokens
+        self._page_size = arguments.page_size
         self._system = []
         if arguments.system is not None:
             self._system.append({"role": "system", "content": arguments.system})
@@ -86,7 +87,8 @@ class Assistant:
         emit(headings[0])
         speed = Speed()
         model, tokenizer, eos = self._model, self._tokenizer, self._eos
-        for piece in complete(model, tokenizer, prompts, self.settings, eos, speed):
+        how = self.settings, eos, speed, self._page_size
+        for piece in complete(model, tokenizer, prompts, *how):
             texts[piece.prompt] += piece.text
             done[piece.prompt] = piece.last
             if piece.prompt == current:
@@ -287,6 +289,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=seed, metavar="S", help="the same seed, the same text")
     parser.add_argument(
         "--batch", type=positive, default=16, metavar="N", help="prompts at a time (default 16)"
+    )
+    parser.add_argument(
+        "--page-size",
+        type=positive,
+        metavar="N",
+        help="keep keys and values in pages of N tokens, no more of them than prompts need",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument(

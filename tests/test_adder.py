@@ -28,11 +28,14 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(FOLDER)
 
 
-def answers(model: Llama, tokenizer: Tokenizer, pairs: list[list[int]]) -> list[str]:
+def answers(
+    model: Llama, tokenizer: Tokenizer, pairs: list[list[int]], page_size: int | None = None
+) -> list[str]:
     """Return what the model writes after each sum, all as one batch."""
     prompts = [Prompt(tokenizer.encode(adder.prompt(*pair)), TOKENS) for pair in pairs]
     texts = [""] * len(pairs)
-    for piece in complete(model, tokenizer, prompts, Settings(), model.config.eos, Speed()):
+    eos, speed = model.config.eos, Speed()
+    for piece in complete(model, tokenizer, prompts, Settings(), eos, speed, page_size):
         texts[piece.prompt] += piece.text
     return texts
 
@@ -42,6 +45,18 @@ def test_sums_that_it_was_not_trained_on(device: str, tokenizer: Tokenizer, dtyp
     found = answers(Llama(FOLDER, device, dtype), tokenizer, PAIRS)
     wrong = [pair for pair, text in zip(PAIRS, found, strict=True) if text != adder.answer(*pair)]
     assert wrong == []
+
+
+@pytest.mark.parametrize(("page_size", "batch"), [(16, 400), (1, 64), (7, 30), (None, 16)])
+def test_sums_in_pages_and_in_batches_that_fit_a_graph(
+    device: str, tokenizer: Tokenizer, page_size: int | None, batch: int
+) -> None:
+    model = Llama(FOLDER, device)
+    pairs = PAIRS if batch > 200 or device == "gpu" else PAIRS[:200]
+    for start in range(0, len(pairs), batch):
+        some = pairs[start : start + batch]
+        found = answers(model, tokenizer, some, page_size)
+        assert found == [adder.answer(*pair) for pair in some]
 
 
 def test_alone_and_in_a_batch(device: str, tokenizer: Tokenizer) -> None:

@@ -26,7 +26,8 @@ from llama import (
     generation,
     read_defaults,
 )
-from models import ModelError
+from llama.decoder import Decoder
+from models import ModelError, flat
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "generate.py"
@@ -57,7 +58,7 @@ def oracle(model: Llama, prompt: Prompt, count: int) -> list[int]:
     """Return the likeliest tokens, each from the whole text anew."""
     text = list(prompt.tokens)
     for _ in range(count):
-        states = model.extend(model.cache(1, 99), slice(0, 1), model.xp.asarray([text]))
+        states = model.extend(model.cache([99]), model.xp.asarray([text]))
         text.append(int(model.logits(states[:, -1]).argmax()))
     return text[-count:]
 
@@ -85,22 +86,98 @@ def test_prompts_in_parts(model: Llama, most: int, monkeypatch: pytest.MonkeyPat
     assert np.array_equal(tokens(model, PROMPTS, Settings(), 8), whole)
 
 
+@pytest.mark.parametrize("page_size", [1, 16, 100])
+def test_pages_make_no_difference(model: Llama, page_size: int) -> None:
+    prompts = [prompt._replace(max_new_tokens=3 + i) for i, prompt in enumerate(PROMPTS)]
+    whole = list(generate(model, prompts, SAMPLED))
+    paged = list(generate(model, prompts, SAMPLED, page_size))
+    for step, (tokens_, others) in enumerate(zip(whole, paged, strict=True)):
+        going_on = [prompt.max_new_tokens > step for prompt in prompts]
+        assert np.array_equal(tokens_[going_on], others[going_on])
+
+
+def test_a_step_leaves_out_who_is_at_the_end(model: Llama) -> None:
+    decoder = Decoder(model, [9, 5, 9], None)
+    for counts in ([1, 1, 1], [1, 0, 1], 1):
+        decoder.step(model.xp.asarray([3, 4, 5]), counts)
+    assert decoder.cache.host_lengths.tolist() == [3, 2, 3]
+
+
 def test_work_ends_with_the_iterator(model: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
-    extend = model.extend
+    step = Decoder.step
 
     def counted(*arguments: Any) -> Any:
         steps.append(1)
-        return extend(*arguments)
+        return step(*arguments)
 
-    monkeypatch.setattr(model, "extend", counted)
+    monkeypatch.setattr(Decoder, "step", counted)
     for number, _ in enumerate(generate(model, PROMPTS[:1], Settings())):
         if number == 2:
             break
-    assert len(steps) <= 4  # the prompt, two tokens, and on a GPU the one that was under way
+    assert len(steps) <= 3  # two tokens, and on a GPU the one that was under way
     steps.clear()
     assert len(list(generate(model, PROMPTS[:1], Settings()))) == 20
-    assert len(steps) == 20
+    assert len(steps) == 19
+
+
+# --- CUDA graphs ---
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return folders of random weights of three architectures."""
+    names = ("llama3", "llama-biased-linear", "qwen3")
+    made = {name: tmp_path_factory.mktemp(name) for name in names}
+    for name, folder in made.items():
+        llama_folders.write(folder, name)
+    return made
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [None, 16])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama3", "llama-biased-linear", "qwen3"])
+def test_a_replayed_step_computes_what_the_step_does(
+    folders: dict[str, Path],
+    name: str,
+    dtype: str,
+    page_size: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Llama(folders[name], "gpu", dtype)
+    lengths = [1, 700, 33]
+    tokens = np.random.default_rng(1).integers(0, VOCABULARY, (3, 740))
+
+    def logits(steps: int) -> list[np.ndarray]:
+        decoder = Decoder(model, [n + steps for n in lengths], page_size)
+        for i, n in enumerate(lengths):
+            model.extend(decoder.cache[i : i + 1], model.xp.asarray(tokens[i : i + 1, :n]))
+        found = []
+        for step in range(steps):
+            ids = [tokens[i, n + step] for i, n in enumerate(lengths)]
+            found.append(decoder.step(model.xp.asarray(ids)).get())
+        assert (decoder._graph is not None) == (steps > 1 and model.is_capturable(3))
+        return found
+
+    replayed = logits(40)
+    with monkeypatch.context() as patch:
+        patch.setattr(Llama, "is_capturable", lambda *_: False)
+        plain = logits(40)
+    for one, other in zip(replayed, plain, strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [Settings(), SAMPLED], ids=["greedy", "sampled"])
+def test_more_sequences_than_a_graph_takes(folders: dict[str, Path], settings: Settings) -> None:
+    model = Llama(folders["qwen3"], "gpu", "float32")
+    count = flat.MOST_ROWS + 1
+    assert model.is_capturable(count - 1)
+    assert not model.is_capturable(count)
+    prompts = [PROMPTS[i % len(PROMPTS)]._replace(number=i) for i in range(count)]
+    together = tokens(model, prompts, settings)
+    assert np.array_equal(tokens(model, prompts[:-1], settings), together[:-1])
 
 
 def test_limits(model: Llama) -> None:
@@ -229,6 +306,7 @@ def test_command_goes_on_from_prompts(
 ) -> None:
     done = run(folder, "Once", "--raw", "-n", 9)
     assert (done.returncode, done.stdout) == (0, expected("Once") + "\n")
+    assert run(folder, "Once", "--raw", "-n", 9, "--page-size", 4).stdout == done.stdout
     (line,) = done.stderr.splitlines()
     assert line.startswith("prompt 4 tokens, ")
     assert "new 9 tokens, " in line
@@ -357,6 +435,7 @@ def test_command_is_silent_when_nobody_reads_on(folder: Path) -> None:
         (("{folder}", "x", "--repetition-penalty", 0), b"", "0 is no positive number"),
         (("{folder}", "x", "--seed", -1), b"", "-1 is negative"),
         (("{folder}", "x", "--dtype", "int8"), b"", "invalid choice"),
+        (("{folder}", "x", "--page-size", 0), b"", "0 is not positive"),
     ],
 )
 def test_command_errors_are_clear(

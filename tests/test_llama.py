@@ -19,9 +19,10 @@ from llama.ops import rms_norm, swiglu
 from models import DTYPES, ModelError
 from safetensors.numpy import load_file, save_file
 
+import cufa
+
 RECORDED = np.load(Path(__file__).parent / "data" / "llama" / "logits.npz")
 TOKENS = llama_folders.TOKENS
-BOTH = slice(0, 2)
 
 
 @pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -35,11 +36,11 @@ def as_numpy(array: Any) -> np.ndarray:
 
 def logits(model: Llama, tokens: np.ndarray, steps: list[int]) -> np.ndarray:
     """Return the logits of all tokens, which pass the network so many at a time."""
-    cache = model.cache(len(tokens), tokens.shape[1])
+    cache = model.cache([tokens.shape[1]] * len(tokens))
     found, start = [], 0
     for count in steps:
         ids = model.xp.asarray(tokens[:, start : start + count])
-        states = model.extend(cache, slice(0, len(tokens)), ids)
+        states = model.extend(cache, ids)
         flat = model.logits(states.reshape(-1, states.shape[-1]))
         found.append(as_numpy(flat).reshape(len(tokens), count, -1))
         start += count
@@ -90,13 +91,13 @@ def test_sequences_of_different_lengths_step_together(tmp_path: Path, device: st
     llama_folders.write(tmp_path, "qwen3")
     model = Llama(tmp_path, device)
     lengths = [3, 3, 8, 21, 21]
-    cache = model.cache(len(lengths), 23)
+    cache = model.cache([23] * len(lengths))
     for row, length in enumerate(lengths):
         ids = model.xp.asarray(TOKENS[row % 2, :length][None])
-        model.extend(cache, slice(row, row + 1), ids)
+        model.extend(cache[row : row + 1], ids)
     for step in range(2):
         ids = np.array([[TOKENS[row % 2, n + step]] for row, n in enumerate(lengths)])
-        states = model.extend(cache, slice(0, len(lengths)), model.xp.asarray(ids))
+        states = model.extend(cache, model.xp.asarray(ids))
         found = as_numpy(model.logits(states[:, 0]))
         for row, length in enumerate(lengths):
             expected = RECORDED["qwen3"][row % 2, length + step]
@@ -104,24 +105,40 @@ def test_sequences_of_different_lengths_step_together(tmp_path: Path, device: st
     assert cache.lengths.tolist() == [n + 2 for n in lengths]
 
 
-def test_a_cache_takes_what_it_has_room_for(tmp_path: Path) -> None:
-    llama_folders.write(tmp_path, "llama2")
-    model = Llama(tmp_path, "cpu")
-    cache = model.cache(2, 8)
-    model.extend(cache, slice(0, 1), TOKENS[:1, :8])
-    with pytest.raises(ValueError, match=r"9 tokens exceed the cache's 8"):
-        model.extend(cache, slice(0, 1), TOKENS[:1, :1])
-    unequal = model.cache(2, 8)
-    unequal.step(slice(0, 1), 1)
-    with pytest.raises(ValueError, match="sequences of one length"):
-        unequal.step(BOTH, 2)
+@pytest.mark.parametrize("page_size", [None, 1, 3, 64])
+@pytest.mark.parametrize("name", ["llama3", "qwen3"])
+def test_pages(tmp_path: Path, device: str, name: str, page_size: int | None) -> None:
+    llama_folders.write(tmp_path, name)
+    model = Llama(tmp_path, device)
+    cache = model.cache([17, 40], page_size)
+    found = [model.extend(cache[:1], model.xp.asarray(TOKENS[:1, :17]))]
+    for start, count in ((0, 5), (5, 33), (38, 2)):
+        ids = model.xp.asarray(TOKENS[1:, start : start + count])
+        found.append(model.extend(cache[1:], ids))
+    flat = model.logits(model.xp.concatenate([states[0] for states in found]))
+    expected = np.concatenate([RECORDED[name][0, :17], RECORDED[name][1]])
+    assert np.abs(as_numpy(flat) - expected).max() < 3e-5
+    with pytest.raises(cufa.CacheFullError):
+        model.extend(cache[:1], model.xp.zeros((1, 64), np.int64))
+
+
+def test_several_tokens_of_sequences_of_different_lengths(tmp_path: Path, device: str) -> None:
+    llama_folders.write(tmp_path, "llama3")
+    model = Llama(tmp_path, device)
+    cache = model.cache([40, 40])
+    model.extend(cache[1:], model.xp.asarray(TOKENS[1:, :9]))
+    ids = np.stack([TOKENS[0, :20], TOKENS[1, 9:29]])
+    found = as_numpy(model.logits(model.extend(cache, model.xp.asarray(ids)).reshape(40, -1)))
+    expected = np.concatenate([RECORDED["llama3"][0, :20], RECORDED["llama3"][1, 9:29]])
+    assert np.abs(found - expected).max() < 3e-5
 
 
 def test_operations_do_not_overflow(xp: Any) -> None:
     big = xp.asarray(np.array([[-1e30, -200, 0, 200, 1, 1, 1, 1]], np.float32))
     assert np.allclose(as_numpy(swiglu(big)), [[0, 0, 0, 200]])
     x = xp.asarray(np.array([[3, -4], [0, 0]], np.float32))
-    found = as_numpy(rms_norm(x, xp.asarray(np.array([2, 1], np.float32)), 1e-6))
+    weight = xp.asarray(np.array([2, 1], np.float32))
+    found = as_numpy(rms_norm(x, weight, 1e-6, np.dtype(np.float32)))
     assert np.allclose(found, [[6 / 12.5**0.5, -4 / 12.5**0.5], [0, 0]], atol=1e-6)
 
 

@@ -20,7 +20,10 @@ from cufa.compiler import nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_PACKAGES = ("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "flashinfer-python")
+_PACKAGES = (
+    *("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "flashinfer-python"),
+    "transformers",
+)
 """Packages whose versions are recorded where they are installed."""
 
 

@@ -40,6 +40,9 @@ FP32_PEERS = ("efficient", "math", "cupy", "cufa_fa1")
 MODEL_PEERS = ("cudnn", "fa2", "flash_attn_2", "flash_attn_3", "flash_attn_4", "flashinfer")
 _TABLES = ("prefill", "gqa", "fp32")
 _WITH_PEERS = (*_TABLES, "models", "decode")
+LEAST_NEW = 16
+GENERATORS = ("Llama-3.1-8B", "tiny")
+GENERATE_PEERS = ("transformers",)
 DECODE_PEERS = ("cudnn", "fa2", "flash_attn_3", "flash_attn_4")
 
 
@@ -122,6 +125,20 @@ def parser() -> argparse.ArgumentParser:
     )
     decode.add_argument("--peers", nargs="*", default=list(DECODE_PEERS), help="besides cufa")
     decode.set_defaults(kernel="auto")
+
+    generate = commands.add_parser(
+        "generate", parents=[run], help="text by a model of random weights, tokens a second"
+    )
+    generate.add_argument(
+        "--model", default=GENERATORS[0], choices=GENERATORS, help="(default: %(default)s)"
+    )
+    generate.add_argument("--batch", type=int, nargs="+", default=[1, 16], help="(default: 1 16)")
+    generate.add_argument("--prompt", type=int, default=512, help="tokens (default: 512)")
+    generate.add_argument("--new", type=int, default=256, help="tokens (default: 256)")
+    generate.add_argument("--rounds", type=int, default=3, help="(default: 3)")
+    generate.add_argument(
+        "--peers", nargs="*", default=list(GENERATE_PEERS), choices=GENERATE_PEERS
+    )
 
     host = commands.add_parser("host", parents=[run], help="host cost of small calls")
     host.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")
@@ -247,6 +264,11 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("--rounds must be at least 1")
     if getattr(options, "rest", 0) < 0:
         raise ValueError("--rest must be at least 0")
+    if options.bench == "generate":
+        if min(*options.batch, options.prompt) < 1:
+            raise ValueError("--batch and --prompt must be at least 1")
+        if options.new < LEAST_NEW:
+            raise ValueError(f"--new must be at least {LEAST_NEW}: the first tokens do not count")
     if options.bench == "sustained" and not (options.seconds > 0 and options.pause >= 0):
         raise ValueError("--seconds must be more than 0 and --pause at least 0")
     if options.bench in ("refactor", COMPILING):

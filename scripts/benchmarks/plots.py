@@ -28,6 +28,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         _draw_models(figure, rows)
     elif result["bench"] == "decode":
         _draw_decode(figure, rows)
+    elif result["bench"] == "generate":
+        _draw_generate(figure, rows)
     elif result["bench"] == "regret":
         _draw_regret(figure, rows)
     elif result["bench"] in ("headdims", "sustained"):
@@ -184,6 +186,15 @@ def _draw_decode(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
         for row in rows
     ]
     _draw_peers(figure, labels, rows)
+
+
+def _draw_generate(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a panel a batch, and in it a bar a contestant, and a line at the bound."""
+    cases = [{**row, "case": f"{row['model']}, batch {row['batch']}"} for row in rows]
+    _draw_bars(figure, cases)
+    for axes, row in zip(figure.axes, rows, strict=True):
+        axes.axvline(row["bound"], color="black", lw=0.8)
+    figure.axes[-1].set_xlabel("tokens/s (more is better); the line is the bound")
 
 
 def _draw_regret(figure: Any, rows: Sequence[dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import plots, results
 from benchmarks.model_shapes import kind_of
-from benchmarks.summary import geomean, peer_names, regret, with_best
+from benchmarks.summary import geomean, peer_names, ratio, regret, with_best
 from benchmarks.tables import (
     CELL,
     Columns,
@@ -42,6 +42,7 @@ _TITLES = {
     "tune": "The standard table, tuned",
     "models": "Shapes of real models",
     "decode": "Decoding",
+    "generate": "Generating text",
     "regret": "The planner's choice and the fastest variant",
     "refactor": "The standard tables before and after",
     "refactor-compile": "What compiling takes, before and after,",
@@ -75,6 +76,8 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
         parts.append(_explore_table(rows))
     elif bench == "refactor-compile":
         parts.append(_compile_table(rows))
+    elif bench == "generate":
+        parts.append(_generate_table(rows))
     elif bench == "regret":
         parts += [_regret_summary(rows), _regret_table(rows)]
     elif bench == "models":
@@ -125,6 +128,22 @@ def _jit_table(rows: Sequence[Row]) -> str:
         cold, warm = (max(row[key] for row in rows) for key in ("cold_s", "warm_s"))
         lines.append(["**longest**", f"{cold:.3f}", f"{warm:.3f}"])
     return table(["variant", "cold cache, s", "warm disk cache, s"], lines)
+
+
+def _generate_table(rows: Sequence[Row]) -> str:
+    def times(peer: str, row: Row) -> str:
+        return f"{ratio(row, peer):.2f}" if peer in row["peers"] else ""
+
+    peers = peer_names(rows)
+    columns: Columns = {
+        **{name: itemgetter(name) for name in ("model", "dtype", "batch", "prompt", "new")},
+        **figures(("cufa", *peers)),
+        **{f"cufa/{peer}": partial(times, peer) for peer in peers},
+        "bound": lambda row: f"{row['bound']:.1f}",
+        "of the bound": lambda row: f"{row['bound_share']:.1%}",
+        "attention": lambda row: f"{row['attention_share']:.1%}",
+    }
+    return f"New tokens a second, of all sequences together:\n\n{table_of(rows, columns)}"
 
 
 def _compile_table(rows: Sequence[Row]) -> str:

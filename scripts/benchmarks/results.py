@@ -63,7 +63,21 @@ _REGRET = {
     "best": str,
     "best_us": (int, float),
 }
+_GENERATE = {
+    "model": str,
+    "dtype": str,
+    "batch": int,
+    "prompt": int,
+    "new": int,
+    "unit": str,
+    "cufa": (int, float),
+    "bound": (int, float),
+    "bound_share": (int, float),
+    "attention_share": (int, float),
+    "peers": dict,
+}
 _OTHER_ROWS = {
+    "generate": _GENERATE,
     "jit": _JIT,
     "explore": _EXPLORE,
     "refactor-compile": _COMPILE,

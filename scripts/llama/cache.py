@@ -1,10 +1,6 @@
-"""Keys and values of the tokens so far, and attention over them.
+"""Caches of keys and values for a decoder, and attention over them."""
 
-The one place that knows how they are kept: `Step.attend` turns queries and keys by their positions,
-appends keys and values, and attends.
-"""
-
-from itertools import groupby
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +8,14 @@ from models import Array
 
 import cufa
 from llama.config import Config
-from llama.rotary import Rotary, rotate
+
+Cache = Any  # cufa.KVCache, cufa.PagedKVCache or a view of some of their sequences
 
 
-class Cache:
-    """Keys and values of several sequences, each of its own length.
+def make_cache(
+    xp: Any, config: Config, dtype: np.dtype, capacities: Sequence[int], page_size: int | None
+) -> Cache:
+    """Return an empty cache of all layers, which turns keys and queries by their positions.
 
     Parameters
     ----------
@@ -24,113 +23,65 @@ class Cache:
         `numpy` or `cupy`.
     config : Config
     dtype : numpy.dtype
-    sequences : int
-    capacity : int
-        Tokens of the longest sequence.
-
-    Attributes
-    ----------
-    lengths : ndarray, (sequences,) int64
-        Tokens that each holds, on the host.
+    capacities : sequence of int
+        Tokens of each sequence at most.
+    page_size : int or None
+        Tokens of a page; without it, each sequence has room for as many as the longest.
     """
+    longest = max(capacities)
+    shared = {
+        "dtype": dtype,
+        "layers": config.layers,
+        "xp": xp,
+    }
+    if page_size is None:
+        rotary = cufa.Rotary.of_frequencies(config.frequencies, longest, xp=xp)
+        return cufa.KVCache(
+            len(capacities), config.kv_heads, longest, config.head_dim, rotary=rotary, **shared
+        )
+    pages = [-(-capacity // page_size) for capacity in capacities]
+    rotary = cufa.Rotary.of_frequencies(config.frequencies, max(pages) * page_size, xp=xp)
+    cache = cufa.PagedKVCache(
+        sum(pages),
+        page_size,
+        len(pages),
+        config.kv_heads,
+        config.head_dim,
+        pages_per_sequence=max(pages),
+        rotary=rotary,
+        **shared,
+    )
+    for _ in pages:
+        cache.allocate()
+    return cache
 
-    def __init__(
-        self, xp: Any, config: Config, dtype: np.dtype, sequences: int, capacity: int
-    ) -> None:
-        self.lengths = np.zeros(sequences, np.int64)
-        self._xp, self._config, self._dtype = xp, config, dtype
-        self._capacity = capacity
-        self._rotary = Rotary(xp, config.frequencies, capacity)
-        shape = (config.layers, 2, sequences, config.kv_heads, capacity, config.head_dim)
-        # Seen as (sequences, capacity, kv_heads, head_dim), kept as the kernels like it best.
-        self._layers = [(k, v) for k, v in xp.empty(shape, dtype).swapaxes(3, 4)]
 
-    def step(self, rows: slice, count: int) -> "Step":
-        """Make room for `count` more tokens of each sequence of `rows`.
-
-        Several tokens at once need sequences of one length.
-        """
-        starts = self.lengths[rows].copy()
-        if starts.max() + count > self._capacity:
-            raise ValueError(f"{starts.max() + count} tokens exceed the cache's {self._capacity}")
-        if count > 1 and starts.min() != starts.max():
-            raise ValueError("several tokens at once need sequences of one length")
-        self.lengths[rows] += count
-        return Step(self, rows, starts, count)
-
-
-class Step:
-    """New tokens of some sequences on their way through the layers.
+def attend(cache: Cache, layer: int, q: Array, k: Array, v: Array, out: Array) -> None:
+    """Write the newest tokens' keys and values, and attend from their queries.
 
     Parameters
     ----------
     cache : Cache
-    rows : slice
-        The sequences.
-    starts : ndarray
-        Tokens that each of them held before.
-    count : int
-        New ones of each.
+        With room made for them.
+    layer : int
+    q, k, v : array, (sequences, heads or kv_heads, tokens of each, head_dim)
+        Without their positions.
+    out : array, of q's shape
     """
+    q = cache.write(k, v, q, layer=layer)
+    lengths = cache.host_lengths
+    if q.shape[2] == 1 or lengths.min() != lengths.max():
+        cache.decode(q, layer=layer, out=out)
+        return
+    keys, values = (_in_order(cache, x, int(lengths[0])) for x in cache.layer(layer))
+    cufa.attention(q, keys, values, causal=True, out=out)
 
-    def __init__(self, cache: Cache, rows: slice, starts: np.ndarray, count: int) -> None:
-        self._cache, self._rows, self._count = cache, rows, count
-        xp = cache._xp
-        # Where the new tokens belong in a view of `rows`.
-        self._places: tuple[Any, Any]
-        positions: Any
-        if starts.min() == starts.max():
-            positions = slice(int(starts[0]), int(starts[0]) + count)
-            self._places = (slice(None), positions)
-            self._turns = cache._rotary.at(positions)  # the same for each sequence
-        else:
-            positions = xp.asarray(starts)[:, None]
-            self._places = (xp.arange(len(starts))[:, None], positions)
-            self._turns = cache._rotary.at(positions)
-        # Sequences of one length that follow each other share a call: their range and length.
-        self._runs = []
-        first = 0
-        for length, run in groupby(starts.tolist()):
-            end = first + len(list(run))
-            self._runs.append((first, end, length + count))
-            first = end
 
-    def attend(self, layer: int, qk: Array, v: Array) -> Array:
-        """Append keys and values, and attend from each query to what its sequence has up to it.
-
-        Parameters
-        ----------
-        layer : int
-        qk : array, (rows * count, heads + kv_heads, head_dim), float32
-            Queries and keys side by side, without their positions.
-        v : array, (rows * count, kv_heads, head_dim), float32
-
-        Returns
-        -------
-        array, (rows * count, heads * head_dim), the cache's dtype
-        """
-        cache, count = self._cache, self._count
-        heads, dtype = cache._config.heads, cache._dtype
-        qk = rotate(qk.reshape(-1, count, *qk.shape[1:]), *self._turns).astype(dtype, copy=False)
-        q, k = qk[:, :, :heads], qk[:, :, heads:]
-        keys, values = (held[self._rows] for held in cache._layers[layer])
-        keys[self._places] = k
-        values[self._places] = v.reshape(k.shape)
-        causal = count > 1
-        if len(self._runs) == 1:
-            length = self._runs[0][2]
-            attended = cufa.attention(
-                q, keys[:, :length], values[:, :length], causal=causal, layout="bshd"
-            )
-        else:
-            attended = cache._xp.empty(q.shape, dtype)
-            for first, end, length in self._runs:
-                cufa.attention(
-                    q[first:end],
-                    keys[first:end, :length],
-                    values[first:end, :length],
-                    causal=causal,
-                    layout="bshd",
-                    out=attended[first:end],
-                )
-        return attended.reshape(len(qk) * count, -1)
+def _in_order(cache: Cache, held: Array, length: int) -> Array:
+    """Return keys or values as (sequences, kv_heads, length, head_dim), from pages as a copy."""
+    table = cache.block_table
+    if table is not None:
+        _, heads, page_size, dim = held.shape
+        pages = held[table[:, : -(-length // page_size)]].swapaxes(1, 2)
+        held = pages.reshape(len(cache), heads, -1, dim)
+    return held[:, :, :length]

@@ -60,6 +60,7 @@ def complete(
     settings: Settings,
     eos: Container[int],
     speed: Speed,
+    page_size: int | None = None,
 ) -> Iterator[Piece]:
     """Yield what follows each prompt, as it comes.
 
@@ -70,7 +71,7 @@ def complete(
     speed.start(sum(len(prompt.tokens) for prompt in prompts))
     streams = [tokenizer.stream(prompt.tokens) for prompt in prompts]
     going_on = list(range(len(prompts)))
-    for step, tokens in enumerate(generate(model, prompts, settings), start=1):
+    for step, tokens in enumerate(generate(model, prompts, settings, page_size), start=1):
         speed.step(len(going_on))
         for i in tuple(going_on):
             ended = int(tokens[i]) in eos

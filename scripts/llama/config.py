@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from models import DTYPES, ModelError
 
-from llama import rotary
 from llama.folder import Values, read_json
+from llama.frequencies import read_frequencies
 
 #: Values of model_type that are understood.
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -69,15 +69,20 @@ def read_config(folder: Path) -> Config:
     ModelError
         It is missing or damaged, or asks for what is not supported.
     """
-    raw = Values(read_json(folder / "config.json"), str(folder / "config.json"))
+    path = folder / "config.json"
+    return config_of(Values(read_json(path), str(path)), str(folder))
+
+
+def config_of(raw: Values, name: str) -> Config:
+    """Return what the content of a config.json says, see `read_config`; errors name the model."""
     model_type = raw.text("model_type")
     if model_type not in MODEL_TYPES:
         known = ", ".join(MODEL_TYPES)
         raise ModelError(
-            f"{folder} holds a model of type {model_type!r}, which is not supported ({known} are)"
+            f"{name} holds a model of type {model_type!r}, which is not supported ({known} are)"
         )
     if raw.get("quantization_config") is not None:
-        raise ModelError(f"{folder} holds quantized weights, which are not supported")
+        raise ModelError(f"{name} holds quantized weights, which are not supported")
     if (activation := raw.text("hidden_act", "silu")) != "silu":
         raise ModelError(f"the activation {activation!r} is not supported (silu is)")
     hidden, heads = raw.integer("hidden_size"), raw.integer("num_attention_heads")
@@ -98,7 +103,7 @@ def read_config(folder: Path) -> Config:
         kv_heads=kv_heads,
         head_dim=head_dim,
         eps=raw.number("rms_norm_eps"),
-        frequencies=rotary.frequencies(raw, head_dim),
+        frequencies=read_frequencies(raw, head_dim),
         tied=raw.flag("tie_word_embeddings", False),
         qkv_bias=biased or model_type == "qwen2",
         output_bias=biased,

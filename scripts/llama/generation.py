@@ -9,6 +9,7 @@ import numpy as np
 from models import Array, HostCopy, ModelError
 
 from llama.cache import Cache
+from llama.decoder import Decoder
 from llama.model import Llama
 from llama.sampling import Sampler, Settings
 
@@ -33,12 +34,25 @@ class Prompt(NamedTuple):
     number: int = 0
 
 
-def generate(model: Llama, prompts: Sequence[Prompt], settings: Settings) -> Iterator[np.ndarray]:
+def generate(
+    model: Llama,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    page_size: int | None = None,
+) -> Iterator[np.ndarray]:
     """Yield the next token of each prompt, (len(prompts),) integers, as often as one may have more.
 
     Prompts run as one batch whatever their lengths; none is padded, and each sees its own tokens
     alone. What follows an end token, or a prompt's maximum, is for the caller to ignore; closing
     the iterator ends the work.
+
+    Parameters
+    ----------
+    model : Llama
+    prompts : sequence of Prompt
+    settings : Settings
+    page_size : int, optional
+        Tokens of a page of the cache; without it, each sequence's are in one piece.
 
     Raises
     ------
@@ -56,26 +70,27 @@ def generate(model: Llama, prompts: Sequence[Prompt], settings: Settings) -> Ite
         raise ModelError(
             f"the tokenizer gives token {highest}, the model knows {model.config.vocabulary}"
         )
-    # Sorted, so that sequences of one length are neighbours and share their calls of attention.
+    # Sorted, so that prompts of one length are neighbours and pass the network together.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].tokens))
     place = np.argsort(order)
-    tokens = [prompts[i].tokens for i in order]
-    numbers = [prompts[i].number for i in order]
-    steps = max(prompt.max_new_tokens for prompt in prompts)
-    cache = model.cache(len(tokens), len(tokens[-1]) + steps)
+    prompts = [prompts[i] for i in order]
+    tokens = [prompt.tokens for prompt in prompts]
+    room = np.array([prompt.max_new_tokens for prompt in prompts])
+    steps = int(room.max())
+    decoder = Decoder(model, [len(p.tokens) + p.max_new_tokens for p in prompts], page_size)
+    numbers = [prompt.number for prompt in prompts]
     sampler = Sampler(model.xp, settings, tokens, numbers, model.config.vocabulary)
     # A GPU is given the next step before the host waits for this one's tokens.
     ahead = 0 if model.xp is np else 1
     under_way: deque[HostCopy] = deque()
-    everyone = slice(0, len(tokens))
-    logits = prefill(model, cache, tokens)
-    for step in range(steps):
+    logits = prefill(model, decoder.cache, tokens)
+    for step in range(1, steps + 1):
         chosen = sampler(logits)
         under_way.append(HostCopy(chosen))
         if len(under_way) > ahead:
             yield under_way.popleft().wait()[place]
-        if step + 1 < steps:
-            logits = model.logits(model.extend(cache, everyone, chosen[:, None])[:, 0])
+        if step < steps:
+            logits = decoder.step(chosen, (room > step).astype(np.int64))
     for copy in under_way:
         yield copy.wait()[place]
 
@@ -92,7 +107,7 @@ def prefill(model: Llama, cache: Cache, prompts: Sequence[Sequence[int]]) -> Arr
             some = xp.asarray(ids[start : start + rows])
             place = slice(first + start, first + start + len(some))
             for begin in range(0, length, PREFILL_TOKENS):
-                states = model.extend(cache, place, some[:, begin : begin + PREFILL_TOKENS])
+                states = model.extend(cache[place], some[:, begin : begin + PREFILL_TOKENS])
             parts.append(states[:, -1])
         first += len(ids)
     return model.logits(xp.concatenate(parts))

@@ -1,15 +1,16 @@
 """The network: a decoder as Llama's (Touvron et al. 2023) and those that followed it."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from models import DTYPES, Array, Linear, ModelError, choose_array_module
+from models import DTYPES, Array, Linear, ModelError, choose_array_module, flat
 
-from llama.cache import Cache, Step
+from llama import ops
+from llama.cache import Cache, attend, make_cache
 from llama.checkpoint import Checkpoint
 from llama.config import Config, read_config
-from llama.ops import rms_norm, swiglu
 
 EMBEDDING, LAST_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
@@ -57,16 +58,29 @@ class Layer(NamedTuple):
     gate_up: Linear
     down: Linear
 
-    def __call__(self, number: int, x: Array, step: Step, config: Config) -> Array:
-        """Return the layer's output, (tokens, hidden) float32 like its input `x`."""
-        qkv = self.qkv(rms_norm(x, self.attention_norm, config.eps))
-        qkv = qkv.reshape(len(x), -1, config.head_dim)
-        split = config.heads + config.kv_heads
-        qk, v = qkv[:, :split], qkv[:, split:]
+    def __call__(self, number: int, x: Array, cache: Cache, config: Config, xp: Any) -> None:
+        """Add what the layer makes of `x`, (tokens, hidden) float32, to it."""
+        c, dtype = config, self.output.dtype
+        qkv = ops.product(self.qkv, ops.rms_norm(x, self.attention_norm, c.eps, dtype), dtype)
+        heads = qkv.reshape(len(x), -1, c.head_dim)
         if self.qk_norm is not None:
-            qk = rms_norm(qk, self.qk_norm, config.eps)
-        x = x + self.output(step.attend(number, qk, v))
-        return x + self.down(swiglu(self.gate_up(rms_norm(x, self.mlp_norm, config.eps))))
+            qk = heads[:, : c.heads + c.kv_heads]
+            ops.rms_norm_inplace(qk, self.qk_norm, c.eps)
+        by_sequence = heads.reshape(len(cache), -1, *heads.shape[1:]).swapaxes(1, 2)
+        q, k, v = (
+            by_sequence[:, first:end]
+            for first, end in (
+                (0, c.heads),
+                (c.heads, c.heads + c.kv_heads),
+                (c.heads + c.kv_heads, None),
+            )
+        )
+        attended = xp.empty((len(x), c.heads * c.head_dim), dtype)
+        out = attended.reshape(len(cache), -1, c.heads, c.head_dim).swapaxes(1, 2)
+        attend(cache, number, q, k, v, out)
+        ops.add_product(x, self.output, attended)
+        normed = ops.rms_norm(x, self.mlp_norm, c.eps, dtype)
+        ops.add_product(x, self.down, ops.swiglu_product(self.gate_up, normed, dtype))
 
 
 class Llama:
@@ -87,6 +101,8 @@ class Llama:
     xp : module
         `numpy` or `cupy`.
     config : Config
+    matrices : dict
+        Those of the layers, the embedding and the head by the names of `tensor_shapes`, as views.
 
     Raises
     ------
@@ -110,19 +126,54 @@ class Llama:
         if self.config.tied and HEAD in checkpoint:
             shapes[HEAD] = shapes[EMBEDDING]  # the same matrix once more
         checkpoint.check(shapes)
+        self._take(checkpoint.read)
 
-        def vector(*names: str) -> Array:
-            return self.xp.asarray(checkpoint.read(*names).astype(np.float32))
+    @classmethod
+    def of_tensors(
+        cls, config: Config, read: Callable[[str], Array], xp: Any, dtype: np.dtype
+    ) -> "Llama":
+        """Make a decoder of tensors that are in no folder.
 
-        def dense(at: str, *names: str) -> Linear:
-            weights = [f"{at}.{name}.weight" for name in names]
-            biases = [f"{at}.{name}.bias" for name in names if f"{at}.{name}.bias" in shapes]
-            return Linear(
+        Parameters
+        ----------
+        config : Config
+        read : callable
+            Returns a tensor by a name of `tensor_shapes`, of NumPy or `xp`.
+        xp : module
+            `numpy` or `cupy`.
+        dtype : numpy.dtype
+        """
+        model = cls.__new__(cls)
+        model.xp, model.config, model._dtype = xp, config, dtype
+        model._take(read)
+        return model
+
+    def _take(self, read: Callable[[str], Array]) -> None:
+        """Build the layers of the tensors that `read` gives by name."""
+        shapes = tensor_shapes(self.config)
+
+        self.matrices: dict[str, Array] = {}
+
+        def vector(name: str) -> Array:
+            return self.xp.asarray(read(name).astype(np.float32))
+
+        def linear(names: Sequence[str], biases: Sequence[str] = ()) -> Linear:
+            found = Linear(
                 self.xp,
                 self._dtype,
-                [checkpoint.read(name) for name in weights],
-                [checkpoint.read(name) for name in biases] or None,
+                [read(name) for name in names],
+                [read(name) for name in biases] or None,
             )
+            start = 0
+            for name in names:
+                end = start + shapes[name][0]
+                self.matrices[name] = found.weight[start:end]
+                start = end
+            return found
+
+        def dense(at: str, *names: str) -> Linear:
+            biases = [f"{at}.{name}.bias" for name in names if f"{at}.{name}.bias" in shapes]
+            return linear([f"{at}.{name}.weight" for name in names], biases)
 
         def qk_norm(at: str) -> Array | None:
             if not self.config.qk_norm:
@@ -135,12 +186,9 @@ class Llama:
                 ]
             )
 
-        def matrix(name: str) -> Linear:
-            return Linear(self.xp, self._dtype, [checkpoint.read(name)])
-
-        embedding = matrix(EMBEDDING)
+        embedding = linear([EMBEDDING])
         self._embedding = embedding.weight
-        self._head = embedding if self.config.tied else matrix(HEAD)
+        self._head = embedding if self.config.tied else linear([HEAD])
         self._norm = vector(LAST_NORM)
         self._layers = []
         for i in range(self.config.layers):
@@ -157,35 +205,49 @@ class Llama:
                 )
             )
 
-    def cache(self, sequences: int, capacity: int) -> Cache:
-        """Return an empty cache for so many sequences of so many tokens at most."""
-        return Cache(self.xp, self.config, self._dtype, sequences, capacity)
+    def cache(self, capacities: Sequence[int], page_size: int | None = None) -> Cache:
+        """Return an empty cache for sequences of so many tokens at most, see `make_cache`."""
+        return make_cache(self.xp, self.config, self._dtype, capacities, page_size)
 
-    def extend(self, cache: Cache, rows: slice, ids: Array) -> Array:
-        """Append tokens to sequences of a cache.
+    def extend(self, cache: Cache, ids: Array) -> Array:
+        """Append tokens to the sequences of a cache.
 
         Parameters
         ----------
         cache : Cache
-        rows : slice
-            The sequences.
-        ids : array, (sequences of `rows`, tokens of each)
+            Or a view of some of its sequences.
+        ids : array, (sequences, tokens of each)
             Of the module `xp`.
 
         Returns
         -------
-        array, (sequences of `rows`, tokens of each, hidden), float32
+        array, (sequences, tokens of each, hidden), float32
             What `logits` takes.
         """
-        step = cache.step(rows, ids.shape[1])
+        cache.extend(ids.shape[1])
+        return self.states(cache, ids)
+
+    def states(self, cache: Cache, ids: Array) -> Array:
+        """Return the same of tokens for which the cache has been extended.
+
+        On a GPU this can be captured into a CUDA graph where `is_capturable` says so.
+        """
         x = self._embedding[ids.reshape(-1)].astype(np.float32)
         for number, layer in enumerate(self._layers):
-            x = layer(number, x, step, self.config)
+            layer(number, x, cache, self.config, self.xp)
         return x.reshape(*ids.shape, -1)
 
     def logits(self, states: Array) -> Array:
         """Return (n, vocabulary) float32 of the states (n, hidden) of n tokens."""
-        return self._head(rms_norm(states, self._norm, self.config.eps))
+        normed = ops.rms_norm(states, self._norm, self.config.eps, self._dtype)
+        return ops.product(self._head, normed, np.dtype(np.float32))
+
+    def is_capturable(self, tokens: int) -> bool:
+        """Return whether so many tokens pass the network by kernels that a CUDA graph can hold."""
+        matrices = [self._head]
+        for layer in self._layers:
+            matrices += [layer.qkv, layer.output, layer.gate_up, layer.down]
+        return all(flat.takes(matrix.weight, tokens) for matrix in matrices)
 
     def check_length(self, tokens: int) -> None:
         """Raise ModelError if a sequence of so many tokens is longer than the model takes."""

@@ -1,16 +1,34 @@
-"""The model's elementary operations, written once for NumPy and CuPy arrays, in float32."""
+"""The model's operations: written once for NumPy and CuPy arrays, with kernels for a GPU.
+
+Sums are float32, and so is the stream of states from layer to layer; what enters a product is
+rounded to the matrices' dtype.
+"""
 
 import numpy as np
-from models import Array
+from models import Array, Linear, flat, rows
 
 
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+def rms_norm(x: Array, weight: Array, eps: float, dtype: np.dtype) -> Array:
     """Return `x` divided by its root mean square over the last axis, times `weight`."""
+    if not isinstance(x, np.ndarray):
+        import cupy
+
+        y = cupy.empty(x.shape, dtype)
+        rows.rms_norm(x, weight, y, eps)
+        return y
     scale = (x * x).mean(axis=-1, keepdims=True)
     scale += np.float32(eps)
     normed = x * scale**-0.5
     normed *= weight
-    return normed
+    return normed.astype(dtype, copy=False)
+
+
+def rms_norm_inplace(x: Array, weight: Array, eps: float) -> None:
+    """Do the same to `x` itself, a view of whatever dtype."""
+    if isinstance(x, np.ndarray):
+        x[...] = rms_norm(x.astype(np.float32), weight, eps, x.dtype)
+    else:
+        rows.rms_norm(x, weight, x, eps)
 
 
 def swiglu(gate_up: Array) -> Array:
@@ -30,3 +48,30 @@ def _tanh(x: Array) -> Array:
     import cupy
 
     return cupy.tanh(x)
+
+
+def product(linear: Linear, x: Array, dtype: np.dtype) -> Array:
+    """Return what a matrix makes of the rows of `x`, in `dtype`."""
+    if flat.takes(linear.weight, len(x)):
+        return flat.product(linear.weight, linear.bias, x, dtype)
+    return linear(x).astype(dtype, copy=False)
+
+
+def add_product(sums: Array, linear: Linear, x: Array) -> None:
+    """Add what a matrix makes of the rows of `x` to those of `sums`, float32."""
+    if flat.takes(linear.weight, len(x)):
+        flat.add_product(linear.weight, linear.bias, x, sums)
+    else:
+        sums += linear(x)
+
+
+def swiglu_product(linear: Linear, x: Array, dtype: np.dtype) -> Array:
+    """Return `swiglu` of what a matrix makes of the rows of `x`, in `dtype`."""
+    if flat.takes(linear.weight, len(x)):
+        return flat.gated_product(linear.weight, linear.bias, x)
+    return swiglu(linear(x)).astype(dtype, copy=False)
+
+
+def largest(logits: Array) -> Array:
+    """Return the place of the largest of each row, int64."""
+    return logits.argmax(axis=-1) if isinstance(logits, np.ndarray) else rows.largest(logits)

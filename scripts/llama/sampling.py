@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from models import Array
 
+from llama.ops import largest
+
 
 class Settings(NamedTuple):
     """How tokens are chosen.
@@ -71,7 +73,7 @@ class Sampler:
             penalty = np.float32(self._settings.repetition_penalty)
             punished = self._xp.where(logits > 0, logits / penalty, logits * penalty)
             logits = self._xp.where(self._seen, punished, logits)
-        tokens = self._draw(logits) if self._settings.temperature > 0 else logits.argmax(axis=-1)
+        tokens = self._draw(logits) if self._settings.temperature > 0 else largest(logits)
         if self._seen is not None:
             self._seen[self._rows, tokens] = True
         return tokens

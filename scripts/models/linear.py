@@ -25,8 +25,10 @@ class Linear:
 
     Attributes
     ----------
+    dtype : numpy.dtype
     weight : array, (all outputs, inputs)
         In `dtype`; but float32 on the CPU, where BLAS has no 16-bit product: the rounded numbers.
+    bias : array or None, (all outputs,) float32
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class Linear:
         weights: Sequence[np.ndarray],
         biases: Sequence[np.ndarray] | None = None,
     ) -> None:
-        self._dtype = dtype
+        self.dtype = dtype
         self._stored = np.dtype(np.float32) if xp is np else dtype
         outputs = sum(len(weight) for weight in weights)
         self.weight = xp.empty((outputs, weights[0].shape[1]), self._stored)
@@ -46,12 +48,12 @@ class Linear:
             rounded = weight.astype(dtype, copy=False)
             self.weight[start : start + len(weight)] = xp.asarray(rounded)
             start += len(weight)
-        self._bias = biases and xp.asarray(np.concatenate(biases).astype(np.float32))
+        self.bias = biases and xp.asarray(np.concatenate(biases).astype(np.float32))
 
     def __call__(self, x: Array) -> Array:
         """Return the product, (n, all outputs) float32, of `x` (n, inputs)."""
-        x = x.astype(self._dtype, copy=False).astype(self._stored, copy=False)
+        x = x.astype(self.dtype, copy=False).astype(self._stored, copy=False)
         product = (x @ self.weight.T).astype(np.float32, copy=False)
-        if self._bias is not None:
-            product += self._bias
+        if self.bias is not None:
+            product += self.bias
         return product

@@ -1,0 +1,132 @@
+"""The CUDA kernels of these scripts: compiled when they are first needed, and launched."""
+
+import ctypes
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import cufa
+from cufa.compiler import nvrtc
+
+FOLDER = Path(__file__).parent
+HEADERS = Path(cufa.__file__).parent / "kernels"
+
+#: CUlaunchAttributeID: a kernel may begin while the one before it ends.
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+FIRST_CAPABILITY_WITH_IT = 90
+
+
+@functools.cache
+def kernel(file: str, expression: str) -> Any:
+    """Return an instantiation of a kernel in a file beside this one, for the current device.
+
+    Parameters
+    ----------
+    file : str
+        Its name without ".cu".
+    expression : str
+        The kernel's C++ name with its template arguments.
+
+    Returns
+    -------
+    cupy.RawKernel
+    """
+    import cupy
+
+    # CuPy's cache goes by the text and not by what it includes.
+    headers = b"".join(path.read_bytes() for path in sorted(_headers()))
+    digest = hashlib.sha256(headers).hexdigest()
+    text = (FOLDER / f"{file}.cu").read_text(encoding="utf-8")
+    module = cupy.RawModule(
+        code=f'// {digest}\n#line 1 "{file}.cu"\n{text}',
+        options=(*nvrtc.common_options(), f"-I{HEADERS}", f"-I{FOLDER}"),
+        name_expressions=(expression,),
+    )
+    return module.get_function(expression)
+
+
+def _headers() -> list[Path]:
+    return [path for folder in (HEADERS, FOLDER) for path in folder.glob("*.cuh")]
+
+
+def launch(function: Any, blocks: int, threads: int, smem_bytes: int, *arguments: Any) -> None:
+    """Launch a kernel on the current stream; it may begin while the one before it ends.
+
+    Parameters
+    ----------
+    function : cupy.RawKernel
+        It waits for the one before it by itself.
+    blocks, threads : int
+        Of the grid, and of a block.
+    smem_bytes : int
+        Dynamic shared memory of a block.
+    *arguments : cupy.ndarray, None, int or float
+        Pointers, int and float in C++.
+    """
+    import cupy
+
+    values = [_value(argument) for argument in arguments]
+    pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    overlap = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 1)
+    config = _Config(
+        (blocks, 1, 1),
+        (threads, 1, 1),
+        smem_bytes,
+        cupy.cuda.get_current_stream().ptr,
+        ctypes.pointer(overlap),
+        _capability() >= FIRST_CAPABILITY_WITH_IT,
+    )
+    status = _launch()(ctypes.byref(config), ctypes.c_void_p(function.kernel.ptr), pointers, None)
+    if status:
+        raise RuntimeError(f"the driver refuses to launch {function.name} (CUresult {status})")
+
+
+def _value(argument: Any) -> Any:
+    if isinstance(argument, int):
+        return ctypes.c_int(argument)
+    if isinstance(argument, float):
+        return ctypes.c_float(argument)
+    return ctypes.c_void_p(None if argument is None else argument.data.ptr)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute of cuda.h."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )
+
+    def __init__(self, id_: int, value: int) -> None:
+        super().__init__(id=id_, value=value)
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("smem_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+@functools.cache
+def _launch() -> Any:
+    import sys
+
+    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    return library.cuLaunchKernelEx
+
+
+@functools.cache
+def _capability() -> int:
+    import cupy
+
+    return int(cupy.cuda.Device().compute_capability)

@@ -1,0 +1,141 @@
+// y = x W^T for few rows of x, as when text is generated: its time is that of reading W once. Elements of W go from
+// memory to registers, 16 bytes a load and many at once, and there through the tensor cores, whose products are of 16
+// outputs and 8 rows (the flat products of FlashDecoding++, Hong et al. 2023, section 4); in float32 by ordinary
+// instructions. A row has the same bits in whatever company.
+#include "chunk.cuh"
+#include "streams.cuh"
+
+constexpr int WARPS = 8, THREADS = 32 * WARPS;  // of a block, which share its inputs out
+constexpr int OUTPUTS = 16;                     // of a block
+constexpr int ROWS = 8;                         // of x in a group
+constexpr int LINE = 8;                         // chunks of 16 bytes that a warp reads of a row of W at once
+template <class T>
+constexpr int LINES = sizeof(T) == 2 ? 2 : 1;   // on their way at a time, as many as registers allow
+
+// What becomes of the sums: they are written, or added to what is there, or those of the first half of the outputs
+// gate those of the second, silu(a) b (SwiGLU, Shazeer 2020).
+enum Finish { STORE, ADD, GATE };
+
+template <class T>
+constexpr int SUMS = sizeof(T) == 2 ? 4 : 2 * ROWS;  // of a thread and group
+
+// Adds the products of a chunk of two outputs, `a` and `b`, with that of each row. The lanes of a quad have chunks of
+// their own: which elements meet in one instruction makes no difference as long as both sides agree.
+template <class T>
+__device__ void add_products(float (&sums)[SUMS<T>], uint4 a, uint4 b, const T* x, int inputs, int rows, bool read) {
+    if constexpr (sizeof(T) == 2) {
+        const int row = threadIdx.x % 32 / 4;
+        uint4 c = make_uint4(0, 0, 0, 0);
+        if (read && row < rows) c = *reinterpret_cast<const uint4*>(x + static_cast<long long>(row) * inputs);
+        mma_m16n8k16<T>(sums, {a.x, b.x, a.y, b.y}, c.x, c.y);
+        mma_m16n8k16<T>(sums, {a.z, b.z, a.w, b.w}, c.z, c.w);
+    } else {
+        const float of_a[4] = {__uint_as_float(a.x), __uint_as_float(a.y), __uint_as_float(a.z), __uint_as_float(a.w)};
+        const float of_b[4] = {__uint_as_float(b.x), __uint_as_float(b.y), __uint_as_float(b.z), __uint_as_float(b.w)};
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) {
+            float c[4] = {};
+            if (read && row < rows) load_chunk(c, x + static_cast<long long>(row) * inputs);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sums[2 * row] += of_a[i] * c[i];
+                sums[2 * row + 1] += of_b[i] * c[i];
+            }
+        }
+    }
+}
+
+// Puts a warp's sums of a group where all warps' are: [row][output].
+template <class T>
+__device__ void share(float (&sums)[SUMS<T>], float* shared) {
+    const int output = threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < SUMS<T>; ++i) {
+        if constexpr (sizeof(T) == 2) {
+            shared[(2 * lane + i % 2) * OUTPUTS + output + i / 2 * 8] = sums[i];
+        } else {
+            const float sum = lanes_sum<4>(sums[i]);
+            if (lane == i % 4) shared[i / 2 * OUTPUTS + output + i % 2 * 8] = sum;
+        }
+    }
+}
+
+__device__ inline float silu(float x) { return x / (1.f + expf(-x)); }
+
+// W (outputs, inputs) with a bias or null, x (rows, inputs), y (rows, outputs, or half as many for GATE). Blocks that
+// have the same outputs, each for GROUPS * ROWS rows, follow each other.
+template <class T, class U, int GROUPS, Finish FINISH>
+__global__ void __launch_bounds__(THREADS, GROUPS > 2 || sizeof(T) == 4 ? 2 : 3)
+flat_product(const T* weight, const float* bias, const T* x, U* y, int outputs, int inputs, int all_rows) {
+    extern __shared__ __align__(16) float smem[];
+    constexpr int BLOCK_ROWS = GROUPS * ROWS, CHUNK = 16 / sizeof(T);
+    constexpr int HALVES = FINISH == GATE ? 2 : 1;
+    let_next_begin();
+    const int blocks_of_rows = (all_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const int tile = blockIdx.x / blocks_of_rows, first_row = blockIdx.x % blocks_of_rows * BLOCK_ROWS;
+    const int rows = min(all_rows - first_row, BLOCK_ROWS);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    // Of the eight outputs that this tile begins with, and of the other eight.
+    const int end = outputs / HALVES, distance = FINISH == GATE ? end : OUTPUTS / 2;
+    const int first = tile * (OUTPUTS / HALVES);
+    auto row_of = [&](int output) {  // one beyond the end is not used
+        return weight + static_cast<long long>(min(output, outputs - 1)) * inputs;
+    };
+    const T *row_a = row_of(first + lane / 4), *row_b = row_of(first + lane / 4 + distance);
+
+    float sums[GROUPS][SUMS<T>] = {};
+    const int chunks = inputs / CHUNK;
+    bool waited = false;
+    for (int start = warp * LINE; start < chunks; start += WARPS * LINE * LINES<T>) {
+        constexpr int STEPS = LINES<T> * LINE / 4;
+        uint4 a[STEPS], b[STEPS];
+        auto chunk_of = [&](int i) { return start + i / 2 * WARPS * LINE + i % 2 * 4 + lane % 4; };
+#pragma unroll
+        for (int i = 0; i < STEPS; ++i) {
+            const bool read = chunk_of(i) < chunks;
+            a[i] = read ? load_once(row_a + chunk_of(i) * CHUNK) : make_uint4(0, 0, 0, 0);
+            b[i] = read ? load_once(row_b + chunk_of(i) * CHUNK) : make_uint4(0, 0, 0, 0);
+        }
+        if (!waited) wait_for_previous();  // W is nobody's result
+        waited = true;
+#pragma unroll
+        for (int i = 0; i < STEPS; ++i) {
+            const T* at = x + static_cast<long long>(first_row) * inputs + chunk_of(i) * CHUNK;
+#pragma unroll
+            for (int group = 0; group < GROUPS; ++group)
+                add_products<T>(sums[group], a[i], b[i], at + static_cast<long long>(group) * ROWS * inputs, inputs,
+                                rows - group * ROWS, chunk_of(i) < chunks);
+        }
+    }
+    if (!waited) wait_for_previous();
+
+#pragma unroll
+    for (int group = 0; group < GROUPS; ++group)
+        share<T>(sums[group], smem + (warp * BLOCK_ROWS + group * ROWS) * OUTPUTS);
+    __syncthreads();
+    for (int pair = threadIdx.x; pair < BLOCK_ROWS * OUTPUTS / 2; pair += THREADS) {
+        const int row = pair / 8, output = first + pair % 8;
+        if (row >= rows) return;
+        float both[2] = {};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (bias && output + i * distance < outputs) both[i] = bias[output + i * distance];
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w)
+                both[i] += smem[(w * BLOCK_ROWS + row) * OUTPUTS + pair % 8 + i * 8];
+        }
+        U* out = y + static_cast<long long>(first_row + row) * end;
+        if constexpr (FINISH == GATE) {
+            if (output < end) out[output] = from_float<U>(silu(both[0]) * both[1]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int at = output + i * distance;
+                if (at >= end) continue;
+                if constexpr (FINISH == ADD) both[i] += to_float(out[at]);
+                out[at] = from_float<U>(both[i]);
+            }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+"""What is done with whole rows between products, on a GPU: a kernel each."""
+
+import numpy as np
+
+from models import cuda
+from models.backend import Array
+from models.flat import CPP
+
+
+def rms_norm(x: Array, weight: Array, y: Array, eps: float) -> None:
+    """Write x / sqrt(mean(x^2) + eps) * weight, over the last axis, to `y`.
+
+    Parameters
+    ----------
+    x : cupy.ndarray, (tokens, width) or (tokens, heads, width)
+        Tokens may lie apart.
+    weight : cupy.ndarray, float32
+        Of the shape of a token.
+    y : cupy.ndarray
+        Of the shape of `x`; it may be `x`.
+    eps : float
+    """
+    *heads, width = x.shape[1:]
+    threads = 128 if width <= 1024 else 512
+    types = f"{CPP[x.dtype.name]}, {CPP[y.dtype.name]}"
+    function = cuda.kernel("rows", f"rms_norm<{types}, {threads}>")
+    count = heads[0] if heads else 1
+    strides = (each.strides[0] // each.itemsize for each in (x, y))
+    blocks = len(x) * count
+    cuda.launch(function, blocks, threads, threads // 8, x, weight, y, eps, width, count, *strides)
+
+
+def largest(x: Array) -> Array:
+    """Return the place of the largest element of each row, of several the first, int64.
+
+    Parameters
+    ----------
+    x : cupy.ndarray, (rows, width) float32, contiguous
+    """
+    import cupy
+
+    threads = 1024
+    places = cupy.empty(len(x), np.int64)
+    function = cuda.kernel("rows", f"largest<{threads}>")
+    cuda.launch(function, len(x), threads, threads // 4, x, places, x.shape[1])
+    return places

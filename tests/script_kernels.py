@@ -1,0 +1,118 @@
+"""The kernels of scripts/models compiled for the host, as `emulated` does those of cufa."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import COMPILER, FOLDERS
+from models import cuda
+from models.flat import CPP
+
+#: What stands for PTX that ``tests/emulator`` does not have.
+HEADERS = {
+    "ptx_convert.cuh": """
+#pragma once
+#include "ptx.cuh"
+struct uint2 { unsigned x, y; };
+inline float to_float(float16 x) { return wide(x); }
+inline float to_float(bfloat16 x) { return wide(x); }
+inline float to_float(float x) { return x; }
+""",
+    "streams.cuh": """
+#pragma once
+#include "ptx.cuh"
+inline uint4 load_once(const void* p) { return *static_cast<const uint4*>(p); }
+inline void let_next_begin() {}
+inline void wait_for_previous() {}
+""",
+}
+SOURCE = """
+#include <tuple>
+#include "{file}.cu"
+template <class... A>
+bool run(void (*kernel)(A...), void** p, int grid, int threads, unsigned smem_bytes) {{
+    int i = 0;
+    std::tuple<A...> all{{*static_cast<A*>(p[i++])...}};
+    return emulator::run(grid, threads, smem_bytes, false, [&] {{ std::apply(kernel, all); }});
+}}
+"""
+RUN = """
+extern "C" bool run_{i}(void** p, int grid, int threads, unsigned smem_bytes) {{
+    return run({expression}, p, grid, threads, smem_bytes);
+}}
+"""
+#: The instantiations that tests use, by file: compiled together.
+EXPRESSIONS = {
+    "flat_product": [
+        f"flat_product<{x}, {y}, {groups}, {finish}>"
+        for x, most in (("float", 1), ("float16", 1), ("bfloat16", 4))
+        for groups in (1, 2, 4)[: most // 2 + 1]
+        for y, finish in sorted({(x, "STORE"), ("float", "STORE"), ("float", "ADD"), (x, "GATE")})
+    ],
+    "rows": [
+        *(f"rms_norm<float, {y}, {threads}>" for y in CPP.values() for threads in (128, 512)),
+        *(f"rms_norm<{x}, {x}, 128>" for x in ("float16", "bfloat16")),
+        "largest<1024>",
+    ],
+}
+
+
+class ScriptKernels:
+    """Stands for `models.cuda`; arrays are of NumPy.
+
+    Parameters
+    ----------
+    folder : Path
+        For what is compiled.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._libraries: dict[str, Any] = {}
+        for files in (*FOLDERS, cuda.FOLDER):
+            for path in files.glob("*.cu*"):
+                shutil.copy(path, folder)
+        for path in FOLDERS[-1].glob("*.h"):
+            shutil.copy(path, folder)
+        for name, text in HEADERS.items():
+            (folder / name).write_text(text)
+
+    def kernel(self, file: str, expression: str) -> Any:
+        """Stand for `cuda.kernel`."""
+        if file not in self._libraries:
+            self._libraries[file] = self._compiled(file)
+        run = self._libraries[file][f"run_{EXPRESSIONS[file].index(expression)}"]
+        run.restype = ctypes.c_bool
+        return run
+
+    def _compiled(self, file: str) -> Any:
+        assert COMPILER is not None
+        source = self._folder / f"{file}.cpp"
+        runs = (RUN.format(i=i, expression=each) for i, each in enumerate(EXPRESSIONS[file]))
+        source.write_text(SOURCE.format(file=file) + "".join(runs))
+        library = source.with_suffix(".so")
+        options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+        subprocess.run([COMPILER, *options, str(source), "-o", str(library)], check=True)
+        return ctypes.CDLL(str(library))
+
+    @staticmethod
+    def launch(run: Any, blocks: int, threads: int, smem_bytes: int, *arguments: Any) -> None:
+        """Stand for `cuda.launch`."""
+        values = [
+            ctypes.c_void_p(x.ctypes.data) if isinstance(x, np.ndarray) else cuda._value(x)
+            for x in arguments
+        ]
+        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        assert run(pointers, blocks, threads, smem_bytes), "threads wait for each other"
+
+
+@pytest.fixture(scope="module")
+def script_kernels(tmp_path_factory: pytest.TempPathFactory) -> ScriptKernels:
+    """Return compiled kernels."""
+    return ScriptKernels(tmp_path_factory.mktemp("kernels"))
