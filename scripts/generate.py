@@ -294,7 +294,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--page-size",
         type=positive,
         metavar="N",
-        help="keep keys and values in pages of N tokens, no more of them than prompts need",
+        help="keep keys and values in pages of N tokens, so many as each sequence needs",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument(

@@ -12,7 +12,12 @@ from models import DTYPES, cuda, flat, rows
 from script_kernels import ScriptKernels, script_kernels  # noqa: F401
 
 
-@pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=[
+        pytest.param("numpy", marks=needs_compiler),
+        pytest.param("cupy", marks=pytest.mark.gpu),
+    ]
+)
 def on(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -25,9 +30,6 @@ def on(
             monkeypatch.setattr(cuda, name, getattr(emulator, name))
         monkeypatch.setattr(flat, "_empty", np.empty)
     return xp
-
-
-pytestmark = needs_compiler
 
 
 def as_numpy(array: Any) -> np.ndarray:

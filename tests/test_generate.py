@@ -103,6 +103,28 @@ def test_a_step_leaves_out_who_is_at_the_end(model: Llama) -> None:
     assert decoder.cache.host_lengths.tolist() == [3, 2, 3]
 
 
+@pytest.mark.parametrize("page_size", [None, 4])
+def test_a_cache_is_used_again(model: Llama, page_size: int | None) -> None:
+    model.idle = None
+    first = list(generate(model, PROMPTS[:2], Settings(), page_size))
+    decoder = model.idle
+    assert np.array_equal(list(generate(model, PROMPTS[:2], Settings(), page_size)), first)
+    assert model.idle is decoder
+    # By one at a time, and not by one who needs another.
+    both = zip(
+        *(generate(model, PROMPTS[:2], Settings(), page_size) for _ in range(2)), strict=True
+    )
+    for tokens_, one, other in zip(first, *zip(*both, strict=True), strict=True):
+        assert np.array_equal(tokens_, one)
+        assert np.array_equal(tokens_, other)
+    decoder = model.idle
+    list(generate(model, PROMPTS[:3], Settings(), page_size))
+    assert model.idle is not decoder
+    decoder = model.idle
+    next(generate(model, PROMPTS[:3], Settings(), 5))
+    assert model.idle is not decoder
+
+
 def test_work_ends_with_the_iterator(model: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
     step = Decoder.step

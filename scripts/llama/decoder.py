@@ -1,6 +1,7 @@
 """The step that makes a token of each sequence from the one before: on a GPU, a CUDA graph."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -8,6 +9,31 @@ import numpy as np
 from models import Array
 
 from llama.model import Llama
+
+#: What capacities are rounded up to, so that the next texts, a little longer, have room, too.
+ROUND_TO = 256
+
+
+@contextmanager
+def borrowed(model: Llama, capacities: Sequence[int], page_size: int | None) -> Iterator["Decoder"]:
+    """Give a decoder with an empty cache: the last one, whose step is captured, if it has room.
+
+    Parameters
+    ----------
+    model : Llama
+    capacities, page_size
+        As of `Decoder`.
+    """
+    decoder, model.idle = model.idle, None
+    if decoder is None or not decoder.has_room(capacities, page_size):
+        decoder = None  # before another one takes memory
+        rounded = [-(-capacity // ROUND_TO) * ROUND_TO for capacity in capacities]
+        decoder = Decoder(model, rounded, page_size)
+    decoder.cache.truncate(0)
+    try:
+        yield decoder
+    finally:
+        model.idle = decoder
 
 
 class Decoder:
@@ -31,13 +57,20 @@ class Decoder:
 
     def __init__(self, model: Llama, capacities: Sequence[int], page_size: int | None) -> None:
         self.cache = model.cache(capacities, page_size)
-        self._model = model
+        self._model, self._capacities, self._page_size = model, sorted(capacities), page_size
         self._ids = model.xp.zeros((len(capacities), 1), np.int64)
         self._captures = model.xp is not np and model.is_capturable(len(capacities))
         self._steps = 0
         self._logits: Array = None
         self._graph: Any = None
         self._memory: Any = None  # of what the graph computes, as long as it may be replayed
+
+    def has_room(self, capacities: Sequence[int], page_size: int | None) -> bool:
+        """Return whether it is as good as one made of these arguments."""
+        if len(capacities) != len(self._capacities) or page_size != self._page_size:
+            return False
+        pairs = zip(sorted(capacities), self._capacities, strict=True)
+        return all(needed <= there for needed, there in pairs)
 
     def step(self, tokens: Array, counts: int | Sequence[int] | np.ndarray = 1) -> Array:
         """Append a token to each sequence.

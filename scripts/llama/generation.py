@@ -9,7 +9,7 @@ import numpy as np
 from models import Array, HostCopy, ModelError
 
 from llama.cache import Cache
-from llama.decoder import Decoder
+from llama.decoder import borrowed
 from llama.model import Llama
 from llama.sampling import Sampler, Settings
 
@@ -77,22 +77,23 @@ def generate(
     tokens = [prompt.tokens for prompt in prompts]
     room = np.array([prompt.max_new_tokens for prompt in prompts])
     steps = int(room.max())
-    decoder = Decoder(model, [len(p.tokens) + p.max_new_tokens for p in prompts], page_size)
     numbers = [prompt.number for prompt in prompts]
     sampler = Sampler(model.xp, settings, tokens, numbers, model.config.vocabulary)
     # A GPU is given the next step before the host waits for this one's tokens.
     ahead = 0 if model.xp is np else 1
     under_way: deque[HostCopy] = deque()
-    logits = prefill(model, decoder.cache, tokens)
-    for step in range(1, steps + 1):
-        chosen = sampler(logits)
-        under_way.append(HostCopy(chosen))
-        if len(under_way) > ahead:
-            yield under_way.popleft().wait()[place]
-        if step < steps:
-            logits = decoder.step(chosen, (room > step).astype(np.int64))
-    for copy in under_way:
-        yield copy.wait()[place]
+    capacities = [len(prompt.tokens) + prompt.max_new_tokens for prompt in prompts]
+    with borrowed(model, capacities, page_size) as decoder:
+        logits = prefill(model, decoder.cache, tokens)
+        for step in range(1, steps + 1):
+            chosen = sampler(logits)
+            under_way.append(HostCopy(chosen))
+            if len(under_way) > ahead:
+                yield under_way.popleft().wait()[place]
+            if step < steps:
+                logits = decoder.step(chosen, (room > step).astype(np.int64))
+        for copy in under_way:
+            yield copy.wait()[place]
 
 
 def prefill(model: Llama, cache: Cache, prompts: Sequence[Sequence[int]]) -> Array:

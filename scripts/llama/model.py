@@ -103,6 +103,8 @@ class Llama:
     config : Config
     matrices : dict
         Those of the layers, the embedding and the head by the names of `tensor_shapes`, as views.
+    idle : Decoder or None
+        The last decoder, if nobody uses it.
 
     Raises
     ------
@@ -153,6 +155,7 @@ class Llama:
         shapes = tensor_shapes(self.config)
 
         self.matrices: dict[str, Array] = {}
+        self.idle: Any = None
 
         def vector(name: str) -> Array:
             return self.xp.asarray(read(name).astype(np.float32))

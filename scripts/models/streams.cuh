@@ -2,10 +2,11 @@
 #pragma once
 #include "ptx.cuh"
 
-// 16 bytes that are read once: they leave the first-level cache to what is read again.
+// 16 bytes that are read once: they leave the first-level cache to what is read again. With .nc the compiler would move
+// these loads behind wait_for_previous().
 __device__ inline uint4 load_once(const void* p) {
     uint4 x;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                  : "l"(p));
     return x;
