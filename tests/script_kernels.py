@@ -112,7 +112,7 @@ class ScriptKernels:
         assert run(pointers, blocks, threads, smem_bytes), "threads wait for each other"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def script_kernels(tmp_path_factory: pytest.TempPathFactory) -> ScriptKernels:
     """Return compiled kernels."""
     return ScriptKernels(tmp_path_factory.mktemp("kernels"))

@@ -182,12 +182,11 @@ class Llama:
             if not self.config.qk_norm:
                 return None
             heads = (self.config.heads, self.config.kv_heads)
-            return self.xp.concatenate(
-                [
-                    self.xp.broadcast_to(vector(f"{at}.{name}.weight"), (n, self.config.head_dim))
-                    for name, n in zip(("q_norm", "k_norm"), heads, strict=True)
-                ]
-            )
+            weights = [
+                self.xp.broadcast_to(vector(f"{at}.{name}.weight"), (n, self.config.head_dim))
+                for name, n in zip(("q_norm", "k_norm"), heads, strict=True)
+            ]
+            return self.xp.ascontiguousarray(self.xp.concatenate(weights))
 
         embedding = linear([EMBEDDING])
         self._embedding = embedding.weight
