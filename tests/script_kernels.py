@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from emulated import COMPILER, FOLDERS
 from models import cuda
-from models.flat import CPP
+from models.flat import CPP, MOST_ROWS, tile_of
 
 #: What stands for PTX that ``tests/emulator`` does not have.
 HEADERS = {
@@ -47,12 +47,17 @@ extern "C" bool run_{i}(void** p, int grid, int threads, unsigned smem_bytes) {{
     return run({expression}, p, grid, threads, smem_bytes);
 }}
 """
+_TILES = (
+    ("float", {tile_of(1, 4)}),
+    ("float16", {tile_of(1, 2)}),
+    ("bfloat16", sorted({tile_of(rows, 2) for rows in range(1, MOST_ROWS + 1)})),
+)
 #: The instantiations that tests use, by file: compiled together.
 EXPRESSIONS = {
     "flat_product": [
-        f"flat_product<{x}, {y}, {groups}, {finish}>"
-        for x, most in (("float", 1), ("float16", 1), ("bfloat16", 4))
-        for groups in (1, 2, 4)[: most // 2 + 1]
+        f"flat_product<{', '.join(map(str, (x, y, groups, finish, *sizes)))}>"
+        for x, tiling in _TILES
+        for groups, *sizes in tiling
         for y, finish in sorted({(x, "STORE"), ("float", "STORE"), ("float", "ADD"), (x, "GATE")})
     ],
     "rows": [

@@ -3,7 +3,7 @@
 cuBLAS reads a matrix less fast for few rows, and CuPy does not let it into a CUDA graph.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from models.backend import Array
 MOST_ROWS = 64
 
 # Constants of flat_product.cu.
-THREADS, WARPS, OUTPUTS, GROUP_ROWS = 256, 8, 16, 8
+OUTPUTS, GROUP_ROWS = 16, 8
 
 CPP = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}
 
@@ -56,14 +56,42 @@ def _empty(shape: tuple[int, int], dtype: Any) -> Array:
     return cupy.empty(shape, dtype)
 
 
+class Tile(NamedTuple):
+    """What a block of flat_product.cu has: its template arguments of these names."""
+
+    groups: int
+    warps: int
+    tiles: int
+    lines: int
+    blocks: int
+
+
+def tile_of(rows: int, itemsize: int) -> Tile:
+    """Return the tile for so many rows.
+
+    More rows share what is read of the matrix; more outputs, what is read of the rows. The other
+    sizes fill the registers.
+    """
+    if itemsize == 4:
+        return Tile(groups=1, warps=8, tiles=1, lines=1, blocks=2)
+    if rows <= GROUP_ROWS:
+        return Tile(groups=1, warps=8, tiles=1, lines=2, blocks=3)
+    return Tile(groups=2 if rows <= 2 * GROUP_ROWS else 4, warps=8, tiles=2, lines=1, blocks=2)
+
+
 def _launch(finish: str, weight: Array, bias: Array | None, x: Array, y: Array) -> Array:
     outputs, inputs = weight.shape
     rows = len(x)
-    groups = 1 if weight.itemsize == 4 or rows <= 8 else 2 if rows <= 16 else 4
-    block_rows = groups * GROUP_ROWS
-    blocks = -(-y.shape[1] // (OUTPUTS // (1 + (finish == "GATE")))) * -(-rows // block_rows)
-    types = f"{CPP[weight.dtype.name]}, {CPP[y.dtype.name]}"
-    function = cuda.kernel("flat_product", f"flat_product<{types}, {groups}, {finish}>")
-    smem_bytes = 4 * WARPS * block_rows * OUTPUTS
-    cuda.launch(function, blocks, THREADS, smem_bytes, weight, bias, x, y, outputs, inputs, rows)
+    tile = tile_of(rows, weight.itemsize)
+    block_rows, block_outputs = tile.groups * GROUP_ROWS, tile.tiles * OUTPUTS
+    halves = 2 if finish == "GATE" else 1
+    blocks = -(-y.shape[1] // (block_outputs // halves)) * -(-rows // block_rows)
+    arguments = (
+        *(CPP[weight.dtype.name], CPP[y.dtype.name], tile.groups, finish),
+        *(tile.warps, tile.tiles, tile.lines, tile.blocks),
+    )
+    function = cuda.kernel("flat_product", f"flat_product<{', '.join(map(str, arguments))}>")
+    smem_bytes = 4 * tile.warps * block_rows * block_outputs
+    threads = 32 * tile.warps
+    cuda.launch(function, blocks, threads, smem_bytes, weight, bias, x, y, outputs, inputs, rows)
     return y

@@ -5,12 +5,9 @@
 #include "chunk.cuh"
 #include "streams.cuh"
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS;  // of a block, which share its inputs out
-constexpr int OUTPUTS = 16;                     // of a block
-constexpr int ROWS = 8;                         // of x in a group
-constexpr int LINE = 8;                         // chunks of 16 bytes that a warp reads of a row of W at once
-template <class T>
-constexpr int LINES = sizeof(T) == 2 ? 2 : 1;   // on their way at a time, as many as registers allow
+constexpr int OUTPUTS = 16;  // of a tile
+constexpr int ROWS = 8;      // of x in a group
+constexpr int LINE = 8;      // chunks of 16 bytes that a warp reads of a row of W at once
 
 // What becomes of the sums: they are written, or added to what is there, or those of the first half of the outputs
 // gate those of the second, silu(a) b (SwiGLU, Shazeer 2020).
@@ -62,79 +59,89 @@ __device__ void share(float (&sums)[SUMS<T>], float* shared) {
 
 __device__ inline float silu(float x) { return x / (1.f + expf(-x)); }
 
-// W (outputs, inputs) with a bias or null, x (rows, inputs), y (rows, outputs, or half as many for GATE). Blocks that
-// have the same outputs, each for GROUPS * ROWS rows, follow each other.
-template <class T, class U, int GROUPS, Finish FINISH>
-__global__ void __launch_bounds__(THREADS, GROUPS > 2 || sizeof(T) == 4 ? 2 : 3)
+// W (outputs, inputs) with a bias or null, x (rows, inputs), y (rows, outputs, or half as many for GATE). A block has
+// TILES of the outputs, and its warps share the inputs out, LINES of each at a time. Blocks that have the same outputs,
+// each for GROUPS of the rows, follow each other. A multiprocessor has room for BLOCKS.
+template <class T, class U, int GROUPS, Finish FINISH, int WARPS, int TILES, int LINES, int BLOCKS>
+__global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 flat_product(const T* weight, const float* bias, const T* x, U* y, int outputs, int inputs, int all_rows) {
     extern __shared__ __align__(16) float smem[];
-    constexpr int BLOCK_ROWS = GROUPS * ROWS, CHUNK = 16 / sizeof(T);
-    constexpr int HALVES = FINISH == GATE ? 2 : 1;
+    constexpr int BLOCK_ROWS = GROUPS * ROWS, CHUNK = 16 / sizeof(T), STEPS = LINES * LINE / 4;
+    constexpr int TILE_ENDS = OUTPUTS / (FINISH == GATE ? 2 : 1);  // results of a tile and row
     let_next_begin();
     const int blocks_of_rows = (all_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    const int tile = blockIdx.x / blocks_of_rows, first_row = blockIdx.x % blocks_of_rows * BLOCK_ROWS;
-    const int rows = min(all_rows - first_row, BLOCK_ROWS);
+    const int first = blockIdx.x / blocks_of_rows * TILES * TILE_ENDS;
+    const int first_row = blockIdx.x % blocks_of_rows * BLOCK_ROWS, rows = min(all_rows - first_row, BLOCK_ROWS);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // The second eight outputs of a tile are behind the first eight, or as far into the second half.
+    const int end = FINISH == GATE ? outputs / 2 : outputs, distance = FINISH == GATE ? end : OUTPUTS / 2;
 
-    // Of the eight outputs that this tile begins with, and of the other eight.
-    const int end = outputs / HALVES, distance = FINISH == GATE ? end : OUTPUTS / 2;
-    const int first = tile * (OUTPUTS / HALVES);
-    auto row_of = [&](int output) {  // one beyond the end is not used
-        return weight + static_cast<long long>(min(output, outputs - 1)) * inputs;
-    };
-    const T *row_a = row_of(first + lane / 4), *row_b = row_of(first + lane / 4 + distance);
+    const T *row_a[TILES], *row_b[TILES];
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+        const int output = first + tile * TILE_ENDS + lane / 4;  // what is beyond the end is not used
+        row_a[tile] = weight + static_cast<long long>(min(output, outputs - 1)) * inputs;
+        row_b[tile] = weight + static_cast<long long>(min(output + distance, outputs - 1)) * inputs;
+    }
+    x += static_cast<long long>(first_row) * inputs;
 
-    float sums[GROUPS][SUMS<T>] = {};
+    float sums[TILES][GROUPS][SUMS<T>] = {};
     const int chunks = inputs / CHUNK;
     bool waited = false;
-    for (int start = warp * LINE; start < chunks; start += WARPS * LINE * LINES<T>) {
-        constexpr int STEPS = LINES<T> * LINE / 4;
-        uint4 a[STEPS], b[STEPS];
+    for (int start = warp * LINE; start < chunks; start += WARPS * LINE * LINES) {
+        uint4 a[STEPS][TILES], b[STEPS][TILES];
         auto chunk_of = [&](int i) { return start + i / 2 * WARPS * LINE + i % 2 * 4 + lane % 4; };
 #pragma unroll
         for (int i = 0; i < STEPS; ++i) {
             const bool read = chunk_of(i) < chunks;
-            a[i] = read ? load_once(row_a + chunk_of(i) * CHUNK) : make_uint4(0, 0, 0, 0);
-            b[i] = read ? load_once(row_b + chunk_of(i) * CHUNK) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) {
+                a[i][tile] = read ? load_once(row_a[tile] + chunk_of(i) * CHUNK) : make_uint4(0, 0, 0, 0);
+                b[i][tile] = read ? load_once(row_b[tile] + chunk_of(i) * CHUNK) : make_uint4(0, 0, 0, 0);
+            }
         }
         if (!waited) wait_for_previous();  // W is nobody's result
         waited = true;
 #pragma unroll
-        for (int i = 0; i < STEPS; ++i) {
-            const T* at = x + static_cast<long long>(first_row) * inputs + chunk_of(i) * CHUNK;
+        for (int i = 0; i < STEPS; ++i)
 #pragma unroll
             for (int group = 0; group < GROUPS; ++group)
-                add_products<T>(sums[group], a[i], b[i], at + static_cast<long long>(group) * ROWS * inputs, inputs,
-                                rows - group * ROWS, chunk_of(i) < chunks);
-        }
+#pragma unroll
+                for (int tile = 0; tile < TILES; ++tile)
+                    add_products<T>(sums[tile][group], a[i][tile], b[i][tile],
+                                    x + static_cast<long long>(group) * ROWS * inputs + chunk_of(i) * CHUNK, inputs,
+                                    rows - group * ROWS, chunk_of(i) < chunks);
     }
     if (!waited) wait_for_previous();
 
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group)
-        share<T>(sums[group], smem + (warp * BLOCK_ROWS + group * ROWS) * OUTPUTS);
+    for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group)
+            share<T>(sums[tile][group], smem + ((warp * TILES + tile) * BLOCK_ROWS + group * ROWS) * OUTPUTS);
     __syncthreads();
-    for (int pair = threadIdx.x; pair < BLOCK_ROWS * OUTPUTS / 2; pair += THREADS) {
-        const int row = pair / 8, output = first + pair % 8;
-        if (row >= rows) return;
+    for (int i = threadIdx.x; i < TILES * BLOCK_ROWS * OUTPUTS / 2; i += 32 * WARPS) {
+        const int tile = i / (BLOCK_ROWS * OUTPUTS / 2), row = i / 8 % BLOCK_ROWS;
+        const int output = first + tile * TILE_ENDS + i % 8;
+        if (row >= rows) continue;
         float both[2] = {};
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (bias && output + i * distance < outputs) both[i] = bias[output + i * distance];
+        for (int half = 0; half < 2; ++half) {
+            if (bias && output + half * distance < outputs) both[half] = bias[output + half * distance];
 #pragma unroll
             for (int w = 0; w < WARPS; ++w)
-                both[i] += smem[(w * BLOCK_ROWS + row) * OUTPUTS + pair % 8 + i * 8];
+                both[half] += smem[((w * TILES + tile) * BLOCK_ROWS + row) * OUTPUTS + i % 8 + half * 8];
         }
         U* out = y + static_cast<long long>(first_row + row) * end;
         if constexpr (FINISH == GATE) {
             if (output < end) out[output] = from_float<U>(silu(both[0]) * both[1]);
         } else {
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int at = output + i * distance;
+            for (int half = 0; half < 2; ++half) {
+                const int at = output + half * distance;
                 if (at >= end) continue;
-                if constexpr (FINISH == ADD) both[i] += to_float(out[at]);
-                out[at] = from_float<U>(both[i]);
+                if constexpr (FINISH == ADD) both[half] += to_float(out[at]);
+                out[at] = from_float<U>(both[half]);
             }
         }
     }
