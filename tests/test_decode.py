@@ -159,14 +159,6 @@ def test_same_bits_alone_and_in_a_batch(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(alone[1], lse[one])
 
 
-def test_is_the_row_of_attention(rng: np.random.Generator) -> None:
-    q, k, v = random_inputs(rng, "float32", hq=4, hk=2, sq=50, d=16)
-    whole = cufa.attention(q, k, v, causal=True)
-    for n in (1, 7, 50):
-        row = cufa.decode(q[:, :, n - 1 : n], k, v, lengths=np.array([n]))
-        np.testing.assert_allclose(row, whole[:, :, n - 1 : n], atol=1e-6)
-
-
 # --- what is refused ---
 
 Q = np.zeros((2, 4, 1, 8), np.float32)
@@ -251,54 +243,6 @@ def test_entries_that_are_not_in_use_may_be_anything() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("page_size", [0, 1, 16, 64, 128, 256])
-def test_gpu_agrees(cupy: ModuleType, rng: np.random.Generator, page_size: int, dtype: str) -> None:
-    lengths = np.array([0, 1, 3, 97, 339, 1024, 4097], np.int32)
-    b, capacity = len(lengths), int(lengths.max())
-    for group, sq, d in (
-        (1, 1, 128),
-        (3, 5, 64),
-        (4, 17, 40),
-        (7, 2, 59),
-        (8, 1, 256),
-        (71, 1, 64),
-    ):
-        q, k, v = random_inputs(rng, dtype, b=b, hq=2 * group, hk=2, sq=sq, sk=capacity, d=d)
-        caches, table = [poisoned(k, lengths), poisoned(v, lengths)], None
-        if page_size:
-            seed = int(rng.integers(1 << 30))
-            paged = [in_pages(np.random.default_rng(seed), x, lengths, page_size) for x in (k, v)]
-            caches, table = [each[0] for each in paged], cupy.asarray(paged[0][1])
-        out = cupy.asarray(np.full(q.shape, np.nan, q.dtype))
-        _, lse = cufa.decode(
-            cupy.asarray(q),
-            *map(cupy.asarray, caches),
-            lengths=cupy.asarray(lengths),
-            block_table=table,
-            out=out,
-            return_lse=True,
-        )
-        assert_each_accepted(out, lse, q, k, v, lengths, causal=True)
-
-
-@pytest.mark.gpu
-def test_gpu_fixed_splits_give_the_same_bits_in_any_batch(
-    cupy: ModuleType, rng: np.random.Generator
-) -> None:
-    q, k, v = (
-        cupy.asarray(x) for x in random_inputs(rng, "float16", b=9, hq=8, hk=2, sq=1, sk=6000, d=64)
-    )
-    lengths = cupy.asarray(rng.integers(0, 6001, 9).astype(np.int32))
-    for splits in (1, 3, 16):
-        out = cufa.decode(q, k, v, lengths=lengths, num_splits=splits)
-        for i in range(9):
-            one = slice(i, i + 1)
-            alone = cufa.decode(q[one], k[one], v[one], lengths=lengths[one], num_splits=splits)
-            assert to_host(alone).tobytes() == to_host(out[one]).tobytes()
-
-
-@pytest.mark.gpu
 def test_gpu_replays_while_lengths_grow(
     cupy: ModuleType, rng: np.random.Generator, stream: Any
 ) -> None:
@@ -315,15 +259,3 @@ def test_gpu_replays_while_lengths_grow(
         for i, n in enumerate(now):
             one = slice(i, i + 1)
             Expected(q[one], k[one, :, :n], v[one, :, :n]).assert_accepts(out[one], None)
-
-
-@pytest.mark.gpu
-def test_gpu_reads_nothing_outside_for_bad_lengths_and_pages(cupy: ModuleType) -> None:
-    """Results mean nothing; a sanitizer sees the rest."""
-    q = cupy.ones((2, 4, 1, 64), cupy.float16)
-    pages = cupy.ones((5, 2, 16, 64), cupy.float16)
-    table = cupy.asarray(np.array([[-1, 5, 2**31 - 1], [0, 1, -(2**31)]], np.int32))
-    lengths = cupy.asarray(np.array([2**31 - 1, -5], np.int32))
-    cufa.decode(q, pages, pages, block_table=table, lengths=lengths)
-    cufa.decode(q, pages[:2], pages[:2], lengths=lengths)
-    cupy.cuda.get_current_stream().synchronize()
