@@ -198,6 +198,12 @@ def test_lengths_and_tables_that_lie(
         assert out[2:].any(axis=(1, 2, 3)).all()
 
 
+def test_a_number_of_splits_of_few_bits(emulated: Emulator, rng: np.random.Generator) -> None:
+    """Of 2 x 2 units there are 200 pieces, which 8 bits cannot count."""
+    splits: Any = np.int8(50)
+    checked(rng, [1700, 10], hq=2, num_splits=splits)
+
+
 def test_what_lies_on_the_host_is_checked(gpu: Gpu, rng: np.random.Generator) -> None:
     q, k, v = (on_gpu(x) for x in random_inputs(rng, "float16", b=2, hq=2, sq=1, sk=16, d=64))
     gpu.launches.clear()

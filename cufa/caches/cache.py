@@ -17,6 +17,7 @@ from cufa.checks import check_devices, check_dtypes
 from cufa.cpu import append as cpu
 from cufa.decoding import decode_stored
 from cufa.launch import append as launch
+from cufa.variant import Variant
 
 Counts = Any  # int, sequence of int or ndarray
 
@@ -201,7 +202,15 @@ class Cache:
 
     def _counts(self, name: str, counts: Counts) -> np.ndarray:
         """Return one number for each sequence."""
-        array = np.asarray(counts)
+        if isinstance(counts, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array: its mask would be ignored")
+        try:
+            array = np.asarray(counts)
+        except (TypeError, ValueError):  # a CuPy array, or lists of unequal lengths
+            raise TypeError(
+                f"{name} must be an integer or as many as sequences, on the host, not "
+                f"{type(counts).__name__}"
+            ) from None
         if array.dtype.kind not in "iu" and array.size:
             raise TypeError(f"{name} must be integers, not {array.dtype.name}")
         if array.ndim and array.shape != (len(self),):
@@ -303,7 +312,18 @@ class Cache:
         self._run(tokens)
         return turned_q
 
-    def decode(self, q: Array, *, layer: int = 0, **options: Any) -> Any:
+    def decode(
+        self,
+        q: Array,
+        *,
+        layer: int = 0,
+        causal: bool = True,
+        scale: float | None = None,
+        out: Array | None = None,
+        return_lse: bool = False,
+        num_splits: int | None = None,
+        kernel: str | Variant | None = None,
+    ) -> Any:
         """Attend from the newest queries to all tokens of each sequence.
 
         Parameters
@@ -311,8 +331,8 @@ class Cache:
         q : array, shape (sequences, heads_q, n, head_dim)
             Queries of the last n positions, as `append` and `write` return them.
         layer : int
-        **options
-            Those of `cufa.decode` but for lengths, block_table and layout.
+        causal, scale, out, return_lse, num_splits, kernel
+            As of `cufa.decode`.
 
         Returns
         -------
@@ -330,8 +350,13 @@ class Cache:
             self._cut(self._store.stored, layer),
             lengths=self.lengths,
             block_table=self.block_table,
+            causal=causal,
+            scale=scale,
             layout=self._store.layout,
-            **options,
+            out=out,
+            return_lse=return_lse,
+            num_splits=num_splits,
+            kernel=kernel,
         )
 
     def _tokens(

@@ -152,8 +152,8 @@ class PagedKVCache(Cache):
     def fork(self, sequence: int) -> int:
         """Make a new sequence that has the same tokens, in the same pages.
 
-        For a shorter prefix, `truncate` the new one. Tokens that `extend` has made room for are to
-        be written before one of both grows: that copies the page that they share.
+        For a shorter prefix, `truncate` the new one. Tokens that `extend` has made room for become
+        those of both when they are written, which must be before the length of either changes.
 
         Parameters
         ----------
