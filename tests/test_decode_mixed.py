@@ -148,7 +148,7 @@ def test_is_the_row_of_attention(
     d = 16 if xp is np else 128
     q, k, v = random_inputs(rng, dtype, hq=4, hk=2, sq=300, d=d)
     whole = to_host(cufa.attention(*map(xp.asarray, (q, k, v)), causal=True)).astype(np.float32)
-    eps = {"float16": 2**-9, "bfloat16": 2**-6, "float32": 2e-6}[dtype]
+    eps = {"float16": 2**-9, "bfloat16": 2**-6, "float32": 4e-6}[dtype]
     for n, sq in ((1, 1), (7, 1), (7, 5), (300, 1), (300, 17)):
         caches = stored(xp, rng, [(k[0, :, :n], v[0, :, :n])], 300, page_size)
         rows = slice(n - sq, n)
@@ -186,10 +186,9 @@ def test_fixed_splits_give_the_same_bits_in_any_batch(
 def amid_nan(cupy: Any, array: np.ndarray) -> Any:
     """Return the array on the GPU, with 64 KiB of NaN before and behind it."""
     guard = (1 << 16) // array.itemsize
-    memory = cupy.full(array.size + 2 * guard, np.nan, array.dtype)
-    there = memory[guard : guard + array.size].reshape(array.shape)
-    there.set(array)
-    return there
+    memory = np.full(array.size + 2 * guard, np.nan, array.dtype)
+    memory[guard : guard + array.size] = array.ravel()
+    return cupy.asarray(memory)[guard : guard + array.size].reshape(array.shape)
 
 
 @pytest.mark.gpu
