@@ -63,6 +63,7 @@ EXPRESSIONS = {
     "rows": [
         *(f"rms_norm<float, {y}, {threads}>" for y in CPP.values() for threads in (128, 512)),
         *(f"rms_norm<{x}, {x}, 128>" for x in ("float16", "bfloat16")),
+        *("swiglu<float16, 1, 256>", "swiglu<bfloat16, 8, 256>", "swiglu<float, 4, 256>"),
         "largest<1024>",
     ],
 }
@@ -105,6 +106,8 @@ class ScriptKernels:
         options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
         subprocess.run([COMPILER, *options, str(source), "-o", str(library)], check=True)
         return ctypes.CDLL(str(library))
+
+    empty = staticmethod(np.empty)
 
     @staticmethod
     def launch(run: Any, blocks: int, threads: int, smem_bytes: int, *arguments: Any) -> None:

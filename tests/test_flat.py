@@ -26,9 +26,8 @@ def on(
     xp = pytest.importorskip(request.param)
     if xp is np:
         emulator: ScriptKernels = request.getfixturevalue("script_kernels")
-        for name in ("kernel", "launch"):
+        for name in ("kernel", "launch", "empty"):
             monkeypatch.setattr(cuda, name, getattr(emulator, name))
-        monkeypatch.setattr(flat, "_empty", np.empty)
     return xp
 
 
@@ -126,9 +125,16 @@ def test_rms_norm(on: Any, dtype: str, width: int, heads: int) -> None:
         assert np.array_equal(as_numpy(whole)[:, width * heads :], rest)
 
 
-def test_largest(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if on is np:
-        monkeypatch.setitem(__import__("sys").modules, "cupy", np)
+@pytest.mark.parametrize(("dtype", "width"), [("float16", 35), ("bfloat16", 64), ("float32", 12)])
+def test_swiglu(on: Any, dtype: str, width: int) -> None:
+    x = drawn(on, (3, 2 * width), dtype, 1)
+    a, b = np.split(as_numpy(x), 2, axis=1)
+    found = rows.swiglu(x)
+    assert found.dtype == DTYPES[dtype]
+    assert close(found, a / (1 + np.exp(-a)) * b, dtype)
+
+
+def test_largest(on: Any) -> None:
     x = np.random.default_rng(1).standard_normal((4, 3001)).astype(np.float32)
     x[1, [2999, 17, 2048]] = 9
     x[2] = -np.inf

@@ -36,7 +36,7 @@ def launches(
 
     monkeypatch.setattr(cuda, "kernel", kernel)
     monkeypatch.setattr(cuda, "launch", script_kernels.launch)
-    monkeypatch.setattr(flat, "_empty", np.empty)
+    monkeypatch.setattr(cuda, "empty", script_kernels.empty)
     monkeypatch.setattr(flat, "takes", lambda weight, count: count <= flat.MOST_ROWS)
     monkeypatch.setattr(ops, "rms_norm", rms_norm)
     monkeypatch.setattr(

@@ -5,15 +5,13 @@ rounded to the matrices' dtype.
 """
 
 import numpy as np
-from models import Array, Linear, flat, rows
+from models import Array, Linear, cuda, flat, rows
 
 
 def rms_norm(x: Array, weight: Array, eps: float, dtype: np.dtype) -> Array:
     """Return `x` divided by its root mean square over the last axis, times `weight`."""
     if not isinstance(x, np.ndarray):
-        import cupy
-
-        y = cupy.empty(x.shape, dtype)
+        y = cuda.empty(x.shape, dtype)
         rows.rms_norm(x, weight, y, eps)
         return y
     scale = (x * x).mean(axis=-1, keepdims=True)
@@ -69,6 +67,8 @@ def swiglu_product(linear: Linear, x: Array, dtype: np.dtype) -> Array:
     """Return `swiglu` of what a matrix makes of the rows of `x`, in `dtype`."""
     if flat.takes(linear.weight, len(x)):
         return flat.gated_product(linear.weight, linear.bias, x)
+    if linear.bias is None and not isinstance(x, np.ndarray):
+        return rows.swiglu(linear.unbiased(x))
     return swiglu(linear(x)).astype(dtype, copy=False)
 
 

@@ -50,6 +50,13 @@ def _headers() -> list[Path]:
     return [path for folder in (HEADERS, FOLDER) for path in folder.glob("*.cuh")]
 
 
+def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return memory for what a kernel computes."""
+    import cupy
+
+    return cupy.empty(shape, dtype)
+
+
 def launch(function: Any, blocks: int, threads: int, smem_bytes: int, *arguments: Any) -> None:
     """Launch a kernel on the current stream; it may begin while the one before it ends.
 

@@ -3,7 +3,7 @@
 cuBLAS reads a matrix less fast for few rows, and CuPy does not let it into a CUDA graph.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ def product(weight: Array, bias: Array | None, x: Array, dtype: np.dtype) -> Arr
     dtype : numpy.dtype
         Of the result, (rows, outputs).
     """
-    return _launch("STORE", weight, bias, x, _empty((len(x), len(weight)), dtype))
+    return _launch("STORE", weight, bias, x, cuda.empty((len(x), len(weight)), dtype))
 
 
 def add_product(weight: Array, bias: Array | None, x: Array, sums: Array) -> None:
@@ -47,13 +47,7 @@ def add_product(weight: Array, bias: Array | None, x: Array, sums: Array) -> Non
 
 def gated_product(weight: Array, bias: Array | None, x: Array) -> Array:
     """Return silu(a) b, a and b being the halves of x W^T + b (Shazeer 2020), in x's dtype."""
-    return _launch("GATE", weight, bias, x, _empty((len(x), len(weight) // 2), x.dtype))
-
-
-def _empty(shape: tuple[int, int], dtype: Any) -> Array:
-    import cupy
-
-    return cupy.empty(shape, dtype)
+    return _launch("GATE", weight, bias, x, cuda.empty((len(x), len(weight) // 2), x.dtype))
 
 
 class Tile(NamedTuple):

@@ -3,6 +3,7 @@
 // outputs and 8 rows (the flat products of FlashDecoding++, Hong et al. 2023, section 4); in float32 by ordinary
 // instructions. A row has the same bits in whatever company.
 #include "chunk.cuh"
+#include "silu.cuh"
 #include "streams.cuh"
 
 constexpr int OUTPUTS = 16;  // of a tile
@@ -56,8 +57,6 @@ __device__ void share(float (&sums)[SUMS<T>], float* shared) {
         }
     }
 }
-
-__device__ inline float silu(float x) { return x / (1.f + expf(-x)); }
 
 // W (outputs, inputs) with a bias or null, x (rows, inputs), y (rows, outputs, or half as many for GATE). A block has
 // TILES of the outputs, and its warps share the inputs out, LINES of each at a time. Blocks that have the same outputs,

@@ -52,8 +52,12 @@ class Linear:
 
     def __call__(self, x: Array) -> Array:
         """Return the product, (n, all outputs) float32, of `x` (n, inputs)."""
-        x = x.astype(self.dtype, copy=False).astype(self._stored, copy=False)
-        product = (x @ self.weight.T).astype(np.float32, copy=False)
+        product = self.unbiased(x).astype(np.float32, copy=False)
         if self.bias is not None:
             product += self.bias
         return product
+
+    def unbiased(self, x: Array) -> Array:
+        """Return it without the bias, in the dtype of `weight`."""
+        x = x.astype(self.dtype, copy=False).astype(self._stored, copy=False)
+        return x @ self.weight.T

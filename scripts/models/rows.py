@@ -30,6 +30,22 @@ def rms_norm(x: Array, weight: Array, y: Array, eps: float) -> None:
     cuda.launch(function, blocks, threads, threads // 8, x, weight, y, eps, width, count, *strides)
 
 
+def swiglu(x: Array) -> Array:
+    """Return silu(a) b of rows of a and b side by side (Shazeer 2020), in x's dtype.
+
+    Parameters
+    ----------
+    x : cupy.ndarray, (rows, 2 * width), contiguous
+    """
+    width, chunk = x.shape[1] // 2, 16 // x.itemsize
+    threads = 256
+    y = cuda.empty((len(x), width), x.dtype)
+    size = 1 if width % chunk else chunk
+    function = cuda.kernel("rows", f"swiglu<{CPP[x.dtype.name]}, {size}, {threads}>")
+    cuda.launch(function, len(x), threads, 0, x, y, width)
+    return y
+
+
 def largest(x: Array) -> Array:
     """Return the place of the largest element of each row, of several the first, int64.
 
@@ -37,10 +53,8 @@ def largest(x: Array) -> Array:
     ----------
     x : cupy.ndarray, (rows, width) float32, contiguous
     """
-    import cupy
-
     threads = 1024
-    places = cupy.empty(len(x), np.int64)
+    places = cuda.empty((len(x),), np.dtype(np.int64))
     function = cuda.kernel("rows", f"largest<{threads}>")
     cuda.launch(function, len(x), threads, threads // 4, x, places, x.shape[1])
     return places
