@@ -39,7 +39,9 @@ def decode(
     q : array, shape (b, hq, sq, d)
         The newest queries of each sequence: float16, bfloat16 (`ml_dtypes.bfloat16`) or float32. d
         and dv are 1 to 256 and may differ. Any strides; on the GPU q and whole caches are copied
-        first if their last axis is not contiguous or their rows are not aligned to 16 bytes.
+        first if their last axis is not contiguous, or if their rows are not aligned to 16 bytes or
+        no multiple of 16 bytes long. The caches that `KVCache` and `PagedKVCache` keep are not, if
+        it is them that decode.
     k_cache : array, shape (b, hk, capacity, d) or (pages, hk, page_size, d)
         Keys, of q's dtype; in pages of any size if there is a `block_table`. hq must be a multiple
         of hk.

@@ -343,6 +343,11 @@ class Cache:
         ------
         TypeError, ValueError, RuntimeError, CompileError
             As `cufa.decode`.
+
+        Notes
+        -----
+        On the GPU the cache is never copied. Queries are, and so cannot be in a CUDA graph, whose
+        rows are no multiple of 16 bytes long.
         """
         return decode_stored(
             q,
