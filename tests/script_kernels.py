@@ -64,7 +64,7 @@ EXPRESSIONS = {
         *(f"rms_norm<float, {y}, {threads}>" for y in CPP.values() for threads in (128, 512)),
         *(f"rms_norm<{x}, {x}, 128>" for x in ("float16", "bfloat16")),
         *("swiglu<float16, 1, 256>", "swiglu<bfloat16, 8, 256>", "swiglu<float, 4, 256>"),
-        "largest<1024>",
+        *("largest<1024>", "top<1024>"),
     ],
 }
 

@@ -141,3 +141,17 @@ def test_largest(on: Any) -> None:
     x[3] = np.nan
     found = rows.largest(on.asarray(x))
     assert as_numpy(found).tolist() == [x[0].argmax(), 17, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("width", "count"), [(5000, 50), (5000, 1024), (1500, 1), (70, 70), (1024, 700)]
+)
+def test_top(on: Any, width: int, count: int) -> None:
+    rng = np.random.default_rng(width + count)
+    x = rng.standard_normal((4, width)).astype(np.float32)
+    x[1] = rng.integers(-2, 2, width)  # many are equal
+    x[2] = 0
+    x[2, ::3] = -0.0
+    x[3, width // 2 :] = -np.inf
+    found = as_numpy(rows.top(on.asarray(x), count))
+    assert np.array_equal(found, np.argsort(-x, axis=-1, kind="stable")[:, :count])

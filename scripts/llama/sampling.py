@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from models import Array
 
-from llama.ops import largest
+from llama.ops import largest, top
 
 
 class Settings(NamedTuple):
@@ -80,7 +80,7 @@ class Sampler:
 
     def _draw(self, logits: Array) -> Array:
         xp = self._xp
-        order = xp.argsort(-logits, axis=-1)[:, : self._settings.top_k]
+        order = top(logits, self._settings.top_k)
         scores = xp.take_along_axis(logits, order, axis=-1).astype(np.float64)
         # Likeliest first, so scores[:, :1] are the largest.
         p = xp.exp((scores - scores[:, :1]) / self._settings.temperature)

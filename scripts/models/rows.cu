@@ -79,3 +79,73 @@ __global__ void __launch_bounds__(THREADS) largest(const float* x, long long* pl
     reduce();
     if (threadIdx.x == 0) place[blockIdx.x] = at < width ? at : 0;  // of NaN alone
 }
+
+// Larger for larger elements, of equal ones for the first; no two are the same.
+__device__ inline uint64_t key_of(float x, int place) {
+    const uint32_t bits = __float_as_uint(x + 0.f);  // -0 is 0
+    const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
+    return static_cast<uint64_t>(ordered) << 32 | ~static_cast<uint32_t>(place);
+}
+
+// A bound such that `count` keys are not below it: a search digit by digit. `each` hands all keys of this thread over.
+template <int THREADS, class Each>
+__device__ uint64_t bound_of(int count, int* bins, Each each) {
+    constexpr int DIGITS = 256;
+    uint64_t bound = 0;  // its leading digits
+    for (int shift = 56;; shift -= 8) {
+        for (int i = threadIdx.x; i < DIGITS; i += THREADS) bins[i] = 0;
+        __syncthreads();
+        each([&](uint64_t key) {
+            if (shift == 56 || key >> (shift + 8) == bound) atomicAdd(bins + (key >> shift) % DIGITS, 1);
+        });
+        __syncthreads();
+        int digit = DIGITS - 1;
+        while (count > bins[digit]) count -= bins[digit--];
+        const bool found = count == bins[digit];
+        bound = bound << 8 | digit;
+        __syncthreads();
+        if (found || shift == 0) return bound << shift;
+    }
+}
+
+// The places of each row's `count` largest elements, at most THREADS, from the largest on.
+template <int THREADS>
+__global__ void __launch_bounds__(THREADS) top(const float* x, long long* places, int width, int count) {
+    extern __shared__ __align__(16) float smem[];
+    uint64_t* keys = reinterpret_cast<uint64_t*>(smem);
+    int* bins = reinterpret_cast<int*>(keys + THREADS);
+    const int thread = threadIdx.x;
+    let_next_begin();
+    wait_for_previous();
+    x += static_cast<long long>(blockIdx.x) * width;
+    // `count` threads have an element that is not below the bound of their largest ones: so few need be looked at.
+    uint64_t most = 0;
+#pragma unroll 8
+    for (int i = thread; i < width; i += THREADS) most = max(most, key_of(x[i], i));
+    const uint64_t least = bound_of<THREADS>(count, bins, [&](auto take) { take(most); });
+    auto each = [&](auto take) {
+#pragma unroll 8
+        for (int i = thread; i < width; i += THREADS) {
+            const uint64_t key = key_of(x[i], i);
+            if (key >= least) take(key);
+        }
+    };
+    const uint64_t bound = bound_of<THREADS>(count, bins, each);
+    keys[thread] = 0;
+    if (thread == 0) *bins = 0;
+    __syncthreads();
+    each([&](uint64_t key) {
+        if (key >= bound) keys[atomicAdd(bins, 1)] = key;
+    });
+    for (int size = 2; size <= THREADS; size *= 2) {  // bitonic
+        for (int step = size / 2; step > 0; step /= 2) {
+            __syncthreads();
+            const int other = thread ^ step;
+            const uint64_t a = keys[thread], b = keys[other];
+            const bool larger = ((thread & size) == 0) == (thread < other);  // is kept here
+            __syncthreads();
+            keys[thread] = larger ? max(a, b) : min(a, b);
+        }
+    }
+    if (thread < count) places[static_cast<long long>(blockIdx.x) * count + thread] = ~static_cast<uint32_t>(keys[thread]);
+}

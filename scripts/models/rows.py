@@ -6,6 +6,9 @@ from models import cuda
 from models.backend import Array
 from models.flat import CPP
 
+#: Elements that `top` finds at most: the threads of its blocks.
+MOST_TOP = 1024
+
 
 def rms_norm(x: Array, weight: Array, y: Array, eps: float) -> None:
     """Write x / sqrt(mean(x^2) + eps) * weight, over the last axis, to `y`.
@@ -44,6 +47,25 @@ def swiglu(x: Array) -> Array:
     function = cuda.kernel("rows", f"swiglu<{CPP[x.dtype.name]}, {size}, {threads}>")
     cuda.launch(function, len(x), threads, 0, x, y, width)
     return y
+
+
+def top(x: Array, count: int) -> Array:
+    """Return the places of the largest elements of each row, (rows, count) int64.
+
+    They come from the largest on; of equal ones the first is first.
+
+    Parameters
+    ----------
+    x : cupy.ndarray, (rows, width) float32, contiguous
+    count : int
+        At most the width, and `MOST_TOP`.
+    """
+    threads = MOST_TOP
+    places = cuda.empty((len(x), count), np.dtype(np.int64))
+    smem_bytes = 8 * threads + 4 * 256
+    function = cuda.kernel("rows", f"top<{threads}>")
+    cuda.launch(function, len(x), threads, smem_bytes, x, places, x.shape[1], count)
+    return places
 
 
 def largest(x: Array) -> Array:
