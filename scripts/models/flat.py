@@ -1,6 +1,6 @@
 """Products of a matrix with few rows, in which reading the matrix is what takes time: by a kernel.
 
-cuBLAS reads a matrix less fast for few rows, and CuPy does not let it into a CUDA graph.
+CuPy does not let cuBLAS, which has others, into a CUDA graph.
 """
 
 from typing import NamedTuple
