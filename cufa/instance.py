@@ -39,6 +39,11 @@ class Instance(NamedTuple):
         """Dynamic shared memory of a block: none."""
         return 0
 
+    @property
+    def is_dependent(self) -> bool:
+        """Whether it is launched as `cufa.compiler.dependent` says."""
+        return True
+
     def __str__(self) -> str:
         """Return the C++ name expression."""
         return self.name_expression

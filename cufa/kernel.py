@@ -65,6 +65,8 @@ class Kernel(NamedTuple):
     decodes : bool
         Whether it is for `decode`: lengths may be on the device, and its parameter is
         ``DecodeArguments``.
+    is_dependent : bool
+        Whether it is launched as `cufa.compiler.dependent` says.
     launch_registers : callable, optional
         Variant -> registers of a thread at launch, where the kernel counts on having exactly so
         many because it moves them between its warps.
@@ -86,6 +88,7 @@ class Kernel(NamedTuple):
     scores: tuple[str, ...] = ("Causal",)
     kvs: tuple[str, ...] = ("Dense",)
     decodes: bool = False
+    is_dependent: bool = False
     launch_registers: Callable[[Variant], int] | None = None
 
     def runs_on(self, device: Device) -> bool:
@@ -192,19 +195,27 @@ def _fa1_complaint(v: Variant, device: Device) -> str | None:
 
 # --- decode: each warp has rings of its own ---
 
-_DECODE_ROWS = 4  # of O, that all warps add up at a time
+
+
+def decode_teams(v: Variant) -> int:
+    """Return how many rings there are: a warp holds 32 rows at most, of more several share one."""
+    return v.warps // max(1, v.bm // 32)
 
 
 def _decode_smem_bytes(v: Variant) -> int:
-    """Q, the warps' rings of K and V, parts of their O, and m and l of their rows."""
-    rings = v.warps * v.stages * v.bn * (v.head_dim + v.head_dim_v)
+    """Q, the teams' rings of K and V, some rows of their O, and m and l of all."""
+    teams = decode_teams(v)
+    rings = teams * v.stages * v.bn * (v.head_dim + v.head_dim_v)
     operands = ELEMENT_BYTES[v.dtype] * (v.bm * v.head_dim + rings)
-    return operands + 4 * (v.warps * _DECODE_ROWS * (v.head_dim_v + 8) + 2 * v.warps * v.bm + 1)
+    few = max(v.bm // 4, v.warps // -(-v.head_dim_v // 64))
+    return operands + 4 * (teams * few * (v.head_dim_v + 8) + 2 * teams * v.bm)
 
 
 def _decode_complaint(v: Variant, device: Device) -> str | None:
     if v.bm not in (16, 32, 64) or v.bn % 16:
         return "bm must be 16, 32 or 64, and bn a multiple of 16"
+    if v.warps % max(1, v.bm // 32):
+        return "warps must be a multiple of bm / 32: so many share a ring"
     if v.kv == "Paged" and v.bn > 32:
         return "a warp looks up the pages of at most 32 keys: bn must not be more with Paged"
     if v.stages < 2 or v.warps < 2:
@@ -261,6 +272,7 @@ KERNELS: dict[str, Kernel] = {
             kvs=("Contiguous", "Paged", "PagedTiles"),
             head_dim_step=32,
             decodes=True,
+            is_dependent=True,
         ),
     )
 }

@@ -131,6 +131,11 @@ class Variant(NamedTuple):
         return 32 * self.warps
 
     @property
+    def is_dependent(self) -> bool:
+        """Whether it is launched as `cufa.compiler.dependent` says."""
+        return KERNELS[self.kernel].is_dependent
+
+    @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a block, in bytes."""
         return KERNELS[self.kernel].smem_bytes(self)

@@ -373,6 +373,8 @@ class Kernel:
 class Stream:
     """Stands for a CuPy stream."""
 
+    ptr = 0
+
     def __init__(self, capturing: bool = False) -> None:
         self.capturing = capturing
 
@@ -391,7 +393,7 @@ class Gpu:
         self.driver = Driver()
         self.stream = Stream()
         self.allocated: list[tuple[int, ...]] = []  # shapes
-        self.zeroed: list[np.ndarray] = []  # memory of counters
+        self.filled_memory: list[np.ndarray] = []  # of counters, and for captures
         self.counters: list[int] = []  # addresses, of launches with TMA
         self.launches: list[Variant] = []
         self.loaded: list[Variant] = []  # kernels that were asked for
@@ -408,19 +410,27 @@ class Gpu:
         self.parsed += 1
         return parse(*args, **options)
 
-    def zeros(self, nbytes: int) -> Any:
-        """Stand for `counters.zeros`."""
+    def filled(self, nbytes: int, byte: int) -> Any:
+        """Stand for `counters.filled`."""
         if self.slow:
             time.sleep(0.002)
         assert not self.stream.is_capturing()
-        self.zeroed.append(np.zeros(nbytes, np.uint8))
-        return SimpleNamespace(ptr=self.zeroed[-1].ctypes.data)
+        self.filled_memory.append(np.full(nbytes, byte, np.uint8))
+        return SimpleNamespace(ptr=self.filled_memory[-1].ctypes.data)
+
+    def alloc(self, nbytes: int) -> Any:
+        """Stand for `cupy.cuda.alloc`."""
+        array = Array(nbytes, np.uint8)
+        return SimpleNamespace(
+            ptr=array.data.ptr, memset_async=lambda byte, n: array.host[:n].fill(byte), array=array
+        )
 
     def cupy(self) -> Any:
         """Return what stands for the module."""
         cuda = SimpleNamespace(
             runtime=SimpleNamespace(getDevice=lambda: self.current),
             get_current_stream=lambda: self.stream,
+            alloc=self.alloc,
             function=SimpleNamespace(CPointer=lambda address: SimpleNamespace(ptr=address)),
         )
         return SimpleNamespace(
@@ -447,6 +457,6 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(counters, "_of_device", {})
     monkeypatch.setattr(scratch, "_of_device", {})
     counters.low.clear()
-    monkeypatch.setattr(counters, "zeros", played.zeros)
+    monkeypatch.setattr(counters, "filled", played.filled)
     monkeypatch.setattr(tensor_map, "_encode_tiled", lambda: played.driver.function)
     return played

@@ -37,7 +37,7 @@ def words(gpu: Gpu) -> set[int]:
     """Return the addresses of all words that were set to zero."""
     return {
         address
-        for memory in gpu.zeroed
+        for memory in gpu.filled_memory
         for address in range(memory.ctypes.data, memory.ctypes.data + memory.nbytes, 4)
     }
 
@@ -60,7 +60,7 @@ def test_ordinary_launches_take_words_in_turn(small: Gpu, rng: np.random.Generat
     assert len(set(found[:RING])) == RING
     assert found[RING:] == found[:RING]
     assert set(found) <= words(small)
-    assert len(small.zeroed) == 1
+    assert len(small.filled_memory) == 1
 
 
 def test_each_device_has_its_counters(small: Gpu, rng: np.random.Generator) -> None:
@@ -69,10 +69,10 @@ def test_each_device_has_its_counters(small: Gpu, rng: np.random.Generator) -> N
     for current in (0, 1, 0, 1):
         small.current = current
         found.append(drawn(small, {name: on_gpu(x.host) for name, x in host.items()}))
-    assert len(small.zeroed) == 2
+    assert len(small.filled_memory) == 2
     of_device = [
         [bool(memory.ctypes.data <= x < memory.ctypes.data + memory.nbytes) for x in found]
-        for memory in small.zeroed
+        for memory in small.filled_memory
     ]
     assert of_device == [[True, False, True, False], [False, True, False, True]]
 
@@ -99,10 +99,10 @@ def test_any_call_before_a_capture_reserves_words(
 ) -> None:
     """Also one that draws no tiles itself."""
     cufa.attention(**legal(rng, **warm_up), causal=causal)
-    zeroed = len(small.zeroed)
+    filled_memory = len(small.filled_memory)
     small.stream = Stream(capturing=True)
     assert drawn(small, legal(rng)) in words(small)
-    assert len(small.zeroed) == zeroed == 1
+    assert len(small.filled_memory) == filled_memory == 1
 
 
 def test_no_words_are_left_in_a_capture(small: Gpu, rng: np.random.Generator) -> None:
@@ -152,4 +152,4 @@ def test_threads_take_different_words(small: Gpu, rng: np.random.Generator) -> N
 
     in_threads(4, work)
     assert len(small.counters) == len(set(small.counters)) == 8
-    assert len(small.zeroed) == 1
+    assert len(small.filled_memory) == 1

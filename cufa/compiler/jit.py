@@ -7,7 +7,7 @@ import threading
 import warnings
 from typing import Any
 
-from cufa.compiler import cubins, elf, nvrtc, source
+from cufa.compiler import cubins, dependent, elf, nvrtc, source
 from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
 from cufa.instance import Instance
@@ -127,6 +127,8 @@ def _kernel(variant: Variant | Instance, device: Device, device_id: int) -> Any:
         if complaint is not None:
             raise CompileError(variant, _raw_module_options(device), complaint)
         _allow_shared_memory(function, variant.smem_bytes)
+    if variant.is_dependent and device.compute_capability >= dependent.FIRST_CAPABILITY:
+        return dependent.Dependent(function)
     return function
 
 
@@ -144,7 +146,7 @@ def kernel(variant: Variant | Instance, device: Device, device_id: int) -> Any:
 
     Returns
     -------
-    cupy.cuda.Function
+    cupy.cuda.Function or Dependent
 
     Raises
     ------

@@ -1,9 +1,10 @@
 // Flash-decoding (Dao et al. 2023): attention of few queries to many keys, by reading K and V once, at the speed of memory.
 // The keys of all sequences are shared out evenly among the blocks, see decode_scheduler.cuh. The query heads that share a KV
 // head are the rows of one tile, as the flat product of flash-decoding++ (Hong et al. 2023) has them. The warps of a block take
-// tiles of BN keys in turn, each through a ring of its own, filled by cp.async: in the main loop none waits for another. Where
-// a unit ends, its warps' O are added up, and where it was cut, the block that comes last merges the pieces. Calls are short:
-// what is run once is written for few instructions, as each has to be fetched.
+// tiles of BN keys in turn, each through a ring of its own, filled by cp.async: in the main loop none waits for another. A warp
+// holds 32 rows at most; of more, as many warps as are needed share a ring, a team. Where a unit ends, its teams' O are added
+// up, and where it was cut, the last of its blocks merges the pieces. Calls are short: what is run once is written for few
+// instructions, as each has to be fetched.
 #include "decode_merge.cuh"
 #include "decode_scheduler.cuh"
 #include "products_fp32.cuh"
@@ -16,7 +17,9 @@ template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     decode(const __grid_constant__ DecodeArguments<SCORE, KV> p) {
     constexpr int THREADS = WARPS * 32;
-    constexpr int MT = BM / 16, NT = BN / 8, OT = HEAD_DIM_V / 8;  // 16-row, 8-key and 8-column pieces
+    constexpr int TEAM = BM > 32 ? BM / 32 : 1, TEAMS = WARPS / TEAM;  // warps that share a ring
+    constexpr int TEAM_THREADS = TEAM * 32, WARP_ROWS = BM / TEAM;
+    constexpr int MT = WARP_ROWS / 16, NT = BN / 8, OT = HEAD_DIM_V / 8;  // 16-row, 8-key and 8-column pieces
     using QTile = SmemTile<BM, HEAD_DIM, sizeof(T)>;
     using KTile = SmemTile<BN, HEAD_DIM, sizeof(T)>;
     using VTile = SmemTile<BN, HEAD_DIM_V, sizeof(T)>;
@@ -25,39 +28,62 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     using Softmax = OnlineSoftmax<MT, FP32>;
     const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f, m_to_log2 = FP32 ? scale : 1.f;
     constexpr int RING = STAGES * (KTile::bytes + VTile::bytes);
-    constexpr int FEW = 4, PITCH = HEAD_DIM_V + 8;  // rows of O that all warps add up at a time
-    constexpr int SUM = QTile::bytes + WARPS * RING, STATE = SUM + WARPS * FEW * PITCH * 4;
+    using Piece = Partial<BM, HEAD_DIM_V>;
+    // Rows of O that are added up at a time: as many as give each warp something to do
+    constexpr int FEW = BM / 4 > WARPS / Piece::PARTS ? BM / 4 : WARPS / Piece::PARTS, PITCH = HEAD_DIM_V + 8;
+    constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + TEAMS * FEW * PITCH * 4;
 
     extern __shared__ __align__(1024) unsigned char smem[];
     const uint32_t sQ = smem_address(smem);
-    float* sSum = reinterpret_cast<float*>(smem + SUM);  // [WARPS][FEW][PITCH]
-    float(*sM)[BM] = reinterpret_cast<float(*)[BM]>(smem + STATE), (*sL)[BM] = sM + WARPS;  // [WARPS][BM] each
-    int& sLast = *reinterpret_cast<int*>(smem + STATE + 2 * WARPS * BM * 4);
-    const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(0xffffffff, thread / 32, 0);
-    const uint32_t sK = sQ + QTile::bytes + warp * RING, sV = sK + STAGES * KTile::bytes;
+    float* sSum = reinterpret_cast<float*>(smem + SUM);  // [TEAMS][FEW][PITCH]
+    float(*sM)[BM] = reinterpret_cast<float(*)[BM]>(smem + STATE), (*sL)[BM] = sM + TEAMS;  // [TEAMS][BM] each
+    const uint32_t thread = threadIdx.x;
+    const int lane = thread % 32, warp = __shfl_sync(0xffffffff, thread / 32, 0);
+    const int team = warp / TEAM, first_row = warp % TEAM * WARP_ROWS;  // of this warp's in the tile
+    const uint32_t sK = sQ + QTile::bytes + team * RING, sV = sK + STAGES * KTile::bytes;
     const int block = blockIdx.x;
     const SCORE& score = p;
     const KV& kv = p;
-    const Share<BN> share(p, block, gridDim.x);
-    if (share.count <= 0) return;
-
-    // This warp's tile of the share that is asked for next, the unit that it belongs to, and that unit's place and length.
-    int asked = warp;
-    Unit<BN> of_asked = share.unit;
-    int kv_head_asked, keys_asked, page = 0;
-    auto look_up = [&] {
-        kv_head_asked = of_asked.kv_head(p), keys_asked = sequence_of(p, of_asked.batch).seq_kv;
+    // While the kernel in front still runs, L2 gets the first keys of this block, if tiles of them are in one piece. What is read
+    // of lengths and table may change yet: this is but a hint.
+    auto fetch_ahead = [&](int batch, int kv_head, int part) {
+        const int keys = keys_ahead(p, batch), step = p.parts.quotient(Unit<BN>::tiles_of(keys) + p.parts.divisor - 1);
+        if (!KV::WHOLE || lane > 0 || warp % TEAM > 0) return;
+#pragma unroll 1
+        for (int tile = team; tile < min(TEAMS * STAGES, step); tile += TEAMS) {
+            const int key = (part * step + tile) * BN;
+            if (key >= keys) return;
+            const int rows = min(BN, keys - key), page = kv.page_ahead(batch, key);
+            auto fetch = [&](const Tensor& t, int cols) {
+                if (t.stride_seq == cols) prefetch_l2(kv.template row<T>(t, batch, kv_head, key, page), rows * cols * sizeof(T));
+            };
+            fetch(p.k, p.head_dim), fetch(p.v, p.head_dim_v);
+        }
     };
+    const Share<BN> share(p, block, fetch_ahead);
+    if (share.count <= 0) return;
+    auto team_sync = [&] {
+        if constexpr (TEAM == 1)
+            __syncwarp();
+        else
+            named_barrier_sync(1 + team, TEAM_THREADS);
+    };
+
+    // This team's tile of the share that is asked for next, the unit that it belongs to, and that unit's place and length.
+    int asked = team;
+    Unit<BN> of_asked = share.unit;
+    int kv_head_asked = of_asked.kv_head(p), page = 0;
     // The page of key lane % BN of that tile, looked up ahead of its use.
     auto look_up_page = [&] {
         if (KV::PAGED && asked < share.count)
             page = kv.page(of_asked.batch, min((asked - of_asked.zero) * BN + lane % BN, p.seq_kv - 1));
     };
     auto find_asked = [&] {
+        if (asked < of_asked.end()) return;
         while (asked >= of_asked.end() && asked < share.count) of_asked.next(p);
+        kv_head_asked = of_asked.kv_head(p);
     };
     find_asked();
-    look_up();
     look_up_page();
 
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
@@ -65,8 +91,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         const int key = (asked - of_asked.zero) * BN;
         auto load = [&](auto tile, uint32_t dst, const Tensor& t, int cols) {
             using Tile = decltype(tile);
-            constexpr int ROWS = 32 / Tile::PANEL;  // at once
-            const int row = lane / Tile::PANEL, chunk = lane % Tile::PANEL;
+            constexpr int ROWS = TEAM_THREADS / Tile::PANEL;  // at once
+            const int row = thread % TEAM_THREADS / Tile::PANEL, chunk = thread % Tile::PANEL;
+            const uint32_t first = dst + Tile::offset(row, chunk);
             const T* src = nullptr;
             if constexpr (KV::WHOLE)
                 src = kv.template row<T>(t, of_asked.batch, kv_head_asked, key, page) + row * t.stride_seq;
@@ -77,8 +104,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                                              __shfl_sync(0xffffffff, page, r + row));
 #pragma unroll
                 for (int c = 0; c < Tile::CHUNKS; c += Tile::PANEL)
-                    cp_async_16(dst + Tile::offset(r + row, c + chunk), src + (c + chunk) * Tile::CHUNK,
-                                key + r + row < keys_asked && (c + chunk) * Tile::CHUNK < cols);
+                    cp_async_16(Tile::move_on(first, r, c / Tile::PANEL), src + (c + chunk) * Tile::CHUNK,
+                                key + r + row < of_asked.keys && (c + chunk) * Tile::CHUNK < cols);
                 src += ROWS * t.stride_seq;
             }
         };
@@ -87,11 +114,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             cp_async_commit();
             load(VTile(), sV + slot * VTile::bytes, p.v, p.head_dim_v);
             cp_async_commit();
-            asked += WARPS;
-            if (asked >= of_asked.end()) {
-                find_asked();
-                look_up();
-            }
+            asked += TEAMS;
+            find_asked();
             look_up_page();
         } else {
             cp_async_commit(), cp_async_commit();
@@ -119,13 +143,27 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     };
     fetch_q(share.unit);
 #pragma unroll 1
-    for (int i = 0; i < STAGES - 1; ++i) ask(i);
+    for (int i = 0; i < STAGES; ++i) ask(i);
 
-    int slot = 0, at = warp;  // this warp's tile of the share that is computed next
+    // O = O / l of two columns of a row, and once a row's log-sum-exp
+    auto write = [&](const UnitRows& tile, int row, int col, T* of_row, float2 o, float m, float l) {
+        if (!FP32) l = Softmax::beyond(m, l);
+        const float inverse = reciprocal_approx(l);
+        auto divided = [&](float x) { return narrow<T>(l == 0.f ? 0.f : FP32 ? x / l : x * inverse); };
+        if (col < p.head_dim_v) of_row[0] = divided(o.x);
+        if (col + 1 < p.head_dim_v) of_row[1] = divided(o.y);
+        if (p.lse && col == 0)
+            p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
+                Softmax::log_sum_exp(m * m_to_log2, l);
+    };
+
+    const auto first_pieces = share.pieces(share.unit, block);
+    int slot = 0, at = team;  // this team's tile of the share that is computed next
+    auto pieces = first_pieces;
     for (Unit<BN> unit = share.unit;;) {
         const UnitRows tile(p, unit, BM);
         const int rows = tile.rows;
-        const Sequence sequence = sequence_of(p, unit.batch);
+        const Sequence sequence{p.seq_q, unit.keys};
 
         __syncthreads();
         if constexpr (AHEAD) {
@@ -137,27 +175,24 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         }
         __syncthreads();
 
-        const auto pieces = share.pieces(unit, block);
-        const bool whole = pieces.end - pieces.begin == 1;
-        const Partial<BM, HEAD_DIM_V> partial{p.partial, pieces.begin};
         // Tiles of keys that all rows see
         const int whole_end = score.sees(sequence, tile.query(p, 0)).end / BN;
         const int whole_first =
             SCORE::LEFT_EDGE ? (max(0, score.sees(sequence, tile.query(p, rows - 1)).first) + BN - 1) / BN : 0;
         Softmax softmax(scale);
         float rO[MT][OT][4] = {};
-        for (const int end = min(unit.end(), share.count); at < end; at += WARPS) {
-            ask(slot == 0 ? STAGES - 1 : slot - 1);
+        for (const int end = min(unit.end(), share.count); at < end; at += TEAMS) {
             const int j = at - unit.zero;
             // S = Q K^T
             cp_async_wait<2 * STAGES - 1>();
-            __syncwarp();
+            team_sync();
             float rS[MT][NT][4] = {};
             const uint32_t tile_k = sK + slot * KTile::bytes, tile_v = sV + slot * VTile::bytes;
             if constexpr (FP32) {
                 qk_tensor_cores<QTile, KTile>(rS, sQ, tile_k, 0);
             } else {
-                const uint32_t lane_q = lane_offset_a<QTile>(), lane_k = lane_offset_b<KTile>();
+                const uint32_t lane_q = lane_offset_a<QTile>() + first_row * (QTile::PANEL * 16),
+                               lane_k = lane_offset_b<KTile>();
 #pragma unroll
                 for (int kd = 0; kd < HEAD_DIM / 16; ++kd) {
                     uint32_t rQ[MT][4];
@@ -177,13 +212,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
 
             // P = exp(S - m); m, l and O follow
-            const GroupedAt rows_at{lane, tile.first, j * BN, p.group};
+            const GroupedAt rows_at{lane, tile.first + first_row, j * BN, p.group};
             score.apply(rS, sequence, p.scale_log2, rows_at, j >= whole_end || (SCORE::LEFT_EDGE && j < whole_first));
             softmax.update(rS, rO);
 
             // O += P V
             cp_async_wait<2 * STAGES - 2>();
-            __syncwarp();
+            team_sync();
             if constexpr (FP32) {
                 pv_tensor_cores<VTile>(rO, rS, tile_v, 0);
             } else {
@@ -208,40 +243,32 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                     }
                 }
             }
-            __syncwarp();  // the slot is filled again in the next round
+            team_sync();
+            ask(slot);
             slot = slot == STAGES - 1 ? 0 : slot + 1;
         }
 
         const bool last = unit.end() >= share.count;
-        if (!last) unit.next(p), fetch_q(unit);
+        const Piece partial{p.partial, pieces.begin};
+        const bool one = pieces.one();
+        if (!last) unit.next(p), fetch_q(unit), pieces = share.pieces(unit, block);
 
-        // O = O / l of two columns, and once a row's log-sum-exp
-        auto write = [&](int row, int col, float2 o, float m, float l) {
-            if (!FP32) l = Softmax::beyond(m, l);
-            const float inverse = 1.f / l;
-            T* of_row = tile.template of<T>(p, p.o, row) + col;
-            auto divided = [&](float x) { return narrow<T>(l == 0.f ? 0.f : FP32 ? x / l : x * inverse); };
-            if (col < p.head_dim_v) of_row[0] = divided(o.x);
-            if (col + 1 < p.head_dim_v) of_row[1] = divided(o.y);
-            if (p.lse && col == 0)
-                p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
-                    Softmax::log_sum_exp(m * m_to_log2, l);
-        };
-        // The warps' m, l and O, FEW rows at a time
+        // The teams' m, l and O, FEW rows at a time
 #pragma unroll
         for (int i = 0; i < MT * 2; ++i) {
             const float l = lanes_sum<4>(softmax.l[i / 2][i % 2]);
-            const int row = i * 8 + lane / 4;
-            if (lane % 4 == 0) sM[warp][row] = softmax.m[i / 2][i % 2][0], sL[warp][row] = l;
+            const int row = first_row + i * 8 + lane / 4;
+            if (lane % 4 == 0) sM[team][row] = softmax.m[i / 2][i % 2][0], sL[team][row] = l;
         }
 #pragma unroll 1
         for (int begin = 0; begin < rows; begin += FEW) {
             const int some = min(rows - begin, FEW);
+            if (begin > 0) __syncthreads();
 #pragma unroll
             for (int i = 0; i < MT * 2; ++i) {
-                const int row = i * 8 + lane / 4 - begin;
+                const int row = first_row + i * 8 + lane / 4 - begin;
                 if (row < 0 || row >= some) continue;
-                float* of_row = sSum + (warp * FEW + row) * PITCH;
+                float* of_row = sSum + (team * FEW + row) * PITCH;
 #pragma unroll
                 for (int ot = 0; ot < OT; ++ot) {
                     const float x = rO[i / 2][ot][i % 2 * 2], y = rO[i / 2][ot][i % 2 * 2 + 1];
@@ -253,40 +280,35 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 }
             }
             __syncthreads();
-            for_each_pair<WARPS, HEAD_DIM_V>(some, [&](int of_some, int col) {
-                const int row = begin + of_some;
+            for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
+                const int row = begin + of_some, col = min(part * 64 + lane * 2, HEAD_DIM_V - 2);
                 float m = Softmax::NONE, l = 0.f;
                 float2 o = make_float2(0.f, 0.f);
 #pragma unroll
-                for (int w = 0; w < WARPS; ++w) m = fmaxf(m, sM[w][row]);
+                for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
 #pragma unroll
-                for (int w = 0; w < WARPS; ++w) {
-                    const float weight = exp2_approx((sM[w][row] - m) * m_to_log2);
-                    const float2 of_warp = *reinterpret_cast<const float2*>(sSum + (w * FEW + of_some) * PITCH + col);
-                    l = fmaf(sL[w][row], weight, l);
-                    o.x = fmaf(of_warp.x, weight, o.x), o.y = fmaf(of_warp.y, weight, o.y);
+                for (int t = 0; t < TEAMS; ++t) {
+                    const float weight = exp2_approx((sM[t][row] - m) * m_to_log2);
+                    const float2 of_team = *reinterpret_cast<const float2*>(sSum + (t * FEW + of_some) * PITCH + col);
+                    l = fmaf(sL[t][row], weight, l);
+                    o.x = fmaf(of_team.x, weight, o.x), o.y = fmaf(of_team.y, weight, o.y);
                 }
-                if (whole) return write(row, col, o, m, l);
-                float* of_piece = partial.of(block);
-                *reinterpret_cast<float2*>(of_piece + row * HEAD_DIM_V + col) = o;
-                if (col == 0) *reinterpret_cast<float2*>(of_piece + partial.M_AND_L + 2 * row) = make_float2(m, l);
+                if (one) return write(tile, row, col, tile.template of<T>(p, p.o, row) + col, o, m, l);
+                leave(partial.of(block) + partial.column(row, col), o);
+                if (lane == 0) leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m, l));
             });
-            __syncthreads();
-        }
-
-        // Whoever comes last merges the pieces.
-        if (!whole) {
-            if (thread == 0) {
-                __threadfence();
-                sLast = atomicAdd(p.arrived + pieces.begin, 1) == pieces.end - pieces.begin - 1;
-                if (sLast) p.arrived[pieces.begin] = 0;
-                __threadfence();
-            }
-            __syncthreads();
-            if (sLast)
-                merge_pieces<WARPS, BM == 16 && OT <= 16 && !FP32 ? 24 : 8>(partial, pieces.end, rows, m_to_log2, sSum + warp * 32, write);
         }
         if (last) break;
     }
     cp_async_wait<0>();
+
+    // Of the pieces of a unit that began before, this block may have the last. All other units are done by now, and so are
+    // those of the blocks that it waits for, or nearly so.
+    if (first_pieces.one() || block != first_pieces.end - 1) return;
+    const UnitRows tile(p, share.unit, BM);
+    merge_pieces<WARPS>(Piece{p.partial, first_pieces.begin}, first_pieces.end, tile.rows, m_to_log2, [&](int row, int col) {
+        T* of_row = tile.template of<T>(p, p.o, row) + col;
+        computed_here(of_row);  // while pieces are on their way
+        return [&, row, col, of_row](float2 o, float m, float l) { write(tile, row, col, of_row, o, m, l); };
+    });
 }

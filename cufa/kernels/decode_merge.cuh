@@ -1,64 +1,99 @@
-// The second step of flash-decoding: O of a unit from the pieces of it that blocks left behind.
+// The second step of flash-decoding: O of a unit from the pieces of it that blocks leave in global memory.
 #pragma once
 #include "decode_params.cuh"
 #include "softmax.cuh"
 
 // Where pieces lie: two places a block. A piece with the unit's beginning is the last of its block, others are the first.
+// A row is PARTS times 64 columns of O, then as often its m and l: each part is for another warp.
 template <int BM, int HEAD_DIM_V>
 struct Partial {
-    static constexpr int FLOATS = BM * (HEAD_DIM_V + 2), M_AND_L = BM * HEAD_DIM_V;
+    static constexpr int PARTS = (HEAD_DIM_V + 63) / 64;
+    static constexpr int ROW = HEAD_DIM_V + 4 * PARTS, FLOATS = BM * ROW;
     float* memory;
     int begin;  // the block with the unit's beginning
 
     __device__ float* others(int block) const { return memory + static_cast<long long>(2 * block) * FLOATS; }
     __device__ float* of(int block) const { return others(block) + (block == begin ? FLOATS : 0); }
+    static __device__ int column(int row, int col) { return row * ROW + col; }
+    static __device__ int m_and_l(int row, int part) { return row * ROW + HEAD_DIM_V + 4 * part; }
 };
 
-// Shares out rows of O among the warps, and hands on a row and the first of two columns. Lanes beyond the last column
-// repeat it.
+// Shares out rows of O among the warps, and hands on a row and which 64 of its columns.
 template <int WARPS, int COLS, class Function>
-__device__ void for_each_pair(int rows, Function function) {
+__device__ void for_each_part(int rows, Function function) {
     constexpr int PARTS = (COLS + 63) / 64;
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
 #pragma unroll 1
-    for (int i = warp; i < rows * PARTS; i += WARPS)
-        function(i / PARTS, min(i % PARTS * 64 + static_cast<int>(threadIdx.x) % 32 * 2, COLS - 2));
+    for (int i = warp; i < rows * PARTS; i += WARPS) function(i / PARTS, i % PARTS);
 }
 
-// Merges the pieces of the blocks [partial.begin, end), in this order: `write` is handed a row and a column, two
-// numbers of O from there on, and m and l of the row. AT_ONCE pieces are asked for together: the time is that of one look at
-// L2. Each warp has an `sWeight` of its own.
-template <int WARPS, int AT_ONCE, int BM, int HEAD_DIM_V, class Write>
-__device__ void merge_pieces(const Partial<BM, HEAD_DIM_V>& partial, int end, int rows, float m_to_log2, float* sWeight,
-                             Write write) {
-    auto fetched = [](const float* p) { return __ldcg(reinterpret_cast<const float2*>(p)); };
-    constexpr int STEP = 2 * Partial<BM, HEAD_DIM_V>::FLOATS;
-    for_each_pair<WARPS, HEAD_DIM_V>(rows, [&](int row, int col) {
-        const int lane = threadIdx.x % 32;
+// Leaves two numbers of a piece to whoever merges it.
+__device__ inline void leave(float* p, float2 x) {
+    st_relaxed(p, make_float2(x.x == x.x ? x.x : NAN, x.y == x.y ? x.y : NAN));
+}
+
+// How many pieces beyond the last one are looked at, too.
+constexpr int PIECES_AT_ONCE = 16;
+
+// Merges the pieces of the blocks [partial.begin, end), in this order, as they come, and leaves NOTHING in their place:
+// `writer` is handed a row and a column, and what it returns two numbers of O from there on, and m and l of the row. The time
+// is that of one look at L2 for PIECES_AT_ONCE of them. The last of these blocks does it: those that it waits for have begun
+// before.
+template <int WARPS, int BM, int HEAD_DIM_V, class Writer>
+__device__ void merge_pieces(const Partial<BM, HEAD_DIM_V>& partial, int end, int rows, float m_to_log2, Writer writer) {
+    // Half a warp takes four columns a lane of every other piece.
+    constexpr int EACH = PIECES_AT_ONCE / 2, STEP = 2 * Partial<BM, HEAD_DIM_V>::FLOATS;
+    const int lane = threadIdx.x % 32, half = lane / 16;
+    for_each_part<WARPS, HEAD_DIM_V>(rows, [&](int row, int part) {
+        const int col = min(part * 64 + lane % 16 * 4, HEAD_DIM_V - 4);  // lanes beyond the last column repeat it
+        const auto write = writer(row, col + 2 * half);
         float m = -INF, l = 0.f;
-        float2 o = make_float2(0.f, 0.f);
+        float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 1
-        for (int block = partial.begin; block < end; block += AT_ONCE) {
-            const int n = min(end - block, AT_ONCE);
-            const float2 state = fetched(partial.of(block + min(lane, n - 1)) + partial.M_AND_L + 2 * row);
-            const float *first = partial.of(block) + row * HEAD_DIM_V + col,
-                        *others = partial.others(block) + row * HEAD_DIM_V + col;
-            float2 pieces[AT_ONCE];
+        for (int block = partial.begin; block < end; block += PIECES_AT_ONCE) {
+            const int n = end - block;
+            float* of_state = partial.of(block + min(lane % 16, n - 1)) + partial.m_and_l(row, part);
+            float* others = partial.others(block + half) + partial.column(row, col);
+            float* first = others + (half == 0 && block == partial.begin ? STEP / 2 : 0);
+            float4 pieces[EACH];
+            float2 state;
+            uint32_t largest;  // of the bits: those of NOTHING are
+            do {
+                state = ld_relaxed(of_state);
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                if (i < n) pieces[i] = fetched(i == 0 ? first : others + i * STEP);
+                for (int i = 0; i < EACH; ++i) pieces[i] = ld_relaxed_4(i == 0 ? first : others + i * 2 * STEP);
+                largest = larger_bits(state.x, state.y);
+#pragma unroll
+                for (int i = 0; i < EACH; ++i) {
+                    const float4& x = pieces[i];
+                    const uint32_t of_piece = max(larger_bits(x.x, x.y), larger_bits(x.z, x.w));
+                    largest = 2 * i + half < n ? max(largest, of_piece) : largest;
+                }
+            } while (__any_sync(0xffffffff, largest == NOTHING));
+            const float4 nothing = nothings();
+            if (lane < n && lane < PIECES_AT_ONCE) st_relaxed(of_state, make_float2(nothing.x, nothing.y));
+#pragma unroll
+            for (int i = 0; i < EACH; ++i)
+                if (2 * i + half < n) st_relaxed_4(i == 0 ? first : others + i * 2 * STEP, nothing);
+
             const float m_old = m;
-            m = fmaxf(m, lanes_max<32>(state.x));
+            m = fmaxf(m, lanes_max<16>(state.x));
             const float weight = exp2_approx((state.x - m) * m_to_log2), alpha = exp2_approx((m_old - m) * m_to_log2);
-            __syncwarp();
-            if (lane < AT_ONCE) sWeight[lane] = weight;
-            l = l * alpha + lanes_sum<32>(lane < n ? state.y * weight : 0.f);
-            __syncwarp();
-            o.x *= alpha, o.y *= alpha;
+            l = l * alpha + lanes_sum<16>(lane % 16 < n ? state.y * weight : 0.f);
+            o.x *= alpha, o.y *= alpha, o.z *= alpha, o.w *= alpha;
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                if (i < n) o.x = fmaf(pieces[i].x, sWeight[i], o.x), o.y = fmaf(pieces[i].y, sWeight[i], o.y);
+            for (int i = 0; i < EACH; ++i) {
+                const float of_piece = __shfl_sync(0xffffffff, weight, 2 * i + half);
+                const float4& x = pieces[i];
+                if (2 * i + half < n) {
+                    o.x = fmaf(x.x, of_piece, o.x), o.y = fmaf(x.y, of_piece, o.y);
+                    o.z = fmaf(x.z, of_piece, o.z), o.w = fmaf(x.w, of_piece, o.w);
+                }
+            }
         }
-        write(row, col, o, m, l);
+        float* of_o[] = {&o.x, &o.y, &o.z, &o.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) *of_o[i] += __shfl_xor_sync(0xffffffff, *of_o[i], 16);
+        write(half ? make_float2(o.z, o.w) : make_float2(o.x, o.y), m, l);
     });
 }

@@ -10,19 +10,19 @@
 template <int BN>
 struct Unit {
     int batch, index;  // of a sequence's units
+    int keys;          // of the sequence
     int zero, tiles;
 
     __device__ int end() const { return zero + tiles; }
     __device__ void next(const DecodeParams& p) {
         zero += tiles;
-        if (++index == p.heads_kv * p.row_tiles.divisor) index = 0, tiles = tiles_of(p, ++batch);
+        if (++index == p.units.divisor) index = 0, set_keys(keys_of(p, ++batch));
     }
     __device__ int kv_head(const DecodeParams& p) const { return p.row_tiles.quotient(index); }
     __device__ int row_tile(const DecodeParams& p) const { return p.row_tiles.remainder(index); }
+    __device__ void set_keys(int n) { keys = n, tiles = tiles_of(n); }
 
-    static __device__ int tiles_of(const DecodeParams& p, int batch) {
-        return max((sequence_of(p, batch).seq_kv + BN - 1) / BN, 1);
-    }
+    static __device__ int tiles_of(int keys) { return max((static_cast<uint32_t>(keys) + BN - 1) / BN, 1u); }
 };
 
 // The rows of a unit's tile: those of the heads that share the KV head, query by query.
@@ -47,55 +47,64 @@ struct Share {
     Unit<BN> unit;
     int count;
 
-    __device__ Share(const DecodeParams& p, int block, int blocks) : splits(p.splits) {
-        const uint32_t of_sequence = p.heads_kv * p.row_tiles.divisor, units = p.batch * of_sequence;
-        const int lane = threadIdx.x % 32;
-        uint32_t total = Unit<BN>::tiles_of(p, 0), longest = total;
-        if (!splits && p.lengths) {
-            total = longest = 0;
-#pragma unroll 4
-            for (int batch = lane; batch < p.batch; batch += 32) {
-                const uint32_t tiles = Unit<BN>::tiles_of(p, batch);
+    // `fetch_ahead` is told the batch, the KV head and the part that will probably be the block's, before the kernel in front
+    // has ended.
+    template <class FetchAhead>
+    __device__ Share(const DecodeParams& p, int block, FetchAhead fetch_ahead) : p(p) {
+        const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
+        unit.batch = 0;
+        // Of equally many pieces of each unit
+        int number = p.parts.quotient(block);
+        part = block - number * p.parts.divisor;
+        int batch = min(p.units.quotient(number), p.batch - 1), index = p.units.remainder(number);
+        computed_here(number), computed_here(batch), computed_here(index);
+        if (number < units && units <= p.blocks.divisor) fetch_ahead(batch, p.row_tiles.quotient(index), part);
+        begin_dependent(number | batch | index);
+
+        int total = 0, longest = 0, keys;
+        if (p.splits || !p.lengths) {
+            keys = keys_of(p, batch);
+            longest = Unit<BN>::tiles_of(keys), total = longest * p.batch;
+        } else {
+            int own = 0;  // keys of `batch`, in the lane that has come across it
+#pragma unroll 1
+            for (int other = lane; other < p.batch; other += 32) {
+                const int of_other = keys_of(p, other), tiles = Unit<BN>::tiles_of(of_other);
                 total += tiles, longest = max(longest, tiles);
+                if (other == batch) own = of_other;
             }
             total = __reduce_add_sync(0xffffffff, total), longest = __reduce_max_sync(0xffffffff, longest);
-        } else {
-            total *= p.batch;
+            keys = __shfl_sync(0xffffffff, own, batch);  // of its lane modulo 32
         }
-        total *= of_sequence;
-        each = total / blocks, more = total % blocks;
-        // Equal parts of each unit, where that takes hardly longer than equal shares of all: two pieces a block take longer.
-        if (!splits && units <= blocks) {
-            const uint32_t parts = blocks / units;
-            if ((longest + parts - 1) / parts <= each + each / 32 + 8) splits = parts;
-        }
-        if (splits) {
-            const uint32_t number = uint32_t(block) / splits, part = block - number * splits;
+        total *= p.units.divisor;
+        each = p.blocks.quotient(total), more = total - each * p.blocks.divisor;
+        // Equally many where that takes hardly longer than equal shares: two pieces a block take longer.
+        even = p.splits || (units <= p.blocks.divisor && steps_of(longest) <= each + each / 32 + 8);
+        if (even) {
             if (number >= units) {
                 count = 0;
                 return;
             }
-            unit.batch = number / of_sequence, unit.index = number - unit.batch * of_sequence;
-            unit.tiles = Unit<BN>::tiles_of(p, unit.batch);
-            const int step = (uint32_t(unit.tiles) + splits - 1) / splits;
-            unit.zero = -min(int(part) * step, unit.tiles), count = min(step, unit.end());
+            unit.batch = batch, unit.index = index, unit.set_keys(keys);
+            const int step = steps_of(unit.tiles);
+            unit.zero = -min(part * step, unit.tiles), count = min(step, unit.end());
             return;
         }
         first = block * each + min(block, more), count = each + (block < more);
         if (count == 0) return;
-        uint32_t tile = first;
+        int tile = first;
         if (!p.lengths) {
-            unit.tiles = longest, unit.batch = tile / (longest * of_sequence);
-            tile -= unit.batch * longest * of_sequence;
+            unit.set_keys(p.seq_kv), unit.batch = uint32_t(tile) / uint32_t(longest * p.units.divisor);
+            tile -= unit.batch * longest * p.units.divisor;
         } else {
 #pragma unroll 1
             for (unit.batch = 0;; unit.batch += 32) {  // 32 sequences at a time
-                const uint32_t mine =
-                    unit.batch + lane < p.batch ? Unit<BN>::tiles_of(p, unit.batch + lane) * of_sequence : 0;
-                uint32_t end = mine;
+                const int other = unit.batch + lane;
+                const int mine = other < p.batch ? Unit<BN>::tiles_of(keys_of(p, other)) * p.units.divisor : 0;
+                int end = mine;
 #pragma unroll
                 for (int i = 1; i < 32; i *= 2) {
-                    const uint32_t of_other = __shfl_up_sync(0xffffffff, end, i);
+                    const int of_other = __shfl_up_sync(0xffffffff, end, i);
                     if (lane >= i) end += of_other;
                 }
                 const uint32_t beyond = __ballot_sync(0xffffffff, end > tile);
@@ -107,33 +116,37 @@ struct Share {
                 }
                 tile -= __shfl_sync(0xffffffff, end, 31);
             }
-            unit.tiles = Unit<BN>::tiles_of(p, unit.batch);
+            unit.set_keys(keys_of(p, unit.batch));
         }
-        unit.index = tile / unit.tiles;
+        unit.index = uint32_t(tile) / uint32_t(unit.tiles);
         unit.zero = unit.index * unit.tiles - tile;
     }
 
     // The blocks that have pieces of a unit of this share: from `begin` to the one before `end`.
     struct Pieces {
         int begin, end;
+
+        __device__ bool one() const { return end - begin == 1; }
     };
     __device__ Pieces pieces(const Unit<BN>& unit, int block) const {
-        if (splits) {
-            const uint32_t tiles = unit.tiles, step = (tiles + splits - 1) / splits;
-            const int begin = block - uint32_t(block) % splits;
-            return {begin, begin + int((tiles + step - 1) / step)};
+        if (even) {
+            const uint32_t tiles = unit.tiles, step = steps_of(tiles);
+            return {block - part, block - part + int((tiles + step - 1) / step)};
         }
         if (unit.zero >= 0 && unit.end() <= count) return {block, block + 1};
         return {block_of(first + unit.zero), block_of(first + unit.end() - 1) + 1};
     }
 
  private:
-    uint32_t splits;            // parts of every unit, or 0
-    uint32_t first, each;       // tile of the list; tiles of a share, without the one more of the first blocks
-    int more;                   // how many blocks have it
+    const DecodeParams& p;
+    bool even;        // whether units are cut into equally many pieces
+    int part;         // the block's piece then
+    int first, each;  // else tile of the list; tiles of a share, without the one more of the first blocks
+    int more;         // how many blocks have it
 
-    __device__ int block_of(uint32_t tile) const {
-        const uint32_t larger = more * (each + 1);
-        return tile < larger ? tile / (each + 1) : more + (tile - larger) / each;
+    __device__ int steps_of(int tiles) const { return p.parts.quotient(tiles + p.parts.divisor - 1); }
+    __device__ int block_of(int tile) const {
+        const int larger = more * (each + 1);
+        return tile < larger ? uint32_t(tile) / uint32_t(each + 1) : more + uint32_t(tile - larger) / uint32_t(each);
     }
 };

@@ -7,6 +7,7 @@
 struct Contiguous {
     static constexpr bool PAGED = false, WHOLE = true;  // WHOLE: the keys of a tile follow each other
     __device__ int page(int batch, int key) const { return 0; }
+    __device__ int page_ahead(int batch, int key) const { return 0; }
     template <class T>
     __device__ const T* row(const Tensor& t, int batch, int kv_head, int key, int page) const {
         return head_ptr<T>(t, batch, kv_head) + key * t.stride_seq;
@@ -21,10 +22,12 @@ struct Paged {
     int table_stride, pages;
     Divisor page_size;
 
-    __device__ int page(int batch, int key) const {
-        const int* of_sequence = block_table + static_cast<long long>(batch) * table_stride;
-        return min(max(of_sequence[page_size.quotient(key)], 0), pages - 1);
+    __device__ int page(int batch, int key) const { return inside(*entry(batch, key)); }
+    __device__ int page_ahead(int batch, int key) const { return inside(ld_relaxed(entry(batch, key))); }
+    __device__ const int* entry(int batch, int key) const {
+        return block_table + static_cast<long long>(batch) * table_stride + page_size.quotient(key);
     }
+    __device__ int inside(int page) const { return min(max(page, 0), pages - 1); }
     template <class T>
     __device__ const T* row(const Tensor& t, int batch, int kv_head, int key, int page) const {
         return head_ptr<T>(t, page, kv_head) + page_size.remainder(key) * t.stride_seq;
@@ -35,7 +38,10 @@ struct PagedTiles : Paged {
     static constexpr bool WHOLE = true;
 };
 
-// What decoding asks of a sequence. Lengths that do not fit the cache are cut.
-__device__ inline Sequence sequence_of(const DecodeParams& p, int batch) {
-    return {p.seq_q, p.lengths ? min(max(p.lengths[batch], 0), p.seq_kv) : p.seq_kv};
+// The keys of a sequence. Lengths that do not fit the cache are cut.
+__device__ inline int keys_of(const DecodeParams& p, int batch) {
+    return p.lengths ? min(max(p.lengths[batch], 0), p.seq_kv) : p.seq_kv;
+}
+__device__ inline int keys_ahead(const DecodeParams& p, int batch) {
+    return p.lengths ? min(max(ld_relaxed(p.lengths + batch), 0), p.seq_kv) : p.seq_kv;
 }

@@ -44,6 +44,13 @@ __device__ inline float copy_of(float x) {
     return y;
 }
 
+// What follows takes this value from a register: it is not computed where it is used.
+__device__ inline void computed_here(int& x) { asm volatile("mov.b32 %0, %0;" : "+r"(x)); }
+template <class T>
+__device__ void computed_here(T*& p) {
+    asm volatile("mov.b64 %0, %0;" : "+l"(p));
+}
+
 // Zero, not as a constant: what the compiler makes of many registers that become one takes it long.
 __device__ inline float zero_anew() {
     float x;
@@ -56,6 +63,15 @@ __device__ inline void set_if_equal(float& x, int a, int b, float y) {
 }
 __device__ inline void set_if_less(float& x, int a, int b, float y) {
     asm("{.reg .pred p; setp.lt.s32 p, %1, %2; @p mov.b32 %0, %3;}" : "+f"(x) : "r"(a), "r"(b), "f"(y));
+}
+
+// At the beginning of a kernel that may be there before the one in front of it in its stream has ended: waits for that, and
+// lets the next kernel come likewise. See cufa/compiler/dependent.py. `known`, a number from 0 on, is computed before that.
+__device__ inline void begin_dependent(int known = 0) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .pred p; setp.ge.s32 p, %0, 0; @p griddepcontrol.wait; griddepcontrol.launch_dependents;}" ::"r"(known)
+                 : "memory");
+#endif
 }
 
 // Over LANES neighbouring lanes, a power of two.
@@ -72,6 +88,44 @@ __device__ float lanes_max(float x) {  // NaN only if all are
     return x;
 }
 
+// Numbers that one block leaves in global memory for another to wait for: each is there as soon as its bits are not NOTHING, which
+// no computation gives.
+constexpr uint32_t NOTHING = 0xffffffff;
+__device__ inline uint32_t larger_bits(float x, float y) { return max(__float_as_uint(x), __float_as_uint(y)); }
+__device__ inline int ld_relaxed(const int* p) {  // from L2, whatever L1 may hold
+    int x;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p));
+    return x;
+}
+__device__ inline float4 nothings() {  // in four registers, and not written anew for each use
+    float4 x;
+    asm volatile("mov.b32 %0, -1; mov.b32 %1, -1; mov.b32 %2, -1; mov.b32 %3, -1;" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w));
+    return x;
+}
+__device__ inline float2 ld_relaxed(const float* p) {
+    float2 x;
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p));
+    return x;
+}
+__device__ inline float4 ld_relaxed_4(const float* p) {
+    float4 x;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p));
+    return x;
+}
+__device__ inline void st_relaxed(float* p, float2 x) {
+    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1,%2};" ::"l"(p), "f"(x.x), "f"(x.y) : "memory");
+}
+__device__ inline void st_relaxed_4(float* p, float4 x) {
+    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
+
+// Fetches bytes into L2, a multiple of 16 from such an address on.
+__device__ inline void prefetch_l2(const void* p, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
+#endif
+}
+
 // Copies 16 bytes from global to shared memory, or writes zeros and reads nothing.
 __device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(read ? 16 : 0)
@@ -81,6 +135,10 @@ __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;"
 template <int PENDING>
 __device__ inline void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ inline void named_barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Four 8x8 matrices of 16-bit (or 8x4 of 32-bit) elements; lane i names row i % 8 of matrix i / 8.
@@ -138,6 +196,13 @@ __device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], u
 __device__ inline float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Relative error 2^-23; 1 / 0 = inf.
+__device__ inline float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

@@ -19,6 +19,12 @@ struct SmemTile {
         return (chunk / PANEL * ROWS + row) * (PANEL * 16) + swizzled * 16;
     }
 
+    // The offset `rows` rows and `panels` panels on from that of a row below a power of two which `rows` is a multiple of, and
+    // of a chunk of the first panel.
+    static __device__ uint32_t move_on(uint32_t offset, int rows, int panels) {
+        return (offset ^ (rows / (8 / PANEL) % PANEL * 16)) + (panels * ROWS + rows) * (PANEL * 16);
+    }
+
     // The offset `rows` rows and `chunks` chunks on from `lane_offset`, which is that of a row below 16 and of a
     // chunk of the first panel. `rows` is a multiple of 8, and `chunks` of 2 if the chunk was 0 or 1, else of
     // PANEL: the swizzle is then one XOR with a constant.

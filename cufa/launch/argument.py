@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from cufa.compiler.dependent import Dependent
+
 
 def launch(
     function: Any,
@@ -18,7 +20,7 @@ def launch(
 
     Parameters
     ----------
-    function : cupy.cuda.Function
+    function : cupy.cuda.Function or Dependent
     grid : tuple of int
     threads : int
         Of a block.
@@ -29,5 +31,9 @@ def launch(
     """
     import cupy
 
-    pointer = cupy.cuda.function.CPointer(parameter.ctypes.data)
-    function(grid, (threads, 1, 1), (pointer,), smem_bytes)
+    address = parameter.ctypes.data
+    if isinstance(function, Dependent):
+        function.launch(grid, threads, address, smem_bytes)
+    else:
+        pointer = cupy.cuda.function.CPointer(address)
+        function(grid, (threads, 1, 1), (pointer,), smem_bytes)

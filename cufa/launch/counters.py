@@ -61,7 +61,7 @@ class Counters:
         with self._lock:
             if self._next_reserve is None:
                 ring = 0 if self._ring else _RING
-                memory = zeros(_WORD * (ring + _RESERVE))
+                memory = filled(_WORD * (ring + _RESERVE), 0)
                 self._memory.append(memory)  # as long as we live
                 first = memory.ptr
                 if ring:
@@ -99,14 +99,14 @@ class Counters:
         return address
 
 
-def zeros(nbytes: int) -> Any:
-    """Return memory that is 0 for all streams, whatever they have under way."""
+def filled(nbytes: int, byte: int) -> Any:
+    """Return memory of one byte for all streams, whatever they have under way."""
     import cupy
 
     cuda = cupy.cuda
     memory = cuda.Memory(nbytes)  # not of the pool, whose memory may wait for its last use
     stream = cuda.runtime.streamCreateWithFlags(cuda.runtime.streamNonBlocking)
-    cuda.runtime.memsetAsync(memory.ptr, 0, nbytes, stream)
+    cuda.runtime.memsetAsync(memory.ptr, byte, nbytes, stream)
     cuda.runtime.streamSynchronize(stream)
     cuda.runtime.streamDestroy(stream)
     return memory

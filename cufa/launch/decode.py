@@ -21,7 +21,7 @@ _TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stri
 _DIVISOR = [("multiplier", "u4"), ("shift", "i4"), ("divisor", "i4")]
 _FIELDS = [
     *((name, _TENSOR) for name in "qkvo"),
-    *((name, "u8") for name in ("lse", "partial", "arrived", "lengths")),
+    *((name, "u8") for name in ("lse", "partial", "lengths")),
     ("scale_log2", "f4"),
     *(
         (name, "i4")
@@ -38,7 +38,7 @@ _FIELDS = [
             ),
         )
     ),
-    *((name, _DIVISOR) for name in ("group", "row_tiles")),
+    *((name, _DIVISOR) for name in ("group", "row_tiles", "units", "blocks", "parts")),
 ]
 PARAMS = np.dtype(_FIELDS, align=True)
 """The layout of ``DecodeParams`` in ``kernels/decode_params.cuh``."""
@@ -94,10 +94,10 @@ def decode(
         return lse
     taken, written = _taken(problem, operands)
     function = jit.kernel(chosen.variant, gpu, device_id)
-    arrived, partial, kept = of_device(device_id).take(chosen.grid, chosen.partial_floats)
-    parameter = filled(problem, taken, chosen, lse, arrived, partial)
+    partial = of_device(device_id).take(chosen.partial_floats) if chosen.partial_floats else None
+    parameter = filled(problem, taken, chosen, lse, partial.address if partial else 0)
     launch(function, (chosen.grid, 1, 1), chosen.block, parameter, chosen.smem_bytes)
-    del kept
+    del partial
     if written is not operands.out:
         operands.out[...] = written
     return lse
@@ -143,7 +143,6 @@ def filled(
     operands: DecodeOperands,
     chosen: DecodePlan,
     lse: Array | None,
-    arrived: int,
     partial: int,
 ) -> np.ndarray:
     """Return the kernel's parameter."""
@@ -159,13 +158,15 @@ def filled(
         array = getattr(operands, of)
         p[name] = (array.data.ptr, *(step // array.itemsize for step in array.strides[:3]))
     p["lse"] = 0 if lse is None else lse.data.ptr
-    p["partial"], p["arrived"] = partial, arrived
+    p["partial"] = partial
     p["lengths"] = 0 if operands.lengths is None else operands.lengths.data.ptr
     p["scale_log2"] = max(abs(problem.scale) * _LOG2_E, _TINY)
     for name in ("batch", "heads_q", "heads_kv", "seq_q", "head_dim", "head_dim_v"):
         p[name] = getattr(problem, name)
     p["seq_kv"], p["splits"] = problem.capacity, chosen.splits
     p["group"], p["row_tiles"] = divisor(problem.group), divisor(chosen.row_tiles)
+    p["units"] = divisor(problem.heads_kv * chosen.row_tiles)
+    p["blocks"], p["parts"] = divisor(chosen.grid), divisor(chosen.parts)
     return parameter
 
 

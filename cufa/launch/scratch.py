@@ -1,8 +1,11 @@
-"""Memory that the blocks of one launch share: words that are 0 before and after it, and numbers.
+"""Memory in which the blocks of one launch leave numbers for each other.
 
-That of a launch captured into a CUDA graph was set aside by an ordinary call before, and is not
-used by anything else from then on, since the graph may be replayed at any time. The launches of
-one stream within one capture follow each other, and have the same.
+It is all ones before and after a launch, by which blocks know that a number is not there yet. The
+launches of one stream follow each other, and have the same memory.
+
+That of launches captured into a CUDA graph was set aside by an ordinary call before, and is not
+used by anything else from then on, since the graph may be replayed at any time. The launches of one
+stream within one capture have the same.
 """
 
 from __future__ import annotations
@@ -10,31 +13,40 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from cufa.launch import counters
-from cufa.launch.counters import is_capturing
-
-_RING = 1 << 20
-"""Words that ordinary launches take in turn: far more than those of launches that are pending."""
-
-_CAPTURE_WORDS = 1 << 16
-"""Words that a captured launch may have. All launches of a stream in a capture have the same ones,
-in front of the numbers: where these begin must not depend on the launch."""
 
 _LEAST = 1 << 20
-"""Bytes of numbers that are set aside for a capture, at least."""
+"""Bytes that a stream has, and that are set aside for a capture, at least."""
 
 _STREAMS = 64
-"""Of all captures under way."""
+"""Whose memory is kept, and of all captures under way."""
+
+_PER_THREAD = 2
+"""What stands for the default stream of each thread: ``cudaStreamPerThread``."""
 
 _RESERVES = 8
 _RESERVED = 64 << 20
 """For so many captures memory is set aside, or for as many as so many bytes hold, or for one."""
 
-_WORD = 4  # bytes
+_NUMBER = 4  # bytes
+_ONES = 0xFF  # of a byte
+
+
+class Place(NamedTuple):
+    """Memory of a launch.
+
+    Attributes
+    ----------
+    address, nbytes : int
+    memory : object
+        Its owner, to be kept until the launch is queued.
+    """
+
+    address: int
+    nbytes: int
+    memory: Any
 
 
 class Scratch:
@@ -46,94 +58,97 @@ class Scratch:
     """
 
     def __init__(self, device_id: int) -> None:
-        self._device_id = device_id
-        self._lock = threading.Lock()
-        self._memory: list[Any] = []  # words, and what captures have: as long as we live
-        self._ring = 0  # address of words, and how many
-        self._ring_words = 0
-        self._next = 0  # of them
-        self._largest = _LEAST  # bytes of numbers that an ordinary launch has asked for
-        self._reserves: list[Any] = []  # of the next captures, each with so many numbers
-        self._of_capture: dict[tuple[int, int], tuple[int, int]] = {}
+        import cupy
 
-    def take(self, words: int, floats: int) -> tuple[int, int, Any]:
+        self._device_id = device_id
+        self._current_stream = cupy.cuda.get_current_stream
+        self._lock = threading.Lock()
+        self._of_stream: dict[int, Place] = {}
+        self._largest = 0  # bytes that are set aside for a capture
+        self._reserves: list[Place] = []  # of the next captures
+        self._of_capture: dict[tuple[int, int], Place] = {}
+        self._captured: list[Place] = []  # as long as we live
+
+    def take(self, floats: int) -> Place:
         """Return memory for a launch on the current stream.
 
         Parameters
         ----------
-        words : int
-            That are 0.
         floats : int
-            float32 numbers, of any values.
-
-        Returns
-        -------
-        int
-            The address of the words.
-        int
-            That of the numbers.
-        object
-            To be kept until the launch is queued.
+            float32 numbers.
 
         Raises
         ------
         RuntimeError
             The stream is being captured, and what was set aside does not do.
         """
+        nbytes = _NUMBER * floats
+        stream = self._current_stream()
+        if stream.is_capturing():
+            return self._take_for_capture(nbytes)
+        key = stream.ptr
+        if key == _PER_THREAD:
+            key = -threading.get_ident()
+        place = self._of_stream.get(key)
+        if place is None or place.nbytes < nbytes or not self._reserves:
+            with self._lock:
+                self._set_aside(nbytes)
+                place = self._of_stream.get(key)
+                if place is None or place.nbytes < nbytes:
+                    place = self._give(key, nbytes)
+        return place
+
+    def _give(self, key: int, nbytes: int) -> Place:
+        """Give the current stream so much memory.
+
+        What it had goes back to CuPy's pool, which gives it to nobody but that stream.
+        """
         import cupy
 
-        if is_capturing():
-            address = self._captured(words, _WORD * floats)
-            return address, address + _WORD * _CAPTURE_WORDS, None
-        with self._lock:
-            self._set_aside(_WORD * floats)
-            if self._ring_words < words:
-                self._ring_words = max(_RING, 16 * words)
-                memory = counters.zeros(_WORD * self._ring_words)
-                self._memory.append(memory)
-                self._ring = int(memory.ptr)
-            if self._next + words > self._ring_words:
-                self._next = 0
-            first = self._ring + _WORD * self._next
-            self._next += words
-        numbers = cupy.empty(floats, np.float32)
-        return first, numbers.data.ptr, numbers
+        nbytes = _grown(nbytes)
+        memory = cupy.cuda.alloc(nbytes)
+        memory.memset_async(_ONES, nbytes)
+        self._of_stream.pop(key, None)
+        while len(self._of_stream) >= _STREAMS:
+            del self._of_stream[next(iter(self._of_stream))]
+        place = self._of_stream[key] = Place(int(memory.ptr), nbytes, memory)
+        return place
 
     def _set_aside(self, nbytes: int) -> None:
-        """Have memory for the next captures, of launches with so many bytes of numbers."""
-        if nbytes > self._largest:
-            self._largest = 1 << (nbytes - 1).bit_length()  # to grow seldom
+        """Have memory for the next captures, of launches with so many bytes."""
+        if nbytes > self._largest or not self._largest:
+            self._largest = _grown(nbytes)
             self._reserves.clear()  # no launch has used them
-        size = _WORD * _CAPTURE_WORDS + self._largest
-        while len(self._reserves) < max(1, min(_RESERVES, _RESERVED // size)):
-            self._reserves.append(counters.zeros(size))
+        while len(self._reserves) < max(1, min(_RESERVES, _RESERVED // self._largest)):
+            memory = counters.filled(self._largest, _ONES)
+            self._reserves.append(Place(int(memory.ptr), self._largest, memory))
 
-    def _captured(self, words: int, nbytes: int) -> int:
+    def _take_for_capture(self, nbytes: int) -> Place:
         """Return memory that a capture has for itself."""
         key = _capture()
         with self._lock:
-            address, size = self._of_capture.get(key, (0, self._largest))
-            if words > _CAPTURE_WORDS:
-                raise RuntimeError(
-                    f"a captured launch has at most {_CAPTURE_WORDS} blocks, not {words}: take a "
-                    "smaller num_splits"
-                )
-            if size < nbytes or not (address or self._reserves):
+            place = self._of_capture.get(key)
+            of_capture = place or (self._reserves[-1] if self._reserves else None)
+            if of_capture is None or of_capture.nbytes < nbytes:
                 raise RuntimeError(
                     "no memory is set aside for this captured launch, and none can be during a "
                     "capture: call cufa.decode with such arrays before it, outside of a graph; "
                     f"each call sets some aside for {_RESERVES} captures at most"
                 )
-            if not address:
-                memory = self._reserves.pop()
-                self._memory.append(memory)
-                address = int(memory.ptr)
+            if place is None:
+                place = self._reserves.pop()
+                self._captured.append(place)
                 # Captures that are over need no entry: their number does not come again.
                 self._of_capture = {
-                    key: (address, size),
+                    key: place,
                     **dict(list(self._of_capture.items())[: _STREAMS - 1]),
                 }
-        return address
+        return place
+
+
+def _grown(nbytes: int) -> int:
+    """Return a power of two that is enough: memory then grows seldom."""
+    return max(_LEAST, 1 << (nbytes - 1).bit_length())
 
 
 @functools.cache

@@ -16,9 +16,14 @@ MAX_TILES = 2**31 - 2**16
 _MAX_ROWS = 2**31 - 2**8
 """Rows that share a K/V head, and heads of all sequences: 32-bit numbers, rounded up to tiles."""
 
+_PIECES_AT_ONCE = 16
+_SYSTEM_SMEM = 1024  # bytes of a block
 _RINGS = ((32, 3, 8), (16, 2, 8), (16, 3, 4), (16, 2, 4), (16, 2, 2))
 """Keys of a tile, stages and warps: the first that fits is taken. To read at full speed, a
 multiprocessor must have asked for some 30 KB at any time."""
+
+_TEAM_RINGS = ((32, 2, 8), (16, 2, 8), (16, 2, 4))
+"""The same of 64 rows, where two warps share a ring."""
 
 
 class DecodePlan(NamedTuple):
@@ -35,6 +40,8 @@ class DecodePlan(NamedTuple):
         Tiles of the rows that share a K/V head.
     splits : int
         Parts of every sequence; 0 where blocks share out all keys evenly.
+    parts : int
+        The same, or into how many each can be cut where lengths differ little.
     """
 
     variant: Variant
@@ -43,14 +50,18 @@ class DecodePlan(NamedTuple):
     smem_bytes: int
     row_tiles: int
     splits: int
+    parts: int
 
     @property
     def partial_floats(self) -> int:
-        """float32 numbers that pieces of sequences need: two places a block, if there are any."""
+        """float32 numbers that pieces of sequences need: two places a block, if there are any.
+
+        ``kernels/decode_merge.cuh`` says where they are, and that some more blocks' are looked at.
+        """
         if self.splits == 1:
             return 0
-        rows = 2 * self.grid * self.variant.bm
-        return rows * (self.variant.head_dim_v + 2)
+        places, columns = 2 * (self.grid + _PIECES_AT_ONCE), self.variant.head_dim_v
+        return places * self.variant.bm * (columns + 4 * -(-columns // 64))
 
 
 def plan(
@@ -92,7 +103,7 @@ def plan(
             f"q: {rows} rows that share a K/V head, or {heads} heads of all sequences, are more "
             f"than {_MAX_ROWS}"
         )
-    variant = _chosen(problem, device, kernel)
+    variant = _chosen(problem, device, num_splits, kernel)
     row_tiles = -(-rows // variant.bm)
     units = problem.batch * problem.heads_kv * row_tiles
     tiles = max(1, -(-problem.capacity // variant.bn))
@@ -106,10 +117,13 @@ def plan(
     else:
         splits = min(num_splits, tiles)  # others would have no key in any sequence
         grid = units * splits
-    return DecodePlan(variant, grid, variant.threads, variant.smem_bytes, row_tiles, splits)
+    parts = splits or max(1, grid // units)
+    return DecodePlan(variant, grid, variant.threads, variant.smem_bytes, row_tiles, splits, parts)
 
 
-def _chosen(problem: DecodeProblem, device: Device, kernel: str | Variant | None) -> Variant:
+def _chosen(
+    problem: DecodeProblem, device: Device, num_splits: int | None, kernel: str | Variant | None
+) -> Variant:
     if kernel is not None and not isinstance(kernel, (str, Variant)):
         raise TypeError(f"kernel must be a str or a Variant, not {type(kernel).__name__}")
     if isinstance(kernel, Variant):
@@ -134,9 +148,26 @@ def _chosen(problem: DecodeProblem, device: Device, kernel: str | Variant | None
     if problem.dtype not in KERNELS[name].dtypes:
         takes = " or ".join(KERNELS[name].dtypes)
         raise ValueError(f"kernel: {name} takes {takes}, q has {problem.dtype}")
-    rows = problem.group * problem.seq_q
     head_dims = problem.head_dim, problem.head_dim_v
-    return _finding(_variant(name, problem.dtype, head_dims, rows > 32, device), problem)
+    bm, blocks_per_sm = _tile(problem, device, num_splits)
+    return _finding(_variant(name, problem.dtype, head_dims, bm, blocks_per_sm, device), problem)
+
+
+def _tile(problem: DecodeProblem, device: Device, num_splits: int | None) -> tuple[int, int]:
+    """Return the rows of a tile, and how many blocks a multiprocessor has.
+
+    With a number of splits, neither may depend on the batch: results would.
+    """
+    rows, units = problem.group * problem.seq_q, problem.batch * problem.heads_kv
+    few = num_splits is None and 4 * units < device.sm_count
+    # Registers hold O of so many. Up to 32 rows, two tiles of 16 wait less for their products; of
+    # few sequences, one block each merges all pieces, which takes long of 64 rows.
+    wide = rows > 32 and problem.head_dim_v <= 128 and ELEMENT_BYTES[problem.dtype] == 2
+    bm = (32 if few else 64) if wide else 16
+    units *= -(-rows // bm)
+    # Two blocks have shallower rings, but if each gets a whole unit, nothing is cut and merged.
+    whole = num_splits is None and 1.8 * device.sm_count < units <= 2 * device.sm_count
+    return bm, 2 if whole and bm == 16 else 1
 
 
 def _finding(variant: Variant, problem: DecodeProblem) -> Variant:
@@ -153,18 +184,22 @@ def _variant(
     kernel: str,
     dtype: str,
     head_dims: tuple[int, int],
-    many_rows: bool,
+    bm: int,
+    blocks_per_sm: int,
     device: Device,
 ) -> Variant:
     """Return the variant with the deepest rings that fit."""
     d, dv = (_padded(n) for n in head_dims)
     size = ELEMENT_BYTES[dtype]
-    bm = 32 if many_rows and dv <= 128 and size == 2 else 16  # registers hold O of so many rows
-    for bn, stages, warps in _RINGS:
-        variant = Variant(kernel, dtype, d, dv, bm, bn, stages, warps, 1, kv="Contiguous")
+    made = functools.partial(Variant, kernel, dtype, d, dv, bm, kv="Contiguous")
+    for bn, stages, warps in _TEAM_RINGS if bm == 64 else _RINGS:
+        variant = made(bn, stages, warps // blocks_per_sm, blocks_per_sm)
         complaint = variant.illegal(device)
-        if (bn == 16 or max(d, dv) * size <= 128) and complaint is None:
+        fit = blocks_per_sm * (variant.smem_bytes + _SYSTEM_SMEM) <= device.smem_per_sm
+        if (bn == 16 or bm == 64 or max(d, dv) * size <= 128) and complaint is None and fit:
             return variant
+    if blocks_per_sm > 1:
+        return _variant(kernel, dtype, head_dims, bm, 1, device)
     raise ValueError(
         f"k_cache: {device.name} cannot decode {dtype} with these head dims: {complaint}"
     )

@@ -58,6 +58,11 @@ inline void set_if_less(float& x, int a, int b, float y) {
     if (a < b) x = y;
 }
 
+inline void begin_dependent(int = 0) {}
+template <class T>
+void computed_here(T&) {}
+inline float reciprocal_approx(float x) { return 1.f / x; }
+
 template <int LANES>
 float lanes_sum(float x) {
     for (int i = 1; i < LANES; i *= 2) x += __shfl_xor_sync(0xffffffff, x, i);
@@ -68,6 +73,23 @@ float lanes_max(float x) {
     for (int i = 1; i < LANES; i *= 2) x = std::fmax(x, __shfl_xor_sync(0xffffffff, x, i));
     return x;
 }
+
+constexpr uint32_t NOTHING = 0xffffffff;
+inline uint32_t larger_bits(float x, float y) { return std::max(__float_as_uint(x), __float_as_uint(y)); }
+inline int ld_relaxed(const int* p) { return *p; }
+inline float4 nothings() { const float x = __uint_as_float(NOTHING); return {x, x, x, x}; }
+inline float2 ld_relaxed(const float* p) { return {p[0], p[1]}; }
+inline float4 ld_relaxed_4(const float* p) { return {p[0], p[1], p[2], p[3]}; }
+inline void st_relaxed(float* p, float2 x) { p[0] = x.x, p[1] = x.y; }
+inline void st_relaxed_4(float* p, float4 x) { p[0] = x.x, p[1] = x.y, p[2] = x.z, p[3] = x.w; }
+
+inline void prefetch_l2(const void* p, uint32_t bytes) {
+    volatile unsigned char last = static_cast<const unsigned char*>(p)[bytes - 1];  // it must be there
+    (void)last;
+    if (reinterpret_cast<uint64_t>(p) % 16 || bytes % 16) emulator::fail("a prefetch that is not aligned");
+}
+
+inline void named_barrier_sync(int id, int threads) { emulator::sync(id, threads); }
 
 inline void cp_async_16(uint32_t to, const void* from, bool read) {
     unsigned char* place = emulator::shared(to, 16);

@@ -89,7 +89,6 @@ inline void tma_store_wait_read() {
     emulator::thread->stores.clear();
 }
 inline void fence_proxy_async() {}
-inline void named_barrier_sync(int id, int threads) { emulator::sync(id, threads); }
 inline void named_barrier_arrive(int id, int threads) { emulator::arrive(id, threads); }
 template <int>
 void registers_increase() {}
