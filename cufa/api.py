@@ -92,7 +92,7 @@ def attention(
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
         *(causal, type(causal), scale, type(scale), layout),
-        *(return_lse, type(return_lse), kernel, None if kernel is None else _types(kernel)),
+        *(return_lse, type(return_lse), kernel, calls.types_of(kernel)),
     )
     result = calls.again(q, k, v, out, return_lse, options)
     if result is not None:
@@ -147,10 +147,6 @@ def explain(
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
     return plan(problem, device, kernel, user_table(device))
-
-
-def _types(kernel: object) -> object:
-    return tuple(map(type, kernel)) if isinstance(kernel, Variant) else type(kernel)
 
 
 def _on_cpu(

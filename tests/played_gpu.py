@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from reference import DTYPES, oracle
 
-from cufa import api, device
+from cufa import api, decoding, device
 from cufa.arrays import ALIGNMENT
 from cufa.compiler import jit
+from cufa.decode_problem import parse_decode
 from cufa.kernel import KERNELS, panel_columns
 from cufa.launch import calls, counters, params, scratch, tensor_map
 from cufa.problem import parse
@@ -373,8 +374,8 @@ class Kernel:
 class Stream:
     """Stands for a CuPy stream."""
 
-    def __init__(self, capturing: bool = False) -> None:
-        self.capturing = capturing
+    def __init__(self, capturing: bool = False, ptr: int = 0) -> None:
+        self.capturing, self.ptr = capturing, ptr
 
     def is_capturing(self) -> bool:
         """Whether it is being captured."""
@@ -393,20 +394,28 @@ class Gpu:
         self.allocated: list[tuple[int, ...]] = []  # shapes
         self.zeroed: list[np.ndarray] = []  # memory of counters
         self.counters: list[int] = []  # addresses, of launches with TMA
+        self.arrived: list[int] = []  # those of words, of launches that decode
         self.launches: list[Variant] = []
         self.loaded: list[Variant] = []  # kernels that were asked for
         self.parsed = 0  # calls that were checked in full, and not of a known kind
 
-    def kernel(self, variant: Variant, _gpu: device.Device, device_id: int) -> Kernel:
+    def kernel(self, variant: Variant, _gpu: device.Device, device_id: int) -> Any:
         """Stand for `jit.kernel`."""
+        from played_decode import DecodeKernel
+
         assert device_id == self.current
         self.loaded.append(variant)
-        return Kernel(variant)
+        return (DecodeKernel if KERNELS[variant.kernel].decodes else Kernel)(variant)
 
     def parse(self, *args: Any, **options: Any) -> Any:
         """Stand for `parse`."""
         self.parsed += 1
         return parse(*args, **options)
+
+    def parse_decode(self, *args: Any, **options: Any) -> Any:
+        """Stand for `parse_decode`."""
+        self.parsed += 1
+        return parse_decode(*args, **options)
 
     def zeros(self, nbytes: int) -> Any:
         """Stand for `counters.zeros`."""
@@ -440,6 +449,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setitem(sys.modules, "cupy", played.cupy())
     monkeypatch.setattr(device, "of_id", lambda device_id: device.named("h200"))
     monkeypatch.setattr(api, "parse", played.parse)
+    monkeypatch.setattr(decoding, "parse_decode", played.parse_decode)
     monkeypatch.setattr(jit, "kernel", played.kernel)
     monkeypatch.setattr(calls, "_ndarray", None)
     monkeypatch.setattr(calls, "_kinds", {})

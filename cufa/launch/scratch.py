@@ -1,5 +1,7 @@
 """Memory that the blocks of one launch share: words that are 0 before and after it, and numbers.
 
+The launches of one stream follow each other, and have the same numbers. Words come from a ring.
+
 That of a launch captured into a CUDA graph was set aside by an ordinary call before, and is not
 used by anything else from then on, since the graph may be replayed at any time. The launches of
 one stream within one capture follow each other, and have the same.
@@ -15,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from cufa.launch import counters
-from cufa.launch.counters import is_capturing
 
 _RING = 1 << 20
 """Words that ordinary launches take in turn: far more than those of launches that are pending."""
@@ -28,13 +29,22 @@ _LEAST = 1 << 20
 """Bytes of numbers that are set aside for a capture, at least."""
 
 _STREAMS = 64
-"""Of all captures under way."""
+"""Of all captures under way, and outside of captures those whose numbers are kept."""
+
+_KEPT = 16 << 20
+"""Bytes of numbers that are kept for a stream, at most; more are taken from CuPy's pool."""
+
+_PER_THREAD = 2
+"""What stands for the default stream of each thread: ``cudaStreamPerThread``."""
 
 _RESERVES = 8
 _RESERVED = 64 << 20
 """For so many captures memory is set aside, or for as many as so many bytes hold, or for one."""
 
 _WORD = 4  # bytes
+
+_Numbers = tuple[int, int, Any]
+"""How many, their address, and what owns them."""
 
 
 class Scratch:
@@ -46,14 +56,19 @@ class Scratch:
     """
 
     def __init__(self, device_id: int) -> None:
+        import cupy
+
         self._device_id = device_id
+        self._current_stream = cupy.cuda.get_current_stream
         self._lock = threading.Lock()
         self._memory: list[Any] = []  # words, and what captures have: as long as we live
         self._ring = 0  # address of words, and how many
         self._ring_words = 0
         self._next = 0  # of them
+        self._numbers: dict[int, _Numbers] = {}  # of streams
         self._largest = _LEAST  # bytes of numbers that an ordinary launch has asked for
         self._reserves: list[Any] = []  # of the next captures, each with so many numbers
+        self._has_reserves = False  # as many as there can be
         self._of_capture: dict[tuple[int, int], tuple[int, int]] = {}
 
     def take(self, words: int, floats: int) -> tuple[int, int, Any]:
@@ -73,31 +88,58 @@ class Scratch:
         int
             That of the numbers.
         object
-            To be kept until the launch is queued.
+            To be kept until the launch is queued: another thread may need more for this stream.
 
         Raises
         ------
         RuntimeError
             The stream is being captured, and what was set aside does not do.
         """
-        import cupy
-
-        if is_capturing():
+        stream = self._current_stream()
+        if stream.is_capturing():
             address = self._captured(words, _WORD * floats)
             return address, address + _WORD * _CAPTURE_WORDS, None
+        key = stream.ptr
+        if key == _PER_THREAD:
+            key = -threading.get_ident()
         with self._lock:
-            self._set_aside(_WORD * floats)
-            if self._ring_words < words:
-                self._ring_words = max(_RING, 16 * words)
-                memory = counters.zeros(_WORD * self._ring_words)
-                self._memory.append(memory)
-                self._ring = int(memory.ptr)
-            if self._next + words > self._ring_words:
-                self._next = 0
-            first = self._ring + _WORD * self._next
-            self._next += words
-        numbers = cupy.empty(floats, np.float32)
-        return first, numbers.data.ptr, numbers
+            if not self._has_reserves or _WORD * floats > self._largest:
+                self._set_aside(_WORD * floats)
+            at = self._next
+            if at + words > self._ring_words:
+                at = self._start_of_ring(words)
+            self._next = at + words
+            found = self._numbers.get(key)
+            if found is None or found[0] < floats:
+                found = self._more_numbers(key, floats)
+            return self._ring + _WORD * at, found[1], found
+
+    def _start_of_ring(self, words: int) -> int:
+        """Go back to the first word of a ring that has enough."""
+        if self._ring_words < words:
+            self._ring_words = max(_RING, 16 * words)
+            memory = counters.zeros(_WORD * self._ring_words)
+            self._memory.append(memory)
+            self._ring = int(memory.ptr)
+        return 0
+
+    def _more_numbers(self, key: int, floats: int) -> _Numbers:
+        """Return numbers of the current stream, and keep them for its next launches.
+
+        What is no longer kept goes back to CuPy's pool, which gives it to nobody but that stream.
+        """
+        import cupy
+
+        if _WORD * floats > _KEPT:
+            memory = cupy.empty(floats, np.float32)
+            return floats, int(memory.data.ptr), memory
+        floats = 1 << max(0, floats - 1).bit_length()  # to grow seldom
+        memory = cupy.empty(floats, np.float32)
+        self._numbers.pop(key, None)
+        while len(self._numbers) >= _STREAMS:
+            del self._numbers[next(iter(self._numbers))]
+        found = self._numbers[key] = floats, int(memory.data.ptr), memory
+        return found
 
     def _set_aside(self, nbytes: int) -> None:
         """Have memory for the next captures, of launches with so many bytes of numbers."""
@@ -107,6 +149,7 @@ class Scratch:
         size = _WORD * _CAPTURE_WORDS + self._largest
         while len(self._reserves) < max(1, min(_RESERVES, _RESERVED // size)):
             self._reserves.append(counters.zeros(size))
+        self._has_reserves = True
 
     def _captured(self, words: int, nbytes: int) -> int:
         """Return memory that a capture has for itself."""
@@ -126,6 +169,7 @@ class Scratch:
                 )
             if not address:
                 memory = self._reserves.pop()
+                self._has_reserves = False
                 self._memory.append(memory)
                 address = int(memory.ptr)
                 # Captures that are over need no entry: their number does not come again.
