@@ -172,7 +172,7 @@ def test_pages_on_the_host_are_checked_each_time(gpu: Gpu, rng: np.random.Genera
         bad = table.copy()
         bad[3, 1] = 99
         with pytest.raises(ValueError, match=r"^block_table\[3, 1\] is 99"):
-            cufa.decode(**{**case.call, "block_table": bad})
+            cufa.decode(**{**case.call, "block_table": bad, "lengths": case.lengths})
         case.checked()
 
 
