@@ -97,6 +97,12 @@ class DecodeProblem(NamedTuple):
         )
 
 
+def of_attention(problem: Problem) -> DecodeProblem:
+    """Return the problem of `decode` whose sequences all have the keys of a problem."""
+    dtype, batch, heads_q, heads_kv, seq_q, seq_kv, d, dv, causal, scale = problem
+    return DecodeProblem(dtype, batch, heads_q, heads_kv, seq_q, seq_kv, 0, 0, d, dv, causal, scale)
+
+
 class DecodeOperands(NamedTuple):
     """The arrays of a call of `decode`.
 

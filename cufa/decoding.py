@@ -173,7 +173,7 @@ def decode_padded(
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
         *(causal, type(causal), scale, type(scale), layout, return_lse, type(return_lse)),
-        *(num_splits, type(num_splits), kernel, calls.types_of(kernel), padded, "decode"),
+        *(num_splits, type(num_splits), kernel, calls.types_of(kernel), padded, DecodeKind),
     )
     beside: tuple[Any, ...] = (lengths, block_table)
     result = calls.again(q, k_cache, v_cache, out, return_lse, options, beside)

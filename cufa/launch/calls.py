@@ -9,6 +9,7 @@ import numpy as np
 from cufa.arrays import ALIGNMENT, Array, as_bhsd, copied, padded
 from cufa.launch.counters import is_capturing
 from cufa.launch.kind import Call, Ints, Key, Kind, remember
+from cufa.launch.scratch import NotSetAsideError
 from cufa.problem import restore_shape
 from cufa.variant import Variant
 
@@ -94,12 +95,21 @@ def again(
         return _run_with_memory(kind, call, q, k, v, out, return_lse, addresses)
     if out is None:
         out = _ndarray(shape, dtype)
+    lse, lse_at = None, 0
     if return_lse:
         lse = _ndarray(lse_shape, np.float32)
-        launch(q_at, k_at, v_at, out.data.ptr, lse.data.ptr, *addresses)
-        return out, lse
-    launch(q_at, k_at, v_at, out.data.ptr, 0, *addresses)
-    return out
+        lse_at = lse.data.ptr
+    try:
+        launch(q_at, k_at, v_at, out.data.ptr, lse_at, *addresses)
+    except NotSetAsideError:
+        other = kind.alone(key, q_at)
+        if other is None:
+            raise
+        if other.needs_memory:
+            arrays = dict(zip(kind.names, (q, k, v, out), strict=True))
+            raise _cannot_be_captured(other, arrays, kind.problem.scale) from None
+        other.launch(q_at, k_at, v_at, out.data.ptr, lse_at)
+    return (out, lse) if return_lse else out
 
 
 def _placed(arrays: tuple[Any, ...], device_id: int) -> tuple[Key, Ints] | None:

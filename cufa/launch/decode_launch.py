@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from cufa.decode_problem import DecodeProblem
+from cufa.decode_problem import DecodeProblem, of_attention
 from cufa.launch.decode import DecodeLayout
 from cufa.launch.params import FourInts, free_buffers, taken_buffer
 from cufa.launch.scratch import of_device
 from cufa.planner.decode import DecodePlan
+from cufa.problem import Problem
 from cufa.variant import Variant
 
 
@@ -43,13 +44,15 @@ class LoadedDecode:
     def ready(
         self,
         plan: DecodePlan,
-        problem: DecodeProblem,
+        problem: DecodeProblem | Problem,
         shapes: FourInts,
         strides: FourInts,
         address: int,
         beside: tuple[Any, ...],
     ) -> DecodeLaunch:
         """Return a launch, see `DecodeLaunch`; shapes are in the problem."""
+        if isinstance(problem, Problem):
+            problem = of_attention(problem)
         table = beside[1] if beside else None
         return DecodeLaunch(self, plan, problem, strides, table[1][0] if table else 0)
 

@@ -93,6 +93,8 @@ class Kind:
         The current device.
     planned : callable
         Returns the plan of such a problem.
+    otherwise : callable, optional
+        Returns the plan for a captured launch that has not the memory which blocks would share.
 
     Attributes
     ----------
@@ -116,6 +118,7 @@ class Kind:
         device: Device,
         device_id: int,
         planned: Callable[[Any], Any],
+        otherwise: Callable[[Any], Any] | None = None,
     ) -> None:
         self.problem = problem
         self.layout = layout
@@ -128,7 +131,7 @@ class Kind:
         self._may_be_plain = whole and problem.scale >= 0
         self._uneven = edges(problem.score) > 0
         self._device, self._device_id = device, device_id
-        self._planned = planned
+        self._planned, self._otherwise = planned, otherwise
         self._loaded: dict[Variant, Loaded | LoadedDecode] = {}
         self._example: tuple[Key, Any, Call] | None = None
 
@@ -144,9 +147,13 @@ class Kind:
             Of q.
         """
         address &= -ALIGNMENT  # that of an array which may be copied
-        call = self._with_other_keys(key, address) or self._made(key, address)
+        call = self._with_other_keys(key, address)
         if call is None:
-            return None
+            made = self._made(key, address, self._planned)
+            if made is None:
+                return None
+            problem, call = made
+            self._example = key, problem, call
         # Lengths that do not come again are not kept.
         number = hash(key)
         if number in self._seen:
@@ -157,6 +164,17 @@ class Kind:
             self._seen.add(number)
         self.latest = key, call
         return call
+
+    def alone(self, key: Key, address: int) -> Call | None:
+        """Make a call ready whose blocks share no memory; None if there is no other way.
+
+        Parameters
+        ----------
+        key, address
+            As of `ready`.
+        """
+        made = self._otherwise and self._made(key, address, self._otherwise)
+        return made[1] if made else None
 
     def _with_other_keys(self, key: Key, address: int) -> Call | None:
         """Make the latest call ready for another number of keys, as of a cache that grows.
@@ -196,7 +214,9 @@ class Kind:
         self._example = key, problem, call
         return call
 
-    def _made(self, key: Key, address: int) -> Call | None:
+    def _made(
+        self, key: Key, address: int, planned: Callable[[Any], Any]
+    ) -> tuple[Any, Call] | None:
         found = self._described(key)
         if found is None:
             return None
@@ -206,7 +226,7 @@ class Kind:
         shape = (*q_shape[:-1], out[3])
         if given is not None and given[0] != shape:
             return None
-        plan = self._planned(problem)
+        plan = planned(problem)
         loaded = self._loaded.get(plan.variant) or self._load(plan.variant)
 
         strides: FourInts = (of_q, of_k, of_v, self._of_result(out))
@@ -219,8 +239,7 @@ class Kind:
         lse_shape = out[:3] if len(shape) == 4 else shape[:-1]
         needs_memory = bool(copies) or launch.workspace_floats > 0
         call = Call(launch, shape, lse_shape, needs_memory, copies, self._extents(key))
-        self._example = key, problem, call
-        return call
+        return problem, call
 
     def _described(self, key: Key) -> Described | None:
         """Return what a key stands for; None if that is empty, or illegal."""

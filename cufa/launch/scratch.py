@@ -47,6 +47,10 @@ _Numbers = tuple[int, int, Any]
 """How many, their address, and what owns them."""
 
 
+class NotSetAsideError(RuntimeError):
+    """A captured launch has not the memory that it needs, and none can be reserved meanwhile."""
+
+
 class Scratch:
     """The memory of one device.
 
@@ -92,7 +96,7 @@ class Scratch:
 
         Raises
         ------
-        RuntimeError
+        NotSetAsideError
             The stream is being captured, and what was set aside does not do.
         """
         stream = self._current_stream()
@@ -157,12 +161,12 @@ class Scratch:
         with self._lock:
             address, size = self._of_capture.get(key, (0, self._largest))
             if words > _CAPTURE_WORDS:
-                raise RuntimeError(
+                raise NotSetAsideError(
                     f"a captured launch has at most {_CAPTURE_WORDS} blocks, not {words}: take a "
                     "smaller num_splits"
                 )
             if size < nbytes or not (address or self._reserves):
-                raise RuntimeError(
+                raise NotSetAsideError(
                     "no memory is set aside for this captured launch, and none can be during a "
                     "capture: call cufa.decode with such arrays before it, outside of a graph; "
                     f"each call sets some aside for {_RESERVES} captures at most"

@@ -35,6 +35,8 @@ class DecodePlan(NamedTuple):
         Tiles of the rows that share a K/V head.
     splits : int
         Parts of every sequence; 0 where blocks share out all keys evenly.
+    reason : str
+        Why it is not a kernel of attention's own, for a call of `attention`.
     """
 
     variant: Variant
@@ -43,6 +45,14 @@ class DecodePlan(NamedTuple):
     smem_bytes: int
     row_tiles: int
     splits: int
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """One line."""
+        return (
+            f"{self.variant} grid={self.grid} block={self.block} smem={self.smem_bytes} "
+            f"row_tiles={self.row_tiles} splits={self.splits} ({self.reason})"
+        )
 
     @property
     def partial_floats(self) -> int:
