@@ -87,8 +87,8 @@ def attention(
 
     On the GPU, an infinity or NaN in v may also reach rows that do not see its key, if one of the
     rows that are multiplied together sees a key of its tile: 16 rows in "fa2_mma", 64 in
-    "fa3_wgmma", all `bm` of a tile in "fa1_fp32" and as in `cufa.decode`. Their weight for it is 0, and 0 times infinity is
-    NaN. In "fa2_fp32" it reaches no others.
+    "fa3_wgmma", all `bm` of a tile in "fa1_fp32" and as in `cufa.decode`. Their weight for it is 0,
+    and 0 times infinity is NaN. In "fa2_fp32" it reaches no others.
 
     In 16-bit types on the GPU, rows whose scores exceed 1.8e8 in magnitude are NaN: float32 cannot
     tell such scores apart.
