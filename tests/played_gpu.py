@@ -22,7 +22,7 @@ from cufa.arrays import ALIGNMENT
 from cufa.compiler import jit
 from cufa.decode_problem import parse_decode
 from cufa.kernel import KERNELS, panel_columns
-from cufa.launch import calls, counters, params, scratch, tensor_map
+from cufa.launch import append, calls, counters, params, scratch, tensor_map
 from cufa.problem import parse
 from cufa.variant import Variant
 
@@ -453,6 +453,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(jit, "kernel", played.kernel)
     monkeypatch.setattr(calls, "_ndarray", None)
     monkeypatch.setattr(calls, "_kinds", {})
+    monkeypatch.setattr(append, "_prepared", {})
     params.free_buffers.clear()
     monkeypatch.setattr(counters, "_of_device", {})
     monkeypatch.setattr(scratch, "_of_device", {})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from cufa.decode_problem import DecodeProblem, of_attention
+from cufa.launch.argument import Prepared
 from cufa.launch.decode import DecodeLayout
-from cufa.launch.params import FourInts, free_buffers, taken_buffer
+from cufa.launch.params import FourInts
 from cufa.launch.scratch import of_device
 from cufa.planner.decode import DecodePlan
 from cufa.problem import Problem
@@ -77,10 +79,10 @@ class DecodeLaunch:
     loaded : LoadedDecode
     plan : DecodePlan
     workspace_floats : int
-        None: the memory that blocks share is not the caller's.
+        0: the memory that blocks share is not the caller's.
     """
 
-    __slots__ = ("_bytes", "_constants", "loaded", "plan")
+    __slots__ = ("_blocks", "_floats", "_prepared", "_scratch", "loaded", "plan")
     workspace_floats = 0
 
     def __init__(
@@ -92,52 +94,30 @@ class DecodeLaunch:
         table_stride: int,
     ) -> None:
         self.loaded, self.plan = loaded, plan
+        self._scratch, self._blocks, self._floats = loaded.scratch, plan.grid, plan.partial_floats
         layout = loaded.layout
-        self._constants = (
-            loaded.function,
-            (plan.grid, 1, 1),
-            (plan.block, 1, 1),
-            plan.smem_bytes,
-            layout.nbytes,
-            layout.places,
-            loaded.scratch,
-            plan.partial_floats,
+        parameter = bytearray(layout.nbytes)
+        layout.fill(memoryview(parameter), plan, problem, strides, table_stride)
+        grid = (plan.grid, 1, 1)
+        self._prepared = Prepared(
+            loaded.function, grid, plan.block, parameter, layout.places, plan.smem_bytes
         )
-        buffer = taken_buffer()
-        layout.fill(buffer.bytes, plan, problem, strides, table_stride)
-        self._bytes = bytes(buffer.bytes[: layout.nbytes])
-        free_buffers.append(buffer)
 
     def with_keys(self, capacity: int, address: int) -> DecodeLaunch:
         """Return the same launch but for the number of keys."""
-        other = DecodeLaunch.__new__(DecodeLaunch)
-        other.loaded, other.plan, other._constants = self.loaded, self.plan, self._constants
-        changed = bytearray(self._bytes)
-        self.loaded.layout.set_keys(memoryview(changed), capacity)
-        other._bytes = bytes(changed)
+        other = copy(self)
+        parameter = bytearray(self._prepared.parameter)
+        self.loaded.layout.set_keys(memoryview(parameter), capacity)
+        other._prepared = self._prepared.with_parameter(parameter)
         return other
 
     def __call__(
         self, q: int, k: int, v: int, out: int, lse: int, lengths: int = 0, block_table: int = 0
     ) -> None:
         """Launch on the current stream with these addresses; 0 where none is needed."""
-        function, grid, block, smem_bytes, nbytes, places, scratch, floats = self._constants
-        arrived, partial, kept = scratch.take(grid[0], floats) if floats else (0, 0, None)
-        q_at, k_at, v_at, out_at, lse_at, arrived_at, partial_at, lengths_at, *table_at = places
-        buffer = taken_buffer()
-        buffer.bytes[:nbytes] = self._bytes
-        words = buffer.words
-        words[q_at] = q
-        words[k_at] = k
-        words[v_at] = v
-        words[out_at] = out
-        words[lse_at] = lse
-        words[arrived_at] = arrived
-        words[partial_at] = partial
-        words[lengths_at] = lengths
-        if block_table:
-            words[table_at[0]] = block_table
-        # When it returns, the driver has copied the parameter.
-        function(grid, block, buffer.args, smem_bytes)
-        free_buffers.append(buffer)
+        arrived, partial, kept = 0, 0, None
+        if self._floats:
+            arrived, partial, kept = self._scratch.take(self._blocks, self._floats)
+        table = (block_table,) if block_table else ()
+        self._prepared(q, k, v, out, lse, arrived, partial, lengths, *table)
         del kept
