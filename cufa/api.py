@@ -12,7 +12,9 @@ from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.launch import calls
 from cufa.launch.kind import Kind
-from cufa.planner.plan import Plan, Planner, plan
+from cufa.planner.attention import Planner, plan
+from cufa.planner.decode import DecodePlan
+from cufa.planner.plan import Plan
 from cufa.problem import Problem, parse, restore_shape
 from cufa.tuned import user_table
 from cufa.variant import Variant
@@ -79,12 +81,14 @@ def attention(
     -----
     The method is FlashAttention-2 (Dao 2023, algorithm 1); for 16-bit arrays on Hopper it is
     FlashAttention-3 (Shah et al. 2024, algorithm 2). "fa1_fp32" is FlashAttention-1 (Dao et al.
-    2022, algorithm 1).
+    2022, algorithm 1). Few queries beside many keys run as those of `cufa.decode` where that is
+    faster, unless a kernel is forced; in a capture into a CUDA graph only if an earlier call like
+    it has set memory aside, and eight captures since have not used it up.
 
     On the GPU, an infinity or NaN in v may also reach rows that do not see its key, if one of the
     rows that are multiplied together sees a key of its tile: 16 rows in "fa2_mma", 64 in
-    "fa3_wgmma", all `bm` of a tile in "fa1_fp32". Their weight for it is 0, and 0 times infinity is
-    NaN. In "fa2_fp32" it reaches no others.
+    "fa3_wgmma", all `bm` of a tile in "fa1_fp32" and as in `cufa.decode`. Their weight for it is 0,
+    and 0 times infinity is NaN. In "fa2_fp32" it reaches no others.
 
     In 16-bit types on the GPU, rows whose scores exceed 1.8e8 in magnitude are NaN: float32 cannot
     tell such scores apart.
@@ -92,7 +96,7 @@ def attention(
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
         *(causal, type(causal), scale, type(scale), layout),
-        *(return_lse, type(return_lse), kernel, None if kernel is None else _types(kernel)),
+        *(return_lse, type(return_lse), kernel, calls.types_of(kernel)),
     )
     result = calls.again(q, k, v, out, return_lse, options)
     if result is not None:
@@ -106,7 +110,7 @@ def attention(
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, user_table(device))
-    kind = Kind(problem, layout, device, device_id, planner)
+    kind = Kind(problem, layout, device, device_id, planner, planner.tiled)
     return calls.first(q, k, v, out, return_lse, options, kind)
 
 
@@ -121,7 +125,7 @@ def explain(
     out: Array | None = None,
     return_lse: bool = False,
     kernel: str | Variant | None = None,
-) -> Plan | cpu.Plan:
+) -> Plan | DecodePlan | cpu.Plan:
     """Return how `attention` would run this call; nothing is compiled, launched or written.
 
     Parameters
@@ -131,8 +135,8 @@ def explain(
 
     Returns
     -------
-    cufa.planner.plan.Plan or cufa.cpu.attention.Plan
-        For CuPy and for NumPy arrays. `str` of either is one line.
+    cufa.planner.plan.Plan, cufa.planner.decode.DecodePlan or cufa.cpu.attention.Plan
+        The last one for NumPy arrays. `str` of any is one line.
 
     Raises
     ------
@@ -147,10 +151,6 @@ def explain(
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
     return plan(problem, device, kernel, user_table(device))
-
-
-def _types(kernel: object) -> object:
-    return tuple(map(type, kernel)) if isinstance(kernel, Variant) else type(kernel)
 
 
 def _on_cpu(

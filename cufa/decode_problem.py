@@ -72,6 +72,11 @@ class DecodeProblem(NamedTuple):
         return self.page_size > 0
 
     @property
+    def has_keys(self) -> bool:
+        """Whether any sequence could have a key."""
+        return self.capacity > 0 and (self.pages > 0 or not self.is_paged)
+
+    @property
     def score(self) -> tuple[str, ...]:
         """The parts of the score, see `cufa.score`; one query sees all keys either way."""
         return ("Causal",) if self.causal and self.seq_q > 1 else ()
@@ -92,6 +97,12 @@ class DecodeProblem(NamedTuple):
         )
 
 
+def of_attention(problem: Problem) -> DecodeProblem:
+    """Return the problem of `decode` whose sequences all have the keys of a problem."""
+    dtype, batch, heads_q, heads_kv, seq_q, seq_kv, d, dv, causal, scale = problem
+    return DecodeProblem(dtype, batch, heads_q, heads_kv, seq_q, seq_kv, 0, 0, d, dv, causal, scale)
+
+
 class DecodeOperands(NamedTuple):
     """The arrays of a call of `decode`.
 
@@ -100,8 +111,7 @@ class DecodeOperands(NamedTuple):
     q, out : array
         (batch, heads, seq, head_dim) views; `out` may be None.
     k_cache, v_cache : array
-        (batch, heads, capacity, head_dim) views, or (pages, heads, page_size, head_dim). On the
-        device their rows may go on, with zeros that fill whole chunks of 16 bytes.
+        (batch, heads, capacity, head_dim) views, or (pages, heads, page_size, head_dim).
     lengths : array or None
         (batch,) int32, contiguous, on the device or the host; None for `capacity` of each.
     block_table : array or None

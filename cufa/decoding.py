@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from cufa import device as devices
 from cufa.arrays import Array, as_bhsd
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import decode as cpu
-from cufa.decode_problem import parse_decode
-from cufa.launch import decode as launch
+from cufa.decode_problem import DecodeOperands, DecodeProblem, parse_decode
+from cufa.launch import calls
+from cufa.launch.decode_kind import DecodeKind, on_device
+from cufa.planner.decode import plan
+from cufa.problem import restore_shape
 from cufa.variant import Variant
 
 
@@ -122,11 +127,11 @@ def decode(
     >>> cufa.decode(q, k_cache, v_cache, lengths=np.array([3, 100])).shape
     (2, 8, 1, 64)
     """
-    return decode_stored(
+    return decode_padded(
         q,
         k_cache,
         v_cache,
-        None,
+        False,
         lengths=lengths,
         block_table=block_table,
         causal=causal,
@@ -139,11 +144,11 @@ def decode(
     )
 
 
-def decode_stored(
+def decode_padded(
     q: Array,
     k_cache: Array,
     v_cache: Array,
-    stored: tuple[Array, Array] | None,
+    padded: bool,
     *,
     lengths: Array | None,
     block_table: Array | None,
@@ -159,12 +164,21 @@ def decode_stored(
 
     Parameters
     ----------
-    stored : tuple of array, optional
-        What `k_cache` and `v_cache` are views of: the same rows, and zeros after them that fill
-        whole chunks of 16 bytes.
+    padded : bool
+        Whether the rows of the caches go on in memory, with zeros that fill whole chunks of 16
+        bytes.
     q, k_cache, v_cache, lengths, block_table, causal, scale, layout, out, return_lse, num_splits
         As of `decode`, and so is `kernel`.
     """
+    # The types, because True == 1 and a cached call must not accept what a first one refuses.
+    options = (
+        *(causal, type(causal), scale, type(scale), layout, return_lse, type(return_lse)),
+        *(num_splits, type(num_splits), kernel, calls.types_of(kernel), padded, DecodeKind),
+    )
+    beside: tuple[Any, ...] = (lengths, block_table)
+    result = calls.again(q, k_cache, v_cache, out, return_lse, options, beside)
+    if result is not None:
+        return result
     check_flag("return_lse", return_lse)
     num_splits = _checked_splits(num_splits)
     problem, operands, xp = parse_decode(
@@ -178,21 +192,46 @@ def decode_stored(
         layout=layout,
         out=out,
     )
-    if out is None:
-        shape = (problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v)
-        if layout == "bshd":
-            shape = (shape[0], shape[2], shape[1], shape[3])
-        out = xp.empty(shape, q.dtype)
-        operands = operands._replace(out=as_bhsd(out, layout))
-    lse: Array
     if xp is np:
         refuse_kernel(kernel)
-        lse = cpu.decode(problem, operands)
-    else:
-        if stored is not None:
-            k, v = (as_bhsd(array, layout) for array in stored)
-            operands = operands._replace(k_cache=k, v_cache=v)
-        lse = launch.decode(problem, operands, return_lse, num_splits, kernel)
+        return _on_cpu(problem, operands, q, out, layout, return_lse)
+    device_id = xp.cuda.runtime.getDevice()
+    device = devices.of_id(device_id)
+    planned = partial(plan, device=device, num_splits=num_splits, kernel=kernel)
+    if not problem.has_keys:
+        planned(problem)  # a kernel that cannot be is refused all the same
+        return _nothing(problem, q, out, layout, return_lse)
+    kind = DecodeKind(problem, layout, device, device_id, planned, padded)
+    beside = tuple(on_device(name, getattr(operands, name)) for name in ("lengths", "block_table"))
+    return calls.first(q, k_cache, v_cache, out, return_lse, options, kind, beside)
+
+
+def _nothing(
+    problem: DecodeProblem, q: Array, out: Array | None, layout: str, return_lse: bool
+) -> Any:
+    """Return the results on the GPU where there are no keys."""
+    import cupy
+
+    shape, lse_shape = restore_shape(problem, 4, layout)
+    if out is None:
+        out = cupy.empty(shape, q.dtype)
+    out[...] = 0
+    return (out, cupy.full(lse_shape, -np.inf, np.float32)) if return_lse else out
+
+
+def _on_cpu(
+    problem: DecodeProblem,
+    operands: DecodeOperands,
+    q: Array,
+    out: Array | None,
+    layout: str,
+    return_lse: bool,
+) -> Any:
+    shape, _ = restore_shape(problem, 4, layout)
+    if out is None:
+        out = np.empty(shape, q.dtype)
+        operands = operands._replace(out=as_bhsd(out, layout))
+    lse = cpu.decode(problem, operands)
     return (out, lse) if return_lse else out
 
 

@@ -60,6 +60,9 @@ class Kernel(NamedTuple):
         Whether a block takes a whole head, and loops over its rows.
     workspace : int
         float32 scratch in global memory for each row.
+    flops_per_byte : int
+        Floating-point operations of a busy multiprocessor in the time in which it could read a byte
+        of global memory, as measured on an H200; of those that are for `attention`.
     scores, kvs : tuple of str
         The parts of a score, and the ways of finding K and V, that it takes.
     decodes : bool
@@ -85,6 +88,7 @@ class Kernel(NamedTuple):
     needs_keys: bool = False
     takes_heads: bool = False
     workspace: int = 0
+    flops_per_byte: int = 1
     scores: tuple[str, ...] = ("Causal",)
     kvs: tuple[str, ...] = ("Dense",)
     decodes: bool = False
@@ -196,7 +200,6 @@ def _fa1_complaint(v: Variant, device: Device) -> str | None:
 # --- decode: each warp has rings of its own ---
 
 
-
 def decode_teams(v: Variant) -> int:
     """Return how many rings there are: a warp holds 32 rows at most, of more several share one."""
     return v.warps // max(1, v.bm // 32)
@@ -240,6 +243,7 @@ KERNELS: dict[str, Kernel] = {
             persistent=True,
             packs_heads=True,
             needs_keys=True,  # TMA cannot describe an array of none
+            flops_per_byte=116,
             launch_registers=_fa3_registers,
         ),
         Kernel(
@@ -247,6 +251,7 @@ KERNELS: dict[str, Kernel] = {
             dtypes=("float16", "bfloat16"),
             smem_bytes=_fa2_mma_smem_bytes,
             complaint=_fa2_mma_complaint,
+            flops_per_byte=75,
         ),
         Kernel(
             "fa2_fp32",
@@ -254,6 +259,7 @@ KERNELS: dict[str, Kernel] = {
             smem_bytes=_ring_bytes,
             complaint=_fa2_fp32_complaint,
             head_dim_step=32,
+            flops_per_byte=13,
         ),
         Kernel(
             "fa1_fp32",
@@ -262,6 +268,7 @@ KERNELS: dict[str, Kernel] = {
             complaint=_fa1_complaint,
             takes_heads=True,
             workspace=2,  # row maxima and sums, which pass from tile of keys to tile of keys
+            flops_per_byte=2,
         ),
         Kernel(
             "decode",

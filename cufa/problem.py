@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from cufa.checks import (
     check_out,
     check_scale,
 )
+
+if TYPE_CHECKING:
+    from cufa.decode_problem import DecodeProblem
 
 MAX_HEAD_DIM = 256
 
@@ -214,13 +217,13 @@ def parse(
 
 
 def restore_shape(
-    problem: Problem, ndim: int, layout: str
+    problem: Problem | DecodeProblem, ndim: int, layout: str
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the result and of its LSE, in the rank and layout of the caller's arrays.
 
     Parameters
     ----------
-    problem : Problem
+    problem : Problem or DecodeProblem
     ndim : int
         Rank of the caller's q: 2, 3 or 4.
     layout : str

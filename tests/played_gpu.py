@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from reference import DTYPES, oracle
 
-from cufa import api, device
+from cufa import api, decoding, device
 from cufa.arrays import ALIGNMENT
 from cufa.compiler import jit
+from cufa.decode_problem import parse_decode
 from cufa.kernel import KERNELS, panel_columns
-from cufa.launch import calls, counters, params, scratch, tensor_map
+from cufa.launch import append, calls, counters, params, scratch, tensor_map
 from cufa.problem import parse
 from cufa.variant import Variant
 
@@ -373,10 +374,8 @@ class Kernel:
 class Stream:
     """Stands for a CuPy stream."""
 
-    ptr = 0
-
-    def __init__(self, capturing: bool = False) -> None:
-        self.capturing = capturing
+    def __init__(self, capturing: bool = False, ptr: int = 0) -> None:
+        self.capturing, self.ptr = capturing, ptr
 
     def is_capturing(self) -> bool:
         """Whether it is being captured."""
@@ -395,20 +394,28 @@ class Gpu:
         self.allocated: list[tuple[int, ...]] = []  # shapes
         self.filled_memory: list[np.ndarray] = []  # of counters, and for captures
         self.counters: list[int] = []  # addresses, of launches with TMA
+        self.scratch: list[int] = []  # addresses of what blocks share, of launches that decode
         self.launches: list[Variant] = []
         self.loaded: list[Variant] = []  # kernels that were asked for
         self.parsed = 0  # calls that were checked in full, and not of a known kind
 
-    def kernel(self, variant: Variant, _gpu: device.Device, device_id: int) -> Kernel:
+    def kernel(self, variant: Variant, _gpu: device.Device, device_id: int) -> Any:
         """Stand for `jit.kernel`."""
+        from played_decode import DecodeKernel
+
         assert device_id == self.current
         self.loaded.append(variant)
-        return Kernel(variant)
+        return (DecodeKernel if KERNELS[variant.kernel].decodes else Kernel)(variant)
 
     def parse(self, *args: Any, **options: Any) -> Any:
         """Stand for `parse`."""
         self.parsed += 1
         return parse(*args, **options)
+
+    def parse_decode(self, *args: Any, **options: Any) -> Any:
+        """Stand for `parse_decode`."""
+        self.parsed += 1
+        return parse_decode(*args, **options)
 
     def filled(self, nbytes: int, byte: int) -> Any:
         """Stand for `counters.filled`."""
@@ -450,9 +457,11 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setitem(sys.modules, "cupy", played.cupy())
     monkeypatch.setattr(device, "of_id", lambda device_id: device.named("h200"))
     monkeypatch.setattr(api, "parse", played.parse)
+    monkeypatch.setattr(decoding, "parse_decode", played.parse_decode)
     monkeypatch.setattr(jit, "kernel", played.kernel)
     monkeypatch.setattr(calls, "_ndarray", None)
     monkeypatch.setattr(calls, "_kinds", {})
+    monkeypatch.setattr(append, "_prepared", {})
     params.free_buffers.clear()
     monkeypatch.setattr(counters, "_of_device", {})
     monkeypatch.setattr(scratch, "_of_device", {})

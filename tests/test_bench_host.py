@@ -16,11 +16,24 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from benchmarks import host, host_clock
+from benchmarks import host, host_clock, host_decode
 from benchmarks.calls import Chosen
 from benchmarks.cells import Cell
 from benchmarks.host import BATCHES, CALLS, FreshLengths
 from benchmarks.host_clock import WARM, medians
+
+CASES = [
+    *("same", "new_lengths", "growing_cache", "copied", "out"),
+    *("decode", "decode_new_lengths", "decode_paged", "append"),
+]
+
+
+class Tensor(np.ndarray):
+    """Stands for a tensor."""
+
+    def copy_(self, other: Any) -> None:
+        """Stand for the method."""
+        assert self.shape == other.shape
 
 
 @pytest.fixture
@@ -100,16 +113,20 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setitem(sys.modules, name, MagicMock())
     monkeypatch.setitem(sys.modules, "torch.nn.attention", attention)
     monkeypatch.setitem(sys.modules, "torch.nn.functional", functional)
-    monkeypatch.setattr(host, "cupy", MagicMock())
-    monkeypatch.setattr(host, "to_torch", lambda x: x)
-    monkeypatch.setattr(
-        host,
-        "Operands",
-        lambda cell, rng: SimpleNamespace(
-            **{x: np.zeros(getattr(cell, f"{x}_shape"), np.float16) for x in "qkv"}
-        ),
-    )
+    for module in (host, host_decode):
+        monkeypatch.setattr(module, "cupy", MagicMock())
+        monkeypatch.setattr(module, "to_torch", lambda x: x.view(Tensor))
+        monkeypatch.setattr(
+            module,
+            "Operands",
+            lambda cell, rng: SimpleNamespace(
+                **{x: np.zeros(getattr(cell, f"{x}_shape"), np.float16) for x in "qkv"}
+            ),
+        )
+    host_decode.cupy.asarray = lambda x: x
+    monkeypatch.setattr(host_decode, "cufa", cufa := MagicMock())
     return SimpleNamespace(
+        cufa=cufa,
         sdpa=functional.scaled_dot_product_attention,
         chosen=attention.sdpa_kernel,
         flash=attention.SDPBackend.FLASH_ATTENTION,
@@ -118,11 +135,11 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_every_case_has_sdpa_and_the_floor(played: Any) -> None:
     cases = host._Bench(None).cases()
-    assert list(cases) == ["same", "new_lengths", "growing_cache", "copied", "out"]
+    assert list(cases) == CASES
     for case, (cell, batch) in cases.items():
         calls = batch()
         assert set(calls) == {"cufa", "sdpa", "sdpa_default", "floor"}
-        new = case in ("new_lengths", "growing_cache")
+        new = case in ("new_lengths", "growing_cache", "decode_new_lengths", "append")
         # A backend that prepares each length for itself would take minutes.
         assert {name: len(many) for name, many in calls.items()} == {
             **dict.fromkeys(calls, CALLS),
@@ -138,6 +155,31 @@ def test_every_case_has_sdpa_and_the_floor(played: Any) -> None:
             assert q.shape[3] == k.shape[3] == v.shape[3] == cell.d
             shapes.add((q.shape[2], k.shape[2]))
         assert len(shapes) == (CALLS if new else 1)
+
+
+def test_decoding_is_timed_as_it_is_used(played: Any) -> None:
+    cases = host._Bench(None).cases()
+    decode, cache = played.cufa.decode, played.cufa.KVCache.return_value
+    for case, paged in (("decode", False), ("decode_paged", True), ("decode_new_lengths", False)):
+        _, batch = cases[case]
+        lengths = set()
+        for call in batch()["cufa"]:
+            decode.reset_mock()
+            call()
+            (q, k, v), options = decode.call_args
+            assert q.shape[2] == 1
+            assert k.shape == v.shape == ((256, 8, 16, 128) if paged else (1, 8, 4096, 128))
+            assert (options.get("block_table") is not None) == paged
+            lengths.add(int(options["lengths"][0]))
+        assert len(lengths) == (CALLS if case == "decode_new_lengths" else 1)
+    calls = cases["append"][1]()
+    calls["cufa"][0]()
+    cache.append.assert_called_once()
+    cache.decode.assert_called_once()
+
+
+def test_a_kernel_is_forced_on_attention_alone(played: Any) -> None:
+    assert list(host._Bench("fa2_mma").cases()) == CASES[:5]
 
 
 def test_lengths_are_never_seen_again() -> None:
@@ -156,8 +198,7 @@ def test_there_are_enough_lengths() -> None:
 def test_every_case_has_its_figures(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "BATCHES", 2)
     rows = list(host.rows(None))
-    cases = ["same", "new_lengths", "growing_cache", "copied", "out"]
-    assert [row["case"] for row in rows] == cases
+    assert [row["case"] for row in rows] == CASES
     for row in rows:
         assert {name: row[name] for name in Cell._fields}
         assert row["cufa"] > row["peers"]["floor"] > 0

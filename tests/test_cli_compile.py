@@ -21,6 +21,8 @@ from cufa.explorer import build
 from cufa.explorer.build import Built
 from cufa.kernel import ATTENTION_KERNELS, KERNELS
 from cufa.launch import calls
+from cufa.planner.attention import decode_variants
+from cufa.planner.attention import plan as plan_attention
 from cufa.planner.decode import plan as plan_decode
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass, problem_class
@@ -61,6 +63,12 @@ class Builder:
                 yield Built(variant, self.fail, 0.1)
             else:
                 yield Built(variant, some_kernel(), 0.1)
+
+
+def causal_ones(gpu: device.Device, dtype: str) -> set[Variant]:
+    """Return all variants that causal calls of `attention` take."""
+    own = [v for v in all_variants(gpu) if v.causal]
+    return {v for v in [*own, *decode_variants(gpu, [True])] if v.dtype == dtype}
 
 
 @pytest.fixture
@@ -112,9 +120,13 @@ def test_both_masks_and_all_dtypes_by_default(builder: Builder) -> None:
 def test_without_problems_all_that_the_planner_can_choose(builder: Builder) -> None:
     gpu = device.named("a100")
     assert cli.main(["compile", "--gpu", "a100", "--dtype", "bfloat16", "--causal"]) == 0
-    expected = {v for v in all_variants(gpu) if v.dtype == "bfloat16" and v.causal}
+    expected = causal_ones(gpu, "bfloat16")
     assert set(builder.asked) >= expected
-    assert {(v.dtype, v.causal) for v in builder.asked} == {("bfloat16", True)}
+    assert {v.dtype for v in builder.asked} == {"bfloat16"}
+    one = Problem.of_shapes(*[(1, 8, n, 64) for n in (1, 99999, 99999)], causal=True)
+    asked = [v for v in builder.asked if not v.causal]  # a single query sees all keys
+    assert plan_attention(one._replace(dtype="bfloat16"), gpu).variant in asked
+    assert {v.kernel for v in asked} == {"decode"}
 
 
 @pytest.mark.parametrize("page_size", [0, 16])
@@ -199,7 +211,7 @@ def test_tuned_kernels_that_the_gpu_cannot_have_are_passed_over(
     entry = Entry(kernel, TileShape(128, 128, 2, 12, 1, True))
     tuned.store(gpu, {problem_class(problem, gpu): entry}, "a test")
     assert cli.main(words) == 0
-    assert set(builder.asked) == {v for v in all_variants(gpu) if v.dtype == "float16" and v.causal}
+    assert set(builder.asked) == causal_ones(gpu, "float16")
     assert cli.main([*words, "--for", ",".join(map(str, SHAPE))]) == 0
     assert builder.asked == []  # it is there already
 

@@ -13,7 +13,8 @@ from played_gpu import Array, Gpu, Stream, on_gpu, one_in
 from reference import DTYPES, assert_accepted, random_inputs
 
 import cufa
-from cufa.launch import calls, kind
+from cufa.launch import calls, kind, scratch
+from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.variant import Variant
 
@@ -680,3 +681,112 @@ def test_a_workspace_is_not_captured(gpu: Gpu, rng: np.random.Generator) -> None
     with pytest.raises(ValueError, match=r"^kernel: fa1_fp32 needs memory"):
         cufa.attention(**call, kernel="fa1_fp32")
     assert gpu.allocated == []
+
+
+# --- calls that run as those of `decode` do ---
+
+
+def long(rng: np.random.Generator, dtype: str = "bfloat16", **sizes: int) -> dict[str, Any]:
+    """Return one query beside many keys."""
+    return legal(rng, dtype, **{"b": 1, "hq": 4, "hk": 2, "sq": 1, "sk": 2000, "d": 64, **sizes})
+
+
+@dtypes
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_few_queries_beside_many_keys(
+    gpu: Gpu, rng: np.random.Generator, layout: str, dtype: str
+) -> None:
+    for repeat in range(3):
+        for causal, sq, d in ((False, 1, 64), (True, 3, 64), (True, 1, 59), (False, 2, 59)):
+            call = long(rng, dtype, sq=sq, d=d, sk=2000 + repeat)
+            q, k, v = (call[name].host for name in "qkv")
+            if layout == "bshd":
+                call = {n: on_gpu(x.host.swapaxes(1, 2).copy()) for n, x in call.items()}
+            options: dict[str, Any] = {"causal": causal, "layout": layout}
+            assert isinstance(cufa.explain(**call, **options), DecodePlan)
+            gpu.parsed = 0
+            for out in (None, on_gpu(np.full_like(call["q"].host, np.nan))):
+                found, lse = cufa.attention(**call, **options, out=out, return_lse=True)
+                assert out is None or found is out
+                found = found.get() if layout == "bhsd" else found.get().swapaxes(1, 2)
+                assert_accepted(found, lse, q, k, v, causal=causal)
+            assert gpu.parsed == (repeat == 0)
+    assert {each.kernel for each in gpu.launches} == {"decode"}
+
+
+def test_ranks_of_few_queries(gpu: Gpu, rng: np.random.Generator) -> None:
+    call = long(rng, hq=1, hk=1)
+    hosts = [call[name].host for name in "qkv"]
+    for axes in ((0, 0), (slice(None), 0)):
+        out, lse = cufa.attention(**{n: x[axes] for n, x in call.items()}, return_lse=True)
+        assert out.shape == call["q"][axes].shape
+        out, lse = out.get().reshape(1, 1, 1, 64), lse.get().reshape(1, 1, 1)
+        assert_accepted(out, lse, *hosts)
+    assert {each.kernel for each in gpu.launches} == {"decode"}
+
+
+@pytest.mark.parametrize("scale", [-0.4, 0])
+def test_views_and_scales_of_few_queries(gpu: Gpu, rng: np.random.Generator, scale: float) -> None:
+    q, k, v = random_inputs(rng, "bfloat16", b=2, hq=4, hk=2, sq=2, sk=2000, d=64)
+    for view in sorted(VIEWS):
+        make, _ = VIEWS[view]
+        for _ in range(2):
+            out, lse = cufa.attention(*map(make, (q, k, v)), scale=scale, return_lse=True)
+            assert_accepted(out, lse, q, k, v, scale=scale)
+    shared = [on_gpu(q), *(broadcast(on_gpu(x[:1]), x.shape) for x in (k, v))]
+    hosts = [x.get() for x in shared]
+    gpu.allocated.clear()
+    assert_accepted(cufa.attention(*shared), None, *hosts)
+    assert k.shape not in gpu.allocated
+    assert {each.kernel for each in gpu.launches} == {"decode"}
+
+
+def test_a_cache_that_grows_changes_its_kernel(gpu: Gpu, rng: np.random.Generator) -> None:
+    q, k, v = random_inputs(rng, "float16", b=1, hq=4, hk=2, sq=1, sk=1500, d=64)
+    arrays = [on_gpu(x) for x in (q, k, v)]
+    for n in range(700, 1500, 7):
+        parts = [x[:, :, :n] for x in arrays[1:]]
+        assert_accepted(cufa.attention(arrays[0], *parts), None, q, k[:, :, :n], v[:, :, :n])
+    kernels = [each.kernel for each in gpu.launches]
+    changes = kernels.index("decode")
+    assert changes > 0
+    assert set(kernels[:changes]) == {"fa3_wgmma"}
+    assert set(kernels[changes:]) == {"decode"}
+    assert gpu.parsed == 1
+
+
+def test_few_queries_are_captured(
+    gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as memory is set aside: then by a kernel that needs none."""
+    call = long(rng)
+    out = checked(call)
+    gpu.stream = Stream(capturing=True)
+    for number in range(10):
+        monkeypatch.setattr(scratch, "_capture", lambda number=number: (number, 0))
+        for return_lse in (False, True):
+            gpu.allocated.clear()
+            cufa.attention(**call, out=out, return_lse=return_lse)
+            assert gpu.allocated == ([(1, 4, 1)] if return_lse else [])
+            checked(call)
+        expected = "decode" if number < 8 else "fa3_wgmma"
+        assert {each.kernel for each in gpu.launches[-4:]} == {expected}
+    gpu.stream = Stream()
+    checked(call)
+    assert gpu.launches[-1].kernel == "decode"
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_few_queries_that_are_captured_without_a_call_before(
+    gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    monkeypatch.setattr(scratch, "_capture", lambda: (1, 0))
+    call = long(rng)
+    if known:
+        checked(legal(rng))  # a call, but not one like it
+    gpu.stream = Stream(capturing=True)
+    checked(call)
+    assert gpu.launches[-1].kernel == "fa3_wgmma"
+    call["k"] = call["k"].view_of(np.broadcast_to(call["k"].host[:, :, :1], call["k"].shape))
+    with pytest.raises(ValueError, match=r"^k .* would be copied"):  # TMA cannot stay at a key
+        cufa.attention(**call)

@@ -15,7 +15,7 @@ from cufa.caches.store import Store
 from cufa.caches.tokens import Tokens
 from cufa.checks import check_devices, check_dtypes
 from cufa.cpu import append as cpu
-from cufa.decoding import decode_stored
+from cufa.decoding import decode_padded
 from cufa.launch import append as launch
 from cufa.variant import Variant
 
@@ -93,12 +93,8 @@ class Cache:
         store = self._store
         if not 0 <= layer < store.layers:
             raise ValueError(f"layer must be 0 to {store.layers - 1}, not {layer}")
-        return self._cut((store.k, store.v), layer)
-
-    def _cut(self, arrays: tuple[Array, Array], layer: int) -> tuple[Array, Array]:
-        """Return a layer of keys and values, of these sequences or in all pages."""
-        k, v = arrays[0][layer], arrays[1][layer]
-        return (k, v) if self._store.pages is not None else (k[self._rows], v[self._rows])
+        k, v = store.k[layer], store.v[layer]
+        return (k, v) if store.pages is not None else (k[self._rows], v[self._rows])
 
     # --- lengths ---
 
@@ -349,10 +345,10 @@ class Cache:
         On the GPU the cache is never copied. Queries are, and so cannot be in a CUDA graph, whose
         rows are no multiple of 16 bytes long.
         """
-        return decode_stored(
+        return decode_padded(
             q,
             *self.layer(layer),
-            self._cut(self._store.stored, layer),
+            True,
             lengths=self.lengths,
             block_table=self.block_table,
             causal=causal,

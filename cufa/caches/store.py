@@ -38,9 +38,7 @@ class Store:
     Attributes
     ----------
     k, v : array, (layers, *shape, head_dim)
-        In the order of the layout.
-    stored : tuple of array
-        What they are views of: rows padded with zeros to whole chunks of 16 bytes.
+        In the order of the layout. Rows are padded with zeros to whole chunks of 16 bytes.
     host : ndarray, (2, sequences) int32
         Tokens of each sequence before the newest ones, and with them.
     in_use : ndarray, (sequences,) bool
@@ -64,10 +62,9 @@ class Store:
         self.shape, self.pages, self.rotary = shape, pages, rotary
         blocks, heads, keys = shape
         ordered = shape if layout == "bhsd" else (blocks, keys, heads)
-        made = [
+        self._bases = made = [
             xp.zeros((layers, *ordered, whole_chunks(d, dtype.itemsize)), dtype) for d in head_dims
         ]
-        self.stored: tuple[Array, Array] = (made[0], made[1])
         self.k, self.v = (base[..., :d] for base, d in zip(made, head_dims, strict=True))
         self._spans = [(first := _address(base), first + base.nbytes) for base in made]
         self.host = np.zeros((2, sequences), np.int32)
@@ -96,7 +93,7 @@ class Store:
         copies = [(each.old, each.new) for each in plan if each.old is not None]
         if copies:
             old, new = (self.xp.asarray(each) for each in zip(*copies, strict=True))
-            for base in self.stored:
+            for base in self._bases:
                 base[:, new] = base[:, old]
 
     def send(self) -> None:

@@ -20,13 +20,14 @@ from cufa.cli.parser import (
 from cufa.cli.values import Shapes, count, shapes
 from cufa.compiler import cubins, elf, nvrtc
 from cufa.compiler.nvrtc import CompileError
-from cufa.decode_problem import DecodeProblem
+from cufa.decode_problem import DecodeProblem, of_attention
 from cufa.device import Device
 from cufa.explorer import build
 from cufa.explorer.table import counted
 from cufa.kernel import ATTENTION_KERNELS, ELEMENT_BYTES, default_kernel
+from cufa.planner.attention import decode_variants, plan
 from cufa.planner.decode import plan as plan_decode
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan as plan_own
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
 from cufa.planner.tiles import all_head_dims, padded
@@ -154,7 +155,8 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
     if options.page_size and not options.decodes:
         raise CommandError("--page-size is for --decode")
     if options.problems is None and options.decodes is None:
-        return [v for v in _all(device) if v.causal in masks and v.dtype in dtypes]
+        own = [v for v in _all(device) if v.causal in masks]
+        return [v for v in [*own, *decode_variants(device, masks)] if v.dtype in dtypes]
 
     def problems(given: list[Shapes] | None) -> list[Problem]:
         return [
@@ -167,7 +169,12 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
     try:
         table = user_table(device)
         return [
-            *(plan(each, device, table=table).variant for each in problems(options.problems)),
+            *(
+                found.variant
+                for each in problems(options.problems)
+                # What takes the place of decode in a capture without memory for it, too.
+                for found in (plan(each, device, table=table), plan_own(each, device, table=table))
+            ),
             *(
                 plan_decode(_of_decode(each, options.page_size), device).variant
                 for each in problems(options.decodes)
@@ -179,25 +186,15 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
 
 def _of_decode(problem: Problem, page_size: int | None) -> DecodeProblem:
     """Return the problem of `cufa.decode` whose sequences all have the keys of a problem."""
-    size = page_size or 0
-    return DecodeProblem(
-        dtype=problem.dtype,
-        batch=problem.batch,
-        heads_q=problem.heads_q,
-        heads_kv=problem.heads_kv,
-        seq_q=problem.seq_q,
-        capacity=problem.seq_kv,
-        pages=problem.batch * -(-problem.seq_kv // size) if size else 0,
-        page_size=size,
-        head_dim=problem.head_dim,
-        head_dim_v=problem.head_dim_v,
-        causal=problem.causal,
-        scale=problem.scale,
-    )
+    found = of_attention(problem)
+    if page_size is None:
+        return found
+    pages = problem.batch * -(-problem.seq_kv // page_size)
+    return found._replace(pages=pages, page_size=page_size)
 
 
 def _all(device: Device) -> list[Variant]:
-    """Return what the planner can choose for `attention`, by its rules and by the user's table."""
+    """Return the variants of attention's own kernels, by the rules and by the user's table."""
     table = user_table(device)
     tuned_ones = (
         Variant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 from cufa.cli import machine, table
 from cufa.cli.parser import (
@@ -16,7 +17,9 @@ from cufa.cli.parser import (
 from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text
-from cufa.planner.plan import Plan, plan
+from cufa.planner.attention import plan
+from cufa.planner.decode import DecodePlan
+from cufa.planner.plan import Plan
 from cufa.problem import Problem
 from cufa.tuned import user_table
 
@@ -69,14 +72,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print(problem: Problem, device: Device, found: Plan) -> None:
+def _print(problem: Problem, device: Device, found: Plan | DecodePlan) -> None:
     variant = found.variant
-    heads = problem.batch * problem.heads_q
-    work = counted(heads, "head")
-    if found.pack > 1:
-        work = f"{counted(heads // found.pack, 'group')} of {found.pack} heads"
-    work += f" x {counted(found.q_tiles, 'tile')} of queries"
-    section = counted(found.section_heads, "head")
     rows: list[tuple[object, ...]] = [
         ("problem", problem_text(problem)),
         ("GPU", f"{device.name}, {device.arch}, {device.sm_count} multiprocessors"),
@@ -87,13 +84,35 @@ def _print(problem: Problem, device: Device, found: Plan) -> None:
             for name, value in variant._asdict().items()
             if name != "kernel"
         ),
-        ("grid", f"{counted(found.grid, 'block')} for {work}"),
+        ("grid", f"{counted(found.grid, 'block')} for {_work(problem, found)}"),
         ("block", f"{found.block} threads"),
         ("shared memory", f"{found.smem_bytes} bytes a block"),
-        ("interleaved", f"the tiles of {section} at a time"),
+        *_beside(found),
     ]
-    if found.late_rows:
-        rows.append(("late", f"the first {found.late_rows} tiles of all heads, which are short"))
-    if found.workspace_floats:
-        rows.append(("workspace", f"{4 * found.workspace_floats} bytes of global memory"))
     table.pairs([*rows, ("reason", found.reason)])
+
+
+def _work(problem: Problem, found: Plan | DecodePlan) -> str:
+    """Return what the blocks share out."""
+    if isinstance(found, DecodePlan):
+        shared = counted(problem.batch * problem.heads_kv, "K/V head")
+        tiles = counted(found.row_tiles, "tile")
+        return f"{shared} x {tiles} of the {problem.group * problem.seq_q} rows of its queries"
+    heads = problem.batch * problem.heads_q
+    work = counted(heads, "head")
+    if found.pack > 1:
+        work = f"{counted(heads // found.pack, 'group')} of {found.pack} heads"
+    return work + f" x {counted(found.q_tiles, 'tile')} of queries"
+
+
+def _beside(found: Plan | DecodePlan) -> Iterator[tuple[str, str]]:
+    """Yield the order of tiles, and the memory beside the arrays."""
+    if isinstance(found, DecodePlan):
+        yield "split", "keys, evenly among the blocks; the last one of a head merges the pieces"
+        yield "pieces", f"{4 * found.partial_floats} bytes of global memory"
+        return
+    yield "interleaved", f"the tiles of {counted(found.section_heads, 'head')} at a time"
+    if found.late_rows:
+        yield "late", f"the first {found.late_rows} tiles of all heads, which are short"
+    if found.workspace_floats:
+        yield "workspace", f"{4 * found.workspace_floats} bytes of global memory"

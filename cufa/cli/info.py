@@ -16,7 +16,7 @@ from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Commands, add_command
 from cufa.compiler import nvrtc, source
 from cufa.device import Device
-from cufa.planner.plan import plan
+from cufa.planner.attention import plan
 from cufa.problem import DTYPES, Problem
 
 _TYPICAL = (4, 32, 4096, 128)

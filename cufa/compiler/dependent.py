@@ -11,12 +11,19 @@ import ctypes
 import functools
 import sys
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 FIRST_CAPABILITY = 90
 """The first devices that can, ten times their compute capability."""
 
 _SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+class Parameter(Protocol):
+    """A kernel's one parameter."""
+
+    address: int
 
 
 class _Attribute(ctypes.Structure):
@@ -39,16 +46,22 @@ class _Config(ctypes.Structure):
     )
 
 
-class _Launch(threading.local):
+_ATTRIBUTE = _Attribute(_SERIALIZATION, 0, 1)
+
+
+class _Passed(threading.local):
     """What is passed to the driver, made once for a thread."""
 
     def __init__(self) -> None:
-        self.attribute = _Attribute(_SERIALIZATION, 0, 1)
-        self.config = _Config(attributes=ctypes.pointer(self.attribute), attribute_count=1)
+        self.config = _Config()
+        self.config_address = ctypes.addressof(self.config)
+        self.bytes = memoryview((ctypes.c_char * ctypes.sizeof(_Config)).from_buffer(self.config))
+        self.bytes = self.bytes.cast("B")
         self.parameters = (ctypes.c_void_p * 1)()
+        self.parameters_address = ctypes.addressof(self.parameters)
 
 
-_launch = _Launch()
+_passed = _Passed()
 
 
 @functools.cache
@@ -68,28 +81,25 @@ class Dependent:
     """
 
     def __init__(self, function: Any) -> None:
+        self._function = function  # keeps its module loaded
+
+    def launcher(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], smem_bytes: int
+    ) -> Callable[[Parameter], None]:
+        """Return what launches it on the current stream, with a parameter."""
         import cupy
 
-        self._function = function  # keeps its module loaded
-        self._pointer = function.ptr
-        self._current_stream = cupy.cuda.get_current_stream
-        self._launch_kernel = _launch_kernel()
+        config = _Config(grid, block, smem_bytes, None, ctypes.pointer(_ATTRIBUTE), 1)
+        content, pointer = bytes(config), self._function.ptr
+        launch_kernel, current_stream = _launch_kernel(), cupy.cuda.get_current_stream
 
-    def launch(
-        self, grid: tuple[int, int, int], threads: int, parameter: int, smem_bytes: int
-    ) -> None:
-        """Launch on the current stream; `parameter` is the address of the kernel's one."""
-        launch = _launch
-        config = launch.config
-        config.grid[:] = grid
-        config.block[:] = (threads, 1, 1)
-        config.smem_bytes = smem_bytes
-        config.stream = self._current_stream().ptr
-        launch.parameters[0] = parameter
-        error = self._launch_kernel(
-            ctypes.addressof(config), self._pointer, ctypes.addressof(launch.parameters), None
-        )
-        if error:
-            from cupy.cuda import driver
+        def launch(parameter: Parameter) -> None:
+            passed = _passed
+            passed.bytes[:] = content
+            passed.config.stream = current_stream().ptr
+            passed.parameters[0] = parameter.address
+            error = launch_kernel(passed.config_address, pointer, passed.parameters_address, None)
+            if error:
+                raise cupy.cuda.driver.CUDADriverError(error)
 
-            raise driver.CUDADriverError(error)
+        return launch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from cufa import device as devices
@@ -9,16 +11,17 @@ from cufa.arrays import ALIGNMENT, Array
 from cufa.caches.tokens import Tokens
 from cufa.compiler import jit
 from cufa.instance import Instance
-from cufa.launch.argument import launch
+from cufa.launch.argument import Prepared
 from cufa.launch.counters import is_capturing
+from cufa.launch.kind import Key, remember
+from cufa.launch.params import TENSOR, numbers_of
 
 THREADS = 128
 
-_TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
 _TENSORS = ("k", "v", "q", "turned_q", "k_cache", "v_cache")
 PARAMS = np.dtype(
     [
-        *((name, _TENSOR) for name in _TENSORS),
+        *((name, TENSOR) for name in _TENSORS),
         *((name, "u8") for name in ("starts", "lengths", "table")),
         ("table_stride", "i8"),
         *((name, "u8") for name in ("cos", "sin")),
@@ -35,6 +38,16 @@ PARAMS = np.dtype(
 """The layout of ``AppendParams`` in ``kernels/append.cu``."""
 
 
+_OFFSETS = {name: offset for name, offset, _ in numbers_of(PARAMS)}
+_PLACES = tuple(
+    _OFFSETS[name] // 8
+    for name in (*map("{}.data".format, _TENSORS), "starts", "lengths", "table", "cos", "sin")
+)
+_PREPARED = 256  # launches that are remembered
+
+_prepared: dict[Key, Prepared] = {}
+
+
 def append(tokens: Tokens) -> None:
     """Write tokens on the current device and stream.
 
@@ -45,22 +58,51 @@ def append(tokens: Tokens) -> None:
     """
     import cupy
 
-    if tokens.k.shape[0] * tokens.k.shape[2] == 0:
-        return
-    tokens = tokens._replace(
-        **{name: _in_rows(name, getattr(tokens, name)) for name in ("k", "v", "q")}
-    )
+    if tokens.turned_q is None and tokens.q is not None:
+        tokens = tokens._replace(q=None)  # they pass by
     device_id = cupy.cuda.runtime.getDevice()
+    key: list[Any] = [device_id, tokens.k.dtype]
+    addresses = []
+    *arrays, turns = tokens
+    for array in arrays:
+        if array is None:
+            key.append(None)
+            addresses.append(0)
+        else:
+            address = array.data.ptr
+            key += array.shape, array.strides, address % ALIGNMENT == 0
+            addresses.append(address)
+    if turns is None:
+        addresses += 0, 0
+    else:
+        tables = turns.cos.data.ptr, turns.sin.data.ptr
+        key += turns.interleaved, turns.cos.shape, (tables[0] | tables[1]) % ALIGNMENT == 0
+        addresses += tables
+    known = tuple(key)
+    prepared = _prepared.get(known)
+    if prepared is None:
+        if tokens.k.size == 0:
+            return
+        in_rows = {name: _in_rows(name, getattr(tokens, name)) for name in ("k", "v", "q")}
+        if any(array is not getattr(tokens, name) for name, array in in_rows.items()):
+            append(tokens._replace(**in_rows))
+            return
+        prepared = remember(_prepared, known, _made(tokens, device_id), _PREPARED)
+    prepared(*addresses)
+
+
+def _made(tokens: Tokens, device_id: int) -> Prepared:
+    """Return the launch for such tokens, of which there are some."""
+    batch, _, seq, _ = tokens.k.shape
     instance = instance_of(tokens)
-    function = jit.kernel(instance, devices.of_id(device_id), device_id)
     parameter = filled(tokens)
     p, elements = parameter[0], instance.arguments[0]
     units = (int(p["head_dim"]) - int(p["rotary_dim"]) // 2) // elements
     units_v = int(p["head_dim_v"]) // elements
     items = int(p["heads_q"]) * units + int(p["heads_kv"]) * (units + units_v)
-    if items:
-        batch, _, seq, _ = tokens.k.shape
-        launch(function, (batch * seq, -(-items // THREADS), 1), THREADS, parameter)
+    function = jit.kernel(instance, devices.of_id(device_id), device_id)
+    grid = batch * seq, -(-items // THREADS), 1
+    return Prepared(function, grid, THREADS, parameter, _PLACES)
 
 
 def _in_rows(name: str, array: Array | None) -> Array | None:

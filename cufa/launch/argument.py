@@ -1,22 +1,17 @@
-"""A kernel's one parameter, as a NumPy scalar with the fields of its struct."""
+"""A kernel's one parameter, and launches of which all but some addresses in it is known."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from typing import Any
 
-import numpy as np
-
 from cufa.compiler.dependent import Dependent
+from cufa.launch.params import Buffer, free_buffers, taken_buffer
 
 
-def launch(
-    function: Any,
-    grid: tuple[int, int, int],
-    threads: int,
-    parameter: np.ndarray,
-    smem_bytes: int = 0,
-) -> None:
-    """Launch a kernel on the current stream.
+class Prepared:
+    """A launch of which everything but addresses is filled in.
 
     Parameters
     ----------
@@ -24,16 +19,58 @@ def launch(
     grid : tuple of int
     threads : int
         Of a block.
-    parameter : ndarray
-        Of size 1; when this returns, the driver has copied it.
+    parameter : bytes-like
+        The kernel's one parameter.
+    places : tuple of int
+        Where addresses are in it, in 64-bit words.
     smem_bytes : int
         Dynamic shared memory of a block.
     """
-    import cupy
 
-    address = parameter.ctypes.data
+    __slots__ = ("_constants", "_launch")
+
+    def __init__(
+        self,
+        function: Any,
+        grid: tuple[int, int, int],
+        threads: int,
+        parameter: Any,
+        places: tuple[int, ...] = (),
+        smem_bytes: int = 0,
+    ) -> None:
+        content = bytes(parameter)
+        self._launch = _launcher(function, grid, (threads, 1, 1), smem_bytes)
+        self._constants = self._launch, content, len(content), places
+
+    def with_parameter(self, parameter: Any) -> Prepared:
+        """Return the same launch with other content of the parameter."""
+        other = copy(self)
+        content = bytes(parameter)
+        other._constants = self._launch, content, len(content), self._constants[3]
+        return other
+
+    @property
+    def parameter(self) -> bytes:
+        """The kernel's one parameter; what is in the places of addresses means nothing."""
+        return self._constants[1]
+
+    def __call__(self, *addresses: int) -> None:
+        """Launch on the current stream, with these addresses in their places."""
+        launch, content, nbytes, places = self._constants
+        buffer = taken_buffer()
+        buffer.bytes[:nbytes] = content
+        words = buffer.words
+        for place, address in zip(places, addresses, strict=True):
+            words[place] = address
+        # When it returns, the driver has copied the parameter.
+        launch(buffer)
+        free_buffers.append(buffer)
+
+
+def _launcher(
+    function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], smem_bytes: int
+) -> Callable[[Buffer], None]:
+    """Return what launches a kernel whose parameter is in a buffer."""
     if isinstance(function, Dependent):
-        function.launch(grid, threads, address, smem_bytes)
-    else:
-        pointer = cupy.cuda.function.CPointer(address)
-        function(grid, (threads, 1, 1), (pointer,), smem_bytes)
+        return function.launcher(grid, block, smem_bytes)
+    return lambda buffer: function(grid, block, buffer.args, smem_bytes)

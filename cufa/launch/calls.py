@@ -8,21 +8,39 @@ import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array, as_bhsd, copied, padded
 from cufa.launch.counters import is_capturing
-from cufa.launch.kind import Call, Key, Kind, remember
+from cufa.launch.kind import Call, Ints, Key, Kind, remember
+from cufa.launch.scratch import NotSetAsideError
 from cufa.problem import restore_shape
+from cufa.variant import Variant
 
 _KINDS = 64  # that are remembered
 _ALIGNED = (True, True, True)
 
 _kinds: dict[Key, Kind] = {}
 
+_INT32 = np.dtype(np.int32)
+
 # Of CuPy, imported by the first call.
 _ndarray: Any = None
 _current_device: Any = None
 
 
+def types_of(kernel: object) -> object:
+    """Return the types of a kernel that the caller has chosen, as a part of the options."""
+    if kernel is None:
+        return None
+    return tuple(map(type, kernel)) if isinstance(kernel, Variant) else type(kernel)
+
+
 def again(
-    q: Any, k: Any, v: Any, out: Any, return_lse: bool, options: Key, checked: Kind | None = None
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    return_lse: bool,
+    options: Key,
+    beside: tuple[Any, ...] = (),
+    checked: Kind | None = None,
 ) -> Any:
     """Run a call of a kind that `first` has run; None if there is none, or it may be illegal.
 
@@ -32,6 +50,8 @@ def again(
     return_lse : bool
     options : tuple
         What the caller chose, with the types: True == 1.
+    beside : tuple of object
+        What else the kernel reads: arrays of int32, or None.
     checked : Kind, optional
         The kind of a call that is legal.
     """
@@ -54,29 +74,67 @@ def again(
     if (q_at | k_at | v_at) % ALIGNMENT:
         aligned = (q_at % ALIGNMENT == 0, k_at % ALIGNMENT == 0, v_at % ALIGNMENT == 0)
     given = None if out is None else (out.shape, out.strides, out.data.ptr % ALIGNMENT == 0)
-    key = (q_shape, q.strides, k.shape, k.strides, v_shape, v.strides, aligned, given)
+    of_beside: Key = ()
+    addresses: Ints = ()
+    if beside:
+        found = _placed(beside, device_id)
+        if found is None:
+            return None
+        of_beside, addresses = found
+    key = (q_shape, q.strides, k.shape, k.strides, v_shape, v.strides, aligned, given, of_beside)
     latest, call = kind.latest
     if key != latest:
         call = kind.calls.get(key) or kind.ready(key, q_at)
     if call is None:
         return None
     odd = aligned is not _ALIGNED or given is not None
-    if odd and checked is None and not _is_legal(call, q, k, v, out, device_id):
+    if odd and checked is None and not _is_legal(call, q, k, v, out, device_id, addresses):
         return None
     launch, shape, lse_shape, needs_memory, _, _ = call
     if needs_memory:
-        return _run_with_memory(kind, call, q, k, v, out, return_lse)
+        return _run_with_memory(kind, call, q, k, v, out, return_lse, addresses)
     if out is None:
         out = _ndarray(shape, dtype)
+    lse, lse_at = None, 0
     if return_lse:
         lse = _ndarray(lse_shape, np.float32)
-        launch(q_at, k_at, v_at, out.data.ptr, lse.data.ptr)
-        return out, lse
-    launch(q_at, k_at, v_at, out.data.ptr, 0)
-    return out
+        lse_at = lse.data.ptr
+    try:
+        launch(q_at, k_at, v_at, out.data.ptr, lse_at, *addresses)
+    except NotSetAsideError:
+        other = kind.alone(key, q_at)
+        if other is None:
+            raise
+        if other.needs_memory:
+            arrays = dict(zip(kind.names, (q, k, v, out), strict=True))
+            raise _cannot_be_captured(other, arrays, kind.problem.scale) from None
+        other.launch(q_at, k_at, v_at, out.data.ptr, lse_at)
+    return (out, lse) if return_lse else out
 
 
-def _is_legal(call: Call, q: Array, k: Array, v: Array, out: Array | None, device_id: int) -> bool:
+def _placed(arrays: tuple[Any, ...], device_id: int) -> tuple[Key, Ints] | None:
+    """Return shapes and strides of arrays of int32, and their addresses; None if one may not be."""
+    key: list[Any] = []
+    addresses = []
+    for array in arrays:
+        if array is None:
+            key.append(None)
+            addresses.append(0)
+            continue
+        if type(array) is not _ndarray or array.dtype != _INT32:
+            return None
+        data = array.data
+        address = data.ptr
+        if data.device_id != device_id or address % 4:
+            return None
+        key.append((array.shape, array.strides))
+        addresses.append(address)
+    return tuple(key), tuple(addresses)
+
+
+def _is_legal(
+    call: Call, q: Array, k: Array, v: Array, out: Array | None, device_id: int, beside: Ints
+) -> bool:
     """Whether elements are where they may be, and so is `out`."""
     size = q.itemsize
     addresses = q.data.ptr, k.data.ptr, v.data.ptr
@@ -86,12 +144,19 @@ def _is_legal(call: Call, q: Array, k: Array, v: Array, out: Array | None, devic
         out.dtype == q.dtype
         and out.data.device_id == device_id
         and out.data.ptr % size == 0
-        and call.is_apart(out.data.ptr, *addresses)
+        and call.is_apart(out.data.ptr, *addresses, *beside)
     )
 
 
 def first(
-    q: Array, k: Array, v: Array, out: Array | None, return_lse: bool, options: Key, kind: Kind
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array | None,
+    return_lse: bool,
+    options: Key,
+    kind: Kind,
+    beside: tuple[Array | None, ...] = (),
 ) -> Any:
     """Run a call that is legal, and remember its kind.
 
@@ -101,6 +166,8 @@ def first(
         As of `again`.
     kind : Kind
         Made for this call.
+    beside
+        As of `again`.
     """
     global _ndarray, _current_device
     import cupy
@@ -113,14 +180,22 @@ def first(
         return (result, _ndarray(lse_shape, np.float32)) if return_lse else result
     head_dims = problem.head_dim, problem.head_dim_v
     key = (q.dtype, k.dtype, v.dtype, *head_dims, _current_device(), options)
-    return again(q, k, v, out, return_lse, options, remember(_kinds, key, kind, _KINDS))
+    kind = remember(_kinds, key, kind, _KINDS)
+    return again(q, k, v, out, return_lse, options, beside, kind)
 
 
 def _run_with_memory(
-    kind: Kind, call: Call, q: Array, k: Array, v: Array, out: Array | None, return_lse: bool
+    kind: Kind,
+    call: Call,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array | None,
+    return_lse: bool,
+    beside: Ints,
 ) -> Any:
     """Run a call on copies of arrays, or with a workspace."""
-    arrays = {"q": q, "k": k, "v": v, "out": out}
+    arrays = dict(zip(kind.names, (q, k, v, out), strict=True))
     if is_capturing():
         raise _cannot_be_captured(call, arrays, kind.problem.scale)
     if out is None:
@@ -133,11 +208,13 @@ def _run_with_memory(
             taken[name] = padded(view.shape, view.dtype, _ndarray)
         else:
             taken[name] = copied(view, negate=name == "q" and kind.problem.scale < 0)
-    floats = call.launch.plan.workspace_floats
+    floats = call.launch.workspace_floats
     workspace = _ndarray(floats, np.float32) if floats else None
     addresses = [array.data.ptr for array in taken.values()]
-    optional = [0 if array is None else array.data.ptr for array in (lse, workspace)]
-    call.launch(*addresses, *optional)
+    addresses.append(0 if lse is None else lse.data.ptr)
+    if workspace is not None:
+        addresses.append(workspace.data.ptr)
+    call.launch(*addresses, *beside)
     if "out" in call.copies:
         as_bhsd(out, kind.layout)[...] = taken["out"]
     return out if lse is None else (out, lse)

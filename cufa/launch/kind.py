@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 from cufa.arrays import ALIGNMENT, extent, overlaps_itself, readable, whole_chunks
 from cufa.compiler import jit
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES
+from cufa.kernel import ELEMENT_BYTES, KERNELS
 from cufa.launch.counters import is_capturing
+from cufa.launch.decode_launch import DecodeLaunch, LoadedDecode
 from cufa.launch.launch import Launch, Loaded
 from cufa.launch.params import FourInts
-from cufa.planner.plan import KEY_STEP, Plan
+from cufa.planner.plan import KEY_STEP
 from cufa.problem import Problem
 from cufa.score import edges
 from cufa.variant import Variant
@@ -27,7 +28,11 @@ _CALLS = 128  # of a kind that are remembered
 _SEEN = 1024  # of which it is known that there was such a call
 
 Key = tuple[Any, ...]
-_Ints = tuple[int, ...]
+Ints = tuple[int, ...]
+Described = tuple[Any, FourInts, FourInts]
+"""A problem; 4-D (batch, heads, seq, head_dim) shapes of q, k, v and the result; and the strides of
+the first three."""
+
 _T = TypeVar("_T")
 
 _lock = threading.Lock()
@@ -47,20 +52,21 @@ class Call(NamedTuple):
 
     Attributes
     ----------
-    launch : Launch
+    launch : Launch or DecodeLaunch
     shape, lse_shape : tuple of int
         Of the result.
     needs_memory : bool
         For copies, or as a workspace.
     copies : tuple of str
-        Which of q, k, v and out the kernel does not take as they are.
+        Which of q, k, v and out the kernel does not take as they are, see `Kind.names`.
     extents : tuple
-        Where out, q, k and v begin and end, counted from their addresses; empty without an out.
+        Where out, q, k, v and what is beside them begin and end, counted from their addresses;
+        empty without an out.
     """
 
-    launch: Launch
-    shape: _Ints
-    lse_shape: _Ints
+    launch: Launch | DecodeLaunch
+    shape: Ints
+    lse_shape: Ints
     needs_memory: bool
     copies: tuple[str, ...]
     extents: tuple[tuple[int, int], ...]
@@ -79,7 +85,7 @@ class Kind:
 
     Parameters
     ----------
-    problem : Problem
+    problem : Problem or DecodeProblem
         Of one of them.
     layout : str
     device : Device
@@ -87,10 +93,14 @@ class Kind:
         The current device.
     planned : callable
         Returns the plan of such a problem.
+    otherwise : callable, optional
+        Returns the plan for a captured launch that has not the memory which blocks would share.
 
     Attributes
     ----------
-    problem : Problem
+    names : tuple of str
+        Of the user's arrays that are q, k, v and out.
+    problem : Problem or DecodeProblem
     layout : str
     calls : dict
         Those that came twice and are ready, the oldest first.
@@ -98,13 +108,17 @@ class Kind:
         The key of the latest one that has been made ready, and the call.
     """
 
+    names = ("q", "k", "v", "out")
+    _keys = "seq_kv"  # of a problem: how many keys there are
+
     def __init__(
         self,
-        problem: Problem,
+        problem: Any,
         layout: str,
         device: Device,
         device_id: int,
-        planned: Callable[[Problem], Plan],
+        planned: Callable[[Any], Any],
+        otherwise: Callable[[Any], Any] | None = None,
     ) -> None:
         self.problem = problem
         self.layout = layout
@@ -117,9 +131,9 @@ class Kind:
         self._may_be_plain = whole and problem.scale >= 0
         self._uneven = edges(problem.score) > 0
         self._device, self._device_id = device, device_id
-        self._planned = planned
-        self._loaded: dict[Variant, Loaded] = {}
-        self._example: tuple[Key, Problem, Call] | None = None
+        self._planned, self._otherwise = planned, otherwise
+        self._loaded: dict[Variant, Loaded | LoadedDecode] = {}
+        self._example: tuple[Key, Any, Call] | None = None
 
     def ready(self, key: Key, address: int) -> Call | None:
         """Make a call ready; None if it is empty, or illegal: then `parse` says why.
@@ -127,15 +141,19 @@ class Kind:
         Parameters
         ----------
         key : tuple
-            Shape and strides of q, of k and of v; whether each is aligned; and shape, strides and
-            alignment of `out`, or None.
+            Shape and strides of q, of k and of v; whether each is aligned; shape, strides and
+            alignment of `out`, or None; and shape and strides of what is beside them, if anything.
         address : int
             Of q.
         """
         address &= -ALIGNMENT  # that of an array which may be copied
-        call = self._with_other_keys(key, address) or self._made(key, address)
+        call = self._with_other_keys(key, address)
         if call is None:
-            return None
+            made = self._made(key, address, self._planned)
+            if made is None:
+                return None
+            problem, call = made
+            self._example = key, problem, call
         # Lengths that do not come again are not kept.
         number = hash(key)
         if number in self._seen:
@@ -147,6 +165,17 @@ class Kind:
         self.latest = key, call
         return call
 
+    def alone(self, key: Key, address: int) -> Call | None:
+        """Make a call ready whose blocks share no memory; None if there is no other way.
+
+        Parameters
+        ----------
+        key, address
+            As of `ready`.
+        """
+        made = self._otherwise and self._made(key, address, self._otherwise)
+        return made[1] if made else None
+
     def _with_other_keys(self, key: Key, address: int) -> Call | None:
         """Make the latest call ready for another number of keys, as of a cache that grows.
 
@@ -156,7 +185,7 @@ class Kind:
         example = self._example  # other threads may replace it
         if example is None or example[0][0] != key[0]:
             return None
-        _, q_strides, k_shape, k_strides, v_shape, v_strides, aligned, given = key
+        _, q_strides, k_shape, k_strides, v_shape, v_strides, aligned, given, beside = key
         latest, problem, call = example
         if not (
             k_strides == latest[3]
@@ -164,6 +193,7 @@ class Kind:
             and q_strides == latest[1]
             and aligned == latest[6]
             and given is latest[7] is None
+            and beside == latest[8]
             and not call.needs_memory
         ):
             return None
@@ -173,21 +203,49 @@ class Kind:
             return None
         if (*latest_v[:axis], keys, *latest_v[axis + 1 :]) != v_shape:
             return None
-        if keys < 2 or problem.seq_kv < 2:
+        before = getattr(problem, self._keys)
+        if keys < 2 or before < 2:
             return None
-        if self._uneven or (keys - 1) // KEY_STEP != (problem.seq_kv - 1) // KEY_STEP:
-            problem = problem._replace(seq_kv=keys)
+        if self._uneven or (keys - 1) // KEY_STEP != (before - 1) // KEY_STEP:
+            problem = problem._replace(**{self._keys: keys})
             if self._planned(problem) != call.launch.plan:
                 return None
         call = Call(call.launch.with_keys(keys, address), *call[1:])
         self._example = key, problem, call
         return call
 
-    def _made(self, key: Key, address: int) -> Call | None:
-        q_shape, q_strides, k_shape, k_strides, v_shape, v_strides, aligned, given = key
-        if not 2 <= len(q_shape) == len(k_shape) == len(v_shape) <= 4:
+    def _made(
+        self, key: Key, address: int, planned: Callable[[Any], Any]
+    ) -> tuple[Any, Call] | None:
+        found = self._described(key)
+        if found is None:
             return None
-        q, k, v, of_q, of_k, of_v = q_shape, k_shape, v_shape, q_strides, k_strides, v_strides
+        problem, shapes, (of_q, of_k, of_v) = found
+        q_shape, aligned, given, beside = key[0], key[6], key[7], key[8]
+        out = shapes[3]
+        shape = (*q_shape[:-1], out[3])
+        if given is not None and given[0] != shape:
+            return None
+        plan = planned(problem)
+        loaded = self._loaded.get(plan.variant) or self._load(plan.variant)
+
+        strides: FourInts = (of_q, of_k, of_v, self._of_result(out))
+        copies: tuple[str, ...] = ()
+        if given is not None or not self._is_plain(aligned, strides, loaded.tma):
+            if not self._has_legal_strides(key):
+                return None
+            strides, copies = self._taken(key, shapes, strides, loaded.tma)
+        launch = loaded.ready(plan, problem, shapes, strides, address, beside)
+        lse_shape = out[:3] if len(shape) == 4 else shape[:-1]
+        needs_memory = bool(copies) or launch.workspace_floats > 0
+        call = Call(launch, shape, lse_shape, needs_memory, copies, self._extents(key))
+        return problem, call
+
+    def _described(self, key: Key) -> Described | None:
+        """Return what a key stands for; None if that is empty, or illegal."""
+        q, of_q, k, of_k, v, of_v, *_ = key
+        if not 2 <= len(q) == len(k) == len(v) <= 4:
+            return None
         if len(q) < 4 or self.layout != "bhsd":
             q, of_q = self._bhsd(q, of_q)
             k, of_k = self._bhsd(k, of_k)
@@ -197,9 +255,6 @@ class Kind:
         if k != (batch, heads_kv, seq_kv, head_dim) or v[0] != batch:
             return None
         if not (batch and heads_q and seq_q and heads_kv) or heads_q % heads_kv:
-            return None
-        shape = (*q_shape[:-1], head_dim_v)
-        if given is not None and given[0] != shape:
             return None
         dtype, _, _, _, _, _, _, _, causal, scale = self.problem
         problem = Problem(
@@ -214,23 +269,7 @@ class Kind:
             causal,
             abs(scale),  # the kernels fold a positive scale into the exponent
         )
-        plan = self._planned(problem)
-        loaded = self._loaded.get(plan.variant) or self._load(plan.variant)
-
-        out = (batch, heads_q, seq_q, head_dim_v)
-        shapes = (q, k, v, out)
-        strides: FourInts = (of_q, of_k, of_v, self._of_result(out))
-        copies: tuple[str, ...] = ()
-        if given is not None or not self._is_plain(aligned, strides, loaded.tma):
-            if not self._has_legal_strides(key):
-                return None
-            strides, copies = self._taken(key, shapes, strides, loaded.tma)
-        launch = Launch(loaded, plan, problem, shapes, strides, address)
-        lse_shape = out[:3] if len(shape) == 4 else shape[:-1]
-        needs_memory = bool(copies) or plan.workspace_floats > 0
-        call = Call(launch, shape, lse_shape, needs_memory, copies, self._extents(key))
-        self._example = key, problem, call
-        return call
+        return problem, (q, k, v, (batch, heads_q, seq_q, head_dim_v)), (of_q, of_k, of_v)
 
     def _is_plain(self, aligned: tuple[bool, ...], strides: FourInts, tma: bool) -> bool:
         """Whether the kernel takes all arrays as they are, as far as can be seen at a glance."""
@@ -249,11 +288,12 @@ class Kind:
         self, key: Key, shapes: FourInts, strides: FourInts, tma: bool
     ) -> tuple[FourInts, tuple[str, ...]]:
         """Return the strides of the arrays that the kernel finds, and which of them are copies."""
-        *_, aligned, given = key
+        aligned, given = key[6], key[7]
         found, copies = [], []
-        for i, name in enumerate(("q", "k", "v")):
+        for i, name in enumerate(self.names[:3]):
             shape, own, repeats = shapes[i], strides[i], name != "q"
-            taken = aligned[i] and readable(shape, own, self._itemsize, tma, repeats)
+            read = self._as_read(name, shape)
+            taken = aligned[i] and readable(read, own, self._itemsize, tma, repeats)
             if 0 not in shape and not (taken and (repeats or self.problem.scale >= 0)):
                 copies.append(name)
                 own = self._packed(shape)
@@ -271,9 +311,13 @@ class Kind:
             own = self._packed(out)
         return (*found, own), tuple(copies)
 
+    def _as_read(self, name: str, shape: Ints) -> Ints:
+        """Return the shape that an array has for the kernel, which reads whole chunks."""
+        return shape
+
     def _has_legal_strides(self, key: Key) -> bool:
         """Whether they are multiples of an element, and those of `out` keep its elements apart."""
-        given, size = key[-1], self._itemsize
+        given, size = key[7], self._itemsize
         if given is not None and overlaps_itself(given[0], given[1], size):
             return False
         arrays = [key[0:2], key[2:4], key[4:6], *([given[:2]] if given is not None else [])]
@@ -285,13 +329,13 @@ class Kind:
         )
 
     def _extents(self, key: Key) -> tuple[tuple[int, int], ...]:
-        given = key[-1]
+        given = key[7]
         if given is None:
             return ()
         arrays = (given[:2], key[0:2], key[2:4], key[4:6])
         return tuple(extent(shape, strides, self._itemsize) for shape, strides in arrays)
 
-    def _bhsd(self, shape: _Ints, strides: _Ints) -> tuple[_Ints, _Ints]:
+    def _bhsd(self, shape: Ints, strides: Ints) -> tuple[Ints, Ints]:
         """Return shape and strides with the axes (batch, heads, seq, head_dim)."""
         if len(shape) == 4:
             if self.layout == "bhsd":
@@ -304,7 +348,7 @@ class Kind:
             return (shape[0], 1, *shape[1:]), (strides[0], ALIGNMENT, *strides[1:])
         return (1, 1, *shape), (ALIGNMENT, ALIGNMENT, *strides)
 
-    def _of_result(self, shape: _Ints) -> _Ints:
+    def _of_result(self, shape: Ints) -> Ints:
         """Return the strides of a result that is made here."""
         _, heads, seq, head_dim = shape
         row = head_dim * self._itemsize
@@ -312,15 +356,16 @@ class Kind:
             return heads * seq * row, seq * row, row, self._itemsize
         return heads * seq * row, row, heads * row, self._itemsize
 
-    def _packed(self, shape: _Ints) -> _Ints:
+    def _packed(self, shape: Ints) -> Ints:
         """Return the strides of a copy, as `copied` and `padded` make it."""
         _, heads, seq, head_dim = shape
         row = whole_chunks(head_dim, self._itemsize) * self._itemsize
         return heads * seq * row, seq * row, row, self._itemsize
 
-    def _load(self, variant: Variant) -> Loaded:
+    def _load(self, variant: Variant) -> Loaded | LoadedDecode:
         function = jit.kernel(variant, self._device, self._device_id)
-        loaded = Loaded(variant, function, self._device_id)
-        if loaded.counters is not None and not is_capturing():
-            loaded.counters.reserve()
+        of = LoadedDecode if KERNELS[variant.kernel].decodes else Loaded
+        loaded: Loaded | LoadedDecode = of(variant, function, self._device_id)
+        if not is_capturing():
+            loaded.reserve()
         return self._loaded.setdefault(variant, loaded)

@@ -6,7 +6,7 @@ from typing import Any
 
 from cufa.kernel import KERNELS, panel_columns
 from cufa.launch.counters import low, of_device, refill
-from cufa.launch.params import Buffer, FourInts, Layout, free_buffers
+from cufa.launch.params import FourInts, Layout, free_buffers, taken_buffer
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
 from cufa.score import edges
@@ -48,6 +48,23 @@ class Loaded:
         self.columns_v = panel_columns(variant.head_dim_v)
         self.counters = of_device(device_id) if kernel.persistent else None
         self.draws_tiles = kernel.persistent and edges(variant.score) > 0
+
+    def reserve(self) -> None:
+        """Make sure that launches find the memory they need; not while a graph is captured."""
+        if self.counters is not None:
+            self.counters.reserve()
+
+    def ready(
+        self,
+        plan: Plan,
+        problem: Problem,
+        shapes: FourInts,
+        strides: FourInts,
+        address: int,
+        beside: tuple[Any, ...],
+    ) -> Launch:
+        """Return a launch, see `Launch`; there is nothing beside its arrays."""
+        return Launch(self, plan, problem, shapes, strides, address)
 
 
 class Launch:
@@ -96,7 +113,7 @@ class Launch:
             layout.places,
             loaded.counters if draws else None,
         )
-        buffer = _taken()
+        buffer = taken_buffer()
         if loaded.tma:
             q, k, v, out = shapes
             of_q, of_k, of_v, of_out = strides
@@ -116,6 +133,11 @@ class Launch:
         self._bytes = bytes(buffer.bytes[: layout.nbytes])
         free_buffers.append(buffer)
 
+    @property
+    def workspace_floats(self) -> int:
+        """float32 numbers that each call gives memory for."""
+        return self.plan.workspace_floats
+
     def with_keys(self, seq_kv: int, address: int) -> Launch:
         """Return the same launch but for the number of keys."""
         loaded, shapes, strides = self.loaded, self._shapes, self._strides
@@ -125,7 +147,7 @@ class Launch:
         other = Launch.__new__(Launch)
         other.loaded, other.plan, other._constants = loaded, self.plan, self._constants
         other._shapes, other._strides = (q, k, v, out), strides
-        buffer = _taken()
+        buffer = taken_buffer()
         buffer.bytes[: layout.nbytes] = self._bytes
         if loaded.tma:
             encode, dtype, bn = buffer.maps.encode, layout.dtype, variant.bn
@@ -143,7 +165,7 @@ class Launch:
         """Launch on the current stream with these addresses; 0 where none is needed."""
         function, grid, block, smem_bytes, nbytes, places, counters = self._constants
         q_at, k_at, v_at, out_at, map_at, lse_at, workspace_at, tiles_drawn_at = places
-        buffer = _taken()
+        buffer = taken_buffer()
         buffer.bytes[:nbytes] = self._bytes
         words = buffer.words
         words[q_at] = q
@@ -160,11 +182,3 @@ class Launch:
         free_buffers.append(buffer)
         if low:
             refill()
-
-
-def _taken() -> Buffer:
-    """Return a buffer that is nobody else's until it is among the free ones again."""
-    try:
-        return free_buffers.pop()  # in one step, whatever other threads do
-    except IndexError:
-        return Buffer()

@@ -10,7 +10,7 @@ from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array
 from cufa.compiler import jit
 from cufa.instance import Instance
-from cufa.launch.argument import launch
+from cufa.launch.argument import Prepared
 from cufa.launch.counters import is_capturing
 
 THREADS = 256
@@ -75,7 +75,7 @@ def _launch(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array
     function = jit.kernel(instance, devices.of_id(device_id), device_id)
     parameter = filled(outs, lses, written, lse)
     rows = THREADS // (out.shape[3] // instance.arguments[0])
-    launch(function, (-(-lse.size // rows), 1, 1), THREADS, parameter)
+    Prepared(function, (-(-lse.size // rows), 1, 1), THREADS, parameter)()
     if not direct:
         out[...] = written
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from cufa.problem import Problem
 from cufa.score import PARTS
 from cufa.variant import Variant
 
-_TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
+TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
 PARAMS = np.dtype(
     [
-        *((name, _TENSOR) for name in "qkvo"),
+        *((name, TENSOR) for name in "qkvo"),
         ("lse", "u8"),
         ("workspace", "u8"),
         ("tiles_drawn", "u8"),
@@ -127,7 +127,7 @@ class Layout:
         self._start = numbers["params.q.data"][0]
         self._seq_kv = numbers["params.seq_kv"][0]
         self._itemsize = ELEMENT_BYTES[variant.dtype]
-        self._numbers = struct.Struct(_format(numbers.values(), self._start))
+        self._numbers = packed(numbers.values(), self._start)
         self._of_score = tuple(
             parameter.name for part in variant.score for parameter in PARTS[part].parameters
         )
@@ -174,8 +174,7 @@ class Layout:
             0,
             0,
             0,
-            # Zero would make NaN of a masked score, -inf * 0; the least normal number keeps it.
-            max(scale * _LOG2_E, _TINY),
+            scale_log2(scale),
             heads_q // pack,
             heads_q // heads_kv // pack,
             seq_q,
@@ -192,21 +191,37 @@ class Layout:
 
     def set_keys(self, into: memoryview, seq_kv: int) -> None:
         """Write another number of keys where `fill` has written one."""
-        _INT.pack_into(into, self._seq_kv, seq_kv)
+        INT.pack_into(into, self._seq_kv, seq_kv)
 
 
-_INT = struct.Struct("=i")
-_CODES = {"u8": "Q", "i8": "q", "i4": "i", "f4": "f"}
+INT = struct.Struct("=i")
+_CODES = {"u8": "Q", "i8": "q", "u4": "I", "i4": "i", "f4": "f"}
 
 
-def _format(numbers: Any, start: int) -> str:
-    """Return numbers from an offset on, and the gaps between them, as `struct` writes them."""
+def packed(numbers: Iterable[tuple[int, np.dtype]], start: int = 0) -> struct.Struct:
+    """Return what writes numbers from an offset on, and the gaps between them.
+
+    Parameters
+    ----------
+    numbers : iterable of (int, dtype)
+        Offset and type.
+    start : int
+        What comes before it is left alone.
+    """
     text, at = "=", start
     for offset, dtype in numbers:
         if offset >= start and dtype.str[1:] in _CODES:
             text += "x" * (offset - at) + _CODES[dtype.str[1:]]
             at = offset + dtype.itemsize
-    return text
+    return struct.Struct(text)
+
+
+def scale_log2(scale: float) -> float:
+    """Return the factor of scores whose exponential is to the base 2, of a scale that is not < 0.
+
+    Zero would make NaN of a masked score, -inf * 0; the least normal number keeps it.
+    """
+    return max(scale * _LOG2_E, _TINY)
 
 
 class Buffer:
@@ -218,18 +233,19 @@ class Buffer:
         The memory, by 8 and by 64 bits.
     maps : Encoder
         Of the tensor maps at its beginning.
+    address : int
     args : tuple
         A kernel's one argument, as `cupy.cuda.Function` takes it.
     """
 
-    __slots__ = ("args", "bytes", "maps", "words")
+    __slots__ = ("address", "args", "bytes", "maps", "words")
 
     def __init__(self) -> None:
         import cupy
 
         memory = np.zeros(_LARGEST + _MAPS_ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % _MAPS_ALIGNMENT
-        address = memory.ctypes.data + start
+        self.address = address = memory.ctypes.data + start
         self.bytes = memory.data[start : start + _LARGEST]
         self.words = self.bytes.cast("Q")
         self.maps = tensor_map.Encoder(self.words[: MAPS.itemsize // 8], address)
@@ -238,3 +254,11 @@ class Buffer:
 
 free_buffers: list[Buffer] = []
 """Those that are nobody's: each launch under way has one of its own."""
+
+
+def taken_buffer() -> Buffer:
+    """Return a buffer that is nobody else's until it is among the free ones again."""
+    try:
+        return free_buffers.pop()  # in one step, whatever other threads do
+    except IndexError:
+        return Buffer()

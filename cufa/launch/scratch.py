@@ -23,6 +23,9 @@ _LEAST = 1 << 20
 _STREAMS = 64
 """Whose memory is kept, and of all captures under way."""
 
+_KEPT = 16 << 20
+"""Bytes that are kept for a stream, at most: more come from CuPy's pool for each launch."""
+
 _PER_THREAD = 2
 """What stands for the default stream of each thread: ``cudaStreamPerThread``."""
 
@@ -32,6 +35,10 @@ _RESERVED = 64 << 20
 
 _NUMBER = 4  # bytes
 _ONES = 0xFF  # of a byte
+
+
+class NotSetAsideError(RuntimeError):
+    """A launch is captured, for which no memory was set aside."""
 
 
 class Place(NamedTuple):
@@ -66,6 +73,7 @@ class Scratch:
         self._of_stream: dict[int, Place] = {}
         self._largest = 0  # bytes that are set aside for a capture
         self._reserves: list[Place] = []  # of the next captures
+        self._has_reserves = False  # as many as there can be
         self._of_capture: dict[tuple[int, int], Place] = {}
         self._captured: list[Place] = []  # as long as we live
 
@@ -79,7 +87,7 @@ class Scratch:
 
         Raises
         ------
-        RuntimeError
+        NotSetAsideError
             The stream is being captured, and what was set aside does not do.
         """
         nbytes = _NUMBER * floats
@@ -90,7 +98,7 @@ class Scratch:
         if key == _PER_THREAD:
             key = -threading.get_ident()
         place = self._of_stream.get(key)
-        if place is None or place.nbytes < nbytes or not self._reserves:
+        if place is None or place.nbytes < nbytes or not self._has_reserves:
             with self._lock:
                 self._set_aside(nbytes)
                 place = self._of_stream.get(key)
@@ -105,9 +113,13 @@ class Scratch:
         """
         import cupy
 
-        nbytes = _grown(nbytes)
+        kept = nbytes <= _KEPT
+        if kept:
+            nbytes = _grown(nbytes)
         memory = cupy.cuda.alloc(nbytes)
         memory.memset_async(_ONES, nbytes)
+        if not kept:
+            return Place(int(memory.ptr), nbytes, memory)
         self._of_stream.pop(key, None)
         while len(self._of_stream) >= _STREAMS:
             del self._of_stream[next(iter(self._of_stream))]
@@ -122,6 +134,7 @@ class Scratch:
         while len(self._reserves) < max(1, min(_RESERVES, _RESERVED // self._largest)):
             memory = counters.filled(self._largest, _ONES)
             self._reserves.append(Place(int(memory.ptr), self._largest, memory))
+        self._has_reserves = True
 
     def _take_for_capture(self, nbytes: int) -> Place:
         """Return memory that a capture has for itself."""
@@ -130,13 +143,14 @@ class Scratch:
             place = self._of_capture.get(key)
             of_capture = place or (self._reserves[-1] if self._reserves else None)
             if of_capture is None or of_capture.nbytes < nbytes:
-                raise RuntimeError(
+                raise NotSetAsideError(
                     "no memory is set aside for this captured launch, and none can be during a "
                     "capture: call cufa.decode with such arrays before it, outside of a graph; "
                     f"each call sets some aside for {_RESERVES} captures at most"
                 )
             if place is None:
                 place = self._reserves.pop()
+                self._has_reserves = False
                 self._captured.append(place)
                 # Captures that are over need no entry: their number does not come again.
                 self._of_capture = {

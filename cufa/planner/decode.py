@@ -42,6 +42,8 @@ class DecodePlan(NamedTuple):
         Parts of every sequence; 0 where blocks share out all keys evenly.
     parts : int
         The same, or into how many each can be cut where lengths differ little.
+    reason : str
+        Why it is not a kernel of attention's own, for a call of `attention`.
     """
 
     variant: Variant
@@ -51,6 +53,14 @@ class DecodePlan(NamedTuple):
     row_tiles: int
     splits: int
     parts: int
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """One line."""
+        return (
+            f"{self.variant} grid={self.grid} block={self.block} smem={self.smem_bytes} "
+            f"row_tiles={self.row_tiles} splits={self.splits} ({self.reason})"
+        )
 
     @property
     def partial_floats(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cupy
@@ -12,6 +12,7 @@ from benchmarks.calls import Chosen
 from benchmarks.cells import Cell
 from benchmarks.contestants import planned, say
 from benchmarks.host_clock import WARM, Batch, medians
+from benchmarks.host_decode import DECODE_CASES, DecodeCases
 from benchmarks.inputs import Operands, to_torch
 from cufa.explorer.clock import Call
 
@@ -49,11 +50,17 @@ def rows(kernel: str | None) -> Iterator[dict[str, Any]]:
         yield {
             "case": case,
             **cell.row(),
-            "kernel": planned(Operands(cell, cupy.random.default_rng(0)), kernel).kernel,
+            "kernel": _kernel_of(case, cell, kernel),
             "unit": "us",
             "cufa": figures.pop("cufa"),
             "peers": figures,
         }
+
+
+def _kernel_of(case: str, cell: Cell, kernel: str | None) -> str:
+    if case in DECODE_CASES:
+        return "decode"
+    return planned(Operands(cell, cupy.random.default_rng(0)), kernel).kernel
 
 
 class FreshLengths:
@@ -103,28 +110,49 @@ class _Bench:
             "growing_cache": (cache, self._growing_cache(cache)),
             "copied": (odd, self._same(odd)),
             "out": (cell, self._same(cell, into=True)),
+            **self._decode_cases(),
         }
 
-    def _calls(self, q: Any, k: Any, v: Any, out: Any = None) -> dict[str, Call]:
-        """Return a call of each contestant.
+    def _decode_cases(self) -> dict[str, tuple[Cell, Batch]]:
+        """Return those of `cufa.decode`, which no kernel of attention's can be forced on."""
+        if self._kernel is not None:
+            return {}
+        return DecodeCases(CALLS, WARM + BATCHES, self._beside, _by_name).cases()
 
-        SDPA has no `out`, and makes its result. Its flash backend is the cheapest on the host.
+    def _calls(self, q: Any, k: Any, v: Any, out: Any = None) -> dict[str, Call]:
+        """Return a call of each contestant; SDPA has no `out`, and makes its result."""
+        attention, kernel = self._attention, self._kernel
+
+        def sdpa() -> Call:
+            from torch.nn.functional import scaled_dot_product_attention
+
+            tensors = [to_torch(x) for x in (q, k, v)]
+            return lambda: scaled_dot_product_attention(*tensors)
+
+        return {
+            "cufa": lambda: attention(q, k, v, out=out, kernel=kernel),
+            **self._beside((*q.shape[:-1], v.shape[-1]), q.dtype, sdpa),
+        }
+
+    def _beside(
+        self, shape: tuple[int, ...], dtype: Any, sdpa: Callable[[], Call]
+    ) -> dict[str, Call]:
+        """Return the floor of a call with such a result, and what SDPA's call is, if it is here.
+
+        Its flash backend is the cheapest on the host.
         """
-        attention, kernel, trivial, word = self._attention, self._kernel, self._trivial, self._word
-        shape, dtype = (*q.shape[:-1], v.shape[-1]), q.dtype
+        trivial, word = self._trivial, self._word
 
         def floor() -> None:
             cupy.empty(shape, dtype=dtype)
             trivial((1,), (32,), (word,))
 
-        calls = {"cufa": lambda: attention(q, k, v, out=out, kernel=kernel), "floor": floor}
+        calls: dict[str, Call] = {"floor": floor}
         if self._torch:
             from torch.nn.attention import SDPBackend, sdpa_kernel
-            from torch.nn.functional import scaled_dot_product_attention
 
-            tensors = [to_torch(x) for x in (q, k, v)]
-            calls[DEFAULT] = lambda: scaled_dot_product_attention(*tensors)
-            calls["sdpa"] = Chosen(lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION), calls[DEFAULT])
+            calls[DEFAULT] = chosen = sdpa()
+            calls["sdpa"] = Chosen(lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION), chosen)
         return calls
 
     def _same(self, cell: Cell, into: bool = False) -> Batch:

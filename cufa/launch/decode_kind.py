@@ -1,0 +1,130 @@
+"""What calls of `decode` of a kind have in common, and how those of new shapes are made ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from cufa.arrays import Array, extent, whole_chunks
+from cufa.decode_problem import MAX_KEYS, DecodeProblem
+from cufa.device import Device
+from cufa.launch.counters import is_capturing
+from cufa.launch.kind import Call, Described, Ints, Key, Kind
+from cufa.planner.decode import DecodePlan
+
+_INT32_BYTES = 4
+
+
+class DecodeKind(Kind):
+    """Calls that differ in nothing but sizes, strides and addresses; see `Kind`.
+
+    What is beside their arrays is shape and strides of the lengths and of the block table, each
+    int32 on the device, or None.
+
+    Parameters
+    ----------
+    problem, layout, device, device_id, planned
+        As of `Kind`.
+    padded : bool
+        Whether zeros follow the rows of the caches, up to whole chunks of `ALIGNMENT` bytes.
+    """
+
+    names = ("q", "k_cache", "v_cache", "out")
+    _keys = "capacity"
+
+    def __init__(
+        self,
+        problem: DecodeProblem,
+        layout: str,
+        device: Device,
+        device_id: int,
+        planned: Callable[[DecodeProblem], DecodePlan],
+        padded: bool,
+    ) -> None:
+        super().__init__(problem, layout, device, device_id, planned)
+        self._padded = padded
+
+    def _as_read(self, name: str, shape: Ints) -> Ints:
+        if not self._padded or name == "q":
+            return shape
+        return (*shape[:3], whole_chunks(shape[3], self._itemsize))
+
+    def _described(self, key: Key) -> Described | None:
+        q_shape, q_strides, k_shape, k_strides, v_shape, v_strides, _, _, beside = key
+        if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
+            return None
+        q, of_q = self._bhsd(q_shape, q_strides)
+        k, of_k = self._bhsd(k_shape, k_strides)
+        v, of_v = self._bhsd(v_shape, v_strides)
+        batch, heads_q, seq_q, head_dim = q
+        blocks, heads_kv, keys, head_dim_v = v
+        if k != (blocks, heads_kv, keys, head_dim):
+            return None
+        lengths, table = beside
+        if lengths is not None and not (
+            lengths[0] == (batch,) and (batch == 1 or lengths[1] == (_INT32_BYTES,))
+        ):
+            return None
+        pages = page_size = 0
+        capacity = keys
+        if table is not None:
+            shape, strides = table
+            if not _is_table(shape, strides, batch):
+                return None
+            pages, page_size, capacity = blocks, keys, shape[1] * keys
+        elif blocks != batch:
+            return None
+        if not (blocks and heads_q and seq_q and heads_kv and 0 < capacity <= MAX_KEYS and batch):
+            return None
+        if heads_q % heads_kv:
+            return None
+        dtype, *_, causal, scale = self.problem
+        problem = DecodeProblem(
+            dtype,
+            batch,
+            heads_q,
+            heads_kv,
+            seq_q,
+            capacity,
+            pages,
+            page_size,
+            head_dim,
+            head_dim_v,
+            causal,
+            abs(scale),
+        )
+        return problem, (q, k, v, (batch, heads_q, seq_q, head_dim_v)), (of_q, of_k, of_v)
+
+    def _with_other_keys(self, key: Key, address: int) -> Call | None:
+        _, table = key[8]
+        return None if table else super()._with_other_keys(key, address)  # keys are those of a page
+
+    def _extents(self, key: Key) -> tuple[tuple[int, int], ...]:
+        found = super()._extents(key)
+        if not found:
+            return ()
+        beside = ((0, 0) if of is None else extent(of[0], of[1], _INT32_BYTES) for of in key[8])
+        return (*found, *beside)
+
+
+def on_device(name: str, array: Array | None) -> Array | None:
+    """Return lengths or a block table where kernels read them: a copy if they are on the host."""
+    if not isinstance(array, np.ndarray):
+        return array
+    if is_capturing():
+        raise ValueError(
+            f"{name} (shape {array.shape}) is on the host and would be copied, for which a call "
+            "that is captured into a CUDA graph has no place"
+        )
+    import cupy
+
+    return cupy.asarray(array)
+
+
+def _is_table(shape: Ints, strides: Ints, batch: int) -> bool:
+    """Whether it has a row for each sequence, of numbers that follow each other."""
+    if len(shape) != 2 or shape[0] != batch:
+        return False
+    rows_follow = shape[1] == 1 or strides[1] == _INT32_BYTES
+    return rows_follow and (batch == 1 or strides[0] % _INT32_BYTES == 0)

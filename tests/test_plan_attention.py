@@ -1,0 +1,134 @@
+"""planner/attention.py: which calls of `attention` run as those of `decode` do."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_plan import devices
+from test_problem import problems
+
+from cufa import device
+from cufa.decode_problem import of_attention
+from cufa.planner import attention, decode
+from cufa.planner import plan as tiled
+from cufa.planner.attention import decode_variants
+from cufa.planner.decode import DecodePlan
+from cufa.planner.plan import KEY_STEP, Plan
+from cufa.planner.problem_class import problem_class
+from cufa.planner.tiles import TileShape
+from cufa.planner.tuned_table import Entry, Table
+from cufa.problem import Problem
+
+H200 = device.named("h200")
+
+
+def problem(
+    b: int, hq: int, hk: int, sq: int, sk: int, d: int = 128, dtype: str = "bfloat16", dv: int = 0
+) -> Problem:
+    shapes = (b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv or d)
+    return Problem.of_shapes(*shapes, dtype=dtype, causal=sq > 1)
+
+
+def decodes(given: Problem, gpu: device.Device = H200) -> bool:
+    return isinstance(attention.plan(given, gpu), DecodePlan)
+
+
+# Where both were measured on an H200, the faster one: us as `decode`, and by fa3_wgmma.
+@pytest.mark.parametrize(
+    ("sizes", "as_decode"),
+    [
+        ((1, 32, 8, 1, 8192), True),  # 14, 70
+        ((1, 32, 8, 1, 131072), True),  # 126, 1086
+        ((16, 32, 8, 4, 8192), True),  # 124, 127
+        ((16, 32, 8, 16, 8192), False),  # 258, 128
+    ],
+)
+def test_what_was_measured(sizes: Any, as_decode: bool) -> None:
+    assert decodes(problem(*sizes)) == as_decode
+
+
+def test_few_keys_many_queries_and_full_grids_are_not_for_decode() -> None:
+    assert not decodes(problem(1, 32, 8, 1, 256))
+    assert not decodes(problem(1, 32, 8, 512, 8192))
+    assert not decodes(problem(1, 8, 8, 8192, 8192))
+    assert not decodes(problem(64, 32, 32, 128, 2048))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", ["a100", "rtx3090", "rtx4090", "h200", "b200"])
+def test_one_query_beside_many_keys_is_for_decode_everywhere(name: str, dtype: str) -> None:
+    gpu = device.named(name)
+    for hq, hk, d in ((32, 8, 128), (28, 4, 64), (8, 8, 80), (71, 1, 64)):
+        assert decodes(problem(1, hq, hk, 1, 30_000, d, dtype), gpu)
+
+
+def test_the_plan_is_that_of_decode() -> None:
+    given = problem(2, 28, 4, 3, 9000, 80)
+    found, expected = attention.plan(given, H200), decode.plan(of_attention(given), H200)
+    assert isinstance(found, DecodePlan)
+    assert found == expected._replace(reason=found.reason)
+    assert str(found).startswith("decode<bfloat16, 96, 96, 16, 16, ")
+    assert f" grid={found.grid} " in str(found)
+    assert str(found).endswith("(few queries: keys are split, as for cufa.decode)")
+
+
+@pytest.mark.parametrize("kernel", ["fa3_wgmma", "fa2_mma"])
+def test_a_kernel_that_is_forced_is_taken(kernel: str) -> None:
+    given = problem(1, 32, 8, 1, 8192)
+    for found in (
+        attention.plan(given, H200, kernel),
+        attention.Planner(given, H200, kernel)(given),
+    ):
+        assert found == tiled.plan(given, H200, kernel)
+    with pytest.raises(ValueError, match=r"which is for cufa\.decode"):
+        attention.plan(given, H200, "decode")
+
+
+def test_a_tuned_table_is_about_the_other_kernels() -> None:
+    entry = Entry("fa3_wgmma", TileShape(64, 64, 2, 8, 2))
+    for sq, own in ((1, False), (99, True)):
+        call = problem(1, 32, 8, sq, 8192)
+        entries = {problem_class(call, H200): entry}
+        table = Table("h200", "", "a day", "a test", entries)
+        found = attention.plan(call, H200, table=table)
+        assert ("tuned on a day" in found.reason) == own
+
+
+@given(problems(st.integers(0, 1 << 17)), devices)
+def test_any_problem(given: Problem, gpu: device.Device) -> None:
+    """The planner and the plan agree, and nothing but calls without a result or keys are empty."""
+    found = attention.plan(given, gpu)
+    assert found == attention.Planner(given, gpu)(given)
+    if isinstance(found, Plan):
+        assert found == tiled.plan(given, gpu)
+    else:
+        assert found.grid > 0
+        assert found.variant.illegal(gpu) is None
+        assert found.variant in decode_variants(gpu, [given.causal])
+
+
+@given(problems(st.integers(1, 1 << 15)), devices)
+def test_plans_are_the_same_up_to_a_multiple_of_the_step(
+    given: Problem, gpu: device.Device
+) -> None:
+    """A cache that grows is planned anew only beyond, where there is no mask."""
+    given = given._replace(causal=False)
+    last = -(-given.seq_kv // KEY_STEP) * KEY_STEP
+    first = last - KEY_STEP + 1
+    plans = {attention.plan(given._replace(seq_kv=n), gpu) for n in (first, given.seq_kv, last)}
+    assert len(plans) == 1
+
+
+def test_variants_that_can_be_taken() -> None:
+    found = decode_variants(H200)
+    assert len(found) == len(set(found))
+    for dtype, causal in itertools.product(("float16", "bfloat16", "float32"), (False, True)):
+        assert {v.bm for v in found if v.dtype == dtype and v.causal == causal} == (
+            {16} if dtype == "float32" else {16, 32}
+        )
+    assert not decodes(problem(1, 32, 8, 1, 8192, 128, dv=32))
+    assert all(not v.causal for v in decode_variants(H200, [False]))
