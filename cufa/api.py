@@ -96,7 +96,7 @@ def attention(
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
         *(causal, type(causal), scale, type(scale), layout),
-        *(return_lse, type(return_lse), kernel, calls.types_of(kernel)),
+        *(return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
     )
     result = calls.again(q, k, v, out, return_lse, options)
     if result is not None:

@@ -171,9 +171,10 @@ def decode_padded(
         As of `decode`, and so is `kernel`.
     """
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
+    of_kernel = None if kernel is None else calls.types_of(kernel)
     options = (
         *(causal, type(causal), scale, type(scale), layout, return_lse, type(return_lse)),
-        *(num_splits, type(num_splits), kernel, calls.types_of(kernel), padded, DecodeKind),
+        *(num_splits, type(num_splits), kernel, of_kernel, padded, DecodeKind),
     )
     beside: tuple[Any, ...] = (lengths, block_table)
     result = calls.again(q, k_cache, v_cache, out, return_lse, options, beside)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,28 @@ Counts = Any  # int, sequence of int or ndarray
 _MOST = 2**31 - 1  # tokens: lengths are int32
 
 
+class _Layer(NamedTuple):
+    """What kernels read of a layer: views of memory that stays where it is.
+
+    Attributes
+    ----------
+    k, v : array
+        As of `Cache.layer`.
+    k_view, v_view : array
+        The same in the order (blocks, heads, keys, head_dim).
+    starts, lengths, block_table : array
+        As of `Tokens`.
+    """
+
+    k: Array
+    v: Array
+    k_view: Array
+    v_view: Array
+    starts: Array
+    lengths: Array
+    block_table: Array | None
+
+
 class Cache:
     """Sequences of a `KVCache` or `PagedKVCache`: all, or some that follow each other.
 
@@ -32,6 +54,7 @@ class Cache:
 
     def __init__(self, store: Store, rows: slice) -> None:
         self._store, self._rows = store, rows
+        self._layers: dict[int, _Layer] = {}
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -95,6 +118,18 @@ class Cache:
             raise ValueError(f"layer must be 0 to {store.layers - 1}, not {layer}")
         k, v = store.k[layer], store.v[layer]
         return (k, v) if store.pages is not None else (k[self._rows], v[self._rows])
+
+    def _views(self, layer: int) -> _Layer:
+        """Return what kernels read of a layer; made once."""
+        found = self._layers.get(layer) if type(layer) is int else None
+        if found is None:
+            store = self._store
+            k, v = self.layer(layer)
+            found = self._layers[int(layer)] = _Layer(
+                *(k, v, as_bhsd(k, store.layout), as_bhsd(v, store.layout)),
+                *(store.device[0, self._rows], self.lengths, self.block_table),
+            )
+        return found
 
     # --- lengths ---
 
@@ -345,12 +380,14 @@ class Cache:
         On the GPU the cache is never copied. Queries are, and so cannot be in a CUDA graph, whose
         rows are no multiple of 16 bytes long.
         """
+        views = self._views(layer)
         return decode_padded(
             q,
-            *self.layer(layer),
+            views.k,
+            views.v,
             True,
-            lengths=self.lengths,
-            block_table=self.block_table,
+            lengths=views.lengths,
+            block_table=views.block_table,
             causal=causal,
             scale=scale,
             layout=self._store.layout,
@@ -365,7 +402,7 @@ class Cache:
     ) -> tuple[Tokens, Array | None]:
         """Check new tokens; return them as views, and the queries that a call returns."""
         store = self._store
-        k_cache, v_cache = self.layer(layer)
+        _, _, k_cache, v_cache, starts, lengths, block_table = self._views(layer)
         arrays = {"k": k, "v": v, **({} if q is None else {"q": q})}
         xp = module_of_all({**arrays, "the cache": store.k})
         if xp is np:
@@ -403,11 +440,11 @@ class Cache:
             v=views["v"],
             q=views.get("q"),
             turned_q=turned_q,
-            k_cache=as_bhsd(k_cache, store.layout),
-            v_cache=as_bhsd(v_cache, store.layout),
-            starts=store.device[0, self._rows],
-            lengths=store.device[1, self._rows],
-            block_table=self.block_table,
+            k_cache=k_cache,
+            v_cache=v_cache,
+            starts=starts,
+            lengths=lengths,
+            block_table=block_table,
             rotary=store.rotary,
         )
         return tokens, result

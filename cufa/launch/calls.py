@@ -8,7 +8,8 @@ import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array, as_bhsd, copied, padded
 from cufa.launch.counters import is_capturing
-from cufa.launch.kind import Call, Ints, Key, Kind, remember
+from cufa.launch.kind import Call, Key, Kind, remember
+from cufa.launch.params import Ints
 from cufa.launch.scratch import NotSetAsideError
 from cufa.problem import restore_shape
 from cufa.variant import Variant
@@ -27,8 +28,6 @@ _current_device: Any = None
 
 def types_of(kernel: object) -> object:
     """Return the types of a kernel that the caller has chosen, as a part of the options."""
-    if kernel is None:
-        return None
     return tuple(map(type, kernel)) if isinstance(kernel, Variant) else type(kernel)
 
 
@@ -100,7 +99,7 @@ def again(
         lse = _ndarray(lse_shape, np.float32)
         lse_at = lse.data.ptr
     try:
-        launch(q_at, k_at, v_at, out.data.ptr, lse_at, *addresses)
+        launch(q_at, k_at, v_at, out.data.ptr, lse_at, addresses)
     except NotSetAsideError:
         other = kind.alone(key, q_at)
         if other is None:
@@ -210,11 +209,10 @@ def _run_with_memory(
             taken[name] = copied(view, negate=name == "q" and kind.problem.scale < 0)
     floats = call.launch.workspace_floats
     workspace = _ndarray(floats, np.float32) if floats else None
-    addresses = [array.data.ptr for array in taken.values()]
-    addresses.append(0 if lse is None else lse.data.ptr)
     if workspace is not None:
-        addresses.append(workspace.data.ptr)
-    call.launch(*addresses, *beside)
+        beside = (workspace.data.ptr,)
+    q_at, k_at, v_at, out_at = (array.data.ptr for array in taken.values())
+    call.launch(q_at, k_at, v_at, out_at, 0 if lse is None else lse.data.ptr, beside)
     if "out" in call.copies:
         as_bhsd(out, kind.layout)[...] = taken["out"]
     return out if lse is None else (out, lse)

@@ -10,7 +10,8 @@ from cufa.arrays import Array, extent, whole_chunks
 from cufa.decode_problem import MAX_KEYS, DecodeProblem
 from cufa.device import Device
 from cufa.launch.counters import is_capturing
-from cufa.launch.kind import Call, Described, Ints, Key, Kind
+from cufa.launch.kind import Call, Described, Key, Kind
+from cufa.launch.params import Ints
 from cufa.planner.decode import DecodePlan
 
 _INT32_BYTES = 4

@@ -8,7 +8,7 @@ from typing import Any
 from cufa.decode_problem import DecodeProblem, of_attention
 from cufa.launch.argument import Prepared
 from cufa.launch.decode import DecodeLayout
-from cufa.launch.params import FourInts
+from cufa.launch.params import FourInts, Ints
 from cufa.launch.scratch import of_device
 from cufa.planner.decode import DecodePlan
 from cufa.problem import Problem
@@ -111,10 +111,17 @@ class DecodeLaunch:
         other._prepared = self._prepared.with_parameter(parameter)
         return other
 
-    def __call__(
-        self, q: int, k: int, v: int, out: int, lse: int, lengths: int = 0, block_table: int = 0
-    ) -> None:
-        """Launch on the current stream with these addresses; 0 where none is needed."""
+    def __call__(self, q: int, k: int, v: int, out: int, lse: int, beside: Ints = ()) -> None:
+        """Launch on the current stream.
+
+        Parameters
+        ----------
+        q, k, v, out, lse : int
+            Addresses; 0 where none is needed.
+        beside : tuple of int
+            Those of the lengths and of the block table; 0 where there is none.
+        """
+        lengths, block_table = beside or (0, 0)
         partial = self._scratch.take(self._floats) if self._floats else None
         table = (block_table,) if block_table else ()
         self._prepared(q, k, v, out, lse, partial.address if partial else 0, lengths, *table)

@@ -18,7 +18,7 @@ from cufa.kernel import ELEMENT_BYTES, KERNELS
 from cufa.launch.counters import is_capturing
 from cufa.launch.decode_launch import DecodeLaunch, LoadedDecode
 from cufa.launch.launch import Launch, Loaded
-from cufa.launch.params import FourInts
+from cufa.launch.params import FourInts, Ints
 from cufa.planner.plan import KEY_STEP
 from cufa.problem import Problem
 from cufa.score import edges
@@ -28,7 +28,6 @@ _CALLS = 128  # of a kind that are remembered
 _SEEN = 1024  # of which it is known that there was such a call
 
 Key = tuple[Any, ...]
-Ints = tuple[int, ...]
 Described = tuple[Any, FourInts, FourInts]
 """A problem; 4-D (batch, heads, seq, head_dim) shapes of q, k, v and the result; and the strides of
 the first three."""

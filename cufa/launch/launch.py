@@ -6,7 +6,7 @@ from typing import Any
 
 from cufa.kernel import KERNELS, panel_columns
 from cufa.launch.counters import low, of_device, refill
-from cufa.launch.params import FourInts, Layout, free_buffers, taken_buffer
+from cufa.launch.params import FourInts, Ints, Layout, free_buffers, taken_buffer
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
 from cufa.score import edges
@@ -161,8 +161,16 @@ class Launch:
         free_buffers.append(buffer)
         return other
 
-    def __call__(self, q: int, k: int, v: int, out: int, lse: int, workspace: int = 0) -> None:
-        """Launch on the current stream with these addresses; 0 where none is needed."""
+    def __call__(self, q: int, k: int, v: int, out: int, lse: int, beside: Ints = ()) -> None:
+        """Launch on the current stream.
+
+        Parameters
+        ----------
+        q, k, v, out, lse : int
+            Addresses; 0 where none is needed.
+        beside : tuple of int
+            That of the workspace, if the plan needs one.
+        """
         function, grid, block, smem_bytes, nbytes, places, counters = self._constants
         q_at, k_at, v_at, out_at, map_at, lse_at, workspace_at, tiles_drawn_at = places
         buffer = taken_buffer()
@@ -173,8 +181,8 @@ class Launch:
         words[v_at] = v
         words[out_at] = words[map_at] = out
         words[lse_at] = lse
-        if workspace:
-            words[workspace_at] = workspace
+        if beside:
+            words[workspace_at] = beside[0]
         if counters is not None:
             words[tiles_drawn_at] = counters.take()
         # When it returns, the driver has copied the parameter.

@@ -44,7 +44,8 @@ _LARGEST = 4096  # bytes, of a kernel's parameters
 _TINY = float(np.finfo(np.float32).tiny)
 _LOG2_E = math.log2(math.e)
 
-FourInts = tuple[tuple[int, ...], ...]
+Ints = tuple[int, ...]
+FourInts = tuple[Ints, ...]
 """Shapes or strides of q, k, v and the result."""
 
 Number = tuple[str, int, np.dtype]
