@@ -27,6 +27,8 @@ class Parameter(Protocol):
 
 
 class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute of cuda.h."""
+
     _fields_ = (
         ("id", ctypes.c_int),
         ("padding", ctypes.c_int),
@@ -35,7 +37,9 @@ class _Attribute(ctypes.Structure):
     )
 
 
-class _Config(ctypes.Structure):
+class Config(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
@@ -49,13 +53,24 @@ class _Config(ctypes.Structure):
 _ATTRIBUTE = _Attribute(_SERIALIZATION, 0, 1)
 
 
+def config(
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    smem_bytes: int,
+    *,
+    overlap: bool = True,
+) -> Config:
+    """Return what tells the driver of a launch, for a stream to be named."""
+    return Config(grid, block, smem_bytes, None, ctypes.pointer(_ATTRIBUTE), int(overlap))
+
+
 class _Passed(threading.local):
     """What is passed to the driver, made once for a thread."""
 
     def __init__(self) -> None:
-        self.config = _Config()
+        self.config = Config()
         self.config_address = ctypes.addressof(self.config)
-        self.bytes = memoryview((ctypes.c_char * ctypes.sizeof(_Config)).from_buffer(self.config))
+        self.bytes = memoryview((ctypes.c_char * ctypes.sizeof(Config)).from_buffer(self.config))
         self.bytes = self.bytes.cast("B")
         self.parameters = (ctypes.c_void_p * 1)()
         self.parameters_address = ctypes.addressof(self.parameters)
@@ -65,7 +80,8 @@ _passed = _Passed()
 
 
 @functools.cache
-def _launch_kernel() -> Any:
+def launch_kernel() -> Any:
+    """Return ``cuLaunchKernelEx``, which takes addresses."""
     library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     function = library.cuLaunchKernelEx
     function.argtypes = (ctypes.c_void_p,) * 4
@@ -82,6 +98,7 @@ class Dependent:
 
     def __init__(self, function: Any) -> None:
         self._function = function  # keeps its module loaded
+        self._pointer = function.ptr
 
     def launcher(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], smem_bytes: int
@@ -89,17 +106,16 @@ class Dependent:
         """Return what launches it on the current stream, with a parameter."""
         import cupy
 
-        config = _Config(grid, block, smem_bytes, None, ctypes.pointer(_ATTRIBUTE), 1)
-        content, pointer = bytes(config), self._function.ptr
-        launch_kernel, current_stream = _launch_kernel(), cupy.cuda.get_current_stream
+        content = bytes(config(grid, block, smem_bytes))
+        launch, current_stream = launch_kernel(), cupy.cuda.get_current_stream
 
-        def launch(parameter: Parameter) -> None:
+        def launched(parameter: Parameter) -> None:
             passed = _passed
             passed.bytes[:] = content
             passed.config.stream = current_stream().ptr
             passed.parameters[0] = parameter.address
-            error = launch_kernel(passed.config_address, pointer, passed.parameters_address, None)
+            error = launch(passed.config_address, self._pointer, passed.parameters_address, None)
             if error:
                 raise cupy.cuda.driver.CUDADriverError(error)
 
-        return launch
+        return launched

@@ -87,7 +87,7 @@ class Stage:
         q, k, v, out = (x.data.ptr for x in self._taken)
         run = Launch(loaded, chosen, self._problem, shapes, strides, q)
         workspace = self.xp.empty(chosen.workspace_floats, np.float32)
-        return lambda: run(q, k, v, out, 0, workspace.data.ptr)
+        return lambda: run(q, k, v, out, 0, (workspace.data.ptr,))
 
     def run(self, call: Call) -> None:
         """Make one call over a result full of NaN, wait for it, and raise what went wrong."""

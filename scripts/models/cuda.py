@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import cufa
-from cufa.compiler import nvrtc
+from cufa.compiler import dependent, nvrtc
 
 FOLDER = Path(__file__).parent
 HEADERS = Path(cufa.__file__).parent / "kernels"
-
-#: CUlaunchAttributeID: a kernel may begin while the one before it ends.
-PROGRAMMATIC_STREAM_SERIALIZATION = 6
-FIRST_CAPABILITY_WITH_IT = 90
 
 
 @functools.cache
@@ -57,6 +53,13 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Any:
     return cupy.empty(shape, dtype)
 
 
+def contiguous(array: Any) -> Any:
+    """Return an array, or a copy in the order of its axes."""
+    import cupy
+
+    return cupy.ascontiguousarray(array)
+
+
 def launch(function: Any, blocks: int, threads: int, smem_bytes: int, *arguments: Any) -> None:
     """Launch a kernel on the current stream; it may begin while the one before it ends.
 
@@ -75,16 +78,15 @@ def launch(function: Any, blocks: int, threads: int, smem_bytes: int, *arguments
 
     values = [_value(argument) for argument in arguments]
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-    overlap = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 1)
-    config = _Config(
+    config = dependent.config(
         (blocks, 1, 1),
         (threads, 1, 1),
         smem_bytes,
-        cupy.cuda.get_current_stream().ptr,
-        ctypes.pointer(overlap),
-        _capability() >= FIRST_CAPABILITY_WITH_IT,
+        overlap=_capability() >= dependent.FIRST_CAPABILITY,
     )
-    status = _launch()(ctypes.byref(config), ctypes.c_void_p(function.kernel.ptr), pointers, None)
+    config.stream = cupy.cuda.get_current_stream().ptr
+    addresses = ctypes.addressof(config), function.kernel.ptr, ctypes.addressof(pointers)
+    status = dependent.launch_kernel()(*addresses, None)
     if status:
         raise RuntimeError(f"the driver refuses to launch {function.name} (CUresult {status})")
 
@@ -95,41 +97,6 @@ def _value(argument: Any) -> Any:
     if isinstance(argument, float):
         return ctypes.c_float(argument)
     return ctypes.c_void_p(None if argument is None else argument.data.ptr)
-
-
-class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute of cuda.h."""
-
-    _fields_ = (
-        ("id", ctypes.c_int),
-        ("pad", ctypes.c_int),
-        ("value", ctypes.c_int),
-        ("rest", ctypes.c_char * 60),
-    )
-
-    def __init__(self, id_: int, value: int) -> None:
-        super().__init__(id=id_, value=value)
-
-
-class _Config(ctypes.Structure):
-    """CUlaunchConfig of cuda.h."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("smem_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("attribute_count", ctypes.c_uint),
-    )
-
-
-@functools.cache
-def _launch() -> Any:
-    import sys
-
-    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    return library.cuLaunchKernelEx
 
 
 @functools.cache

@@ -55,6 +55,8 @@ template <int THREADS>
 __global__ void __launch_bounds__(THREADS) largest(const float* x, long long* place, int width) {
     extern __shared__ __align__(16) float smem[];
     int* places = reinterpret_cast<int*>(smem + THREADS / 32);
+    let_next_begin();
+    wait_for_previous();
     x += static_cast<long long>(blockIdx.x) * width;
     float most = -INF;
     int at = width;

@@ -1,0 +1,88 @@
+"""compiler/dependent.py: what the driver is told of launches that overlap the kernel in front."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+from cufa.compiler import dependent  # noqa: E402
+
+
+class Driver:
+    """Stands for the driver, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+        self.error = 0
+
+    def __call__(self, config: int, function: int, parameters: int, extra: None) -> int:
+        """Stand for ``cuLaunchKernelEx``."""
+        told = dependent.Config.from_address(config)
+        attributes = [told.attributes[i] for i in range(told.attribute_count)]
+        address = ctypes.c_void_p.from_address(parameters).value
+        self.launches.append(
+            (
+                *(tuple(told.grid), tuple(told.block), told.smem_bytes, told.stream),
+                *([(each.id, each.value) for each in attributes], function, address),
+            )
+        )
+        return self.error
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    driver = Driver()
+    monkeypatch.setattr(dependent, "launch_kernel", lambda: driver)
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: SimpleNamespace(ptr=77))
+    return driver
+
+
+def test_the_driver_is_told_all(driver: Driver) -> None:
+    kernel = dependent.Dependent(SimpleNamespace(ptr=123))
+    launch = kernel.launcher((5, 2, 1), (256, 1, 1), 1000)
+    other = kernel.launcher((9, 1, 1), (64, 1, 1), 0)
+    for each in (launch, other, launch):
+        each(SimpleNamespace(address=4096))
+    overlaps = [(6, 1)]
+    first = ((5, 2, 1), (256, 1, 1), 1000, 77, overlaps, 123, 4096)
+    assert driver.launches == [first, ((9, 1, 1), (64, 1, 1), 0, 77, overlaps, 123, 4096), first]
+
+
+def test_without_overlap(driver: Driver) -> None:
+    config = dependent.config((1, 1, 1), (32, 1, 1), 0, overlap=False)
+    assert config.attribute_count == 0
+
+
+def test_an_error_of_the_driver(driver: Driver) -> None:
+    driver.error = 1
+    launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
+    with pytest.raises(cupy.cuda.driver.CUDADriverError):
+        launch(SimpleNamespace(address=4096))
+
+
+def test_threads_do_not_share_what_they_pass(driver: Driver) -> None:
+    addresses = set()
+
+    def note() -> None:
+        addresses.add(dependent._passed.config_address)
+
+    note()
+    thread = threading.Thread(target=note)
+    thread.start()
+    thread.join()
+    assert len(addresses) == 2
+
+
+def test_the_structs_are_those_of_the_driver() -> None:
+    """Sizes and places of cuda.h, the same from CUDA 12 on."""
+    assert ctypes.sizeof(dependent.Config) == 56
+    assert dependent.Config.stream.offset == 32
+    assert dependent.Config.attributes.offset == 40
+    assert ctypes.sizeof(dependent._Attribute) == 72
+    assert dependent._Attribute.value.offset == 8
