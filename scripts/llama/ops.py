@@ -74,11 +74,19 @@ def swiglu_product(linear: Linear, x: Array, dtype: np.dtype) -> Array:
 
 def largest(logits: Array) -> Array:
     """Return the place of the largest of each row, int64."""
-    return logits.argmax(axis=-1) if isinstance(logits, np.ndarray) else rows.largest(logits)
+    if isinstance(logits, np.ndarray):
+        return logits.argmax(axis=-1)
+    return rows.largest(_contiguous(logits))
 
 
 def top(logits: Array, count: int | None) -> Array:
     """Return the places of the largest of each row, from the largest on; of all without a count."""
     if isinstance(logits, np.ndarray) or count is None or count > rows.MOST_TOP:
         return (-logits).argsort(axis=-1)[:, :count]
-    return rows.top(logits, min(count, logits.shape[1]))
+    return rows.top(_contiguous(logits), min(count, logits.shape[1]))
+
+
+def _contiguous(x: Array) -> Array:
+    import cupy
+
+    return cupy.ascontiguousarray(x)

@@ -53,13 +53,6 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Any:
     return cupy.empty(shape, dtype)
 
 
-def contiguous(array: Any) -> Any:
-    """Return an array, or a copy in the order of its axes."""
-    import cupy
-
-    return cupy.ascontiguousarray(array)
-
-
 def launch(function: Any, blocks: int, threads: int, smem_bytes: int, *arguments: Any) -> None:
     """Launch a kernel on the current stream; it may begin while the one before it ends.
 

@@ -56,11 +56,10 @@ def top(x: Array, count: int) -> Array:
 
     Parameters
     ----------
-    x : cupy.ndarray, (rows, width) float32
+    x : cupy.ndarray, (rows, width) float32, contiguous
     count : int
         At most the width, and `MOST_TOP`.
     """
-    x = cuda.contiguous(x)
     threads = MOST_TOP
     places = cuda.empty((len(x), count), np.dtype(np.int64))
     smem_bytes = 8 * threads + 4 * 256
@@ -74,9 +73,8 @@ def largest(x: Array) -> Array:
 
     Parameters
     ----------
-    x : cupy.ndarray, (rows, width) float32
+    x : cupy.ndarray, (rows, width) float32, contiguous
     """
-    x = cuda.contiguous(x)
     threads = 1024
     places = cuda.empty((len(x),), np.dtype(np.int64))
     function = cuda.kernel("rows", f"largest<{threads}>")
