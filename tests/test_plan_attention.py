@@ -128,7 +128,7 @@ def test_variants_that_can_be_taken() -> None:
     assert len(found) == len(set(found))
     for dtype, causal in itertools.product(("float16", "bfloat16", "float32"), (False, True)):
         assert {v.bm for v in found if v.dtype == dtype and v.causal == causal} == (
-            {16} if dtype == "float32" else {16, 32}
+            {16} if dtype == "float32" else {16, 32, 64}
         )
     assert not decodes(problem(1, 32, 8, 1, 8192, 128, dv=32))
     assert all(not v.causal for v in decode_variants(H200, [False]))

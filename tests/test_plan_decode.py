@@ -37,3 +37,50 @@ def test_too_large(sizes: dict[str, Any], message: str) -> None:
 
 def test_splits_are_no_more_than_tiles() -> None:
     assert plan(problem(), H200, 10**6).splits == -(-1000 // plan(problem(), H200).variant.bn)
+
+
+def tile(gpu: device.Device = H200, splits: int | None = None, **sizes: Any) -> tuple[int, int]:
+    """Rows of a tile, and blocks of a multiprocessor."""
+    variant = plan(problem(**sizes), gpu, splits).variant
+    return variant.bm, variant.blocks_per_sm
+
+
+def test_many_rows_share_a_tile() -> None:
+    """Unless there are few sequences, of which one block each would merge all pieces."""
+    assert tile(heads_q=8, seq_q=4) == (16, 1)
+    assert tile(heads_q=8, seq_q=8) == (16, 1)
+    assert tile(heads_q=8, seq_q=9) == (32, 1)
+    assert tile(heads_q=8, seq_q=9, batch=30) == (64, 1)
+    assert tile(heads_q=8, seq_q=9, batch=30, head_dim=256, head_dim_v=256) == (16, 1)
+    assert tile(heads_q=8, seq_q=9, batch=30, dtype="float32") == (16, 1)
+
+
+def test_two_blocks_where_each_has_a_whole_unit() -> None:
+    assert tile(batch=132, heads_q=8, heads_kv=2) == (16, 2)
+    assert tile(batch=120, heads_q=8, heads_kv=2) == (16, 2)
+    assert tile(batch=110, heads_q=8, heads_kv=2) == (16, 1)
+    assert tile(batch=133, heads_q=8, heads_kv=2) == (16, 1)
+    assert plan(problem(batch=132), H200).grid == 264
+    # Where they do not fit, one block takes their places.
+    large = plan(problem(batch=132, head_dim=256, head_dim_v=256), H200)
+    assert large.grid == large.variant.blocks_per_sm * 132
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16])
+def test_with_a_number_of_splits_nothing_depends_on_the_batch(rows: int) -> None:
+    made = {tile(splits=3, batch=batch, heads_q=8, seq_q=rows) for batch in (1, 20, 66, 132, 500)}
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("name", ["h200", "a100", "rtx4090"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_what_is_planned_fits(name: str, dtype: str) -> None:
+    gpu = device.named(name)
+    small = name == "rtx4090" and dtype == "float32"  # wider rows find no room there
+    for dim in (32, 64, 96, 128, *(() if small else (192, 256))):
+        for batch, rows in ((1, 1), (1, 10), (60, 10), (gpu.sm_count, 1)):
+            sizes = {"head_dim": dim, "head_dim_v": dim, "batch": batch, "seq_q": rows}
+            found = plan(problem(dtype=dtype, **sizes), gpu)
+            assert found.variant.illegal(gpu) is None
+            blocks = found.variant.blocks_per_sm
+            assert blocks * (found.smem_bytes + 1024) <= gpu.smem_per_sm

@@ -120,7 +120,7 @@ def faster(problem: Problem, device: Device, other: Plan) -> Plan | DecodePlan:
     if (found.variant.head_dim, found.variant.head_dim_v) not in _HEAD_DIMS:
         return other
     slower = _MANY_ROWS if found.variant.bm > 16 else 1
-    ours = _BEGIN_AND_END + slower * found.row_tiles * read / found.grid
+    ours = _BEGIN_AND_END + slower * found.row_tiles * read / min(found.grid, device.sm_count)
     return found._replace(reason=_REASON) if ours < others else other
 
 
@@ -134,11 +134,13 @@ def decode_variants(device: Device, masks: Iterable[bool] = (False, True)) -> li
         Whether calls are causal.
     """
     found = []
-    for dtype, (d, dv), rows, seq_q, causal in itertools.product(
-        ELEMENT_BYTES, _HEAD_DIMS, (1, _MOST_ROWS), (1, 2), masks
+    # Few sequences, about as many as multiprocessors, and twice as many
+    batches = 1, device.sm_count, 2 * device.sm_count
+    for dtype, (d, dv), batch, rows, seq_q, causal in itertools.product(
+        ELEMENT_BYTES, _HEAD_DIMS, batches, (1, _MOST_ROWS), (1, 2), masks
     ):
         group = max(1, rows // seq_q)
-        problem = DecodeProblem(dtype, 1, group, 1, seq_q, KEY_STEP, 0, 0, d, dv, causal, 1.0)
+        problem = DecodeProblem(dtype, batch, group, 1, seq_q, KEY_STEP, 0, 0, d, dv, causal, 1.0)
         with contextlib.suppress(ValueError):  # no tiles on this GPU
             found.append(decode.plan(problem, device).variant)
     return list(dict.fromkeys(found))
