@@ -96,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
         _write(found, options)
     finally:
         _print(found, options.top)
+    if status == 0 and found.rows and all(row.error for row in found.rows):
+        return 1  # there is nothing that could run
     return status
 
 
