@@ -60,6 +60,7 @@ def test_two_blocks_where_each_has_a_whole_unit() -> None:
     assert tile(batch=120, heads_q=8, heads_kv=2) == (16, 2)
     assert tile(batch=110, heads_q=8, heads_kv=2) == (16, 1)
     assert tile(batch=133, heads_q=8, heads_kv=2) == (16, 1)
+    assert tile(batch=132, heads_q=8, heads_kv=2, capacity=20_000) == (16, 1)  # long ones
     assert plan(problem(batch=132), H200).grid == 264
     # Where they do not fit, one block takes their places.
     large = plan(problem(batch=132, head_dim=256, head_dim_v=256), H200)
