@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import generate as script
@@ -27,7 +28,7 @@ from llama import (
     read_defaults,
 )
 from llama.decoder import Decoder
-from models import ModelError, flat
+from models import HostCopy, ModelError, flat
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "generate.py"
@@ -141,6 +142,34 @@ def test_work_ends_with_the_iterator(model: Llama, monkeypatch: pytest.MonkeyPat
     steps.clear()
     assert len(list(generate(model, PROMPTS[:1], Settings()))) == 20
     assert len(steps) == 19
+
+
+@pytest.mark.parametrize("taken", [1, 3, 20])
+def test_no_copy_is_left_under_way(
+    model: Llama, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """Its memory on the host would be another's while a GPU still writes there."""
+    made: list[HostCopy] = []
+    waited: list[HostCopy] = []
+
+    class Copy(HostCopy):
+        def __init__(self, array: Any) -> None:
+            super().__init__(array)
+            made.append(self)
+
+        def wait(self) -> np.ndarray:
+            waited.append(self)
+            return super().wait()
+
+    monkeypatch.setattr(generation, "HostCopy", Copy)
+    # On the CPU, too, a step is begun before the tokens of the one before it are there.
+    monkeypatch.setattr(generation, "np", SimpleNamespace(**vars(np)))
+    tokens_: Any = generate(model, PROMPTS[:1], Settings())
+    for _ in range(taken):
+        next(tokens_)
+    tokens_.close()
+    assert len(made) == min(taken + 1, 20)
+    assert waited == made
 
 
 # --- CUDA graphs ---

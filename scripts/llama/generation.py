@@ -84,16 +84,20 @@ def generate(
     under_way: deque[HostCopy] = deque()
     capacities = [len(prompt.tokens) + prompt.max_new_tokens for prompt in prompts]
     with borrowed(model, capacities, page_size) as decoder:
-        logits = prefill(model, decoder.cache, tokens)
-        for step in range(1, steps + 1):
-            chosen = sampler(logits)
-            under_way.append(HostCopy(chosen))
-            if len(under_way) > ahead:
+        try:
+            logits = prefill(model, decoder.cache, tokens)
+            for step in range(1, steps + 1):
+                chosen = sampler(logits)
+                under_way.append(HostCopy(chosen))
+                if len(under_way) > ahead:
+                    yield under_way.popleft().wait()[place]
+                if step < steps:
+                    logits = decoder.step(chosen, (room > step).astype(np.int64))
+            while under_way:
                 yield under_way.popleft().wait()[place]
-            if step < steps:
-                logits = decoder.step(chosen, (room > step).astype(np.int64))
-        for copy in under_way:
-            yield copy.wait()[place]
+        finally:  # the memory of a copy is not to be another's before the GPU has written it
+            for copy in under_way:
+                copy.wait()
 
 
 def prefill(model: Llama, cache: Cache, prompts: Sequence[Sequence[int]]) -> Array:
