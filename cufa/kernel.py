@@ -219,6 +219,8 @@ def _decode_complaint(v: Variant, device: Device) -> str | None:
         return "bm must be 16, 32 or 64, and bn a multiple of 16"
     if v.warps % max(1, v.bm // 32):
         return "warps must be a multiple of bm / 32: so many share a ring"
+    if v.bm == 64 and decode_teams(v) > 15:  # that there are beside __syncthreads()
+        return "each two warps of a bm of 64 need a barrier: there are 15, for 30 warps"
     if v.kv == "Paged" and v.bn > 32:
         return "a warp looks up the pages of at most 32 keys: bn must not be more with Paged"
     if v.stages < 2 or v.warps < 2:

@@ -305,6 +305,10 @@ ILLEGAL: dict[str, tuple[Variant, str]] = {
     ),
     "an unknown score": (FP32._replace(score=("Casual",)), "takes Causal in a score, not Casual"),
     "a part that is twice there": (MMA._replace(score=("Causal",) * 2), "a part is twice"),
+    "teams without a barrier": (
+        Variant("decode", "bfloat16", 32, 32, 64, 16, 2, 32, 1, kv="Contiguous"),
+        "there are 15, for 30 warps",
+    ),
     "pages of more keys than lanes": (
         Variant("decode", "bfloat16", 64, 64, 16, 64, 2, 4, 1, kv="Paged"),
         "pages of at most 32 keys",
