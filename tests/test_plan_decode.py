@@ -9,6 +9,7 @@ import pytest
 from cufa import device
 from cufa.decode_problem import DecodeProblem
 from cufa.planner.decode import plan
+from cufa.planner.plan import KEY_STEP
 
 H200 = device.named("h200")
 
@@ -65,6 +66,15 @@ def test_two_blocks_where_each_has_a_whole_unit() -> None:
     # Where they do not fit, one block takes their places.
     large = plan(problem(batch=132, head_dim=256, head_dim_v=256), H200)
     assert large.grid == large.variant.blocks_per_sm * 132
+
+
+@pytest.mark.parametrize(("d", "dv"), [(40, 40), (96, 96), (192, 128)])
+def test_steps_of_keys(d: int, dv: int) -> None:
+    """Within one, a call that is known is not planned anew: its bits would depend on what was."""
+    for first in range(1, 14_000, KEY_STEP):
+        sizes: Any = {"batch": 132, "heads_q": 8, "heads_kv": 2, "head_dim": d, "head_dim_v": dv}
+        ends = (problem(**sizes, capacity=n) for n in (first, first + KEY_STEP - 1))
+        assert len({plan(each, H200) for each in ends}) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 8, 16])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES, KERNELS
+from cufa.planner.plan import KEY_STEP
 from cufa.variant import Variant
 
 MAX_TILES = 2**31 - 2**16
@@ -179,7 +180,8 @@ def _tile(problem: DecodeProblem, device: Device, num_splits: int | None) -> tup
     units *= -(-rows // bm)
     # Two blocks have shallower rings, and read slower; but if each gets a whole unit, nothing is
     # cut and merged, which saves more where units are short.
-    unit_bytes = problem.capacity * (problem.head_dim + problem.head_dim_v) * size
+    keys = -(-problem.capacity // KEY_STEP) * KEY_STEP
+    unit_bytes = keys * (problem.head_dim + problem.head_dim_v) * size
     whole = num_splits is None and 1.8 * device.sm_count < units <= 2 * device.sm_count
     whole = whole and unit_bytes <= _SHORT_UNIT
     return bm, 2 if whole and bm == 16 else 1
