@@ -235,8 +235,9 @@ def test_limits(model: Llama) -> None:
     assert tokens(model, PROMPTS, Settings(), 34).shape == (6, 34)
     with pytest.raises(ModelError, match=r"65 tokens, .* exceed the model's 64 positions"):
         tokens(model, PROMPTS, Settings(), 35)
-    with pytest.raises(ModelError, match=f"token {VOCABULARY}, the model knows {VOCABULARY}"):
-        next(generate(model, [Prompt([VOCABULARY], 1)], Settings()))
+    for unknown in (VOCABULARY, -1):
+        with pytest.raises(ModelError, match=f"token {unknown}, the model knows {VOCABULARY}"):
+            next(generate(model, [*PROMPTS, Prompt([0, unknown, 0], 1)], Settings()))
     for nothing in ([], [Prompt([], 1)]):
         with pytest.raises(ValueError, match="needs a token"):
             next(generate(model, nothing, Settings()))

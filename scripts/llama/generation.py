@@ -65,11 +65,10 @@ def generate(
     if not prompts or min(len(prompt.tokens) for prompt in prompts) == 0:
         raise ValueError("each prompt needs a token at least")
     model.check_length(max(len(prompt.tokens) + prompt.max_new_tokens for prompt in prompts))
-    highest = max(max(prompt.tokens) for prompt in prompts)
-    if highest >= model.config.vocabulary:
-        raise ModelError(
-            f"the tokenizer gives token {highest}, the model knows {model.config.vocabulary}"
-        )
+    known = range(model.config.vocabulary)
+    unknown = [token for prompt in prompts for token in prompt.tokens if token not in known]
+    if unknown:
+        raise ModelError(f"the tokenizer gives token {unknown[0]}, the model knows {len(known)}")
     # Sorted, so that prompts of one length are neighbours and pass the network together.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].tokens))
     place = np.argsort(order)
