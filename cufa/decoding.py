@@ -54,6 +54,7 @@ def decode(
         Values, of q's dtype.
     lengths : array, shape (b,), optional
         Keys in use, those of these queries included: 0 to the capacity, which is also the default.
+        Not to be changed while a call that reads them still runs, by another stream.
         Query i of sq is at position lengths - sq + i of its sequence. int32 on the device, where a
         captured call reads it anew in each replay, or any integers in a NumPy array.
     block_table : array, shape (b, pages a sequence), optional

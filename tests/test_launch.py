@@ -13,6 +13,7 @@ from played_gpu import Array, Gpu, Stream, on_gpu, one_in
 from reference import DTYPES, assert_accepted, random_inputs
 
 import cufa
+from cufa import device
 from cufa.launch import calls, kind, scratch
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
@@ -774,6 +775,22 @@ def test_few_queries_are_captured(
     gpu.stream = Stream()
     checked(call)
     assert gpu.launches[-1].kernel == "decode"
+
+
+def test_few_queries_are_captured_by_a_kernel_whose_blocks_draw_tiles(
+    gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = device.named("h200")._replace(sm_count=2)
+    monkeypatch.setattr(device, "of_id", lambda device_id: few)
+    q, k, v = random_inputs(rng, "bfloat16", b=2, hq=4, hk=4, sq=2, sk=4096, d=64)
+    arrays = [on_gpu(x) for x in (q, k, v)]
+    out = cufa.attention(*arrays, causal=True)
+    assert gpu.launches[-1].kernel == "decode"
+    gpu.stream = Stream(capturing=True)
+    for number in range(9):
+        monkeypatch.setattr(scratch, "_capture", lambda number=number: (number, 0))
+        assert_accepted(cufa.attention(*arrays, causal=True, out=out), None, q, k, v, causal=True)
+    assert gpu.launches[-1].kernel == "fa3_wgmma"
 
 
 @pytest.mark.parametrize("known", [False, True])

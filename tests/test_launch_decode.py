@@ -89,6 +89,17 @@ def test_a_call_that_comes_again(
     assert len(set(gpu.scratch)) == 1
 
 
+class Subclass(Array):
+    """Stands for a subclass of `cupy.ndarray`."""
+
+
+def test_subclasses_of_arrays(gpu: Gpu, rng: np.random.Generator) -> None:
+    case = Case(rng, 32)
+    for name in case.call:
+        array = case.call[name]
+        case.checked(**{name: Subclass(array.host.shape, array.host.dtype, array.host)})
+
+
 @page_sizes
 def test_what_is_read_on_the_device_may_change(
     gpu: Gpu, rng: np.random.Generator, page_size: int

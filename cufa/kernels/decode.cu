@@ -294,7 +294,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                     o.x = fmaf(of_team.x, weight, o.x), o.y = fmaf(of_team.y, weight, o.y);
                 }
                 if (one) return write(tile, row, col, tile.template of<T>(p, p.o, row) + col, o, m, l);
-                leave(partial.of(block) + partial.column(row, col), o);
+                // Once each: what came again after the merging block took it would stay there for the next launch.
+                if (HEAD_DIM_V % 64 == 0 || part * 64 + lane * 2 < HEAD_DIM_V)
+                    leave(partial.of(block) + partial.column(row, col), o);
                 if (lane == 0) leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m, l));
             });
         }

@@ -120,7 +120,7 @@ def _placed(arrays: tuple[Any, ...], device_id: int) -> tuple[Key, Ints] | None:
             key.append(None)
             addresses.append(0)
             continue
-        if type(array) is not _ndarray or array.dtype != _INT32:
+        if not isinstance(array, _ndarray) or array.dtype != _INT32:
             return None
         data = array.data
         address = data.ptr

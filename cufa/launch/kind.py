@@ -15,6 +15,7 @@ from cufa.arrays import ALIGNMENT, extent, overlaps_itself, readable, whole_chun
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES, KERNELS
+from cufa.launch import counters
 from cufa.launch.counters import is_capturing
 from cufa.launch.decode_launch import DecodeLaunch, LoadedDecode
 from cufa.launch.launch import Launch, Loaded
@@ -367,4 +368,6 @@ class Kind:
         loaded: Loaded | LoadedDecode = of(variant, function, self._device_id)
         if not is_capturing():
             loaded.reserve()
+            if self._otherwise is not None:  # what may be captured instead needs counters
+                counters.of_device(self._device_id).reserve()
         return self._loaded.setdefault(variant, loaded)

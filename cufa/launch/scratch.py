@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import threading
 from typing import Any, NamedTuple
 
@@ -31,7 +32,8 @@ _PER_THREAD = 2
 
 _RESERVES = 8
 _RESERVED = 64 << 20
-"""For so many captures memory is set aside, or for as many as so many bytes hold, or for one."""
+"""For so many captures memory is set aside, or for as many as so many bytes hold. Launches that
+need more cannot be captured: those of very many splits."""
 
 _NUMBER = 4  # bytes
 _ONES = 0xFF  # of a byte
@@ -70,6 +72,7 @@ class Scratch:
         self._device_id = device_id
         self._current_stream = cupy.cuda.get_current_stream
         self._lock = threading.Lock()
+        self._thread, self._threads = threading.local(), itertools.count(1)
         self._of_stream: dict[int, Place] = {}
         self._largest = 0  # bytes that are set aside for a capture
         self._reserves: list[Place] = []  # of the next captures
@@ -96,7 +99,7 @@ class Scratch:
             return self._take_for_capture(nbytes)
         key = stream.ptr
         if key == _PER_THREAD:
-            key = -threading.get_ident()
+            key = self._of_thread()
         place = self._of_stream.get(key)
         if place is None or place.nbytes < nbytes or not self._has_reserves:
             with self._lock:
@@ -105,6 +108,13 @@ class Scratch:
                 if place is None or place.nbytes < nbytes:
                     place = self._give(key, nbytes)
         return place
+
+    def _of_thread(self) -> int:
+        """Return what stands for this thread's stream; a thread's ident may come again."""
+        found = getattr(self._thread, "key", None)
+        if found is None:
+            found = self._thread.key = -next(self._threads)
+        return int(found)
 
     def _give(self, key: int, nbytes: int) -> Place:
         """Give the current stream so much memory.
@@ -127,11 +137,11 @@ class Scratch:
         return place
 
     def _set_aside(self, nbytes: int) -> None:
-        """Have memory for the next captures, of launches with so many bytes."""
-        if nbytes > self._largest or not self._largest:
-            self._largest = _grown(nbytes)
+        """Have memory for the next captures, of launches with so many bytes, if not huge."""
+        if not self._largest or self._largest < nbytes <= _RESERVED:
+            self._largest = _grown(min(nbytes, _RESERVED))
             self._reserves.clear()  # no launch has used them
-        while len(self._reserves) < max(1, min(_RESERVES, _RESERVED // self._largest)):
+        while len(self._reserves) < min(_RESERVES, _RESERVED // self._largest):
             memory = counters.filled(self._largest, _ONES)
             self._reserves.append(Place(int(memory.ptr), self._largest, memory))
         self._has_reserves = True
@@ -146,7 +156,8 @@ class Scratch:
                 raise NotSetAsideError(
                     "no memory is set aside for this captured launch, and none can be during a "
                     "capture: call cufa.decode with such arrays before it, outside of a graph; "
-                    f"each call sets some aside for {_RESERVES} captures at most"
+                    f"each call sets some aside for {_RESERVES} captures at most, and none for a "
+                    f"launch that needs more than {_RESERVED >> 20} MiB, as of very many splits"
                 )
             if place is None:
                 place = self._reserves.pop()

@@ -80,7 +80,11 @@ inline int ld_relaxed(const int* p) { return *p; }
 inline float4 nothings() { const float x = __uint_as_float(NOTHING); return {x, x, x, x}; }
 inline float2 ld_relaxed(const float* p) { return {p[0], p[1]}; }
 inline float4 ld_relaxed_4(const float* p) { return {p[0], p[1], p[2], p[3]}; }
-inline void st_relaxed(float* p, float2 x) { p[0] = x.x, p[1] = x.y; }
+inline void st_relaxed(float* p, float2 x) {
+    if (__float_as_uint(x.x) != NOTHING && std::min(__float_as_uint(p[0]), __float_as_uint(p[1])) != NOTHING)
+        emulator::fail("numbers that are left twice");
+    p[0] = x.x, p[1] = x.y;
+}
 inline void st_relaxed_4(float* p, float4 x) { p[0] = x.x, p[1] = x.y, p[2] = x.z, p[3] = x.w; }
 
 inline void prefetch_l2(const void* p, uint32_t bytes) {
