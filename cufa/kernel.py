@@ -200,14 +200,14 @@ def _fa1_complaint(v: Variant, device: Device) -> str | None:
 # --- decode: each warp has rings of its own ---
 
 
-def decode_teams(v: Variant) -> int:
+def _decode_teams(v: Variant) -> int:
     """Return how many rings there are: a warp holds 32 rows at most, of more several share one."""
     return v.warps // max(1, v.bm // 32)
 
 
 def _decode_smem_bytes(v: Variant) -> int:
     """Q, the teams' rings of K and V, some rows of their O, and m and l of all."""
-    teams = decode_teams(v)
+    teams = _decode_teams(v)
     rings = teams * v.stages * v.bn * (v.head_dim + v.head_dim_v)
     operands = ELEMENT_BYTES[v.dtype] * (v.bm * v.head_dim + rings)
     few = max(v.bm // 4, v.warps // -(-v.head_dim_v // 64))
@@ -219,7 +219,7 @@ def _decode_complaint(v: Variant, device: Device) -> str | None:
         return "bm must be 16, 32 or 64, and bn a multiple of 16"
     if v.warps % max(1, v.bm // 32):
         return "warps must be a multiple of bm / 32: so many share a ring"
-    if v.bm == 64 and decode_teams(v) > 15:  # that there are beside __syncthreads()
+    if v.bm == 64 and _decode_teams(v) > 15:  # that there are beside __syncthreads()
         return "each two warps of a bm of 64 need a barrier: there are 15, for 30 warps"
     if v.kv == "Paged" and v.bn > 32:
         return "a warp looks up the pages of at most 32 keys: bn must not be more with Paged"

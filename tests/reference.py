@@ -50,21 +50,21 @@ def hidden_keys(sq: int, sk: int) -> np.ndarray:
     return np.arange(sk) > np.arange(sq)[:, None] + sk - sq
 
 
-def _stacked(x: np.ndarray, heads_kv: int) -> np.ndarray:
-    """Return (b, hq, s, ...) as (b, heads_kv, group * s, ...): the rows of one product."""
-    b, hq, s = x.shape[:3]
-    return x.reshape(b, heads_kv, hq // max(1, heads_kv) * s, *x.shape[3:])
+def _by_group(x: np.ndarray, heads_kv: int) -> np.ndarray:
+    """Return (b, hq, ...) as (b, heads_kv, group, ...)."""
+    b, hq = x.shape[:2]
+    return x.reshape(b, heads_kv, hq // max(1, heads_kv), *x.shape[2:])
 
 
 def _scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     """Q K^T, each K head for its group of query heads."""
-    scores = _stacked(q, k.shape[1]) @ k.swapaxes(-1, -2)
+    scores = _by_group(q, k.shape[1]) @ k.swapaxes(-1, -2)[:, :, None]
     return scores.reshape(*q.shape[:3], k.shape[2])
 
 
 def _weighted(p: np.ndarray, v: np.ndarray) -> np.ndarray:
     """P V, each V head for its group of query heads."""
-    out = _stacked(p, v.shape[1]) @ v
+    out = _by_group(p, v.shape[1]) @ v[:, :, None]
     return out.reshape(*p.shape[:3], v.shape[3])
 
 
@@ -189,8 +189,8 @@ class Expected:
         what : str
             Names the case when it fails.
         bound : float, optional
-            In place of its own, such as the largest of many like it: of few numbers, the largest
-            error is a matter of chance.
+            In place of its own: the largest of those over the same keys. Of few numbers, the
+            largest error is a matter of chance.
         """
         out = to_host(out)
         bound = self.bound if bound is None else bound

@@ -134,10 +134,10 @@ def test_all_numbers_of_queries(
             one = slice(i, i + 1)
             expected = Expected(q[one], k[None], v[None], causal=True)
             what = f"{sq} queries, pages of {page_size}, length {lengths[i]}"
-            results.append((expected, out[one], lse[one], what))
-    bound = max(each[0].bound for each in results)
-    for expected, each_out, each_lse, what in results:
-        expected.assert_accepts(each_out, each_lse, what, bound)
+            results.append((i, expected, out[one], lse[one], what))
+    bounds = [max(each[1].bound for each in results if each[0] == i) for i in range(len(lengths))]
+    for i, expected, each_out, each_lse, what in results:
+        expected.assert_accepts(each_out, each_lse, what, bounds[i])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -69,7 +69,6 @@ class Scratch:
     def __init__(self, device_id: int) -> None:
         import cupy
 
-        self._device_id = device_id
         self._current_stream = cupy.cuda.get_current_stream
         self._lock = threading.Lock()
         self._thread, self._threads = threading.local(), itertools.count(1)

@@ -17,7 +17,7 @@ MAX_TILES = 2**31 - 2**16
 _MAX_ROWS = 2**31 - 2**8
 """Rows that share a K/V head, and heads of all sequences: 32-bit numbers, rounded up to tiles."""
 
-_PIECES_AT_ONCE = 16
+_PIECES_AT_ONCE = 16  # as in kernels/decode_merge.cuh
 _SYSTEM_SMEM = 1024  # bytes of a block
 _SHORT_UNIT = 2 << 20  # bytes: of 1 MB two blocks were 4% faster on an H200, of 4 MB slower
 _RINGS = ((32, 3, 8), (16, 2, 8), (16, 3, 4), (16, 2, 4), (16, 2, 2))
