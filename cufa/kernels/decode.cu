@@ -8,6 +8,7 @@
 #include "decode_merge.cuh"
 #include "decode_scheduler.cuh"
 #include "products_fp32.cuh"
+#include "products_mma.cuh"
 #include "ptx.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
@@ -188,28 +189,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             team_sync();
             float rS[MT][NT][4] = {};
             const uint32_t tile_k = sK + slot * KTile::bytes, tile_v = sV + slot * VTile::bytes;
-            if constexpr (FP32) {
+            if constexpr (FP32)
                 qk_tensor_cores<QTile, KTile>(rS, sQ, tile_k, 0);
-            } else {
-                const uint32_t lane_q = lane_offset_a<QTile>() + first_row * (QTile::PANEL * 16),
-                               lane_k = lane_offset_b<KTile>();
-#pragma unroll
-                for (int kd = 0; kd < HEAD_DIM / 16; ++kd) {
-                    uint32_t rQ[MT][4];
-#pragma unroll
-                    for (int mt = 0; mt < MT; ++mt) ldmatrix_x4(rQ[mt], sQ + QTile::advance(lane_q, mt * 16, kd * 2));
-#pragma unroll
-                    for (int nt = 0; nt < NT; nt += 2) {
-                        uint32_t rK[4];
-                        ldmatrix_x4(rK, tile_k + KTile::advance(lane_k, nt * 8, kd * 2));
-#pragma unroll
-                        for (int mt = 0; mt < MT; ++mt) {
-                            mma_m16n8k16<T>(rS[mt][nt], rQ[mt], rK[0], rK[1]);
-                            mma_m16n8k16<T>(rS[mt][nt + 1], rQ[mt], rK[2], rK[3]);
-                        }
-                    }
-                }
-            }
+            else
+                qk_mma<T, QTile, KTile>(rS, sQ, tile_k, first_row);
 
             // P = exp(S - m); m, l and O follow
             const GroupedAt rows_at{lane, tile.first + first_row, j * BN, p.group};
@@ -219,30 +202,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             // O += P V
             cp_async_wait<2 * STAGES - 2>();
             team_sync();
-            if constexpr (FP32) {
+            if constexpr (FP32)
                 pv_tensor_cores<VTile>(rO, rS, tile_v, 0);
-            } else {
-                const uint32_t lane_v = lane_offset_a<VTile>();
-#pragma unroll
-                for (int kk = 0; kk < BN / 16; ++kk) {
-                    uint32_t rP[MT][4];
-#pragma unroll
-                    for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-                        for (int i = 0; i < 4; ++i)
-                            rP[mt][i] = pack2<T>(rS[mt][2 * kk + i / 2][i % 2 * 2], rS[mt][2 * kk + i / 2][i % 2 * 2 + 1]);
-#pragma unroll
-                    for (int ot = 0; ot < OT; ot += 2) {
-                        uint32_t rV[4];
-                        ldmatrix_x4_trans(rV, tile_v + VTile::advance(lane_v, kk * 16, ot));
-#pragma unroll
-                        for (int mt = 0; mt < MT; ++mt) {
-                            mma_m16n8k16<T>(rO[mt][ot], rP[mt], rV[0], rV[1]);
-                            mma_m16n8k16<T>(rO[mt][ot + 1], rP[mt], rV[2], rV[3]);
-                        }
-                    }
-                }
-            }
+            else
+                pv_mma<T, VTile>(rO, rS, tile_v, [](int) { return false; });
             team_sync();
             ask(slot);
             slot = slot == STAGES - 1 ? 0 : slot + 1;

@@ -5,6 +5,7 @@
 #include "epilogue.cuh"
 #include "fa2_block.cuh"
 #include "params.cuh"
+#include "products_mma.cuh"
 #include "ptx.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
@@ -42,24 +43,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
         // S = Q K^T
         float rS[MT][NT][4] = {};
-        const uint32_t lane_q = lane_offset_a<QTile>() + warp_row<BM, WARPS>() * (QTile::PANEL * 16);
-        const uint32_t lane_k = lane_offset_b<KTile>(), tile_k = block.tile_k(j);
-#pragma unroll
-        for (int kd = 0; kd < HEAD_DIM / 16; ++kd) {
-            uint32_t rQ[MT][4];
-#pragma unroll
-            for (int mt = 0; mt < MT; ++mt) ldmatrix_x4(rQ[mt], block.sQ + QTile::advance(lane_q, mt * 16, kd * 2));
-#pragma unroll
-            for (int nt = 0; nt < NT; nt += 2) {
-                uint32_t rK[4];
-                ldmatrix_x4(rK, tile_k + KTile::advance(lane_k, nt * 8, kd * 2));
-#pragma unroll
-                for (int mt = 0; mt < MT; ++mt) {
-                    mma_m16n8k16<T>(rS[mt][nt], rQ[mt], rK[0], rK[1]);
-                    mma_m16n8k16<T>(rS[mt][nt + 1], rQ[mt], rK[2], rK[3]);
-                }
-            }
-        }
+        qk_mma<T, QTile, KTile>(rS, block.sQ, block.tile_k(j), warp_row<BM, WARPS>());
 
         // P = exp(S - m); m, l and O follow
         block.apply_score(rS, j, edge.masked);
@@ -67,27 +51,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         block.next_v(j);
 
         // O += P V
-        const uint32_t lane_v = lane_offset_a<VTile>(), tile_v = block.tile_v(j);
-#pragma unroll
-        for (int kk = 0; kk < BN / 16; ++kk) {
-            uint32_t rP[MT][4];
-#pragma unroll
-            for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    rP[mt][i] = pack2<T>(rS[mt][2 * kk + i / 2][i % 2 * 2], rS[mt][2 * kk + i / 2][i % 2 * 2 + 1]);
-#pragma unroll
-            for (int ot = 0; ot < OT; ot += 2) {
-                uint32_t rV[4];
-                ldmatrix_x4_trans(rV, tile_v + VTile::advance(lane_v, kk * 16, ot));
-#pragma unroll
-                for (int mt = 0; mt < MT; ++mt) {
-                    if (SCORE::LEFT_EDGE && (edge.ended >> mt & 1)) continue;
-                    mma_m16n8k16<T>(rO[mt][ot], rP[mt], rV[0], rV[1]);
-                    mma_m16n8k16<T>(rO[mt][ot + 1], rP[mt], rV[2], rV[3]);
-                }
-            }
-        }
+        pv_mma<T, VTile>(rO, rS, block.tile_v(j), [&](int mt) { return SCORE::LEFT_EDGE && (edge.ended >> mt & 1); });
     }
 
     // O = O / l and the log-sum-exp
