@@ -6,6 +6,7 @@ so there the kernels keep within the cache, whatever they find.
 
 from __future__ import annotations
 
+from numbers import Real
 from types import ModuleType
 from typing import NamedTuple
 
@@ -27,6 +28,10 @@ MAX_KEYS = 2**31 - 2**20
 """Of a sequence: positions are 32-bit integers in the kernels, rounded up to tiles."""
 
 
+MAX_UNIFIED = 1e6
+"""Of a preset maximum: of larger scores float32 takes out none exactly enough."""
+
+
 class DecodeProblem(NamedTuple):
     """One problem of `decode` as plain values: hashable, and without arrays.
 
@@ -46,6 +51,8 @@ class DecodeProblem(NamedTuple):
         Whether query i of a sequence sees only the keys j <= i + length - seq_q.
     scale : float
         Factor of the scores before the softmax, as of `cufa.Problem`.
+    unified_max : float, optional
+        What takes the place of row maxima.
     """
 
     dtype: str
@@ -60,6 +67,7 @@ class DecodeProblem(NamedTuple):
     head_dim_v: int
     causal: bool
     scale: float
+    unified_max: float | None = None
 
     @property
     def group(self) -> int:
@@ -137,12 +145,13 @@ def parse_decode(
     scale: float | None,
     layout: str,
     out: Array | None,
+    unified_max: float | None = None,
 ) -> tuple[DecodeProblem, DecodeOperands, ModuleType]:
     """Check the arguments of a call of `decode`. Nothing is written, or copied to the device.
 
     Parameters
     ----------
-    q, k_cache, v_cache, lengths, block_table, causal, scale, layout, out
+    q, k_cache, v_cache, lengths, block_table, causal, scale, layout, out, unified_max
         As of `cufa.decode`.
 
     Returns
@@ -175,6 +184,7 @@ def parse_decode(
     if block_table is not None:
         module_of("block_table", block_table)
     problem = _problem(dtype, views, arrays, block_table, causal, scale)
+    problem = problem._replace(unified_max=_checked_max(unified_max, dtype))
     if lengths is not None:
         _check_integers("lengths", lengths, (problem.batch,), xp)
         if isinstance(lengths, np.ndarray):
@@ -262,6 +272,20 @@ def _problem(
         check_flag("causal", causal),
         check_scale(scale, head_dim),
     )
+
+
+def _checked_max(unified_max: float | None, dtype: str) -> float | None:
+    """Return what takes the place of row maxima."""
+    if unified_max is None:
+        return None
+    if isinstance(unified_max, bool) or not isinstance(unified_max, Real):
+        raise TypeError(f"unified_max must be a number or None, not {type(unified_max).__name__}")
+    if dtype == "float32":
+        raise ValueError("unified_max is for float16 and bfloat16, q has float32")
+    value = float(unified_max)
+    if not abs(value) <= MAX_UNIFIED:
+        raise ValueError(f"unified_max must be {MAX_UNIFIED} at most in magnitude, not {value!r}")
+    return value
 
 
 def _check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleType) -> None:

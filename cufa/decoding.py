@@ -32,6 +32,7 @@ def decode(
     out: Array | None = None,
     return_lse: bool = False,
     num_splits: int | None = None,
+    unified_max: float | None = None,
     kernel: str | Variant | None = None,
 ) -> Any:
     """Compute attention of each sequence's newest queries over the keys that its cache holds.
@@ -77,6 +78,12 @@ def decode(
         Parts that each sequence's keys are divided into for the GPU, to be computed at the same
         time; by default as many as keep it busy. With a number given, a sequence has the same bits
         alone and in any batch. On the CPU it always has.
+    unified_max : float, optional
+        A score, in natural units, that takes the place of all row maxima on the GPU, as in
+        FlashDecoding++: a key weighs exp(score - unified_max). For float16 and bfloat16. Where
+        these weights add up to what 16 bits do not hold exactly enough, keys are taken again with
+        true maxima: results are right whatever it is, and soon if the largest scores lie at most 4
+        below or 10 above it in float16, 44 in bfloat16.
     kernel : str or Variant, optional
         Forces a kernel ("decode") or one instantiation; GPU only.
 
@@ -109,7 +116,8 @@ def decode(
     -----
     On the GPU: split keys and reduction as in Flash-Decoding (Dao, Haziza, Massa and Sizov 2023);
     the query heads of a KV head as the rows of one product, as the flat ones of FlashDecoding++
-    (Hong et al. 2023, section 4); pages as in PagedAttention (Kwon et al. 2023).
+    (Hong et al. 2023, section 4), and its unified maximum (section 3) with `unified_max`; pages as
+    in PagedAttention (Kwon et al. 2023).
 
     What lies in the caches beyond a length is never read into a result, whatever it is. Within it,
     a key that `causal` hides from a query may hold anything, too, and so may its value on the CPU;
@@ -141,6 +149,7 @@ def decode(
         out=out,
         return_lse=return_lse,
         num_splits=num_splits,
+        unified_max=unified_max,
         kernel=kernel,
     )
 
@@ -160,6 +169,7 @@ def decode_padded(
     return_lse: bool,
     num_splits: int | None,
     kernel: str | Variant | None,
+    unified_max: float | None = None,
 ) -> Any:
     """Decode as `decode`, over caches of which it may be known that kernels can read them.
 
@@ -169,13 +179,14 @@ def decode_padded(
         Whether the rows of the caches go on in memory, with zeros that fill whole chunks of 16
         bytes.
     q, k_cache, v_cache, lengths, block_table, causal, scale, layout, out, return_lse, num_splits
-        As of `decode`, and so is `kernel`.
+        As of `decode`, and so are `kernel` and `unified_max`.
     """
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     of_kernel = None if kernel is None else calls.types_of(kernel)
     options = (
         *(causal, type(causal), scale, type(scale), layout, return_lse, type(return_lse)),
         *(num_splits, type(num_splits), kernel, of_kernel, padded, DecodeKind),
+        *(unified_max, type(unified_max)),
     )
     beside: tuple[Any, ...] = (lengths, block_table)
     result = calls.again(q, k_cache, v_cache, out, return_lse, options, beside)
@@ -193,6 +204,7 @@ def decode_padded(
         scale=scale,
         layout=layout,
         out=out,
+        unified_max=unified_max,
     )
     if xp is np:
         refuse_kernel(kernel)

@@ -227,6 +227,8 @@ def _decode_complaint(v: Variant, device: Device) -> str | None:
         return "decode needs at least 2 stages and 2 warps"
     if v.dtype == "float32" and v.bm != 16:
         return "in float32, decode needs bm of 16"
+    if v.unified and (v.dtype == "float32" or v.bm > 32):
+        return "unified is for 16 bits, and bm of 16 or 32"
     return None
 
 
@@ -277,6 +279,7 @@ KERNELS: dict[str, Kernel] = {
             dtypes=("float16", "bfloat16", "float32"),
             smem_bytes=_decode_smem_bytes,
             complaint=_decode_complaint,
+            arguments=(*NUMBERS, "unified"),
             packs_heads=True,
             kvs=("Contiguous", "Paged", "PagedTiles"),
             head_dim_step=32,

@@ -53,6 +53,8 @@ class Variant(NamedTuple):
         Blocks that must fit on a multiprocessor together; it bounds the registers of a thread.
     ping_pong : bool
         Whether the warpgroups take turns with the tensor cores; for kernels that can.
+    unified : bool
+        Whether the softmax has a preset maximum; for kernels that can.
     score : tuple of str
         The parts of the score that are compiled in, such as "Causal", see `cufa.score.PARTS`.
     kv : str
@@ -69,6 +71,7 @@ class Variant(NamedTuple):
     warps: int
     blocks_per_sm: int
     ping_pong: bool = False
+    unified: bool = False
     score: tuple[str, ...] = ()
     kv: str = "Dense"
 
@@ -157,8 +160,9 @@ class Variant(NamedTuple):
             return f"kernel must be one of {', '.join(KERNELS)}, not {v.kernel!r}"
         if v.dtype not in kernel.dtypes:
             return f"{v.kernel} takes {' or '.join(kernel.dtypes)}, not {v.dtype}"
-        if v.ping_pong and "ping_pong" not in kernel.arguments:
-            return f"{v.kernel} has no ping_pong"
+        for name in ("ping_pong", "unified"):
+            if getattr(v, name) and name not in kernel.arguments:
+                return f"{v.kernel} has no {name}"
         if len(set(v.score)) < len(v.score):
             return f"a part is twice in the score {v.score}"
         for part in v.score:

@@ -44,13 +44,16 @@ def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any
     from benchmarks import contestants, decode
 
     ms = {"cufa": 0.01, "pages of 16": 0.011, "pages of 64": 0.011, "pages of 256": 0.011}
+    more = {"unified": 0.009, "unified, taken again": 0.02}
 
     def capture(call: Call, calls: int) -> Call:
         found = call()
         return lambda: found * calls
 
     def ready(*sets: Cell) -> Any:
-        figures = {**ms, "fa2": 0.025} if not sets[0].causal else dict(list(ms.items())[:3])
+        figures = {**ms, **more, "fa2": 0.025}
+        if sets[0].causal:
+            figures = dict(list(ms.items())[:3])
         calls: dict[str, Any] = {name: lambda x=x: x for name, x in figures.items()}
         # 33.5 or 537 MB each: what is read between two uses fills L2 twice.
         assert len(sets) == (5 if sets[0].b == 1 else 2)
@@ -62,6 +65,7 @@ def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any
     monkeypatch.setattr(decode, "Operands", lambda cell, rng: cell)
     monkeypatch.setattr(decode.graphs, "capture", capture)
     monkeypatch.setattr(decode, "free_memory", lambda: None)
+    monkeypatch.setattr(decode, "taken_again", lambda cell, way: int(way.unified_max))
 
     def rows(*cells: Cell) -> list[dict[str, Any]]:
         field: Any = SimpleNamespace(ready=ready)
@@ -78,19 +82,24 @@ def test_rows(rows_of: Callable[..., list[dict[str, Any]]]) -> None:
     # 8 heads of 8192 keys, K and V, 256 bytes each
     assert whole["cufa_gbs"] == pytest.approx(8 * 8192 * 512 / 10e3, rel=1e-4)
     assert whole["replayed"] == ["cufa", "fa2"]
+    unified, again, *paged = paged
+    assert (unified["mode"], unified["cufa"], unified["taken_again"]) == ("unified", 9.0, 0)
+    assert unified["peers"] == {"fa2": 25.0, "exact": 10.0}
+    assert (again["cufa"], again["unified_max"], again["taken_again"]) == (20.0, 1000.0, 1000)
     assert [row["page_size"] for row in paged] == [16, 64, 256, 0, 16, 64]
     assert paged[0]["cufa"] == 11.0
-    assert paged[0]["peers"] == {"fa2": 25.0, "contiguous": 10.0}
+    assert paged[0]["peers"] == {"fa2": 25.0, "exact": 10.0}
     assert paged[3]["peers"] == {}
-    assert paged[4]["peers"] == {"contiguous": 10.0}
+    assert paged[4]["peers"] == {"exact": 10.0}
 
 
 def test_page(rows_of: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
     text = page_of(tmp_path, "decode", rows_of(ONE, FOUR))
     assert text.startswith("# Decoding on NVIDIA H200\n")
-    assert "| 0 | fa2 | 1 | 2.500 | 2.500 | D 128, full, S 1x8192 |" in text
-    assert "| 16 | contiguous | 2 | 0.909 | 0.909 |" in text
-    assert "| 64 | bfloat16 | 128 | causal | 4x8192 | 16 | 32/8 | decode | 11.0 |" in text
+    assert "| exact | 0 | fa2 | 1 | 2.500 | 2.500 | D 128, full, S 1x8192 |" in text
+    assert "| exact | 16 | exact | 2 | 0.909 | 0.909 |" in text
+    assert "| unified | 0 | exact | 1 | 1.111 | 1.111 |" in text
+    assert "| exact | 64 | bfloat16 | 128 | causal | 4x8192 | 16 | 32/8 | decode | 11.0 |" in text
 
 
 def test_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +122,11 @@ def test_contestants_compute_the_same(cupy: Any) -> None:
     few = [ONE._replace(b=2, sk=1024), FOUR._replace(b=2, sk=512)]
     field = decode.Decoders(["fa2"])
     rows = list(decode.rows(field, few, CudaClock(rest_s=0), Budget(rounds=2), seed=1))
-    assert [row["page_size"] for row in rows] == [0, 16, 64, 256] * 2
+    assert [row["page_size"] for row in rows] == [0, 0, 0, 16, 64, 256] * 2
+    again = [row["taken_again"] for row in rows if row["mode"] != "exact"]
+    assert again[0] == again[2] == 0
+    assert again[1] > 0
+    assert again[3] > 0
     for row in rows:
         assert "cufa" in row["replayed"]
         for error in (row["cufa_maxerr"], *row["peers_maxerr"].values()):

@@ -304,7 +304,7 @@ def test_what_was_compiled_ahead_runs(
 
     jit._kernel.cache_clear()
     calls._kinds.clear()
-    monkeypatch.setattr(jit, "_module", refuse)
+    monkeypatch.setattr(jit, "module", refuse)
     assert (cufa.attention(q, q, q, causal=True) == expected).all()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,8 @@ def checked(
     arrays = [on_gpu(x) for x in (q, k_cache, v_cache)]
     options.update(given)
     out, lse = cufa.decode(*arrays, causal=causal, return_lse=True, **options)
-    assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=causal)
+    scale = options.get("scale")
+    assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=causal, scale=scale)
     return np.asarray(out.get())
 
 
@@ -196,3 +198,31 @@ def test_a_sequence_has_the_same_bits_in_any_batch(emulated: Emulator) -> None:
         assert np.array_equal(
             decoded(slice(i, i + 1))[0].view(np.uint16), together[i].view(np.uint16)
         )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("unified_max", "factor"), [(0.0, 1), (3.0, 1), (0.0, 30), (-200.0, 1)])
+def test_a_unified_maximum(
+    emulated: Emulator, rng: np.random.Generator, dtype: str, unified_max: float, factor: float
+) -> None:
+    """Whether it fits the scores or not: keys are then taken again."""
+    options: dict[str, Any] = {"dtype": dtype, "unified_max": unified_max}
+    checked(rng, [0, 500, 77, 3], scale=factor / 8, **options)
+    checked(rng, [300, 20], hq=14, sq=3, scale=factor / 8, **options)
+    checked(rng, [150, 0, 40], page_size=7, num_splits=3, scale=factor / 8, **options)
+
+
+def test_how_often_keys_are_taken_again(emulated: Emulator, rng: np.random.Generator) -> None:
+    def taken_again(lengths: list[int], **options: Any) -> int:
+        checked(rng, lengths, **options)
+        count = 0
+        for variant, library in emulated._libraries.items():
+            if variant.unified:
+                counter = ctypes.c_int.in_dll(library, "decode_recomputed")
+                count, counter.value = count + counter.value, 0
+        return count
+
+    taken_again([3], unified_max=0.0)  # whatever other tests have left
+    for dtype in ("bfloat16", "float16"):
+        assert taken_again([500, 77], unified_max=0.0, dtype=dtype) == 0
+        assert taken_again([500, 77], unified_max=500.0, dtype=dtype) > 4

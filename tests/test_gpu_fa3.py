@@ -541,7 +541,7 @@ def bounded_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a wait of the producer or of a consumer that does not end be an error."""
 
     def forget() -> None:
-        jit._module.cache_clear()
+        jit.module.cache_clear()
         jit._kernel.cache_clear()
         calls._kinds.clear()
 

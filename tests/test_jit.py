@@ -79,10 +79,10 @@ def raw_module(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Raw
     monkeypatch.setattr(cupy.cuda.driver, "funcSetAttribute", set_attribute)
     monkeypatch.setattr(cupy, "RawModule", _RawModule)
     monkeypatch.setattr(_RawModule, "made", [])
-    jit._module.cache_clear()
+    jit.module.cache_clear()
     jit._kernel.cache_clear()
     yield _RawModule
-    jit._module.cache_clear()
+    jit.module.cache_clear()
     jit._kernel.cache_clear()
 
 
@@ -301,7 +301,7 @@ def gpu(cupy: Any) -> Iterator[Device]:
 
     def forget() -> None:
         calls._kinds.clear()
-        jit._module.cache_clear()
+        jit.module.cache_clear()
         jit._kernel.cache_clear()
 
     forget()

@@ -353,6 +353,7 @@ class Cache:
         out: Array | None = None,
         return_lse: bool = False,
         num_splits: int | None = None,
+        unified_max: float | None = None,
         kernel: str | Variant | None = None,
     ) -> Any:
         """Attend from the newest queries to all tokens of each sequence.
@@ -362,7 +363,7 @@ class Cache:
         q : array, shape (sequences, heads_q, n, head_dim)
             Queries of the last n positions, as `append` and `write` return them.
         layer : int
-        causal, scale, out, return_lse, num_splits, kernel
+        causal, scale, out, return_lse, num_splits, unified_max, kernel
             As of `cufa.decode`.
 
         Returns
@@ -394,6 +395,7 @@ class Cache:
             out=out,
             return_lse=return_lse,
             num_splits=num_splits,
+            unified_max=unified_max,
             kernel=kernel,
         )
 

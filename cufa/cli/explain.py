@@ -17,6 +17,7 @@ from cufa.cli.parser import (
 from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text
+from cufa.kernel import KERNELS
 from cufa.planner.attention import plan
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
@@ -33,6 +34,7 @@ _MEANING = {
     "warps": "warps of a block",
     "blocks_per_sm": "blocks that must fit on a multiprocessor",
     "ping_pong": "whether the warpgroups take turns with the tensor cores",
+    "unified": "whether the softmax has a preset maximum",
     "score": "what becomes of the scores before the softmax",
     "kv": "how K and V are found",
 }
@@ -82,7 +84,7 @@ def _print(problem: Problem, device: Device, found: Plan | DecodePlan) -> None:
         *(
             (f"  {name}", ", ".join(value) if name == "score" else value, _MEANING[name])
             for name, value in variant._asdict().items()
-            if name != "kernel"
+            if name in ("dtype", "score", "kv", *KERNELS[variant.kernel].arguments)
         ),
         ("grid", f"{counted(found.grid, 'block')} for {_work(problem, found)}"),
         ("block", f"{found.block} threads"),

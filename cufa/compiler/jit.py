@@ -30,20 +30,21 @@ _lock = threading.Lock()
 
 
 @functools.cache
-def _module(variant: Variant | Instance, device: Device) -> Any:
+def module(variant: Variant | Instance, device: Device) -> Any:
+    """Return the `cupy.RawModule` of a variant, compiled."""
     import cupy
 
     options = _raw_module_options(device)
-    module = cupy.RawModule(
+    made = cupy.RawModule(
         code=source.text(variant.kernel),
         options=options,
         name_expressions=(variant.name_expression,),
     )
     try:
-        module.compile()
+        made.compile()
     except cupy.cuda.compiler.CompileException as e:
         raise CompileError(variant, options, e.get_message()) from e
-    return module
+    return made
 
 
 def _allow_shared_memory(function: Any, smem_bytes: int) -> None:
@@ -122,7 +123,7 @@ def _kernel(variant: Variant | Instance, device: Device, device_id: int) -> Any:
     function = _compiled_ahead(variant, device)
     if function is None:
         # The function itself: calling it spares RawKernel's part of each launch.
-        function = _module(variant, device).get_function(variant.name_expression).kernel
+        function = module(variant, device).get_function(variant.name_expression).kernel
         complaint = _wrong_registers(function, variant)
         if complaint is not None:
             raise CompileError(variant, _raw_module_options(device), complaint)

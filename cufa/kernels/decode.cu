@@ -13,8 +13,21 @@
 #include "softmax.cuh"
 #include "tile.cuh"
 
-template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, class SCORE,
-          class KV>
+// The unified maximum of flash-decoding++ (section 3): P = exp(S - m) with one preset m for all. Row sums of which P is exact
+// enough: float16 ends at 65504, and begins to lose digits below 2^-14.
+template <class T>
+struct Unified {
+    static constexpr float MOST_SUM = 0x1p15f, LEAST_SUM = 0x1p-6f;
+};
+template <>
+struct Unified<bfloat16> {  // it has the range of float32
+    static constexpr float MOST_SUM = 0x1p64f, LEAST_SUM = 0x1p-64f;
+};
+// How many times a warp has found sums out of range, and computed its keys of a unit again.
+extern "C" __device__ int decode_recomputed = 0;
+
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM,
+          bool UNIFIED, class SCORE, class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     decode(const __grid_constant__ DecodeArguments<SCORE, KV> p) {
     constexpr int THREADS = WARPS * 32;
@@ -26,6 +39,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     using VTile = SmemTile<BN, HEAD_DIM_V, sizeof(T)>;
     // float32 products leave O's columns in another order, and need m in the units of S, see products_fp32.cuh and softmax.cuh.
     constexpr bool FP32 = sizeof(T) == 4;
+    static_assert(!UNIFIED || (TEAM == 1 && !FP32), "a warp decides alone, on sums of P of 16 bits");
     using Softmax = OnlineSoftmax<MT, FP32>;
     const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f, m_to_log2 = FP32 ? scale : 1.f;
     constexpr int RING = STAGES * (KTile::bytes + VTile::bytes);
@@ -159,6 +173,17 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     };
 
     const auto first_pieces = share.pieces(share.unit, block);
+    // Whether some row's sum is not what P of 16 bits, with a preset maximum, adds up exactly enough.
+    auto out_of_range = [&](const Softmax& softmax, int rows) {
+        constexpr float MOST = Unified<T>::MOST_SUM, LEAST = Unified<T>::LEAST_SUM;
+        bool found = false;
+#pragma unroll
+        for (int i = 0; i < MT * 2; ++i) {
+            const float l = lanes_sum<4>(softmax.l[i / 2][i % 2]);
+            found |= i * 8 + lane / 4 < rows && !(l >= LEAST && l <= MOST);
+        }
+        return __any_sync(0xffffffff, found) != 0;
+    };
     int slot = 0, at = team;  // this team's tile of the share that is computed next
     auto pieces = first_pieces;
     for (Unit<BN> unit = share.unit;;) {
@@ -182,33 +207,57 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             SCORE::LEFT_EDGE ? (max(0, score.sees(sequence, tile.query(p, rows - 1)).first) + BN - 1) / BN : 0;
         Softmax softmax(scale);
         float rO[MT][OT][4] = {};
-        for (const int end = min(unit.end(), share.count); at < end; at += TEAMS) {
-            const int j = at - unit.zero;
-            // S = Q K^T
-            cp_async_wait<2 * STAGES - 1>();
-            team_sync();
-            float rS[MT][NT][4] = {};
-            const uint32_t tile_k = sK + slot * KTile::bytes, tile_v = sV + slot * VTile::bytes;
-            if constexpr (FP32)
-                qk_tensor_cores<QTile, KTile>(rS, sQ, tile_k, 0);
-            else
-                qk_mma<T, QTile, KTile>(rS, sQ, tile_k, first_row);
+        const int at_begin = at, at_end = min(unit.end(), share.count);
+        if (UNIFIED && at < at_end) softmax.fix(p.unified_max);
+        auto attend = [&](bool exact) {
+            for (; at < at_end; at += TEAMS) {
+                const int j = at - unit.zero;
+                // S = Q K^T
+                cp_async_wait<2 * STAGES - 1>();
+                team_sync();
+                float rS[MT][NT][4] = {};
+                const uint32_t tile_k = sK + slot * KTile::bytes, tile_v = sV + slot * VTile::bytes;
+                if constexpr (FP32)
+                    qk_tensor_cores<QTile, KTile>(rS, sQ, tile_k, 0);
+                else
+                    qk_mma<T, QTile, KTile>(rS, sQ, tile_k, first_row);
 
-            // P = exp(S - m); m, l and O follow
-            const GroupedAt rows_at{lane, tile.first + first_row, j * BN, p.group};
-            score.apply(rS, sequence, p.scale_log2, rows_at, j >= whole_end || (SCORE::LEFT_EDGE && j < whole_first));
-            softmax.update(rS, rO);
+                // P = exp(S - m); m, l and O follow
+                const GroupedAt rows_at{lane, tile.first + first_row, j * BN, p.group};
+                score.apply(rS, sequence, p.scale_log2, rows_at, j >= whole_end || (SCORE::LEFT_EDGE && j < whole_first));
+                if (exact)
+                    softmax.update(rS, rO);
+                else
+                    softmax.exponentiate(rS);
 
-            // O += P V
-            cp_async_wait<2 * STAGES - 2>();
-            team_sync();
-            if constexpr (FP32)
-                pv_tensor_cores<VTile>(rO, rS, tile_v, 0);
-            else
-                pv_mma<T, VTile>(rO, rS, tile_v, [](int) { return false; });
-            team_sync();
-            ask(slot);
-            slot = slot == STAGES - 1 ? 0 : slot + 1;
+                // O += P V
+                cp_async_wait<2 * STAGES - 2>();
+                team_sync();
+                if constexpr (FP32)
+                    pv_tensor_cores<VTile>(rO, rS, tile_v, 0);
+                else
+                    pv_mma<T, VTile>(rO, rS, tile_v, [](int) { return false; });
+                team_sync();
+                ask(slot);
+                slot = slot == STAGES - 1 ? 0 : slot + 1;
+            }
+        };
+        attend(!UNIFIED);
+        if constexpr (UNIFIED) {
+            // Where sums are out of the range in which P is exact enough, these keys are read and taken again, with maxima.
+            if (at_begin < at_end && out_of_range(softmax, rows)) {
+                if (lane == 0) atomicAdd(&decode_recomputed, 1);
+                cp_async_wait<0>();
+                __syncwarp();
+                at = asked = at_begin, of_asked = unit, kv_head_asked = unit.kv_head(p), slot = 0;
+                look_up_page();
+#pragma unroll 1
+                for (int i = 0; i < STAGES; ++i) ask(i);
+                softmax.reset();
+#pragma unroll
+                for (int i = 0; i < MT * OT * 4; ++i) rO[i / 4 / OT][i / 4 % OT][i % 4] = zero_anew();
+                attend(true);
+            }
         }
 
         const bool last = unit.end() >= share.count;

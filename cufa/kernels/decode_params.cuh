@@ -9,6 +9,7 @@ struct DecodeParams {
     float* partial;      // 2 places a block, see decode_merge.cuh; NOTHING before and after a launch
     const int* lengths;  // (batch); null: all are seq_kv
     float scale_log2;    // softmax scale times log2(e), > 0
+    float unified_max;   // preset maximum times log2(e), where there is one
     int batch, heads_q, heads_kv;
     int seq_q, seq_kv;   // seq_kv: the most that a sequence can have
     int head_dim, head_dim_v;

@@ -49,6 +49,14 @@ struct OnlineSoftmax {
             for (int h = 0; h < 2; ++h) set_m(NONE, mt, h), l[mt][h] = 0.f;
     }
 
+    // P = exp(S - value) from now on, whatever the scores are, unless `update` or `raise` are called.
+    __device__ void fix(float value) {
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) set_m(value, mt, h);
+    }
+
     // S -> P = exp(S - m) in place; l, and O when m has moved, are brought up to date.
     template <int NT, int OT>
     __device__ void update(float (&rS)[MT][NT][4], float (&rO)[MT][OT][4], float slack_log2 = SLACK_LOG2) {

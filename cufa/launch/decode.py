@@ -6,7 +6,7 @@ import numpy as np
 
 from cufa.decode_problem import DecodeProblem
 from cufa.kernel import ELEMENT_BYTES
-from cufa.launch.params import INT, TENSOR, FourInts, numbers_of, packed, scale_log2
+from cufa.launch.params import INT, LOG2_E, TENSOR, FourInts, numbers_of, packed, scale_log2
 from cufa.planner.decode import DecodePlan
 from cufa.variant import Variant
 
@@ -15,7 +15,7 @@ PARAMS = np.dtype(
     [
         *((name, TENSOR) for name in "qkvo"),
         *((name, "u8") for name in ("lse", "partial", "lengths")),
-        ("scale_log2", "f4"),
+        *((name, "f4") for name in ("scale_log2", "unified_max")),
         *((name, "i4") for name in ("batch", "heads_q", "heads_kv", "seq_q", "seq_kv")),
         *((name, "i4") for name in ("head_dim", "head_dim_v", "splits")),
         *((name, _DIVISOR) for name in ("group", "row_tiles", "units", "blocks", "parts")),
@@ -88,6 +88,7 @@ class DecodeLayout:
             *(stride // size for stride in tensors),
             *(0, 0, 0),
             scale_log2(problem.scale),
+            (problem.unified_max or 0.0) * LOG2_E,
             problem.batch,
             problem.heads_q,
             problem.heads_kv,

@@ -80,7 +80,7 @@ class DecodeKind(Kind):
             return None
         if heads_q % heads_kv:
             return None
-        dtype, *_, causal, scale = self.problem
+        dtype, *_, causal, scale, unified_max = self.problem
         problem = DecodeProblem(
             dtype,
             batch,
@@ -94,6 +94,7 @@ class DecodeKind(Kind):
             head_dim_v,
             causal,
             abs(scale),
+            unified_max,
         )
         return problem, (q, k, v, (batch, heads_q, seq_q, head_dim_v)), (of_q, of_k, of_v)
 

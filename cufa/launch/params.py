@@ -42,7 +42,7 @@ MAPS = np.dtype([(name, "u8", tensor_map.WORDS) for name in "qkvo"])
 _MAPS_ALIGNMENT = 64  # bytes
 _LARGEST = 4096  # bytes, of a kernel's parameters
 _TINY = float(np.finfo(np.float32).tiny)
-_LOG2_E = math.log2(math.e)
+LOG2_E = math.log2(math.e)
 
 Ints = tuple[int, ...]
 FourInts = tuple[Ints, ...]
@@ -222,7 +222,7 @@ def scale_log2(scale: float) -> float:
 
     Zero would make NaN of a masked score, -inf * 0; the least normal number keeps it.
     """
-    return max(scale * _LOG2_E, _TINY)
+    return max(scale * LOG2_E, _TINY)
 
 
 class Buffer:

@@ -176,7 +176,7 @@ def _tile(problem: DecodeProblem, device: Device, num_splits: int | None) -> tup
     # few sequences, one block each merges all pieces, which takes long of 64 rows.
     size = ELEMENT_BYTES[problem.dtype]
     wide = rows > 32 and problem.head_dim_v <= 128 and size == 2
-    bm = (32 if few else 64) if wide else 16
+    bm = (32 if few or problem.unified_max is not None else 64) if wide else 16
     units *= -(-rows // bm)
     # Two blocks have shallower rings, and read slower; but if each gets a whole unit, nothing is
     # cut and merged, which saves more where units are short.
@@ -193,7 +193,7 @@ def _finding(variant: Variant, problem: DecodeProblem) -> Variant:
         kv = "Contiguous"
     else:
         kv = "Paged" if problem.page_size % variant.bn else "PagedTiles"
-    return variant._replace(score=problem.score, kv=kv)
+    return variant._replace(unified=problem.unified_max is not None, score=problem.score, kv=kv)
 
 
 @functools.lru_cache(maxsize=4096)

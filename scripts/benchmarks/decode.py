@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -18,16 +18,41 @@ from benchmarks.models import sets_beyond_l2
 from benchmarks.peers import PEERS
 from benchmarks.results import figures
 from cufa import device as devices
+from cufa.compiler import jit
 from cufa.decode_problem import parse_decode
 from cufa.explorer.clock import Call, Clock
 from cufa.explorer.race import Budget
 from cufa.planner import decode as planner
 from cufa.variant import Variant
 
-PAGE_SIZES = (16, 64, 256)
+EXACT = "exact"
+"""cufa with true maxima on a cache in one piece, in the rows of other ways."""
 
-CONTIGUOUS = "contiguous"
-"""cufa on the same keys in one piece, in rows of pages."""
+
+class Way(NamedTuple):
+    """How cufa decodes, and where the cache lies.
+
+    Attributes
+    ----------
+    name : str
+        Of the contestant.
+    page_size : int
+        0 for a cache in one piece.
+    unified_max : float, optional
+        As of `cufa.decode`.
+    """
+
+    name: str
+    page_size: int = 0
+    unified_max: float | None = None
+
+
+WAYS = (
+    Way(CUFA),
+    Way("unified", unified_max=0.0),
+    Way("unified, taken again", unified_max=1000.0),  # far from all scores
+    *(Way(f"pages of {size}", page_size=size) for size in (16, 64, 256)),
+)
 
 # Batch, keys, heads of Q and of K and V, head dim, new tokens.
 _SHAPES = (
@@ -58,33 +83,51 @@ class Decoders(Contestants):
     def __init__(self, peers: Iterable[str]) -> None:
         peers = list(peers)
         makers = {name: PEERS[name] for name in peers}
-        makers |= {_pages(size): functools.partial(_paged, page_size=size) for size in PAGE_SIZES}
+        makers |= {way.name: functools.partial(_call, way=way) for way in WAYS[1:]}
         super().__init__(None, makers, makers)
 
     def ours(self, operands: Operands) -> Call:
-        """Return the call on a contiguous cache."""
-        q, k, v = operands.q, operands.k, operands.v
-        lengths = cupy.full(operands.cell.b, operands.cell.sk, cupy.int32)
-        return lambda: cufa.decode(q, k, v, lengths=lengths)
+        """Return the call with true maxima on a cache in one piece."""
+        return _call(operands, WAYS[0])
 
     def planned(self, operands: Operands) -> Variant:
         """Return the variant of that call."""
-        problem, _, _ = parse_decode(
-            operands.q,
-            operands.k,
-            operands.v,
-            lengths=None,
-            block_table=None,
-            causal=True,
-            scale=None,
-            layout="bhsd",
-            out=None,
-        )
-        return planner.plan(problem, devices.current()).variant
+        return _variant(operands, WAYS[0])
 
 
-def _pages(page_size: int) -> str:
-    return f"pages of {page_size}"
+def _variant(operands: Operands, way: Way) -> Variant:
+    """Return the variant that decodes in a way, of a cache in one piece."""
+    problem, _, _ = parse_decode(
+        operands.q,
+        operands.k,
+        operands.v,
+        lengths=None,
+        block_table=None,
+        causal=True,
+        scale=None,
+        layout="bhsd",
+        out=None,
+        unified_max=way.unified_max,
+    )
+    return planner.plan(problem, devices.current()).variant
+
+
+def taken_again(operands: Operands, way: Way) -> int:
+    """Return how often a warp takes its keys of a unit again in one call."""
+    counter = jit.module(_variant(operands, way), devices.current()).get_global("decode_recomputed")
+    count = cupy.ndarray((1,), cupy.int32, counter)
+    count[...] = 0
+    _call(operands, way)()
+    return int(count[0])
+
+
+def _call(operands: Operands, way: Way) -> Call:
+    """Return the call of cufa that decodes in a way."""
+    if way.page_size:
+        return _paged(operands, way.page_size)
+    q, k, v = operands.q, operands.k, operands.v
+    lengths = cupy.full(operands.cell.b, operands.cell.sk, cupy.int32)
+    return lambda: cufa.decode(q, k, v, lengths=lengths, unified_max=way.unified_max)
 
 
 def _paged(operands: Operands, page_size: int) -> Call:
@@ -131,36 +174,39 @@ def rows(
     for cell in cases:
         sets = [Operands(cell, rng) for _ in range(sets_beyond_l2(cell, l2_bytes))]
         ready = contestants.ready(*sets)
-        del sets
         if ready is None:
             continue
+        unified = (way for way in WAYS if way.unified_max is not None and way.name in ready.calls)
+        again = {way.name: taken_again(sets[0], way) for way in unified}
+        del sets
         ms, replayed = graphs.medians(ready.calls, clock, budget, "graph")
         us = {name: 1e3 * each for name, each in ms.items()}
-        for page_size in (0, *PAGE_SIZES):
-            name = _pages(page_size) if page_size else CUFA
-            if name in us:
-                row = _row(cell, page_size, us, ready.errors, replayed)
-                print(f"{cell}, {name}: {figures(row)}", flush=True)
+        for way in WAYS:
+            if way.name in us:
+                row = _row(cell, way, us, ready.errors, replayed)
+                if way.name in again:
+                    row |= {"unified_max": way.unified_max, "taken_again": again[way.name]}
+                print(f"{cell}, {way.name}: {figures(row)}", flush=True)
                 yield row
         del ready
         free_memory()
 
 
 def _row(
-    cell: Cell, page_size: int, us: dict[str, float], errors: dict[str, float], replayed: list[str]
+    cell: Cell, way: Way, us: dict[str, float], errors: dict[str, float], replayed: list[str]
 ) -> dict[str, Any]:
-    """Return the row of a cell whose cache lies in pages of a size, or 0 for contiguous."""
-    ours = _pages(page_size) if page_size else CUFA
-    ways = {CUFA, *map(_pages, PAGE_SIZES)}
+    """Return the row of a cell that is decoded in a way."""
+    ours = way.name
+    ways = {each.name for each in WAYS}
     names = {name: name for name in us if name not in ways}
-    if page_size:
-        names[CUFA] = CONTIGUOUS
+    if way != WAYS[0]:
+        names[CUFA] = EXACT
     cache_bytes = 2 * cell.b * cell.hk * cell.sk * (cell.d + cell.dv)
     return {
         **cell.row(),
         "kv": cell.sk,
-        "page_size": page_size,
-        "mode": "exact",
+        "page_size": way.page_size,
+        "mode": "exact" if way.unified_max is None else way.name,
         "kernel": "decode",
         "unit": "us",
         "cufa": rounded(us[ours], 5),

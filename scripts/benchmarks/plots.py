@@ -179,7 +179,7 @@ def _draw_models(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 def _draw_decode(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     """Draw a line a contiguous cache, and on it a point a peer: how many times as fast cufa is."""
-    rows = [row for row in rows if not row["page_size"]]
+    rows = [row for row in rows if row["mode"] == "exact" and not row["page_size"]]
     labels = [
         f"{row['b']} x {row['kv']} keys, {row['hq']}/{row['hk']} heads of {row['d']}"
         + (f", {row['sq']} new tokens" if row["sq"] > 1 else "")

@@ -89,10 +89,8 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
         ratios = "How many times as fast as each peer cufa is"
         if bench == "headdims":  # other head dims are other work
             ratios = "How many times the TFLOP/s of each peer cufa has"
-        by = ("dtype",)
-        for name in ("case", "page_size"):
-            if any(name in row for row in rows):
-                by = (name,)
+        by = tuple(n for n in ("case", "mode", "page_size") if any(n in row for row in rows))
+        by = by or ("dtype",)
         parts += [f"{ratios}:\n\n{summary(rows, by)}", cell_table(rows)]
         if bench == "sustained":
             parts.append(card_table(rows))
