@@ -201,8 +201,8 @@ def _fa1_complaint(v: Variant, device: Device) -> str | None:
 
 
 def _decode_teams(v: Variant) -> int:
-    """Return how many rings there are: a warp holds 32 rows at most, of more several share one."""
-    return v.warps // max(1, v.bm // 32)
+    """Return how many rings there are: of more than 16 rows two warps share one."""
+    return v.warps // (2 if v.bm > 16 else 1)
 
 
 def _decode_smem_bytes(v: Variant) -> int:
@@ -217,18 +217,18 @@ def _decode_smem_bytes(v: Variant) -> int:
 def _decode_complaint(v: Variant, device: Device) -> str | None:
     if v.bm not in (16, 32, 64) or v.bn % 16:
         return "bm must be 16, 32 or 64, and bn a multiple of 16"
-    if v.warps % max(1, v.bm // 32):
-        return "warps must be a multiple of bm / 32: so many share a ring"
-    if v.bm == 64 and _decode_teams(v) > 15:  # that there are beside __syncthreads()
-        return "each two warps of a bm of 64 need a barrier: there are 15, for 30 warps"
+    if v.bm > 16 and v.warps % 2:
+        return "warps must be even: of more than 16 rows two share a ring"
+    if v.bm > 16 and _decode_teams(v) > 15:  # that there are beside __syncthreads()
+        return "each two warps of a bm of 32 or 64 need a barrier: there are 15, for 30 warps"
     if v.kv == "Paged" and v.bn > 32:
         return "a warp looks up the pages of at most 32 keys: bn must not be more with Paged"
     if v.stages < 2 or v.warps < 2:
         return "decode needs at least 2 stages and 2 warps"
     if v.dtype == "float32" and v.bm != 16:
         return "in float32, decode needs bm of 16"
-    if v.unified and (v.dtype == "float32" or v.bm > 32):
-        return "unified is for 16 bits, and bm of 16 or 32"
+    if v.unified and (v.dtype == "float32" or v.bm > 16):
+        return "unified is for 16 bits, and bm of 16"
     return None
 
 

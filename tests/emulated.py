@@ -55,10 +55,12 @@ class Emulator:
     ----------
     last_first : bool
         Whether the last block runs first.
+    stale : bool
+        Whether lengths and tables are other ones before `begin_dependent`.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.last_first = False
+        self.last_first = self.stale = False
         self._folder = folder
         self._libraries: dict[Variant, Any] = {}
         folder.mkdir(exist_ok=True)
@@ -101,6 +103,7 @@ class Emulator:
 
         def launch(grid: Any, block: Any, args: Any, smem_bytes: int) -> None:
             (pointer,) = args
+            ctypes.c_int.in_dll(library, "emulator_stale").value = self.stale
             ended = library.run(
                 ctypes.c_void_p(pointer.ptr), grid[0], block[0], smem_bytes, self.last_first
             )

@@ -26,6 +26,7 @@ def emulated(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> E
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
     emulate(monkeypatch, emulator)
     emulator.last_first = False  # a block waits for those before it
+    emulator.stale = False
     return emulator
 
 
@@ -65,11 +66,19 @@ def checked(
     return np.asarray(out.get())
 
 
+@pytest.mark.parametrize("stale", [False, True])
 @pytest.mark.parametrize(
     "lengths", [[300], [0, 500, 77], [1, 3, 97, 0, 299], [500] * 3, [7] * 20], ids=str
 )
-def test_lengths(emulated: Emulator, rng: np.random.Generator, lengths: list[int]) -> None:
+def test_lengths(
+    emulated: Emulator, rng: np.random.Generator, lengths: list[int], stale: bool
+) -> None:
+    """Also if they change while the kernel in front still runs."""
+    emulated.stale = stale
     checked(rng, lengths)
+    checked(rng, lengths, num_splits=3)
+    if stale:
+        checked(rng, lengths, page_size=32)
 
 
 @pytest.mark.parametrize(("hq", "hk", "sq"), [(4, 1, 1), (14, 2, 2), (71, 1, 1), (8, 8, 3)])
@@ -77,6 +86,17 @@ def test_rows_of_a_group(
     emulated: Emulator, rng: np.random.Generator, hq: int, hk: int, sq: int
 ) -> None:
     checked(rng, [150, 2], hq=hq, hk=hk, sq=sq)
+
+
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize(("sq", "bm"), [(5, 32), (8, 32), (16, 64), (17, 64)])
+def test_rows_that_two_warps_share(
+    emulated: Emulator, rng: np.random.Generator, sq: int, bm: int, stale: bool
+) -> None:
+    emulated.stale = stale
+    checked(rng, [150, 2, 400, 33], sq=sq)
+    checked(rng, [150, 20], sq=sq, page_size=7, num_splits=2)
+    assert {v.bm for v in emulated._libraries} & {bm}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

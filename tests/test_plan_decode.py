@@ -49,7 +49,7 @@ def tile(gpu: device.Device = H200, splits: int | None = None, **sizes: Any) -> 
 def test_many_rows_share_a_tile() -> None:
     """Unless there are few sequences, of which one block each would merge all pieces."""
     assert tile(heads_q=8, seq_q=4) == (16, 1)
-    assert tile(heads_q=8, seq_q=8) == (16, 1)
+    assert tile(heads_q=8, seq_q=5) == tile(heads_q=8, seq_q=8, batch=40) == (32, 1)
     assert tile(heads_q=8, seq_q=9) == (32, 1)
     assert tile(heads_q=8, seq_q=9, batch=30) == (64, 1)
     assert tile(heads_q=8, seq_q=9, batch=30, head_dim=256, head_dim_v=256) == (16, 1)

@@ -1,8 +1,8 @@
 // Flash-decoding (Dao et al. 2023): attention of few queries to many keys, by reading K and V once, at the speed of memory.
 // The keys of all sequences are shared out evenly among the blocks, see decode_scheduler.cuh. The query heads that share a KV
 // head are the rows of one tile, as the flat product of flash-decoding++ (Hong et al. 2023) has them. The warps of a block take
-// tiles of BN keys in turn, each through a ring of its own, filled by cp.async: in the main loop none waits for another. A warp
-// holds 32 rows at most; of more, as many warps as are needed share a ring, a team. Where a unit ends, its teams' O are added
+// tiles of BN keys in turn, each through a ring of its own, filled by cp.async: in the main loop none waits for another. Of more
+// than 16 rows two warps share a ring, a team, so that keys are read once. Where a unit ends, its teams' O are added
 // up, and where it was cut, the last of its blocks merges the pieces. Calls are short: what is run once is written for few
 // instructions, as each has to be fetched.
 #include "decode_merge.cuh"
@@ -31,7 +31,7 @@ template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     decode(const __grid_constant__ DecodeArguments<SCORE, KV> p) {
     constexpr int THREADS = WARPS * 32;
-    constexpr int TEAM = BM > 32 ? BM / 32 : 1, TEAMS = WARPS / TEAM;  // warps that share a ring
+    constexpr int TEAM = BM > 16 ? 2 : 1, TEAMS = WARPS / TEAM;  // warps that share a ring
     constexpr int TEAM_THREADS = TEAM * 32, WARP_ROWS = BM / TEAM;
     constexpr int MT = WARP_ROWS / 16, NT = BN / 8, OT = HEAD_DIM_V / 8;  // 16-row, 8-key and 8-column pieces
     using QTile = SmemTile<BM, HEAD_DIM, sizeof(T)>;
@@ -59,24 +59,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const int block = blockIdx.x;
     const SCORE& score = p;
     const KV& kv = p;
-    // While the kernel in front still runs, L2 gets the first keys of this block, if tiles of them are in one piece. What is read
-    // of lengths and table may change yet: this is but a hint.
-    auto fetch_ahead = [&](int batch, int kv_head, int part) {
-        const int keys = keys_ahead(p, batch), step = p.parts.quotient(Unit<BN>::tiles_of(keys) + p.parts.divisor - 1);
-        if (!KV::WHOLE || lane > 0 || warp % TEAM > 0) return;
-#pragma unroll 1
-        for (int tile = team; tile < min(TEAMS * STAGES, step); tile += TEAMS) {
-            const int key = (part * step + tile) * BN;
-            if (key >= keys) return;
-            const int rows = min(BN, keys - key), page = kv.page_ahead(batch, key);
-            auto fetch = [&](const Tensor& t, int cols) {
-                if (t.stride_seq == cols) prefetch_l2(kv.template row<T>(t, batch, kv_head, key, page), rows * cols * sizeof(T));
-            };
-            fetch(p.k, p.head_dim), fetch(p.v, p.head_dim_v);
-        }
-    };
-    const Share<BN> share(p, block, fetch_ahead);
-    if (share.count <= 0) return;
     auto team_sync = [&] {
         if constexpr (TEAM == 1)
             __syncwarp();
@@ -84,10 +66,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             named_barrier_sync(1 + team, TEAM_THREADS);
     };
 
-    // This team's tile of the share that is asked for next, the unit that it belongs to, and that unit's place and length.
-    int asked = team;
-    Unit<BN> of_asked = share.unit;
-    int kv_head_asked = of_asked.kv_head(p), page = 0;
+    Share<BN> share;
+    // This team's tile of the share that is asked for next, the unit that it belongs to, and that unit's KV head.
+    int asked, kv_head_asked, page = 0;
+    Unit<BN> of_asked;
     // The page of key lane % BN of that tile, looked up ahead of its use.
     auto look_up_page = [&] {
         if (KV::PAGED && asked < share.count)
@@ -98,8 +80,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         while (asked >= of_asked.end() && asked < share.count) of_asked.next(p);
         kv_head_asked = of_asked.kv_head(p);
     };
-    find_asked();
-    look_up_page();
+    // Goes to the first of this team's tiles in a unit of the share, from tile `first` on.
+    auto ask_from = [&](int first, const Unit<BN>& unit) {
+        asked = first, of_asked = unit, kv_head_asked = unit.kv_head(p);
+        find_asked();
+        look_up_page();
+    };
 
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
     auto ask = [&](int slot) {
@@ -156,9 +142,41 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
         for (int i = 0; i < PER_THREAD; ++i) q_next[AHEAD ? i : 0] = fetched_q(rows, i);
     };
-    fetch_q(share.unit);
+    // While the kernel in front still runs, L2 gets the first keys of this block, if tiles of them are in one piece.
+    auto fetch_ahead = [&](const Share<BN>& share) {
+        if (!KV::WHOLE || lane > 0 || warp % TEAM > 0) return;
 #pragma unroll 1
-    for (int i = 0; i < STAGES; ++i) ask(i);
+        for (int tile = team; tile < min(TEAMS * STAGES, min(share.count, share.unit.end())); tile += TEAMS) {
+            const int batch = share.unit.batch, kv_head = share.unit.kv_head(p), key = (tile - share.unit.zero) * BN;
+            const int rows = min(BN, share.unit.keys - key);
+            if (rows <= 0) return;
+            const int page = kv.page_ahead(batch, key);
+            auto fetch = [&](const Tensor& t, int cols) {
+                if (t.stride_seq == cols) prefetch_l2(kv.template row<T>(t, batch, kv_head, key, page), rows * cols * sizeof(T));
+            };
+            fetch(p.k, p.head_dim), fetch(p.v, p.head_dim_v);
+        }
+    };
+
+    // The share is guessed before the kernel in front has ended, which may change lengths, and looked at once more while keys
+    // are on their way. If it is another, they are asked for again.
+    for (bool guesses = true;; guesses = false) {
+        Share<BN> now;
+        now.find(p, block);
+        if (guesses) {
+            fetch_ahead(now);
+            begin_dependent(now.count);
+        } else if (now.is(share)) {
+            break;
+        }
+        share = now;
+        cp_async_wait<0>();
+        fetch_q(share.unit);
+        ask_from(team, share.unit);
+#pragma unroll 1
+        for (int i = 0; i < STAGES; ++i) ask(i);
+    }
+    if (share.count <= 0) return;
 
     // O = O / l of two columns of a row, and once a row's log-sum-exp
     auto write = [&](const UnitRows& tile, int row, int col, T* of_row, float2 o, float m, float l) {
@@ -172,7 +190,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 Softmax::log_sum_exp(m * m_to_log2, l);
     };
 
-    const auto first_pieces = share.pieces(share.unit, block);
+    const auto first_pieces = share.pieces(p, share.unit, block);
     // Whether some row's sum is not what P of 16 bits, with a preset maximum, adds up exactly enough.
     auto out_of_range = [&](const Softmax& softmax, int rows) {
         constexpr float MOST = Unified<T>::MOST_SUM, LEAST = Unified<T>::LEAST_SUM;
@@ -249,8 +267,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 if (lane == 0) atomicAdd(&decode_recomputed, 1);
                 cp_async_wait<0>();
                 __syncwarp();
-                at = asked = at_begin, of_asked = unit, kv_head_asked = unit.kv_head(p), slot = 0;
-                look_up_page();
+                at = at_begin, slot = 0;
+                ask_from(at_begin, unit);
 #pragma unroll 1
                 for (int i = 0; i < STAGES; ++i) ask(i);
                 softmax.reset();
@@ -263,7 +281,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         const bool last = unit.end() >= share.count;
         const Piece partial{p.partial, pieces.begin};
         const bool one = pieces.one();
-        if (!last) unit.next(p), fetch_q(unit), pieces = share.pieces(unit, block);
+        if (!last) unit.next(p), fetch_q(unit), pieces = share.pieces(p, unit, block);
 
         // The teams' m, l and O, FEW rows at a time
 #pragma unroll

@@ -18,6 +18,9 @@ struct Unit {
         zero += tiles;
         if (++index == p.units.divisor) index = 0, set_keys(keys_of(p, ++batch));
     }
+    __device__ bool is(const Unit& other) const {
+        return batch == other.batch && index == other.index && keys == other.keys && zero == other.zero;
+    }
     __device__ int kv_head(const DecodeParams& p) const { return p.row_tiles.quotient(index); }
     __device__ int row_tile(const DecodeParams& p) const { return p.row_tiles.remainder(index); }
     __device__ void set_keys(int n) { keys = n, tiles = tiles_of(n); }
@@ -44,22 +47,14 @@ struct UnitRows {
 // The share of a block: `count` tiles, the first of which belongs to `unit`.
 template <int BN>
 struct Share {
-    Unit<BN> unit;
-    int count;
+    Unit<BN> unit{};
+    int count = 0;
 
-    // `fetch_ahead` is told the batch, the KV head and the part that will probably be the block's, before the kernel in front
-    // has ended.
-    template <class FetchAhead>
-    __device__ Share(const DecodeParams& p, int block, FetchAhead fetch_ahead) : p(p) {
+    __device__ void find(const DecodeParams& p, int block) {
         const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
-        unit.batch = 0;
         // Of equally many pieces of each unit
-        int number = p.parts.quotient(block);
+        const int number = p.parts.quotient(block), batch = min(p.units.quotient(number), p.batch - 1);
         part = block - number * p.parts.divisor;
-        int batch = min(p.units.quotient(number), p.batch - 1), index = p.units.remainder(number);
-        computed_here(number), computed_here(batch), computed_here(index);
-        if (number < units && units <= p.blocks.divisor) fetch_ahead(batch, p.row_tiles.quotient(index), part);
-        begin_dependent(number | batch | index);
 
         int total = 0, longest = 0, keys;
         if (p.splits || !p.lengths) {
@@ -79,14 +74,11 @@ struct Share {
         total *= p.units.divisor;
         each = p.blocks.quotient(total), more = total - each * p.blocks.divisor;
         // Equally many where that takes hardly longer than equal shares: two pieces a block take longer.
-        even = p.splits || (units <= p.blocks.divisor && steps_of(longest) <= each + each / 32 + 8);
+        even = p.splits || (units <= p.blocks.divisor && steps_of(p, longest) <= each + each / 32 + 8);
         if (even) {
-            if (number >= units) {
-                count = 0;
-                return;
-            }
-            unit.batch = batch, unit.index = index, unit.set_keys(keys);
-            const int step = steps_of(unit.tiles);
+            if (number >= units) return;
+            unit.batch = batch, unit.index = p.units.remainder(number), unit.set_keys(keys);
+            const int step = steps_of(p, unit.tiles);
             unit.zero = -min(part * step, unit.tiles), count = min(step, unit.end());
             return;
         }
@@ -128,23 +120,26 @@ struct Share {
 
         __device__ bool one() const { return end - begin == 1; }
     };
-    __device__ Pieces pieces(const Unit<BN>& unit, int block) const {
+    __device__ Pieces pieces(const DecodeParams& p, const Unit<BN>& unit, int block) const {
         if (even) {
-            const uint32_t tiles = unit.tiles, step = steps_of(tiles);
+            const uint32_t tiles = unit.tiles, step = steps_of(p, tiles);
             return {block - part, block - part + int((tiles + step - 1) / step)};
         }
         if (unit.zero >= 0 && unit.end() <= count) return {block, block + 1};
         return {block_of(first + unit.zero), block_of(first + unit.end() - 1) + 1};
     }
 
- private:
-    const DecodeParams& p;
-    bool even;        // whether units are cut into equally many pieces
-    int part;         // the block's piece then
-    int first, each;  // else tile of the list; tiles of a share, without the one more of the first blocks
-    int more;         // how many blocks have it
+    __device__ bool is(const Share& other) const {
+        return unit.is(other.unit) && count == other.count && even == other.even && each == other.each && more == other.more;
+    }
 
-    __device__ int steps_of(int tiles) const { return p.parts.quotient(tiles + p.parts.divisor - 1); }
+ private:
+    bool even = false;        // whether units are cut into equally many pieces
+    int part = 0;             // the block's piece then
+    int first = 0, each = 0;  // else tile of the list; tiles of a share, without the one more of the first blocks
+    int more = 0;             // how many blocks have it
+
+    static __device__ int steps_of(const DecodeParams& p, int tiles) { return p.parts.quotient(tiles + p.parts.divisor - 1); }
     __device__ int block_of(int tile) const {
         const int larger = more * (each + 1);
         return tile < larger ? uint32_t(tile) / uint32_t(each + 1) : more + uint32_t(tile - larger) / uint32_t(each);

@@ -38,10 +38,7 @@ struct PagedTiles : Paged {
     static constexpr bool WHOLE = true;
 };
 
-// The keys of a sequence. Lengths that do not fit the cache are cut.
+// The keys of a sequence, as L2 has them. Lengths that do not fit the cache are cut.
 __device__ inline int keys_of(const DecodeParams& p, int batch) {
-    return p.lengths ? min(max(p.lengths[batch], 0), p.seq_kv) : p.seq_kv;
-}
-__device__ inline int keys_ahead(const DecodeParams& p, int batch) {
     return p.lengths ? min(max(ld_relaxed(p.lengths + batch), 0), p.seq_kv) : p.seq_kv;
 }

@@ -45,7 +45,6 @@ __device__ inline float copy_of(float x) {
 }
 
 // What follows takes this value from a register: it is not computed where it is used.
-__device__ inline void computed_here(int& x) { asm volatile("mov.b32 %0, %0;" : "+r"(x)); }
 template <class T>
 __device__ void computed_here(T*& p) {
     asm volatile("mov.b64 %0, %0;" : "+l"(p));

@@ -25,7 +25,7 @@ _RINGS = ((32, 3, 8), (16, 2, 8), (16, 3, 4), (16, 2, 4), (16, 2, 2))
 multiprocessor must have asked for some 30 KB at any time."""
 
 _TEAM_RINGS = ((32, 2, 8), (16, 2, 8), (16, 2, 4))
-"""The same of 64 rows, where two warps share a ring."""
+"""The same of 32 or 64 rows, where two warps share a ring."""
 
 
 class DecodePlan(NamedTuple):
@@ -172,11 +172,11 @@ def _tile(problem: DecodeProblem, device: Device, num_splits: int | None) -> tup
     """
     rows, units = problem.group * problem.seq_q, problem.batch * problem.heads_kv
     few = num_splits is None and 4 * units < device.sm_count
-    # Registers hold O of so many. Up to 32 rows, two tiles of 16 wait less for their products; of
-    # few sequences, one block each merges all pieces, which takes long of 64 rows.
+    # Each tile of rows reads the keys once more, if from L2, and registers hold O of so many rows.
+    # Of few sequences, one block each merges all pieces, which takes long of 64 rows.
     size = ELEMENT_BYTES[problem.dtype]
-    wide = rows > 32 and problem.head_dim_v <= 128 and size == 2
-    bm = (32 if few or problem.unified_max is not None else 64) if wide else 16
+    wide = problem.head_dim_v <= 128 and size == 2 and problem.unified_max is None
+    bm = 16 if rows <= 16 or not wide else 32 if rows <= 32 or few else 64
     units *= -(-rows // bm)
     # Two blocks have shallower rings, and read slower; but if each gets a whole unit, nothing is
     # cut and merged, which saves more where units are short.
@@ -209,11 +209,11 @@ def _variant(
     d, dv = (_padded(n) for n in head_dims)
     size = ELEMENT_BYTES[dtype]
     made = functools.partial(Variant, kernel, dtype, d, dv, bm, kv="Contiguous")
-    for bn, stages, warps in _TEAM_RINGS if bm == 64 else _RINGS:
+    for bn, stages, warps in _TEAM_RINGS if bm > 16 else _RINGS:
         variant = made(bn, stages, warps // blocks_per_sm, blocks_per_sm)
         complaint = variant.illegal(device)
         fit = blocks_per_sm * (variant.smem_bytes + _SYSTEM_SMEM) <= device.smem_per_sm
-        if (bn == 16 or bm == 64 or max(d, dv) * size <= 128) and complaint is None and fit:
+        if (bn == 16 or bm > 16 or max(d, dv) * size <= 128) and complaint is None and fit:
             return variant
     if blocks_per_sm > 1:
         return _variant(kernel, dtype, head_dims, bm, 1, device)
