@@ -71,7 +71,7 @@ def test_the_plan_is_that_of_decode() -> None:
     found, expected = attention.plan(given, H200), decode.plan(of_attention(given), H200)
     assert isinstance(found, DecodePlan)
     assert found == expected._replace(reason=found.reason)
-    assert str(found).startswith("decode<bfloat16, 96, 96, 16, 16, ")
+    assert str(found).startswith("decode<bfloat16, 96, 96, ")
     assert f" grid={found.grid} " in str(found)
     assert str(found).endswith("(few queries: keys are split, as for cufa.decode)")
 
