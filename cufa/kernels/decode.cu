@@ -68,23 +68,28 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
     Share<BN> share;
     // This team's tile of the share that is asked for next, the unit that it belongs to, and that unit's KV head.
-    int asked, kv_head_asked, page = 0;
+    int asked, kv_head_asked;
     Unit<BN> of_asked;
-    // The page of key lane % BN of that tile, looked up ahead of its use.
-    auto look_up_page = [&] {
-        if (KV::PAGED && asked < share.count)
-            page = kv.page(of_asked.batch, min((asked - of_asked.zero) * BN + lane % BN, p.seq_kv - 1));
+    // The pages of the tiles from there on, looked up at once by the lanes of a warp, and the place of that tile among them.
+    constexpr int LOOKED_UP = KV::WHOLE ? 32 : 32 / BN;
+    int pages = 0, at_page = 0;
+    auto pages_ahead = [&] {
+        if (!KV::PAGED || asked >= share.count) return 0;
+        const int tile = asked + (KV::WHOLE ? lane : lane / BN) * TEAMS, of_tile = KV::WHOLE ? 0 : lane % BN;
+        return kv.page(of_asked.batch, min(uint32_t((tile - of_asked.zero) * BN + of_tile), uint32_t(p.seq_kv - 1)));
     };
-    auto find_asked = [&] {
-        if (asked < of_asked.end()) return;
-        while (asked >= of_asked.end() && asked < share.count) of_asked.next(p);
-        kv_head_asked = of_asked.kv_head(p);
+    // Goes to the unit of the tile that is asked for next, from one that is not behind it.
+    auto find_asked = [&](bool looks_up) {
+        if (asked >= of_asked.end() && asked < share.count) {
+            do of_asked.next(p);
+            while (asked >= of_asked.end());
+            kv_head_asked = of_asked.kv_head(p), looks_up = true;
+        }
+        if (KV::PAGED && looks_up) pages = pages_ahead(), at_page = 0;
     };
-    // Goes to the first of this team's tiles in a unit of the share, from tile `first` on.
     auto ask_from = [&](int first, const Unit<BN>& unit) {
         asked = first, of_asked = unit, kv_head_asked = unit.kv_head(p);
-        find_asked();
-        look_up_page();
+        find_asked(true);
     };
 
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
@@ -97,12 +102,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const uint32_t first = dst + Tile::offset(row, chunk);
             const T* src = nullptr;
             if constexpr (KV::WHOLE)
-                src = kv.template row<T>(t, of_asked.batch, kv_head_asked, key, page) + row * t.stride_seq;
+                src = kv.template row<T>(t, of_asked.batch, kv_head_asked, key,
+                                             __shfl_sync(0xffffffff, pages, at_page)) + row * t.stride_seq;
 #pragma unroll
             for (int r = 0; r < BN; r += ROWS) {
                 if constexpr (!KV::WHOLE)
                     src = kv.template row<T>(t, of_asked.batch, kv_head_asked, key + r + row,
-                                             __shfl_sync(0xffffffff, page, r + row));
+                                             __shfl_sync(0xffffffff, pages, at_page * BN + r + row));
 #pragma unroll
                 for (int c = 0; c < Tile::CHUNKS; c += Tile::PANEL)
                     cp_async_16(Tile::move_on(first, r, c / Tile::PANEL), src + (c + chunk) * Tile::CHUNK,
@@ -115,15 +121,15 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             cp_async_commit();
             load(VTile(), sV + slot * VTile::bytes, p.v, p.head_dim_v);
             cp_async_commit();
-            asked += TEAMS;
-            find_asked();
-            look_up_page();
+            asked += TEAMS, ++at_page;
+            find_asked(at_page == LOOKED_UP);
         } else {
             cp_async_commit(), cp_async_commit();
         }
     };
 
-    // Q of a unit is fetched before K and V, which would be in its way, into registers, if they are few.
+    // Q of a unit is fetched one unit ahead, since it comes after the keys that have been asked for before, into registers, if
+    // they are few.
     constexpr int PER_THREAD = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
     constexpr bool AHEAD = PER_THREAD <= 2;
     float4 q_next[AHEAD ? PER_THREAD : 1];
@@ -142,39 +148,36 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
         for (int i = 0; i < PER_THREAD; ++i) q_next[AHEAD ? i : 0] = fetched_q(rows, i);
     };
-    // While the kernel in front still runs, L2 gets the first keys of this block, if tiles of them are in one piece.
-    auto fetch_ahead = [&](const Share<BN>& share) {
-        if (!KV::WHOLE || lane > 0 || warp % TEAM > 0) return;
-#pragma unroll 1
-        for (int tile = team; tile < min(TEAMS * STAGES, min(share.count, share.unit.end())); tile += TEAMS) {
-            const int batch = share.unit.batch, kv_head = share.unit.kv_head(p), key = (tile - share.unit.zero) * BN;
-            const int rows = min(BN, share.unit.keys - key);
-            if (rows <= 0) return;
-            const int page = kv.page_ahead(batch, key);
-            auto fetch = [&](const Tensor& t, int cols) {
-                if (t.stride_seq == cols) prefetch_l2(kv.template row<T>(t, batch, kv_head, key, page), rows * cols * sizeof(T));
-            };
-            fetch(p.k, p.head_dim), fetch(p.v, p.head_dim_v);
-        }
+    // While the kernel in front still runs, L2 gets the first keys of this team, if tiles of them are in one piece.
+    auto fetch_ahead = [&] {
+        const int tile = asked + lane * TEAMS, key = (tile - of_asked.zero) * BN, rows = min(BN, of_asked.keys - key);
+        if (!KV::WHOLE || lane >= STAGES || warp % TEAM > 0 || tile >= min(share.count, of_asked.end()) || rows <= 0) return;
+        auto fetch = [&](const Tensor& t, int cols) {
+            if (t.stride_seq != cols) return;
+            prefetch_l2(kv.template row<T>(t, of_asked.batch, kv_head_asked, key, pages), rows * cols * sizeof(T));
+        };
+        fetch(p.k, p.head_dim), fetch(p.v, p.head_dim_v);
     };
 
-    // The share is guessed before the kernel in front has ended, which may change lengths, and looked at once more while keys
-    // are on their way. If it is another, they are asked for again.
-    for (bool guesses = true;; guesses = false) {
-        Share<BN> now;
-        now.find(p, block);
-        if (guesses) {
-            fetch_ahead(now);
-            begin_dependent(now.count);
-        } else if (now.is(share)) {
-            break;
+    // The kernel in front may still write lengths and table. Of few sequences they are read before it has ended, so that keys
+    // can be asked for at once when it has; and then once more, in front of the keys. If they are others, so is the share.
+    const bool guesses = p.batch <= 32;
+    auto length_of_lane = [&] { return guesses ? keys_of(p, min(lane, p.batch - 1)) : 0; };
+    for (bool begun = false;; begun = true) {
+        const int length = length_of_lane();
+        if (begun || guesses) share.find(p, block), ask_from(team, share.unit);
+        const int first_pages = pages;
+        if (!begun) {
+            if (guesses) fetch_ahead();
+            begin_dependent(share.count | pages);
+            if (!guesses) continue;
         }
-        share = now;
-        cp_async_wait<0>();
+        const int length_now = length_of_lane(), pages_now = pages_ahead();
         fetch_q(share.unit);
-        ask_from(team, share.unit);
 #pragma unroll 1
         for (int i = 0; i < STAGES; ++i) ask(i);
+        if (begun || !__any_sync(0xffffffff, length_now != length || pages_now != first_pages)) break;
+        cp_async_wait<0>();
     }
     if (share.count <= 0) return;
 
@@ -208,11 +211,15 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         const UnitRows tile(p, unit, BM);
         const int rows = tile.rows;
         const Sequence sequence{p.seq_q, unit.keys};
+        const bool last = unit.end() >= share.count;
+        Unit<BN> next = unit;
+        if (!last) next.next(p);
 
         __syncthreads();
         if constexpr (AHEAD) {
 #pragma unroll
             for (int i = 0; i < PER_THREAD; ++i) store_q(i, q_next[i]);
+            if (!last) fetch_q(next);
         } else {
 #pragma unroll 4
             for (int i = 0; i < PER_THREAD; ++i) store_q(i, fetched_q(tile, i));
@@ -278,10 +285,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
         }
 
-        const bool last = unit.end() >= share.count;
         const Piece partial{p.partial, pieces.begin};
         const bool one = pieces.one();
-        if (!last) unit.next(p), fetch_q(unit), pieces = share.pieces(p, unit, block);
 
         // The teams' m, l and O, FEW rows at a time
 #pragma unroll
@@ -331,6 +336,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             });
         }
         if (last) break;
+        unit = next, pieces = share.pieces(p, unit, block);
     }
     cp_async_wait<0>();
 

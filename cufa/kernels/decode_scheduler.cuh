@@ -9,18 +9,16 @@
 // without keys has a tile, too, in which nothing is seen: it has outputs.
 template <int BN>
 struct Unit {
-    int batch, index;  // of a sequence's units
-    int keys;          // of the sequence
+    int batch, index;     // of a sequence's units
+    int keys, keys_next;  // of the sequence, and of the next one: to wait for it would be long
     int zero, tiles;
 
     __device__ int end() const { return zero + tiles; }
     __device__ void next(const DecodeParams& p) {
         zero += tiles;
-        if (++index == p.units.divisor) index = 0, set_keys(keys_of(p, ++batch));
+        if (++index == p.units.divisor) index = 0, ++batch, set_keys(keys_next), look_ahead(p);
     }
-    __device__ bool is(const Unit& other) const {
-        return batch == other.batch && index == other.index && keys == other.keys && zero == other.zero;
-    }
+    __device__ void look_ahead(const DecodeParams& p) { keys_next = keys_of(p, min(batch + 1, p.batch - 1)); }
     __device__ int kv_head(const DecodeParams& p) const { return p.row_tiles.quotient(index); }
     __device__ int row_tile(const DecodeParams& p) const { return p.row_tiles.remainder(index); }
     __device__ void set_keys(int n) { keys = n, tiles = tiles_of(n); }
@@ -52,6 +50,7 @@ struct Share {
 
     __device__ void find(const DecodeParams& p, int block) {
         const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
+        count = 0;
         // Of equally many pieces of each unit
         const int number = p.parts.quotient(block), batch = min(p.units.quotient(number), p.batch - 1);
         part = block - number * p.parts.divisor;
@@ -110,6 +109,7 @@ struct Share {
             }
             unit.set_keys(keys_of(p, unit.batch));
         }
+        unit.look_ahead(p);
         unit.index = uint32_t(tile) / uint32_t(unit.tiles);
         unit.zero = unit.index * unit.tiles - tile;
     }
@@ -127,10 +127,6 @@ struct Share {
         }
         if (unit.zero >= 0 && unit.end() <= count) return {block, block + 1};
         return {block_of(first + unit.zero), block_of(first + unit.end() - 1) + 1};
-    }
-
-    __device__ bool is(const Share& other) const {
-        return unit.is(other.unit) && count == other.count && even == other.even && each == other.each && more == other.more;
     }
 
  private:

@@ -7,7 +7,6 @@
 struct Contiguous {
     static constexpr bool PAGED = false, WHOLE = true;  // WHOLE: the keys of a tile follow each other
     __device__ int page(int batch, int key) const { return 0; }
-    __device__ int page_ahead(int batch, int key) const { return 0; }
     template <class T>
     __device__ const T* row(const Tensor& t, int batch, int kv_head, int key, int page) const {
         return head_ptr<T>(t, batch, kv_head) + key * t.stride_seq;
@@ -22,12 +21,11 @@ struct Paged {
     int table_stride, pages;
     Divisor page_size;
 
-    __device__ int page(int batch, int key) const { return inside(*entry(batch, key)); }
-    __device__ int page_ahead(int batch, int key) const { return inside(ld_relaxed(entry(batch, key))); }
-    __device__ const int* entry(int batch, int key) const {
-        return block_table + static_cast<long long>(batch) * table_stride + page_size.quotient(key);
+    // As L2 has it.
+    __device__ int page(int batch, int key) const {
+        const int* entry = block_table + static_cast<long long>(batch) * table_stride + page_size.quotient(key);
+        return min(max(ld_relaxed(entry), 0), pages - 1);
     }
-    __device__ int inside(int page) const { return min(max(page, 0), pages - 1); }
     template <class T>
     __device__ const T* row(const Tensor& t, int batch, int kv_head, int key, int page) const {
         return head_ptr<T>(t, page, kv_head) + page_size.remainder(key) * t.stride_seq;
