@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     using Softmax = OnlineSoftmax<MT, FP32>;
     const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f, m_to_log2 = FP32 ? scale : 1.f;
     constexpr int RING = STAGES * (KTile::bytes + VTile::bytes);
-    using Piece = Partial<BM, HEAD_DIM_V>;
+    using Piece = Partial<HEAD_DIM_V>;
     // Rows of O that are added up at a time: as many as give each warp something to do
     constexpr int FEW = BM / 4 > WARPS / Piece::PARTS ? BM / 4 : WARPS / Piece::PARTS, PITCH = HEAD_DIM_V + 8;
     constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + TEAMS * FEW * PITCH * 4;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             named_barrier_sync(1 + team, TEAM_THREADS);
     };
 
-    Share<BN> share;
+    Share<BN, TEAMS> share;
     // This team's tile of the share that is asked for next, the unit that it belongs to, and that unit's KV head.
     int asked, kv_head_asked;
     Unit<BN> of_asked;
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
         }
 
-        const Piece partial{p.partial, pieces.begin};
+        const Piece partial(p, pieces.begin, BM);
         const bool one = pieces.one();
 
         // The teams' m, l and O, FEW rows at a time
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // those of the blocks that it waits for, or nearly so.
     if (first_pieces.one() || block != first_pieces.end - 1) return;
     const UnitRows tile(p, share.unit, BM);
-    merge_pieces<WARPS>(Piece{p.partial, first_pieces.begin}, first_pieces.end, tile.rows, m_to_log2, [&](int row, int col) {
+    merge_pieces<WARPS>(Piece(p, first_pieces.begin, BM), first_pieces.end, tile.rows, m_to_log2, [&](int row, int col) {
         T* of_row = tile.template of<T>(p, p.o, row) + col;
         computed_here(of_row);  // while pieces are on their way
         return [&, row, col, of_row](float2 o, float m, float l) { write(tile, row, col, of_row, o, m, l); };

@@ -5,15 +5,18 @@
 
 // Where pieces lie: two places a block. A piece with the unit's beginning is the last of its block, others are the first.
 // A row is PARTS times 64 columns of O, then as often its m and l: each part is for another warp.
-template <int BM, int HEAD_DIM_V>
+template <int HEAD_DIM_V>
 struct Partial {
     static constexpr int PARTS = (HEAD_DIM_V + 63) / 64;
-    static constexpr int ROW = HEAD_DIM_V + 4 * PARTS, FLOATS = BM * ROW;
+    static constexpr int ROW = HEAD_DIM_V + 4 * PARTS;
     float* memory;
-    int begin;  // the block with the unit's beginning
+    int begin;   // the block with the unit's beginning
+    int floats;  // of a place
 
-    __device__ float* others(int block) const { return memory + static_cast<long long>(2 * block) * FLOATS; }
-    __device__ float* of(int block) const { return others(block) + (block == begin ? FLOATS : 0); }
+    __device__ Partial(const DecodeParams& p, int begin, int bm)
+        : memory(p.partial), begin(begin), floats(min(p.group.divisor * p.seq_q, bm) * ROW) {}
+    __device__ float* others(int block) const { return memory + static_cast<long long>(2 * block) * floats; }
+    __device__ float* of(int block) const { return others(block) + (block == begin ? floats : 0); }
     static __device__ int column(int row, int col) { return row * ROW + col; }
     static __device__ int m_and_l(int row, int part) { return row * ROW + HEAD_DIM_V + 4 * part; }
 };
@@ -39,11 +42,11 @@ constexpr int PIECES_AT_ONCE = 16;
 // `writer` is handed a row and a column, and what it returns two numbers of O from there on, and m and l of the row. The time
 // is that of one look at L2 for PIECES_AT_ONCE of them. The last of these blocks does it: those that it waits for have begun
 // before.
-template <int WARPS, int BM, int HEAD_DIM_V, class Writer>
-__device__ void merge_pieces(const Partial<BM, HEAD_DIM_V>& partial, int end, int rows, float m_to_log2, Writer writer) {
+template <int WARPS, int HEAD_DIM_V, class Writer>
+__device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int rows, float m_to_log2, Writer writer) {
     // Half a warp takes four columns a lane of every other piece.
-    constexpr int EACH = PIECES_AT_ONCE / 2, STEP = 2 * Partial<BM, HEAD_DIM_V>::FLOATS;
-    const int lane = threadIdx.x % 32, half = lane / 16;
+    constexpr int EACH = PIECES_AT_ONCE / 2;
+    const int lane = threadIdx.x % 32, half = lane / 16, step = 4 * partial.floats;
     for_each_part<WARPS, HEAD_DIM_V>(rows, [&](int row, int part) {
         const int col = min(part * 64 + lane % 16 * 4, HEAD_DIM_V - 4);  // lanes beyond the last column repeat it
         const auto write = writer(row, col + 2 * half);
@@ -54,14 +57,14 @@ __device__ void merge_pieces(const Partial<BM, HEAD_DIM_V>& partial, int end, in
             const int n = end - block;
             float* of_state = partial.of(block + min(lane % 16, n - 1)) + partial.m_and_l(row, part);
             float* others = partial.others(block + half) + partial.column(row, col);
-            float* first = others + (half == 0 && block == partial.begin ? STEP / 2 : 0);
+            float* first = others + (half == 0 && block == partial.begin ? partial.floats : 0);
             float4 pieces[EACH];
             float2 state;
             uint32_t largest;  // of the bits: those of NOTHING are
             do {
                 state = ld_relaxed(of_state);
 #pragma unroll
-                for (int i = 0; i < EACH; ++i) pieces[i] = ld_relaxed_4(i == 0 ? first : others + i * 2 * STEP);
+                for (int i = 0; i < EACH; ++i) pieces[i] = ld_relaxed_4(i == 0 ? first : others + i * step);
                 largest = larger_bits(state.x, state.y);
 #pragma unroll
                 for (int i = 0; i < EACH; ++i) {
@@ -74,7 +77,7 @@ __device__ void merge_pieces(const Partial<BM, HEAD_DIM_V>& partial, int end, in
             if (lane < n && lane < PIECES_AT_ONCE) st_relaxed(of_state, make_float2(nothing.x, nothing.y));
 #pragma unroll
             for (int i = 0; i < EACH; ++i)
-                if (2 * i + half < n) st_relaxed_4(i == 0 ? first : others + i * 2 * STEP, nothing);
+                if (2 * i + half < n) st_relaxed_4(i == 0 ? first : others + i * step, nothing);
 
             const float m_old = m;
             m = fmaxf(m, lanes_max<16>(state.x));

@@ -42,8 +42,8 @@ struct UnitRows {
     }
 };
 
-// The share of a block: `count` tiles, the first of which belongs to `unit`.
-template <int BN>
+// The share of a block of so many teams: `count` tiles, the first of which belongs to `unit`.
+template <int BN, int TEAMS>
 struct Share {
     Unit<BN> unit{};
     int count = 0;
@@ -61,7 +61,7 @@ struct Share {
             longest = Unit<BN>::tiles_of(keys), total = longest * p.batch;
         } else {
             int own = 0;  // keys of `batch`, in the lane that has come across it
-#pragma unroll 1
+#pragma unroll 4
             for (int other = lane; other < p.batch; other += 32) {
                 const int of_other = keys_of(p, other), tiles = Unit<BN>::tiles_of(of_other);
                 total += tiles, longest = max(longest, tiles);
@@ -135,7 +135,10 @@ struct Share {
     int first = 0, each = 0;  // else tile of the list; tiles of a share, without the one more of the first blocks
     int more = 0;             // how many blocks have it
 
-    static __device__ int steps_of(const DecodeParams& p, int tiles) { return p.parts.quotient(tiles + p.parts.divisor - 1); }
+    // Tiles of each part of a unit: without `splits` each team has one, if there are any.
+    static __device__ int steps_of(const DecodeParams& p, int tiles) {
+        return max(p.parts.quotient(tiles + p.parts.divisor - 1), p.splits ? 1 : TEAMS);
+    }
     __device__ int block_of(int tile) const {
         const int larger = more * (each + 1);
         return tile < larger ? uint32_t(tile) / uint32_t(each + 1) : more + uint32_t(tile - larger) / uint32_t(each);

@@ -19,10 +19,16 @@ _MAX_ROWS = 2**31 - 2**8
 
 _PIECES_AT_ONCE = 16  # as in kernels/decode_merge.cuh
 _SYSTEM_SMEM = 1024  # bytes of a block
-_SHORT_UNIT = 2 << 20  # bytes: of 1 MB two blocks were 4% faster on an H200, of 4 MB slower
-_RINGS = ((32, 3, 8), (16, 2, 8), (16, 3, 4), (16, 2, 4), (16, 2, 2))
+_SHORT_UNIT = 2 << 20  # bytes
+_SHORT_PART = 64  # tiles
+_MANY_PARTS = 12
+_MANY_WAVES = 3
+_MOST_PARTIAL = 16 << 20  # bytes
+_RINGS = ((16, 3, 8), (16, 2, 8), (16, 2, 4), (16, 2, 2))
 """Keys of a tile, stages and warps: the first that fits is taken. To read at full speed, a
-multiprocessor must have asked for some 30 KB at any time."""
+multiprocessor must have asked for some 30 KB at any time; with more than 128 KB it reads slower."""
+
+_MOST_ASKED = 128 << 10  # bytes
 
 _TEAM_RINGS = ((32, 2, 8), (16, 2, 8), (16, 2, 4))
 """The same of 32 or 64 rows, where two warps share a ring."""
@@ -44,6 +50,8 @@ class DecodePlan(NamedTuple):
         Parts of every sequence; 0 where blocks share out all keys evenly.
     parts : int
         The same, or into how many each can be cut where lengths differ little.
+    rows : int
+        Rows of a tile that are used, at most.
     reason : str
         Why it is not a kernel of attention's own, for a call of `attention`.
     """
@@ -55,6 +63,7 @@ class DecodePlan(NamedTuple):
     row_tiles: int
     splits: int
     parts: int
+    rows: int
     reason: str = ""
 
     def __str__(self) -> str:
@@ -70,10 +79,7 @@ class DecodePlan(NamedTuple):
 
         ``kernels/decode_merge.cuh`` says where they are, and that some more blocks' are looked at.
         """
-        if self.splits == 1:
-            return 0
-        places, columns = 2 * (self.grid + _PIECES_AT_ONCE), self.variant.head_dim_v
-        return places * self.variant.bm * (columns + 4 * -(-columns // 64))
+        return 0 if self.splits == 1 else _partial_floats(self.grid, self.rows, self.variant)
 
 
 def plan(
@@ -125,12 +131,27 @@ def plan(
             f"{MAX_TILES}"
         )
     if num_splits is None:
-        grid, splits = min(device.sm_count * variant.blocks_per_sm, units * tiles), 0
+        at_once = device.sm_count * variant.blocks_per_sm
+        waves = _in_waves(units, at_once)
+        waves = (
+            waves and 4 * _partial_floats(units, min(rows, variant.bm), variant) <= _MOST_PARTIAL
+        )
+        grid, splits = units if waves else min(at_once, units * tiles), 0
+        parts = max(1, grid // units)
+        # The blocks that merge end last, and blocks of the next launch on their multiprocessors
+        # would begin late: there is no work for those.
+        if parts >= _MANY_PARTS and _keys(problem) <= _SHORT_PART * parts * variant.bn:
+            parts = grid // units - 1
     else:
-        splits = min(num_splits, tiles)  # others would have no key in any sequence
+        splits = parts = min(num_splits, tiles)  # others would have no key in any sequence
         grid = units * splits
-    parts = splits or max(1, grid // units)
-    return DecodePlan(variant, grid, variant.threads, variant.smem_bytes, row_tiles, splits, parts)
+    block, smem_bytes, used = variant.threads, variant.smem_bytes, min(rows, variant.bm)
+    return DecodePlan(variant, grid, block, smem_bytes, row_tiles, splits, parts, used)
+
+
+def _partial_floats(blocks: int, rows: int, variant: Variant) -> int:
+    columns = variant.head_dim_v
+    return 2 * (blocks + _PIECES_AT_ONCE) * rows * (columns + 4 * -(-columns // 64))
 
 
 def _chosen(
@@ -179,12 +200,23 @@ def _tile(problem: DecodeProblem, device: Device, num_splits: int | None) -> tup
     bm = 16 if rows <= 16 or not wide else 32 if rows <= 32 or few else 64
     units *= -(-rows // bm)
     # Two blocks have shallower rings, and read slower; but if each gets a whole unit, nothing is
-    # cut and merged, which saves more where units are short.
-    keys = -(-problem.capacity // KEY_STEP) * KEY_STEP
-    unit_bytes = keys * (problem.head_dim + problem.head_dim_v) * size
-    whole = num_splits is None and 1.8 * device.sm_count < units <= 2 * device.sm_count
-    whole = whole and unit_bytes <= _SHORT_UNIT
-    return bm, 2 if whole and bm == 16 else 1
+    # cut and merged, which saves more where units are short, and where one block follows another,
+    # the other one reads meanwhile.
+    two = 2 * device.sm_count
+    unit_bytes = _keys(problem) * (problem.head_dim + problem.head_dim_v) * size
+    whole = _in_waves(units, two) or (0.9 * two < units <= two and unit_bytes <= _SHORT_UNIT)
+    return bm, 2 if whole and bm == 16 and num_splits is None else 1
+
+
+def _in_waves(units: int, at_once: int) -> bool:
+    """Whether a block each, beginning as others end, keep all multiprocessors busy to the end."""
+    waves = units / at_once
+    return waves >= _MANY_WAVES or (waves > 1 and waves % 1 >= 0.9)
+
+
+def _keys(problem: DecodeProblem) -> int:
+    """Return the most keys that a sequence can have, of which nothing changes within a step."""
+    return -(-problem.capacity // KEY_STEP) * KEY_STEP
 
 
 def _finding(variant: Variant, problem: DecodeProblem) -> Variant:
@@ -213,7 +245,8 @@ def _variant(
         variant = made(bn, stages, warps // blocks_per_sm, blocks_per_sm)
         complaint = variant.illegal(device)
         fit = blocks_per_sm * (variant.smem_bytes + _SYSTEM_SMEM) <= device.smem_per_sm
-        if (bn == 16 or bm > 16 or max(d, dv) * size <= 128) and complaint is None and fit:
+        asked = bn * stages * warps * (d + dv) * size // (2 if bm > 16 else 1)
+        if asked <= _MOST_ASKED and complaint is None and fit:
             return variant
     if blocks_per_sm > 1:
         return _variant(kernel, dtype, head_dims, bm, 1, device)
