@@ -197,29 +197,34 @@ def _fa1_complaint(v: Variant, device: Device) -> str | None:
     return None
 
 
-# --- decode: each warp has rings of its own ---
+# --- decode and decode_wgmma: each team of warps has a ring of its own ---
 
 
-def _decode_teams(v: Variant) -> int:
-    """Return how many rings there are: of more than 16 rows two warps share one."""
-    return v.warps // (2 if v.bm > 16 else 1)
+def _decode_team(v: Variant) -> int:
+    """Return how many warps share a ring: of more than 16 rows two, or a warpgroup."""
+    return 4 if v.kernel == "decode_wgmma" else 2 if v.bm > 16 else 1
 
 
 def _decode_smem_bytes(v: Variant) -> int:
     """Q, the teams' rings of K and V, some rows of their O, and m and l of all."""
-    teams = _decode_teams(v)
+    team = _decode_team(v)
+    teams = v.warps // team
     rings = teams * v.stages * v.bn * (v.head_dim + v.head_dim_v)
     operands = ELEMENT_BYTES[v.dtype] * (v.bm * v.head_dim + rings)
-    few = max(v.bm // 4, v.warps // -(-v.head_dim_v // 64))
+    few = max(v.bm * team // 8, 4, v.warps // -(-v.head_dim_v // 64))
     return operands + 4 * (teams * few * (v.head_dim_v + 8) + 2 * teams * v.bm)
 
 
 def _decode_complaint(v: Variant, device: Device) -> str | None:
-    if v.bm not in (16, 32, 64) or v.bn % 16:
+    if v.kernel == "decode_wgmma":
+        if v.bm != 64 or v.bn not in (32, 64, 128):
+            return "bm must be 64, and bn 32, 64 or 128"
+    elif v.bm not in (16, 32, 64) or v.bn % 16:
         return "bm must be 16, 32 or 64, and bn a multiple of 16"
-    if v.bm > 16 and v.warps % 2:
-        return "warps must be even: of more than 16 rows two share a ring"
-    if v.bm > 16 and _decode_teams(v) > 15:  # that there are beside __syncthreads()
+    team = _decode_team(v)
+    if v.warps % team:
+        return f"warps must be a multiple of {team}: so many share a ring"
+    if team > 1 and v.warps // team > 15:  # that there are beside __syncthreads()
         return "each two warps of a bm of 32 or 64 need a barrier: there are 15, for 30 warps"
     if v.kv == "Paged" and v.bn > 32:
         return "a warp looks up the pages of at most 32 keys: bn must not be more with Paged"
@@ -280,6 +285,18 @@ KERNELS: dict[str, Kernel] = {
             smem_bytes=_decode_smem_bytes,
             complaint=_decode_complaint,
             arguments=(*NUMBERS, "unified"),
+            packs_heads=True,
+            kvs=("Contiguous", "Paged", "PagedTiles"),
+            head_dim_step=32,
+            decodes=True,
+            is_dependent=True,
+        ),
+        Kernel(
+            "decode_wgmma",
+            dtypes=("float16", "bfloat16"),
+            smem_bytes=_decode_smem_bytes,
+            complaint=_decode_complaint,
+            archs=("sm_90a",),
             packs_heads=True,
             kvs=("Contiguous", "Paged", "PagedTiles"),
             head_dim_step=32,

@@ -35,68 +35,91 @@ __device__ inline void leave(float* p, float2 x) {
     st_relaxed(p, make_float2(x.x == x.x ? x.x : NAN, x.y == x.y ? x.y : NAN));
 }
 
-// How many pieces beyond the last one are looked at, too.
+// So many pieces of a row are looked at in the time of one look at L2.
 constexpr int PIECES_AT_ONCE = 16;
 
 // Merges the pieces of the blocks [partial.begin, end), in this order, as they come, and leaves NOTHING in their place:
-// `writer` is handed a row and a column, and what it returns two numbers of O from there on, and m and l of the row. The time
-// is that of one look at L2 for PIECES_AT_ONCE of them. The last of these blocks does it: those that it waits for have begun
-// before.
-template <int WARPS, int HEAD_DIM_V, class Writer>
-__device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int rows, float m_to_log2, Writer writer) {
+// `place` says where a row and a column of O are, and `write` is handed that, and two numbers of O from there on, and m and l of
+// the row. A warp has ROWS at a time. The last of these blocks does it: those that it waits for have begun before.
+template <int WARPS, int ROWS, int HEAD_DIM_V, class Place, class Write>
+__device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int rows, float m_to_log2, Place place, Write write) {
     // Half a warp takes four columns a lane of every other piece.
     constexpr int EACH = PIECES_AT_ONCE / 2;
     const int lane = threadIdx.x % 32, half = lane / 16, step = 4 * partial.floats;
-    for_each_part<WARPS, HEAD_DIM_V>(rows, [&](int row, int part) {
+    for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, [&](int some, int part) {
         const int col = min(part * 64 + lane % 16 * 4, HEAD_DIM_V - 4);  // lanes beyond the last column repeat it
-        const auto write = writer(row, col + 2 * half);
-        float m = -INF, l = 0.f;
-        float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+        auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };  // and so are rows
+        float m[ROWS], l[ROWS];
+        float4 o[ROWS];
+        decltype(place(0, 0)) of_row[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            m[r] = -INF, l[r] = 0.f, o[r] = make_float4(0.f, 0.f, 0.f, 0.f), of_row[r] = place(row(r), col + 2 * half);
+            computed_here(of_row[r]);  // while pieces are on their way
+        }
 #pragma unroll 1
         for (int block = partial.begin; block < end; block += PIECES_AT_ONCE) {
             const int n = end - block;
-            float* of_state = partial.of(block + min(lane % 16, n - 1)) + partial.m_and_l(row, part);
-            float* others = partial.others(block + half) + partial.column(row, col);
+            float* of_state = partial.of(block + min(lane % 16, n - 1));
+            float* others = partial.others(block + half);
             float* first = others + (half == 0 && block == partial.begin ? partial.floats : 0);
-            float4 pieces[EACH];
-            float2 state;
+            auto state_of = [&](int r) { return of_state + partial.m_and_l(row(r), part); };
+            auto piece_of = [&](int r, int i) { return (i == 0 ? first : others + i * step) + partial.column(row(r), col); };
+            float4 pieces[ROWS][EACH];
+            float2 state[ROWS];
             uint32_t largest;  // of the bits: those of NOTHING are
             do {
-                state = ld_relaxed(of_state);
+                largest = 0;
 #pragma unroll
-                for (int i = 0; i < EACH; ++i) pieces[i] = ld_relaxed_4(i == 0 ? first : others + i * step);
-                largest = larger_bits(state.x, state.y);
+                for (int r = 0; r < ROWS; ++r) {
+                    state[r] = ld_relaxed(state_of(r));
 #pragma unroll
-                for (int i = 0; i < EACH; ++i) {
-                    const float4& x = pieces[i];
-                    const uint32_t of_piece = max(larger_bits(x.x, x.y), larger_bits(x.z, x.w));
-                    largest = 2 * i + half < n ? max(largest, of_piece) : largest;
+                    for (int i = 0; i < EACH; ++i)
+                        pieces[r][i] = 2 * i + half < n ? ld_relaxed_4(piece_of(r, i)) : make_float4(0.f, 0.f, 0.f, 0.f);
+                }
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) {
+                    largest = max(largest, larger_bits(state[r].x, state[r].y));
+#pragma unroll
+                    for (int i = 0; i < EACH; ++i) {
+                        const float4& x = pieces[r][i];
+                        largest = max(largest, max(larger_bits(x.x, x.y), larger_bits(x.z, x.w)));
+                    }
                 }
             } while (__any_sync(0xffffffff, largest == NOTHING));
             const float4 nothing = nothings();
-            if (lane < n && lane < PIECES_AT_ONCE) st_relaxed(of_state, make_float2(nothing.x, nothing.y));
 #pragma unroll
-            for (int i = 0; i < EACH; ++i)
-                if (2 * i + half < n) st_relaxed_4(i == 0 ? first : others + i * step, nothing);
-
-            const float m_old = m;
-            m = fmaxf(m, lanes_max<16>(state.x));
-            const float weight = exp2_approx((state.x - m) * m_to_log2), alpha = exp2_approx((m_old - m) * m_to_log2);
-            l = l * alpha + lanes_sum<16>(lane % 16 < n ? state.y * weight : 0.f);
-            o.x *= alpha, o.y *= alpha, o.z *= alpha, o.w *= alpha;
+            for (int r = 0; r < ROWS; ++r) {
+                if (lane < n && lane < PIECES_AT_ONCE) st_relaxed(state_of(r), make_float2(nothing.x, nothing.y));
 #pragma unroll
-            for (int i = 0; i < EACH; ++i) {
-                const float of_piece = __shfl_sync(0xffffffff, weight, 2 * i + half);
-                const float4& x = pieces[i];
-                if (2 * i + half < n) {
-                    o.x = fmaf(x.x, of_piece, o.x), o.y = fmaf(x.y, of_piece, o.y);
-                    o.z = fmaf(x.z, of_piece, o.z), o.w = fmaf(x.w, of_piece, o.w);
+                for (int i = 0; i < EACH; ++i)
+                    if (2 * i + half < n) st_relaxed_4(piece_of(r, i), nothing);
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                const float m_old = m[r];
+                m[r] = fmaxf(m_old, lanes_max<16>(state[r].x));
+                const float weight = exp2_approx((state[r].x - m[r]) * m_to_log2), alpha = exp2_approx((m_old - m[r]) * m_to_log2);
+                l[r] = l[r] * alpha + lanes_sum<16>(lane % 16 < n ? state[r].y * weight : 0.f);
+                o[r].x *= alpha, o[r].y *= alpha, o[r].z *= alpha, o[r].w *= alpha;
+#pragma unroll
+                for (int i = 0; i < EACH; ++i) {
+                    const float of_piece = __shfl_sync(0xffffffff, weight, 2 * i + half);
+                    const float4& x = pieces[r][i];
+                    if (2 * i + half < n) {
+                        o[r].x = fmaf(x.x, of_piece, o[r].x), o[r].y = fmaf(x.y, of_piece, o[r].y);
+                        o[r].z = fmaf(x.z, of_piece, o[r].z), o[r].w = fmaf(x.w, of_piece, o[r].w);
+                    }
                 }
             }
         }
-        float* of_o[] = {&o.x, &o.y, &o.z, &o.w};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) *of_o[i] += __shfl_xor_sync(0xffffffff, *of_o[i], 16);
-        write(half ? make_float2(o.z, o.w) : make_float2(o.x, o.y), m, l);
+        for (int r = 0; r < ROWS; ++r) {
+            float* of_o[] = {&o[r].x, &o[r].y, &o[r].z, &o[r].w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) *of_o[i] += __shfl_xor_sync(0xffffffff, *of_o[i], 16);
+            const float2 two = half ? make_float2(o[r].z, o[r].w) : make_float2(o[r].x, o[r].y);
+            write(of_row[r], row(r), col + 2 * half, two, m[r], l[r]);
+        }
     });
 }

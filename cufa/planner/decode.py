@@ -17,7 +17,8 @@ MAX_TILES = 2**31 - 2**16
 _MAX_ROWS = 2**31 - 2**8
 """Rows that share a K/V head, and heads of all sequences: 32-bit numbers, rounded up to tiles."""
 
-_PIECES_AT_ONCE = 16  # as in kernels/decode_merge.cuh
+_WIDE = "decode_wgmma"  # the kernel of many rows
+_MOST_LOOKED_UP = 32  # keys of a tile, if each can be in another page
 _SYSTEM_SMEM = 1024  # bytes of a block
 _SHORT_UNIT = 2 << 20  # bytes
 _SHORT_PART = 64  # tiles
@@ -32,6 +33,9 @@ _MOST_ASKED = 128 << 10  # bytes
 
 _TEAM_RINGS = ((32, 2, 8), (16, 2, 8), (16, 2, 4))
 """The same of 32 or 64 rows, where two warps share a ring."""
+
+_WGMMA_RINGS = ((64, 3, 8), (64, 2, 8), (32, 4, 8), (32, 2, 8))
+"""The same of `decode_wgmma`, where four do."""
 
 
 class DecodePlan(NamedTuple):
@@ -77,7 +81,7 @@ class DecodePlan(NamedTuple):
     def partial_floats(self) -> int:
         """float32 numbers that pieces of sequences need: two places a block, if there are any.
 
-        ``kernels/decode_merge.cuh`` says where they are, and that some more blocks' are looked at.
+        ``kernels/decode_merge.cuh`` says where they are.
         """
         return 0 if self.splits == 1 else _partial_floats(self.grid, self.rows, self.variant)
 
@@ -151,7 +155,7 @@ def plan(
 
 def _partial_floats(blocks: int, rows: int, variant: Variant) -> int:
     columns = variant.head_dim_v
-    return 2 * (blocks + _PIECES_AT_ONCE) * rows * (columns + 4 * -(-columns // 64))
+    return 2 * blocks * rows * (columns + 4 * -(-columns // 64))
 
 
 def _chosen(
@@ -174,7 +178,7 @@ def _chosen(
         if complaint is not None:
             raise ValueError(f"kernel: {kernel!r}: {complaint}")
         return kernel
-    name = kernel or "decode"
+    name = kernel or _default(problem, device)
     if name not in KERNELS or not KERNELS[name].decodes:
         names = ", ".join(each.name for each in KERNELS.values() if each.decodes)
         raise ValueError(f"kernel must be one of {names}, not {name!r}")
@@ -182,8 +186,18 @@ def _chosen(
         takes = " or ".join(KERNELS[name].dtypes)
         raise ValueError(f"kernel: {name} takes {takes}, q has {problem.dtype}")
     head_dims = problem.head_dim, problem.head_dim_v
-    bm, blocks_per_sm = _tile(problem, device, num_splits)
-    return _finding(_variant(name, problem.dtype, head_dims, bm, blocks_per_sm, device), problem)
+    bm, blocks_per_sm = (64, 1) if name == _WIDE else _tile(problem, device, num_splits)
+    pages = problem.page_size or 1 << 30
+    return _finding(
+        _variant(name, problem.dtype, head_dims, bm, blocks_per_sm, pages, device), problem
+    )
+
+
+def _default(problem: DecodeProblem, device: Device) -> str:
+    """Return the kernel of a call that names none."""
+    many = problem.group * problem.seq_q > 16 and problem.unified_max is None
+    wide = KERNELS[_WIDE]
+    return _WIDE if many and problem.dtype in wide.dtypes and wide.runs_on(device) else "decode"
 
 
 def _tile(problem: DecodeProblem, device: Device, num_splits: int | None) -> tuple[int, int]:
@@ -235,21 +249,26 @@ def _variant(
     head_dims: tuple[int, int],
     bm: int,
     blocks_per_sm: int,
+    page_size: int,
     device: Device,
 ) -> Variant:
     """Return the variant with the deepest rings that fit."""
     d, dv = (_padded(n) for n in head_dims)
     size = ELEMENT_BYTES[dtype]
     made = functools.partial(Variant, kernel, dtype, d, dv, bm, kv="Contiguous")
-    for bn, stages, warps in _TEAM_RINGS if bm > 16 else _RINGS:
+    team, rings = (
+        (4, _WGMMA_RINGS) if kernel == _WIDE else (2, _TEAM_RINGS) if bm > 16 else (1, _RINGS)
+    )
+    for bn, stages, warps in rings:
         variant = made(bn, stages, warps // blocks_per_sm, blocks_per_sm)
         complaint = variant.illegal(device)
         fit = blocks_per_sm * (variant.smem_bytes + _SYSTEM_SMEM) <= device.smem_per_sm
-        asked = bn * stages * warps * (d + dv) * size // (2 if bm > 16 else 1)
-        if asked <= _MOST_ASKED and complaint is None and fit:
+        asked = bn * stages * warps // team * (d + dv) * size
+        found = bn <= _MOST_LOOKED_UP or page_size % bn == 0
+        if asked <= _MOST_ASKED and found and complaint is None and fit:
             return variant
     if blocks_per_sm > 1:
-        return _variant(kernel, dtype, head_dims, bm, 1, device)
+        return _variant(kernel, dtype, head_dims, bm, 1, page_size, device)
     raise ValueError(
         f"k_cache: {device.name} cannot decode {dtype} with these head dims: {complaint}"
     )

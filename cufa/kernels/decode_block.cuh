@@ -1,0 +1,349 @@
+// Flash-decoding (Dao et al. 2023): attention of few queries to many keys, by reading K and V once, at the speed of memory; for
+// decode.cu and decode_wgmma.cu, which have the products.
+// The keys of all sequences are shared out evenly among the blocks, see decode_scheduler.cuh. The query heads that share a KV
+// head are the rows of one tile, as the flat product of flash-decoding++ (Hong et al. 2023) has them. The teams of a block, of
+// one or some warps, take tiles of BN keys in turn, each through a ring of its own, filled by cp.async: in the main loop none
+// waits for another. Where a unit ends, its teams' O are added up, and where it was cut, the last of its blocks merges the
+// pieces. Calls are short: what is run once is written for few instructions, as each has to be fetched.
+#pragma once
+#include "decode_merge.cuh"
+#include "decode_scheduler.cuh"
+#include "ptx.cuh"
+#include "softmax.cuh"
+#include "tile.cuh"
+
+// The unified maximum of flash-decoding++ (section 3): P = exp(S - m) with one preset m for all. Row sums of which P is exact
+// enough: float16 ends at 65504, and begins to lose digits below 2^-14.
+template <class T>
+struct Unified {
+    static constexpr float MOST_SUM = 0x1p15f, LEAST_SUM = 0x1p-6f;
+};
+template <>
+struct Unified<bfloat16> {  // it has the range of float32
+    static constexpr float MOST_SUM = 0x1p64f, LEAST_SUM = 0x1p-64f;
+};
+// How many times a warp has found sums out of range, and computed its keys of a unit again.
+extern "C" __device__ int decode_recomputed = 0;
+
+// PRODUCTS says how many warps a team has, which share a ring and have as many rows each; what a thread does for what it has
+// written to shared memory before others use that; and what S = Q K^T and O += P V of a warp are.
+template <class PRODUCTS, class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, bool UNIFIED, class SCORE,
+          class KV>
+__device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
+    constexpr int THREADS = WARPS * 32;
+    constexpr int TEAM = PRODUCTS::TEAM, TEAMS = WARPS / TEAM;
+    constexpr int TEAM_THREADS = TEAM * 32, WARP_ROWS = BM / TEAM;
+    constexpr int MT = WARP_ROWS / 16, NT = BN / 8, OT = HEAD_DIM_V / 8;  // 16-row, 8-key and 8-column pieces
+    using QTile = SmemTile<BM, HEAD_DIM, sizeof(T)>;
+    using KTile = SmemTile<BN, HEAD_DIM, sizeof(T)>;
+    using VTile = SmemTile<BN, HEAD_DIM_V, sizeof(T)>;
+    // float32 products leave O's columns in another order, and need m in the units of S, see products_fp32.cuh and softmax.cuh.
+    constexpr bool FP32 = sizeof(T) == 4;
+    static_assert(!UNIFIED || (TEAM == 1 && !FP32), "a warp decides alone, on sums of P of 16 bits");
+    using Softmax = OnlineSoftmax<MT, FP32>;
+    const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f, m_to_log2 = FP32 ? scale : 1.f;
+    constexpr int RING = STAGES * (KTile::bytes + VTile::bytes);
+    using Piece = Partial<HEAD_DIM_V>;
+    // Rows of O that are added up at a time: as many as give each warp something to do
+    constexpr int LEAST = WARPS / Piece::PARTS > 4 ? WARPS / Piece::PARTS : 4;
+    constexpr int FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST, PITCH = HEAD_DIM_V + 8;
+    constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + TEAMS * FEW * PITCH * 4;
+
+    extern __shared__ __align__(1024) unsigned char smem[];
+    const uint32_t sQ = smem_address(smem);
+    float* sSum = reinterpret_cast<float*>(smem + SUM);  // [TEAMS][FEW][PITCH]
+    float(*sM)[BM] = reinterpret_cast<float(*)[BM]>(smem + STATE), (*sL)[BM] = sM + TEAMS;  // [TEAMS][BM] each
+    const uint32_t thread = threadIdx.x;
+    const int lane = thread % 32, warp = __shfl_sync(0xffffffff, thread / 32, 0);
+    const int team = warp / TEAM, first_row = warp % TEAM * WARP_ROWS;  // of this warp's in the tile
+    const uint32_t sK = sQ + QTile::bytes + team * RING, sV = sK + STAGES * KTile::bytes;
+    const int block = blockIdx.x;
+    const SCORE& score = p;
+    const KV& kv = p;
+    auto team_sync = [&] {
+        if constexpr (TEAM == 1)
+            __syncwarp();
+        else
+            named_barrier_sync(1 + team, TEAM_THREADS);
+    };
+
+    Share<BN, TEAMS> share;
+    // This team's tile of the share that is asked for next, the unit that it belongs to, and that unit's KV head.
+    int asked, kv_head_asked;
+    Unit<BN> of_asked;
+    // The pages of the tiles from there on, looked up at once by the lanes of a warp, and the place of that tile among them.
+    constexpr int LOOKED_UP = KV::WHOLE ? 32 : 32 / BN;
+    int pages = 0, at_page = 0;
+    auto pages_ahead = [&] {
+        if (!KV::PAGED || asked >= share.count) return 0;
+        const int tile = asked + (KV::WHOLE ? lane : lane / BN) * TEAMS, of_tile = KV::WHOLE ? 0 : lane % BN;
+        return kv.page(of_asked.batch, min(uint32_t((tile - of_asked.zero) * BN + of_tile), uint32_t(p.seq_kv - 1)));
+    };
+    // Goes to the unit of the tile that is asked for next, from one that is not behind it.
+    auto find_asked = [&](bool looks_up) {
+        if (asked >= of_asked.end() && asked < share.count) {
+            do of_asked.next(p);
+            while (asked >= of_asked.end());
+            kv_head_asked = of_asked.kv_head(p), looks_up = true;
+        }
+        if (KV::PAGED && looks_up) pages = pages_ahead(), at_page = 0;
+    };
+    auto ask_from = [&](int first, const Unit<BN>& unit) {
+        asked = first, of_asked = unit, kv_head_asked = unit.kv_head(p);
+        find_asked(true);
+    };
+
+    // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
+    auto ask = [&](int slot) {
+        const int key = (asked - of_asked.zero) * BN;
+        auto load = [&](auto tile, uint32_t dst, const Tensor& t, int cols) {
+            using Tile = decltype(tile);
+            constexpr int ROWS = TEAM_THREADS / Tile::PANEL;  // at once
+            const int row = thread % TEAM_THREADS / Tile::PANEL, chunk = thread % Tile::PANEL;
+            const uint32_t first = dst + Tile::offset(row, chunk);
+            const T* src = nullptr;
+            if constexpr (KV::WHOLE)
+                src = kv.template row<T>(t, of_asked.batch, kv_head_asked, key,
+                                             __shfl_sync(0xffffffff, pages, at_page)) + row * t.stride_seq;
+#pragma unroll
+            for (int r = 0; r < BN; r += ROWS) {
+                if constexpr (!KV::WHOLE)
+                    src = kv.template row<T>(t, of_asked.batch, kv_head_asked, key + r + row,
+                                             __shfl_sync(0xffffffff, pages, at_page * BN + r + row));
+#pragma unroll
+                for (int c = 0; c < Tile::CHUNKS; c += Tile::PANEL)
+                    cp_async_16(Tile::move_on(first, r, c / Tile::PANEL), src + (c + chunk) * Tile::CHUNK,
+                                key + r + row < of_asked.keys && (c + chunk) * Tile::CHUNK < cols);
+                src += ROWS * t.stride_seq;
+            }
+        };
+        if (asked < share.count) {
+            load(KTile(), sK + slot * KTile::bytes, p.k, p.head_dim);
+            cp_async_commit();
+            load(VTile(), sV + slot * VTile::bytes, p.v, p.head_dim_v);
+            cp_async_commit();
+            asked += TEAMS, ++at_page;
+            find_asked(at_page == LOOKED_UP);
+        } else {
+            cp_async_commit(), cp_async_commit();
+        }
+    };
+
+    // Q of a unit is fetched one unit ahead, since it comes after the keys that have been asked for before, into registers, if
+    // they are few.
+    constexpr int PER_THREAD = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
+    constexpr bool AHEAD = PER_THREAD <= 2;
+    float4 q_next[AHEAD ? PER_THREAD : 1];
+    auto fetched_q = [&](const UnitRows& at, int i) {
+        const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
+        if (row >= at.rows || chunk * QTile::CHUNK >= p.head_dim) return make_float4(0.f, 0.f, 0.f, 0.f);
+        return *reinterpret_cast<const float4*>(at.template of<T>(p, p.q, row) + chunk * QTile::CHUNK);
+    };
+    auto store_q = [&](int i, const float4& values) {
+        const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
+        if (row < BM) sts_128(sQ + QTile::offset(row, chunk), values);
+    };
+    auto fetch_q = [&](const Unit<BN>& unit) {
+        if constexpr (!AHEAD) return;
+        const UnitRows rows(p, unit, BM);
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; ++i) q_next[AHEAD ? i : 0] = fetched_q(rows, i);
+    };
+    // While the kernel in front still runs, L2 gets the first keys of this team, if tiles of them are in one piece.
+    auto fetch_ahead = [&] {
+        const int tile = asked + lane * TEAMS, key = (tile - of_asked.zero) * BN, rows = min(BN, of_asked.keys - key);
+        if (!KV::WHOLE || lane >= STAGES || warp % TEAM > 0 || tile >= min(share.count, of_asked.end()) || rows <= 0) return;
+        auto fetch = [&](const Tensor& t, int cols) {
+            if (t.stride_seq != cols) return;
+            prefetch_l2(kv.template row<T>(t, of_asked.batch, kv_head_asked, key, pages), rows * cols * sizeof(T));
+        };
+        fetch(p.k, p.head_dim), fetch(p.v, p.head_dim_v);
+    };
+
+    // The kernel in front may still write lengths and table. Of few sequences they are read before it has ended, so that keys
+    // can be asked for at once when it has; and then once more, in front of the keys. If they are others, so is the share.
+    const bool guesses = p.batch <= 32;
+    auto length_of_lane = [&] { return guesses ? keys_of(p, min(lane, p.batch - 1)) : 0; };
+    for (bool begun = false;; begun = true) {
+        const int length = length_of_lane();
+        if (begun || guesses) share.find(p, block), ask_from(team, share.unit);
+        const int first_pages = pages;
+        if (!begun) {
+            if (guesses) fetch_ahead();
+            begin_dependent(share.count | pages);
+            if (!guesses) continue;
+        }
+        const int length_now = length_of_lane(), pages_now = pages_ahead();
+        fetch_q(share.unit);
+#pragma unroll 1
+        for (int i = 0; i < STAGES; ++i) ask(i);
+        if (begun || !__any_sync(0xffffffff, length_now != length || pages_now != first_pages)) break;
+        cp_async_wait<0>();
+    }
+    if (share.count <= 0) return;
+
+    // O = O / l of two columns of a row, and once a row's log-sum-exp
+    auto write = [&](const UnitRows& tile, int row, int col, T* of_row, float2 o, float m, float l) {
+        if (!FP32) l = Softmax::beyond(m, l);
+        const float inverse = reciprocal_approx(l);
+        auto divided = [&](float x) { return narrow<T>(l == 0.f ? 0.f : FP32 ? x / l : x * inverse); };
+        if (col < p.head_dim_v) of_row[0] = divided(o.x);
+        if (col + 1 < p.head_dim_v) of_row[1] = divided(o.y);
+        if (p.lse && col == 0)
+            p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
+                Softmax::log_sum_exp(m * m_to_log2, l);
+    };
+
+    const auto first_pieces = share.pieces(p, share.unit, block);
+    // Whether some row's sum is not what P of 16 bits, with a preset maximum, adds up exactly enough.
+    auto out_of_range = [&](const Softmax& softmax, int rows) {
+        constexpr float MOST = Unified<T>::MOST_SUM, LEAST = Unified<T>::LEAST_SUM;
+        bool found = false;
+#pragma unroll
+        for (int i = 0; i < MT * 2; ++i) {
+            const float l = lanes_sum<4>(softmax.l[i / 2][i % 2]);
+            found |= i * 8 + lane / 4 < rows && !(l >= LEAST && l <= MOST);
+        }
+        return __any_sync(0xffffffff, found) != 0;
+    };
+    int slot = 0, at = team;  // this team's tile of the share that is computed next
+    auto pieces = first_pieces;
+    for (Unit<BN> unit = share.unit;;) {
+        const UnitRows tile(p, unit, BM);
+        const int rows = tile.rows;
+        const Sequence sequence{p.seq_q, unit.keys};
+        const bool last = unit.end() >= share.count;
+        Unit<BN> next = unit;
+        if (!last) next.next(p);
+
+        __syncthreads();
+        if constexpr (AHEAD) {
+#pragma unroll
+            for (int i = 0; i < PER_THREAD; ++i) store_q(i, q_next[i]);
+            if (!last) fetch_q(next);
+        } else {
+#pragma unroll 4
+            for (int i = 0; i < PER_THREAD; ++i) store_q(i, fetched_q(tile, i));
+        }
+        PRODUCTS::written();
+        __syncthreads();
+
+        // Tiles of keys that all rows see
+        const int whole_end = score.sees(sequence, tile.query(p, 0)).end / BN;
+        const int whole_first =
+            SCORE::LEFT_EDGE ? (max(0, score.sees(sequence, tile.query(p, rows - 1)).first) + BN - 1) / BN : 0;
+        Softmax softmax(scale);
+        float rO[MT][OT][4] = {};
+        const int at_begin = at, at_end = min(unit.end(), share.count);
+        if (UNIFIED && at < at_end) softmax.fix(p.unified_max);
+        auto attend = [&](bool exact) {
+            for (; at < at_end; at += TEAMS) {
+                const int j = at - unit.zero;
+                // S = Q K^T
+                cp_async_wait<2 * STAGES - 1>();
+                PRODUCTS::written();
+                team_sync();
+                float rS[MT][NT][4] = {};
+                const uint32_t tile_k = sK + slot * KTile::bytes, tile_v = sV + slot * VTile::bytes;
+                PRODUCTS::template qk<T, QTile, KTile>(rS, sQ, tile_k, first_row);
+
+                // P = exp(S - m); m, l and O follow
+                const GroupedAt rows_at{lane, tile.first + first_row, j * BN, p.group};
+                score.apply(rS, sequence, p.scale_log2, rows_at, j >= whole_end || (SCORE::LEFT_EDGE && j < whole_first));
+                if (exact)
+                    softmax.update(rS, rO);
+                else
+                    softmax.exponentiate(rS);
+
+                // O += P V
+                cp_async_wait<2 * STAGES - 2>();
+                PRODUCTS::written();
+                team_sync();
+                PRODUCTS::template pv<T, VTile>(rO, rS, tile_v);
+                team_sync();
+                ask(slot);
+                slot = slot == STAGES - 1 ? 0 : slot + 1;
+            }
+        };
+        attend(!UNIFIED);
+        if constexpr (UNIFIED) {
+            // Where sums are out of the range in which P is exact enough, these keys are read and taken again, with maxima.
+            if (at_begin < at_end && out_of_range(softmax, rows)) {
+                if (lane == 0) atomicAdd(&decode_recomputed, 1);
+                cp_async_wait<0>();
+                __syncwarp();
+                at = at_begin, slot = 0;
+                ask_from(at_begin, unit);
+#pragma unroll 1
+                for (int i = 0; i < STAGES; ++i) ask(i);
+                softmax.reset();
+#pragma unroll
+                for (int i = 0; i < MT * OT * 4; ++i) rO[i / 4 / OT][i / 4 % OT][i % 4] = zero_anew();
+                attend(true);
+            }
+        }
+
+        const Piece partial(p, pieces.begin, BM);
+        const bool one = pieces.one();
+
+        // The teams' m, l and O, FEW rows at a time
+#pragma unroll
+        for (int i = 0; i < MT * 2; ++i) {
+            const float l = lanes_sum<4>(softmax.l[i / 2][i % 2]);
+            const int row = first_row + i * 8 + lane / 4;
+            if (lane % 4 == 0) sM[team][row] = softmax.m[i / 2][i % 2][0], sL[team][row] = l;
+        }
+#pragma unroll 1
+        for (int begin = 0; begin < rows; begin += FEW) {
+            const int some = min(rows - begin, FEW);
+            if (begin > 0) __syncthreads();
+#pragma unroll
+            for (int i = 0; i < MT * 2; ++i) {
+                const int row = first_row + i * 8 + lane / 4 - begin;
+                if (row < 0 || row >= some) continue;
+                float* of_row = sSum + (team * FEW + row) * PITCH;
+#pragma unroll
+                for (int ot = 0; ot < OT; ++ot) {
+                    const float x = rO[i / 2][ot][i % 2 * 2], y = rO[i / 2][ot][i % 2 * 2 + 1];
+                    const int n = lane % 4 * 2;
+                    if constexpr (FP32)
+                        of_row[ot / 4 * 32 + 4 * n + ot % 4] = x, of_row[ot / 4 * 32 + 4 * n + 4 + ot % 4] = y;
+                    else
+                        *reinterpret_cast<float2*>(of_row + ot * 8 + n) = make_float2(x, y);
+                }
+            }
+            __syncthreads();
+            for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
+                const int row = begin + of_some, col = min(part * 64 + lane * 2, HEAD_DIM_V - 2);
+                float m = Softmax::NONE, l = 0.f;
+                float2 o = make_float2(0.f, 0.f);
+#pragma unroll
+                for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
+#pragma unroll
+                for (int t = 0; t < TEAMS; ++t) {
+                    const float weight = exp2_approx((sM[t][row] - m) * m_to_log2);
+                    const float2 of_team = *reinterpret_cast<const float2*>(sSum + (t * FEW + of_some) * PITCH + col);
+                    l = fmaf(sL[t][row], weight, l);
+                    o.x = fmaf(of_team.x, weight, o.x), o.y = fmaf(of_team.y, weight, o.y);
+                }
+                if (one) return write(tile, row, col, tile.template of<T>(p, p.o, row) + col, o, m, l);
+                // Once each: what came again after the merging block took it would stay there for the next launch.
+                if (HEAD_DIM_V % 64 == 0 || part * 64 + lane * 2 < HEAD_DIM_V)
+                    leave(partial.of(block) + partial.column(row, col), o);
+                if (lane == 0) leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m, l));
+            });
+        }
+        if (last) break;
+        unit = next, pieces = share.pieces(p, unit, block);
+    }
+    cp_async_wait<0>();
+
+    // Of the pieces of a unit that began before, this block may have the last. All other units are done by now, and so are
+    // those of the blocks that it waits for, or nearly so.
+    if (first_pieces.one() || block != first_pieces.end - 1) return;
+    const UnitRows tile(p, share.unit, BM);
+    merge_pieces<WARPS, (BM > 16 ? 2 : 1)>(
+        Piece(p, first_pieces.begin, BM), first_pieces.end, tile.rows, m_to_log2,
+        [&](int row, int col) { return tile.template of<T>(p, p.o, row) + col; },
+        [&](T* of_row, int row, int col, float2 o, float m, float l) { write(tile, row, col, of_row, o, m, l); });
+}

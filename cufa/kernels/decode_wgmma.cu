@@ -1,0 +1,44 @@
+// Flash-decoding of many rows on Hopper, for float16 and bfloat16, sm_90a: see decode_block.cuh. A team is a warpgroup, whose
+// products are of 64 rows and a tile of keys at once.
+#include "decode_block.cuh"
+#include "tile_sm90.cuh"
+
+struct WgmmaProducts {
+    static constexpr int TEAM = 4;
+    static __device__ void written() { fence_proxy_async(); }  // wgmma reads through the asynchronous proxy
+    template <class T, class QTile, class KTile, int NT>
+    static __device__ void qk(float (&rS)[1][NT][4], uint32_t tile_q, uint32_t tile_k, int) {
+        using Q = WgmmaTile<QTile::ROWS, QTile::COLS>;
+        using K = WgmmaTile<KTile::ROWS, KTile::COLS>;
+        const uint32_t q = Q::operand(tile_q), k = K::operand(tile_k);
+        wgmma_fence();
+#pragma unroll
+        for (int kd = 0; kd < QTile::COLS / 16; ++kd)
+            Wgmma<T, KTile::ROWS>::ss(rS[0], Q::columns(q, kd), K::columns(k, kd), kd > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+    }
+    template <class T, class VTile, int OT, int NT>
+    static __device__ void pv(float (&rO)[1][OT][4], const float (&rP)[1][NT][4], uint32_t tile_v) {
+        using V = WgmmaTile<VTile::ROWS, VTile::COLS>;
+        const uint32_t v = V::operand(tile_v);
+        uint32_t packed[NT / 2][4];
+#pragma unroll
+        for (int kk = 0; kk < NT / 2; ++kk)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                packed[kk][i] = pack2<T>(rP[0][2 * kk + i / 2][i % 2 * 2], rP[0][2 * kk + i / 2][i % 2 * 2 + 1]);
+        wgmma_fence();
+#pragma unroll
+        for (int kk = 0; kk < NT / 2; ++kk) Wgmma<T, VTile::COLS>::rs(rO[0], packed[kk], V::rows(v, kk), 1);
+        wgmma_commit();
+        wgmma_wait<0>();
+    }
+};
+
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, class SCORE, class KV>
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
+    decode_wgmma(const __grid_constant__ DecodeArguments<SCORE, KV> p) {
+    static_assert(BM == 64, "the rows of a product");
+    decode_block<WgmmaProducts, T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, false>(p);
+}
