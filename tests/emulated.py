@@ -55,12 +55,12 @@ class Emulator:
     ----------
     last_first : bool
         Whether the last block runs first.
-    stale : bool
-        Whether lengths and tables are other ones before `begin_dependent`.
+    stale : int
+        How lengths and tables are before `wait_for_kernel_in_front`: as after it, else other ones.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.last_first = self.stale = False
+        self.last_first, self.stale = False, 0
         self._folder = folder
         self._libraries: dict[Variant, Any] = {}
         folder.mkdir(exist_ok=True)

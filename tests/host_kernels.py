@@ -37,7 +37,8 @@ static Index threadIdx, blockIdx, gridDim;
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct alignas(8) uint2 { uint32_t x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
-inline void begin_dependent() {}
+inline void launch_dependents() {}
+inline void wait_for_kernel_in_front() {}
 struct float16 { unsigned short bits; };
 struct bfloat16 { unsigned short bits; };
 inline float __uint_as_float(uint32_t x) { float y; std::memcpy(&y, &x, 4); return y; }

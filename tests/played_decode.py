@@ -78,7 +78,8 @@ class DecodeKernel:
         if p["splits"] == 1:
             assert p["partial"] == 0
             return 0
-        floats = 2 * blocks * self.variant.bm * (self.variant.head_dim_v + 4)
+        rows = min(self.variant.bm, int(p["group"]["divisor"]) * int(p["seq_q"]))
+        floats = 2 * blocks * rows * (self.variant.head_dim_v + 4)
         assert (at(int(p["partial"]), (floats,), (4,), _INT32) == -1).all()
         return int(p["partial"])
 

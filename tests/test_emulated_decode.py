@@ -26,7 +26,7 @@ def emulated(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> E
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
     emulate(monkeypatch, emulator)
     emulator.last_first = False  # a block waits for those before it
-    emulator.stale = False
+    emulator.stale = 0
     return emulator
 
 
@@ -66,12 +66,12 @@ def checked(
     return np.asarray(out.get())
 
 
-@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(
     "lengths", [[300], [0, 500, 77], [1, 3, 97, 0, 299], [500] * 3, [7] * 20], ids=str
 )
 def test_lengths(
-    emulated: Emulator, rng: np.random.Generator, lengths: list[int], stale: bool
+    emulated: Emulator, rng: np.random.Generator, lengths: list[int], stale: int
 ) -> None:
     """Also if they change while the kernel in front still runs."""
     emulated.stale = stale
@@ -88,15 +88,53 @@ def test_rows_of_a_group(
     checked(rng, [150, 2], hq=hq, hk=hk, sq=sq)
 
 
-@pytest.mark.parametrize("stale", [False, True])
-@pytest.mark.parametrize(("sq", "bm"), [(5, 32), (8, 32), (16, 64), (17, 64)])
+@pytest.mark.parametrize("stale", [0, 1, 2])
+@pytest.mark.parametrize(("sq", "bm"), [(5, 32), (8, 32)])
 def test_rows_that_two_warps_share(
-    emulated: Emulator, rng: np.random.Generator, sq: int, bm: int, stale: bool
+    emulated: Emulator, rng: np.random.Generator, sq: int, bm: int, stale: int
 ) -> None:
     emulated.stale = stale
     checked(rng, [150, 2, 400, 33], sq=sq)
     checked(rng, [150, 20], sq=sq, page_size=7, num_splits=2)
     assert {v.bm for v in emulated._libraries} & {bm}
+
+
+@pytest.mark.parametrize("stale", [0, 1, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hq": 8, "sq": 16},
+        {"hq": 71, "hk": 1},
+        {"sq": 9, "d": 128, "dv": 128},
+        {"sq": 16, "page_size": 64},
+        {"sq": 16, "page_size": 48},
+        {"sq": 16, "page_size": 7},
+        {"hq": 20, "sq": 6, "d": 96, "dv": 32, "num_splits": 3},
+        {"hq": 40, "hk": 1, "d": 256, "dv": 256},
+    ],
+    ids=str,
+)
+def test_rows_that_a_warpgroup_shares(
+    emulated: Emulator, rng: np.random.Generator, options: dict[str, Any], stale: int
+) -> None:
+    emulated.stale = stale
+    checked(rng, [150, 2, 400, 33], **options)
+    checked(rng, [700], **options)
+    assert {v.kernel for v in emulated._libraries} & {"decode_wgmma"}
+
+
+@pytest.mark.parametrize("stale", [0, 1, 2])
+@pytest.mark.parametrize(
+    "lengths", [[100] * 40, list(range(0, 200, 5)), [20] * 39 + [900], [50] * 100], ids=str
+)
+def test_many_sequences(
+    emulated: Emulator, rng: np.random.Generator, lengths: list[int], stale: int
+) -> None:
+    """Of which a block does not look up all lengths before it asks for keys."""
+    emulated.stale = stale
+    checked(rng, lengths)
+    checked(rng, lengths, page_size=16, num_splits=2)
+    checked(rng, lengths, hq=16, hk=1, sq=2, page_size=16)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

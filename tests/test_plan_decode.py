@@ -47,13 +47,32 @@ def tile(gpu: device.Device = H200, splits: int | None = None, **sizes: Any) -> 
 
 
 def test_many_rows_share_a_tile() -> None:
-    """Unless there are few sequences, of which one block each would merge all pieces."""
     assert tile(heads_q=8, seq_q=4) == (16, 1)
     assert tile(heads_q=8, seq_q=5) == tile(heads_q=8, seq_q=8, batch=40) == (32, 1)
-    assert tile(heads_q=8, seq_q=9) == (32, 1)
-    assert tile(heads_q=8, seq_q=9, batch=30) == (64, 1)
-    assert tile(heads_q=8, seq_q=9, batch=30, head_dim=256, head_dim_v=256) == (16, 1)
+    assert tile(heads_q=8, seq_q=9) == tile(heads_q=8, seq_q=9, batch=30) == (64, 1)
+    wide = {"head_dim": 256, "head_dim_v": 256}
+    assert tile(heads_q=8, seq_q=8, **wide) == (16, 1)
     assert tile(heads_q=8, seq_q=9, batch=30, dtype="float32") == (16, 1)
+
+
+def test_the_kernel_of_many_rows() -> None:
+    """Where there are warpgroups' products, and these save reading keys twice."""
+
+    def kernel(gpu: device.Device = H200, **sizes: Any) -> str:
+        return plan(problem(heads_q=8, **sizes), gpu).variant.kernel
+
+    assert kernel(seq_q=8) == kernel(seq_q=9, dtype="float32") == "decode"
+    assert kernel(seq_q=9) == kernel(seq_q=9, head_dim=256, head_dim_v=256) == "decode_wgmma"
+    assert kernel(device.named("a100"), seq_q=9) == kernel(seq_q=9, unified_max=0.0) == "decode"
+
+
+@pytest.mark.parametrize(
+    ("page_size", "rows", "kv"),
+    [(64, 9, "PagedTiles"), (48, 9, "PagedSixteens"), (8, 9, "Paged"), (16, 1, "PagedTiles")],
+)
+def test_how_pages_are_found(page_size: int, rows: int, kv: str) -> None:
+    found = plan(problem(heads_q=8, seq_q=rows, pages=9, page_size=page_size), H200).variant
+    assert found.kv == kv
 
 
 def test_two_blocks_where_each_has_a_whole_unit() -> None:

@@ -1,8 +1,8 @@
 """Programmatic dependent launch: a kernel begins while the one before it in its stream still ends.
 
-Its blocks are then there, and wait in ``begin_dependent`` of ``kernels/ptx.cuh``, when the last
-block of the other is done: docs/kernels.md says what that gives `decode`. Without the attribute
-that this sets, or after kernels that know nothing of it, that wait is over at once.
+Its blocks are then there, and wait in ``wait_for_kernel_in_front`` of ``kernels/ptx.cuh``, when the
+last block of the other is done: docs/kernels.md says what that gives `decode`. Without the
+attribute that this sets, or after kernels that know nothing of it, that wait is over at once.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ __device__ T* row_ptr(const Tensor& t, int batch, int head, int seq) {
 // A block has one token of one sequence, or a part of its heads; a thread one unit.
 template <class T, int VEC, bool INTERLEAVED>
 __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ AppendParams p) {
-    begin_dependent();
+    launch_dependents();
+    wait_for_kernel_in_front();
     const int b = blockIdx.x / p.seq, t = blockIdx.x % p.seq;
     const int units = (p.head_dim - p.rotary_dim / 2) / VEC, units_v = p.head_dim_v / VEC;  // of a row
     int item = blockIdx.y * THREADS + threadIdx.x;

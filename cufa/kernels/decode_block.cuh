@@ -67,18 +67,23 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             named_barrier_sync(1 + team, TEAM_THREADS);
     };
 
+    launch_dependents();
+
     Share<BN, TEAMS> share;
     // This team's tile of the share that is asked for next, the unit that it belongs to, and that unit's KV head.
-    int asked, kv_head_asked;
-    Unit<BN> of_asked;
-    // The pages of the tiles from there on, looked up at once by the lanes of a warp, and the place of that tile among them.
-    constexpr int LOOKED_UP = KV::WHOLE ? 32 : 32 / BN;
-    int pages = 0, at_page = 0;
-    auto pages_ahead = [&] {
-        if (!KV::PAGED || asked >= share.count) return 0;
-        const int tile = asked + (KV::WHOLE ? lane : lane / BN) * TEAMS, of_tile = KV::WHOLE ? 0 : lane % BN;
-        return kv.page(of_asked.batch, min(uint32_t((tile - of_asked.zero) * BN + of_tile), uint32_t(p.seq_kv - 1)));
+    int asked = 0, kv_head_asked = 0;
+    Unit<BN> of_asked{};
+    // What the table says of the pages of the tiles from there on, looked up at once by the lanes of a warp, of GRAIN keys each;
+    // and the place of that tile among them.
+    constexpr int GRAIN = KV::template grain<BN>(), GRAINS = BN / GRAIN, LOOKED_UP = 32 / GRAINS;
+    static_assert(GRAINS <= 32, "a warp looks up the pages of a tile at once");
+    int entries = 0, at_entries = 0;
+    auto find_entries = [&]() -> const int* {
+        if (!KV::PAGED || asked >= share.count) return nullptr;
+        const int tile = asked + lane / GRAINS * TEAMS, of_tile = lane % GRAINS * GRAIN;
+        return kv.entry(of_asked.batch, min(uint32_t((tile - of_asked.zero) * BN + of_tile), uint32_t(p.seq_kv - 1)));
     };
+    auto look_up = [](const int* entry) { return entry ? ld_relaxed(entry) : 0; };
     // Goes to the unit of the tile that is asked for next, from one that is not behind it.
     auto find_asked = [&](bool looks_up) {
         if (asked >= of_asked.end() && asked < share.count) {
@@ -86,7 +91,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             while (asked >= of_asked.end());
             kv_head_asked = of_asked.kv_head(p), looks_up = true;
         }
-        if (KV::PAGED && looks_up) pages = pages_ahead(), at_page = 0;
+        if (KV::PAGED && looks_up) entries = look_up(find_entries()), at_entries = 0;
     };
     auto ask_from = [&](int first, const Unit<BN>& unit) {
         asked = first, of_asked = unit, kv_head_asked = unit.kv_head(p);
@@ -101,15 +106,14 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             constexpr int ROWS = TEAM_THREADS / Tile::PANEL;  // at once
             const int row = thread % TEAM_THREADS / Tile::PANEL, chunk = thread % Tile::PANEL;
             const uint32_t first = dst + Tile::offset(row, chunk);
-            const T* src = nullptr;
-            if constexpr (KV::WHOLE)
-                src = kv.template row<T>(t, of_asked.batch, kv_head_asked, key,
-                                             __shfl_sync(0xffffffff, pages, at_page)) + row * t.stride_seq;
+            auto source = [&](int r) {
+                const int entry = KV::PAGED ? __shfl_sync(0xffffffff, entries, at_entries * GRAINS + r / GRAIN) : 0;
+                return kv.template row<T>(t, of_asked.batch, kv_head_asked, key + r, kv.page(entry));
+            };
+            const T* src = GRAIN == BN ? source(0) + row * t.stride_seq : nullptr;
 #pragma unroll
             for (int r = 0; r < BN; r += ROWS) {
-                if constexpr (!KV::WHOLE)
-                    src = kv.template row<T>(t, of_asked.batch, kv_head_asked, key + r + row,
-                                             __shfl_sync(0xffffffff, pages, at_page * BN + r + row));
+                if constexpr (GRAIN < BN) src = source(r + row);
 #pragma unroll
                 for (int c = 0; c < Tile::CHUNKS; c += Tile::PANEL)
                     cp_async_16(Tile::move_on(first, r, c / Tile::PANEL), src + (c + chunk) * Tile::CHUNK,
@@ -122,8 +126,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             cp_async_commit();
             load(VTile(), sV + slot * VTile::bytes, p.v, p.head_dim_v);
             cp_async_commit();
-            asked += TEAMS, ++at_page;
-            find_asked(at_page == LOOKED_UP);
+            asked += TEAMS, ++at_entries;
+            find_asked(at_entries == LOOKED_UP);
         } else {
             cp_async_commit(), cp_async_commit();
         }
@@ -134,50 +138,95 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     constexpr int PER_THREAD = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
     constexpr bool AHEAD = PER_THREAD <= 2;
     float4 q_next[AHEAD ? PER_THREAD : 1];
-    auto fetched_q = [&](const UnitRows& at, int i) {
+    const float4* q_from[AHEAD ? PER_THREAD : 1];
+    auto find_q = [&](const UnitRows& at, int i) -> const float4* {
         const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
-        if (row >= at.rows || chunk * QTile::CHUNK >= p.head_dim) return make_float4(0.f, 0.f, 0.f, 0.f);
-        return *reinterpret_cast<const float4*>(at.template of<T>(p, p.q, row) + chunk * QTile::CHUNK);
+        if (row >= at.rows || chunk * QTile::CHUNK >= p.head_dim) return nullptr;
+        return reinterpret_cast<const float4*>(at.template of<T>(p, p.q, row) + chunk * QTile::CHUNK);
     };
+    auto fetched_q = [](const float4* from) { return from ? *from : make_float4(0.f, 0.f, 0.f, 0.f); };
     auto store_q = [&](int i, const float4& values) {
         const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
         if (row < BM) sts_128(sQ + QTile::offset(row, chunk), values);
     };
-    auto fetch_q = [&](const Unit<BN>& unit) {
-        if constexpr (!AHEAD) return;
-        const UnitRows rows(p, unit, BM);
+    auto find_next_q = [&](const UnitRows& rows) {
 #pragma unroll
-        for (int i = 0; i < PER_THREAD; ++i) q_next[AHEAD ? i : 0] = fetched_q(rows, i);
+        for (int i = 0; i < (AHEAD ? PER_THREAD : 0); ++i) q_from[i] = find_q(rows, i), computed_here(q_from[i]);
     };
-    // While the kernel in front still runs, L2 gets the first keys of this team, if tiles of them are in one piece.
+    auto fetch_next_q = [&] {
+#pragma unroll
+        for (int i = 0; i < (AHEAD ? PER_THREAD : 0); ++i) q_next[i] = fetched_q(q_from[i]);
+    };
+    // While the kernel in front still runs, L2 gets the keys of this team, if they are in one piece.
     auto fetch_ahead = [&] {
         const int tile = asked + lane * TEAMS, key = (tile - of_asked.zero) * BN, rows = min(BN, of_asked.keys - key);
-        if (!KV::WHOLE || lane >= STAGES || warp % TEAM > 0 || tile >= min(share.count, of_asked.end()) || rows <= 0) return;
+        if (KV::PAGED || lane >= STAGES || warp % TEAM > 0 || tile >= min(share.count, of_asked.end()) || rows <= 0) return;
         auto fetch = [&](const Tensor& t, int cols) {
             if (t.stride_seq != cols) return;
-            prefetch_l2(kv.template row<T>(t, of_asked.batch, kv_head_asked, key, pages), rows * cols * sizeof(T));
+            prefetch_l2(kv.template row<T>(t, of_asked.batch, kv_head_asked, key, 0), rows * cols * sizeof(T));
         };
         fetch(p.k, p.head_dim), fetch(p.v, p.head_dim_v);
     };
 
-    // The kernel in front may still write lengths and table. Of few sequences they are read before it has ended, so that keys
-    // can be asked for at once when it has; and then once more, in front of the keys. If they are others, so is the share.
-    const bool guesses = p.batch <= 32;
-    auto length_of_lane = [&] { return guesses ? keys_of(p, min(lane, p.batch - 1)) : 0; };
+    // The kernel in front may still write lengths and table. They are read before it has ended, so that keys can be asked for at
+    // once when it has; and then once more, in front of the keys, not to be waited for before these. If they are others, so is
+    // the share. Of many sequences it is only guessed, from the own one.
+    const bool few = p.batch <= 32;
+    UnitRows first_rows(p, share.unit, BM);
+    auto first_pieces = share.pieces(p, share.unit, block);
     for (bool begun = false;; begun = true) {
-        const int length = length_of_lane();
-        if (begun || guesses) share.find(p, block), ask_from(team, share.unit);
-        const int first_pages = pages;
+        const int length = few ? length_of(p, min(lane, p.batch - 1)) : 0;
+        share.find(p, block, keys_of_length(p, length), begun), ask_from(team, share.unit);
+        const bool guesses = __any_sync(0xffffffff, few || share.is_even());
+        if (!begun && few && share.count <= TEAMS * STAGES) fetch_ahead();
+        const int first_entries = entries, *first_entry = find_entries();
+        first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
+        find_next_q(first_rows);
+        computed_here(first_entry), computed_here(first_pieces.begin), computed_here(first_pieces.end);
         if (!begun) {
-            if (guesses) fetch_ahead();
-            begin_dependent(share.count | pages);
+            wait_for_kernel_in_front(share.count);
             if (!guesses) continue;
         }
-        const int length_now = length_of_lane(), pages_now = pages_ahead();
-        fetch_q(share.unit);
+        const bool looks = !few && !begun && p.lengths && !p.splits;
+        const int length_now = length_of(p, few ? min(lane, p.batch - 1) : share.unit.batch), entries_now = look_up(first_entry);
+        const int other_length = looks ? length_of(p, min(int(thread), p.batch - 1)) : 0;
+        fetch_next_q();
 #pragma unroll 1
         for (int i = 0; i < STAGES; ++i) ask(i);
-        if (begun || !__any_sync(0xffffffff, length_now != length || pages_now != first_pages)) break;
+        if (begun) break;
+        bool holds = entries_now == first_entries;
+        if (few && __any_sync(0xffffffff, length_now != length)) {
+            const int tiles = lane < p.batch ? Unit<BN>::tiles_of(keys_of_length(p, length_now)) : 0;
+            const int total = __reduce_add_sync(0xffffffff, tiles), longest = __reduce_max_sync(0xffffffff, tiles);
+            holds = holds && share.is_even() && share.is_even(p, total, longest);
+        }
+        // Where the own length has changed, too, a share of as many tiles is the same, if those on their way are whole.
+        const int keys_now = keys_of_length(p, few ? __shfl_sync(0xffffffff, length_now, share.unit.batch) : length_now);
+        if (share.unit.tiles > 0 && keys_now != share.unit.keys) {
+            const int whole = share.unit.zero + min(keys_now, share.unit.keys) / BN;
+            holds = holds && Unit<BN>::tiles_of(keys_now) == share.unit.tiles && asked - TEAMS < whole;
+            share.unit.keys = of_asked.keys = keys_now;
+        }
+        if (looks) {
+            int total = 0, longest = 0;
+            auto add = [&](int length) {
+                const int tiles = Unit<BN>::tiles_of(keys_of_length(p, length));
+                total += tiles, longest = max(longest, tiles);
+            };
+            if (thread < p.batch) add(other_length);
+#pragma unroll 1
+            for (int other = thread + THREADS; other < p.batch; other += THREADS) add(length_of(p, other));
+            int(*sums)[2] = reinterpret_cast<int(*)[2]>(sM);
+            total = __reduce_add_sync(0xffffffff, total), longest = __reduce_max_sync(0xffffffff, longest);
+            if (lane == 0) sums[warp][0] = total, sums[warp][1] = longest;
+            __syncthreads();
+#pragma unroll 1
+            for (int other = 0; other < WARPS; ++other)
+                if (other != warp) total += sums[other][0], longest = max(longest, sums[other][1]);
+            holds = holds && share.is_even(p, total, longest);
+            __syncthreads();
+        }
+        if (__all_sync(0xffffffff, holds)) break;
         cp_async_wait<0>();
     }
     if (share.count <= 0) return;
@@ -194,7 +243,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 Softmax::log_sum_exp(m * m_to_log2, l);
     };
 
-    const auto first_pieces = share.pieces(p, share.unit, block);
+    const MergingBlocks<WARPS, HEAD_DIM_V> merging(Piece(p, first_pieces.begin, BM), block, first_pieces.end,
+                                            first_rows.rows * Piece::PARTS > WARPS);
+    merging.begin();
     // Whether some row's sum is not what P of 16 bits, with a preset maximum, adds up exactly enough.
     auto out_of_range = [&](const Softmax& softmax, int rows) {
         constexpr float MOST = Unified<T>::MOST_SUM, LEAST = Unified<T>::LEAST_SUM;
@@ -220,10 +271,10 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         if constexpr (AHEAD) {
 #pragma unroll
             for (int i = 0; i < PER_THREAD; ++i) store_q(i, q_next[i]);
-            if (!last) fetch_q(next);
+            if (!last) find_next_q(UnitRows(p, next, BM)), fetch_next_q();
         } else {
 #pragma unroll 4
-            for (int i = 0; i < PER_THREAD; ++i) store_q(i, fetched_q(tile, i));
+            for (int i = 0; i < PER_THREAD; ++i) store_q(i, fetched_q(find_q(tile, i)));
         }
         PRODUCTS::written();
         __syncthreads();
@@ -338,12 +389,12 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     }
     cp_async_wait<0>();
 
-    // Of the pieces of a unit that began before, this block may have the last. All other units are done by now, and so are
-    // those of the blocks that it waits for, or nearly so.
-    if (first_pieces.one() || block != first_pieces.end - 1) return;
-    const UnitRows tile(p, share.unit, BM);
-    merge_pieces<WARPS, (BM > 16 ? 2 : 1)>(
-        Piece(p, first_pieces.begin, BM), first_pieces.end, tile.rows, m_to_log2,
-        [&](int row, int col) { return tile.template of<T>(p, p.o, row) + col; },
-        [&](T* of_row, int row, int col, float2 o, float m, float l) { write(tile, row, col, of_row, o, m, l); });
+    // All other units are done by now, and so are those of the blocks that this one waits for, or nearly so.
+    if (block == first_pieces.begin) return;
+    merging.each_share([&](int share, int shares) {
+        merge_pieces<WARPS, (BM > 16 ? 2 : 1)>(
+            merging.partial, merging.end, first_rows.rows, share, shares, m_to_log2,
+            [&](int row, int col) { return first_rows.template of<T>(p, p.o, row) + col; },
+            [&](T* of_row, int row, int col, float2 o, float m, float l) { write(first_rows, row, col, of_row, o, m, l); });
+    });
 }

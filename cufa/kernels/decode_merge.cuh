@@ -21,13 +21,13 @@ struct Partial {
     static __device__ int m_and_l(int row, int part) { return row * ROW + HEAD_DIM_V + 4 * part; }
 };
 
-// Shares out rows of O among the warps, and hands on a row and which 64 of its columns.
+// Shares out rows of O among the warps of so many blocks, of which this is one, and hands on a row and which 64 of its columns.
 template <int WARPS, int COLS, class Function>
-__device__ void for_each_part(int rows, Function function) {
+__device__ void for_each_part(int rows, Function function, int block = 0, int blocks = 1) {
     constexpr int PARTS = (COLS + 63) / 64;
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
 #pragma unroll 1
-    for (int i = warp; i < rows * PARTS; i += WARPS) function(i / PARTS, i % PARTS);
+    for (int i = block * WARPS + warp; i < rows * PARTS; i += blocks * WARPS) function(i / PARTS, i % PARTS);
 }
 
 // Leaves two numbers of a piece to whoever merges it.
@@ -38,15 +38,16 @@ __device__ inline void leave(float* p, float2 x) {
 // So many pieces of a row are looked at in the time of one look at L2.
 constexpr int PIECES_AT_ONCE = 16;
 
-// Merges the pieces of the blocks [partial.begin, end), in this order, as they come, and leaves NOTHING in their place:
-// `place` says where a row and a column of O are, and `write` is handed that, and two numbers of O from there on, and m and l of
-// the row. A warp has ROWS at a time. The last of these blocks does it: those that it waits for have begun before.
+// Merges the pieces of the blocks [partial.begin, end), in this order, as they come, and leaves NOTHING in their place: those rows
+// that are the share-th of so many. `place` says where a row and a column of O are, and `write` is handed that, and two numbers
+// of O from there on, and m and l of the row. A warp has ROWS at a time.
 template <int WARPS, int ROWS, int HEAD_DIM_V, class Place, class Write>
-__device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int rows, float m_to_log2, Place place, Write write) {
+__device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int rows, int share, int shares, float m_to_log2,
+                             Place place, Write write) {
     // Half a warp takes four columns a lane of every other piece.
     constexpr int EACH = PIECES_AT_ONCE / 2;
     const int lane = threadIdx.x % 32, half = lane / 16, step = 4 * partial.floats;
-    for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, [&](int some, int part) {
+    auto merge = [&](int some, int part) {
         const int col = min(part * 64 + lane % 16 * 4, HEAD_DIM_V - 4);  // lanes beyond the last column repeat it
         auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };  // and so are rows
         float m[ROWS], l[ROWS];
@@ -121,5 +122,66 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
             const float2 two = half ? make_float2(o[r].z, o[r].w) : make_float2(o[r].x, o[r].y);
             write(of_row[r], row(r), col + 2 * half, two, m[r], l[r]);
         }
-    });
+    };
+    for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, merge, share, shares);
 }
+
+// Which blocks merge the pieces of a unit: the last one, [begin, end), for which those that it waits for have begun before. Where
+// rows are many, all but the first share them out, if they see, when they have left their pieces, that the last one has begun:
+// no other can be missing then, so that all may wait for each other. What they do they say in a word of their place.
+template <int WARPS, int HEAD_DIM_V>
+struct MergingBlocks {
+    const Partial<HEAD_DIM_V> partial;
+    const int block, end;
+    const bool many;
+
+    __device__ MergingBlocks(const Partial<HEAD_DIM_V>& partial, int block, int end, bool many_rows)
+        : partial(partial), block(block), end(end), many(many_rows && count() > 1 && count() <= WARPS * 32) {}
+
+    // When the block begins
+    __device__ void begin() const {
+        if (many && is_last() && threadIdx.x == 0) say(block, 1.f);
+    }
+    // When it has left its pieces: calls `merge` for each share of the rows that is this block's.
+    template <class Merge>
+    __device__ void each_share(Merge merge) const {
+        const int shares = many ? count() : 1;
+        int share = shares - 1;
+        if (!is_last()) {
+            if (!many) return;
+            bool helps = false;
+            if (threadIdx.x == 0) helps = !is_nothing(said(end - 1)), say(block, helps);
+            if (!__syncthreads_or(helps)) return;
+            share = block - partial.begin - 1;
+        }
+        bool left = false;  // the share of the block that this thread has asked
+#pragma unroll 1
+        for (int asked = -1;; share = asked) {
+            merge(share, shares);
+            if (!many || !is_last()) return;
+            if (asked < 0) {
+                const int other = partial.begin + 1 + threadIdx.x;
+                if (other < block) {
+                    float helps;
+                    do helps = said(other);
+                    while (is_nothing(helps));
+                    say(other, nothings().x);
+                    left = helps == 0.f;
+                }
+                if (!__syncthreads_or(left)) break;
+            }
+            do ++asked;
+            while (asked < shares && !__syncthreads_or(threadIdx.x == asked && left));
+            if (asked == shares) break;
+        }
+        if (threadIdx.x == 0) say(block, nothings().x);
+    }
+
+ private:
+    __device__ int count() const { return end - partial.begin - 1; }
+    __device__ bool is_last() const { return block == end - 1; }
+    __device__ float* word(int block) const { return partial.of(block) + partial.m_and_l(0, 0) + 2; }
+    static __device__ bool is_nothing(float x) { return __float_as_uint(x) == NOTHING; }
+    __device__ float said(int block) const { return ld_relaxed(word(block)).x; }
+    __device__ void say(int block, float x) const { st_relaxed(word(block), make_float2(x, x)); }
+};

@@ -48,32 +48,40 @@ struct Share {
     Unit<BN> unit{};
     int count = 0;
 
-    __device__ void find(const DecodeParams& p, int block) {
+    // Of up to 32 sequences, `length` is the keys of that which has the lane's number. Of more, lengths are looked up, if `looks`;
+    // else the share is that of sequences which are all as long as the block's own, if units are then cut into equally many pieces.
+    __device__ void find(const DecodeParams& p, int block, int length, bool looks) {
         const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
+        const bool few = p.batch <= 32;
         count = 0;
         // Of equally many pieces of each unit
         const int number = p.parts.quotient(block), batch = min(p.units.quotient(number), p.batch - 1);
         part = block - number * p.parts.divisor;
 
-        int total = 0, longest = 0, keys;
-        if (p.splits || !p.lengths) {
-            keys = keys_of(p, batch);
+        int total, longest, keys;
+        if (p.splits || !p.lengths || !(few || looks)) {
+            keys = few ? __shfl_sync(0xffffffff, length, batch) : keys_of(p, batch);
             longest = Unit<BN>::tiles_of(keys), total = longest * p.batch;
         } else {
-            int own = 0;  // keys of `batch`, in the lane that has come across it
-#pragma unroll 4
-            for (int other = lane; other < p.batch; other += 32) {
-                const int of_other = keys_of(p, other), tiles = Unit<BN>::tiles_of(of_other);
-                total += tiles, longest = max(longest, tiles);
-                if (other == batch) own = of_other;
+            int own = length;  // keys of `batch`, in the lane that has come across it
+            if (few) {
+                total = longest = lane < p.batch ? Unit<BN>::tiles_of(length) : 0;
+            } else {
+                total = longest = 0;
+#pragma unroll 1
+                for (int other = lane; other < p.batch; other += 32) {
+                    const int of_other = keys_of(p, other), tiles = Unit<BN>::tiles_of(of_other);
+                    total += tiles, longest = max(longest, tiles);
+                    if (other == batch) own = of_other;
+                }
             }
             total = __reduce_add_sync(0xffffffff, total), longest = __reduce_max_sync(0xffffffff, longest);
             keys = __shfl_sync(0xffffffff, own, batch);  // of its lane modulo 32
         }
+        even = is_even(p, total, longest);
+        if (!even && !(few || looks)) return;
         total *= p.units.divisor;
         each = p.blocks.quotient(total), more = total - each * p.blocks.divisor;
-        // Equally many where that takes hardly longer than equal shares: two pieces a block take longer.
-        even = p.splits || (units <= p.blocks.divisor && steps_of(p, longest) <= each + each / 32 + 8);
         if (even) {
             if (number >= units) return;
             unit.batch = batch, unit.index = p.units.remainder(number), unit.set_keys(keys);
@@ -91,7 +99,7 @@ struct Share {
 #pragma unroll 1
             for (unit.batch = 0;; unit.batch += 32) {  // 32 sequences at a time
                 const int other = unit.batch + lane;
-                const int mine = other < p.batch ? Unit<BN>::tiles_of(keys_of(p, other)) * p.units.divisor : 0;
+                const int mine = other < p.batch ? Unit<BN>::tiles_of(few ? length : keys_of(p, other)) * p.units.divisor : 0;
                 int end = mine;
 #pragma unroll
                 for (int i = 1; i < 32; i *= 2) {
@@ -107,11 +115,19 @@ struct Share {
                 }
                 tile -= __shfl_sync(0xffffffff, end, 31);
             }
-            unit.set_keys(keys_of(p, unit.batch));
+            unit.set_keys(few ? __shfl_sync(0xffffffff, length, unit.batch) : keys_of(p, unit.batch));
         }
         unit.look_ahead(p);
         unit.index = uint32_t(tile) / uint32_t(unit.tiles);
         unit.zero = unit.index * unit.tiles - tile;
+    }
+
+    // Whether units are cut into equally many pieces, of tiles of all sequences together, and of the longest: where that takes
+    // hardly longer than equal shares, since two pieces a block take longer.
+    __device__ bool is_even() const { return even; }
+    static __device__ bool is_even(const DecodeParams& p, int total, int longest) {
+        const int each = p.blocks.quotient(total * p.units.divisor);
+        return p.splits || (p.batch * p.units.divisor <= p.blocks.divisor && steps_of(p, longest) <= each + each / 32 + 8);
     }
 
     // The blocks that have pieces of a unit of this share: from `begin` to the one before `end`.

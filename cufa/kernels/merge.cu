@@ -28,7 +28,8 @@ struct MergeParams {
 // A thread merges VEC elements of a row: T of the parts, U of the result.
 template <class T, class U, int VEC>
 __global__ void __launch_bounds__(THREADS) merge(const __grid_constant__ MergeParams p) {
-    begin_dependent();
+    launch_dependents();
+    wait_for_kernel_in_front();
     const int chunks = p.head_dim / VEC;
     const int rows = THREADS / chunks;  // of a block
     const int in_block = threadIdx.x / chunks, chunk = threadIdx.x % chunks;

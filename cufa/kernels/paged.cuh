@@ -5,8 +5,13 @@
 
 // A cache of (batch, heads, capacity, dim), or of broadcast parts of it.
 struct Contiguous {
-    static constexpr bool PAGED = false, WHOLE = true;  // WHOLE: the keys of a tile follow each other
-    __device__ int page(int batch, int key) const { return 0; }
+    static constexpr bool PAGED = false;
+    template <int BN>
+    static constexpr __device__ int grain() {
+        return BN;
+    }
+    __device__ const int* entry(int batch, int key) const { return nullptr; }
+    __device__ int page(int entry) const { return 0; }
     template <class T>
     __device__ const T* row(const Tensor& t, int batch, int kv_head, int key, int page) const {
         return head_ptr<T>(t, batch, kv_head) + key * t.stride_seq;
@@ -16,27 +21,41 @@ struct Contiguous {
 // Pages of (heads, page_size, dim), which a table names in the order of each sequence's keys. What the table says is not
 // believed: no page is looked for outside the cache.
 struct Paged {
-    static constexpr bool PAGED = true, WHOLE = false;
+    static constexpr bool PAGED = true;
     const int* block_table;  // (batch, at least what holds the longest sequence)
     int table_stride, pages;
     Divisor page_size;
 
-    // As L2 has it.
-    __device__ int page(int batch, int key) const {
-        const int* entry = block_table + static_cast<long long>(batch) * table_stride + page_size.quotient(key);
-        return min(max(ld_relaxed(entry), 0), pages - 1);
+    // So many keys, from a multiple of so many on, lie in one page.
+    template <int BN>
+    static constexpr __device__ int grain() {
+        return 1;
     }
+    __device__ const int* entry(int batch, int key) const {
+        return block_table + static_cast<long long>(batch) * table_stride + page_size.quotient(key);
+    }
+    __device__ int page(int entry) const { return min(max(entry, 0), pages - 1); }
     template <class T>
     __device__ const T* row(const Tensor& t, int batch, int kv_head, int key, int page) const {
         return head_ptr<T>(t, page, kv_head) + page_size.remainder(key) * t.stride_seq;
     }
 };
+// Pages that hold whole sixteens of keys.
+struct PagedSixteens : Paged {
+    template <int BN>
+    static constexpr __device__ int grain() {
+        return 16;
+    }
+};
 // Pages that hold whole tiles of keys.
 struct PagedTiles : Paged {
-    static constexpr bool WHOLE = true;
+    template <int BN>
+    static constexpr __device__ int grain() {
+        return BN;
+    }
 };
 
-// The keys of a sequence, as L2 has them. Lengths that do not fit the cache are cut.
-__device__ inline int keys_of(const DecodeParams& p, int batch) {
-    return p.lengths ? min(max(ld_relaxed(p.lengths + batch), 0), p.seq_kv) : p.seq_kv;
-}
+// What the lengths say of a sequence, as L2 has it; and its keys: lengths that do not fit the cache are cut.
+__device__ inline int length_of(const DecodeParams& p, int batch) { return p.lengths ? ld_relaxed(p.lengths + batch) : p.seq_kv; }
+__device__ inline int keys_of_length(const DecodeParams& p, int length) { return min(max(length, 0), p.seq_kv); }
+__device__ inline int keys_of(const DecodeParams& p, int batch) { return keys_of_length(p, length_of(p, batch)); }

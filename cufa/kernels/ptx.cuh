@@ -45,6 +45,7 @@ __device__ inline float copy_of(float x) {
 }
 
 // What follows takes this value from a register: it is not computed where it is used.
+__device__ inline void computed_here(int& x) { asm volatile("mov.b32 %0, %0;" : "+r"(x)); }
 template <class T>
 __device__ void computed_here(T*& p) {
     asm volatile("mov.b64 %0, %0;" : "+l"(p));
@@ -64,12 +65,17 @@ __device__ inline void set_if_less(float& x, int a, int b, float y) {
     asm("{.reg .pred p; setp.lt.s32 p, %1, %2; @p mov.b32 %0, %3;}" : "+f"(x) : "r"(a), "r"(b), "f"(y));
 }
 
-// At the beginning of a kernel that may be there before the one in front of it in its stream has ended: waits for that, and
-// lets the next kernel come likewise. See cufa/compiler/dependent.py. `known`, a number from 0 on, is computed before that.
-__device__ inline void begin_dependent(int known = 0) {
+// In a kernel that may be there before the one in front of it in its stream has ended, see cufa/compiler/dependent.py: lets the
+// next kernel come likewise, when all blocks have called this; and waits for the end of the one in front. `known`, a number from
+// 0 on, is computed before that.
+__device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .pred p; setp.ge.s32 p, %0, 0; @p griddepcontrol.wait; griddepcontrol.launch_dependents;}" ::"r"(known)
-                 : "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ inline void wait_for_kernel_in_front(int known = 0) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .pred p; setp.ge.s32 p, %0, 0; @p griddepcontrol.wait;}" ::"r"(known) : "memory");
 #endif
 }
 

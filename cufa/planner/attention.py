@@ -137,7 +137,7 @@ def decode_variants(device: Device, masks: Iterable[bool] = (False, True)) -> li
     # Few sequences, about as many as multiprocessors, and twice as many
     batches = 1, device.sm_count, 2 * device.sm_count
     for dtype, (d, dv), batch, rows, seq_q, causal in itertools.product(
-        ELEMENT_BYTES, _HEAD_DIMS, batches, (1, _MOST_ROWS), (1, 2), masks
+        ELEMENT_BYTES, _HEAD_DIMS, batches, (1, 32, _MOST_ROWS), (1, 2), masks
     ):
         group = max(1, rows // seq_q)
         problem = DecodeProblem(dtype, batch, group, 1, seq_q, KEY_STEP, 0, 0, d, dv, causal, 1.0)

@@ -22,7 +22,7 @@ _MOST_LOOKED_UP = 32  # keys of a tile, if each can be in another page
 _SYSTEM_SMEM = 1024  # bytes of a block
 _SHORT_UNIT = 2 << 20  # bytes
 _SHORT_PART = 64  # tiles
-_MANY_PARTS = 12
+_SOME_PARTS, _MANY_PARTS = 12, 32
 _MANY_WAVES = 3
 _MOST_PARTIAL = 16 << 20  # bytes
 _RINGS = ((16, 3, 8), (16, 2, 8), (16, 2, 4), (16, 2, 2))
@@ -135,22 +135,34 @@ def plan(
             f"{MAX_TILES}"
         )
     if num_splits is None:
-        at_once = device.sm_count * variant.blocks_per_sm
-        waves = _in_waves(units, at_once)
-        waves = (
-            waves and 4 * _partial_floats(units, min(rows, variant.bm), variant) <= _MOST_PARTIAL
-        )
-        grid, splits = units if waves else min(at_once, units * tiles), 0
-        parts = max(1, grid // units)
-        # The blocks that merge end last, and blocks of the next launch on their multiprocessors
-        # would begin late: there is no work for those.
-        if parts >= _MANY_PARTS and _keys(problem) <= _SHORT_PART * parts * variant.bn:
-            parts = grid // units - 1
+        grid, parts = _shares(problem, device, variant, units)
+        splits = 0
     else:
         splits = parts = min(num_splits, tiles)  # others would have no key in any sequence
         grid = units * splits
     block, smem_bytes, used = variant.threads, variant.smem_bytes, min(rows, variant.bm)
     return DecodePlan(variant, grid, block, smem_bytes, row_tiles, splits, parts, used)
+
+
+def _shares(
+    problem: DecodeProblem, device: Device, variant: Variant, units: int
+) -> tuple[int, int]:
+    """Return how many blocks share out all keys, and into how many parts each unit can be cut."""
+    at_once = device.sm_count * variant.blocks_per_sm
+    rows, tiles = min(problem.group * problem.seq_q, variant.bm), -(-_keys(problem) // variant.bn)
+    if _in_waves(units, at_once) and 4 * _partial_floats(units, rows, variant) <= _MOST_PARTIAL:
+        return units, 1
+    grid = min(at_once, units * tiles)
+    parts = max(1, grid // units)
+    # To merge many pieces takes longer than to read long ones.
+    if parts > max(_MANY_PARTS, tiles // _SHORT_PART):
+        parts = max(_MANY_PARTS, tiles // _SHORT_PART)
+        return units * parts, parts
+    # The blocks that merge end last, and blocks of the next launch on their multiprocessors would
+    # begin late: there is no work for those, if it is no part of much.
+    if parts >= _SOME_PARTS and tiles <= _SHORT_PART * parts:
+        parts -= 1
+    return grid, parts
 
 
 def _partial_floats(blocks: int, rows: int, variant: Variant) -> int:
@@ -195,7 +207,7 @@ def _chosen(
 
 def _default(problem: DecodeProblem, device: Device) -> str:
     """Return the kernel of a call that names none."""
-    many = problem.group * problem.seq_q > 16 and problem.unified_max is None
+    many = problem.group * problem.seq_q > 32 and problem.unified_max is None
     wide = KERNELS[_WIDE]
     return _WIDE if many and problem.dtype in wide.dtypes and wide.runs_on(device) else "decode"
 
@@ -206,12 +218,10 @@ def _tile(problem: DecodeProblem, device: Device, num_splits: int | None) -> tup
     With a number of splits, neither may depend on the batch: results would.
     """
     rows, units = problem.group * problem.seq_q, problem.batch * problem.heads_kv
-    few = num_splits is None and 4 * units < device.sm_count
     # Each tile of rows reads the keys once more, if from L2, and registers hold O of so many rows.
-    # Of few sequences, one block each merges all pieces, which takes long of 64 rows.
     size = ELEMENT_BYTES[problem.dtype]
     wide = problem.head_dim_v <= 128 and size == 2 and problem.unified_max is None
-    bm = 16 if rows <= 16 or not wide else 32 if rows <= 32 or few else 64
+    bm = 16 if rows <= 16 or not wide else 32 if rows <= 32 else 64
     units *= -(-rows // bm)
     # Two blocks have shallower rings, and read slower; but if each gets a whole unit, nothing is
     # cut and merged, which saves more where units are short, and where one block follows another,
@@ -237,8 +247,10 @@ def _finding(variant: Variant, problem: DecodeProblem) -> Variant:
     """Return a variant with a problem's score and its way of finding K and V."""
     if not problem.is_paged:
         kv = "Contiguous"
+    elif problem.page_size % variant.bn == 0:
+        kv = "PagedTiles"
     else:
-        kv = "Paged" if problem.page_size % variant.bn else "PagedTiles"
+        kv = "Paged" if problem.page_size % 16 else "PagedSixteens"
     return variant._replace(unified=problem.unified_max is not None, score=problem.score, kv=kv)
 
 
@@ -264,7 +276,7 @@ def _variant(
         complaint = variant.illegal(device)
         fit = blocks_per_sm * (variant.smem_bytes + _SYSTEM_SMEM) <= device.smem_per_sm
         asked = bn * stages * warps // team * (d + dv) * size
-        found = bn <= _MOST_LOOKED_UP or page_size % bn == 0
+        found = bn <= _MOST_LOOKED_UP or page_size % 16 == 0
         if asked <= _MOST_ASKED and found and complaint is None and fit:
             return variant
     if blocks_per_sm > 1:

@@ -199,7 +199,9 @@ inline int __syncthreads_or(int x) {
     __syncthreads();
     const int result = emulator::any;
     __syncthreads();
-    return emulator::any = 0, result;
+    emulator::any = 0;
+    __syncthreads();
+    return result;
 }
 inline void __syncwarp() {
     emulator::meet<1>({0}, [](auto&, int) { return 0; });
