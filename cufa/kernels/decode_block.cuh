@@ -78,24 +78,27 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     constexpr int GRAIN = KV::template grain<BN>(), GRAINS = BN / GRAIN, LOOKED_UP = 32 / GRAINS;
     static_assert(GRAINS <= 32, "a warp looks up the pages of a tile at once");
     int entries = 0, at_entries = 0;
-    auto find_entries = [&]() -> const int* {
-        if (!KV::PAGED || asked >= share.count) return nullptr;
-        const int tile = asked + lane / GRAINS * TEAMS, of_tile = lane % GRAINS * GRAIN;
-        return kv.entry(of_asked.batch, min(uint32_t((tile - of_asked.zero) * BN + of_tile), uint32_t(p.seq_kv - 1)));
+    auto find_entries = [&](int batch, int tile) -> const int* {  // a tile of the unit
+        if (!KV::PAGED) return nullptr;
+        const int key = (tile + lane / GRAINS * TEAMS) * BN + lane % GRAINS * GRAIN;
+        return kv.entry(batch, min(uint32_t(key), uint32_t(p.seq_kv - 1)));
     };
+    auto find_entries_asked = [&] { return asked < share.count ? find_entries(of_asked.batch, asked - of_asked.zero) : nullptr; };
     auto look_up = [](const int* entry) { return entry ? ld_relaxed(entry) : 0; };
-    // Goes to the unit of the tile that is asked for next, from one that is not behind it.
-    auto find_asked = [&](bool looks_up) {
+    // Goes to the unit of the tile that is asked for next, from one that is not behind it. One entry may be known.
+    auto find_asked = [&](bool looks_up, const int* known = nullptr, int known_entry = 0) {
         if (asked >= of_asked.end() && asked < share.count) {
             do of_asked.next(p);
             while (asked >= of_asked.end());
             kv_head_asked = of_asked.kv_head(p), looks_up = true;
         }
-        if (KV::PAGED && looks_up) entries = look_up(find_entries()), at_entries = 0;
+        if (!KV::PAGED || !looks_up) return;
+        const int* from = find_entries_asked();
+        entries = from == known ? known_entry : look_up(from), at_entries = 0;
     };
-    auto ask_from = [&](int first, const Unit<BN>& unit) {
+    auto ask_from = [&](int first, const Unit<BN>& unit, const int* known = nullptr, int known_entry = 0) {
         asked = first, of_asked = unit, kv_head_asked = unit.kv_head(p);
-        find_asked(true);
+        find_asked(true, known, known_entry);
     };
 
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
@@ -176,10 +179,13 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     auto first_pieces = share.pieces(p, share.unit, block);
     for (bool begun = false;; begun = true) {
         const int length = few ? length_of(p, min(lane, p.batch - 1)) : 0;
-        share.find(p, block, keys_of_length(p, length), begun), ask_from(team, share.unit);
+        // Where a block has a whole unit, its pages are looked up beside its length.
+        const int* known = p.parts.divisor == 1 ? find_entries(min(p.units.quotient(block), p.batch - 1), team) : nullptr;
+        const int known_entry = look_up(known);
+        share.find(p, block, keys_of_length(p, length), begun), ask_from(team, share.unit, known, known_entry);
         const bool guesses = __any_sync(0xffffffff, few || share.is_even());
         if (!begun && few && share.count <= TEAMS * STAGES) fetch_ahead();
-        const int first_entries = entries, *first_entry = find_entries();
+        const int first_entries = entries, *first_entry = find_entries_asked();
         first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
         find_next_q(first_rows);
         computed_here(first_entry), computed_here(first_pieces.begin), computed_here(first_pieces.end);
