@@ -50,7 +50,7 @@ def test_many_rows_share_a_tile() -> None:
     assert tile(heads_q=8, seq_q=4) == (16, 1)
     assert tile(heads_q=8, seq_q=5) == tile(heads_q=8, seq_q=8, batch=40) == (32, 1)
     assert tile(heads_q=8, seq_q=9) == tile(heads_q=8, seq_q=9, batch=30) == (64, 1)
-    wide = {"head_dim": 256, "head_dim_v": 256}
+    wide: Any = {"head_dim": 256, "head_dim_v": 256}
     assert tile(heads_q=8, seq_q=8, **wide) == (16, 1)
     assert tile(heads_q=8, seq_q=9, batch=30, dtype="float32") == (16, 1)
 
