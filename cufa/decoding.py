@@ -82,7 +82,7 @@ def decode(
         A score, in natural units, that takes the place of all row maxima on the GPU, as in
         FlashDecoding++: a key weighs exp(score - unified_max). For float16 and bfloat16. Where
         these weights add up to what 16 bits do not hold exactly enough, keys are taken again with
-        true maxima: results are right whatever it is, and soon if the largest scores lie at most 4
+        true maxima: results are right whatever it is, and soon if the largest scores lie at most 2
         below or 10 above it in float16, 44 in bfloat16.
     kernel : str or Variant, optional
         Forces a kernel ("decode") or one instantiation; GPU only.

@@ -137,6 +137,26 @@ def test_many_sequences(
     checked(rng, lengths, hq=16, hk=1, sq=2, page_size=16)
 
 
+@pytest.mark.parametrize("page_size", [0, 1])
+def test_lengths_that_change_between_two_looks(
+    emulated: Emulator, rng: np.random.Generator, page_size: int
+) -> None:
+    emulated.stale = 3
+    for lengths in ([400] + [1] * 19, [1] * 19 + [400]):
+        checked(rng, lengths, hq=4, hk=1, page_size=page_size)
+
+
+def test_warps_that_see_other_lengths(
+    emulated: Emulator, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulated.stale = 4
+    for sm_count, length in ((60, 500), (100, 700), (132, 300)):
+        gpu = device.named("h200")._replace(sm_count=sm_count)
+        monkeypatch.setattr(device, "of_id", lambda device_id, gpu=gpu: gpu)
+        checked(rng, [length] * 40, hq=4, hk=1)
+        checked(rng, [length] * 7, hq=4, hk=1)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("page_size", [1, 7, 16])
 def test_pages(emulated: Emulator, rng: np.random.Generator, page_size: int, dtype: str) -> None:
@@ -284,3 +304,11 @@ def test_how_often_keys_are_taken_again(emulated: Emulator, rng: np.random.Gener
     for dtype in ("bfloat16", "float16"):
         assert taken_again([500, 77], unified_max=0.0, dtype=dtype) == 0
         assert taken_again([500, 77], unified_max=500.0, dtype=dtype) > 4
+
+
+def test_many_small_weights(emulated: Emulator) -> None:
+    """Each of which 16 bits round, though their sum is large enough."""
+    q, k = np.zeros((1, 1, 1, 32), np.float16), np.zeros((1, 1, 17_000, 32), np.float16)
+    arrays = [on_gpu(x) for x in (q, k, np.ones_like(k))]
+    out = cufa.decode(*arrays, num_splits=1, unified_max=float(np.log(2**24 / 128.49)))
+    assert np.all(out.get() == 1)

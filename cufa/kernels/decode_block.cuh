@@ -13,14 +13,14 @@
 #include "tile.cuh"
 
 // The unified maximum of flash-decoding++ (section 3): P = exp(S - m) with one preset m for all. Row sums of which P is exact
-// enough: float16 ends at 65504, and begins to lose digits below 2^-14.
+// enough, and what is least for so many keys: float16 ends at 65504, and begins to lose digits below 2^-14.
 template <class T>
 struct Unified {
-    static constexpr float MOST_SUM = 0x1p15f, LEAST_SUM = 0x1p-6f;
+    static constexpr float MOST_SUM = 0x1p15f, LEAST_SUM = 0x1p-6f, LEAST_MEAN = 0x1p-15f;
 };
 template <>
 struct Unified<bfloat16> {  // it has the range of float32
-    static constexpr float MOST_SUM = 0x1p64f, LEAST_SUM = 0x1p-64f;
+    static constexpr float MOST_SUM = 0x1p64f, LEAST_SUM = 0x1p-64f, LEAST_MEAN = 0.f;
 };
 // How many times a warp has found sums out of range, and computed its keys of a unit again.
 extern "C" __device__ int decode_recomputed = 0;
@@ -183,7 +183,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const int* known = p.parts.divisor == 1 ? find_entries(min(p.units.quotient(block), p.batch - 1), team) : nullptr;
         const int known_entry = look_up(known);
         share.find(p, block, keys_of_length(p, length), begun), ask_from(team, share.unit, known, known_entry);
-        const bool guesses = __any_sync(0xffffffff, few || share.is_even());
+        // All warps or none: what follows has barriers, and each may have read another length.
+        const bool guesses = few || begun || !__syncthreads_or(!share.is_even());
         if (!begun && few && share.count <= TEAMS * STAGES) fetch_ahead();
         const int first_entries = entries, *first_entry = find_entries_asked();
         first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
@@ -253,13 +254,13 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                                             first_rows.rows * Piece::PARTS > WARPS);
     merging.begin();
     // Whether some row's sum is not what P of 16 bits, with a preset maximum, adds up exactly enough.
-    auto out_of_range = [&](const Softmax& softmax, int rows) {
-        constexpr float MOST = Unified<T>::MOST_SUM, LEAST = Unified<T>::LEAST_SUM;
+    auto out_of_range = [&](const Softmax& softmax, int rows, int keys) {
+        const float most = Unified<T>::MOST_SUM, least = fmaxf(Unified<T>::LEAST_SUM, keys * Unified<T>::LEAST_MEAN);
         bool found = false;
 #pragma unroll
         for (int i = 0; i < MT * 2; ++i) {
             const float l = lanes_sum<4>(softmax.l[i / 2][i % 2]);
-            found |= i * 8 + lane / 4 < rows && !(l >= LEAST && l <= MOST);
+            found |= i * 8 + lane / 4 < rows && !(l >= least && l <= most);
         }
         return __any_sync(0xffffffff, found) != 0;
     };
@@ -325,7 +326,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         attend(!UNIFIED);
         if constexpr (UNIFIED) {
             // Where sums are out of the range in which P is exact enough, these keys are read and taken again, with maxima.
-            if (at_begin < at_end && out_of_range(softmax, rows)) {
+            if (at_begin < at_end && out_of_range(softmax, rows, (at_end - at_begin + TEAMS - 1) / TEAMS * BN)) {
                 if (lane == 0) atomicAdd(&decode_recomputed, 1);
                 cp_async_wait<0>();
                 __syncwarp();

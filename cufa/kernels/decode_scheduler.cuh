@@ -16,7 +16,8 @@ struct Unit {
     __device__ int end() const { return zero + tiles; }
     __device__ void next(const DecodeParams& p) {
         zero += tiles;
-        if (++index == p.units.divisor) index = 0, ++batch, set_keys(keys_next), look_ahead(p);
+        // Not beyond the last sequence, even if lengths change between two looks at them, before the kernel in front has ended
+        if (++index == p.units.divisor) index = 0, batch = min(batch + 1, p.batch - 1), set_keys(keys_next), look_ahead(p);
     }
     __device__ void look_ahead(const DecodeParams& p) { keys_next = keys_of(p, min(batch + 1, p.batch - 1)); }
     __device__ int kv_head(const DecodeParams& p) const { return p.row_tiles.quotient(index); }
@@ -53,7 +54,7 @@ struct Share {
     __device__ void find(const DecodeParams& p, int block, int length, bool looks) {
         const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
         const bool few = p.batch <= 32;
-        count = 0;
+        count = 0, unit = Unit<BN>{};
         // Of equally many pieces of each unit
         const int number = p.parts.quotient(block), batch = min(p.units.quotient(number), p.batch - 1);
         part = block - number * p.parts.divisor;
