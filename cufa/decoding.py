@@ -85,7 +85,7 @@ def decode(
         true maxima: results are right whatever it is, and soon if the largest scores lie at most 2
         below or 10 above it in float16, 44 in bfloat16.
     kernel : str or Variant, optional
-        Forces a kernel ("decode") or one instantiation; GPU only.
+        Forces a kernel ("decode" or "decode_wgmma") or one instantiation; GPU only.
 
     Returns
     -------

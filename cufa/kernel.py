@@ -237,6 +237,18 @@ def _decode_complaint(v: Variant, device: Device) -> str | None:
     return None
 
 
+_decode_kernel = functools.partial(
+    Kernel,
+    smem_bytes=_decode_smem_bytes,
+    complaint=_decode_complaint,
+    packs_heads=True,
+    kvs=("Contiguous", "Paged", "PagedSixteens", "PagedTiles"),
+    head_dim_step=32,
+    decodes=True,
+    is_dependent=True,
+)
+
+
 # A call of `attention` that names no kernel takes the first that can run it.
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
@@ -279,30 +291,12 @@ KERNELS: dict[str, Kernel] = {
             workspace=2,  # row maxima and sums, which pass from tile of keys to tile of keys
             flops_per_byte=2,
         ),
-        Kernel(
+        _decode_kernel(
             "decode",
             dtypes=("float16", "bfloat16", "float32"),
-            smem_bytes=_decode_smem_bytes,
-            complaint=_decode_complaint,
             arguments=(*NUMBERS, "unified"),
-            packs_heads=True,
-            kvs=("Contiguous", "Paged", "PagedSixteens", "PagedTiles"),
-            head_dim_step=32,
-            decodes=True,
-            is_dependent=True,
         ),
-        Kernel(
-            "decode_wgmma",
-            dtypes=("float16", "bfloat16"),
-            smem_bytes=_decode_smem_bytes,
-            complaint=_decode_complaint,
-            archs=("sm_90a",),
-            packs_heads=True,
-            kvs=("Contiguous", "Paged", "PagedSixteens", "PagedTiles"),
-            head_dim_step=32,
-            decodes=True,
-            is_dependent=True,
-        ),
+        _decode_kernel("decode_wgmma", dtypes=("float16", "bfloat16"), archs=("sm_90a",)),
     )
 }
 """The kernels, by name."""

@@ -20,11 +20,12 @@ _MAX_ROWS = 2**31 - 2**8
 _WIDE = "decode_wgmma"  # the kernel of many rows
 _MOST_LOOKED_UP = 32  # keys of a tile, if each can be in another page
 _SYSTEM_SMEM = 1024  # bytes of a block
-_SHORT_UNIT = 2 << 20  # bytes
-_SHORT_PART = 64  # tiles
-_SOME_PARTS, _MANY_PARTS = 12, 32
-_MANY_WAVES = 3
-_MOST_PARTIAL = 16 << 20  # bytes
+_SHORT_UNIT = 2 << 20  # bytes: of 1 MB two blocks were 4% faster on an H200, of 4 MB slower
+_SHORT_PART = 64  # tiles: of 35, 15 parts of 8192 keys were faster than 16, of 137 slower
+_SOME_PARTS = 12  # one less is not much more for the others
+_MANY_PARTS = 32  # of 1, 2 and 4 units of 8192 keys, more were slower, as pieces have to be merged
+_MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal shares, not of 3.0
+_MOST_PARTIAL = 16 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
 _RINGS = ((16, 3, 8), (16, 2, 8), (16, 2, 4), (16, 2, 2))
 """Keys of a tile, stages and warps: the first that fits is taken. To read at full speed, a
 multiprocessor must have asked for some 30 KB at any time; with more than 128 KB it reads slower."""
