@@ -49,6 +49,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     constexpr int FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST, PITCH = HEAD_DIM_V + 8;
     constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + TEAMS * FEW * PITCH * 4;
 
+    static_assert(TEAMS * FEW * PITCH >= THREADS * 3, "what is looked at once more comes there");
+
     extern __shared__ __align__(1024) unsigned char smem[];
     const uint32_t sQ = smem_address(smem);
     float* sSum = reinterpret_cast<float*>(smem + SUM);  // [TEAMS][FEW][PITCH]
@@ -101,33 +103,42 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         find_asked(true, known, known_entry);
     };
 
+    // Where this thread copies from, of the tile that is asked for next, if that lies in one piece; and row `r` of it otherwise.
+    const T *k_from = nullptr, *v_from = nullptr;
+    auto source = [&](auto tile, const Tensor& t, int r) {
+        using Tile = decltype(tile);
+        const int entry = KV::PAGED ? __shfl_sync(0xffffffff, entries, at_entries * GRAINS + r / GRAIN) : 0;
+        const int key = (asked - of_asked.zero) * BN + r;
+        return kv.template row<T>(t, of_asked.batch, kv_head_asked, key, kv.page(entry)) + thread % Tile::PANEL * Tile::CHUNK;
+    };
+    auto find_sources = [&] {
+        if (GRAIN < BN) return;
+        k_from = source(KTile(), p.k, 0) + thread % TEAM_THREADS / KTile::PANEL * p.k.stride_seq;
+        v_from = source(VTile(), p.v, 0) + thread % TEAM_THREADS / VTile::PANEL * p.v.stride_seq;
+    };
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
-    auto ask = [&](int slot) {
-        const int key = (asked - of_asked.zero) * BN;
-        auto load = [&](auto tile, uint32_t dst, const Tensor& t, int cols) {
+    auto ask = [&](int slot, bool found_sources = false) {
+        const int keys = of_asked.keys - (asked - of_asked.zero) * BN;
+        auto load = [&](auto tile, uint32_t dst, const Tensor& t, const T* src, int cols) {
             using Tile = decltype(tile);
             constexpr int ROWS = TEAM_THREADS / Tile::PANEL;  // at once
             const int row = thread % TEAM_THREADS / Tile::PANEL, chunk = thread % Tile::PANEL;
             const uint32_t first = dst + Tile::offset(row, chunk);
-            auto source = [&](int r) {
-                const int entry = KV::PAGED ? __shfl_sync(0xffffffff, entries, at_entries * GRAINS + r / GRAIN) : 0;
-                return kv.template row<T>(t, of_asked.batch, kv_head_asked, key + r, kv.page(entry));
-            };
-            const T* src = GRAIN == BN ? source(0) + row * t.stride_seq : nullptr;
 #pragma unroll
             for (int r = 0; r < BN; r += ROWS) {
-                if constexpr (GRAIN < BN) src = source(r + row);
+                if constexpr (GRAIN < BN) src = source(tile, t, r + row);
 #pragma unroll
                 for (int c = 0; c < Tile::CHUNKS; c += Tile::PANEL)
-                    cp_async_16(Tile::move_on(first, r, c / Tile::PANEL), src + (c + chunk) * Tile::CHUNK,
-                                key + r + row < of_asked.keys && (c + chunk) * Tile::CHUNK < cols);
+                    cp_async_16(Tile::move_on(first, r, c / Tile::PANEL), src + c * Tile::CHUNK,
+                                r + row < keys && (c + chunk) * Tile::CHUNK < cols);
                 src += ROWS * t.stride_seq;
             }
         };
         if (asked < share.count) {
-            load(KTile(), sK + slot * KTile::bytes, p.k, p.head_dim);
+            if (!found_sources) find_sources();
+            load(KTile(), sK + slot * KTile::bytes, p.k, k_from, p.head_dim);
             cp_async_commit();
-            load(VTile(), sV + slot * VTile::bytes, p.v, p.head_dim_v);
+            load(VTile(), sV + slot * VTile::bytes, p.v, v_from, p.head_dim_v);
             cp_async_commit();
             asked += TEAMS, ++at_entries;
             find_asked(at_entries == LOOKED_UP);
@@ -136,8 +147,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         }
     };
 
-    // Q of a unit is fetched one unit ahead, since it comes after the keys that have been asked for before, into registers, if
-    // they are few.
+    // Q of the first unit is copied in front of the keys, behind which it would come late. So that of another is fetched one unit
+    // ahead, into registers, if they are few.
     constexpr int PER_THREAD = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
     constexpr bool AHEAD = PER_THREAD <= 2;
     float4 q_next[AHEAD ? PER_THREAD : 1];
@@ -147,91 +158,80 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         if (row >= at.rows || chunk * QTile::CHUNK >= p.head_dim) return nullptr;
         return reinterpret_cast<const float4*>(at.template of<T>(p, p.q, row) + chunk * QTile::CHUNK);
     };
-    auto fetched_q = [](const float4* from) { return from ? *from : make_float4(0.f, 0.f, 0.f, 0.f); };
-    auto store_q = [&](int i, const float4& values) {
-        const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
-        if (row < BM) sts_128(sQ + QTile::offset(row, chunk), values);
+    auto for_each_of_q = [&](auto function) {
+#pragma unroll 4
+        for (int i = 0; i < PER_THREAD; ++i) {
+            const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
+            if (row < BM) function(i, sQ + QTile::offset(row, chunk));
+        }
     };
+    auto fetched_q = [](const float4* from) { return from ? *from : make_float4(0.f, 0.f, 0.f, 0.f); };
     auto find_next_q = [&](const UnitRows& rows) {
 #pragma unroll
         for (int i = 0; i < (AHEAD ? PER_THREAD : 0); ++i) q_from[i] = find_q(rows, i), computed_here(q_from[i]);
     };
-    auto fetch_next_q = [&] {
-#pragma unroll
-        for (int i = 0; i < (AHEAD ? PER_THREAD : 0); ++i) q_next[i] = fetched_q(q_from[i]);
-    };
-    // While the kernel in front still runs, L2 gets the keys of this team, if they are in one piece.
-    auto fetch_ahead = [&] {
-        const int tile = asked + lane * TEAMS, key = (tile - of_asked.zero) * BN, rows = min(BN, of_asked.keys - key);
-        if (KV::PAGED || lane >= STAGES || warp % TEAM > 0 || tile >= min(share.count, of_asked.end()) || rows <= 0) return;
-        auto fetch = [&](const Tensor& t, int cols) {
-            if (t.stride_seq != cols) return;
-            prefetch_l2(kv.template row<T>(t, of_asked.batch, kv_head_asked, key, 0), rows * cols * sizeof(T));
-        };
-        fetch(p.k, p.head_dim), fetch(p.v, p.head_dim_v);
+    auto copy_q = [&](const UnitRows& rows) {
+        for_each_of_q([&](int i, uint32_t place) {
+            const float4* from = AHEAD ? q_from[i] : find_q(rows, i);
+            cp_async_16(place, from, from != nullptr);
+        });
     };
 
-    // The kernel in front may still write lengths and table. They are read before it has ended, so that keys can be asked for at
-    // once when it has; and then once more, in front of the keys, not to be waited for before these. If they are others, so is
-    // the share. Of many sequences it is only guessed, from the own one.
-    const bool few = p.batch <= 32;
+    // While the kernel in front still runs, L2 gets the first tile of this team, if that lies in one piece: with more on the way,
+    // what is merged then comes late.
+    auto fetch_ahead = [&] {
+        const int rows = min(BN, of_asked.keys - (asked - of_asked.zero) * BN);
+        if (GRAIN < BN || warp % TEAM > 0 || asked >= share.count) return;
+        auto fetch = [&](const T* from, const Tensor& t, int cols) {
+            const bool at_once = t.stride_seq == cols;
+            const int bytes = (at_once ? rows : 1) * cols * int(sizeof(T)) / 16 * 16;
+            // The first lane's; ptxas takes the warp for divergent without a shuffle here.
+            from = reinterpret_cast<const T*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(from), 0));
+            if (bytes > 0 && lane < (at_once ? min(rows, 1) : rows)) prefetch_l2(from + lane * t.stride_seq, bytes);
+        };
+        fetch(k_from, p.k, p.head_dim), fetch(v_from, p.v, p.head_dim_v);
+    };
+
+    // The share is found before the kernel in front has ended, and again if lengths or the table are others then. Of many
+    // sequences it is only guessed, from the own one.
     UnitRows first_rows(p, share.unit, BM);
     auto first_pieces = share.pieces(p, share.unit, block);
     for (bool begun = false;; begun = true) {
-        const int length = few ? length_of(p, min(lane, p.batch - 1)) : 0;
+        Lengths<BN, TEAMS, WARPS> lengths(p);
         // Where a block has a whole unit, its pages are looked up beside its length.
         const int* known = p.parts.divisor == 1 ? find_entries(min(p.units.quotient(block), p.batch - 1), team) : nullptr;
         const int known_entry = look_up(known);
-        share.find(p, block, keys_of_length(p, length), begun), ask_from(team, share.unit, known, known_entry);
+        share.find(p, block, keys_of_length(p, lengths.length), begun), ask_from(team, share.unit, known, known_entry);
         // All warps or none: what follows has barriers, and each may have read another length.
-        const bool guesses = few || begun || !__syncthreads_or(!share.is_even());
-        if (!begun && few && share.count <= TEAMS * STAGES) fetch_ahead();
+        const bool guesses = lengths.few || begun || !__syncthreads_or(!share.is_even());
         const int first_entries = entries, *first_entry = find_entries_asked();
         first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
-        find_next_q(first_rows);
-        computed_here(first_entry), computed_here(first_pieces.begin), computed_here(first_pieces.end);
+        find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
+        if (!begun && lengths.few) fetch_ahead();
+        computed_here(k_from), computed_here(v_from), computed_here(first_entry);
+        computed_here(first_pieces.begin), computed_here(first_pieces.end);
         if (!begun) {
             wait_for_kernel_in_front(share.count);
             if (!guesses) continue;
         }
-        const bool looks = !few && !begun && p.lengths && !p.splits;
-        const int length_now = length_of(p, few ? min(lane, p.batch - 1) : share.unit.batch), entries_now = look_up(first_entry);
-        const int other_length = looks ? length_of(p, min(int(thread), p.batch - 1)) : 0;
-        fetch_next_q();
+        copy_q(first_rows), lengths.look_again(p, sQ + SUM + thread * 12);
+        if (KV::PAGED) cp_async_4(sQ + SUM + thread * 12 + 8, first_entry, first_entry != nullptr);
+        cp_async_commit();
+        // In front of a loop with loads, as those from the table, the compiler waits for all before.
+        if (KV::PAGED) ask(0, true);
 #pragma unroll 1
-        for (int i = 0; i < STAGES; ++i) ask(i);
+        for (int i = KV::PAGED; i < STAGES; ++i) ask(i, i == 0);
         if (begun) break;
-        bool holds = entries_now == first_entries;
-        if (few && __any_sync(0xffffffff, length_now != length)) {
-            const int tiles = lane < p.batch ? Unit<BN>::tiles_of(keys_of_length(p, length_now)) : 0;
-            const int total = __reduce_add_sync(0xffffffff, tiles), longest = __reduce_max_sync(0xffffffff, tiles);
-            holds = holds && share.is_even() && share.is_even(p, total, longest);
-        }
+        cp_async_wait<2 * STAGES>();
+        const int* looked_at = reinterpret_cast<const int*>(sSum) + thread * 3;
+        lengths.have_come(p, looked_at);
+        bool holds = lengths.hold(p, share, reinterpret_cast<int(*)[2]>(sM)) && (!KV::PAGED || looked_at[2] == first_entries);
         // Where the own length has changed, too, a share of as many tiles is the same, if those on their way are whole.
-        const int keys_now = keys_of_length(p, few ? __shfl_sync(0xffffffff, length_now, share.unit.batch) : length_now);
+        const int keys_now = lengths.keys_now(p, share.unit.batch);
         if (share.unit.tiles > 0 && keys_now != share.unit.keys) {
             const int whole = share.unit.zero + min(keys_now, share.unit.keys) / BN;
             holds = holds && Unit<BN>::tiles_of(keys_now) == share.unit.tiles && asked - TEAMS < whole;
             share.unit.keys = of_asked.keys = keys_now;
-        }
-        if (looks) {
-            int total = 0, longest = 0;
-            auto add = [&](int length) {
-                const int tiles = Unit<BN>::tiles_of(keys_of_length(p, length));
-                total += tiles, longest = max(longest, tiles);
-            };
-            if (thread < p.batch) add(other_length);
-#pragma unroll 1
-            for (int other = thread + THREADS; other < p.batch; other += THREADS) add(length_of(p, other));
-            int(*sums)[2] = reinterpret_cast<int(*)[2]>(sM);
-            total = __reduce_add_sync(0xffffffff, total), longest = __reduce_max_sync(0xffffffff, longest);
-            if (lane == 0) sums[warp][0] = total, sums[warp][1] = longest;
-            __syncthreads();
-#pragma unroll 1
-            for (int other = 0; other < WARPS; ++other)
-                if (other != warp) total += sums[other][0], longest = max(longest, sums[other][1]);
-            holds = holds && share.is_even(p, total, longest);
-            __syncthreads();
         }
         if (__all_sync(0xffffffff, holds)) break;
         cp_async_wait<0>();
@@ -265,6 +265,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         return __any_sync(0xffffffff, found) != 0;
     };
     int slot = 0, at = team;  // this team's tile of the share that is computed next
+    bool first = true;
     auto pieces = first_pieces;
     for (Unit<BN> unit = share.unit;;) {
         const UnitRows tile(p, unit, BM);
@@ -274,14 +275,16 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         Unit<BN> next = unit;
         if (!last) next.next(p);
 
-        __syncthreads();
-        if constexpr (AHEAD) {
-#pragma unroll
-            for (int i = 0; i < PER_THREAD; ++i) store_q(i, q_next[i]);
-            if (!last) find_next_q(UnitRows(p, next, BM)), fetch_next_q();
+        if (first) {
+            cp_async_wait<2 * STAGES>();
         } else {
-#pragma unroll 4
-            for (int i = 0; i < PER_THREAD; ++i) store_q(i, fetched_q(find_q(tile, i)));
+            __syncthreads();
+            for_each_of_q([&](int i, uint32_t place) { sts_128(place, AHEAD ? q_next[i] : fetched_q(find_q(tile, i))); });
+        }
+        if (AHEAD && !last) {
+            find_next_q(UnitRows(p, next, BM));
+#pragma unroll
+            for (int i = 0; i < PER_THREAD; ++i) q_next[i] = fetched_q(q_from[i]);
         }
         PRODUCTS::written();
         __syncthreads();
@@ -371,28 +374,42 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 }
             }
             __syncthreads();
-            for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
-                const int row = begin + of_some, col = min(part * 64 + lane * 2, HEAD_DIM_V - 2);
-                float m = Softmax::NONE, l = 0.f;
-                float2 o = make_float2(0.f, 0.f);
+            constexpr int AT_ONCE = FEW * Piece::PARTS >= 4 * WARPS ? FEW * Piece::PARTS / WARPS / 2 : 1;
+            for_each_part<WARPS, HEAD_DIM_V>((some + AT_ONCE - 1) / AT_ONCE, [&](int group, int part) {
+                const int col = min(part * 64 + lane * 2, HEAD_DIM_V - 2);
+                float m[AT_ONCE], l[AT_ONCE];
+                float2 o[AT_ONCE];
 #pragma unroll
-                for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
+                for (int i = 0; i < AT_ONCE; ++i) {
+                    const int of_some = group * AT_ONCE + i, row = begin + of_some;
+                    m[i] = Softmax::NONE, l[i] = 0.f, o[i] = make_float2(0.f, 0.f);
 #pragma unroll
-                for (int t = 0; t < TEAMS; ++t) {
-                    const float weight = exp2_approx((sM[t][row] - m) * m_to_log2);
-                    const float2 of_team = *reinterpret_cast<const float2*>(sSum + (t * FEW + of_some) * PITCH + col);
-                    l = fmaf(sL[t][row], weight, l);
-                    o.x = fmaf(of_team.x, weight, o.x), o.y = fmaf(of_team.y, weight, o.y);
+                    for (int t = 0; t < TEAMS; ++t) m[i] = fmaxf(m[i], sM[t][row]);
+#pragma unroll
+                    for (int t = 0; t < TEAMS; ++t) {
+                        const float weight = exp2_approx((sM[t][row] - m[i]) * m_to_log2);
+                        const float2 of_team = *reinterpret_cast<const float2*>(sSum + (t * FEW + of_some) * PITCH + col);
+                        l[i] = fmaf(sL[t][row], weight, l[i]);
+                        o[i].x = fmaf(of_team.x, weight, o[i].x), o[i].y = fmaf(of_team.y, weight, o[i].y);
+                    }
                 }
-                if (one) return write(tile, row, col, tile.template of<T>(p, p.o, row) + col, o, m, l);
-                // Once each: what came again after the merging block took it would stay there for the next launch.
-                if (HEAD_DIM_V % 64 == 0 || part * 64 + lane * 2 < HEAD_DIM_V)
-                    leave(partial.of(block) + partial.column(row, col), o);
-                if (lane == 0) leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m, l));
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i) {
+                    const int of_some = group * AT_ONCE + i, row = begin + of_some;
+                    if (of_some >= some) break;
+                    if (one) {
+                        write(tile, row, col, tile.template of<T>(p, p.o, row) + col, o[i], m[i], l[i]);
+                        continue;
+                    }
+                    // Once each: what came again after the merging block took it would stay there for the next launch.
+                    if (HEAD_DIM_V % 64 == 0 || part * 64 + lane * 2 < HEAD_DIM_V)
+                        leave(partial.of(block) + partial.column(row, col), o[i]);
+                    if (lane == 0) leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m[i], l[i]));
+                }
             });
         }
         if (last) break;
-        unit = next, pieces = share.pieces(p, unit, block);
+        unit = next, pieces = share.pieces(p, unit, block), first = false;
     }
     cp_async_wait<0>();
 

@@ -161,3 +161,67 @@ struct Share {
         return tile < larger ? uint32_t(tile) / uint32_t(each + 1) : more + uint32_t(tile - larger) / uint32_t(each);
     }
 };
+
+// The lengths that a share was found from. The kernel in front may still write them: they are read before it has ended, so that
+// keys can be asked for at once when it has; and then once more.
+template <int BN, int TEAMS, int WARPS>
+struct Lengths {
+    const bool few;    // sequences: each lane has one's length
+    const bool all;    // of many are looked at once more, as the share depends on them
+    const int length;  // of that which has the lane's number
+
+    __device__ explicit Lengths(const DecodeParams& p)
+        : few(p.batch <= 32), all(!few && p.lengths && !p.splits), length(few ? length_at(p, at(p, lane())) : 0) {}
+
+    // Where they will be looked at once more: those of few, or the own one.
+    __device__ void find_again(const DecodeParams& p, int own) {
+        own_at = at(p, few ? lane() : own);
+        computed_here(own_at);
+    }
+    // They are copied to shared memory, like the keys: no load that has to come first stands in front of those.
+    __device__ void look_again(const DecodeParams& p, uint32_t two_ints) const {
+        cp_async_4(two_ints, own_at, p.lengths), cp_async_4(two_ints + 4, at(p, threadIdx.x), all);
+    }
+    __device__ void have_come(const DecodeParams& p, const int* two_ints) {
+        own_now = p.lengths ? two_ints[0] : p.seq_kv, other_now = two_ints[1];
+    }
+    // Keys of the share's sequence.
+    __device__ int keys_now(const DecodeParams& p, int own) const {
+        return keys_of_length(p, few ? __shfl_sync(0xffffffff, own_now, own) : own_now);
+    }
+    // Whether all sequences are still such that units are cut into equally many pieces. For all threads, if they are many.
+    __device__ bool hold(const DecodeParams& p, const Share<BN, TEAMS>& share, int (*sums)[2]) const {
+        int total = 0, longest = 0;
+        if (few) {
+            if (!__any_sync(0xffffffff, own_now != length)) return true;
+            const int tiles = lane() < p.batch ? Unit<BN>::tiles_of(keys_of_length(p, own_now)) : 0;
+            total = __reduce_add_sync(0xffffffff, tiles), longest = __reduce_max_sync(0xffffffff, tiles);
+        } else {
+            if (!all) return true;
+            auto add = [&](int length) {
+                const int tiles = Unit<BN>::tiles_of(keys_of_length(p, length));
+                total += tiles, longest = max(longest, tiles);
+            };
+            if (threadIdx.x < p.batch) add(other_now);
+#pragma unroll 1
+            for (int other = threadIdx.x + WARPS * 32; other < p.batch; other += WARPS * 32) add(ld_relaxed(p.lengths + other));
+            const int warp = threadIdx.x / 32;
+            total = __reduce_add_sync(0xffffffff, total), longest = __reduce_max_sync(0xffffffff, longest);
+            if (lane() == 0) sums[warp][0] = total, sums[warp][1] = longest;
+            __syncthreads();
+#pragma unroll 1
+            for (int other = 0; other < WARPS; ++other)
+                if (other != warp) total += sums[other][0], longest = max(longest, sums[other][1]);
+            __syncthreads();
+        }
+        return share.is_even() && share.is_even(p, total, longest);
+    }
+
+ private:
+    const int* own_at;
+    int own_now, other_now;
+
+    static __device__ int lane() { return threadIdx.x % 32; }
+    // Each thread has one, if some the last: a branch of lanes in front of a load has misled ptxas, see docs/kernels.md.
+    static __device__ const int* at(const DecodeParams& p, int number) { return p.lengths + min(number, p.batch - 1); }
+};

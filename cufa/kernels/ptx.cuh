@@ -131,10 +131,13 @@ __device__ inline void prefetch_l2(const void* p, uint32_t bytes) {
 #endif
 }
 
-// Copies 16 bytes from global to shared memory, or writes zeros and reads nothing.
+// Copies 16 or 4 bytes from global to shared memory, or writes zeros and reads nothing.
 __device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(read ? 16 : 0)
                  : "memory");
+}
+__device__ inline void cp_async_4(uint32_t smem, const void* gmem, bool read) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(gmem), "r"(read ? 4 : 0) : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>

@@ -105,16 +105,19 @@ inline void prefetch_l2(const void* p, uint32_t bytes) {
 
 inline void named_barrier_sync(int id, int threads) { emulator::sync(id, threads); }
 
-inline void cp_async_16(uint32_t to, const void* from, bool read) {
-    unsigned char* place = emulator::shared(to, 16);
-    if (read && reinterpret_cast<uint64_t>(from) % 16) emulator::fail("cp.async from an address that is not aligned");
+template <int BYTES>
+void cp_async(uint32_t to, const void* from, bool read) {
+    unsigned char* place = emulator::shared(to, BYTES);
+    if (read && reinterpret_cast<uint64_t>(from) % BYTES) emulator::fail("cp.async from an address that is not aligned");
     emulator::thread->copies.add([=] {
         if (read)
-            std::memcpy(place, from, 16);
+            std::memcpy(place, from, BYTES);
         else
-            std::memset(place, 0, 16);
+            std::memset(place, 0, BYTES);
     });
 }
+inline void cp_async_16(uint32_t to, const void* from, bool read) { cp_async<16>(to, from, read); }
+inline void cp_async_4(uint32_t to, const void* from, bool read) { cp_async<4>(to, from, read); }
 inline void cp_async_commit() { emulator::thread->copies.commit(); }
 template <int PENDING>
 void cp_async_wait() {
