@@ -4,7 +4,7 @@
 // head are the rows of one tile, as the flat product of flash-decoding++ (Hong et al. 2023) has them. The teams of a block, of
 // one or some warps, take tiles of BN keys in turn, each through a ring of its own, filled by cp.async: in the main loop none
 // waits for another. Where a unit ends, its teams' O are added up, and where it was cut, the last of its blocks merges the
-// pieces. Calls are short: what is run once is written for few instructions, as each has to be fetched.
+// pieces. Calls are short: what is run once is written for few instructions, as nothing hides their latency.
 #pragma once
 #include "decode_merge.cuh"
 #include "decode_scheduler.cuh"
