@@ -132,6 +132,15 @@ def test_scores_at_the_low_end_of_float32(rng: np.random.Generator, form: str) -
         assert np.isnan(out.astype(np.float32)).all()
 
 
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 9])
+def test_tiles_for_two_blocks(emulated: Emulator, rng: np.random.Generator, heads: int) -> None:
+    """Of up to six, each block has two of its own; it draws the others, and leaves none drawn."""
+    variant = variant_of(FA3_TWO_SLOTS, True)
+    arrays = random_inputs(rng, variant.dtype, hq=heads, sq=20, sk=40, d=128)
+    for emulated.last_first in (False, True):
+        checked(variant, *arrays)
+
+
 def test_heads_that_share_a_tile(rng: np.random.Generator) -> None:
     variant = variant_of(FA3, True)
     checked(variant, *random_inputs(rng, variant.dtype, b=2, hq=8, hk=2, sq=13, sk=150, d=64))

@@ -236,12 +236,13 @@ def own_counters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def many_tiles(cupy: Any, rng: np.random.Generator, hopper: Device) -> tuple[Any, Any, Variant]:
-    """Return a causal problem with more tiles than blocks: on the host, on the GPU, its variant."""
-    host = random_inputs(rng, "float16", b=2, hq=80, sq=300, sk=250, d=64)
+    """Return a causal problem whose tiles blocks draw: on the host, on the GPU, its variant."""
+    host = random_inputs(rng, "float16", b=3, hq=80, sq=300, sk=250, d=64)
     given = [cupy.asarray(x) for x in host]
     chosen = cufa.explain(*given, causal=True, kernel="fa3_wgmma")
     assert isinstance(chosen, Plan)
-    assert 2 * 80 * chosen.q_tiles > chosen.grid == hopper.sm_count * chosen.variant.blocks_per_sm
+    assert chosen.grid == hopper.sm_count * chosen.variant.blocks_per_sm
+    assert 3 * 80 * chosen.q_tiles > 2 * chosen.grid
     return host, given, chosen.variant
 
 

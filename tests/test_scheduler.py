@@ -35,10 +35,21 @@ def test_causal_starts_with_the_longest_rows() -> None:
         assert np.all(np.diff(q_tile[section == s]) <= 0)
 
 
+def test_longest_rows_of_all_heads_come_first_if_l2_holds_their_keys() -> None:
+    for heads_kv, batch in ((8, 2), (32, 1), (8, 8)):
+        problem = problem_of(batch=batch, heads_kv=heads_kv, seq_q=500, seq_kv=500)
+        chosen = plan(problem, H200)
+        kv_bytes = batch * heads_kv * 500 * (128 + 128) * 2
+        assert kv_bytes <= H200.l2_bytes / 2
+        assert (chosen.section_heads, chosen.late_rows) == (32 * batch // chosen.pack, 0)
+    long = problem._replace(seq_q=2000, seq_kv=2000)
+    assert plan(long, H200).section_heads < 32 * batch
+
+
 @pytest.mark.parametrize("seq", [3000, 8192, 40000])
 def test_late_rows_of_all_heads_come_last(seq: int) -> None:
     """They are short, and fill the gaps that long ones leave at the end."""
-    problem = problem_of(seq_q=seq, seq_kv=seq)
+    problem = problem_of(heads_kv=32, seq_q=seq, seq_kv=seq)
     chosen = plan(problem, H200)
     assert 0 < chosen.late_rows < chosen.q_tiles
     bh, q_tile = tile_of_block(chosen, problem, np.arange(tiles(chosen, problem)))

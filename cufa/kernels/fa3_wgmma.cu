@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             // written, which is about when the first V are done with, and of one at the end. Of two never before V number
             // STAGES: until then, consumers that skip keys free the slot only after the loads that come later here.
             const int load_q_at = Q_STAGES == 3 ? end - 1 : Q_STAGES == 2 ? max(first, end - 1 - STAGES) : first;
-            i = next_tile<UNEVEN>(p, i, tiles);
+            i = next_tile<UNEVEN>(p, i, tiles, round);
             load_k(end - 1, n);
             for (int j = end - 1; j >= first; --j, ++n) {
                 if (j > first) load_k(j - 1, n + 1);

@@ -23,14 +23,19 @@ __device__ Tile tile_in_order(const Params& p, int i) {
     return {bh / p.heads_q, bh % p.heads_q, UNEVEN ? (is_late ? late : p.q_tiles) - 1 - row : row};
 }
 
-// The tile that follows `tile` in a block that takes one after the other. Where they differ in length, blocks draw them
-// as they become free, the first of each being its own number. Whoever draws the last number leaves 0 behind.
+// The tile that follows `tile`, the round-th of a block that takes one after the other. Where tiles differ in length, blocks draw
+// them, one tile ahead, the first of each being its own number: those whose tiles are short draw more. Of few tiles the second
+// of each is its own, too, numbered backwards, so that the longest first tile goes with the shortest second: when it is asked
+// for, no first one has ended. Whoever draws the last number leaves 0 behind.
 template <bool UNEVEN>
-__device__ int next_tile(const Params& p, int tile, int tiles) {
-    if (!UNEVEN || tiles <= gridDim.x) return tile + gridDim.x;
+__device__ int next_tile(const Params& p, int tile, int tiles, int round) {
+    const int blocks = gridDim.x, own = tiles <= 3 * blocks ? 2 : 1;
+    if (!UNEVEN) return tile + blocks;
+    if (round + 1 < own) return 2 * blocks - 1 - tile;
+    if (tiles <= own * blocks) return tiles;
     const int drawn = atomicAdd(p.tiles_drawn, 1);
-    if (drawn == tiles - 1) *p.tiles_drawn = 0;
-    return drawn + gridDim.x;
+    if (drawn == tiles - (own - 1) * blocks - 1) *p.tiles_drawn = 0;
+    return drawn + own * blocks;
 }
 
 // A tile as the producer of fa3_wgmma hands it to the consumers, who are PARTS that visit different keys, or one. Later rows

@@ -102,7 +102,8 @@ class Launch:
         self.loaded, self.plan = loaded, plan
         self._shapes, self._strides = shapes, strides
         _, grid, block, smem_bytes, q_tiles, _, _, pack, _, _ = plan
-        draws = loaded.draws_tiles and problem.batch * problem.heads_q // pack * q_tiles > grid
+        tiles = problem.batch * problem.heads_q // pack * q_tiles
+        draws = loaded.draws_tiles and tiles > 2 * grid
         layout = loaded.layout
         self._constants = (
             loaded.function,

@@ -61,13 +61,13 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     tiles = heads * q_tiles
     if not edges(problem.score):  # all tiles are of one length: those of a head follow each other
         return Order(pack, q_tiles, tiles, 1, 0)
-    if kernel.persistent:
-        blocks = device.sm_count * variant.blocks_per_sm
-        return Order(pack, q_tiles, tiles, *_drawn(max(1, heads), max(1, q_tiles), blocks))
     # As many heads as have their K and V in half of L2 together.
     size = ELEMENT_BYTES[problem.dtype]
     kv_bytes = max(1, problem.seq_kv * (problem.head_dim + problem.head_dim_v) * size)
     kv_heads = max(1, device.l2_bytes // 2 // kv_bytes)
+    if kernel.persistent and kv_heads < batch * heads_kv:
+        blocks = device.sm_count * variant.blocks_per_sm
+        return Order(pack, q_tiles, tiles, *_drawn(max(1, heads), max(1, q_tiles), blocks))
     return Order(pack, q_tiles, tiles, max(1, min(kv_heads * problem.group, heads)), 0)
 
 
