@@ -15,11 +15,14 @@
     python scripts/bench.py tune
     python scripts/bench.py regret
     python scripts/bench.py refactor --before v0.2
+    python scripts/bench.py costs
+    python scripts/bench.py fit docs/benchmarks/h200-costs.json
     python scripts/bench.py report
 
-All but the last need a CUDA GPU (but for ``refactor --compile``) and write
-``docs/benchmarks/<gpu>-<bench>.json``; the last makes a Markdown page and a PNG plot beside each
-such file and needs matplotlib. The method is described in ``docs/benchmarks/README.md``.
+All but the last two need a CUDA GPU (but for ``refactor --compile``) and write
+``docs/benchmarks/<gpu>-<bench>.json``; ``fit`` makes the planner's costs of such a file, and
+``report`` a Markdown page and a PNG plot beside each, which needs matplotlib. The method is
+described in ``docs/benchmarks/README.md``.
 """
 
 from __future__ import annotations
@@ -142,6 +145,10 @@ def _rows(
 
         rounds = o.rounds or refactor_compile.ROUNDS
         return refactor_compile.rows(o.before, o.tables, o.gpu, rounds), None
+    if o.bench == "costs":
+        from benchmarks import costs
+
+        return costs.rows(o.seed), None
     if o.bench == "regret":
         from benchmarks.regret import Regret
 
@@ -194,6 +201,14 @@ def report(files: Sequence[Path]) -> int:
     return 0
 
 
+def fit(path: Path) -> int:
+    """Write the planner's costs from a result file, and return the exit status."""
+    from benchmarks import cost_fit
+
+    print(cost_fit.write(results.read(path), ROOT))
+    return 0
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the command line and return the exit status."""
     top = parser()
@@ -201,6 +216,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if options.bench == "report":
             return report(options.files)
+        if options.bench == "fit":
+            return fit(options.file)
         check(options)
         if getattr(options, "append", False):  # before the work
             earlier_part(options, result_path(options))

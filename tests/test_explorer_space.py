@@ -12,7 +12,7 @@ from cufa.explorer.space import DEFAULTS, variants
 from cufa.explorer.tune import entry_of
 from cufa.kernel import ATTENTION_KERNELS, default_kernel
 from cufa.planner.plan import plan
-from cufa.planner.tiles import TileShape, all_head_dims, tile_shapes
+from cufa.planner.tiles import TileShape, all_head_dims, tiles
 from cufa.problem import Problem
 from cufa.variant import Variant
 
@@ -57,7 +57,7 @@ def test_default_space(gpu: device.Device, kernel: str) -> None:
             assert variant[:4] == (kernel, dtype, *head_dims)
             assert variant.causal
         shapes = {shape_of(variant) for variant in found}
-        assert shapes.issuperset(tile_shapes(kernel, head_dims, gpu))
+        assert shapes.issuperset(tiles(kernel, head_dims, gpu))
         # Variants with the same bound of registers would be the same machine code.
         bounds = {
             (v._replace(blocks_per_sm=1), register_bound(gpu, v.threads, v.blocks_per_sm))
@@ -72,7 +72,7 @@ def test_bound_of_registers_drops_nothing_that_the_planner_uses(
 ) -> None:
     default = DEFAULTS[kernel]
     for head_dims in all_head_dims(kernel, gpu):
-        for shape in tile_shapes(kernel, head_dims, gpu):
+        for shape in tiles(kernel, head_dims, gpu):
             variant = Variant(
                 kernel,
                 ATTENTION_KERNELS[kernel].dtypes[0],

@@ -29,7 +29,10 @@ PEERS = {
 
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ("README.md", *(f"docs/{n}.md" for n in ("exploring", "kernels", "benchmarks/README")))
+PAGES = (
+    "README.md",
+    *(f"docs/{n}.md" for n in ("exploring", "kernels", "planner", "benchmarks/README")),
+)
 
 
 def table() -> Iterator[tuple[str, str, list[str]]]:

@@ -10,7 +10,7 @@ from cufa.device import Device
 from cufa.explorer.occupancy import register_bound, resident_blocks
 from cufa.kernel import default_kernel, row_warps
 from cufa.planner.plan import plan
-from cufa.planner.tiles import tile_shapes
+from cufa.planner.tiles import tiles
 from cufa.problem import Problem
 from cufa.tuned import user_table
 from cufa.variant import Variant
@@ -190,7 +190,7 @@ def _of_kernel(
 ) -> list[Variant]:
     planned = plan(problem, device, kernel, user_table(device)).variant
     head_dims = (planned.head_dim, planned.head_dim_v)
-    shapes = tile_shapes(kernel, head_dims, device)
+    shapes = tiles(kernel, head_dims, device)
     candidates = [planned, *(planned._replace(**shape._asdict()) for shape in shapes)]
     candidates = [v for v in candidates if all(getattr(v, f) in given[f] for f in given)]
     default = DEFAULTS[kernel]

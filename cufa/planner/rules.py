@@ -9,8 +9,11 @@ from typing import NamedTuple
 from cufa.device import Device
 from cufa.kernel import ATTENTION_KERNELS, Kernel
 from cufa.planner import scheduler
+from cufa.planner.costs import Cost
+from cufa.planner.hopper_costs import COSTS
 from cufa.planner.tiles import all_head_dims, padded, tiles
 from cufa.problem import Problem
+from cufa.score import edges
 from cufa.variant import Variant
 
 
@@ -21,10 +24,7 @@ class _Candidate(NamedTuple):
     ----------
     variant : Variant
     bm, bn : int
-    cost : float, optional
-        As of its tile.
-    keys : range
-        The numbers of keys for which it is one.
+    cost : Cost, optional
     step : int
         The greatest common divisor of `bm` and `bn`.
     """
@@ -32,16 +32,15 @@ class _Candidate(NamedTuple):
     variant: Variant
     bm: int
     bn: int
-    cost: float | None
-    keys: range
+    cost: Cost | None
     step: int
 
 
 class Choice:
     """The choice between the variants of a kernel, for problems that differ in sizes only.
 
-    Where costs were measured, it is the one that leaves the busiest multiprocessor the least to do.
-    Else it is the tile of fewer rows for short queries, and where multiprocessors would be idle.
+    Where costs were measured, it is the one that takes the least time by them. Else it is the tile
+    of fewer rows for short queries, and where multiprocessors would be idle.
 
     Parameters
     ----------
@@ -64,13 +63,14 @@ class Choice:
         self._kernel, self._sm_count = kernel, device.sm_count
         self._candidates: list[_Candidate] = []
         compiled = padded(kernel.name, device, *head_dims)
+        costs = COSTS.get((kernel.name, *compiled, edges(score) > 0), {})
         for tile in tiles(kernel.name, compiled, device):
-            variant = Variant(kernel.name, dtype, *compiled, **tile.shape._asdict(), score=score)
-            keys = tile.causal if variant.causal else tile.full
-            bm, bn = variant.bm, variant.bn
-            if keys and variant.illegal(device) is None:
-                step = math.gcd(bm, bn)
-                self._candidates.append(_Candidate(variant, bm, bn, tile.cost, keys, step))
+            variant = Variant(kernel.name, dtype, *compiled, **tile._asdict(), score=score)
+            if variant.illegal(device) is None:
+                step = math.gcd(tile.bm, tile.bn)
+                self._candidates.append(
+                    _Candidate(variant, tile.bm, tile.bn, costs.get(tile), step)
+                )
 
     @property
     def variants(self) -> list[Variant]:
@@ -87,14 +87,14 @@ class Choice:
             return next((each.variant for each in short if few or rows <= each.bm), long.variant)
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
         best, least = self._candidates[0].variant, math.inf
-        for variant, bm, bn, cost, some_keys, step in self._candidates:
-            if cost is None or keys not in some_keys:
+        for variant, bm, bn, cost, step in self._candidates:
+            if cost is None:
                 continue
             pack = packable if rows < bm else 1
             if causal and pack == 1:
-                time = cost * busiest_causal(heads, rows, keys, bm, bn, step, sm_count)
+                time = cost.causal_tiles(heads, rows, keys, bm, bn, step, sm_count)
             else:
-                time = cost * busiest(heads // pack, rows * pack, keys, bm, bn, sm_count)
+                time = cost.equal_tiles(heads // pack, rows * pack, keys, bm, bn, sm_count)
             if time < least:
                 best, least = variant, time
         return best
@@ -119,47 +119,3 @@ def all_variants(device: Device) -> list[Variant]:
         for score in ((), ("Causal",))
         for variant in choice(kernel.name, dtype, head_dims, score, device).variants
     ]
-
-
-def busiest(heads: int, rows: int, keys: int, bm: int, bn: int, sm_count: int) -> int:
-    """Return how many rows times keys the busiest multiprocessor computes: a tile of each wave.
-
-    Parameters
-    ----------
-    heads, rows, keys : int
-        Rows and keys of each head.
-    bm, bn : int
-    sm_count : int
-    """
-    tiles = heads * -(-rows // bm)
-    return -(-tiles // sm_count) * bm * (-(-keys // bn) * bn)
-
-
-def busiest_causal(
-    heads: int, rows: int, keys: int, bm: int, bn: int, step: int, sm_count: int
-) -> float:
-    """Return the same for a causal mask, whose tiles come longest first.
-
-    The busiest multiprocessor has its share of all; or as many tiles as there are waves, of the
-    length that the last wave begins with; or the longest alone: whichever is most.
-
-    Parameters
-    ----------
-    heads, rows, keys, bm, bn, sm_count
-        As for `busiest`.
-    step : int
-        The greatest common divisor of `bm` and `bn`.
-    """
-    rows = min(rows, keys)  # of more, the first see no key
-    row_tiles = -(-rows // bm)
-    tiles = heads * row_tiles
-    if tiles == 0:
-        return 0.0
-    before = keys - rows  # keys that all rows see
-    longest = -(-keys // bn) * bn
-    fill = -before % step + (bn - step) / 2  # from a tile's last row to its last key, on average
-    shortest = min(longest, before + bm + fill)
-    total = heads * (longest + (row_tiles - 1) * (before + bm * row_tiles / 2 + fill))
-    waves = -(-tiles // sm_count)
-    last = longest - (longest - shortest) * (waves - 1) * sm_count / tiles
-    return bm * max(longest, total / sm_count, waves * last)

@@ -174,6 +174,11 @@ def parser() -> argparse.ArgumentParser:
         "--part", type=_part, default=(1, 1), metavar="I/N", help="the I-th of N parts of them"
     )
 
+    costs = commands.add_parser(
+        "costs", parents=[run], help="times of all that the planner chooses from, in many problems"
+    )
+    costs.add_argument("--seed", type=int, default=0, help="which problems")
+
     refactor = commands.add_parser(
         "refactor",
         parents=[run, data, cells, part],
@@ -195,6 +200,9 @@ def parser() -> argparse.ArgumentParser:
         help="what compiling takes instead; needs no GPU",
     )
     refactor.add_argument("--gpu", default="h200", help="to compile for (default: h200)")
+
+    fit = commands.add_parser("fit", help="the planner's costs from a result of costs")
+    fit.add_argument("file", type=Path, help="such as docs/benchmarks/h200-costs.json")
 
     report = commands.add_parser("report", help="pages and plots from result files")
     report.add_argument("files", type=Path, nargs="*", help="default: all of docs/benchmarks")

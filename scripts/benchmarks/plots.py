@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cost_fit
 from benchmarks.summary import dim_words, figure_of, peer_names, ratio, regret
 
 _CUFA_COLOUR = "#d62728"
@@ -32,6 +33,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         _draw_generate(figure, rows)
     elif result["bench"] == "regret":
         _draw_regret(figure, rows)
+    elif result["bench"] == "costs":
+        _draw_costs(figure, result)
     elif result["bench"] in ("headdims", "sustained"):
         _draw_dims(figure, rows)
     elif all(row["unit"] == "us" for row in rows):
@@ -208,6 +211,17 @@ def _draw_regret(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     name = "the planner's choice"
     _draw_points(figure, labels, {name: [regret(row) for row in ordered]}, {name: _CUFA_COLOUR})
     figure.axes[0].set_xlabel("time by that of the fastest variant")
+
+
+def _draw_costs(figure: Any, result: dict[str, Any]) -> None:
+    """Draw a point a problem and variant: the predicted time by the measured one."""
+    sms, rows = cost_fit.sm_count(result), result["rows"]
+    found = cost_fit.forecasts(rows, cost_fit.costs_of(rows, sms), sms)
+    pairs = [(x.measured[name], x.predicted[name]) for x in found for name in x.measured]
+    axes = figure.subplots()
+    axes.axhline(1, color="black", lw=0.8)
+    axes.plot([us for us, _ in pairs], [p / us for us, p in pairs], ".", color=_CUFA_COLOUR, ms=2)
+    axes.set(xscale="log", xlabel="us, measured", ylabel="predicted by measured")
 
 
 def _draw_points(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plots, results
+from benchmarks import cost_fit, plots, results
 from benchmarks.model_shapes import kind_of
 from benchmarks.summary import geomean, peer_names, ratio, regret, with_best
 from benchmarks.tables import (
@@ -44,6 +45,7 @@ _TITLES = {
     "decode": "Decoding",
     "generate": "Generating text",
     "regret": "The planner's choice and the fastest variant",
+    "costs": "What the planner's costs are found from",
     "refactor": "The standard tables before and after",
     "refactor-compile": "What compiling takes, before and after,",
 }
@@ -80,6 +82,8 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
         parts.append(_generate_table(rows))
     elif bench == "regret":
         parts += [_regret_summary(rows), _regret_table(rows)]
+    elif bench == "costs":
+        parts.append(_costs_table(result))
     elif bench == "models":
         parts += _models_parts(rows)
     elif bench == "refactor":
@@ -199,6 +203,26 @@ def _regret_summary(rows: Sequence[Row]) -> str:
         lines.append([seed, len(quotients), *figures])
     text = "Time of the planner's choice, by that of the fastest variant:"
     return f"{text}\n\n{table(['seed', 'problems', 'geometric mean', 'largest'], lines)}"
+
+
+def _costs_table(result: Mapping[str, Any]) -> str:
+    sms, rows = cost_fit.sm_count(result), result["rows"]
+    costs = cost_fit.costs_of(rows, sms)
+    lines = []
+    for _, d, dv, causal in costs:
+        some = [row for row in rows if (row["d"], row["dv"], row["causal"]) == (d, dv, causal)]
+        found = cost_fit.forecasts(some, costs, sms)
+        errors = [
+            abs(x.predicted[name] / x.measured[name] - 1) for x in found for name in x.measured
+        ]
+        nine_of_ten = statistics.quantiles(errors, n=10)[-1]
+        losses = [each.loss for each in found]
+        words = f"{d}/{dv}" + ", causal" * causal
+        wide = f"{statistics.median(errors):.1%}", f"{nine_of_ten:.1%}"
+        lines.append([words, len(some), *wide, f"{geomean(losses):.3f}", f"{max(losses):.2f}"])
+    heads = ["head dims", "problems", "error, median", "nine of ten below"]
+    text = "Predicted times, and the time of what they choose by that of the fastest:"
+    return f"{text}\n\n{table([*heads, 'geometric mean', 'largest'], lines)}"
 
 
 def _regret_table(rows: Sequence[Row]) -> str:

@@ -76,12 +76,13 @@ _GENERATE = {
     "attention_share": (int, float),
     "peers": dict,
 }
-_OTHER_ROWS = {
+_OTHER_ROWS: dict[str, dict[str, Any]] = {
     "generate": _GENERATE,
     "jit": _JIT,
     "explore": _EXPLORE,
     "refactor-compile": _COMPILE,
     "regret": _REGRET,
+    "costs": {**_CELL, "us": dict},
 }
 _CARD = ("clock_mhz", "power_w")
 _OF_ONE_KERNEL = ("prefill", "gqa", "models")
@@ -132,6 +133,8 @@ def figures(row: dict[str, Any]) -> str:
     """Return the figures of a row in a few words."""
     if "planned_us" in row:
         return f"planned {row['planned_us']:.4g} us | best {row['best_us']:.4g} us"
+    if "us" in row:
+        return f"{len(row['us'])} variants from {min(row['us'].values()):.4g} us"
     peers = " ".join(f"{name} {figure:.4g}" for name, figure in row["peers"].items())
     return f"cufa {row['cufa']:.4g} | {peers}"
 

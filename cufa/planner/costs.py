@@ -1,0 +1,79 @@
+"""What tiles cost a multiprocessor, and the time of a problem that follows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Cost(NamedTuple):
+    """Microseconds that a variant takes for what it does.
+
+    Attributes
+    ----------
+    launch : float
+        For a launch, whatever it computes.
+    tile : float
+        For a tile of rows, beside its keys.
+    keys : tuple of float
+        For a tile of keys, by how many blocks a multiprocessor runs: one, two, and so on.
+    """
+
+    launch: float
+    tile: float
+    keys: tuple[float, ...]
+
+    def equal_tiles(self, heads: int, rows: int, keys: int, bm: int, bn: int, sms: int) -> float:
+        """Return the time where all rows see all keys: a tile of each wave, and what is left over.
+
+        Parameters
+        ----------
+        heads, rows, keys : int
+            Rows and keys of each head.
+        bm, bn : int
+            Rows and keys of a tile.
+        sms : int
+            Multiprocessors.
+        """
+        launch, tile, of_keys = self
+        of_busiest, key_tiles = -(-heads * -(-rows // bm) // sms), -(-keys // bn)
+        waves, left = divmod(of_busiest, len(of_keys))
+        time = launch + waves * (tile + key_tiles * of_keys[-1])
+        return time + tile + key_tiles * of_keys[left - 1] if left else time
+
+    def causal_tiles(
+        self, heads: int, rows: int, keys: int, bm: int, bn: int, step: int, sms: int
+    ) -> float:
+        """Return the time with a causal mask, whose tiles come longest first.
+
+        The busiest multiprocessor has its share of all; or as many tiles as there are waves, of
+        the length that the last wave begins with; or the longest alone: whichever takes longest.
+
+        Parameters
+        ----------
+        heads, rows, keys, bm, bn, sms
+            As of `equal_tiles`.
+        step : int
+            The greatest common divisor of `bm` and `bn`.
+        """
+        launch, tile, of_keys = self
+        seeing = min(rows, keys)
+        tiles, row_tiles = heads * -(-rows // bm), -(-seeing // bm)
+        if tiles * keys == 0:
+            return launch + tiles * tile
+        before = keys - seeing  # keys that all rows see
+        longest = -(-keys // bn)
+        fill = (
+            -before % step + (bn - step) / 2
+        )  # from a tile's last row to its last key, on average
+        shortest = min(longest, (before + bm + fill) / bn)
+        total = heads * (longest + (row_tiles - 1) * (before + bm * row_tiles / 2 + fill) / bn)
+        at_once = min(len(of_keys), -(-tiles // sms))
+        each, places = of_keys[at_once - 1], sms * at_once
+        waves = -(-tiles // places)
+        last = longest - (longest - shortest) * (waves - 1) * places / tiles
+        busiest = max(
+            tile + longest * each,
+            (tiles * tile + total * each) / places,
+            waves * (tile + last * each),
+        )
+        return launch + busiest
