@@ -22,7 +22,8 @@ NO_SM90A = H200._replace(compiles_sm90a=False)
 #: Where kernels have names: their descriptors, their tiles, and the spaces that are explored; and
 #: the package, one of whose functions has a kernel's name.
 BY_NAME = {
-    *("kernel.py", "planner/tiles.py", "planner/decode.py", "explorer/space.py"),
+    *("kernel.py", "explorer/space.py"),
+    *("planner/tiles.py", "planner/hopper_costs.py", "planner/decode.py"),
     "__init__.py",
 }
 
