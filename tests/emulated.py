@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import played_gpu
 import pytest
+from kernel_in_front import kernel_in_front
 from played_gpu import at
 
 import cufa
@@ -37,10 +38,12 @@ SOURCE = """
 #include "{kernel}.cu"
 
 extern "C" bool run(const {arguments}& arguments, int grid, int threads, unsigned smem_bytes,
-                    bool last_first) {{
-    return emulator::run(grid, threads, smem_bytes, last_first, [&] {{ {variant}(arguments); }});
+                    bool last_first, unsigned seed, emulator::Front front) {{
+    return emulator::run(grid, threads, smem_bytes, last_first, [&] {{ {variant}(arguments); }},
+                         seed, front);
 }}
 """
+_FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
 
 
 class Emulator:
@@ -57,10 +60,12 @@ class Emulator:
         Whether the last block runs first.
     stale : int
         How lengths and tables are before `wait_for_kernel_in_front`: as after it, else other ones.
+    seed : int
+        If not 0, blocks and warps take turns at random, and so does what `kernel_in_front` writes.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.last_first, self.stale = False, 0
+        self.last_first, self.stale, self.seed = False, 0, 0
         self._folder = folder
         self._libraries: dict[Variant, Any] = {}
         folder.mkdir(exist_ok=True)
@@ -91,6 +96,7 @@ class Emulator:
             )
             # Warnings are NVRTC's affair: its pragmas are unknown here.
             options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+            options.append(f"-DSMEM_BYTES={variant.smem_bytes}")
             made = source.with_suffix(".so")
             assert COMPILER is not None
             subprocess.run([COMPILER, *options, str(source), "-o", str(made)], check=True)
@@ -104,8 +110,14 @@ class Emulator:
         def launch(grid: Any, block: Any, args: Any, smem_bytes: int) -> None:
             (pointer,) = args
             ctypes.c_int.in_dll(library, "emulator_stale").value = self.stale
+            front = _FRONT()  # none
+            if self.seed and KERNELS[variant.kernel].decodes:
+                steps = kernel_in_front(variant, pointer.ptr, np.random.default_rng(self.seed))
+                front = _FRONT(lambda: next(steps, False))
+                front()
             ended = library.run(
-                ctypes.c_void_p(pointer.ptr), grid[0], block[0], smem_bytes, self.last_first
+                ctypes.c_void_p(pointer.ptr),
+                *(grid[0], block[0], smem_bytes, self.last_first, self.seed, front),
             )
             assert ended, f"{variant}: threads wait for each other"
 

@@ -26,7 +26,7 @@ def emulated(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> E
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
     emulate(monkeypatch, emulator)
     emulator.last_first = False  # a block waits for those before it
-    emulator.stale = 0
+    emulator.stale = emulator.seed = 0
     return emulator
 
 

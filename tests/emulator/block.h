@@ -1,6 +1,8 @@
-// A CUDA block on the host. Its threads are fibers of one thread of the host: each runs until it has to wait for others, at
-// a barrier or at an instruction that a warp executes together. What nothing can end is a deadlock, and reported.
+// CUDA blocks on the host, one after the other or by turns. Their threads are fibers of one thread of the host: each runs until
+// it has to wait for others, at a barrier or at an instruction that a warp executes together. What nothing can end is a
+// deadlock, and reported.
 #pragma once
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -12,6 +14,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -22,9 +25,19 @@
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 
-// Shared memory. The kernels declare it as `smem`, each as what it likes.
-extern unsigned char shared_memory[228 * 1024] __asm__("smem");
-alignas(1024) unsigned char shared_memory[228 * 1024];
+// Shared memory, up to a page that nobody can access. The kernels declare it as `smem`, each as what it likes.
+#define PAGE 4096
+#define SHARED_PAGES (57 * PAGE)
+#ifndef SMEM_BYTES  // of kernels that differ in it
+#define SMEM_BYTES SHARED_PAGES
+#endif
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+extern "C" {
+alignas(PAGE) unsigned char emulator_pages[SHARED_PAGES + PAGE];
+extern unsigned char shared_memory[] __asm__("smem");
+}
+__asm__(".globl smem\n.set smem, emulator_pages + " TEXT(SHARED_PAGES) " - (" TEXT(SMEM_BYTES) " + 15) / 16 * 16");
 
 namespace emulator {
 
@@ -71,38 +84,51 @@ struct Barrier {
     int arrived = 0, phase = 0;
 };
 
+// A block that has begun and has not ended.
+struct Block {
+    int index;
+    std::vector<std::unique_ptr<Thread>> threads;
+    std::vector<Warp> warps;
+    Barrier barriers[16];
+    int any = 0;
+    std::deque<Step> in_flight;  // loads of TMA: they end when nothing else can go on
+    std::vector<unsigned char> shared;  // while another runs
+};
+// Does a step of the kernel in front. Whether it goes on.
+using Front = bool (*)();
+
 inline Thread* thread;  // that runs
+inline Block* block;    // of it
 inline ucontext_t scheduler;
-inline std::vector<Warp> warps;
-inline Barrier barriers[16];
-inline int threads, blocks, block, any;
+inline int threads, blocks;
 inline uint32_t smem_bytes;
 inline uint64_t events;  // after which a thread that waits may go on
-inline std::deque<Step> in_flight;  // loads of TMA: they end when nothing else can go on
+inline Front front;      // null when it has ended
 inline Step kernel;
 
 inline void yield() { swapcontext(&thread->context, &scheduler); }
 inline void fail(const char* what, long long value = 0) {
-    std::fprintf(stderr, "thread %d of block %d: %s (%lld)\n", thread ? thread->index : -1, block, what, value);
+    std::fprintf(stderr, "thread %d of block %d: %s (%lld)\n", thread ? thread->index : -1, block->index, what, value);
     std::abort();
 }
 
 inline void arrive(int id, int count) {
-    Barrier& barrier = barriers[id];
+    Barrier& barrier = block->barriers[id];
     ++events;
     if (++barrier.arrived == count) barrier.arrived = 0, ++barrier.phase;
 }
 inline void sync(int id, int count) {
-    const int phase = barriers[id].phase;
+    const Barrier& barrier = block->barriers[id];
+    const int phase = barrier.phase;
     arrive(id, count);
-    while (barriers[id].phase == phase) yield();
+    while (barrier.phase == phase) yield();
 }
 
 // All lanes of a warp hand in N words, and each gets f(the words of all, its lane).
 template <int N, class F>
 auto meet(const uint64_t (&mine)[N], F f) {
     const int lane = thread->index % 32;
-    Meeting& meeting = warps[thread->index / 32].meetings[thread->meetings++ % 2];
+    Meeting& meeting = block->warps[thread->index / 32].meetings[thread->meetings++ % 2];
     std::copy(mine, mine + N, meeting.words[lane]);
     ++meeting.came, ++events;
     while (meeting.came < 32) yield();
@@ -131,37 +157,71 @@ inline void entry() {
     yield();
 }
 
-// Runs the blocks one after the other. Whether all came to an end.
-inline bool run(int grid, int block_threads, uint32_t bytes, bool last_first, Step f) {
-    blocks = grid, threads = block_threads, smem_bytes = bytes, kernel = std::move(f);
-    for (int b = 0; b < blocks; ++b) {
-        block = last_first ? blocks - 1 - b : b;
-        std::memset(shared_memory, 0xff, sizeof shared_memory);  // NaN, and -1
-        warps.assign(threads / 32, Warp());
-        std::fill(barriers, barriers + 16, Barrier());
-        std::vector<std::unique_ptr<Thread>> all;
-        for (int i = 0; i < threads; ++i) {
-            Thread& t = *all.emplace_back(new Thread);
-            t.index = i;
-            getcontext(&t.context);
-            t.context.uc_stack.ss_sp = t.stack.get(), t.context.uc_stack.ss_size = Thread::STACK;
-            makecontext(&t.context, entry, 0);
+inline std::unique_ptr<Block> begin(int index) {
+    auto made = std::make_unique<Block>();
+    made->index = index, made->warps.resize(threads / 32);
+    made->shared.assign(smem_bytes, 0xff);  // NaN, and -1
+    for (int i = 0; i < threads; ++i) {
+        Thread& t = *made->threads.emplace_back(new Thread);
+        t.index = i;
+        getcontext(&t.context);
+        t.context.uc_stack.ss_sp = t.stack.get(), t.context.uc_stack.ss_size = Thread::STACK;
+        makecontext(&t.context, entry, 0);
+    }
+    return made;
+}
+inline void change_to(Block* other) {
+    if (block == other) return;
+    if (block) std::copy_n(shared_memory, smem_bytes, block->shared.data());
+    block = other;
+    std::copy_n(block->shared.data(), smem_bytes, shared_memory);
+}
+// Lets each thread of the block run until it waits, but for those of some warps. Whether the block has not ended.
+inline bool run_threads(uint32_t but_warps) {
+    bool alive = false;
+    for (auto& t : block->threads) {
+        if (t->ended) continue;
+        alive = true, thread = t.get();
+        if (!(but_warps >> t->index / 32 % 32 & 1)) swapcontext(&scheduler, &t->context);
+    }
+    return alive;
+}
+
+// Runs the blocks one after the other; or, with a seed, by turns and some warps at a time, while a kernel in front of them goes
+// on. Whether all came to an end.
+inline bool run(int grid, int block_threads, uint32_t bytes, bool last_first, Step f, uint32_t seed = 0, Front in_front = nullptr) {
+    constexpr int PATIENCE = 1 << 14;  // turns in which no block ends
+    blocks = grid, threads = block_threads, smem_bytes = bytes, kernel = std::move(f), front = in_front, block = nullptr;
+    mprotect(emulator_pages + SHARED_PAGES, PAGE, PROT_NONE);
+    std::minstd_rand random(seed);
+    auto below = [&](size_t n) { return seed ? static_cast<size_t>(random()) / 8 % n : 0; };
+    const size_t at_once = 1 + below(16), pace = 1 << below(7);
+    std::vector<std::unique_ptr<Block>> begun;
+    for (int next = 0, turns = 0, idle = 0; next < grid || !begun.empty(); ++turns) {
+        if (next < grid && begun.size() < at_once && (begun.empty() || below(4) == 0))
+            begun.push_back(begin(last_first ? grid - 1 - next : next)), ++next;
+        const size_t chosen = below(begun.size());
+        change_to(begun[chosen].get());
+        const uint64_t before = events;
+        const uint32_t but_warps = below(2) ? random() : 0;
+        bool alive = true;
+        for (uint64_t at = before - 1, rounds = 1 << (seed ? below(7) : 20); alive && rounds > 0 && events != at; --rounds)
+            at = events, alive = run_threads(but_warps);
+        if (!alive) {
+            begun.erase(begun.begin() + chosen), block = nullptr, turns = 0;
+            continue;
         }
-        for (bool alive = true; alive;) {
-            const uint64_t before = events;
-            alive = false;
-            for (auto& t : all) {
-                if (t->ended) continue;
-                alive = true, thread = t.get();
-                swapcontext(&scheduler, &t->context);
-            }
-            if (!alive || events != before) continue;
-            if (in_flight.empty()) {
-                std::fprintf(stderr, "block %d: all threads wait for each other\n", block);
-                return false;
-            }
-            in_flight.front()();
-            in_flight.pop_front();
+        idle = events == before ? idle + 1 : 0;
+        if (idle && !block->in_flight.empty()) {
+            block->in_flight.front()();
+            block->in_flight.pop_front();
+            turns = 0;
+        } else if (front && (below(pace) == 0 || idle > PATIENCE / 64)) {
+            if (!front()) front = nullptr;
+            turns = 0;
+        } else if (turns == PATIENCE || (!seed && idle)) {
+            std::fprintf(stderr, "block %d: all threads wait for each other\n", block->index);
+            return false;
         }
     }
     return true;
@@ -177,7 +237,7 @@ struct Index {
     int x;
 };
 #define threadIdx (Index{emulator::thread->index})
-#define blockIdx (Index{emulator::block})
+#define blockIdx (Index{emulator::block->index})
 #define gridDim (Index{emulator::blocks})
 struct float4 {
     float x, y, z, w;
@@ -195,11 +255,12 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 inline void __trap() { emulator::fail("trap"); }
 inline void __syncthreads() { emulator::sync(0, emulator::threads); }
 inline int __syncthreads_or(int x) {
-    emulator::any |= x != 0;
+    int& any = emulator::block->any;
+    any |= x != 0;
     __syncthreads();
-    const int result = emulator::any;
+    const int result = any;
     __syncthreads();
-    emulator::any = 0;
+    any = 0;
     __syncthreads();
     return result;
 }

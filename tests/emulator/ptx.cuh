@@ -59,7 +59,10 @@ inline void set_if_less(float& x, int a, int b, float y) {
 }
 
 inline void launch_dependents() {}
-inline void wait_for_kernel_in_front(int = 0) { emulator::thread->begun = true; }
+inline void wait_for_kernel_in_front(int = 0) {
+    while (emulator::front) emulator::yield();
+    emulator::thread->begun = true;
+}
 template <class T>
 void computed_here(T&) {}
 inline float reciprocal_approx(float x) { return 1.f / x; }
@@ -88,12 +91,15 @@ inline int ld_relaxed(const int* p) {
     return less ? *p * 7 / 10 : emulator_stale == 2 ? *p - 1 : *p;
 }
 inline float4 nothings() { const float x = __uint_as_float(NOTHING); return {x, x, x, x}; }
-inline float2 ld_relaxed(const float* p) { return {p[0], p[1]}; }
+inline float2 ld_relaxed(const float* p) {  // again and again, until another block has left it
+    ++emulator::events, emulator::yield();
+    return {p[0], p[1]};
+}
 inline float4 ld_relaxed_4(const float* p) { return {p[0], p[1], p[2], p[3]}; }
 inline void st_relaxed(float* p, float2 x) {
     if (__float_as_uint(x.x) != NOTHING && std::min(__float_as_uint(p[0]), __float_as_uint(p[1])) != NOTHING)
         emulator::fail("numbers that are left twice");
-    p[0] = x.x, p[1] = x.y;
+    p[0] = x.x, p[1] = x.y, ++emulator::events;
 }
 inline void st_relaxed_4(float* p, float4 x) { p[0] = x.x, p[1] = x.y, p[2] = x.z, p[3] = x.w; }
 

@@ -63,7 +63,7 @@ void each_of_box(const TensorMap& map, uint32_t tile, const int (&corner)[5], F 
     }
 }
 inline void tma_load(uint32_t tile, const TensorMap& map, uint32_t bar, int c0, int c1, int c2, int c3, int c4) {
-    emulator::in_flight.push_back([=, &map] {
+    emulator::block->in_flight.push_back([=, &map] {
         int bytes = 0;
         each_of_box(map, tile, {c0, c1, c2, c3, c4}, [&](unsigned char* to, const unsigned char* from) {
             bytes += 2;

@@ -1,0 +1,50 @@
+"""decode.cu on the host, while the kernel in front of it still writes what it reads.
+
+Blocks and warps take turns at random: they find other lengths and pages than each other, and than
+there are in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import Emulator, needs_compiler
+from test_emulated import emulator  # noqa: F401
+from test_emulated_decode import checked, emulated  # noqa: F401
+
+from cufa import device
+
+pytestmark = needs_compiler
+
+
+@pytest.mark.parametrize(
+    ("sm_count", "lengths", "options", "seeds"),
+    [
+        (2, [400, 1], {}, range(1, 9)),
+        (2, [400, 1, 1], {}, range(1, 9)),  # blocks have several units, or have them no more
+        (2, [400, 1], {"page_size": 16}, range(1, 9)),
+        (2, [400, 1], {"page_size": 1}, range(1, 5)),
+        (13, [90] * 3, {}, range(1, 9)),  # all are cut into equally many pieces
+        (13, [50] * 5, {"num_splits": 2}, range(1, 5)),
+        (60, [300] * 33, {}, [8]),  # whether they are, warps of a block guess one way or the other
+        (13, [150, 2, 400, 33], {"sq": 8}, [1, 2]),
+        (13, [150, 2, 400, 33], {"sq": 16, "page_size": 64}, [1, 2]),
+    ],
+    ids=str,
+)
+def test_lengths_and_pages_that_are_still_written(
+    emulated: Emulator,  # noqa: F811
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    sm_count: int,
+    lengths: list[int],
+    options: dict[str, Any],
+    seeds: Iterable[int],
+) -> None:
+    gpu = device.named("h200")._replace(sm_count=sm_count)
+    monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
+    for emulated.seed in seeds:
+        checked(rng, lengths, **{"hq": 4, "hk": 1, **options})
