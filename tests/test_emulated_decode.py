@@ -167,6 +167,7 @@ def test_float32(emulated: Emulator, rng: np.random.Generator) -> None:
     checked(rng, [0, 500, 77], dtype="float32")
     checked(rng, [150, 2], hq=14, sq=2, dtype="float32", d=96, dv=40)
     checked(rng, [150, 2], hq=71, hk=1, dtype="float32", num_splits=3)
+    checked(rng, [70, 2], hq=5, hk=1, sq=3, dtype="float32", d=160, dv=160)  # two warps a block
 
 
 @pytest.mark.parametrize(("d", "dv"), [(40, 72), (128, 128), (256, 64)])

@@ -374,7 +374,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 }
             }
             __syncthreads();
-            constexpr int AT_ONCE = FEW * Piece::PARTS >= 4 * WARPS ? FEW * Piece::PARTS / WARPS / 2 : 1;
+            constexpr int AT_ONCE = BM > 32 && FEW % 4 == 0 ? 4 : 1;
             for_each_part<WARPS, HEAD_DIM_V>((some + AT_ONCE - 1) / AT_ONCE, [&](int group, int part) {
                 const int col = min(part * 64 + lane * 2, HEAD_DIM_V - 2);
                 float m[AT_ONCE], l[AT_ONCE];
