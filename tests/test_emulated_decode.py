@@ -111,6 +111,7 @@ def test_rows_that_two_warps_share(
         {"sq": 16, "page_size": 7},
         {"hq": 20, "sq": 6, "d": 96, "dv": 32, "num_splits": 3},
         {"hq": 40, "hk": 1, "d": 256, "dv": 256},
+        {"hq": 40, "hk": 1, "d": 192, "dv": 192},
     ],
     ids=str,
 )
