@@ -33,7 +33,6 @@ HOPPER = [device.named("h100"), device.named("h200")]
 H200 = device.named("h200")
 
 RESULT = json.loads((ROOT / "docs" / "benchmarks" / "h200-costs.json").read_text())
-TRIALS = ROOT / "docs" / "trials.json"
 
 #: bm, bn, stages, blocks_per_sm and ping_pong.
 Tile = tuple[int, int, int, int, bool]
@@ -104,27 +103,6 @@ def test_problems_that_costs_were_not_found_from() -> None:
 
 def _flat(cost: Cost) -> list[float]:
     return [cost.launch, cost.tile, *cost.keys]
-
-
-def small_grids() -> dict[tuple[int, int, bool], dict[int, float]]:
-    """Return the measured microseconds of tiles at head dim 128, by bm, of each small grid."""
-    found: dict[tuple[int, int, bool], dict[int, float]] = {}
-    for row in json.loads(TRIALS.read_text())["rows"]:
-        tile = row["contestant"].split()[0]
-        if row["trial"] == "fa3_wgmma: tiles in small grids" and tile != "64x80":
-            grid = found.setdefault((row["s"], row["heads"], row["causal"]), {})
-            grid[int(tile.split("x")[0])] = row["value"]
-    return found
-
-
-@pytest.mark.parametrize(("grid", "measured"), small_grids().items())
-def test_few_tiles(grid: tuple[int, int, bool], measured: dict[int, float]) -> None:
-    seq, heads, causal = grid
-    assert set(measured) == {64, 128, 192}
-    kv = (1, max(1, heads // 4), seq, 128)
-    problem = Problem.of_shapes((1, heads, seq, 128), kv, kv, dtype="bfloat16", causal=causal)
-    bm = tile_of(problem, H200)[0]
-    assert measured[bm] <= 1.2 * min(measured.values())
 
 
 def test_rows_that_a_tile_has_and_the_problem_has_not() -> None:

@@ -22,8 +22,19 @@ class Cost(NamedTuple):
     tile: float
     keys: tuple[float, ...]
 
-    def equal_tiles(self, heads: int, rows: int, keys: int, bm: int, bn: int, sms: int) -> float:
-        """Return the time where all rows see all keys: a tile of each wave, and what is left over.
+    def of(
+        self,
+        heads: int,
+        rows: int,
+        keys: int,
+        bm: int,
+        bn: int,
+        step: int,
+        sms: int,
+        pack: int,
+        causal: bool,
+    ) -> float:
+        """Return the time of a problem, by the way its tiles differ.
 
         Parameters
         ----------
@@ -31,8 +42,25 @@ class Cost(NamedTuple):
             Rows and keys of each head.
         bm, bn : int
             Rows and keys of a tile.
+        step : int
+            The greatest common divisor of `bm` and `bn`.
         sms : int
             Multiprocessors.
+        pack : int
+            Heads whose rows a tile holds together; there is one tile then, of nearly all keys.
+        causal : bool
+        """
+        if causal and pack == 1:
+            return self.causal_tiles(heads, rows, keys, bm, bn, step, sms)
+        return self.equal_tiles(heads // pack, rows * pack, keys, bm, bn, sms)
+
+    def equal_tiles(self, heads: int, rows: int, keys: int, bm: int, bn: int, sms: int) -> float:
+        """Return the time where all rows see all keys: a tile of each wave, and what is left over.
+
+        Parameters
+        ----------
+        heads, rows, keys, bm, bn, sms
+            As of `of`.
         """
         launch, tile, of_keys = self
         of_busiest, key_tiles = -(-heads * -(-rows // bm) // sms), -(-keys // bn)
@@ -50,10 +78,8 @@ class Cost(NamedTuple):
 
         Parameters
         ----------
-        heads, rows, keys, bm, bn, sms
-            As of `equal_tiles`.
-        step : int
-            The greatest common divisor of `bm` and `bn`.
+        heads, rows, keys, bm, bn, step, sms
+            As of `of`.
         """
         launch, tile, of_keys = self
         seeing = min(rows, keys)
@@ -62,9 +88,8 @@ class Cost(NamedTuple):
             return launch + tiles * tile
         before = keys - seeing  # keys that all rows see
         longest = -(-keys // bn)
-        fill = (
-            -before % step + (bn - step) / 2
-        )  # from a tile's last row to its last key, on average
+        # From a tile's last row to its last key, on average
+        fill = -before % step + (bn - step) / 2
         shortest = min(longest, (before + bm + fill) / bn)
         total = heads * (longest + (row_tiles - 1) * (before + bm * row_tiles / 2 + fill) / bn)
         at_once = min(len(of_keys), -(-tiles // sms))

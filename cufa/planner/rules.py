@@ -91,10 +91,7 @@ class Choice:
             if cost is None:
                 continue
             pack = packable if rows < bm else 1
-            if causal and pack == 1:
-                time = cost.causal_tiles(heads, rows, keys, bm, bn, step, sm_count)
-            else:
-                time = cost.equal_tiles(heads // pack, rows * pack, keys, bm, bn, sm_count)
+            time = cost.of(heads, rows, keys, bm, bn, step, sm_count, pack, causal)
             if time < least:
                 best, least = variant, time
         return best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +22,8 @@ _STARTS = ((1.0, 0.7, -1.0, -0.7), (0.7, 0.0, -0.3, -0.3))  # logarithms
 _STEPS = 60
 _LEAST = 0.01  # deviations below are as good
 
-Sample = tuple[tuple[int, ...], bool, float]
-"""What `Cost` takes of a problem but multiprocessors, whether rows see different keys, and us."""
+Sample = tuple[Callable[[Cost], float], float]
+"""The time of a problem by costs, and the microseconds that were measured."""
 
 
 def shape_of(name: str) -> TileShape:
@@ -32,30 +32,22 @@ def shape_of(name: str) -> TileShape:
     return TileShape._make((*numbers, bool(ping_pong)))
 
 
-def sample(row: Mapping[str, Any], shape: TileShape, us: float) -> Sample:
-    """Return what the planner would hand to `Cost` for a row of the results."""
-    heads, sq = row["b"] * row["hq"], row["sq"]
-    packs = scheduler.packable(row["hq"], row["hk"], ATTENTION_KERNELS[KERNEL])
-    pack = packs if sq < shape.bm else 1
-    sizes = heads // pack, sq * pack, row["sk"], shape.bm, shape.bn
-    return sizes, row["causal"] and pack == 1, us
+def prediction(row: Mapping[str, Any], shape: TileShape, sms: int) -> Callable[[Cost], float]:
+    """Return the time that the planner finds from a tile's costs, for a row of the results."""
+    bm, bn, sq = shape.bm, shape.bn, row["sq"]
+    packable = scheduler.packable(row["hq"], row["hk"], ATTENTION_KERNELS[KERNEL])
+    pack = packable if sq < bm else 1
+    sizes = row["b"] * row["hq"], sq, row["sk"], bm, bn, math.gcd(bm, bn), sms, pack
+    return lambda cost: cost.of(*sizes, row["causal"])
 
 
-def predicted(cost: Cost, sizes: Sequence[int], causal: bool, sms: int) -> float:
-    """Return a problem's time."""
-    heads, rows, keys, bm, bn = sizes
-    if causal:
-        return cost.causal_tiles(heads, rows, keys, bm, bn, math.gcd(bm, bn), sms)
-    return cost.equal_tiles(heads, rows, keys, bm, bn, sms)
-
-
-def fitted(samples: Sequence[Sample], blocks: int, sms: int) -> Cost:
+def fitted(samples: Sequence[Sample], blocks: int) -> Cost:
     """Return the costs whose times deviate least, in logarithms, from those that were measured."""
-    wanted = np.log([us for _, _, us in samples])
+    wanted = np.log([us for _, us in samples])
 
     def deviations(z: np.ndarray) -> np.ndarray:
         cost = _cost(z)
-        return np.log([predicted(cost, *each[:2], sms) for each in samples]) - wanted
+        return np.log([time(cost) for time, _ in samples]) - wanted
 
     ends = (_descended(deviations, np.array([*s[:3], *s[3:] * (blocks - 1)])) for s in _STARTS)
     return _cost(min(ends, key=lambda z: float(np.abs(deviations(z)).sum())))
@@ -98,9 +90,9 @@ def costs_of(rows: Iterable[Mapping[str, Any]], sms: int) -> Costs:
         of_tiles = samples.setdefault((KERNEL, row["d"], row["dv"], row["causal"]), {})
         for name, us in row["us"].items():
             shape = shape_of(name)
-            of_tiles.setdefault(shape, []).append(sample(row, shape, us))
+            of_tiles.setdefault(shape, []).append((prediction(row, shape, sms), us))
     return {
-        key: {shape: fitted(some, shape.blocks_per_sm, sms) for shape, some in of_tiles.items()}
+        key: {shape: fitted(some, shape.blocks_per_sm) for shape, some in of_tiles.items()}
         for key, of_tiles in samples.items()
     }
 
@@ -124,9 +116,9 @@ def forecasts(rows: Iterable[Mapping[str, Any]], costs: Costs, sms: int) -> list
     for row in rows:
         of_tiles = costs[KERNEL, row["d"], row["dv"], row["causal"]]
         times = {}
-        for name, us in row["us"].items():
+        for name in row["us"]:
             shape = shape_of(name)
-            times[name] = predicted(of_tiles[shape], *sample(row, shape, us)[:2], sms)
+            times[name] = prediction(row, shape, sms)(of_tiles[shape])
         found.append(Forecast(times, row["us"]))
     return found
 
@@ -163,7 +155,9 @@ def module(result: Mapping[str, Any]) -> str:
 
 
 def write(result: Mapping[str, Any], root: Path) -> Path:
-    """Write the module into a checkout, and return its path."""
+    """Write the module into a checkout, and return its path; ValueError for another benchmark's."""
+    if result["bench"] != "costs":
+        raise ValueError(f"the file is a result of {result['bench']}, not of costs")
     path = root / "cufa" / "planner" / "hopper_costs.py"
     path.write_text(module(result))
     return path

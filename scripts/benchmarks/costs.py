@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 from collections.abc import Iterator
@@ -10,9 +9,10 @@ from contextlib import closing
 from typing import Any
 
 from benchmarks import graphs
-from benchmarks.cells import Cell
+from benchmarks.cells import SEQS, Cell
 from benchmarks.contestants import reason, rounded, rows_of, say
 from benchmarks.cost_fit import KERNEL
+from benchmarks.drawn import size
 from cufa import device as devices
 from cufa.compiler.nvrtc import Compiled
 from cufa.explorer.build import compile_all
@@ -34,8 +34,6 @@ BUDGET = Budget(rounds=5)
 MOST_OPERATIONS = 2**38
 """Of both products, counted without a mask."""
 
-_STANDARD = tuple(512 << i for i in range(6))  # lengths, of 16384 tokens and 2048 columns
-
 
 def cells(seed: int) -> list[Cell]:
     """Return the problems, the same for a seed on any machine; those of equal variants together."""
@@ -43,7 +41,7 @@ def cells(seed: int) -> list[Cell]:
     found: dict[Cell, None] = {}
     for d, dv in all_head_dims(KERNEL, devices.current()):
         for causal in (False, True):
-            for seq in _STANDARD:
+            for seq in SEQS:
                 heads = 2048 // max(d, dv)
                 found[Cell(DTYPE, 16384 // seq, heads, heads, seq, seq, d, dv, causal)] = None
             drawn = (_drawn(rng, d, dv, causal) for _ in range(10**6))
@@ -55,14 +53,10 @@ def cells(seed: int) -> list[Cell]:
 
 def _drawn(rng: random.Random, d: int, dv: int, causal: bool) -> Cell:
     """Return a problem; each doubling of a size is as likely. Most have as many keys as rows."""
-
-    def size(least: int, most: int) -> int:
-        return int(math.exp(rng.uniform(math.log(least), math.log(most + 1))))
-
-    heads, group = size(1, 768), rng.choice((1, 1, 4))
+    heads, group = size(rng, 1, 768), rng.choice((1, 1, 4))
     b = heads // 32 if heads > 32 else 1
     hq = -(-heads // b // group) * group
-    sq, sk = size(16, 16384), size(16, 16384)
+    sq, sk = size(rng, 16, 16384), size(rng, 16, 16384)
     if rng.random() < 0.7:
         sk = sq
     elif causal:
@@ -71,7 +65,12 @@ def _drawn(rng: random.Random, d: int, dv: int, causal: bool) -> Cell:
 
 
 def rows(seed: int) -> Iterator[dict[str, Any]]:
-    """Yield a row a problem, with the microseconds of each variant, and print a line for each."""
+    """Yield a row a problem, with the microseconds of each variant, and print a line for each.
+
+    RuntimeError where the GPU does not run the kernel.
+    """
+    if not ATTENTION_KERNELS[KERNEL].runs_on(devices.current()):
+        raise RuntimeError(f"{devices.current().name} does not run {KERNEL}")
     todo = cells(seed)
     cubins = _compiled(todo)
     clock, device = CudaClock(rest_s=0), devices.current()
@@ -98,8 +97,7 @@ def rows(seed: int) -> Iterator[dict[str, Any]]:
 def _variants(cell: Cell) -> list[Variant]:
     problem = cell.problem
     dims = problem.head_dim, problem.head_dim_v
-    kernel = ATTENTION_KERNELS[KERNEL]
-    return choice(kernel.name, DTYPE, dims, problem.score, devices.current()).variants
+    return choice(KERNEL, DTYPE, dims, problem.score, devices.current()).variants
 
 
 def _name(variant: Variant) -> str:

@@ -24,9 +24,9 @@ def cells(seed: int, count: int) -> list[Cell]:
     rng = random.Random(seed)
     found: dict[Cell, None] = {}
     while len(found) < count:
-        group = _size(rng, 1, 16)
-        heads = _size(rng, 1, 128 // group)
-        b, sq, sk = _size(rng, 1, 64), _size(rng, 16, 32768), _size(rng, 16, 32768)
+        group = size(rng, 1, 16)
+        heads = size(rng, 1, 128 // group)
+        b, sq, sk = size(rng, 1, 64), size(rng, 16, 32768), size(rng, 16, 32768)
         d, causal = HEAD_DIMS[int(rng.random() * len(HEAD_DIMS))], rng.random() < 0.5
         cell = Cell("bfloat16", b, group * heads, heads, sq, sk, d, d, causal)
         if cell._replace(causal=False).flops <= MOST_OPERATIONS:
@@ -41,7 +41,7 @@ def part_of(drawn: list[Cell], index: int, count: int) -> list[Cell]:
     return near[first:last]
 
 
-def _size(rng: random.Random, least: int, most: int) -> int:
+def size(rng: random.Random, least: int, most: int) -> int:
     """Return a number from `least` to `most`."""
     low, high = math.log2(least), math.log2(most + 1)
     return min(most, int(2 ** (low + (high - low) * rng.random())))
