@@ -236,7 +236,10 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         if (__all_sync(0xffffffff, holds)) break;
         cp_async_wait<0>();
     }
-    if (share.count <= 0) return;
+    if (share.count <= 0) {
+        cp_async_wait<0>();  // Q and lengths may be on their way to shared memory, which is the next block's then
+        return;
+    }
 
     // O = O / l of two columns of a row, and once a row's log-sum-exp
     auto write = [&](const UnitRows& tile, int row, int col, T* of_row, float2 o, float m, float l) {

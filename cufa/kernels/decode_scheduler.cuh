@@ -118,7 +118,9 @@ struct Share {
             }
             unit.set_keys(few ? __shfl_sync(0xffffffff, length, unit.batch) : keys_of(p, unit.batch));
         }
-        unit.look_ahead(p);
+        // Of few, from the same look as the share, which is what is compared when lengths are looked at once more.
+        const int after = min(unit.batch + 1, p.batch - 1);
+        unit.keys_next = few ? __shfl_sync(0xffffffff, length, after) : keys_of(p, after);
         unit.index = uint32_t(tile) / uint32_t(unit.tiles);
         unit.zero = unit.index * unit.tiles - tile;
     }

@@ -152,6 +152,8 @@ inline unsigned char* shared(uint32_t address, uint32_t bytes) {
 
 inline void entry() {
     kernel();
+    for (const auto& group : thread->copies.committed)
+        if (!group.empty()) fail("copies on their way to memory that is the next block's");
     for (Step& store : thread->stores) store();
     thread->ended = true, ++events;
     yield();
