@@ -116,6 +116,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         k_from = source(KTile(), p.k, 0) + thread % TEAM_THREADS / KTile::PANEL * p.k.stride_seq;
         v_from = source(VTile(), p.v, 0) + thread % TEAM_THREADS / VTile::PANEL * p.v.stride_seq;
     };
+    // Each tile of rows reads K and V.
+    const unsigned long long kept = p.row_tiles.divisor == 1 ? L2_READ_ONCE : L2_NORMAL;
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
     auto ask = [&](int slot, bool found_sources = false) {
         const int keys = of_asked.keys - (asked - of_asked.zero) * BN;
@@ -130,7 +132,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 #pragma unroll
                 for (int c = 0; c < Tile::CHUNKS; c += Tile::PANEL)
                     cp_async_16(Tile::move_on(first, r, c / Tile::PANEL), src + c * Tile::CHUNK,
-                                r + row < keys && (c + chunk) * Tile::CHUNK < cols);
+                                r + row < keys && (c + chunk) * Tile::CHUNK < cols, kept);
                 src += ROWS * t.stride_seq;
             }
         };

@@ -122,7 +122,8 @@ void cp_async(uint32_t to, const void* from, bool read) {
             std::memset(place, 0, BYTES);
     });
 }
-inline void cp_async_16(uint32_t to, const void* from, bool read) { cp_async<16>(to, from, read); }
+constexpr unsigned long long L2_NORMAL = 0, L2_READ_ONCE = 1;
+inline void cp_async_16(uint32_t to, const void* from, bool read, unsigned long long = L2_NORMAL) { cp_async<16>(to, from, read); }
 inline void cp_async_4(uint32_t to, const void* from, bool read) { cp_async<4>(to, from, read); }
 inline void cp_async_commit() { emulator::thread->copies.commit(); }
 template <int PENDING>
