@@ -55,8 +55,8 @@ def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any
         if sets[0].causal:
             figures = dict(list(ms.items())[:3])
         calls: dict[str, Any] = {name: lambda x=x: x for name, x in figures.items()}
-        # 33.5 or 537 MB each: what is read between two uses fills L2 twice.
-        assert len(sets) == (5 if sets[0].b == 1 else 2)
+        # 33.5 or 537 MB each: what is read between two uses fills L2 often.
+        assert len(sets) == (51 if sets[0].b == 1 else 5)
         return contestants.Ready(sets[0], VARIANT, calls, dict.fromkeys(figures, 1e-3))
 
     monkeypatch.setattr(decode, "cupy", MagicMock())

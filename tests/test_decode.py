@@ -243,6 +243,21 @@ def test_entries_that_are_not_in_use_may_be_anything() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 96, 128])
+def test_gpu_whole_units_of_many_rows(cupy: ModuleType, rng: np.random.Generator, d: int) -> None:
+    """As many sequences as there are multiprocessors; and if one is much longer than others."""
+    sm_count = cupy.cuda.Device().attributes["MultiProcessorCount"]
+    q, k, v = random_inputs(rng, "bfloat16", b=sm_count, hq=4, hk=1, sq=16, sk=600, d=d)
+    arrays = [cupy.asarray(x) for x in (q, k, v)]
+    for lengths in ([600] * sm_count, [600] + [37] * (sm_count - 1)):
+        out = cufa.decode(*arrays, lengths=cupy.asarray(np.array(lengths, np.int32)))
+        for i in (0, 1, sm_count - 1):
+            one, n = slice(i, i + 1), lengths[i]
+            expected = Expected(q[one], k[one, :, :n], v[one, :, :n], causal=True)
+            expected.assert_accepts(out[one], None)
+
+
+@pytest.mark.gpu
 def test_gpu_replays_while_lengths_grow(
     cupy: ModuleType, rng: np.random.Generator, stream: Any
 ) -> None:

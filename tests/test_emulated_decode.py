@@ -124,6 +124,16 @@ def test_rows_that_a_warpgroup_shares(
     assert {v.kernel for v in emulated._libraries} & {"decode_wgmma"}
 
 
+@pytest.mark.parametrize("options", [{}, {"d": 96, "dv": 128}, {"page_size": 48}], ids=str)
+def test_whole_units_of_four_warpgroups(
+    emulated: Emulator, rng: np.random.Generator, options: dict[str, Any]
+) -> None:
+    """A block each; and if they differ in length, what is cut nevertheless."""
+    for lengths in ([150] * 13, [700] + [20] * 12):
+        checked(rng, lengths, hq=4, hk=1, sq=10, **options)
+    assert {v.warps for v in emulated._libraries} & {16}
+
+
 @pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(
     "lengths", [[100] * 40, list(range(0, 200, 5)), [20] * 39 + [900], [50] * 100], ids=str

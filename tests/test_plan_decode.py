@@ -75,6 +75,15 @@ def test_how_pages_are_found(page_size: int, rows: int, kv: str) -> None:
     assert found.kv == kv
 
 
+def test_more_warpgroups_where_no_unit_is_cut() -> None:
+    def warps(batch: int, splits: int | None = None, **sizes: Any) -> int:
+        return plan(problem(seq_q=16, batch=batch, **sizes), H200, splits).variant.warps
+
+    assert warps(64) == warps(66) == warps(256) == 16
+    assert warps(62) == warps(67) == warps(64, splits=1) == 8
+    assert warps(64, head_dim=256, head_dim_v=256) == 8
+
+
 def test_two_blocks_where_each_has_a_whole_unit() -> None:
     assert tile(batch=132, heads_q=8, heads_kv=2) == (16, 2)
     assert tile(batch=120, heads_q=8, heads_kv=2) == (16, 2)

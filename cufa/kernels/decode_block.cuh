@@ -116,8 +116,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         k_from = source(KTile(), p.k, 0) + thread % TEAM_THREADS / KTile::PANEL * p.k.stride_seq;
         v_from = source(VTile(), p.v, 0) + thread % TEAM_THREADS / VTile::PANEL * p.v.stride_seq;
     };
-    // Each tile of rows reads K and V.
-    const unsigned long long kept = p.row_tiles.divisor == 1 ? L2_READ_ONCE : L2_NORMAL;
+    // What is read once leaves L2 first, unless other row tiles read it, too: pieces stay there. A warpgroup is slower then, if there
+    // are none.
+    unsigned long long kept = TEAM < 4 && p.row_tiles.divisor == 1 ? L2_READ_ONCE : L2_NORMAL;
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
     auto ask = [&](int slot, bool found_sources = false) {
         const int keys = of_asked.keys - (asked - of_asked.zero) * BN;
@@ -208,6 +209,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const bool guesses = lengths.few || begun || !__syncthreads_or(!share.is_even());
         const int first_entries = entries, *first_entry = find_entries_asked();
         first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
+        if (TEAM == 4 && p.row_tiles.divisor == 1 && !first_pieces.one()) kept = L2_READ_ONCE;
         find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
         if (!begun && lengths.few) fetch_ahead();
         computed_here(k_from), computed_here(v_from), computed_here(first_entry);

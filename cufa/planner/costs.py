@@ -82,23 +82,21 @@ class Cost(NamedTuple):
             As of `of`.
         """
         launch, tile, of_keys = self
-        seeing = min(rows, keys)
+        seeing = rows if rows < keys else keys
         tiles, row_tiles = heads * -(-rows // bm), -(-seeing // bm)
         if tiles * keys == 0:
             return launch + tiles * tile
         before = keys - seeing  # keys that all rows see
         longest = -(-keys // bn)
         # From a tile's last row to its last key, on average
-        fill = -before % step + (bn - step) / 2
-        shortest = min(longest, (before + bm + fill) / bn)
-        total = heads * (longest + (row_tiles - 1) * (before + bm * row_tiles / 2 + fill) / bn)
+        fill = before + -before % step + (bn - step) / 2
+        total = heads * (longest + (row_tiles - 1) * (bm * row_tiles / 2 + fill) / bn)
         at_once = min(len(of_keys), -(-tiles // sms))
         each, places = of_keys[at_once - 1], sms * at_once
+        alone, shared = tile + longest * each, (tiles * tile + total * each) / places
+        if tiles <= places:
+            return launch + (alone if alone > shared else shared)
+        shortest = min(longest, (bm + fill) / bn)
         waves = -(-tiles // places)
         last = longest - (longest - shortest) * (waves - 1) * places / tiles
-        busiest = max(
-            tile + longest * each,
-            (tiles * tile + total * each) / places,
-            waves * (tile + last * each),
-        )
-        return launch + busiest
+        return launch + max(alone, shared, waves * (tile + last * each))

@@ -26,6 +26,7 @@ _SOME_PARTS = 12  # one less is not much more for the others
 _MANY_PARTS = 32  # of 1, 2 and 4 units of 8192 keys, more were slower, as pieces have to be merged
 _MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal shares, not of 3.0
 _MOST_PARTIAL = 16 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
+_Rings = tuple[tuple[int, int, int], ...]
 _RINGS = ((16, 3, 8), (16, 2, 8), (16, 2, 4), (16, 2, 2))
 """Keys of a tile, stages and warps: the first that fits is taken. To read at full speed, a
 multiprocessor must have asked for some 30 KB at any time; with more than 128 KB it reads slower."""
@@ -37,6 +38,9 @@ _TEAM_RINGS = ((32, 2, 8), (16, 2, 8), (16, 2, 4))
 
 _WGMMA_RINGS = ((64, 3, 8), (64, 2, 8), (32, 4, 8), (32, 2, 8))
 """The same of `decode_wgmma`, where four do."""
+
+_WGMMA_WHOLE_RINGS = ((64, 2, 16), (32, 2, 16), *_WGMMA_RINGS)
+"""Where no unit is cut: to add up twice as many teams takes long, and longer with pieces."""
 
 
 class DecodePlan(NamedTuple):
@@ -199,11 +203,14 @@ def _chosen(
         takes = " or ".join(KERNELS[name].dtypes)
         raise ValueError(f"kernel: {name} takes {takes}, q has {problem.dtype}")
     head_dims = problem.head_dim, problem.head_dim_v
-    bm, blocks_per_sm = (64, 1) if name == _WIDE else _tile(problem, device, num_splits)
+    if name == _WIDE:
+        bm, blocks_per_sm, team, rings = 64, 1, 4, _wide_rings(problem, device, num_splits)
+    else:
+        bm, blocks_per_sm = _tile(problem, device, num_splits)
+        team, rings = (2, _TEAM_RINGS) if bm > 16 else (1, _RINGS)
+    tile = name, problem.dtype, head_dims, bm
     pages = problem.page_size or 1 << 30
-    return _finding(
-        _variant(name, problem.dtype, head_dims, bm, blocks_per_sm, pages, device), problem
-    )
+    return _finding(_variant(tile, blocks_per_sm, team, rings, pages, device), problem)
 
 
 def _default(problem: DecodeProblem, device: Device) -> str:
@@ -233,6 +240,14 @@ def _tile(problem: DecodeProblem, device: Device, num_splits: int | None) -> tup
     return bm, 2 if whole and bm == 16 and num_splits is None else 1
 
 
+def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _Rings:
+    """Return the rings of tiles of 64 rows, which may not depend on the batch either."""
+    row_tiles = -(-problem.group * problem.seq_q // 64)
+    units = problem.batch * problem.heads_kv * row_tiles
+    whole = _in_waves(units, device.sm_count) or 0.95 < units / device.sm_count <= 1
+    return _WGMMA_WHOLE_RINGS if whole and num_splits is None else _WGMMA_RINGS
+
+
 def _in_waves(units: int, at_once: int) -> bool:
     """Whether a block each, beginning as others end, keep all multiprocessors busy to the end."""
     waves = units / at_once
@@ -257,21 +272,18 @@ def _finding(variant: Variant, problem: DecodeProblem) -> Variant:
 
 @functools.lru_cache(maxsize=4096)
 def _variant(
-    kernel: str,
-    dtype: str,
-    head_dims: tuple[int, int],
-    bm: int,
+    tile: tuple[str, str, tuple[int, int], int],
     blocks_per_sm: int,
+    team: int,
+    rings: _Rings,
     page_size: int,
     device: Device,
 ) -> Variant:
-    """Return the variant with the deepest rings that fit."""
+    """Return the variant with the first rings that fit, of a kernel, dtype, head dims and rows."""
+    kernel, dtype, head_dims, bm = tile
     d, dv = (_padded(n) for n in head_dims)
     size = ELEMENT_BYTES[dtype]
     made = functools.partial(Variant, kernel, dtype, d, dv, bm, kv="Contiguous")
-    team, rings = (
-        (4, _WGMMA_RINGS) if kernel == _WIDE else (2, _TEAM_RINGS) if bm > 16 else (1, _RINGS)
-    )
     for bn, stages, warps in rings:
         variant = made(bn, stages, warps // blocks_per_sm, blocks_per_sm)
         complaint = variant.illegal(device)
@@ -281,7 +293,7 @@ def _variant(
         if asked <= _MOST_ASKED and found and complaint is None and fit:
             return variant
     if blocks_per_sm > 1:
-        return _variant(kernel, dtype, head_dims, bm, 1, page_size, device)
+        return _variant(tile, 1, team, rings, page_size, device)
     raise ValueError(
         f"k_cache: {device.name} cannot decode {dtype} with these head dims: {complaint}"
     )

@@ -17,23 +17,26 @@ from cufa.score import edges
 from cufa.variant import Variant
 
 
-class _Candidate(NamedTuple):
-    """A variant, and what the choice needs of it.
+class _Priced(NamedTuple):
+    """A variant of which costs were measured.
 
     Attributes
     ----------
+    per_pair : float
+        Microseconds for a row and a key, where all multiprocessors are full: no problem takes less.
     variant : Variant
     bm, bn : int
-    cost : Cost, optional
     step : int
-        The greatest common divisor of `bm` and `bn`.
+        Their greatest common divisor.
+    cost : Cost
     """
 
+    per_pair: float
     variant: Variant
     bm: int
     bn: int
-    cost: Cost | None
     step: int
+    cost: Cost
 
 
 class Choice:
@@ -50,6 +53,11 @@ class Choice:
         Of a problem; those of the variants hold them.
     score : tuple of str
     device : Device
+
+    Attributes
+    ----------
+    variants : list of Variant
+        All that can be chosen.
     """
 
     def __init__(
@@ -61,35 +69,37 @@ class Choice:
         device: Device,
     ) -> None:
         self._kernel, self._sm_count = kernel, device.sm_count
-        self._candidates: list[_Candidate] = []
         compiled = padded(kernel.name, device, *head_dims)
         costs = COSTS.get((kernel.name, *compiled, edges(score) > 0), {})
+        self.variants: list[Variant] = []
+        priced: list[_Priced] = []
         for tile in tiles(kernel.name, compiled, device):
             variant = Variant(kernel.name, dtype, *compiled, **tile._asdict(), score=score)
-            if variant.illegal(device) is None:
-                step = math.gcd(tile.bm, tile.bn)
-                self._candidates.append(
-                    _Candidate(variant, tile.bm, tile.bn, costs.get(tile), step)
-                )
-
-    @property
-    def variants(self) -> list[Variant]:
-        """All that can be chosen."""
-        return [each.variant for each in self._candidates]
+            if variant.illegal(device) is not None:
+                continue
+            self.variants.append(variant)
+            cost, bm, bn = costs.get(tile), tile.bm, tile.bn
+            if cost is not None:
+                of_keys = min(time / blocks for blocks, time in enumerate(cost.keys, 1))
+                per_pair = of_keys / (bm * bn * device.sm_count)
+                priced.append(_Priced(per_pair, variant, bm, bn, math.gcd(bm, bn), cost))
+        self._priced = sorted(priced, key=lambda each: each.per_pair)
 
     def of(self, problem: Problem) -> Variant:
         """Return the variant that a problem takes."""
         _, batch, heads_q, heads_kv, rows, keys, _, _, causal, _ = problem
         heads, sm_count = batch * heads_q, self._sm_count
-        if self._candidates[0].cost is None:
-            long, *short = self._candidates
+        if not self._priced:
+            long, *short = self.variants
             few = heads * -(-rows // long.bm) < sm_count
-            return next((each.variant for each in short if few or rows <= each.bm), long.variant)
+            return next((each for each in short if few or rows <= each.bm), long)
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
-        best, least = self._candidates[0].variant, math.inf
-        for variant, bm, bn, cost, step in self._candidates:
-            if cost is None:
-                continue
+        seeing = min(rows, keys)
+        pairs = heads * (seeing * (keys - seeing / 2) if causal else rows * keys)
+        best, least = self._priced[0].variant, math.inf
+        for per_pair, variant, bm, bn, step, cost in self._priced:
+            if pairs * per_pair >= least:  # nor do the others take less
+                break
             pack = packable if rows < bm else 1
             time = cost.of(heads, rows, keys, bm, bn, step, sm_count, pack, causal)
             if time < least:
