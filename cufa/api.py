@@ -12,7 +12,7 @@ from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.launch import calls
 from cufa.launch.kind import Kind
-from cufa.planner.attention import Planner, plan
+from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem import Problem, parse, restore_shape
@@ -30,6 +30,7 @@ def attention(
     layout: str = "bhsd",
     out: Array | None = None,
     return_lse: bool = False,
+    batch_invariant: bool = False,
     kernel: str | Variant | None = None,
 ) -> Any:
     """Compute exact attention, softmax(scale * Q K^T) V, without storing the scores.
@@ -57,6 +58,9 @@ def attention(
         Where the result goes: of its shape and dtype, sharing no memory with the inputs.
     return_lse : bool
         Whether to return the log-sum-exp of the scores, too.
+    batch_invariant : bool
+        Whether a sequence gives the same bits alone and in any batch: the variant, and the number
+        of parts that keys are cut into, are then those of a batch of one.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32") or one instantiation; GPU
         only.
@@ -83,7 +87,8 @@ def attention(
     FlashAttention-3 (Shah et al. 2024, algorithm 2). "fa1_fp32" is FlashAttention-1 (Dao et al.
     2022, algorithm 1). Few queries beside many keys run as those of `cufa.decode` where that is
     faster, unless a kernel is forced; in a capture into a CUDA graph only if an earlier call like
-    it has set memory aside, and eight captures since have not used it up.
+    it has set memory aside, and eight captures since have not used it up (with `batch_invariant`
+    it is an error if not: another kernel would give other bits).
 
     On the GPU, an infinity or NaN in v may also reach rows that do not see its key, if one of the
     rows that are multiplied together sees a key of its tile: 16 rows in "fa2_mma", 64 in
@@ -97,11 +102,13 @@ def attention(
     options = (
         *(causal, type(causal), scale, type(scale), layout),
         *(return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
+        *(batch_invariant, type(batch_invariant)),
     )
     result = calls.again(q, k, v, out, return_lse, options)
     if result is not None:
         return result
     check_flag("return_lse", return_lse)
+    check_flag("batch_invariant", batch_invariant)
     xp = array_module(q, k, v, out)
     problem, operands = parse(q, k, v, causal=causal, scale=scale, layout=layout, out=out, xp=xp)
     if xp is np:
@@ -109,8 +116,8 @@ def attention(
         return _on_cpu(problem, operands, q, out, layout, return_lse)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
-    planner = Planner(problem, device, kernel, user_table(device))
-    kind = Kind(problem, layout, device, device_id, planner, planner.tiled)
+    planner = Planner(problem, device, kernel, user_table(device), batch_invariant)
+    kind = Kind(problem, layout, device, device_id, planner, planner.otherwise)
     return calls.first(q, k, v, out, return_lse, options, kind)
 
 
@@ -124,19 +131,21 @@ def explain(
     layout: str = "bhsd",
     out: Array | None = None,
     return_lse: bool = False,
+    batch_invariant: bool = False,
     kernel: str | Variant | None = None,
 ) -> Plan | DecodePlan | cpu.Plan:
     """Return how `attention` would run this call; nothing is compiled, launched or written.
 
     Parameters
     ----------
-    q, k, v, causal, scale, layout, out, return_lse, kernel
+    q, k, v, causal, scale, layout, out, return_lse, batch_invariant, kernel
         As for `attention`.
 
     Returns
     -------
     cufa.planner.plan.Plan, cufa.planner.decode.DecodePlan or cufa.cpu.attention.Plan
-        The last one for NumPy arrays. `str` of any is one line.
+        The last one for NumPy arrays. `str` of any is one line. The first two say in `expected_us`
+        what this variant and those that it was chosen from would take on an H200, where known.
 
     Raises
     ------
@@ -144,13 +153,14 @@ def explain(
         As `attention`.
     """
     check_flag("return_lse", return_lse)
+    check_flag("batch_invariant", batch_invariant)
     xp = array_module(q, k, v, out)
     problem, _ = parse(q, k, v, causal=causal, scale=scale, layout=layout, out=out, xp=xp)
     if xp is np:
         refuse_kernel(kernel)
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
-    return plan(problem, device, kernel, user_table(device))
+    return explained(problem, device, kernel, user_table(device), batch_invariant)
 
 
 def _on_cpu(

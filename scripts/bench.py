@@ -180,7 +180,8 @@ def _rows(
         from benchmarks import models
         from benchmarks.model_shapes import chosen
 
-        return models.rows(contestants, chosen(o.models), clock, budget, o.seed), contestants
+        shapes = models.Models(kernel, o.peers)
+        return models.rows(shapes, chosen(o.models), clock, budget, o.seed), shapes
     how = o.seed, o.scores, o.timing
     return prefill.rows(contestants, cells_of(o), clock, budget, *how), contestants
 

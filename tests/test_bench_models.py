@@ -144,7 +144,7 @@ def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any
     from benchmarks import contestants, host_clock, models
 
     now, inside = 0, False
-    ms = {"cufa": 0.02, "cudnn": 0.03, "fa2": 0.08}
+    ms = {"cufa": 0.02, "batch_invariant": 0.025, "cudnn": 0.03, "fa2": 0.08}
     seen: list[int] = []
 
     def call(name: str) -> float:
@@ -165,7 +165,7 @@ def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any
 
     def ready(*sets: Cell) -> Any:
         seen.append(len(sets))
-        names = ["cufa", "fa2"] if sets[0] == CHUNK.cell else list(ms)
+        names = [each for each in ms if each != "cudnn" or sets[0] != CHUNK.cell]
         gaps = {} if "cudnn" in names else {"cudnn": "not this one"}
         calls: dict[str, Any] = {name: lambda name=name: call(name) for name in names}
         return contestants.Ready(sets[0], VARIANT, calls, dict.fromkeys(names, 1e-3), gaps)
@@ -196,6 +196,7 @@ def test_rows(rows_of: Callable[..., list[dict[str, Any]]]) -> None:
     assert prompt["replayed"] == ["cufa", "cudnn"]
     assert prompt["cufa_host_us"] == 10.0
     assert prompt["peers_host_us"] == {"cudnn": 40.0, "fa2": 10.0}
+    assert prompt["batch_invariant"] == 25.0
     assert not {"gaps", "sets"} & set(prompt)
     assert (chunk["model"], set(chunk["peers"])) == ("chunk", {"fa2"})
     assert (chunk["gaps"], chunk["sets"]) == ({"cudnn": "not this one"}, 49)
@@ -210,6 +211,7 @@ def test_page(rows_of: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> N
     assert "| 30.0 | 100.0 | 30.0 | 1.50 | 5.00 | 1.50 | graph; fa2: events |" in text
     assert "| chunk | bfloat16 | 128 | causal | 512x8704 | 1 | 32/8 | 10.0 |  | 10.0 |" in text
     assert "| cudnn | 1 | not this one |" in text
+    assert "takes 1.250 times as long in geometric mean, at most 1.25." in text
     assert "| 1.00e-03 |" in text
 
 

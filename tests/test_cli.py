@@ -261,7 +261,7 @@ def test_ctrl_c_in_any_command(capsys: Captured, monkeypatch: pytest.MonkeyPatch
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cufa.cli.explain.plan", stop)
+    monkeypatch.setattr("cufa.cli.explain.explained", stop)
     assert cli.main(["explain", *SMALL, "--gpu", "h100"]) == 130
     assert the_line(capsys) == f"{PROGRAM} explain: interrupted"
 
@@ -273,7 +273,7 @@ def test_what_runs_out_is_one_line(
     def fail(*_: object) -> None:
         raise kind("No space\nleft")
 
-    monkeypatch.setattr("cufa.cli.explain.plan", fail)
+    monkeypatch.setattr("cufa.cli.explain.explained", fail)
     assert cli.main(["explain", *SMALL, "--gpu", "h100"]) == 1
     assert "No space left" in the_line(capsys)
 
@@ -321,7 +321,8 @@ def test_explain_persistent_blocks(capsys: Captured) -> None:
     chosen = plan(Problem.of_shapes((1, 64, 16384, 128), *[(1, 8, 16384, 128)] * 2), H200)
     out, _ = capsys.readouterr()
     assert f"{chosen.grid} blocks for 64 heads x {chosen.q_tiles} tiles of queries\n" in out
-    assert cli.main(["explain", "--q", "1,32,1,128", "--k", "1,8,99,128", "--gpu", "h200"]) == 0
+    words = ["explain", "--q", "1,32,1,128", "--k", "1,8,99,128", "--gpu", "h200"]
+    assert cli.main([*words, "--kernel", "fa3_wgmma"]) == 0
     assert "8 blocks for 8 groups of 4 heads x 1 tile of queries\n" in capsys.readouterr().out
 
 

@@ -41,18 +41,25 @@ def decodes(given: Problem, gpu: device.Device = H200) -> bool:
 @pytest.mark.parametrize(
     ("sizes", "as_decode"),
     [
-        ((1, 32, 8, 1, 8192), True),  # 14, 70
+        ((1, 32, 8, 1, 1024), True),  # 4.0, 12.2
         ((1, 32, 8, 1, 131072), True),  # 126, 1086
-        ((16, 32, 8, 4, 8192), True),  # 124, 127
-        ((16, 32, 8, 16, 8192), False),  # 258, 128
+        ((4, 32, 8, 16, 8192), True),  # 39, 71
+        ((4, 32, 8, 32, 2048), False),  # 28, 22
+        ((16, 32, 8, 5, 8192), True),  # 122, 134
+        ((16, 32, 8, 16, 8192), True),  # 125, 135
+        ((16, 32, 8, 32, 8192), False),  # 273, 137
+        ((32, 32, 8, 4, 2048), True),  # 63, 69
+        ((64, 32, 8, 16, 2048), False),  # 156, 136
+        ((8, 64, 8, 4, 8192, 64), True),  # 35, 53
+        ((40, 64, 8, 8, 1024, 64), False),  # 38, 26
+        ((8, 16, 8, 32, 4096, 256), False),  # 88, 69
     ],
 )
 def test_what_was_measured(sizes: Any, as_decode: bool) -> None:
     assert decodes(problem(*sizes)) == as_decode
 
 
-def test_few_keys_many_queries_and_full_grids_are_not_for_decode() -> None:
-    assert not decodes(problem(1, 32, 8, 1, 256))
+def test_many_queries_and_full_grids_are_not_for_decode() -> None:
     assert not decodes(problem(1, 32, 8, 512, 8192))
     assert not decodes(problem(1, 8, 8, 8192, 8192))
     assert not decodes(problem(64, 32, 32, 128, 2048))
@@ -109,6 +116,37 @@ def test_any_problem(given: Problem, gpu: device.Device) -> None:
         assert found.grid > 0
         assert found.variant.illegal(gpu) is None
         assert found.variant in decode_variants(gpu, [given.causal])
+
+
+@given(problems(st.integers(1, 1 << 15)), devices, st.integers(1, 300))
+def test_batch_invariant(given: Problem, gpu: device.Device, batch: int) -> None:
+    """What bits depend on is that of a batch of one."""
+    planner = attention.Planner(given, gpu, batch_invariant=True)
+    one, many = (planner(given._replace(batch=b)) for b in (1, batch))
+    assert planner.otherwise is None
+    assert many == attention.plan(given._replace(batch=batch), gpu, batch_invariant=True)
+    assert one.variant == many.variant
+    if isinstance(one, Plan):
+        assert isinstance(many, Plan)
+        assert one.pack == many.pack
+        assert many.reason == "batch_invariant: as for a batch of one"
+    else:
+        assert isinstance(many, DecodePlan)
+        assert one.splits == many.splits > 0
+        assert one.row_tiles == many.row_tiles
+
+
+def test_expected_times() -> None:
+    found = attention.explained(problem(1, 32, 8, 1024, 1024), H200)
+    assert found.expected_us[0][0] == found.variant
+    times = [us for _, us in found.expected_us]
+    assert len(times) > 2
+    assert times == sorted(times)
+    assert 15 < times[0] < 25
+    found = attention.explained(problem(16, 32, 8, 5, 8192), H200)
+    assert [variant.kernel for variant, _ in found.expected_us] == ["decode", "fa3_wgmma"]
+    assert not attention.explained(problem(1, 32, 8, 1024, 1024), device.named("a100")).expected_us
+    assert not attention.explained(problem(0, 32, 8, 1024, 1024), H200).expected_us
 
 
 @given(problems(st.integers(1, 1 << 15)), devices)

@@ -18,7 +18,7 @@ from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text
 from cufa.kernel import KERNELS
-from cufa.planner.attention import plan
+from cufa.planner.attention import explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
@@ -59,6 +59,9 @@ def add(commands: Commands) -> None:
     )
     add_problem(parser)
     parser.add_argument("--kernel", type=kernel, metavar="NAME", help="a kernel to force")
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="the same bits alone and in any batch"
+    )
     add_device(parser, "This machine's by default; one that is named need not be here.")
 
 
@@ -67,7 +70,9 @@ def run(options: argparse.Namespace) -> int:
     problem = one_problem(options)
     device = machine.chosen_gpu(options)
     try:
-        found = plan(problem, device, options.kernel, user_table(device))
+        found = explained(
+            problem, device, options.kernel, user_table(device), options.batch_invariant
+        )
     except ValueError as error:
         raise CommandError(error) from error
     _print(problem, device, found)
@@ -90,6 +95,7 @@ def _print(problem: Problem, device: Device, found: Plan | DecodePlan) -> None:
         ("block", f"{found.block} threads"),
         ("shared memory", f"{found.smem_bytes} bytes a block"),
         *_beside(found),
+        *_expected(found),
     ]
     table.pairs([*rows, ("reason", found.reason)])
 
@@ -105,6 +111,15 @@ def _work(problem: Problem, found: Plan | DecodePlan) -> str:
     if found.pack > 1:
         work = f"{counted(heads // found.pack, 'group')} of {found.pack} heads"
     return work + f" x {counted(found.q_tiles, 'tile')} of queries"
+
+
+def _expected(found: Plan | DecodePlan) -> Iterator[tuple[object, ...]]:
+    """Yield the times that are expected of the variant, and of those that it was chosen from."""
+    times = dict(found.expected_us)
+    if found.variant in times:
+        yield "expected", f"{times.pop(found.variant):.1f} us on an H200"
+    for variant, us in times.items():
+        yield "  beside", f"{us:.1f} us", variant
 
 
 def _beside(found: Plan | DecodePlan) -> Iterator[tuple[str, str]]:

@@ -101,7 +101,7 @@ class Launch:
     ) -> None:
         self.loaded, self.plan = loaded, plan
         self._shapes, self._strides = shapes, strides
-        _, grid, block, smem_bytes, q_tiles, _, _, pack, _, _ = plan
+        _, grid, block, smem_bytes, q_tiles, _, _, pack, *_ = plan
         tiles = problem.batch * problem.heads_q // pack * q_tiles
         # Of fewer, each block's own: see next_tile in kernels/scheduler_sm90.cuh.
         draws = loaded.draws_tiles and tiles > 2 * grid

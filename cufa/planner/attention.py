@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from cufa.decode_problem import MAX_KEYS, DecodeProblem, of_attention
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES, KERNELS
-from cufa.planner import decode
+from cufa.planner import decode, rules
 from cufa.planner import plan as tiled
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import KEY_STEP, Plan
@@ -19,16 +19,24 @@ from cufa.variant import Variant
 
 # A kernel of attention gives each tile of rows to one multiprocessor, whatever the keys. Few tiles
 # leave the others idle, which `decode` does not; but it reads K and V once for each of its small
-# tiles of rows. The model counts in bytes that a multiprocessor reads meanwhile, 34 a nanosecond on
-# an H200, since the ratio of arithmetic to reading differs little from GPU to GPU. Its constants
-# fit an H200's times for 32/8 heads of 128 columns, batch x queries x keys: `decode` takes 14 us
-# for 1 x 1 x 8192, 123 for 16 x 1 x 8192, 258 for 16 x 16 x 8192; fa3_wgmma 70, 127 and 128.
-_BEGIN_AND_END = 140_000
-"""What `decode` takes longer to begin and end, where pieces are merged: 4 us."""
-_MANY_ROWS = 1.1
-"""What `decode` takes longer with tiles of more than 16 rows, whose pieces are larger."""
-_OTHERS_READ = 1.05
+# tiles of rows, and a unit of many rows takes long to end. What both take, in microseconds, is
+# fitted to an H200's times of 130 problems of 1 to 32 queries, docs/trials.json: the faster one is
+# chosen but for 1.003 in geometric mean. On other GPUs arithmetic and reading are in much the same
+# ratio.
+_BYTES_A_US = 34_000
+"""That a multiprocessor reads."""
+
+_DECODE_BEGINS = 2.5
+_DECODE_ROW = 0.08
+"""Of a unit on a multiprocessor: its queries, softmax and output."""
+
+_DECODE_PIECES = 0.05
+"""What a row takes longer where units are cut."""
+
+_OTHERS_BEGIN = 3.5
+_OTHERS_READ = 1.12
 """What the others take longer where all wait for memory."""
+
 _MOST_ROWS = 128
 """That share a K/V head: beyond, nothing was measured."""
 
@@ -36,6 +44,7 @@ _HEAD_DIMS = (*((n, n) for n in (32, 64, 96, 128, 192, 256)), (192, 128))
 """Of the variants that are taken, so that not too many have to be compiled ahead of time."""
 
 _REASON = "few queries: keys are split, as for cufa.decode"
+_AS_ALONE = "batch_invariant: as for a batch of one"
 
 
 class Planner:
@@ -50,11 +59,15 @@ class Planner:
         Forces a kernel of attention's own, or one instantiation of it.
     table : Table, optional
         Of this device, see `cufa.tuned.user_table`.
+    batch_invariant : bool
+        Whether each sequence is computed as it would be alone: by the variant, and in as many
+        parts, that a batch of one takes.
 
     Attributes
     ----------
-    tiled : callable
-        Problem -> the plan of a kernel of attention's own.
+    otherwise : callable or None
+        Problem -> the plan of a kernel of attention's own, where that may take the place of
+        another.
 
     Raises
     ------
@@ -68,14 +81,28 @@ class Planner:
         device: Device,
         kernel: str | Variant | None = None,
         table: Table | None = None,
+        batch_invariant: bool = False,
     ) -> None:
-        self.tiled = tiled.Planner(problem, device, kernel, table)
-        self._device, self._forced = device, kernel is not None
+        self._tiled = tiled.Planner(problem, device, kernel, table)
+        self._device, self._forced, self._alone = device, kernel is not None, batch_invariant
+        self.otherwise = None if batch_invariant else self._tiled
 
     def __call__(self, problem: Problem) -> Plan | DecodePlan:
         """Return a problem's plan; errors are those of `plan`."""
-        found = self.tiled(problem)
+        if self._alone and problem.batch > 0:
+            return self._as_alone(problem)
+        return self._fastest(problem)
+
+    def _fastest(self, problem: Problem) -> Plan | DecodePlan:
+        found = self._tiled(problem)
         return found if self._forced else faster(problem, self._device, found)
+
+    def _as_alone(self, problem: Problem) -> Plan | DecodePlan:
+        one = self._fastest(problem._replace(batch=1))
+        if isinstance(one, Plan):
+            return tiled.plan(problem, self._device, one.variant)._replace(reason=_AS_ALONE)
+        found = decode.plan(of_attention(problem), self._device, one.parts, one.variant)
+        return found._replace(reason=f"{_REASON}; {_AS_ALONE}")
 
 
 def plan(
@@ -83,8 +110,11 @@ def plan(
     device: Device,
     kernel: str | Variant | None = None,
     table: Table | None = None,
+    batch_invariant: bool = False,
 ) -> Plan | DecodePlan:
     """Choose how a call of `attention` runs on a device; arguments and errors as of `Planner`."""
+    if batch_invariant:
+        return Planner(problem, device, kernel, table, batch_invariant)(problem)
     found = tiled.plan(problem, device, kernel, table)
     return found if kernel is not None else faster(problem, device, found)
 
@@ -99,19 +129,12 @@ def faster(problem: Problem, device: Device, other: Plan) -> Plan | DecodePlan:
     other : Plan
         Of a kernel of attention's own.
     """
-    _, batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, _, _ = problem
-    rows = problem.group * seq_q
-    tiles = batch * heads_q // other.pack * other.q_tiles
-    if tiles == 0 or rows > _MOST_ROWS or not 0 < seq_kv <= MAX_KEYS:
+    rows, seq_kv = problem.group * problem.seq_q, problem.seq_kv
+    if other.grid == 0 or rows > _MOST_ROWS or not 0 < seq_kv <= MAX_KEYS:
         return other
-    variant = other.variant
-    kernel = KERNELS[variant.kernel]
-    keys = -(-seq_kv // KEY_STEP) * KEY_STEP
-    busiest = -(-tiles // device.sm_count) * variant.bm * keys
-    flops = 2 * busiest * (variant.head_dim + variant.head_dim_v)
-    read = batch * heads_kv * keys * (head_dim + head_dim_v) * ELEMENT_BYTES[problem.dtype]
-    others = max(flops / kernel.flops_per_byte, _OTHERS_READ * read / device.sm_count)
-    if others < _BEGIN_AND_END:
+    rounded = problem._replace(seq_kv=-(-seq_kv // KEY_STEP) * KEY_STEP)
+    others = _tiled_us(rounded, device, other)
+    if others < _DECODE_BEGINS + _DECODE_ROW * rows:
         return other
     try:
         found = decode.plan(of_attention(problem), device)
@@ -119,9 +142,63 @@ def faster(problem: Problem, device: Device, other: Plan) -> Plan | DecodePlan:
         return other
     if (found.variant.head_dim, found.variant.head_dim_v) not in _HEAD_DIMS:
         return other
-    slower = _MANY_ROWS if found.variant.bm > 16 else 1
-    ours = _BEGIN_AND_END + slower * found.row_tiles * read / min(found.grid, device.sm_count)
-    return found._replace(reason=_REASON) if ours < others else other
+    if _decode_us(rounded, device, found) >= others:
+        return other
+    return found._replace(reason=_REASON)
+
+
+def _read_us(problem: Problem, device: Device) -> float:
+    """Return what it takes all multiprocessors to read K and V once."""
+    columns = problem.head_dim + problem.head_dim_v
+    cache = problem.batch * problem.heads_kv * problem.seq_kv * columns
+    return cache * ELEMENT_BYTES[problem.dtype] / (device.sm_count * _BYTES_A_US)
+
+
+def _tiled_us(problem: Problem, device: Device, plan: Plan) -> float:
+    """Return what a kernel of attention's own takes."""
+    variant = plan.variant
+    known = rules.times(problem, device, variant.kernel, (variant,))
+    if variant in known:
+        computing = known[variant]
+    else:
+        tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
+        busiest = -(-tiles // device.sm_count) * variant.bm * problem.seq_kv
+        flops = 2 * busiest * (variant.head_dim + variant.head_dim_v)
+        flops_a_us = KERNELS[variant.kernel].flops_per_byte * _BYTES_A_US
+        computing = _OTHERS_BEGIN + flops / flops_a_us
+    return max(computing, _OTHERS_BEGIN + _OTHERS_READ * _read_us(problem, device))
+
+
+def _decode_us(problem: Problem, device: Device, plan: DecodePlan) -> float:
+    """Return what `decode` takes."""
+    units = problem.batch * problem.heads_kv * plan.row_tiles
+    of_row = -(-units // device.sm_count) * _DECODE_ROW + (plan.grid != units) * _DECODE_PIECES
+    idle = max(1.0, device.sm_count / plan.grid)
+    read = plan.row_tiles * _read_us(problem, device) * idle
+    return _DECODE_BEGINS + read + plan.rows * of_row
+
+
+def explained(
+    problem: Problem,
+    device: Device,
+    kernel: str | Variant | None = None,
+    table: Table | None = None,
+    batch_invariant: bool = False,
+) -> Plan | DecodePlan:
+    """Return the plan with the times expected of its variant, and of those that it was chosen from.
+
+    Arguments and errors are those of `Planner`.
+    """
+    found = plan(problem, device, kernel, table, batch_invariant)
+    if 0 in (problem.seq_kv, found.grid):
+        return found
+    if isinstance(found, DecodePlan):
+        own = tiled.plan(problem, device, kernel, table)
+        times = {own.variant: _tiled_us(problem, device, own)}
+        times[found.variant] = _decode_us(problem, device, found)
+    else:
+        times = rules.times(problem, device, found.variant.kernel)
+    return found._replace(expected_us=tuple(sorted(times.items(), key=lambda item: item[1])))
 
 
 def decode_variants(device: Device, masks: Iterable[bool] = (False, True)) -> list[Variant]:

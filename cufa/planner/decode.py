@@ -63,6 +63,8 @@ class DecodePlan(NamedTuple):
         Rows of a tile that are used, at most.
     reason : str
         Why it is not a kernel of attention's own, for a call of `attention`.
+    expected_us : tuple of (Variant, float)
+        As of `cufa.planner.plan.Plan`.
     """
 
     variant: Variant
@@ -74,6 +76,7 @@ class DecodePlan(NamedTuple):
     parts: int
     rows: int
     reason: str = ""
+    expected_us: tuple[tuple[Variant, float], ...] = ()
 
     def __str__(self) -> str:
         """One line."""

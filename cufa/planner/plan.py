@@ -46,6 +46,9 @@ class Plan(NamedTuple):
         float32 scratch in global memory.
     reason : str
         Where the variant comes from.
+    expected_us : tuple of (Variant, float)
+        For `explain`: how many microseconds the variant and those that it was chosen from would
+        take on an H200, the fastest first; as far as that is known.
     """
 
     variant: Variant
@@ -58,6 +61,7 @@ class Plan(NamedTuple):
     pack: int
     workspace_floats: int
     reason: str
+    expected_us: tuple[tuple[Variant, float], ...] = ()
 
     def __str__(self) -> str:
         """One line."""
@@ -258,6 +262,5 @@ def _planned(
     threads, smem_bytes, at_once, workspace = block
     grid = min(tiles, at_once or tiles)
     floats = workspace and workspace * problem.batch * problem.heads_q * problem.seq_q
-    return Plan(
-        variant, grid, threads, smem_bytes, q_tiles, section_heads, late_rows, pack, floats, reason
-    )
+    sizes = grid, threads, smem_bytes, q_tiles, section_heads, late_rows, pack, floats
+    return Plan(variant, *sizes, reason)

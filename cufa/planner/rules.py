@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Container
 from typing import NamedTuple
 
 from cufa.device import Device
@@ -106,6 +107,21 @@ class Choice:
                 best, least = variant, time
         return best
 
+    def times(
+        self, problem: Problem, variants: Container[Variant] | None = None
+    ) -> dict[Variant, float]:
+        """Return how many microseconds variants, or all, are expected to take, if that is known."""
+        _, batch, heads_q, heads_kv, rows, keys, _, _, causal, _ = problem
+        packable = scheduler.packable(heads_q, heads_kv, self._kernel)
+        heads, sm_count = batch * heads_q, self._sm_count
+        return {
+            variant: cost.of(
+                heads, rows, keys, bm, bn, step, sm_count, packable if rows < bm else 1, causal
+            )
+            for _, variant, bm, bn, step, cost in self._priced
+            if variants is None or variant in variants
+        }
+
 
 @functools.lru_cache(maxsize=4096)
 def choice(
@@ -113,6 +129,24 @@ def choice(
 ) -> Choice:
     """Return the choice between the variants of a kernel."""
     return Choice(ATTENTION_KERNELS[kernel], dtype, head_dims, score, device)
+
+
+def times(
+    problem: Problem, device: Device, kernel: str, variants: Container[Variant] | None = None
+) -> dict[Variant, float]:
+    """Return how many microseconds a kernel's variants are expected to take, if that is known.
+
+    Parameters
+    ----------
+    problem : Problem
+    device : Device
+    kernel : str
+    variants : container of Variant, optional
+        Those that are asked for, instead of all.
+    """
+    head_dims = problem.head_dim, problem.head_dim_v
+    chosen = choice(kernel, problem.dtype, head_dims, problem.score, device)
+    return chosen.times(problem, variants)
 
 
 def all_variants(device: Device) -> list[Variant]:

@@ -9,17 +9,39 @@ import cupy
 
 from benchmarks import graphs, host_clock
 from benchmarks.cells import Cell
-from benchmarks.contestants import Contestants, columns, rows_of
+from benchmarks.contestants import Contestants, columns, rounded, rows_of
 from benchmarks.inputs import Operands
 from benchmarks.model_shapes import Shape, kind_of
+from benchmarks.peers import PEERS, cufa_call
 from cufa import device as devices
-from cufa.explorer.clock import Clock
+from cufa.explorer.clock import Call, Clock
 from cufa.explorer.race import Budget
 
 HOST_CALLS = 12
 """Of a batch."""
 
 HOST_BATCHES = 8
+
+INVARIANT = "batch_invariant"
+"""The column of cufa's time in this mode."""
+
+
+class Models(Contestants):
+    """`cufa.attention`, the same with `batch_invariant`, and the peers.
+
+    Parameters
+    ----------
+    kernel : str or None
+        Forced on cufa.
+    peers : iterable of str
+        Keys of `PEERS`.
+    """
+
+    def __init__(self, kernel: str | None, peers: Iterable[str]) -> None:
+        def as_alone(operands: Operands) -> Call:
+            return cufa_call(operands, kernel, batch_invariant=True)
+
+        super().__init__(kernel, [INVARIANT, *peers], {INVARIANT: as_alone, **PEERS})
 
 
 def rows(
@@ -50,11 +72,17 @@ def rows(
         if ready is None:
             return None
         ms, replayed = graphs.medians(ready.calls, clock, budget, "graph")
-        batch = {name: [call] * HOST_CALLS for name, call in ready.calls.items()}
+        us = {name: 1e3 * each for name, each in ms.items()}
+        as_alone = us.pop(INVARIANT)
+        errors = {name: ready.errors[name] for name in us}
+        batch = {name: [ready.calls[name]] * HOST_CALLS for name in us}
         host_us = host_clock.medians(lambda: batch, HOST_BATCHES)
         return {
             "model": shape.model,
-            **ready.row({name: 1e3 * each for name, each in ms.items()}, replayed, "us"),
+            **ready._replace(errors=errors).row(
+                us, [each for each in replayed if each in us], "us"
+            ),
+            INVARIANT: rounded(as_alone, 5),
             **columns(host_us, "_host_us"),
             **({"gaps": dict(ready.gaps)} if ready.gaps else {}),
             **({"sets": len(sets)} if len(sets) > 1 else {}),

@@ -23,11 +23,13 @@ Maker = Callable[[Operands], Call]
 """Prepares a contestant for a cell: what a user would do once, outside the timed call."""
 
 
-def cufa_call(operands: Operands, kernel: str | None, package: ModuleType = cufa) -> Call:
+def cufa_call(
+    operands: Operands, kernel: str | None, package: ModuleType = cufa, **options: Any
+) -> Call:
     """Return ``cufa.attention`` on the operands, as users call it, of this package or another."""
     q, k, v = operands.q, operands.k, operands.v
     causal = operands.cell.causal
-    return lambda: package.attention(q, k, v, causal=causal, kernel=kernel)
+    return lambda: package.attention(q, k, v, causal=causal, kernel=kernel, **options)
 
 
 def _cufa_bfloat16(operands: Operands) -> Call:

@@ -187,6 +187,11 @@ def _models_parts(rows: Sequence[Row]) -> list[str]:
         cell_table(kinds),
         f"Time of a call on the host, us:\n\n{table_of(rows, columns)}",
     ]
+    slower = [row["batch_invariant"] / row["cufa"] for row in rows]
+    parts.append(
+        f"With `batch_invariant=True` cufa takes {geomean(slower):.3f} times as long in geometric "
+        f"mean, at most {max(slower):.2f}."
+    )
     gaps = Counter(gap for row in rows for gap in row.get("gaps", {}).items())
     if gaps:
         lines = [[name, number, why] for (name, why), number in gaps.items()]
