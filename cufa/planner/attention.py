@@ -40,6 +40,12 @@ _OTHERS_READ = 1.12
 _MOST_ROWS = 128
 """That share a K/V head: beyond, nothing was measured."""
 
+_LEAST_KEYS = 512
+"""Of a part with `batch_invariant`: of 128, large batches took three times as long."""
+
+_FEWEST_KEYS = 128
+"""Beside fewer all is latency, whatever runs: that needs no second kernel, nor its memory."""
+
 _HEAD_DIMS = (*((n, n) for n in (32, 64, 96, 128, 192, 256)), (192, 128))
 """Of the variants that are taken, so that not too many have to be compiled ahead of time."""
 
@@ -94,14 +100,15 @@ class Planner:
         return self._fastest(problem)
 
     def _fastest(self, problem: Problem) -> Plan | DecodePlan:
-        found = self._tiled(problem)
-        return found if self._forced else faster(problem, self._device, found)
+        found, us = self._tiled.timed(problem)
+        return found if self._forced else faster(problem, self._device, found, us)
 
     def _as_alone(self, problem: Problem) -> Plan | DecodePlan:
         one = self._fastest(problem._replace(batch=1))
         if isinstance(one, Plan):
             return tiled.plan(problem, self._device, one.variant)._replace(reason=_AS_ALONE)
-        found = decode.plan(of_attention(problem), self._device, one.parts, one.variant)
+        parts = min(one.parts, -(-problem.seq_kv // _LEAST_KEYS))
+        found = decode.plan(of_attention(problem), self._device, parts, one.variant)
         return found._replace(reason=f"{_REASON}; {_AS_ALONE}")
 
 
@@ -113,13 +120,10 @@ def plan(
     batch_invariant: bool = False,
 ) -> Plan | DecodePlan:
     """Choose how a call of `attention` runs on a device; arguments and errors as of `Planner`."""
-    if batch_invariant:
-        return Planner(problem, device, kernel, table, batch_invariant)(problem)
-    found = tiled.plan(problem, device, kernel, table)
-    return found if kernel is not None else faster(problem, device, found)
+    return Planner(problem, device, kernel, table, batch_invariant)(problem)
 
 
-def faster(problem: Problem, device: Device, other: Plan) -> Plan | DecodePlan:
+def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Plan | DecodePlan:
     """Return the plan as `decode` would run a problem where that is faster, or else the other one.
 
     Parameters
@@ -128,13 +132,15 @@ def faster(problem: Problem, device: Device, other: Plan) -> Plan | DecodePlan:
     device : Device
     other : Plan
         Of a kernel of attention's own.
+    us : float
+        What is expected of it where memory is no limit; 0.0 if that is not known.
     """
-    rows, seq_kv = problem.group * problem.seq_q, problem.seq_kv
-    if other.grid == 0 or rows > _MOST_ROWS or not 0 < seq_kv <= MAX_KEYS:
+    rows = problem.group * problem.seq_q
+    keys = problem.seq_kv
+    if other.grid == 0 or rows > _MOST_ROWS or not _FEWEST_KEYS <= keys <= MAX_KEYS:
         return other
-    rounded = problem._replace(seq_kv=-(-seq_kv // KEY_STEP) * KEY_STEP)
-    others = _tiled_us(rounded, device, other)
-    if others < _DECODE_BEGINS + _DECODE_ROW * rows:
+    others = _tiled_us(problem, device, other, us)
+    if others < _DECODE_BEGINS + _DECODE_ROW * min(rows, 16):
         return other
     try:
         found = decode.plan(of_attention(problem), device)
@@ -142,31 +148,28 @@ def faster(problem: Problem, device: Device, other: Plan) -> Plan | DecodePlan:
         return other
     if (found.variant.head_dim, found.variant.head_dim_v) not in _HEAD_DIMS:
         return other
-    if _decode_us(rounded, device, found) >= others:
+    if _decode_us(problem, device, found) >= others:
         return other
     return found._replace(reason=_REASON)
 
 
 def _read_us(problem: Problem, device: Device) -> float:
-    """Return what it takes all multiprocessors to read K and V once."""
-    columns = problem.head_dim + problem.head_dim_v
-    cache = problem.batch * problem.heads_kv * problem.seq_kv * columns
+    """Return what it takes all multiprocessors to read K and V once, of a multiple of the step."""
+    _, batch, _, heads_kv, _, keys, head_dim, head_dim_v, _, _ = problem
+    cache = batch * heads_kv * -(-keys // KEY_STEP) * KEY_STEP * (head_dim + head_dim_v)
     return cache * ELEMENT_BYTES[problem.dtype] / (device.sm_count * _BYTES_A_US)
 
 
-def _tiled_us(problem: Problem, device: Device, plan: Plan) -> float:
+def _tiled_us(problem: Problem, device: Device, plan: Plan, us: float) -> float:
     """Return what a kernel of attention's own takes."""
-    variant = plan.variant
-    known = rules.times(problem, device, variant.kernel, (variant,))
-    if variant in known:
-        computing = known[variant]
-    else:
+    if us == 0.0:
+        variant, keys = plan.variant, -(-problem.seq_kv // KEY_STEP) * KEY_STEP
         tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
-        busiest = -(-tiles // device.sm_count) * variant.bm * problem.seq_kv
+        busiest = -(-tiles // device.sm_count) * variant.bm * keys
         flops = 2 * busiest * (variant.head_dim + variant.head_dim_v)
         flops_a_us = KERNELS[variant.kernel].flops_per_byte * _BYTES_A_US
-        computing = _OTHERS_BEGIN + flops / flops_a_us
-    return max(computing, _OTHERS_BEGIN + _OTHERS_READ * _read_us(problem, device))
+        us = _OTHERS_BEGIN + flops / flops_a_us
+    return max(us, _OTHERS_BEGIN + _OTHERS_READ * _read_us(problem, device))
 
 
 def _decode_us(problem: Problem, device: Device, plan: DecodePlan) -> float:
@@ -193,8 +196,8 @@ def explained(
     if 0 in (problem.seq_kv, found.grid):
         return found
     if isinstance(found, DecodePlan):
-        own = tiled.plan(problem, device, kernel, table)
-        times = {own.variant: _tiled_us(problem, device, own)}
+        own, us = tiled.Planner(problem, device, kernel, table).timed(problem)
+        times = {own.variant: _tiled_us(problem, device, own, us)}
         times[found.variant] = _decode_us(problem, device, found)
     else:
         times = rules.times(problem, device, found.variant.kernel)

@@ -113,7 +113,7 @@ def plan(
             return _planned(problem, variant, _block(variant, device), device, reason)
     head_dims = problem.head_dim, problem.head_dim_v
     choice = rules.choice(chosen.name, problem.dtype, head_dims, problem.score, device)
-    variant = choice.of(problem)
+    variant, _ = choice.of(problem)
     return _planned(problem, variant, _block(variant, device), device, reason)
 
 
@@ -151,15 +151,19 @@ class Planner:
 
     def __call__(self, problem: Problem) -> Plan:
         """Return a problem's plan; errors are those of `plan`."""
+        return self.timed(problem)[0]
+
+    def timed(self, problem: Problem) -> tuple[Plan, float]:
+        """Return a problem's plan, and the microseconds expected of it, or 0.0."""
         usual = 0 < problem.seq_kv <= _MAX_LENGTH >= problem.seq_q
         if self._choice is None or not usual:
-            return plan(problem, self._device, self._kernel, self._table)
-        variant = self._choice.of(problem)
+            return plan(problem, self._device, self._kernel, self._table), 0.0
+        variant, us = self._choice.of(problem)
         known, block = self._block
         if known is not variant:
             block = _block(variant, self._device)
             self._block = variant, block
-        return _planned(problem, variant, block, self._device, self._reason)
+        return _planned(problem, variant, block, self._device, self._reason), us
 
 
 def _check_limits(problem: Problem, device: Device) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Container
 from typing import NamedTuple
 
 from cufa.device import Device
@@ -86,14 +85,14 @@ class Choice:
                 priced.append(_Priced(per_pair, variant, bm, bn, math.gcd(bm, bn), cost))
         self._priced = sorted(priced, key=lambda each: each.per_pair)
 
-    def of(self, problem: Problem) -> Variant:
-        """Return the variant that a problem takes."""
+    def of(self, problem: Problem) -> tuple[Variant, float]:
+        """Return the variant that a problem takes, and the microseconds expected of it, or 0.0."""
         _, batch, heads_q, heads_kv, rows, keys, _, _, causal, _ = problem
         heads, sm_count = batch * heads_q, self._sm_count
         if not self._priced:
             long, *short = self.variants
             few = heads * -(-rows // long.bm) < sm_count
-            return next((each for each in short if few or rows <= each.bm), long)
+            return next((each for each in short if few or rows <= each.bm), long), 0.0
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
         seeing = min(rows, keys)
         pairs = heads * (seeing * (keys - seeing / 2) if causal else rows * keys)
@@ -102,15 +101,16 @@ class Choice:
             if pairs * per_pair >= least:  # nor do the others take less
                 break
             pack = packable if rows < bm else 1
-            time = cost.of(heads, rows, keys, bm, bn, step, sm_count, pack, causal)
+            if causal and pack == 1:
+                time = cost.causal_tiles(heads, rows, keys, bm, bn, step, sm_count)
+            else:
+                time = cost.equal_tiles(heads // pack, rows * pack, keys, bm, bn, sm_count)
             if time < least:
                 best, least = variant, time
-        return best
+        return best, least
 
-    def times(
-        self, problem: Problem, variants: Container[Variant] | None = None
-    ) -> dict[Variant, float]:
-        """Return how many microseconds variants, or all, are expected to take, if that is known."""
+    def times(self, problem: Problem) -> dict[Variant, float]:
+        """Return the microseconds expected of each variant, if that is known."""
         _, batch, heads_q, heads_kv, rows, keys, _, _, causal, _ = problem
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
         heads, sm_count = batch * heads_q, self._sm_count
@@ -119,7 +119,6 @@ class Choice:
                 heads, rows, keys, bm, bn, step, sm_count, packable if rows < bm else 1, causal
             )
             for _, variant, bm, bn, step, cost in self._priced
-            if variants is None or variant in variants
         }
 
 
@@ -131,22 +130,10 @@ def choice(
     return Choice(ATTENTION_KERNELS[kernel], dtype, head_dims, score, device)
 
 
-def times(
-    problem: Problem, device: Device, kernel: str, variants: Container[Variant] | None = None
-) -> dict[Variant, float]:
-    """Return how many microseconds a kernel's variants are expected to take, if that is known.
-
-    Parameters
-    ----------
-    problem : Problem
-    device : Device
-    kernel : str
-    variants : container of Variant, optional
-        Those that are asked for, instead of all.
-    """
+def times(problem: Problem, device: Device, kernel: str) -> dict[Variant, float]:
+    """Return the microseconds expected of each of a kernel's variants, if that is known."""
     head_dims = problem.head_dim, problem.head_dim_v
-    chosen = choice(kernel, problem.dtype, head_dims, problem.score, device)
-    return chosen.times(problem, variants)
+    return choice(kernel, problem.dtype, head_dims, problem.score, device).times(problem)
 
 
 def all_variants(device: Device) -> list[Variant]:
