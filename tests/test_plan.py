@@ -15,9 +15,9 @@ from cufa import device
 from cufa.cpu import attention as cpu
 from cufa.device import Device
 from cufa.kernel import ATTENTION_KERNELS
-from cufa.planner.plan import KEY_STEP, Plan, plan
+from cufa.planner.plan import Plan, plan
 from cufa.planner.problem_class import problem_class
-from cufa.planner.rules import all_variants
+from cufa.planner.rules import KEY_STEP, all_variants
 from cufa.planner.tiles import TileShape, all_head_dims
 from cufa.planner.tiles import tiles as tiles_of
 from cufa.planner.tuned_table import Entry, Table

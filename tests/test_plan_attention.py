@@ -17,8 +17,9 @@ from cufa.planner import attention, decode
 from cufa.planner import plan as tiled
 from cufa.planner.attention import decode_variants
 from cufa.planner.decode import DecodePlan
-from cufa.planner.plan import KEY_STEP, Plan
+from cufa.planner.plan import Plan
 from cufa.planner.problem_class import problem_class
+from cufa.planner.rules import KEY_STEP
 from cufa.planner.tiles import TileShape
 from cufa.planner.tuned_table import Entry, Table
 from cufa.problem import Problem

@@ -9,7 +9,7 @@ import pytest
 from cufa import device
 from cufa.decode_problem import DecodeProblem
 from cufa.planner.decode import plan
-from cufa.planner.plan import KEY_STEP
+from cufa.planner.rules import KEY_STEP
 
 H200 = device.named("h200")
 

@@ -20,7 +20,7 @@ from cufa.launch.counters import is_capturing
 from cufa.launch.decode_launch import DecodeLaunch, LoadedDecode
 from cufa.launch.launch import Launch, Loaded
 from cufa.launch.params import FourInts, Ints
-from cufa.planner.plan import KEY_STEP
+from cufa.planner.rules import KEY_STEP
 from cufa.problem import Problem
 from cufa.score import edges
 from cufa.variant import Variant

@@ -12,7 +12,8 @@ from cufa.kernel import ELEMENT_BYTES, KERNELS
 from cufa.planner import decode, rules
 from cufa.planner import plan as tiled
 from cufa.planner.decode import DecodePlan
-from cufa.planner.plan import KEY_STEP, Plan
+from cufa.planner.plan import Plan
+from cufa.planner.rules import KEY_STEP
 from cufa.planner.tuned_table import Table
 from cufa.problem import Problem
 from cufa.variant import Variant

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES, KERNELS
-from cufa.planner.plan import KEY_STEP
+from cufa.planner.rules import KEY_STEP
 from cufa.variant import Variant
 
 MAX_TILES = 2**31 - 2**16

@@ -17,12 +17,6 @@ from cufa.variant import Variant
 _MAX_GRID = 2**31 - 1
 _MAX_LENGTH = 2**31 - 257  # lengths are 32-bit in the kernels, and rounded up to tiles
 
-KEY_STEP = 16
-"""Where all rows see the same keys, plans differ no more than numbers of keys rounded up to it.
-
-It is that of the keys in a tile.
-"""
-
 
 class Plan(NamedTuple):
     """How a call runs.

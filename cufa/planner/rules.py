@@ -16,6 +16,16 @@ from cufa.problem import Problem
 from cufa.score import edges
 from cufa.variant import Variant
 
+KEY_STEP = 16
+"""Where all rows see the same keys, plans differ no more than numbers of keys rounded up to it.
+
+It is that of the keys in a tile.
+"""
+
+_ROW_STEP = 64  # that of the rows
+_PACKED = 192  # rows, beyond which no tile holds those of several heads
+_KNOWN = 4096  # choices that are remembered
+
 
 class _Priced(NamedTuple):
     """A variant of which costs were measured.
@@ -84,16 +94,34 @@ class Choice:
                 per_pair = of_keys / (bm * bn * device.sm_count)
                 priced.append(_Priced(per_pair, variant, bm, bn, math.gcd(bm, bn), cost))
         self._priced = sorted(priced, key=lambda each: each.per_pair)
+        self._known: dict[tuple[int, ...], tuple[Variant, float]] = {}
 
     def of(self, problem: Problem) -> tuple[Variant, float]:
         """Return the variant that a problem takes, and the microseconds expected of it, or 0.0."""
         _, batch, heads_q, heads_kv, rows, keys, _, _, causal, _ = problem
-        heads, sm_count = batch * heads_q, self._sm_count
+        heads = batch * heads_q
         if not self._priced:
             long, *short = self.variants
-            few = heads * -(-rows // long.bm) < sm_count
+            few = heads * -(-rows // long.bm) < self._sm_count
             return next((each for each in short if few or rows <= each.bm), long), 0.0
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
+        # Up to the next step, for which most new lengths have been seen before
+        if packable == 1 or rows > _PACKED:
+            rows = -(-rows // _ROW_STEP) * _ROW_STEP
+        step = _ROW_STEP if causal else KEY_STEP
+        sizes = heads, packable, rows, -(-keys // step) * step
+        found = self._known.get(sizes)
+        if found is None:
+            found = self._least(*sizes, causal)
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[sizes] = found
+        return found
+
+    def _least(
+        self, heads: int, packable: int, rows: int, keys: int, causal: bool
+    ) -> tuple[Variant, float]:
+        sm_count = self._sm_count
         seeing = min(rows, keys)
         pairs = heads * (seeing * (keys - seeing / 2) if causal else rows * keys)
         best, least = self._priced[0].variant, math.inf
@@ -101,10 +129,7 @@ class Choice:
             if pairs * per_pair >= least:  # nor do the others take less
                 break
             pack = packable if rows < bm else 1
-            if causal and pack == 1:
-                time = cost.causal_tiles(heads, rows, keys, bm, bn, step, sm_count)
-            else:
-                time = cost.equal_tiles(heads // pack, rows * pack, keys, bm, bn, sm_count)
+            time = cost.of(heads, rows, keys, bm, bn, step, sm_count, pack, causal)
             if time < least:
                 best, least = variant, time
         return best, least
