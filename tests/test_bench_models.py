@@ -262,13 +262,12 @@ def test_peers_compute_the_same(cupy: Any) -> None:
     """Aligned at its end, too, where queries are fewer than keys."""
     pytest.importorskip("torch")
     from benchmarks import models
-    from benchmarks.contestants import Contestants
 
     from cufa.explorer.clock import CudaClock
 
     few = [shape for shape in SHAPES if max(shape.cell.sq, shape.cell.sk) <= 512]
     chunk = CHUNK._replace(cell=CHUNK.cell._replace(sq=100, sk=700))
-    field = Contestants(None, options.MODEL_PEERS)
+    field = models.Models(None, options.MODEL_PEERS)
     clock = CudaClock(rest_s=0)
     rows = list(models.rows(field, [*few[:3], chunk], clock, Budget(rounds=2), seed=1))
     assert len(rows) == 4
@@ -278,3 +277,4 @@ def test_peers_compute_the_same(cupy: Any) -> None:
             assert error < 0.03
         assert row["cufa_host_us"] > 1
         assert 0.5 < row["cufa"] < 500
+        assert 0.5 < row["batch_invariant"] < 500
