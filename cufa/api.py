@@ -60,7 +60,8 @@ def attention(
         Whether to return the log-sum-exp of the scores, too.
     batch_invariant : bool
         Whether a sequence gives the same bits alone and in any batch: the variant, and the number
-        of parts that keys are cut into, are then those of a batch of one.
+        of parts that keys are cut into, are then those of a batch of one. Few queries beside many
+        keys need memory for the parts' results then, less than a third of that of k and v.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32") or one instantiation; GPU
         only.
@@ -80,6 +81,8 @@ def attention(
         Shapes, layout, scale, devices or `out` that do not fit; a kernel that cannot take the call.
     CompileError
         NVRTC refused a kernel.
+    RuntimeError
+        With `batch_invariant` in a capture: no memory is set aside.
 
     Notes
     -----
@@ -87,8 +90,9 @@ def attention(
     FlashAttention-3 (Shah et al. 2024, algorithm 2). "fa1_fp32" is FlashAttention-1 (Dao et al.
     2022, algorithm 1). Few queries beside many keys run as those of `cufa.decode` where that is
     faster, unless a kernel is forced; in a capture into a CUDA graph only if an earlier call like
-    it has set memory aside, and eight captures since have not used it up (with `batch_invariant`
-    it is an error if not: another kernel would give other bits).
+    it has set memory aside, and eight captures since have not used it up. With `batch_invariant`
+    it is an error if not, since another kernel would give other bits: 64 MiB are set aside at most,
+    for as many captures as that is enough for.
 
     On the GPU, an infinity or NaN in v may also reach rows that do not see its key, if one of the
     rows that are multiplied together sees a key of its tile: 16 rows in "fa2_mma", 64 in

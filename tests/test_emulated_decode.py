@@ -124,7 +124,7 @@ def test_rows_that_a_warpgroup_shares(
     assert {v.kernel for v in emulated._libraries} & {"decode_wgmma"}
 
 
-@pytest.mark.parametrize("options", [{}, {"d": 96, "dv": 128}, {"page_size": 48}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"d": 128, "dv": 128}, {"page_size": 48}], ids=str)
 def test_whole_units_of_four_warpgroups(
     emulated: Emulator, rng: np.random.Generator, options: dict[str, Any]
 ) -> None:

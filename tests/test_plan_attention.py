@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_plan import devices
 from test_problem import problems
@@ -25,6 +25,7 @@ from cufa.planner.tuned_table import Entry, Table
 from cufa.problem import Problem
 
 H200 = device.named("h200")
+TUNED = Entry("fa3_wgmma", TileShape(64, 64, 2, 8, 2))
 
 
 def problem(
@@ -97,10 +98,9 @@ def test_a_kernel_that_is_forced_is_taken(kernel: str) -> None:
 
 
 def test_a_tuned_table_is_about_the_other_kernels() -> None:
-    entry = Entry("fa3_wgmma", TileShape(64, 64, 2, 8, 2))
     for sq, own in ((1, False), (99, True)):
         call = problem(1, 32, 8, sq, 8192)
-        entries = {problem_class(call, H200): entry}
+        entries = {problem_class(call, H200): TUNED}
         table = Table("h200", "", "a day", "a test", entries)
         found = attention.plan(call, H200, table=table)
         assert ("tuned on a day" in found.reason) == own
@@ -130,11 +130,23 @@ def test_batch_invariant(given: Problem, gpu: device.Device, batch: int) -> None
     if isinstance(one, Plan):
         assert isinstance(many, Plan)
         assert one.pack == many.pack
-        assert many.reason == "batch_invariant: as for a batch of one"
+        assert many.reason.endswith("; batch_invariant: as for a batch of one")
     else:
         assert isinstance(many, DecodePlan)
         assert one.splits == many.splits > 0
         assert one.row_tiles == many.row_tiles
+
+
+def test_batch_invariant_says_where_the_variant_comes_from() -> None:
+    call = problem(8, 32, 8, 99, 8192)
+    table = Table(
+        "h200", "", "a day", "a test", {problem_class(call._replace(batch=1), H200): TUNED}
+    )
+    found = attention.explained(call, H200, table=table, batch_invariant=True)
+    assert "tuned on a day" in found.reason
+    assert not found.expected_us
+    with pytest.raises(ValueError, match=r"^k: .* without batch_invariant another kernel runs"):
+        attention.plan(problem(4096, 64, 8, 1, 1 << 20), H200, batch_invariant=True)
 
 
 def test_expected_times() -> None:
@@ -150,6 +162,7 @@ def test_expected_times() -> None:
     assert not attention.explained(problem(0, 32, 8, 1024, 1024), H200).expected_us
 
 
+@example(problem(1, 4, 2, 1, 127, 64), H200)
 @given(problems(st.integers(1, 1 << 15)), devices)
 def test_plans_are_the_same_up_to_a_multiple_of_the_step(
     given: Problem, gpu: device.Device

@@ -125,7 +125,8 @@ def _expected(found: Plan | DecodePlan) -> Iterator[tuple[object, ...]]:
 def _beside(found: Plan | DecodePlan) -> Iterator[tuple[str, str]]:
     """Yield the order of tiles, and the memory beside the arrays."""
     if isinstance(found, DecodePlan):
-        yield "split", "keys, evenly among the blocks; the last one of a head merges the pieces"
+        how = f"into {counted(found.splits, 'part')}" if found.splits else "evenly among the blocks"
+        yield "split", f"keys, {how}; the last block of a head merges the pieces"
         yield "pieces", f"{4 * found.partial_floats} bytes of global memory"
         return
     yield "interleaved", f"the tiles of {counted(found.section_heads, 'head')} at a time"

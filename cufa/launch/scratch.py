@@ -154,9 +154,10 @@ class Scratch:
             if of_capture is None or of_capture.nbytes < nbytes:
                 raise NotSetAsideError(
                     "no memory is set aside for this captured launch, and none can be during a "
-                    "capture: call cufa.decode with such arrays before it, outside of a graph; "
+                    "capture: make such a call before it, outside of a graph; "
                     f"each call sets some aside for {_RESERVES} captures at most, and none for a "
-                    f"launch that needs more than {_RESERVED >> 20} MiB, as of very many splits"
+                    f"launch that needs more than {_RESERVED >> 20} MiB, as of very many splits, "
+                    "or of many sequences with batch_invariant"
                 )
             if place is None:
                 place = self._reserves.pop()

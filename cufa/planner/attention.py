@@ -21,9 +21,9 @@ from cufa.variant import Variant
 # A kernel of attention gives each tile of rows to one multiprocessor, whatever the keys. Few tiles
 # leave the others idle, which `decode` does not; but it reads K and V once for each of its small
 # tiles of rows, and a unit of many rows takes long to end. What both take, in microseconds, is
-# fitted to an H200's times of 130 problems of 1 to 32 queries, docs/trials.json: the faster one is
-# chosen but for 1.003 in geometric mean. On other GPUs arithmetic and reading are in much the same
-# ratio.
+# fitted to an H200's times of 161 problems of 1 to 64 queries, docs/trials.json: what is chosen
+# takes 1.005 times as long as the faster one. On other GPUs arithmetic and reading are in much the
+# same ratio.
 _BYTES_A_US = 34_000
 """That a multiprocessor reads."""
 
@@ -106,11 +106,18 @@ class Planner:
 
     def _as_alone(self, problem: Problem) -> Plan | DecodePlan:
         one = self._fastest(problem._replace(batch=1))
+        found: Plan | DecodePlan
         if isinstance(one, Plan):
-            return tiled.plan(problem, self._device, one.variant)._replace(reason=_AS_ALONE)
-        parts = min(one.parts, -(-problem.seq_kv // _LEAST_KEYS))
-        found = decode.plan(of_attention(problem), self._device, parts, one.variant)
-        return found._replace(reason=f"{_REASON}; {_AS_ALONE}")
+            found = tiled.plan(problem, self._device, one.variant)
+        else:
+            parts = min(one.parts, -(-problem.seq_kv // _LEAST_KEYS))
+            try:
+                found = decode.plan(of_attention(problem), self._device, parts, one.variant)
+            except ValueError as error:  # of more tiles than there are numbers
+                raise ValueError(
+                    f"k: {error}; without batch_invariant another kernel runs"
+                ) from None
+        return found._replace(reason=f"{one.reason}; {_AS_ALONE}")
 
 
 def plan(
@@ -137,7 +144,7 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
         What is expected of it where memory is no limit; 0.0 if that is not known.
     """
     rows = problem.group * problem.seq_q
-    keys = problem.seq_kv
+    keys = _rounded(problem.seq_kv)
     if other.grid == 0 or rows > _MOST_ROWS or not _FEWEST_KEYS <= keys <= MAX_KEYS:
         return other
     others = _tiled_us(problem, device, other, us)
@@ -154,17 +161,21 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
     return found._replace(reason=_REASON)
 
 
+def _rounded(keys: int) -> int:
+    return -(-keys // KEY_STEP) * KEY_STEP
+
+
 def _read_us(problem: Problem, device: Device) -> float:
     """Return what it takes all multiprocessors to read K and V once, of a multiple of the step."""
     _, batch, _, heads_kv, _, keys, head_dim, head_dim_v, _, _ = problem
-    cache = batch * heads_kv * -(-keys // KEY_STEP) * KEY_STEP * (head_dim + head_dim_v)
+    cache = batch * heads_kv * _rounded(keys) * (head_dim + head_dim_v)
     return cache * ELEMENT_BYTES[problem.dtype] / (device.sm_count * _BYTES_A_US)
 
 
 def _tiled_us(problem: Problem, device: Device, plan: Plan, us: float) -> float:
     """Return what a kernel of attention's own takes."""
     if us == 0.0:
-        variant, keys = plan.variant, -(-problem.seq_kv // KEY_STEP) * KEY_STEP
+        variant, keys = plan.variant, _rounded(problem.seq_kv)
         tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
         busiest = -(-tiles // device.sm_count) * variant.bm * keys
         flops = 2 * busiest * (variant.head_dim + variant.head_dim_v)
@@ -191,10 +202,11 @@ def explained(
 ) -> Plan | DecodePlan:
     """Return the plan with the times expected of its variant, and of those that it was chosen from.
 
-    Arguments and errors are those of `Planner`.
+    Not with `batch_invariant`, which has the variant chosen for another batch. Arguments and errors
+    are those of `Planner`.
     """
     found = plan(problem, device, kernel, table, batch_invariant)
-    if 0 in (problem.seq_kv, found.grid):
+    if batch_invariant or 0 in (problem.seq_kv, found.grid):
         return found
     if isinstance(found, DecodePlan):
         own, us = tiled.Planner(problem, device, kernel, table).timed(problem)

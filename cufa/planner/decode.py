@@ -39,6 +39,10 @@ _TEAM_RINGS = ((32, 2, 8), (16, 2, 8), (16, 2, 4))
 _WGMMA_RINGS = ((64, 3, 8), (64, 2, 8), (32, 4, 8), (32, 2, 8))
 """The same of `decode_wgmma`, where four do."""
 
+_WHOLE_DIMS = (
+    (64, 64),
+    (128, 128),
+)  # that were measured; registers are spilled, if not in the loop
 _WGMMA_WHOLE_RINGS = ((64, 2, 16), (32, 2, 16), *_WGMMA_RINGS)
 """Where no unit is cut: to add up twice as many teams takes long, and longer with pieces."""
 
@@ -248,7 +252,9 @@ def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) 
     row_tiles = -(-problem.group * problem.seq_q // 64)
     units = problem.batch * problem.heads_kv * row_tiles
     whole = _in_waves(units, device.sm_count) or 0.95 < units / device.sm_count <= 1
-    return _WGMMA_WHOLE_RINGS if whole and num_splits is None else _WGMMA_RINGS
+    dims = _padded(problem.head_dim), _padded(problem.head_dim_v)
+    known = dims in _WHOLE_DIMS and num_splits is None
+    return _WGMMA_WHOLE_RINGS if whole and known else _WGMMA_RINGS
 
 
 def _in_waves(units: int, at_once: int) -> bool:
