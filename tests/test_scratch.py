@@ -86,7 +86,7 @@ def test_captures_have_memory_of_their_own(field: Field) -> None:
     taken = [field.captured(i, 1000, 10) for i in range(8)]
     assert all(first == second for first, second in taken)
     assert len({first for first, _ in taken}) == 8
-    with pytest.raises(RuntimeError, match=r"call cufa\.decode with such arrays before it"):
+    with pytest.raises(RuntimeError, match=r"make such a call before it"):
         field.captured(8, 1000)
     field.memory.take(1000)
     field.captured(8, 1000)
