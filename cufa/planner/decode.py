@@ -39,10 +39,9 @@ _TEAM_RINGS = ((32, 2, 8), (16, 2, 8), (16, 2, 4))
 _WGMMA_RINGS = ((64, 3, 8), (64, 2, 8), (32, 4, 8), (32, 2, 8))
 """The same of `decode_wgmma`, where four do."""
 
-_WHOLE_DIMS = (
-    (64, 64),
-    (128, 128),
-)  # that were measured; registers are spilled, if not in the loop
+_WHOLE_DIMS = ((64, 64), (128, 128))
+"""Head dims for which these were measured: sixteen warps spill registers, if not in the loop."""
+
 _WGMMA_WHOLE_RINGS = ((64, 2, 16), (32, 2, 16), *_WGMMA_RINGS)
 """Where no unit is cut: to add up twice as many teams takes long, and longer with pieces."""
 
