@@ -49,7 +49,6 @@ PARTS: dict[str, Part] = {part.name: part for part in (Part("Causal", right_edge
 
 
 @functools.cache
-@functools.cache
 def edges(score: tuple[str, ...]) -> int:
     """Return how many edges a score has, left and right; with any, rows see different keys."""
     parts = [PARTS[name] for name in score]

@@ -148,7 +148,7 @@ def _rows(
     if o.bench == "costs":
         from benchmarks import costs
 
-        return costs.rows(o.seed), None
+        return costs.rows(o.seed, o.seconds), None
     if o.bench == "regret":
         from benchmarks.regret import Regret
 

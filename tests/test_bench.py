@@ -29,7 +29,7 @@ from cufa.explorer.race import Duel
 from cufa.explorer.result import Row
 from cufa.explorer.standard import standard_problems
 from cufa.planner.problem_class import problem_class
-from cufa.planner.tiles import TileShape
+from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem
 from cufa.variant import Variant

@@ -14,7 +14,7 @@ import cufa
 from cufa import cache, cli, device, tuned
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import problem_class
-from cufa.planner.tiles import TileShape
+from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem
 from cufa.variant import Variant

@@ -27,7 +27,7 @@ from cufa.planner.decode import plan as plan_decode
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.rules import all_variants
-from cufa.planner.tiles import TileShape
+from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem
 from cufa.variant import Variant

@@ -26,7 +26,7 @@ from cufa.explorer.table import tile_text
 from cufa.explorer.tune import Interrupted, Tuning, entry_of
 from cufa.planner.plan import Plan, plan
 from cufa.planner.problem_class import problem_class
-from cufa.planner.tiles import TileShape
+from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem
 from cufa.variant import Variant

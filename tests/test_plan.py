@@ -18,7 +18,8 @@ from cufa.kernel import ATTENTION_KERNELS
 from cufa.planner.plan import Plan, plan
 from cufa.planner.problem_class import problem_class
 from cufa.planner.rules import KEY_STEP, all_variants
-from cufa.planner.tiles import TileShape, all_head_dims
+from cufa.planner.tile_shape import TileShape
+from cufa.planner.tiles import all_head_dims
 from cufa.planner.tiles import tiles as tiles_of
 from cufa.planner.tuned_table import Entry, Table
 from cufa.problem import Problem
@@ -227,7 +228,7 @@ def test_a_kernel_is_not_compiled_for_each_length(
     other = plan(problem._replace(seq_q=seq_q, seq_kv=seq_kv), gpu, kernel).variant
     v = chosen.variant
     shapes = tiles_of(v.kernel, (v.head_dim, v.head_dim_v), gpu)
-    assert len(shapes) <= 5
+    assert len(shapes) <= 24
     assert other in [v._replace(**shape._asdict()) for shape in shapes]
 
 

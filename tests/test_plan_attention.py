@@ -20,7 +20,7 @@ from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.planner.problem_class import problem_class
 from cufa.planner.rules import KEY_STEP
-from cufa.planner.tiles import TileShape
+from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry, Table
 from cufa.problem import Problem
 

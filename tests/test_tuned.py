@@ -23,7 +23,8 @@ from cufa.compiler import source
 from cufa.device import Device
 from cufa.planner.plan import Plan, plan
 from cufa.planner.problem_class import ProblemClass, problem_class
-from cufa.planner.tiles import TileShape, padded
+from cufa.planner.tile_shape import TileShape
+from cufa.planner.tiles import padded
 from cufa.planner.tuned_table import VERSION, Entry, Table, dump, parse
 from cufa.problem import Problem
 from cufa.variant import Variant

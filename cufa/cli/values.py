@@ -11,7 +11,7 @@ from cufa import device as devices
 from cufa import optional
 from cufa.device import Device
 from cufa.kernel import ATTENTION_KERNELS, KERNELS
-from cufa.planner.tiles import TileShape
+from cufa.planner.tile_shape import TileShape
 from cufa.variant import Variant
 
 Shape = tuple[int, ...]

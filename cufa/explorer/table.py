@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cufa.explorer.result import Findings, Row
-from cufa.planner.tiles import TileShape
+from cufa.planner.tile_shape import TileShape
 from cufa.problem import Problem
 from cufa.variant import Variant
 

@@ -17,7 +17,7 @@ from cufa.explorer.stage import duel_of, free_memory
 from cufa.explorer.table import aligned, problem_text, tile_text
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass, problem_class
-from cufa.planner.tiles import TileShape
+from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem, checked
 from cufa.variant import Variant

@@ -2,7 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """What a problem asks of a variant.
+
+    Attributes
+    ----------
+    waves : int
+        Tiles of rows that a place for a block takes, one after the other.
+    keys : tuple of float
+        Tiles of keys in each place of the busiest multiprocessor: where there is one block, where
+        there is a second beside it, and so on.
+    megabytes : float
+        Of Q, K, V and O.
+    blank : float
+        Tiles, a multiprocessor, none of whose rows sees a key.
+    unaligned : float
+        Thousands of rows that a multiprocessor copies whose length is no multiple of 32 bytes,
+        box by box.
+    """
+
+    waves: int
+    keys: tuple[float, ...]
+    megabytes: float
+    blank: float
+    unaligned: float
 
 
 class Cost(NamedTuple):
@@ -12,91 +39,101 @@ class Cost(NamedTuple):
     ----------
     launch : float
         For a launch, whatever it computes.
-    tile : float
+    wave : float
         For a tile of rows, beside its keys.
     keys : tuple of float
-        For a tile of keys, by how many blocks a multiprocessor runs: one, two, and so on.
+        For a tile of keys where one block runs on a multiprocessor; what it takes longer where two
+        do; and so on.
+    megabyte : float
+        For a megabyte of operands.
+    blank : float
+        For a tile of rows that see no key.
+    unaligned : float
+        For a thousand rows that TMA copies in parts of sectors.
     """
 
     launch: float
-    tile: float
+    wave: float
     keys: tuple[float, ...]
+    megabyte: float
+    blank: float
+    unaligned: float
 
-    def of(
-        self,
-        heads: int,
-        rows: int,
-        keys: int,
-        bm: int,
-        bn: int,
-        step: int,
-        sms: int,
-        pack: int,
-        causal: bool,
-    ) -> float:
-        """Return the time of a problem, by the way its tiles differ.
+    def of(self, work: Work) -> float:
+        """Return the time of a problem."""
+        launch, wave, keys, megabyte, blank, unaligned = self
+        time = launch + work.waves * wave + work.megabytes * megabyte
+        time += work.blank * blank + work.unaligned * unaligned
+        for each, number in zip(keys, work.keys, strict=True):
+            time += each * number
+        return time
 
-        Parameters
-        ----------
-        heads, rows, keys : int
-            Rows and keys of each head.
-        bm, bn : int
-            Rows and keys of a tile.
-        step : int
-            The greatest common divisor of `bm` and `bn`.
-        sms : int
-            Multiprocessors.
-        pack : int
-            Heads whose rows a tile holds together; there is one tile then, of nearly all keys.
-        causal : bool
-        """
-        if causal and pack == 1:
-            return self.causal_tiles(heads, rows, keys, bm, bn, step, sms)
-        return self.equal_tiles(heads // pack, rows * pack, keys, bm, bn, sms)
 
-    def equal_tiles(self, heads: int, rows: int, keys: int, bm: int, bn: int, sms: int) -> float:
-        """Return the time where all rows see all keys: a tile of each wave, and what is left over.
+def boxes(head_dims: tuple[int, int], compiled: tuple[int, int]) -> int:
+    """Return in how many parts TMA copies a row of K and of V, on average; 0 for whole sectors.
 
-        Parameters
-        ----------
-        heads, rows, keys, bm, bn, sms
-            As of `of`.
-        """
-        launch, tile, of_keys = self
-        of_busiest, key_tiles = -(-heads * -(-rows // bm) // sms), -(-keys // bn)
-        waves, left = divmod(of_busiest, len(of_keys))
-        time = launch + waves * (tile + key_tiles * of_keys[-1])
-        return time + tile + key_tiles * of_keys[left - 1] if left else time
+    Parameters
+    ----------
+    head_dims, compiled : tuple of int
+        16-bit columns of a problem's rows, and of a variant's.
+    """
+    if all(columns % 16 == 0 for columns in head_dims):
+        return 0
+    widths = (next(n for n in (64, 32, 16) if columns % n == 0) for columns in compiled)
+    return sum(columns // width for columns, width in zip(compiled, widths, strict=True)) // 2
 
-    def causal_tiles(
-        self, heads: int, rows: int, keys: int, bm: int, bn: int, step: int, sms: int
-    ) -> float:
-        """Return the time with a causal mask, whose tiles come longest first.
 
-        The busiest multiprocessor has its share of all; or as many tiles as there are waves, of
-        the length that the last wave begins with; or the longest alone: whichever takes longest.
+def work(
+    heads: int,
+    rows: int,
+    keys: int,
+    pack: int,
+    causal: bool,
+    megabytes: float,
+    boxes: int,
+    tile: tuple[int, int, int],
+    sms: int,
+) -> Work:
+    """Return what a problem asks of a variant.
 
-        Parameters
-        ----------
-        heads, rows, keys, bm, bn, step, sms
-            As of `of`.
-        """
-        launch, tile, of_keys = self
-        seeing = rows if rows < keys else keys
-        tiles, row_tiles = heads * -(-rows // bm), -(-seeing // bm)
-        if tiles * keys == 0:
-            return launch + tiles * tile
-        before = keys - seeing  # keys that all rows see
-        longest = -(-keys // bn)
+    With a causal mask, tiles come longest first; their lengths fall evenly to that of the shortest.
+    A multiprocessor's blocks take the tiles of a wave together, of which the later are shorter.
+
+    Parameters
+    ----------
+    heads, rows, keys : int
+        Rows and keys of each head.
+    pack : int
+        Heads whose rows a tile holds together; such a tile visits all keys.
+    causal : bool
+    megabytes : float
+    boxes : int
+        Parts in which TMA copies a row, or 0 where rows are whole sectors.
+    tile : tuple of int
+        Its rows, its keys, and how many blocks a multiprocessor runs.
+    sms : int
+        Multiprocessors.
+    """
+    bm, bn, blocks = tile
+    longest = shortest = float(-(-keys // bn))
+    tiles = seeing = heads // pack * -(-rows * pack // bm)
+    if causal and pack == 1:
+        rows_seeing = min(rows, keys)
+        seeing = heads * -(-rows_seeing // bm)
         # From a tile's last row to its last key, on average
-        fill = before + -before % step + (bn - step) / 2
-        total = heads * (longest + (row_tiles - 1) * (bm * row_tiles / 2 + fill) / bn)
-        at_once = min(len(of_keys), -(-tiles // sms))
-        each, places = of_keys[at_once - 1], sms * at_once
-        alone, shared = tile + longest * each, (tiles * tile + total * each) / places
-        if tiles <= places:
-            return launch + (alone if alone > shared else shared)
-        shortest = min(longest, (bm + fill) / bn)
-        waves = -(-tiles // places)
-        last = longest - (longest - shortest) * (waves - 1) * places / tiles
-        return launch + max(alone, shared, waves * (tile + last * each))
+        fill = (bn - math.gcd(bm, bn)) / 2
+        end = keys - rows_seeing + min(bm, rows_seeing) + fill
+        shortest = min(longest, max(1.0, end / bn))
+    blank = tiles - seeing
+    places = sms * blocks
+    fall = (longest - shortest) / max(1, seeing)
+    of_places = []
+    for first in range(0, places, sms):
+        waves = -(-(seeing - first) // places)
+        middle = first + (waves - 1) * places / 2
+        of_places.append(waves * (longest - fall * middle) if waves > 0 else 0.0)
+    copied = 0.0
+    if boxes:
+        visited = seeing * (longest + shortest) / 2 + blank
+        copied = 2e-3 * boxes * (tiles * bm + visited * bn) / sms
+    return Work(-(-tiles // places), tuple(of_places), megabytes, blank / sms, copied)

@@ -7,9 +7,9 @@ import math
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.kernel import ATTENTION_KERNELS, Kernel
+from cufa.kernel import ATTENTION_KERNELS, ELEMENT_BYTES, Kernel
 from cufa.planner import scheduler
-from cufa.planner.costs import Cost
+from cufa.planner.costs import Cost, boxes, work
 from cufa.planner.hopper_costs import COSTS
 from cufa.planner.tiles import all_head_dims, padded, tiles
 from cufa.problem import Problem
@@ -17,12 +17,9 @@ from cufa.score import edges
 from cufa.variant import Variant
 
 KEY_STEP = 16
-"""Where all rows see the same keys, plans differ no more than numbers of keys rounded up to it.
+"""Plans differ no more than numbers of keys rounded up to it: that of the keys in a tile."""
 
-It is that of the keys in a tile.
-"""
-
-_ROW_STEP = 64  # that of the rows
+_ROW_STEP = 64  # that of the rows; with a causal mask what they see counts, in steps of keys
 _PACKED = 192  # rows, beyond which no tile holds those of several heads
 _KNOWN = 4096  # choices that are remembered
 
@@ -33,19 +30,16 @@ class _Priced(NamedTuple):
     Attributes
     ----------
     per_pair : float
-        Microseconds for a row and a key, where all multiprocessors are full: no problem takes less.
+        Microseconds for a row and a key: no problem takes less.
     variant : Variant
-    bm, bn : int
-    step : int
-        Their greatest common divisor.
+    tile : tuple of int
+        As of `cufa.planner.costs.work`.
     cost : Cost
     """
 
     per_pair: float
     variant: Variant
-    bm: int
-    bn: int
-    step: int
+    tile: tuple[int, int, int]
     cost: Cost
 
 
@@ -80,19 +74,20 @@ class Choice:
     ) -> None:
         self._kernel, self._sm_count = kernel, device.sm_count
         compiled = padded(kernel.name, device, *head_dims)
+        self._element_mb = sum(head_dims) * ELEMENT_BYTES[dtype] / 1e6  # of a row of Q and of O
+        self._boxes = boxes(head_dims, compiled)
         costs = COSTS.get((kernel.name, *compiled, edges(score) > 0), {})
         self.variants: list[Variant] = []
         priced: list[_Priced] = []
-        for tile in tiles(kernel.name, compiled, device):
+        for tile in costs or tiles(kernel.name, compiled, device):
             variant = Variant(kernel.name, dtype, *compiled, **tile._asdict(), score=score)
             if variant.illegal(device) is not None:
                 continue
             self.variants.append(variant)
-            cost, bm, bn = costs.get(tile), tile.bm, tile.bn
-            if cost is not None:
-                of_keys = min(time / blocks for blocks, time in enumerate(cost.keys, 1))
-                per_pair = of_keys / (bm * bn * device.sm_count)
-                priced.append(_Priced(per_pair, variant, bm, bn, math.gcd(bm, bn), cost))
+            if costs:
+                cost, sizes = costs[tile], (tile.bm, tile.bn, tile.blocks_per_sm)
+                per_pair = cost.keys[0] / (math.prod(sizes) * device.sm_count)
+                priced.append(_Priced(per_pair, variant, sizes, cost))
         self._priced = sorted(priced, key=lambda each: each.per_pair)
         self._known: dict[tuple[int, ...], tuple[Variant, float]] = {}
 
@@ -107,9 +102,9 @@ class Choice:
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
         # Up to the next step, for which most new lengths have been seen before
         if packable == 1 or rows > _PACKED:
-            rows = -(-rows // _ROW_STEP) * _ROW_STEP
-        step = _ROW_STEP if causal else KEY_STEP
-        sizes = heads, packable, rows, -(-keys // step) * step
+            step = KEY_STEP if causal else _ROW_STEP
+            rows = -(-rows // step) * step
+        sizes = heads, batch * heads_kv, packable, rows, -(-keys // KEY_STEP) * KEY_STEP
         found = self._known.get(sizes)
         if found is None:
             found = self._least(*sizes, causal)
@@ -119,32 +114,44 @@ class Choice:
         return found
 
     def _least(
-        self, heads: int, packable: int, rows: int, keys: int, causal: bool
+        self, heads: int, heads_kv: int, packable: int, rows: int, keys: int, causal: bool
     ) -> tuple[Variant, float]:
-        sm_count = self._sm_count
         seeing = min(rows, keys)
         pairs = heads * (seeing * (keys - seeing / 2) if causal else rows * keys)
         best, least = self._priced[0].variant, math.inf
-        for per_pair, variant, bm, bn, step, cost in self._priced:
-            if pairs * per_pair >= least:  # nor do the others take less
+        for each in self._priced:
+            if pairs * each.per_pair >= least:  # nor do the others take less
                 break
-            pack = packable if rows < bm else 1
-            time = cost.of(heads, rows, keys, bm, bn, step, sm_count, pack, causal)
+            time = self._time(each, heads, heads_kv, packable, rows, keys, causal)
             if time < least:
-                best, least = variant, time
+                best, least = each.variant, time
         return best, least
+
+    def _time(
+        self,
+        priced: _Priced,
+        heads: int,
+        heads_kv: int,
+        packable: int,
+        rows: int,
+        keys: int,
+        causal: bool,
+    ) -> float:
+        pack = packable if rows < priced.tile[0] else 1
+        megabytes = (heads * rows + heads_kv * keys) * self._element_mb
+        return priced.cost.of(
+            work(
+                *(heads, rows, keys, pack, causal, megabytes),
+                *(self._boxes, priced.tile, self._sm_count),
+            )
+        )
 
     def times(self, problem: Problem) -> dict[Variant, float]:
         """Return the microseconds expected of each variant, if that is known."""
         _, batch, heads_q, heads_kv, rows, keys, _, _, causal, _ = problem
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
-        heads, sm_count = batch * heads_q, self._sm_count
-        return {
-            variant: cost.of(
-                heads, rows, keys, bm, bn, step, sm_count, packable if rows < bm else 1, causal
-            )
-            for _, variant, bm, bn, step, cost in self._priced
-        }
+        sizes = batch * heads_q, batch * heads_kv, packable, rows, keys, causal
+        return {each.variant: self._time(each, *sizes) for each in self._priced}
 
 
 @functools.lru_cache(maxsize=4096)

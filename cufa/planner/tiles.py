@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from cufa.device import Device
-
-
-class TileShape(NamedTuple):
-    """The template arguments of a `Variant` that are free for a given problem."""
-
-    bm: int
-    bn: int
-    stages: int
-    warps: int
-    blocks_per_sm: int
-    ping_pong: bool = False
-
+from cufa.planner.hopper_costs import COSTS
+from cufa.planner.tile_shape import TileShape
 
 _Table = dict[tuple[int, int], tuple[TileShape, ...]]
 
@@ -117,54 +105,12 @@ _FA1_SM86: _Table = {
 # rows read K and V for fewer, and fewer other products run under a warpgroup's softmax, but they
 # waste less: on the edge of a causal mask, on rows that a tile has and the problem has not, and on
 # the last wave. Those of 64 rows come as two or more blocks a multiprocessor; from 192 columns on
-# only one fits, alone with its softmax. Which is fastest for a problem follows from their costs. So
-# there are only those here that some problems need: each lessens the loss to the fastest of all, by
-# half a percent or more over many problems.
+# only one fits, alone with its softmax. Which are chosen from, and which is fastest for a problem,
+# follows from their costs.
 _WGMMA: _Table = {
-    (32, 32): (
-        TileShape(192, 128, 3, 16, 1, True),
-        TileShape(128, 128, 3, 12, 1, True),
-        TileShape(64, 128, 3, 8, 2),
-        TileShape(64, 64, 3, 8, 4),
-    ),
-    (64, 64): (
-        TileShape(192, 128, 3, 16, 1, True),
-        TileShape(192, 128, 2, 16, 1, True),
-        TileShape(128, 128, 3, 12, 1, True),
-        TileShape(64, 128, 2, 8, 2),
-        TileShape(64, 64, 3, 8, 3),
-    ),
-    (96, 96): (
-        TileShape(192, 112, 2, 16, 1, True),
-        TileShape(128, 128, 2, 12, 1, True),
-        TileShape(64, 80, 2, 8, 2),
-        TileShape(64, 64, 2, 8, 2),
-    ),
-    (128, 128): (
-        TileShape(192, 80, 3, 16, 1, True),
-        # With a third slot of Q in place of the third stage, for causal tiles, many of them short
-        TileShape(192, 80, 2, 16, 1, True),
-        TileShape(128, 128, 2, 12, 1, True),
-        TileShape(64, 128, 2, 8, 1),
-        TileShape(64, 64, 2, 8, 2),
-    ),
-    (192, 128): (
-        TileShape(192, 80, 2, 16, 1, True),
-        TileShape(128, 112, 2, 12, 1, True),
-        TileShape(64, 48, 2, 8, 2),
-    ),
-    (192, 192): (
-        TileShape(128, 96, 2, 12, 1, True),
-        TileShape(128, 80, 2, 12, 1, True),
-        TileShape(64, 96, 2, 8, 1),
-        TileShape(64, 64, 2, 8, 1),
-    ),
-    (256, 256): (
-        TileShape(128, 64, 2, 12, 1, True),
-        TileShape(128, 64, 2, 12, 1),
-        TileShape(64, 80, 2, 8, 1),
-        TileShape(64, 64, 2, 8, 1),
-    ),
+    (d, dv): tuple(dict.fromkeys((*COSTS["fa3_wgmma", d, dv, False], *of_causal)))
+    for (_, d, dv, causal), of_causal in COSTS.items()
+    if causal
 }
 # By the compute capability from which on they hold.
 _TABLES: dict[str, dict[int, _Table]] = {

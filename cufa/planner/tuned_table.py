@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from cufa.device import Device
 from cufa.planner.problem_class import ProblemClass
-from cufa.planner.tiles import TileShape, padded
+from cufa.planner.tile_shape import TileShape
+from cufa.planner.tiles import padded
 from cufa.problem import Problem
 from cufa.variant import Variant
 

@@ -1,9 +1,9 @@
-"""From the times of `bench.py costs` to the costs that the planner has, by least deviations."""
+"""From the times of `bench.py costs` to the variants that the planner has, and what each costs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,18 +12,32 @@ import numpy as np
 from cufa import device
 from cufa.kernel import ATTENTION_KERNELS
 from cufa.planner import scheduler
-from cufa.planner.costs import Cost
-from cufa.planner.tiles import TileShape
+from cufa.planner.costs import Cost, Work, boxes, work
+from cufa.planner.tile_shape import TileShape
+from cufa.planner.tiles import padded
 
 KERNEL = "fa3_wgmma"
 """Whose costs are measured."""
 
-_STARTS = ((1.0, 0.7, -1.0, -0.7), (0.7, 0.0, -0.3, -0.3))  # logarithms
-_STEPS = 60
-_LEAST = 0.01  # deviations below are as good
+CHOSEN = 12
+"""Variants at most of a pair of head dims, with and without a mask."""
 
-Sample = tuple[Callable[[Cost], float], float]
-"""The time of a problem by costs, and the microseconds that were measured."""
+LEFT_OUT = 1.7
+"""Variants that take this many times as long as the fastest have no time in a row."""
+
+_NEAR = 1.1  # one that never comes as near to the fastest is not chosen
+_ROUNDS = 5
+_SWEEPS = 300
+_LEAST = 0.02  # deviations below are as good
+_SPARSE = 7e-5  # of each sample, what a cost must give to be
+_PRIOR = 10  # samples that the family of a variant counts
+_GAIN = 3e-4  # of each row, what a variant must lessen the losses by
+_DEAR = 1.1  # losses beyond count several times
+_TOO_DEAR = 4.0
+
+Row = Mapping[str, Any]
+Key = tuple[str, int, int, bool]
+Costs = dict[Key, dict[TileShape, Cost]]
 
 
 def shape_of(name: str) -> TileShape:
@@ -32,106 +46,179 @@ def shape_of(name: str) -> TileShape:
     return TileShape._make((*numbers, bool(ping_pong)))
 
 
-def prediction(row: Mapping[str, Any], shape: TileShape, sms: int) -> Callable[[Cost], float]:
-    """Return the time that the planner finds from a tile's costs, for a row of the results."""
-    bm, bn, sq = shape.bm, shape.bn, row["sq"]
+def name_of(shape: TileShape) -> str:
+    """Return what a result row calls a tile."""
+    return " ".join(str(int(x)) for x in shape)
+
+
+def key_of(row: Row, gpu: device.Device) -> Key:
+    """Return whose costs predict a row."""
+    return KERNEL, *padded(KERNEL, gpu, row["d"], row["dv"]), row["causal"]
+
+
+def work_of(row: Row, shape: TileShape, gpu: device.Device) -> Work:
+    """Return what a row's problem asks of a variant."""
+    _, d, dv, causal = key_of(row, gpu)
+    b, sq, sk = row["b"], row["sq"], row["sk"]
     packable = scheduler.packable(row["hq"], row["hk"], ATTENTION_KERNELS[KERNEL])
-    pack = packable if sq < bm else 1
-    sizes = row["b"] * row["hq"], sq, row["sk"], bm, bn, math.gcd(bm, bn), sms, pack
-    return lambda cost: cost.of(*sizes, row["causal"])
+    pack = packable if sq < shape.bm else 1
+    megabytes = b * (row["hq"] * sq + row["hk"] * sk) * (row["d"] + row["dv"]) * 2e-6
+    parts = boxes((row["d"], row["dv"]), (d, dv))
+    tile = shape.bm, shape.bn, shape.blocks_per_sm
+    return work(b * row["hq"], sq, sk, pack, causal, megabytes, parts, tile, gpu.sm_count)
 
 
-def fitted(samples: Sequence[Sample], blocks: int) -> Cost:
-    """Return the costs whose times deviate least, in logarithms, from those that were measured."""
-    wanted = np.log([us for _, us in samples])
+def fitted(rows: Sequence[Row], gpu: device.Device) -> dict[TileShape, Cost]:
+    """Return the costs of all variants of some rows, which have one key.
 
-    def deviations(z: np.ndarray) -> np.ndarray:
-        cost = _cost(z)
-        return np.log([time(cost) for time, _ in samples]) - wanted
-
-    ends = (_descended(deviations, np.array([*s[:3], *s[3:] * (blocks - 1)])) for s in _STARTS)
-    return _cost(min(ends, key=lambda z: float(np.abs(deviations(z)).sum())))
-
-
-def _cost(z: np.ndarray) -> Cost:
-    """Return costs from logarithms: of the three, and of what each block more adds to the last."""
-    launch, tile, keys, *more = (float(x) for x in np.exp(z))
-    of_keys = [keys]
-    for each in more:
-        of_keys.append(of_keys[-1] * (1 + each))
-    return Cost(launch, tile, tuple(of_keys))
-
-
-def _descended(deviations: Any, z: np.ndarray) -> np.ndarray:
-    """Return where iteratively weighted least squares, damped, end."""
-    found, damping = deviations(z), 1e-2
-    for _ in range(_STEPS):
-        slopes = np.stack([(deviations(z + 1e-4 * e) - found) / 1e-4 for e in np.eye(len(z))], 1)
-        weights = 1 / np.maximum(np.abs(found), _LEAST)
-        square = slopes.T @ (weights[:, None] * slopes)
-        towards = slopes.T @ (weights * found)
-        step = np.linalg.solve(square + damping * np.diag(np.diag(square) + 1e-6), towards)
-        there = np.clip(z - step, -6, 6)
-        nearer = deviations(there)
-        if np.abs(nearer).sum() < np.abs(found).sum():
-            z, found, damping = there, nearer, damping / 3
-        else:
-            damping *= 4
-    return z
-
-
-Costs = dict[tuple[str, int, int, bool], dict[TileShape, Cost]]
-
-
-def costs_of(rows: Iterable[Mapping[str, Any]], sms: int) -> Costs:
-    """Return the costs of each tile, for each pair of head dims, with and without a mask."""
-    samples: dict[tuple[str, int, int, bool], dict[TileShape, list[Sample]]] = {}
-    for row in rows:
-        of_tiles = samples.setdefault((KERNEL, row["d"], row["dv"], row["causal"]), {})
-        for name, us in row["us"].items():
-            shape = shape_of(name)
-            of_tiles.setdefault(shape, []).append((prediction(row, shape, sms), us))
-    return {
-        key: {shape: fitted(some, shape.blocks_per_sm) for shape, some in of_tiles.items()}
-        for key, of_tiles in samples.items()
-    }
-
-
-class Forecast(NamedTuple):
-    """Microseconds of a problem's variants, by their names in the row: predicted and measured."""
-
-    predicted: dict[str, float]
-    measured: dict[str, float]
-
-    @property
-    def loss(self) -> float:
-        """The measured time of what is predicted to be fastest, by that of what is."""
-        chosen = min(self.predicted, key=self.predicted.__getitem__)
-        return self.measured[chosen] / min(self.measured.values())
-
-
-def forecasts(rows: Iterable[Mapping[str, Any]], costs: Costs, sms: int) -> list[Forecast]:
-    """Return what costs predict of each row."""
-    found = []
-    for row in rows:
-        of_tiles = costs[KERNEL, row["d"], row["dv"], row["causal"]]
-        times = {}
-        for name in row["us"]:
-            shape = shape_of(name)
-            times[name] = prediction(row, shape, sms)(of_tiles[shape])
-        found.append(Forecast(times, row["us"]))
+    Those that differ only in the keys of a tile, and in stages, are a family: their costs are
+    proportional to keys, or have a constant part beside, and are found together. A factor says how
+    each differs from its family.
+    """
+    families: dict[tuple[int, int, bool], list[TileShape]] = {}
+    for name in sorted({name for row in rows for name in row["us"]}):
+        shape = shape_of(name)
+        family = shape.bm, shape.blocks_per_sm, shape.ping_pong
+        families.setdefault(family, []).append(shape)
+    found: dict[TileShape, Cost] = {}
+    for shapes in families.values():
+        samples = [(row, s) for row in rows for s in shapes if name_of(s) in row["us"]]
+        asked = np.array([_features(work_of(row, s, gpu), s.bn) for row, s in samples])
+        us = np.array([row["us"][name_of(s)] for row, s in samples])
+        costs = _least_deviating(asked, us)
+        deviations = np.log(us / (asked @ costs))
+        for shape in shapes:
+            own = deviations[[s == shape for _, s in samples]]
+            factor = math.exp(float(np.median(own)) * len(own) / (len(own) + _PRIOR))
+            found[shape] = _cost(costs * factor, shape)
     return found
 
 
-def sm_count(result: Mapping[str, Any]) -> int:
-    """Return the multiprocessors of the GPU of a result."""
-    return device.named(result["device"].split()[1]).sm_count
+def _features(work: Work, bn: int) -> list[float]:
+    """Return what a family's costs are multiplied with."""
+    wide = bn / 64
+    per_tile = work.waves, work.unaligned, *work.keys
+    return [1.0, work.megabytes, work.blank, *per_tile, *(x * wide for x in per_tile)]
+
+
+def _cost(costs: np.ndarray, shape: TileShape) -> Cost:
+    """Return those of a variant from those of its family."""
+    launch, megabyte, blank, *more = (float(x) for x in costs)
+    half = len(more) // 2
+    each = [x + y * shape.bn / 64 for x, y in zip(more[:half], more[half:], strict=True)]
+    wave, unaligned, *keys = each
+    return Cost(launch, wave, tuple(keys), megabyte, blank, unaligned)
+
+
+def _least_deviating(asked: np.ndarray, us: np.ndarray) -> np.ndarray:
+    """Return costs of which none is negative, by least deviations of quotients."""
+    weights, costs = 1 / us, np.zeros(asked.shape[1])
+    for _ in range(_ROUNDS):
+        scaled = asked * weights[:, None]
+        square, towards = scaled.T @ scaled, scaled.T @ (us * weights) - _SPARSE * len(us)
+        diagonal = np.diag(square) + 1e-12
+        for _ in range(_SWEEPS):
+            for i in range(len(costs)):
+                costs[i] = max(0.0, costs[i] + (towards[i] - square[i] @ costs) / diagonal[i])
+        off = np.abs(asked @ costs / us - 1)
+        weights = 1 / us / np.sqrt(np.maximum(off, _LEAST) / _LEAST)
+    return costs
+
+
+class Forecast(NamedTuple):
+    """Microseconds of a problem's variants, by their names: predicted of some, and measured."""
+
+    predicted: dict[str, float]
+    measured: Mapping[str, float]
+
+    def loss(self, names: Iterable[str] | None = None) -> float:
+        """Return the time of what is predicted to be fastest, by that of what is.
+
+        Parameters
+        ----------
+        names : iterable of str, optional
+            Those that can be chosen; all by default.
+        """
+        some = self.predicted if names is None else [x for x in names if x in self.predicted]
+        chosen = min(some, key=self.predicted.__getitem__)
+        fastest = min(self.measured.values())
+        return self.measured.get(chosen, LEFT_OUT * fastest) / fastest
+
+
+def forecasts(
+    rows: Iterable[Row], costs: Mapping[TileShape, Cost], gpu: device.Device
+) -> list[Forecast]:
+    """Return what costs predict of each row."""
+    return [
+        Forecast({name_of(s): c.of(work_of(row, s, gpu)) for s, c in costs.items()}, row["us"])
+        for row in rows
+    ]
+
+
+def chosen(rows: Sequence[Row], costs: Mapping[TileShape, Cost], gpu: device.Device) -> list[str]:
+    """Return the names of the variants by which the least is lost, in rows of one key.
+
+    One after the other is taken, and then replaced by others as long as that is better.
+    """
+    found = forecasts(rows, costs, gpu)
+    near = {
+        name
+        for row in rows
+        for name, us in row["us"].items()
+        if us <= _NEAR * min(row["us"].values())
+    }
+
+    def lost(names: Sequence[str]) -> float:
+        losses = (each.loss(names) for each in found)
+        return sum(math.log(x) + _TOO_DEAR * max(0.0, x - _DEAR) for x in losses)
+
+    taken: list[str] = []
+    before = math.inf
+    while len(taken) < min(CHOSEN, len(near)):
+        more = min(sorted(near - set(taken)), key=lambda x: lost([*taken, x]))
+        after = lost([*taken, more])
+        if before - after < _GAIN * len(rows):
+            break
+        taken, before = [*taken, more], after
+    while True:
+        swaps = (
+            [*taken[:i], x, *taken[i + 1 :]]
+            for i in range(len(taken))
+            for x in sorted(near - set(taken))
+        )
+        best = min(swaps, key=lost, default=taken)
+        if lost(best) >= lost(taken) - 1e-9:
+            return taken
+        taken = best
+
+
+def by_key(rows: Iterable[Row], gpu: device.Device) -> dict[Key, list[Row]]:
+    """Return rows by whose costs predict them, in order."""
+    found: dict[Key, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key_of(row, gpu), []).append(row)
+    return dict(sorted(found.items()))
+
+
+def costs_of(rows: Iterable[Row], gpu: device.Device) -> Costs:
+    """Return the chosen variants of each key, and their costs."""
+    found: Costs = {}
+    for key, some in by_key(rows, gpu).items():
+        costs = fitted(some, gpu)
+        shapes = sorted(map(shape_of, chosen(some, costs, gpu)), reverse=True)
+        found[key] = {shape: costs[shape] for shape in shapes}
+    return found
+
+
+def gpu_of(result: Mapping[str, Any]) -> device.Device:
+    """Return the GPU of a result."""
+    return device.named(result["device"].split()[1])
 
 
 def module(result: Mapping[str, Any]) -> str:
     """Return the source of `cufa/planner/hopper_costs.py` from a result file."""
     lines = [
-        '"""What tiles cost a multiprocessor of Hopper, in microseconds.',
+        '"""Tiles that the planner chooses from on Hopper, and what they cost, in microseconds.',
         "",
         f"Measured on an {result['device']} on {result['date'][:10]}",
         "by ``python scripts/bench.py costs``, and written by ``python scripts/bench.py fit``.",
@@ -140,16 +227,20 @@ def module(result: Mapping[str, Any]) -> str:
         "from __future__ import annotations",
         "",
         "from cufa.planner.costs import Cost",
-        "from cufa.planner.tiles import TileShape",
+        "from cufa.planner.tile_shape import TileShape",
         "",
         "COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {",
     ]
-    for (kernel, d, dv, causal), of_tiles in costs_of(result["rows"], sm_count(result)).items():
+    for (kernel, d, dv, causal), of_tiles in costs_of(result["rows"], gpu_of(result)).items():
         lines.append(f'    ("{kernel}", {d}, {dv}, {causal}): {{')
-        for shape, (launch, tile, keys) in of_tiles.items():
+        for shape, cost in of_tiles.items():
             numbers = ", ".join(str(x) for x in shape)
-            each = ", ".join(f"{x:.5g}" for x in keys) + ("," if len(keys) == 1 else "")
-            lines.append(f"        TileShape({numbers}): Cost({launch:.4g}, {tile:.4g}, ({each})),")
+            keys = ", ".join(f"{x:.4g}" for x in cost.keys) + ("," if len(cost.keys) == 1 else "")
+            rest = (f"{x:.4g}" for x in (cost.megabyte, cost.blank, cost.unaligned))
+            words = f"{cost.launch:.4g}, {cost.wave:.4g}, ({keys}), {', '.join(rest)}"
+            line = f"        TileShape({numbers}): Cost({words}),"
+            wrapped = [line.split("Cost(")[0] + "Cost(", f"            {words}", "        ),"]
+            lines += [line] if len(line) <= 100 else wrapped
         lines.append("    },")
     return "\n".join([*lines, "}", ""])
 

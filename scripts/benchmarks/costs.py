@@ -1,117 +1,147 @@
-"""Times of all that the planner chooses from, in problems of many sizes, to find costs from."""
+"""Times of all variants that may be useful, in problems of many sizes, to find costs from."""
 
 from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from benchmarks import graphs
+from benchmarks import drawn, graphs, model_shapes
 from benchmarks.cells import SEQS, Cell
 from benchmarks.contestants import reason, rounded, rows_of, say
-from benchmarks.cost_fit import KERNEL
+from benchmarks.cost_fit import KERNEL, LEFT_OUT, name_of
 from benchmarks.drawn import size
 from cufa import device as devices
 from cufa.compiler.nvrtc import Compiled
 from cufa.explorer.build import compile_all
 from cufa.explorer.clock import Call, CudaClock
 from cufa.explorer.race import Budget, Race
+from cufa.explorer.space import variants
 from cufa.explorer.stage import Stage
 from cufa.kernel import ATTENTION_KERNELS
-from cufa.planner.rules import choice
-from cufa.planner.tiles import all_head_dims
+from cufa.planner.tile_shape import TileShape
+from cufa.planner.tiles import padded
 from cufa.variant import Variant
 
 DTYPE = "bfloat16"
 
-PROBLEMS = 36
-"""Of each pair of head dims, with and without a mask, beside those of the standard table."""
+PROBLEMS = {
+    (32, 32): 22,
+    (64, 64): 45,
+    (96, 96): 35,
+    (128, 128): 40,
+    (192, 128): 20,
+    (192, 192): 28,
+    (256, 256): 26,
+}
+"""How many are drawn of each pair of head dims, with and without a mask."""
 
 BURST_MS = 0.3
 BUDGET = Budget(rounds=5)
-MOST_OPERATIONS = 2**38
-"""Of both products, counted without a mask."""
+_DRAWN = 4000
 
 
 def cells(seed: int) -> list[Cell]:
-    """Return the problems, the same for a seed on any machine; those of equal variants together."""
+    """Return the problems, the same for a seed on any machine, in any order.
+
+    They are those that `drawn.cells` draws, as many of each pair as `PROBLEMS` says; of the
+    standard table; and of the models that have prompts.
+    """
+    device = devices.named("h200")
     rng = random.Random(seed)
     found: dict[Cell, None] = {}
-    for d, dv in all_head_dims(KERNEL, devices.current()):
+    left = {(dims, causal): n for dims, n in PROBLEMS.items() for causal in (False, True)}
+    some = (*drawn.cells(seed, _DRAWN), *(_of_latent(rng) for _ in range(_DRAWN)))
+    for cell in some:
+        key = padded(KERNEL, device, cell.d, cell.dv), cell.causal
+        if left[key] and cell._replace(causal=False).flops <= drawn.MOST_OPERATIONS:
+            left[key] -= 1
+            found[cell] = None
+    for d, dv in PROBLEMS:
         for causal in (False, True):
-            for seq in SEQS:
+            for seq in SEQS if d in (64, 128, 256) else SEQS[::2]:
                 heads = 2048 // max(d, dv)
                 found[Cell(DTYPE, 16384 // seq, heads, heads, seq, seq, d, dv, causal)] = None
-            drawn = (_drawn(rng, d, dv, causal) for _ in range(10**6))
-            some = (cell for cell in drawn if cell._replace(causal=False).flops <= MOST_OPERATIONS)
-            for _, cell in zip(range(PROBLEMS), some, strict=False):
-                found[cell] = None
-    return list(found)
+    prompts = (shape.cell for shape in model_shapes.chosen(None) if shape.cell.sq > 64)
+    found.update(dict.fromkeys(prompts))
+    mixed = list(found)
+    rng.shuffle(mixed)
+    return mixed
 
 
-def _drawn(rng: random.Random, d: int, dv: int, causal: bool) -> Cell:
-    """Return a problem; each doubling of a size is as likely. Most have as many keys as rows."""
-    heads, group = size(rng, 1, 768), rng.choice((1, 1, 4))
-    b = heads // 32 if heads > 32 else 1
-    hq = -(-heads // b // group) * group
-    sq, sk = size(rng, 16, 16384), size(rng, 16, 16384)
-    if rng.random() < 0.7:
-        sk = sq
-    elif causal:
-        sq, sk = min(sq, sk), max(sq, sk)
-    return Cell(DTYPE, b, hq, hq // group, sq, sk, d, dv, causal)
+def _of_latent(rng: random.Random) -> Cell:
+    """Return a problem of head dims 192 and 128, which `drawn.cells` does not draw."""
+    group = size(rng, 1, 16)
+    heads = size(rng, 1, 128 // group)
+    b, sq, sk = size(rng, 1, 64), size(rng, 16, 32768), size(rng, 16, 32768)
+    return Cell(DTYPE, b, group * heads, heads, sq, sk, 192, 128, rng.random() < 0.5)
 
 
-def rows(seed: int) -> Iterator[dict[str, Any]]:
+def rows(seed: int, seconds: float | None) -> Iterator[dict[str, Any]]:
     """Yield a row a problem, with the microseconds of each variant, and print a line for each.
 
-    RuntimeError where the GPU does not run the kernel.
+    Parameters
+    ----------
+    seed : int
+        Which problems.
+    seconds : float or None
+        After which no problem is begun.
+
+    Raises
+    ------
+    RuntimeError
+        The GPU does not run the kernel.
     """
-    if not ATTENTION_KERNELS[KERNEL].runs_on(devices.current()):
-        raise RuntimeError(f"{devices.current().name} does not run {KERNEL}")
+    device = devices.current()
+    if not ATTENTION_KERNELS[KERNEL].runs_on(device):
+        raise RuntimeError(f"{device.name} does not run {KERNEL}")
     todo = cells(seed)
     cubins = _compiled(todo)
-    clock, device = CudaClock(rest_s=0), devices.current()
+    clock, started = CudaClock(rest_s=0), time.perf_counter()
 
     def row_of(cell: Cell) -> dict[str, Any] | None:
+        if seconds is not None and time.perf_counter() - started > seconds:
+            return None
         stage = Stage(cell.problem, None, device)
         calls: dict[Variant, Call] = {}
-        for variant in _variants(cell):
+        for variant in variants(cell.problem, device, [KERNEL]):
+            if variant not in cubins:
+                continue
             try:
                 calls[variant] = stage.ready(variant, cubins[variant])
                 stage.run(calls[variant])
-            except (*stage.errors, ValueError, KeyError) as error:
+            except (*stage.errors, ValueError) as error:
+                calls.pop(variant, None)
                 say(f"{cell}: {variant} cannot: {reason(error)}")
-                return None
         race = Race(calls, clock, BURST_MS)
         race.estimate()
-        race.replay(graphs.capture)
+        least = min(race.first_ms.values())
+        race.running = [v for v in calls if race.first_ms[v] <= LEFT_OUT * least]
+        complaints = race.replay(graphs.capture)
+        race.running = [v for v in race.running if v not in complaints]
         race.run(BUDGET)
-        return {**cell.row(), "us": {_name(v): rounded(1e3 * race.median(v), 4) for v in calls}}
+        us = {_name(v): rounded(1e3 * race.median(v), 4) for v in race.running}
+        return {**cell.row(), "us": us}
 
     return rows_of(todo, row_of)
 
 
-def _variants(cell: Cell) -> list[Variant]:
-    problem = cell.problem
-    dims = problem.head_dim, problem.head_dim_v
-    return choice(KERNEL, DTYPE, dims, problem.score, devices.current()).variants
-
-
 def _name(variant: Variant) -> str:
-    """Return the template arguments that tiles differ in, for `TileShape`."""
-    v = variant
-    return f"{v.bm} {v.bn} {v.stages} {v.warps} {v.blocks_per_sm} {int(v.ping_pong)}"
+    return name_of(TileShape(*(getattr(variant, field) for field in TileShape._fields)))
 
 
 def _compiled(todo: list[Cell]) -> dict[Variant, bytes]:
-    variants = dict.fromkeys(v for cell in todo for v in _variants(cell))
-    print(f"{len(todo)} problems, {len(variants)} variants on {os.cpu_count()} cores", flush=True)
-    with closing(compile_all(variants, devices.current().arch)) as results:
+    """Return the cubins of all variants that keep to the registers."""
+    device = devices.current()
+    one_each = {(padded(KERNEL, device, cell.d, cell.dv), cell.causal): cell for cell in todo}
+    wanted = [v for cell in one_each.values() for v in variants(cell.problem, device, [KERNEL])]
+    print(f"{len(todo)} problems, {len(wanted)} variants on {os.cpu_count()} cores", flush=True)
+    with closing(compile_all(wanted, device.arch)) as results:
         return {
             built.variant: built.compiled.cubin
             for built in results
-            if isinstance(built.compiled, Compiled)
+            if isinstance(built.compiled, Compiled) and not built.compiled.spill_bytes
         }

@@ -175,9 +175,10 @@ def parser() -> argparse.ArgumentParser:
     )
 
     costs = commands.add_parser(
-        "costs", parents=[run], help="times of all that the planner chooses from, in many problems"
+        "costs", parents=[run], help="times of all variants that may be useful, in many problems"
     )
-    costs.add_argument("--seed", type=int, default=0, help="which problems")
+    costs.add_argument("--seed", type=int, default=101, help="which problems")
+    costs.add_argument("--seconds", type=float, help="after which no problem is begun")
 
     refactor = commands.add_parser(
         "refactor",

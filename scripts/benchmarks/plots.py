@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks import cost_fit
 from benchmarks.summary import dim_words, figure_of, peer_names, ratio, regret
+from cufa.planner.hopper_costs import COSTS
 
 _CUFA_COLOUR = "#d62728"
 _PEER_COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
@@ -215,9 +216,13 @@ def _draw_regret(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 def _draw_costs(figure: Any, result: dict[str, Any]) -> None:
     """Draw a point a problem and variant: the predicted time by the measured one."""
-    sms, rows = cost_fit.sm_count(result), result["rows"]
-    found = cost_fit.forecasts(rows, cost_fit.costs_of(rows, sms), sms)
-    pairs = [(x.measured[name], x.predicted[name]) for x in found for name in x.measured]
+    gpu = cost_fit.gpu_of(result)
+    pairs = [
+        (x.measured[name], x.predicted[name])
+        for key, rows in cost_fit.by_key(result["rows"], gpu).items()
+        for x in cost_fit.forecasts(rows, COSTS[key], gpu)
+        for name in x.predicted.keys() & x.measured.keys()
+    ]
     axes = figure.subplots()
     axes.axhline(1, color="black", lw=0.8)
     axes.plot([us for us, _ in pairs], [p / us for us, p in pairs], ".", color=_CUFA_COLOUR, ms=2)

@@ -27,6 +27,7 @@ from benchmarks.tables import (
     table_of,
 )
 from cufa.explorer.table import tile_text
+from cufa.planner.hopper_costs import COSTS
 from cufa.variant import Variant
 
 BEST = "best peer"
@@ -211,22 +212,25 @@ def _regret_summary(rows: Sequence[Row]) -> str:
 
 
 def _costs_table(result: Mapping[str, Any]) -> str:
-    sms, rows = cost_fit.sm_count(result), result["rows"]
-    costs = cost_fit.costs_of(rows, sms)
-    lines = []
-    for _, d, dv, causal in costs:
-        some = [row for row in rows if (row["d"], row["dv"], row["causal"]) == (d, dv, causal)]
-        found = cost_fit.forecasts(some, costs, sms)
+    gpu, lines = cost_fit.gpu_of(result), []
+    for key, some in cost_fit.by_key(result["rows"], gpu).items():
+        _, d, dv, causal = key
+        found = cost_fit.forecasts(some, COSTS[key], gpu)
         errors = [
-            abs(x.predicted[name] / x.measured[name] - 1) for x in found for name in x.measured
+            abs(x.predicted[name] / x.measured[name] - 1)
+            for x in found
+            for name in x.predicted.keys() & x.measured.keys()
         ]
         nine_of_ten = statistics.quantiles(errors, n=10)[-1]
-        losses = [each.loss for each in found]
+        losses = [each.loss() for each in found]
         words = f"{d}/{dv}" + ", causal" * causal
         wide = f"{statistics.median(errors):.1%}", f"{nine_of_ten:.1%}"
         lines.append([words, len(some), *wide, f"{geomean(losses):.3f}", f"{max(losses):.2f}"])
     heads = ["head dims", "problems", "error, median", "nine of ten below"]
-    text = "Predicted times, and the time of what they choose by that of the fastest:"
+    text = (
+        "Times that the planner predicts, and the time of what it chooses by that of the fastest of"
+        " all:"
+    )
     return f"{text}\n\n{table([*heads, 'geometric mean', 'largest'], lines)}"
 
 
