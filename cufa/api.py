@@ -8,7 +8,7 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
-from cufa.checks import check_flag, refuse_kernel
+from cufa.checks import NO_WINDOW, check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.launch import calls
 from cufa.launch.kind import Kind
@@ -25,7 +25,9 @@ def attention(
     k: Array,
     v: Array,
     *,
-    causal: bool = False,
+    causal: bool | str = False,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     out: Array | None = None,
@@ -48,8 +50,15 @@ def attention(
         Keys, of q's dtype. hq must be a multiple of hk: query head i uses head i // (hq / hk).
     v : array, shape (b, hk, sk, dv)
         Values, of q's dtype. d and dv are 1 to 256 and may differ.
-    causal : bool
-        Query i sees the keys j <= i + sk - sq only (aligned bottom-right).
+    causal : bool or {"bottom-right", "top-left"}
+        Query i sees the keys j <= i + sk - sq only (aligned bottom-right: True, too), or those of
+        j <= i (top-left).
+    window : tuple of int or None, (left, right)
+        Query i sees the keys from i + sk - sq - left to i + sk - sq + right only; None is no bound.
+        With a causal mask, those that both let it see. Tiles of keys that none sees take no time.
+    softcap : float, optional
+        c * tanh(score / c) takes the place of the score (Gemma 2): 1e-6 to 1e6. In bfloat16 by the
+        hardware's tanh, to 2^-11.
     scale : float, optional
         Factor of the scores, less than 2^64 in magnitude; 1 / sqrt(d) by default.
     layout : {"bhsd", "bshd"}
@@ -78,7 +87,8 @@ def attention(
     TypeError
         Unsupported or mixed dtypes, objects that are no arrays, NumPy mixed with CuPy.
     ValueError
-        Shapes, layout, scale, devices or `out` that do not fit; a kernel that cannot take the call.
+        Shapes, layout, scale, devices or `out` that do not fit; a window in which no key can be, a
+        softcap that is not positive; a kernel that cannot take the call.
     CompileError
         NVRTC refused a kernel.
     RuntimeError
@@ -104,7 +114,8 @@ def attention(
     """
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
-        *(causal, type(causal), scale, type(scale), layout),
+        *(causal, type(causal), scale, type(scale), layout, softcap, type(softcap)),
+        *(window, None if window is NO_WINDOW else calls.types_of(window)),
         *(return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
         *(batch_invariant, type(batch_invariant)),
     )
@@ -114,7 +125,8 @@ def attention(
     check_flag("return_lse", return_lse)
     check_flag("batch_invariant", batch_invariant)
     xp = array_module(q, k, v, out)
-    problem, operands = parse(q, k, v, causal=causal, scale=scale, layout=layout, out=out, xp=xp)
+    score: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "scale": scale}
+    problem, operands = parse(q, k, v, layout=layout, out=out, xp=xp, **score)
     if xp is np:
         refuse_kernel(kernel)
         return _on_cpu(problem, operands, q, out, layout, return_lse)
@@ -130,7 +142,9 @@ def explain(
     k: Array,
     v: Array,
     *,
-    causal: bool = False,
+    causal: bool | str = False,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     out: Array | None = None,
@@ -142,7 +156,7 @@ def explain(
 
     Parameters
     ----------
-    q, k, v, causal, scale, layout, out, return_lse, batch_invariant, kernel
+    q, k, v, causal, window, softcap, scale, layout, out, return_lse, batch_invariant, kernel
         As for `attention`.
 
     Returns
@@ -159,7 +173,8 @@ def explain(
     check_flag("return_lse", return_lse)
     check_flag("batch_invariant", batch_invariant)
     xp = array_module(q, k, v, out)
-    problem, _ = parse(q, k, v, causal=causal, scale=scale, layout=layout, out=out, xp=xp)
+    score: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "scale": scale}
+    problem, _ = parse(q, k, v, layout=layout, out=out, xp=xp, **score)
     if xp is np:
         refuse_kernel(kernel)
         return cpu.plan(problem)

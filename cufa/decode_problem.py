@@ -106,8 +106,8 @@ class DecodeProblem(NamedTuple):
 
 
 def of_attention(problem: Problem) -> DecodeProblem:
-    """Return the problem of `decode` whose sequences all have the keys of a problem."""
-    dtype, batch, heads_q, heads_kv, seq_q, seq_kv, d, dv, causal, scale = problem
+    """Return the problem of `decode` whose sequences all have the keys of a plain problem."""
+    dtype, batch, heads_q, heads_kv, seq_q, seq_kv, d, dv, causal, scale, *_ = problem
     return DecodeProblem(dtype, batch, heads_q, heads_kv, seq_q, seq_kv, 0, 0, d, dv, causal, scale)
 
 

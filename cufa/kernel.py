@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cufa.device import Device
-from cufa.score import edges
+from cufa.score import PARTS, edges
 
 if TYPE_CHECKING:
     from cufa.variant import Variant
@@ -89,7 +89,7 @@ class Kernel(NamedTuple):
     takes_heads: bool = False
     workspace: int = 0
     flops_per_byte: int = 1
-    scores: tuple[str, ...] = ("Causal",)
+    scores: tuple[str, ...] = tuple(PARTS)
     kvs: tuple[str, ...] = ("Dense",)
     decodes: bool = False
     is_dependent: bool = False
@@ -242,6 +242,7 @@ _decode_kernel = functools.partial(
     smem_bytes=_decode_smem_bytes,
     complaint=_decode_complaint,
     packs_heads=True,
+    scores=("Causal",),
     kvs=("Contiguous", "Paged", "PagedSixteens", "PagedTiles"),
     head_dim_step=32,
     decodes=True,
@@ -288,6 +289,7 @@ KERNELS: dict[str, Kernel] = {
             smem_bytes=_fa1_smem_bytes,
             complaint=_fa1_complaint,
             takes_heads=True,
+            scores=("Causal",),
             workspace=2,  # row maxima and sums, which pass from tile of keys to tile of keys
             flops_per_byte=2,
         ),

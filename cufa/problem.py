@@ -6,6 +6,7 @@ Everything after this module works on integers that have been checked here and o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,13 +16,17 @@ import numpy as np
 from cufa.arrays import Array, Operands, as_bhsd
 from cufa.checks import (
     DTYPES,
+    NO_WINDOW,
+    check_causal,
     check_devices,
     check_dtypes,
-    check_flag,
     check_layout,
     check_out,
     check_scale,
+    check_softcap,
+    check_window,
 )
+from cufa.score import SOFTCAPS
 
 if TYPE_CHECKING:
     from cufa.decode_problem import DecodeProblem
@@ -45,6 +50,13 @@ class Problem(NamedTuple):
     scale : float
         Factor of the scores before the softmax; less than 2^64 in magnitude, and may be zero or
         negative.
+    top_left : bool
+        Whether query i sees only the keys j <= i.
+    left, right : int or None
+        Query i sees only the keys from i + seq_kv - seq_q - left on, and up to
+        i + seq_kv - seq_q + right. None is no bound, and so is a `right` that `causal` implies.
+    softcap : float
+        c of c * tanh(score / c), which takes the place of a score; 0 for none.
     """
 
     dtype: str
@@ -57,6 +69,10 @@ class Problem(NamedTuple):
     head_dim_v: int
     causal: bool
     scale: float
+    top_left: bool = False
+    left: int | None = None
+    right: int | None = None
+    softcap: float = 0.0
 
     @property
     def group(self) -> int:
@@ -66,7 +82,61 @@ class Problem(NamedTuple):
     @property
     def score(self) -> tuple[str, ...]:
         """The parts of the score, see `cufa.score`."""
-        return ("Causal",) if self.causal else ()
+        found = {
+            SOFTCAPS[self.dtype]: self.softcap > 0,
+            "Causal": self.causal,
+            "TopLeft": self.top_left,
+            "WindowLeft": self.left is not None,
+            "WindowRight": self.right is not None,
+        }
+        return tuple(name for name, is_there in found.items() if is_there)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a causal mask is all that there may be between Q K^T and the softmax."""
+        return not self.top_left and self.left is None is self.right and not self.softcap
+
+    @property
+    def window_left(self) -> int:
+        """`left` as the kernels have it."""
+        return 0 if self.left is None else self.left
+
+    @property
+    def window_right(self) -> int:
+        """`right` as the kernels have it."""
+        return 0 if self.right is None else self.right
+
+    @property
+    def softcap_log2(self) -> float:
+        """`softcap` as the kernels have it: of scores in log2 units."""
+        return self.softcap * math.log2(math.e)
+
+    @property
+    def softcap_inverse(self) -> float:
+        """Its reciprocal."""
+        return 1 / self.softcap_log2
+
+    @property
+    def most_seen(self) -> int | None:
+        """The most keys that a query sees, where a window has both ends; else None."""
+        ends = [0] if self.causal else []
+        ends += [] if self.right is None else [self.right]
+        return None if self.left is None or not ends else self.left + min(ends) + 1
+
+    def sees(self, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first key that each of some queries sees, and the end of what it sees."""
+        i = np.arange(rows.start, rows.stop)
+        stands = i + self.seq_kv - self.seq_q
+        first, end = np.zeros_like(i), np.full_like(i, self.seq_kv)
+        if self.left is not None:
+            first = np.clip(stands - self.left, 0, self.seq_kv)
+        if self.causal:
+            end = np.minimum(end, stands + 1)
+        if self.top_left:
+            end = np.minimum(end, i + 1)
+        if self.right is not None:
+            end = np.minimum(end, stands + 1 + self.right)
+        return first, np.maximum(end, first)
 
     @classmethod
     def of_shapes(
@@ -76,8 +146,10 @@ class Problem(NamedTuple):
         v_shape: Sequence[int],
         *,
         dtype: str = "float16",
-        causal: bool = False,
+        causal: bool | str = False,
         scale: float | None = None,
+        window: tuple[int | None, int | None] = NO_WINDOW,
+        softcap: float | None = None,
     ) -> Problem:
         """Build a problem from 4-D (batch, heads, seq, head_dim) shapes, with no arrays.
 
@@ -87,7 +159,7 @@ class Problem(NamedTuple):
             (b, hq, sq, d), (b, hk, sk, d) and (b, hk, sk, dv).
         dtype : str
             "float16", "bfloat16" or "float32".
-        causal : bool
+        causal, window, softcap
             As in `attention`.
         scale : float, optional
             1 / sqrt(head_dim) when not given.
@@ -102,7 +174,7 @@ class Problem(NamedTuple):
             For a dtype that is not supported, and for arguments of the wrong type.
         ValueError
             For shapes that do not fit each other, a head_dim outside 1..256, a scale of 2^64
-            or more.
+            or more, a window that no key can be in, a softcap that is not positive.
         """
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -117,7 +189,17 @@ class Problem(NamedTuple):
             if len(sizes) != 4:
                 raise ValueError(f"{name} has shape {sizes}: 4 axes (b, h, s, d) are needed")
             shapes.append(tuple(int(n) for n in sizes))
-        return _problem(dtype, *shapes, causal=causal, scale=scale, shown=tuple(shapes))
+        score = _Score(causal, scale, window, softcap)
+        return _problem(dtype, *shapes, score=score, shown=tuple(shapes))
+
+
+class _Score(NamedTuple):
+    """What a caller says of the scores, unchecked."""
+
+    causal: object
+    scale: float | None
+    window: object
+    softcap: object
 
 
 def checked(problem: Problem) -> Problem:
@@ -142,8 +224,10 @@ def checked(problem: Problem) -> Problem:
         (p.batch, p.heads_kv, p.seq_kv, p.head_dim),
         (p.batch, p.heads_kv, p.seq_kv, p.head_dim_v),
         dtype=p.dtype,
-        causal=p.causal,
+        causal="top-left" if p.top_left else p.causal,
         scale=p.scale,
+        window=(p.left, p.right),
+        softcap=p.softcap or None,
     )
 
 
@@ -152,11 +236,13 @@ def parse(
     k: Array,
     v: Array,
     *,
-    causal: bool,
+    causal: bool | str,
     scale: float | None,
     layout: str,
     out: Array | None,
     xp: ModuleType,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float | None = None,
 ) -> tuple[Problem, Operands]:
     """Check the arguments of a call and bring the arrays to 4-D. Nothing is written or copied.
 
@@ -165,7 +251,7 @@ def parse(
     q, k, v : array
         All of the same rank, 2 to 4, and of one dtype. With rank 4 and `layout` "bhsd":
         (b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv).
-    causal : bool
+    causal, window, softcap
         As in `attention`.
     scale : float or None
         None stands for 1 / sqrt(d).
@@ -206,8 +292,7 @@ def parse(
         operands.q.shape,
         operands.k.shape,
         operands.v.shape,
-        causal=causal,
-        scale=scale,
+        score=_Score(causal, scale, window, softcap),
         shown=(q.shape, k.shape, v.shape),
     )
     if out is not None:
@@ -264,8 +349,7 @@ def _problem(
     k_shape: tuple[int, ...],
     v_shape: tuple[int, ...],
     *,
-    causal: bool,
-    scale: float | None,
+    score: _Score,
     shown: tuple[tuple[int, ...], ...],
 ) -> Problem:
     """Check 4-D shapes and the scalar arguments; errors quote the caller's own shapes, `shown`."""
@@ -294,7 +378,13 @@ def _problem(
             raise ValueError(
                 f"{name} has shape {shape}: head_dim must be 1 to {MAX_HEAD_DIM}, not {dim}"
             )
-    causal = check_flag("causal", causal)
+    bottom_right, top_left = check_causal(score.causal)
+    left, right = check_window(score.window, bottom_right)
+    if bottom_right and right is not None and right >= 0:
+        right = None  # nothing that the causal mask has not hidden
+    elif right is not None and right <= 0:
+        bottom_right = right == 0
+        right = right or None
     return Problem(
         dtype,
         batch,
@@ -304,6 +394,10 @@ def _problem(
         k_shape[2],
         head_dim,
         v_shape[3],
-        causal,
-        check_scale(scale, head_dim),
+        bottom_right,
+        check_scale(score.scale, head_dim),
+        top_left,
+        left,
+        right,
+        check_softcap(score.softcap),
     )

@@ -32,6 +32,8 @@ class Part(NamedTuple):
     ----------
     name : str
         Of the struct.
+    argument : str
+        Of the call, which asks for it.
     parameters : tuple of Parameter
         What a launch appends to ``Params``, in order.
     left_edge, right_edge : bool
@@ -39,13 +41,30 @@ class Part(NamedTuple):
     """
 
     name: str
+    argument: str
     parameters: tuple[Parameter, ...] = ()
     left_edge: bool = False
     right_edge: bool = False
 
 
-PARTS: dict[str, Part] = {part.name: part for part in (Part("Causal", right_edge=True),)}
-"""The parts, by name."""
+_SOFTCAP = Parameter("softcap_log2", "f4"), Parameter("softcap_inverse", "f4")
+
+PARTS: dict[str, Part] = {
+    part.name: part
+    for part in (
+        Part("Softcap", "softcap", _SOFTCAP),
+        Part("FineSoftcap", "softcap", _SOFTCAP),
+        Part("ExactSoftcap", "softcap", _SOFTCAP),
+        Part("Causal", "causal", right_edge=True),
+        Part("TopLeft", "causal", right_edge=True),
+        Part("WindowLeft", "window", (Parameter("window_left", "i4"),), left_edge=True),
+        Part("WindowRight", "window", (Parameter("window_right", "i4"),), right_edge=True),
+    )
+}
+"""The parts, by name; in a score they have this order."""
+
+SOFTCAPS = {"bfloat16": "Softcap", "float16": "FineSoftcap", "float32": "ExactSoftcap"}
+"""That of each dtype: as accurate as its other arithmetic."""
 
 
 @functools.cache

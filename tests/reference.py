@@ -19,6 +19,9 @@ DTYPES: dict[str, np.dtype] = {
 }
 
 
+Window = tuple[int | None, int | None]
+
+
 def to_host(array: Any) -> np.ndarray:
     """Return a NumPy or CuPy array as a NumPy array."""
     return array if isinstance(array, np.ndarray) else array.get()
@@ -45,9 +48,23 @@ def random_inputs(
     return q, k, v
 
 
-def hidden_keys(sq: int, sk: int) -> np.ndarray:
-    """Bool (sq, sk): True where a causal mask, aligned bottom-right, hides key j from query i."""
-    return np.arange(sk) > np.arange(sq)[:, None] + sk - sq
+def hidden_keys(
+    sq: int, sk: int, causal: bool | str = True, window: Window = (None, None)
+) -> np.ndarray:
+    """Bool (sq, sk): True where a mask hides key j from query i."""
+    i, j = np.arange(sq)[:, None], np.arange(sk)
+    ahead = j - (i + sk - sq)
+    hidden = np.zeros((sq, sk), bool)
+    if causal == "top-left":
+        hidden |= j > i
+    elif causal:
+        hidden |= ahead > 0
+    left, right = window
+    if left is not None:
+        hidden |= ahead < -left
+    if right is not None:
+        hidden |= ahead > right
+    return hidden
 
 
 def _by_group(x: np.ndarray, heads_kv: int) -> np.ndarray:
@@ -83,8 +100,19 @@ def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return p, lse
 
 
+def _capped(scores: np.ndarray, softcap: float) -> np.ndarray:
+    return scores.dtype.type(softcap) * np.tanh(scores / scores.dtype.type(softcap))
+
+
 def oracle(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, scale: float | None = None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    causal: bool | str = False,
+    scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Attention in float64.
 
@@ -92,8 +120,8 @@ def oracle(
     ----------
     q, k, v : ndarray
         (b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv).
-    causal : bool
-        Bottom-right aligned.
+    causal, window, softcap
+        As given to `attention`.
     scale : float, optional
         1 / sqrt(d) when not given.
 
@@ -107,14 +135,22 @@ def oracle(
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     scores = _scores(q, k)
     scores *= q.shape[-1] ** -0.5 if scale is None else scale
-    if causal:
-        np.copyto(scores, -np.inf, where=hidden_keys(q.shape[2], k.shape[2]))
+    if softcap is not None:
+        scores = _capped(scores, softcap)
+    np.copyto(scores, -np.inf, where=hidden_keys(q.shape[2], k.shape[2], causal, window))
     p, lse = _softmax(scores)
     return _weighted(p, v), lse
 
 
 def twin(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, scale: float | None = None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    causal: bool | str = False,
+    scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float | None = None,
 ) -> np.ndarray:
     """Attention as a user would write it in the input dtype: the error that is allowed.
 
@@ -129,8 +165,9 @@ def twin(
     q, k, v = (x.astype(np.float32, copy=False) for x in (q, k, v))
     scores = rounded(_scores(q, k))
     scores *= np.float32(q.shape[-1] ** -0.5 if scale is None else scale)
-    if causal:
-        np.copyto(scores, -np.inf, where=hidden_keys(q.shape[2], k.shape[2]))
+    if softcap is not None:
+        scores = _capped(scores, softcap)
+    np.copyto(scores, -np.inf, where=hidden_keys(q.shape[2], k.shape[2], causal, window))
     p, _ = _softmax(scores)
     return _weighted(rounded(p), v).astype(dtype, copy=False)
 
@@ -147,8 +184,8 @@ class Expected:
     ----------
     q, k, v : ndarray
         The inputs, on the host, in (batch, heads, seq, head_dim) order.
-    causal, scale
-        As given to `attention`.
+    score
+        As given to `attention`: causal, scale, window, softcap.
 
     Attributes
     ----------
@@ -161,18 +198,16 @@ class Expected:
         q: np.ndarray,
         k: np.ndarray,
         v: np.ndarray,
-        *,
-        causal: bool = False,
-        scale: float | None = None,
+        **score: Any,
     ) -> None:
         self._dtype = q.dtype
-        self._out, self._lse = oracle(q, k, v, causal=causal, scale=scale)
+        self._out, self._lse = oracle(q, k, v, **score)
         rounded = self._out.astype(q.dtype)
         third = np.array(0.3, q.dtype)
         again = rounded + third
         again -= third
         noise = _largest_error(again, rounded)
-        naive = twin(q, k, v, causal=causal, scale=scale)
+        naive = twin(q, k, v, **score)
         self.bound = 2 * _largest_error(naive, self._out) + 2 * noise
 
     def assert_accepts(
@@ -223,9 +258,8 @@ def assert_accepted(
     k: np.ndarray,
     v: np.ndarray,
     *,
-    causal: bool = False,
-    scale: float | None = None,
     what: str = "",
+    **score: Any,
 ) -> None:
     """Assert that one result is accurate, as `Expected` does for many of the same inputs."""
-    Expected(q, k, v, causal=causal, scale=scale).assert_accepts(out, lse, what)
+    Expected(q, k, v, **score).assert_accepts(out, lse, what)

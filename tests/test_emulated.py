@@ -83,6 +83,27 @@ def test_odd_lengths(emulated: Emulator, rng: np.random.Generator, form: str, ca
     checked(variant, *random_inputs(rng, variant.dtype, sq=3, sk=230, d=d, dv=dv))
 
 
+@pytest.mark.parametrize("form", [form for form in ALL if form is not FA1], ids=lambda f: f[:50])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": (33, 20)},
+        {"window": (70, None), "causal": "top-left", "softcap": 3.0},
+    ],
+    ids=["window", "top-left and softcap"],
+)
+def test_masks(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
+    variant = Variant.parse(form.format(score=""))
+    d, dv = variant.head_dim, variant.head_dim_v
+    for hq, hk, sq, sk in ((2, 1, 201, 150), (1, 1, 90, 333), (8, 2, 13, 250)):
+        arrays = random_inputs(rng, variant.dtype, hq=hq, hk=hk, sq=sq, sk=sk, d=d, dv=dv)
+        given = [on_gpu(x) for x in arrays]
+        plan: Any = cufa.explain(*given, **options)
+        chosen = variant._replace(score=plan.variant.score)
+        out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **options)
+        assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
+
+
 @variants
 def test_head_dims_that_are_padded(rng: np.random.Generator, form: str) -> None:
     variant = variant_of(form, True)

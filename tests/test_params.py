@@ -80,8 +80,8 @@ def test_params_have_no_gaps() -> None:
 
 #: Parts of a score with parameters, which are numbers of a `Problem`.
 MADE_UP = (
-    Part("One", (Parameter("heads_kv", "i4"),)),
-    Part("Two", (Parameter("batch", "i8"), Parameter("scale", "f4"))),
+    Part("One", "made_up", (Parameter("heads_kv", "i4"),)),
+    Part("Two", "made_up", (Parameter("batch", "i8"), Parameter("scale", "f4"))),
 )
 HEADER = """
 struct One : Part<One> { int heads_kv; };

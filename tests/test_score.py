@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import cufa
-from cufa.problem import Problem
+from cufa.problem import Problem, checked
 from cufa.score import PARTS, edges
 
 SOURCE = Path(cufa.__file__).parent / "kernels" / "score.cuh"
@@ -33,11 +34,31 @@ def test_edges_are_those_of_the_struct(name: str) -> None:
     assert edges(()) == 0
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_problem_names_its_parts(causal: bool) -> None:
+@pytest.mark.parametrize(
+    ("options", "score"),
+    [
+        ({}, ()),
+        ({"causal": True}, ("Causal",)),
+        ({"causal": "bottom-right"}, ("Causal",)),
+        ({"causal": "top-left"}, ("TopLeft",)),
+        ({"window": (None, 0)}, ("Causal",)),
+        ({"window": (5, 0)}, ("Causal", "WindowLeft")),
+        ({"window": (5, 3), "causal": True}, ("Causal", "WindowLeft")),
+        ({"window": (5, -2), "causal": True}, ("WindowLeft", "WindowRight")),
+        ({"window": (-3, 4)}, ("WindowLeft", "WindowRight")),
+        ({"window": (None, 4), "causal": "top-left"}, ("TopLeft", "WindowRight")),
+        ({"window": (2**40, None)}, ()),
+        ({"softcap": 50, "causal": True}, ("FineSoftcap", "Causal")),
+        ({"softcap": 50.0, "dtype": "bfloat16"}, ("Softcap",)),
+        ({"softcap": 50.0, "dtype": "float32"}, ("ExactSoftcap",)),
+    ],
+)
+def test_a_problem_names_its_parts(options: dict[str, Any], score: tuple[str, ...]) -> None:
     q = (1, 2, 3, 64)
-    problem = Problem.of_shapes(q, q, q, causal=causal)
-    assert problem.score == (("Causal",) if causal else ())
+    problem = Problem.of_shapes(q, q, q, **options)
+    assert problem.score == score
+    assert problem.is_plain == (score in ((), ("Causal",)))
+    assert checked(problem) == problem
     for part in problem.score:
         for parameter in PARTS[part].parameters:
             assert np.dtype(parameter.dtype).type(getattr(problem, parameter.name)) is not None

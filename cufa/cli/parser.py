@@ -71,16 +71,17 @@ def add_problem(parser: Parser) -> None:
     group.add_argument("--causal", action="store_true", help="with a causal mask")
 
 
-def one_problem(options: argparse.Namespace) -> Problem:
-    """Return the problem that the options of `add_problem` say."""
+def one_problem(options: argparse.Namespace, **score: Any) -> Problem:
+    """Return the problem that the options of `add_problem` say, and `score` beside."""
     k = options.k or options.q
-    return problem_of(Shapes(options.q, k, options.v or k), options.dtype, options.causal)
+    shapes = Shapes(options.q, k, options.v or k)
+    return problem_of(shapes, options.dtype, options.causal, **score)
 
 
-def problem_of(shapes: Shapes, dtype: str, causal: bool) -> Problem:
+def problem_of(shapes: Shapes, dtype: str, causal: bool, **score: Any) -> Problem:
     """Return the problem of three shapes; `CommandError` where they do not fit each other."""
     try:
-        return Problem.of_shapes(*shapes, dtype=dtype, causal=causal)
+        return Problem.of_shapes(*shapes, dtype=dtype, causal=causal, **score)
     except ValueError as error:
         raise CommandError(error) from error
 

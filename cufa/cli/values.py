@@ -42,6 +42,18 @@ def shape(text: str) -> Shape:
     return sizes
 
 
+def window(text: str) -> tuple[int | None, int | None]:
+    """Return the bounds of a window: ``4096,0``, or ``512,none``."""
+    words = text.split(",")
+    try:
+        left, right = (None if word == "none" else int(word) for word in words)
+    except ValueError:
+        raise ArgumentTypeError(
+            f"{text!r} is no window: keys before and after are needed, such as 4096,0 or 512,none"
+        ) from None
+    return left, right
+
+
 def shapes(text: str) -> Shapes:
     """Return shapes of q, k and v from ``Q``, ``Q:K`` or ``Q:K:V``, those left out as before."""
     words = text.split(":")

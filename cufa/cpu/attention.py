@@ -112,10 +112,10 @@ def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndar
     # Infinities and NaN in the inputs, and a result too large for float16, are the caller's
     # business; log(0) = -inf is wanted for rows without a key.
     with np.errstate(all="ignore"):
-        for batch in spans(problem.batch, step.batch):
-            for kv in spans(problem.heads_kv, step.heads_kv):
+        for batch in spans(0, problem.batch, step.batch):
+            for kv in spans(0, problem.heads_kv, step.heads_kv):
                 heads = slice(kv.start * step.group, kv.stop * step.group)
-                for rows in spans(problem.seq_q, step.rows):
+                for rows in spans(0, problem.seq_q, step.rows):
                     query_tile(
                         problem,
                         rows,
@@ -127,10 +127,10 @@ def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndar
     return out, lse
 
 
-def spans(length: int, step: int) -> Iterator[slice]:
-    """Yield the parts of a length, of `step` each but for the last."""
-    for start in range(0, length, step):
-        yield slice(start, min(start + step, length))
+def spans(first: int, end: int, step: int) -> Iterator[slice]:
+    """Yield the parts of what lies between two numbers, of `step` each but for the last."""
+    for start in range(first, end, step):
+        yield slice(start, min(start + step, end))
 
 
 def query_tile(
@@ -167,18 +167,20 @@ def query_tile(
     row_sum = np.zeros((*stacked, 1), np.float32)
     ones = np.ones((KEYS, 1), np.float32)
 
-    # Query i sees the keys up to i + diagonal.
-    diagonal = problem.seq_kv - problem.seq_q
-    n_keys = problem.seq_kv
-    if problem.causal:
-        n_keys = max(0, min(n_keys, rows.stop + diagonal))
-    for keys in spans(n_keys, KEYS):
+    first, end = problem.sees(rows)
+    # c tanh(scale s / c): what is exponentiated has no other scale then.
+    capped, scale = scale, np.float32(1) if problem.softcap else scale
+    for keys in spans(int(first.min()), int(end.max()), KEYS):
         tK, tV = kv.tiles(keys)
         rS = rQ @ tK.swapaxes(-1, -2)
+        if problem.softcap:
+            rS *= capped / np.float32(problem.softcap)
+            np.tanh(rS, out=rS)
+            rS *= np.float32(problem.softcap)
         hidden = None
-        if problem.causal and keys.stop - 1 > rows.start + diagonal:
-            i = np.arange(rows.start, rows.stop)[:, None]
-            hidden = np.arange(keys.start, keys.stop) > i + diagonal
+        if keys.start < first.max() or keys.stop > end.min():
+            j = np.arange(keys.start, keys.stop)
+            hidden = (j < first[:, None]) | (j >= end[:, None])
             hidden = np.tile(hidden, (problem.group, 1))
             np.copyto(rS, -np.inf, where=hidden)
         m_new = np.maximum(m, rS.max(axis=-1, keepdims=True))

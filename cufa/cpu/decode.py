@@ -37,14 +37,14 @@ def decode(problem: DecodeProblem, operands: DecodeOperands) -> np.ndarray:
             of_one = p.of_one(length)
             step = plan(of_one)
             one = slice(i, i + 1)
-            for heads_kv in spans(p.heads_kv, step.heads_kv):
+            for heads_kv in spans(0, p.heads_kv, step.heads_kv):
                 heads = slice(heads_kv.start * p.group, heads_kv.stop * p.group)
                 kv: KV
                 if table is None:
                     kv = Dense(k_cache[one, heads_kv], v_cache[one, heads_kv])
                 else:
                     kv = Paged(k_cache[:, heads_kv], v_cache[:, heads_kv], table[i])
-                for rows in spans(p.seq_q, step.rows):
+                for rows in spans(0, p.seq_q, step.rows):
                     query_tile(
                         of_one,
                         rows,

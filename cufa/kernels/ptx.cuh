@@ -214,6 +214,13 @@ __device__ inline float exp2_approx(float x) {
     return y;
 }
 
+// Relative error 2^-11.
+__device__ inline float tanh_approx(float x) {
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Relative error 2^-23; 1 / 0 = inf.
 __device__ inline float reciprocal_approx(float x) {
     float y;

@@ -38,6 +38,51 @@ struct Causal : Part<Causal> {
     __device__ Keys sees(const Sequence& sequence, int query) const { return {0, query + 1 + sequence.diagonal()}; }
 };
 
+// Aligned top-left: query i stands at key i.
+struct TopLeft : Part<TopLeft> {
+    static constexpr bool RIGHT_EDGE = true;
+    __device__ Keys sees(const Sequence& sequence, int query) const { return {0, query + 1}; }
+};
+
+// A window around the key that a query stands at: so many keys before it and after it; fewer than none where negative.
+struct WindowLeft : Part<WindowLeft> {
+    static constexpr bool LEFT_EDGE = true;
+    int window_left;
+    __device__ Keys sees(const Sequence& sequence, int query) const {
+        return {query + sequence.diagonal() - window_left, sequence.seq_kv};
+    }
+};
+struct WindowRight : Part<WindowRight> {
+    static constexpr bool RIGHT_EDGE = true;
+    int window_right;
+    __device__ Keys sees(const Sequence& sequence, int query) const {
+        return {0, query + 1 + sequence.diagonal() + window_right};
+    }
+};
+
+// c tanh(score / c), in log2 units: by the hardware's tanh, whose error of 2^-11 is a quarter of what bfloat16 leaves of a
+// score; in float16, which leaves four times as much, by an exponential and a reciprocal, to some 2^-22 of c; or rightly.
+struct Softcap : Part<Softcap> {
+    static constexpr bool LINEAR = false;
+    float softcap_log2, softcap_inverse;  // c and its reciprocal
+    __device__ float score(float s, int query, int key) const { return softcap_log2 * tanh_approx(s * softcap_inverse); }
+};
+struct FineSoftcap : Part<FineSoftcap> {
+    static constexpr bool LINEAR = false;
+    float softcap_log2, softcap_inverse;
+    __device__ float score(float s, int query, int key) const {
+        constexpr float TWO_LOG2_E = 2.885390081777926815f;
+        // tanh(x) = 1 - 2 / (e^2x + 1)
+        const float power = exp2_approx(s * softcap_inverse * TWO_LOG2_E);
+        return fmaf(-2.f * softcap_log2, reciprocal_approx(power + 1.f), softcap_log2);
+    }
+};
+struct ExactSoftcap : Part<ExactSoftcap> {
+    static constexpr bool LINEAR = false;
+    float softcap_log2, softcap_inverse;
+    __device__ float score(float s, int query, int key) const { return softcap_log2 * tanhf(s * softcap_inverse); }
+};
+
 // Where the accumulators of m16n8 products are: `row` and `key` are those of the warp's first score. A lane holds the
 // rows lane / 4 + {0, 8} and the keys 2 (lane % 4) + {0, 1} of each piece. Rows are those of 2^pack_log2 heads, query by
 // query.

@@ -12,7 +12,6 @@ from cufa.launch.kind import Call, Key, Kind, remember
 from cufa.launch.params import Ints
 from cufa.launch.scratch import NotSetAsideError
 from cufa.problem import restore_shape
-from cufa.variant import Variant
 
 _KINDS = 64  # that are remembered
 _ALIGNED = (True, True, True)
@@ -26,9 +25,9 @@ _ndarray: Any = None
 _current_device: Any = None
 
 
-def types_of(kernel: object) -> object:
-    """Return the types of a kernel that the caller has chosen, as a part of the options."""
-    return tuple(map(type, kernel)) if isinstance(kernel, Variant) else type(kernel)
+def types_of(option: object) -> object:
+    """Return the types of what the caller has chosen, or of what it is made of."""
+    return tuple(map(type, option)) if isinstance(option, tuple) else type(option)
 
 
 def again(

@@ -256,7 +256,7 @@ class Kind:
             return None
         if not (batch and heads_q and seq_q and heads_kv) or heads_q % heads_kv:
             return None
-        dtype, _, _, _, _, _, _, _, causal, scale = self.problem
+        dtype, _, _, _, _, _, _, _, causal, scale, *rest = self.problem
         problem = Problem(
             dtype,
             batch,
@@ -268,6 +268,7 @@ class Kind:
             head_dim_v,
             causal,
             abs(scale),  # the kernels fold a positive scale into the exponent
+            *rest,
         )
         return problem, (q, k, v, (batch, heads_q, seq_q, head_dim_v)), (of_q, of_k, of_v)
 

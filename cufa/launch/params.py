@@ -150,7 +150,7 @@ class Layout:
         k_batch, k_head, k_seq, _ = of_k
         v_batch, v_head, v_seq, _ = of_v
         o_batch, o_head, o_seq, _ = of_out
-        _, batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, _, scale = problem
+        _, batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, _, scale, *_ = problem
         size, pack = self._itemsize, plan.pack  # to the kernel, heads whose rows are packed are one
         of_score = (getattr(problem, name) for name in self._of_score) if self._of_score else ()
         self._numbers.pack_into(

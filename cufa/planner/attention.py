@@ -147,6 +147,8 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
     keys = _rounded(problem.seq_kv)
     if other.grid == 0 or rows > _MOST_ROWS or not _FEWEST_KEYS <= keys <= MAX_KEYS:
         return other
+    if not problem.is_plain:  # no mask of decode's
+        return other
     others = _tiled_us(problem, device, other, us)
     if others < _DECODE_BEGINS + _DECODE_ROW * min(rows, 16):
         return other
@@ -167,7 +169,7 @@ def _rounded(keys: int) -> int:
 
 def _read_us(problem: Problem, device: Device) -> float:
     """Return what it takes all multiprocessors to read K and V once, of a multiple of the step."""
-    _, batch, _, heads_kv, _, keys, head_dim, head_dim_v, _, _ = problem
+    _, batch, _, heads_kv, _, keys, head_dim, head_dim_v, *_ = problem
     cache = batch * heads_kv * _rounded(keys) * (head_dim + head_dim_v)
     return cache * ELEMENT_BYTES[problem.dtype] / (device.sm_count * _BYTES_A_US)
 

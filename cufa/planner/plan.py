@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+from cufa.checks import MAX_WINDOW
 from cufa.device import Device
 from cufa.kernel import ATTENTION_KERNELS, KERNELS, Kernel, default_kernel
 from cufa.planner import rules, scheduler
@@ -12,6 +13,7 @@ from cufa.planner.problem_class import problem_class
 from cufa.planner.scheduler import Order
 from cufa.planner.tuned_table import Table
 from cufa.problem import Problem
+from cufa.score import PARTS
 from cufa.variant import Variant
 
 _MAX_GRID = 2**31 - 1
@@ -169,6 +171,8 @@ def _check_limits(problem: Problem, device: Device) -> None:
     for name, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
         if length > _MAX_LENGTH:
             raise ValueError(f"{name} has seq {length}, more than the kernels' {_MAX_LENGTH}")
+        if length > MAX_WINDOW and problem.left is not problem.right:
+            raise ValueError(f"window: {name} has seq {length}, more than {MAX_WINDOW}")
 
 
 def _check_variant(problem: Problem, variant: Variant, device: Device) -> None:
@@ -206,6 +210,9 @@ def _checked_kernel(problem: Problem, name: object, device: Device) -> Kernel:
         raise ValueError(f"kernel: {name} is for {archs}, {device.name} is {device.arch}")
     if kernel.needs_keys and problem.seq_kv == 0:
         raise ValueError(f"kernel: {name} needs at least one key, k has seq 0")
+    missing = [PARTS[part].argument for part in problem.score if part not in kernel.scores]
+    if missing:
+        raise ValueError(f"{missing[0]}: {name} has no such scores")
     return kernel
 
 
@@ -213,7 +220,7 @@ def _by_table(
     problem: Problem, device: Device, table: Table, forced: Kernel | None
 ) -> Variant | None:
     """Return what a table says for a problem, if it can run."""
-    entry = table.entries.get(problem_class(problem, device))
+    entry = table.entries.get(problem_class(problem, device)) if problem.is_plain else None
     kernel = None if entry is None else ATTENTION_KERNELS.get(entry.kernel)
     if entry is None or kernel is None or kernel is not (forced or kernel):
         return None

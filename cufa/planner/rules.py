@@ -76,7 +76,8 @@ class Choice:
         compiled = padded(kernel.name, device, *head_dims)
         self._element_mb = sum(head_dims) * ELEMENT_BYTES[dtype] / 1e6  # of a row of Q and of O
         self._boxes = boxes(head_dims, compiled)
-        costs = COSTS.get((kernel.name, *compiled, edges(score) > 0), {})
+        self._uneven = edges(score) > 0
+        costs = COSTS.get((kernel.name, *compiled, self._uneven), {})
         self.variants: list[Variant] = []
         priced: list[_Priced] = []
         for tile in costs or tiles(kernel.name, compiled, device):
@@ -89,11 +90,11 @@ class Choice:
                 per_pair = cost.keys[0] / (math.prod(sizes) * device.sm_count)
                 priced.append(_Priced(per_pair, variant, sizes, cost))
         self._priced = sorted(priced, key=lambda each: each.per_pair)
-        self._known: dict[tuple[int, ...], tuple[Variant, float]] = {}
+        self._known: dict[tuple[int | None, ...], tuple[Variant, float]] = {}
 
     def of(self, problem: Problem) -> tuple[Variant, float]:
         """Return the variant that a problem takes, and the microseconds expected of it, or 0.0."""
-        _, batch, heads_q, heads_kv, rows, keys, _, _, causal, _ = problem
+        _, batch, heads_q, heads_kv, rows, keys, *_ = problem
         heads = batch * heads_q
         if not self._priced:
             long, *short = self.variants
@@ -102,27 +103,32 @@ class Choice:
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
         # Up to the next step, for which most new lengths have been seen before
         if packable == 1 or rows > _PACKED:
-            step = KEY_STEP if causal else _ROW_STEP
+            step = KEY_STEP if self._uneven else _ROW_STEP
             rows = -(-rows // step) * step
-        sizes = heads, batch * heads_kv, packable, rows, -(-keys // KEY_STEP) * KEY_STEP
+        if problem.top_left:  # of which none sees more
+            keys = min(keys, rows)
+        keys, seen = -(-keys // KEY_STEP) * KEY_STEP, problem.most_seen
+        sizes = heads, batch * heads_kv, packable, rows, keys, seen
         found = self._known.get(sizes)
         if found is None:
-            found = self._least(*sizes, causal)
+            found = self._least(*sizes)
             if len(self._known) >= _KNOWN:
                 self._known.clear()
             self._known[sizes] = found
         return found
 
     def _least(
-        self, heads: int, heads_kv: int, packable: int, rows: int, keys: int, causal: bool
+        self, heads: int, heads_kv: int, packable: int, rows: int, keys: int, seen: int | None
     ) -> tuple[Variant, float]:
         seeing = min(rows, keys)
-        pairs = heads * (seeing * (keys - seeing / 2) if causal else rows * keys)
+        pairs = heads * (seeing * (keys - seeing / 2) if self._uneven else rows * keys)
+        if seen is not None:
+            pairs = heads * rows * min(keys, seen)
         best, least = self._priced[0].variant, math.inf
         for each in self._priced:
             if pairs * each.per_pair >= least:  # nor do the others take less
                 break
-            time = self._time(each, heads, heads_kv, packable, rows, keys, causal)
+            time = self._time(each, heads, heads_kv, packable, rows, keys, seen)
             if time < least:
                 best, least = each.variant, time
         return best, least
@@ -135,22 +141,26 @@ class Choice:
         packable: int,
         rows: int,
         keys: int,
-        causal: bool,
+        seen: int | None,
     ) -> float:
         pack = packable if rows < priced.tile[0] else 1
         megabytes = (heads * rows + heads_kv * keys) * self._element_mb
+        falls = self._uneven and seen is None
+        if seen is not None:  # by all rows of a tile, of which each stands a key on
+            keys = min(keys, seen + min(rows, priced.tile[0]))
         return priced.cost.of(
             work(
-                *(heads, rows, keys, pack, causal, megabytes),
+                *(heads, rows, keys, pack, falls, megabytes),
                 *(self._boxes, priced.tile, self._sm_count),
             )
         )
 
     def times(self, problem: Problem) -> dict[Variant, float]:
         """Return the microseconds expected of each variant, if that is known."""
-        _, batch, heads_q, heads_kv, rows, keys, _, _, causal, _ = problem
+        _, batch, heads_q, heads_kv, rows, keys, *_ = problem
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
-        sizes = batch * heads_q, batch * heads_kv, packable, rows, keys, causal
+        keys = min(keys, rows) if problem.top_left else keys
+        sizes = batch * heads_q, batch * heads_kv, packable, rows, keys, problem.most_seen
         return {each.variant: self._time(each, *sizes) for each in self._priced}
 
 

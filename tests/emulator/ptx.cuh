@@ -188,6 +188,7 @@ inline float exp2_approx(float x) {
     const float y = std::exp2(x);
     return y < 0x1p-126f ? 0.f : y;
 }
+inline float tanh_approx(float x) { return std::tanh(x); }
 template <class T>
 uint32_t pack2(float lo, float hi) {
     return narrow<T>(lo).bits | static_cast<uint32_t>(narrow<T>(hi).bits) << 16;
