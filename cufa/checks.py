@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from cufa.arrays import Array, overlap, overlaps_itself
+from cufa.score import MAX_WINDOW
 
 LAYOUTS = ("bhsd", "bshd")
 
@@ -33,9 +34,6 @@ NO_WINDOW = (None, None)
 """Of all keys."""
 
 _CAUSAL = f"True, False, {CAUSAL[0]!r} or {CAUSAL[1]!r}"
-
-MAX_WINDOW = 2**30
-"""A bound of a window that is no bound, and the longest sequences that a window is for."""
 
 #: A score of that size is still told apart from its neighbours, and its reciprocal is a number.
 _LEAST_SOFTCAP, _MOST_SOFTCAP = 1e-6, 1e6

@@ -63,6 +63,9 @@ PARTS: dict[str, Part] = {
 }
 """The parts, by name; in a score they have this order."""
 
+MAX_WINDOW = 2**30
+"""A bound of a window that is no bound, and the longest sequences that a window is for."""
+
 SOFTCAPS = {"bfloat16": "Softcap", "float16": "FineSoftcap", "float32": "ExactSoftcap"}
 """That of each dtype: as accurate as its other arithmetic."""
 

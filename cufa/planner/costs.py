@@ -11,8 +11,9 @@ class Work(NamedTuple):
 
     Attributes
     ----------
-    waves : int
-        Tiles of rows that a place for a block takes, one after the other.
+    waves : float
+        Tiles of rows that a place for a block takes, one after the other; the average, if they are
+        drawn.
     keys : tuple of float
         Tiles of keys in each place of the busiest multiprocessor: where there is one block, where
         there is a second beside it, and so on.
@@ -25,7 +26,7 @@ class Work(NamedTuple):
         box by box.
     """
 
-    waves: int
+    waves: float
     keys: tuple[float, ...]
     megabytes: float
     blank: float
@@ -97,7 +98,9 @@ def work(
     """Return what a problem asks of a variant.
 
     With a causal mask, tiles come longest first; their lengths fall evenly to that of the shortest.
-    A multiprocessor's blocks take the tiles of a wave together, of which the later are shorter.
+    Those of one wave that share a multiprocessor differ. Of several waves, each place draws its
+    next tile when it is free, so that all have their share; but for the longest tile, which may be
+    more, and for as many as there are waves, of the length that the last wave begins with.
 
     Parameters
     ----------
@@ -126,14 +129,22 @@ def work(
         shortest = min(longest, max(1.0, end / bn))
     blank = tiles - seeing
     places = sms * blocks
+    waves: float = -(-tiles // places)
     fall = (longest - shortest) / max(1, seeing)
-    of_places = []
-    for first in range(0, places, sms):
-        waves = -(-(seeing - first) // places)
-        middle = first + (waves - 1) * places / 2
-        of_places.append(waves * (longest - fall * middle) if waves > 0 else 0.0)
+    if fall == 0.0:
+        of_places = [-(-max(0, seeing - i) // places) * longest for i in range(0, places, sms)]
+    elif seeing <= places:
+        of_places = [
+            max(0.0, longest - fall * i) if i < seeing else 0.0 for i in range(0, places, sms)
+        ]
+    else:
+        last_wave = -(-seeing // places) - 1
+        share = seeing * (longest + shortest) / 2 / places
+        last = (last_wave + 1) * (longest - fall * places * last_wave)
+        of_places = [max(longest, share, last)] * blocks
+        waves = max(1.0, tiles / places)
     copied = 0.0
     if boxes:
         visited = seeing * (longest + shortest) / 2 + blank
         copied = 2e-3 * boxes * (tiles * bm + visited * bn) / sms
-    return Work(-(-tiles // places), tuple(of_places), megabytes, blank / sms, copied)
+    return Work(waves, tuple(of_places), megabytes, blank / sms, copied)

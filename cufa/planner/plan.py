@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from cufa.checks import MAX_WINDOW
 from cufa.device import Device
 from cufa.kernel import ATTENTION_KERNELS, KERNELS, Kernel, default_kernel
 from cufa.planner import rules, scheduler
@@ -13,7 +12,7 @@ from cufa.planner.problem_class import problem_class
 from cufa.planner.scheduler import Order
 from cufa.planner.tuned_table import Table
 from cufa.problem import Problem
-from cufa.score import PARTS
+from cufa.score import MAX_WINDOW, PARTS
 from cufa.variant import Variant
 
 _MAX_GRID = 2**31 - 1
