@@ -27,6 +27,11 @@ def small(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return gpu
 
 
+def many(rng: np.random.Generator, dtype: str = "float16", **sizes: Any) -> dict[str, Any]:
+    """Return a call of more tiles than blocks begin with, unless `sizes` say else."""
+    return legal(rng, dtype, **{"hq": 16, **sizes})
+
+
 def drawn(gpu: Gpu, call: dict[str, Any], causal: bool = True) -> int:
     """Return the address of the counter in a launch; 0 if it has none."""
     checked(call, causal=causal)
@@ -44,16 +49,16 @@ def words(gpu: Gpu) -> set[int]:
 
 def test_only_tiles_that_wait_for_a_block_are_drawn(small: Gpu, rng: np.random.Generator) -> None:
     for _ in range(2):
-        assert drawn(small, legal(rng), causal=True)
-        assert drawn(small, legal(rng, sq=300), causal=True)
-        assert not drawn(small, legal(rng), causal=False)
-        for heads in (2, 4):  # there are two blocks
-            assert not drawn(small, legal(rng, b=1, hq=heads), causal=True)
+        assert drawn(small, many(rng), causal=True)
+        assert drawn(small, many(rng, sq=300), causal=True)
+        assert not drawn(small, many(rng), causal=False)
+        for heads in (2, 4):  # a block has two tiles of its own
+            assert not drawn(small, many(rng, b=1, hq=heads), causal=True)
 
 
 def test_ordinary_launches_take_words_in_turn(small: Gpu, rng: np.random.Generator) -> None:
     """Whatever their stream, and whatever they compute: there are more words than launches wait."""
-    calls = [legal(rng), legal(rng, "bfloat16"), legal(rng, sq=300)]
+    calls = [many(rng), many(rng, "bfloat16"), many(rng, sq=300)]
     found = []
     for n in range(2 * RING):
         small.stream = Stream()
@@ -65,7 +70,7 @@ def test_ordinary_launches_take_words_in_turn(small: Gpu, rng: np.random.Generat
 
 
 def test_each_device_has_its_counters(small: Gpu, rng: np.random.Generator) -> None:
-    host = legal(rng)
+    host = many(rng)
     found = []
     for current in (0, 1, 0, 1):
         small.current = current
@@ -80,7 +85,7 @@ def test_each_device_has_its_counters(small: Gpu, rng: np.random.Generator) -> N
 
 def test_captured_launches_have_words_for_good(small: Gpu, rng: np.random.Generator) -> None:
     """A graph may be replayed at any time, beside whatever else runs."""
-    call = legal(rng)
+    call = many(rng)
     usual = {drawn(small, call)}
     captured: list[int] = []
     for _ in range(5):
@@ -99,15 +104,15 @@ def test_any_call_before_a_capture_reserves_words(
     small: Gpu, rng: np.random.Generator, warm_up: dict[str, Any], causal: bool
 ) -> None:
     """Also one that draws no tiles itself."""
-    cufa.attention(**legal(rng, **warm_up), causal=causal)
+    cufa.attention(**many(rng, **warm_up), causal=causal)
     filled_memory = len(small.filled_memory)
     small.stream = Stream(capturing=True)
-    assert drawn(small, legal(rng)) in words(small)
+    assert drawn(small, many(rng)) in words(small)
     assert len(small.filled_memory) == filled_memory == 1
 
 
 def test_no_words_are_left_in_a_capture(small: Gpu, rng: np.random.Generator) -> None:
-    call = legal(rng)
+    call = many(rng)
     small.stream = Stream(capturing=True)
     for number in (0, RESERVE):
         for _ in range(number):
@@ -129,21 +134,21 @@ def test_any_call_between_captures_reserves_words(
     small: Gpu, rng: np.random.Generator, between: dict[str, Any], causal: bool
 ) -> None:
     """However many there are: also one that draws no tiles itself."""
-    call = legal(rng)
+    call = many(rng)
     drawn(small, call)
     captured: list[int] = []
     for _ in range(3 * RESERVE):
         small.stream = Stream(capturing=True)
         captured.append(drawn(small, call))
         small.stream = Stream()
-        cufa.attention(**legal(rng, **between), causal=causal)
+        cufa.attention(**many(rng, **between), causal=causal)
     assert len(set(captured)) == 3 * RESERVE
     assert set(captured) <= words(small)
 
 
 def test_threads_take_different_words(small: Gpu, rng: np.random.Generator) -> None:
     """Also when the first launches come at once, each of another problem."""
-    calls = [legal(rng, sq=8 + n) for n in range(4)]
+    calls = [many(rng, sq=8 + n) for n in range(4)]
     small.slow = True
 
     def work(number: int) -> None:

@@ -158,7 +158,8 @@ def test_order_and_splitting_do_not_matter(
 def test_text_beyond_256_tokens_is_cut(model: MiniLM) -> None:
     long = SENTENCES[-1]
     found = as_numpy(model.encode([long, long + " The end of it is never seen."]))
-    assert np.array_equal(found[0], found[1])
+    # Not to the bit: a row of a product may be summed in another order than the next.
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
 
 
 def test_empty_input(model: MiniLM) -> None:

@@ -17,6 +17,7 @@ from cufa import device
 from cufa.launch import calls, kind, scratch
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
+from cufa.planner.rules import KEY_STEP
 from cufa.variant import Variant
 
 ALL, NO_TMA, NONE = 2, 1, 0  # kernels
@@ -552,7 +553,8 @@ def test_a_cache_that_grows(gpu: Gpu, rng: np.random.Generator, layout: str) -> 
             out, lse = cufa.attention(given[0], *parts, layout=layout, return_lse=True)
             out = out if layout == "bhsd" else out.swapaxes(1, 2)
             assert_accepted(out, lse, q, k[:, :, :n], v[:, :, :n])
-        assert n <= 2 or len(gpu.driver.encoded) == encoded + 1
+        # Where the number of keys comes to the next step, another variant may take the call.
+        assert n <= 2 or n % KEY_STEP == 1 or len(gpu.driver.encoded) == encoded + 1
     assert gpu.parsed == 1
 
 

@@ -306,7 +306,7 @@ def test_messages_quote_the_shapes_as_the_caller_wrote_them() -> None:
         ({"v_shape": (1, 1, 2.0, 8)}, ValueError, "v"),
         ({"v_shape": (1, 1, 3, 8)}, ValueError, "v"),
         ({"scale": math.nan}, ValueError, "scale"),
-        ({"causal": "yes"}, TypeError, "causal"),
+        ({"causal": "yes"}, ValueError, "causal"),
     ],
 )
 def test_of_shapes_errors(changes: Call, error: Error, name: str) -> None:

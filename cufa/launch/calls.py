@@ -27,7 +27,7 @@ _current_device: Any = None
 
 def types_of(option: object) -> object:
     """Return the types of what the caller has chosen, or of what it is made of."""
-    return tuple(map(type, option)) if isinstance(option, tuple) else type(option)
+    return (type(option), *map(type, option)) if isinstance(option, tuple) else type(option)
 
 
 def again(

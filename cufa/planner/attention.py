@@ -29,7 +29,7 @@ _BYTES_A_US = 34_000
 
 _DECODE_BEGINS = 2.5
 _DECODE_ROW = 0.08
-"""Of a unit on a multiprocessor: its queries, softmax and output, up to 128 columns of both."""
+"""Of a unit on a multiprocessor: its queries, softmax and output. Of 256 columns four times."""
 
 _DECODE_PIECES = 0.05
 """What a row takes longer where units are cut."""
@@ -190,7 +190,7 @@ def _decode_us(problem: Problem, device: Device, plan: DecodePlan) -> float:
     """Return what `decode` takes."""
     units = problem.batch * problem.heads_kv * plan.row_tiles
     wide = max(1.0, (problem.head_dim + problem.head_dim_v) / 256)
-    of_row = -(-units // device.sm_count) * _DECODE_ROW * wide
+    of_row = -(-units // device.sm_count) * _DECODE_ROW * wide**2
     of_row += (plan.grid != units) * _DECODE_PIECES
     idle = max(1.0, device.sm_count / plan.grid)
     read = plan.row_tiles * _read_us(problem, device) * idle
