@@ -57,7 +57,7 @@ def attention(
         Query i sees the keys from i + sk - sq - left to i + sk - sq + right only; None is no bound.
         With a causal mask, those that both let it see. Tiles of keys that none sees take no time.
     softcap : float, optional
-        c * tanh(score / c) takes the place of the score (Gemma 2): 1e-6 to 1e6. In bfloat16 by the
+        c * tanh(score / c) takes the place of the score (Gemma 2): 1e-6 to 1e4. In bfloat16 by the
         hardware's tanh, to 2^-11.
     scale : float, optional
         Factor of the scores, less than 2^64 in magnitude; 1 / sqrt(d) by default.
@@ -85,10 +85,11 @@ def attention(
     Raises
     ------
     TypeError
-        Unsupported or mixed dtypes, objects that are no arrays, NumPy mixed with CuPy.
+        Unsupported or mixed dtypes, objects that are no arrays, NumPy mixed with CuPy, arguments
+        of the wrong type.
     ValueError
         Shapes, layout, scale, devices or `out` that do not fit; a window in which no key can be, a
-        softcap that is not positive; a kernel that cannot take the call.
+        softcap outside 1e-6 to 1e4; a kernel that cannot take the call.
     CompileError
         NVRTC refused a kernel.
     RuntimeError
@@ -99,10 +100,11 @@ def attention(
     The method is FlashAttention-2 (Dao 2023, algorithm 1); for 16-bit arrays on Hopper it is
     FlashAttention-3 (Shah et al. 2024, algorithm 2). "fa1_fp32" is FlashAttention-1 (Dao et al.
     2022, algorithm 1). Few queries beside many keys run as those of `cufa.decode` where that is
-    faster, unless a kernel is forced; in a capture into a CUDA graph only if an earlier call like
-    it has set memory aside, and eight captures since have not used it up. With `batch_invariant`
-    it is an error if not, since another kernel would give other bits: 64 MiB are set aside at most,
-    for as many captures as that is enough for.
+    faster, unless a kernel is forced, or there is a window, a softcap or a mask aligned top-left;
+    in a capture into a CUDA graph only if an earlier call like it has set memory aside, and eight
+    captures since have not used it up. With `batch_invariant` it is an error if not, since another
+    kernel would give other bits: 64 MiB are set aside at most, for as many captures as that is
+    enough for.
 
     On the GPU, an infinity or NaN in v may also reach rows that do not see its key, if one of the
     rows that are multiplied together sees a key of its tile: 16 rows in "fa2_mma", 64 in

@@ -35,8 +35,8 @@ NO_WINDOW = (None, None)
 
 _CAUSAL = f"True, False, {CAUSAL[0]!r} or {CAUSAL[1]!r}"
 
-#: A score of that size is still told apart from its neighbours, and its reciprocal is a number.
-_LEAST_SOFTCAP, _MOST_SOFTCAP = 1e-6, 1e6
+#: Beyond, what float16's tanh leaves of a score, 2^-23 of the softcap, would show in the result.
+_LEAST_SOFTCAP, _MOST_SOFTCAP = 1e-6, 1e4
 
 #: The kernels multiply scores by scale * log2(e) in float32, which must not overflow: the largest
 #: score of float16 arrays is 256 * 65504^2 < 2^41.
@@ -155,13 +155,18 @@ def check_window(window: object, causal: bool) -> tuple[int | None, int | None]:
     for name, n in zip(("left", "right"), window, strict=True):
         if n is not None and (isinstance(n, bool) or not isinstance(n, (int, np.integer))):
             raise TypeError(f"window: {name} must be an integer or None, not {type(n).__name__}")
-        found.append(None if n is None or n >= MAX_WINDOW else max(-MAX_WINDOW, int(n)))
+        found.append(None if n is None else int(n))
     left, right = found
     ends = [n for n in (right, 0 if causal else None) if n is not None]
     if left is not None and ends and left + min(ends) < 0:
         with_mask = " with a causal mask" if causal else ""
         raise ValueError(f"window {window} leaves no key{with_mask}")
-    return left, right
+    return _bounded(left), _bounded(right)
+
+
+def _bounded(n: int | None) -> int | None:
+    """Return a bound of a window as the kernels take it."""
+    return None if n is None or n >= MAX_WINDOW else max(-MAX_WINDOW, n)
 
 
 def check_softcap(softcap: object) -> float:

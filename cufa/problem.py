@@ -26,7 +26,7 @@ from cufa.checks import (
     check_softcap,
     check_window,
 )
-from cufa.score import SOFTCAPS
+from cufa.score import PARTS, SOFTCAPS
 
 if TYPE_CHECKING:
     from cufa.decode_problem import DecodeProblem
@@ -94,7 +94,12 @@ class Problem(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether a causal mask is all that there may be between Q K^T and the softmax."""
-        return not self.top_left and self.left is None is self.right and not self.softcap
+        return not (self.top_left or self.has_window or self.softcap)
+
+    @property
+    def has_window(self) -> bool:
+        """Whether there is a bound beside those of causal masks."""
+        return self.left is not None or self.right is not None
 
     @property
     def window_left(self) -> int:
@@ -118,10 +123,12 @@ class Problem(NamedTuple):
 
     @property
     def most_seen(self) -> int | None:
-        """The most keys that a query sees, where a window has both ends; else None."""
+        """The most keys that a query sees, where a window has both ends and leaves some out."""
         ends = [0] if self.causal else []
         ends += [] if self.right is None else [self.right]
-        return None if self.left is None or not ends else self.left + min(ends) + 1
+        if self.left is None or not ends or self.left + min(ends) + 1 >= self.seq_kv:
+            return None
+        return self.left + min(ends) + 1
 
     def sees(self, rows: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the first key that each of some queries sees, and the end of what it sees."""
@@ -174,7 +181,7 @@ class Problem(NamedTuple):
             For a dtype that is not supported, and for arguments of the wrong type.
         ValueError
             For shapes that do not fit each other, a head_dim outside 1..256, a scale of 2^64
-            or more, a window that no key can be in, a softcap that is not positive.
+            or more, a window that no key can be in, a softcap outside 1e-6..1e4.
         """
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -229,6 +236,14 @@ def checked(problem: Problem) -> Problem:
         window=(p.left, p.right),
         softcap=p.softcap or None,
     )
+
+
+def refuse_scores(problem: Problem) -> Problem:
+    """Return a problem that can be explored and tuned: plain; ValueError for others."""
+    if not problem.is_plain:
+        which = dict.fromkeys(PARTS[name].argument for name in problem.score if name != "Causal")
+        raise ValueError(f"{', '.join(which)}: no such scores can be explored or tuned")
+    return problem
 
 
 def parse(
@@ -382,9 +397,10 @@ def _problem(
     left, right = check_window(score.window, bottom_right)
     if bottom_right and right is not None and right >= 0:
         right = None  # nothing that the causal mask has not hidden
-    elif right is not None and right <= 0:
-        bottom_right = right == 0
-        right = right or None
+    elif right is not None and right < 0:
+        bottom_right = False
+    elif right == 0 and not top_left:
+        bottom_right, right = True, None
     return Problem(
         dtype,
         batch,

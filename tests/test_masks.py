@@ -14,9 +14,11 @@ from reference import assert_accepted, hidden_keys, random_inputs, to_host
 
 import cufa
 from cufa import device
+from cufa.explorer import explore
 from cufa.planner import rules
 from cufa.planner.attention import plan
 from cufa.planner.decode import DecodePlan
+from cufa.planner.plan import Planner
 from cufa.problem import Problem
 
 KERNELS = (
@@ -43,6 +45,7 @@ FEATURES: tuple[dict[str, Any], ...] = (
     {"softcap": 2.0},
     {"softcap": 30.0, "causal": True},
     {"softcap": 0.5, "window": (40, 10), "scale": -0.7},
+    {"softcap": 1e4},
 )
 
 #: Batch, heads of q and of K/V, queries, keys.
@@ -146,7 +149,9 @@ def test_scores_of_any_size_are_capped(xp: ModuleType, rng: np.random.Generator)
         ({"window": (1, True)}, TypeError, "window: right must be an integer"),
         ({"window": (-3, 2)}, ValueError, "leaves no key"),
         ({"window": (-1, None), "causal": True}, ValueError, "leaves no key with a causal mask"),
+        ({"window": (-(2**31), 2**31 - 1)}, ValueError, "leaves no key"),
         ({"softcap": 0}, ValueError, "softcap must be"),
+        ({"softcap": 2e4}, ValueError, "softcap must be"),
         ({"softcap": -1.0}, ValueError, "softcap must be"),
         ({"softcap": math.nan}, ValueError, "softcap must be"),
         ({"softcap": 10**400}, ValueError, "softcap must be"),
@@ -200,3 +205,38 @@ def test_time_of_a_window() -> None:
         found[window] = min(rules.times(problem, h200, "fa3_wgmma").values())
     assert 0.35 < found[4096] / found[None] < 0.6
     assert 0.1 < found[1024] / found[None] < 0.25
+
+
+def test_a_window_beyond_all_keys_is_none_to_the_planner() -> None:
+    shapes = [(1, 32, 4096, 128), *[(1, 8, 4096, 128)] * 2]
+    h200, found = device.named("h200"), []
+    for window in ((None, None), (8192, None), (4095, 0)):
+        problem = Problem.of_shapes(*shapes, dtype="bfloat16", causal=True, window=window)
+        found.append(min(rules.times(problem, h200, "fa3_wgmma").values()))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("window", [(5, 5), (5, 2**20), (None, 7)])
+def test_lengths_beyond_which_a_window_is_not_for(window: Any) -> None:
+    """Also where a problem like it has been planned."""
+    h200 = device.named("h200")
+    few, many = (
+        Problem.of_shapes((1, 1, 16, 8), *[(1, 1, n, 8)] * 2, dtype="float32", window=window)
+        for n in (100, 2**30 + 1)
+    )
+    planner = Planner(few, h200)
+    planner(few)
+    with pytest.raises(ValueError, match="window: k has seq"):
+        planner(many)
+
+
+def test_masks_cannot_be_explored_yet() -> None:
+    q = (1, 1, 64, 64)
+    for options, name in (
+        ({"causal": "top-left"}, "causal"),
+        ({"window": (3, 3)}, "window"),
+        ({"softcap": 2.0, "causal": True}, "softcap"),
+    ):
+        problem = Problem.of_shapes(q, q, q, dtype="bfloat16", **options)
+        with pytest.raises(ValueError, match=f"^{name}: no such scores"):
+            explore(problem, arch="sm_90a")

@@ -47,6 +47,7 @@ def test_edges_are_those_of_the_struct(name: str) -> None:
         ({"window": (5, -2), "causal": True}, ("WindowLeft", "WindowRight")),
         ({"window": (-3, 4)}, ("WindowLeft", "WindowRight")),
         ({"window": (None, 4), "causal": "top-left"}, ("TopLeft", "WindowRight")),
+        ({"window": (None, 0), "causal": "top-left"}, ("TopLeft", "WindowRight")),
         ({"window": (2**40, None)}, ()),
         ({"softcap": 50, "causal": True}, ("FineSoftcap", "Causal")),
         ({"softcap": 50.0, "dtype": "bfloat16"}, ("Softcap",)),

@@ -64,7 +64,7 @@ def add(commands: Commands) -> None:
         type=window,
         default=NO_WINDOW,
         metavar="L,R",
-        help="keys before and after its own that a query sees: 4096,0 or 512,none",
+        help="keys before and after its own that a query sees: 4096,0 or --window=-5,none",
     )
     parser.add_argument("--softcap", type=float, metavar="C", help="bound of the scores, by tanh")
     parser.add_argument("--kernel", type=kernel, metavar="NAME", help="a kernel to force")

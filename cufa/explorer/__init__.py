@@ -12,7 +12,7 @@ from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, variants
-from cufa.problem import Problem, checked, parse
+from cufa.problem import Problem, checked, parse, refuse_scores
 
 __all__ = ["Exploration", "Interrupted", "Progress", "Row", "explore"]
 
@@ -105,11 +105,12 @@ def _problem(
         for name, value in {"k": k, "v": v, **options}.items():
             if value is not None:
                 raise TypeError(f"{name} must not be given beside a Problem, which says all")
-        return checked(q), None
+        return refuse_scores(checked(q)), None
     xp = array_module(q, k, v)
     causal = False if causal is None else causal
     layout = "bhsd" if layout is None else layout
-    return parse(q, k, v, causal=causal, scale=scale, layout=layout, out=None, xp=xp)
+    problem, operands = parse(q, k, v, causal=causal, scale=scale, layout=layout, out=None, xp=xp)
+    return refuse_scores(problem), operands
 
 
 def _target(arch: str | None, device: str | Device | None) -> tuple[Device, bool]:

@@ -86,7 +86,12 @@ def problem_text(problem: Problem) -> str:
     heads = f"{p.heads_q}" if p.heads_q == p.heads_kv else f"{p.heads_q}/{p.heads_kv}"
     seq = f"{p.seq_q}" if p.seq_q == p.seq_kv else f"{p.seq_q}/{p.seq_kv}"
     dim = f"{p.head_dim}" if p.head_dim == p.head_dim_v else f"{p.head_dim}/{p.head_dim_v}"
-    mask = ", causal" if p.causal else ""
+    mask = ", causal" if p.causal else ", causal top-left" if p.top_left else ""
+    if p.has_window:
+        ends = ("none" if n is None else str(n) for n in (p.left, p.right))
+        mask += f", window {','.join(ends)}"
+    if p.softcap:
+        mask += f", softcap {p.softcap:g}"
     return f"{p.dtype}, batch {p.batch}, heads {heads}, seq {seq}, head dim {dim}{mask}"
 
 

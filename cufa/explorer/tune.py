@@ -19,7 +19,7 @@ from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
-from cufa.problem import Problem, checked
+from cufa.problem import Problem, checked, refuse_scores
 from cufa.variant import Variant
 
 _FASTER = 1.01  # times that a winner is as fast, over the problems of its class together
@@ -183,7 +183,7 @@ def tune(
     """
     names = checked_kernels(kernels)
     check_options(jobs, progress)
-    distinct = list(dict.fromkeys(checked(problem) for problem in problems))
+    distinct = list(dict.fromkeys(refuse_scores(checked(problem)) for problem in problems))
     device = devices.current()
     classes: dict[ProblemClass, dict[Problem, Variant]] = {}
     for problem in distinct:

@@ -150,7 +150,8 @@ class Planner:
 
     def timed(self, problem: Problem) -> tuple[Plan, float]:
         """Return a problem's plan, and the microseconds expected of it, or 0.0."""
-        usual = 0 < problem.seq_kv <= _MAX_LENGTH >= problem.seq_q
+        longest = MAX_WINDOW if problem.has_window else _MAX_LENGTH
+        usual = 0 < problem.seq_kv <= longest >= problem.seq_q
         if self._choice is None or not usual:
             return plan(problem, self._device, self._kernel, self._table), 0.0
         variant, us = self._choice.of(problem)
@@ -170,7 +171,7 @@ def _check_limits(problem: Problem, device: Device) -> None:
     for name, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
         if length > _MAX_LENGTH:
             raise ValueError(f"{name} has seq {length}, more than the kernels' {_MAX_LENGTH}")
-        if length > MAX_WINDOW and problem.left is not problem.right:
+        if length > MAX_WINDOW and problem.has_window:
             raise ValueError(f"window: {name} has seq {length}, more than {MAX_WINDOW}")
 
 

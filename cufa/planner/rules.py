@@ -179,7 +179,7 @@ def times(problem: Problem, device: Device, kernel: str) -> dict[Variant, float]
 
 
 def all_variants(device: Device) -> list[Variant]:
-    """Return every variant that can be chosen for `attention` on a device."""
+    """Return every variant that can be chosen for `attention`, causal or without a mask."""
     return [
         variant
         for kernel in ATTENTION_KERNELS.values()
