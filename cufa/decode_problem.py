@@ -106,7 +106,10 @@ class DecodeProblem(NamedTuple):
 
 
 def of_attention(problem: Problem) -> DecodeProblem:
-    """Return the problem of `decode` whose sequences all have the keys of a plain problem."""
+    """Return the problem of `decode` whose sequences all have a problem's keys.
+
+    Of a problem that is plain, or as plain: `decode` has no windows.
+    """
     dtype, batch, heads_q, heads_kv, seq_q, seq_kv, d, dv, causal, scale, *_ = problem
     return DecodeProblem(dtype, batch, heads_q, heads_kv, seq_q, seq_kv, 0, 0, d, dv, causal, scale)
 

@@ -102,6 +102,13 @@ class Problem(NamedTuple):
         return self.left is not None or self.right is not None
 
     @property
+    def is_as_plain(self) -> bool:
+        """Whether it is plain but for a window that hides none of its keys."""
+        left = self.left is None or self.left >= self.seq_kv - 1
+        right = self.right is None or self.right >= self.seq_q - 1
+        return left and right and not (self.top_left or self.softcap)
+
+    @property
     def window_left(self) -> int:
         """`left` as the kernels have it."""
         return 0 if self.left is None else self.left

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from played_gpu import Gpu, on_gpu
 from reference import assert_accepted, hidden_keys, random_inputs, to_host
 
 import cufa
@@ -188,12 +189,35 @@ def test_a_kernel_that_has_none() -> None:
             plan(problem, device.named("h200"), "fa1_fp32")
 
 
-def test_few_queries_with_a_window_are_not_for_decode() -> None:
+def test_few_queries_are_for_decode_where_no_window_hides_keys() -> None:
     shapes = (1, 32, 1, 128), (1, 8, 8192, 128), (1, 8, 8192, 128)
     h200 = device.named("h200")
-    for options, decodes in (({}, True), ({"window": (100, 0)}, False), ({"softcap": 5}, False)):
+    for options, decodes in (
+        ({}, True),
+        ({"window": (100, 0)}, False),
+        ({"window": (8190, 0)}, False),
+        ({"window": (8191, 0)}, True),
+        ({"window": (8191, 0), "softcap": 5}, False),
+        ({"softcap": 5}, False),
+        ({"causal": "top-left"}, False),
+    ):
         problem = Problem.of_shapes(*shapes, dtype="bfloat16", **options)
         assert isinstance(plan(problem, h200), DecodePlan) == decodes
+
+
+def test_a_cache_that_outgrows_its_window(gpu: Gpu, rng: np.random.Generator) -> None:
+    """Few queries run as in `decode` up to there; on a GPU that the host plays."""
+    q, k, v = random_inputs(rng, "float16", hq=4, hk=2, sq=1, sk=700, d=64)
+    given = [on_gpu(x) for x in (q, k, v)]
+    for n in range(460, 560, 9):
+        part = slice(n)
+        out = cufa.attention(given[0], given[1][:, :, part], given[2][:, :, part], window=(511, 0))
+        keys = k[:, :, max(0, n - 512) : n], v[:, :, max(0, n - 512) : n]
+        if n <= 512:
+            assert gpu.launches[-1].kernel == "decode"
+            assert_accepted(out, None, q, *keys)
+        else:
+            assert gpu.launches[-1].kernel == "fa3_wgmma"
 
 
 def test_time_of_a_window() -> None:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from cufa.checks import CAUSAL
 from cufa.cli.values import Shapes, architecture, count, gpu, shape
 from cufa.problem import DTYPES, Problem
 
@@ -68,7 +69,14 @@ def add_problem(parser: Parser) -> None:
     group.add_argument(
         "--dtype", choices=DTYPES, default="float16", help="element type (default: float16)"
     )
-    group.add_argument("--causal", action="store_true", help="with a causal mask")
+    group.add_argument(
+        "--causal",
+        nargs="?",
+        const="bottom-right",
+        default=False,
+        choices=CAUSAL,
+        help="with a causal mask, aligned so (default: bottom-right)",
+    )
 
 
 def one_problem(options: argparse.Namespace, **score: Any) -> Problem:
@@ -78,7 +86,7 @@ def one_problem(options: argparse.Namespace, **score: Any) -> Problem:
     return problem_of(shapes, options.dtype, options.causal, **score)
 
 
-def problem_of(shapes: Shapes, dtype: str, causal: bool, **score: Any) -> Problem:
+def problem_of(shapes: Shapes, dtype: str, causal: bool | str, **score: Any) -> Problem:
     """Return the problem of three shapes; `CommandError` where they do not fit each other."""
     try:
         return Problem.of_shapes(*shapes, dtype=dtype, causal=causal, **score)

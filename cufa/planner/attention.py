@@ -147,7 +147,7 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
     keys = _rounded(problem.seq_kv)
     if other.grid == 0 or rows > _MOST_ROWS or not _FEWEST_KEYS <= keys <= MAX_KEYS:
         return other
-    if not problem.is_plain:  # no mask of decode's
+    if not problem.is_as_plain:  # no mask of decode's
         return other
     others = _tiled_us(problem, device, other, us)
     if others < _DECODE_BEGINS + _DECODE_ROW * min(rows, 16):
