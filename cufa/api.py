@@ -101,11 +101,10 @@ def attention(
     FlashAttention-3 (Shah et al. 2024, algorithm 2). "fa1_fp32" is FlashAttention-1 (Dao et al.
     2022, algorithm 1). Few queries beside many keys run as those of `cufa.decode` where that is
     faster, unless a kernel is forced, a window hides some keys, or there is a softcap or a mask
-    aligned top-left;
-    in a capture into a CUDA graph only if an earlier call like it has set memory aside, and eight
-    captures since have not used it up. With `batch_invariant` it is an error if not, since another
-    kernel would give other bits: 64 MiB are set aside at most, for as many captures as that is
-    enough for.
+    aligned top-left; in a capture into a CUDA graph only if an earlier call like it has set memory
+    aside, and eight captures since have not used it up. With `batch_invariant` it is an error if
+    not, since another kernel would give other bits: 64 MiB are set aside at most, for as many
+    captures as that is enough for.
 
     On the GPU, an infinity or NaN in v may also reach rows that do not see its key, if one of the
     rows that are multiplied together sees a key of its tile: 16 rows in "fa2_mma", 64 in
@@ -128,8 +127,16 @@ def attention(
     check_flag("return_lse", return_lse)
     check_flag("batch_invariant", batch_invariant)
     xp = array_module(q, k, v, out)
-    score: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "scale": scale}
-    problem, operands = parse(q, k, v, layout=layout, out=out, xp=xp, **score)
+    problem, operands = parse(
+        *(q, k, v),
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        scale=scale,
+        layout=layout,
+        out=out,
+        xp=xp,
+    )
     if xp is np:
         refuse_kernel(kernel)
         return _on_cpu(problem, operands, q, out, layout, return_lse)
@@ -176,8 +183,16 @@ def explain(
     check_flag("return_lse", return_lse)
     check_flag("batch_invariant", batch_invariant)
     xp = array_module(q, k, v, out)
-    score: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "scale": scale}
-    problem, _ = parse(q, k, v, layout=layout, out=out, xp=xp, **score)
+    problem, _ = parse(
+        *(q, k, v),
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        scale=scale,
+        layout=layout,
+        out=out,
+        xp=xp,
+    )
     if xp is np:
         refuse_kernel(kernel)
         return cpu.plan(problem)

@@ -100,19 +100,25 @@ def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return p, lse
 
 
-def _capped(scores: np.ndarray, softcap: float) -> np.ndarray:
-    return scores.dtype.type(softcap) * np.tanh(scores / scores.dtype.type(softcap))
-
-
-def oracle(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
+def _seen(
+    scores: np.ndarray,
+    head_dim: int,
     causal: bool | str = False,
     scale: float | None = None,
     window: Window = (None, None),
     softcap: float | None = None,
+) -> np.ndarray:
+    """Q K^T -> what the softmax is taken of, in the same precision."""
+    number = scores.dtype.type
+    scores *= number(head_dim**-0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = number(softcap) * np.tanh(scores / number(softcap))
+    np.copyto(scores, -np.inf, where=hidden_keys(scores.shape[2], scores.shape[3], causal, window))
+    return scores
+
+
+def oracle(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, **score: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Attention in float64.
 
@@ -120,10 +126,8 @@ def oracle(
     ----------
     q, k, v : ndarray
         (b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv).
-    causal, window, softcap
-        As given to `attention`.
-    scale : float, optional
-        1 / sqrt(d) when not given.
+    score
+        As given to `attention`: causal, scale, window, softcap.
 
     Returns
     -------
@@ -133,25 +137,11 @@ def oracle(
         (b, hq, sq) float64.
     """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
-    scores = _scores(q, k)
-    scores *= q.shape[-1] ** -0.5 if scale is None else scale
-    if softcap is not None:
-        scores = _capped(scores, softcap)
-    np.copyto(scores, -np.inf, where=hidden_keys(q.shape[2], k.shape[2], causal, window))
-    p, lse = _softmax(scores)
+    p, lse = _softmax(_seen(_scores(q, k), q.shape[-1], **score))
     return _weighted(p, v), lse
 
 
-def twin(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
-    causal: bool | str = False,
-    scale: float | None = None,
-    window: Window = (None, None),
-    softcap: float | None = None,
-) -> np.ndarray:
+def twin(q: np.ndarray, k: np.ndarray, v: np.ndarray, **score: Any) -> np.ndarray:
     """Attention as a user would write it in the input dtype: the error that is allowed.
 
     Q K^T is rounded to the input dtype, the softmax is computed in float32 and rounded, P V is
@@ -163,12 +153,7 @@ def twin(
         return x.astype(dtype, copy=False).astype(np.float32, copy=False)
 
     q, k, v = (x.astype(np.float32, copy=False) for x in (q, k, v))
-    scores = rounded(_scores(q, k))
-    scores *= np.float32(q.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap is not None:
-        scores = _capped(scores, softcap)
-    np.copyto(scores, -np.inf, where=hidden_keys(q.shape[2], k.shape[2], causal, window))
-    p, _ = _softmax(scores)
+    p, _ = _softmax(_seen(rounded(_scores(q, k)), q.shape[-1], **score))
     return _weighted(rounded(p), v).astype(dtype, copy=False)
 
 

@@ -13,7 +13,6 @@ from benchmarks import drawn, graphs, model_shapes
 from benchmarks.cells import SEQS, Cell
 from benchmarks.contestants import reason, rounded, rows_of, say
 from benchmarks.cost_fit import KERNEL, LEFT_OUT, name_of
-from benchmarks.drawn import size
 from cufa import device as devices
 from cufa.compiler.nvrtc import Compiled
 from cufa.explorer.build import compile_all
@@ -51,13 +50,12 @@ def cells(seed: int) -> list[Cell]:
     standard table; and of the models that have prompts.
     """
     device = devices.named("h200")
-    rng = random.Random(seed)
     found: dict[Cell, None] = {}
     left = {(dims, causal): n for dims, n in PROBLEMS.items() for causal in (False, True)}
-    some = (*drawn.cells(seed, _DRAWN), *(_of_latent(rng) for _ in range(_DRAWN)))
-    for cell in some:
+    # Of those that regret is measured with, none has unequal head dims.
+    for cell in (*drawn.cells(seed, _DRAWN), *drawn.cells(seed, _DRAWN, ((192, 128),))):
         key = padded(KERNEL, device, cell.d, cell.dv), cell.causal
-        if left[key] and cell._replace(causal=False).flops <= drawn.MOST_OPERATIONS:
+        if left[key]:
             left[key] -= 1
             found[cell] = None
     for d, dv in PROBLEMS:
@@ -68,16 +66,8 @@ def cells(seed: int) -> list[Cell]:
     prompts = (shape.cell for shape in model_shapes.chosen(None) if shape.cell.sq > 64)
     found.update(dict.fromkeys(prompts))
     mixed = list(found)
-    rng.shuffle(mixed)
+    random.Random(seed).shuffle(mixed)
     return mixed
-
-
-def _of_latent(rng: random.Random) -> Cell:
-    """Return a problem of head dims 192 and 128, which `drawn.cells` does not draw."""
-    group = size(rng, 1, 16)
-    heads = size(rng, 1, 128 // group)
-    b, sq, sk = size(rng, 1, 64), size(rng, 16, 32768), size(rng, 16, 32768)
-    return Cell(DTYPE, b, group * heads, heads, sq, sk, 192, 128, rng.random() < 0.5)
 
 
 def rows(seed: int, seconds: float | None) -> Iterator[dict[str, Any]]:

@@ -7,14 +7,18 @@ import random
 
 from benchmarks.cells import Cell
 
+Dims = tuple[tuple[int, int], ...]
+
 MOST_OPERATIONS = 2**37
 """Of both products, counted without a mask."""
 
-HEAD_DIMS = (32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
-"""All are as likely; the usual ones are there more often."""
+HEAD_DIMS = tuple(
+    (d, d) for d in (32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
+)
+"""Of Q and K, and of V. All are as likely; the usual ones are there more often."""
 
 
-def cells(seed: int, count: int) -> list[Cell]:
+def cells(seed: int, count: int, head_dims: Dims = HEAD_DIMS) -> list[Cell]:
     """Return so many cells, the same for a seed on any machine.
 
     Batches of 1 to 64, up to 128 heads of which 1 to 16 share one of K and V, and 16 to 32768
@@ -27,8 +31,8 @@ def cells(seed: int, count: int) -> list[Cell]:
         group = size(rng, 1, 16)
         heads = size(rng, 1, 128 // group)
         b, sq, sk = size(rng, 1, 64), size(rng, 16, 32768), size(rng, 16, 32768)
-        d, causal = HEAD_DIMS[int(rng.random() * len(HEAD_DIMS))], rng.random() < 0.5
-        cell = Cell("bfloat16", b, group * heads, heads, sq, sk, d, d, causal)
+        dims, causal = head_dims[int(rng.random() * len(head_dims))], rng.random() < 0.5
+        cell = Cell("bfloat16", b, group * heads, heads, sq, sk, *dims, causal)
         if cell._replace(causal=False).flops <= MOST_OPERATIONS:
             found[cell] = None
     return list(found)

@@ -86,6 +86,8 @@ _OTHER_ROWS: dict[str, dict[str, Any]] = {
 }
 _CARD = ("clock_mhz", "power_w")
 _OF_ONE_KERNEL = ("prefill", "gqa", "models")
+_WITHOUT_CEILINGS = ("refactor-compile", "costs")
+"""Which need no GPU, or of which only quotients count."""
 _MORE = ("kernel", "model", "seed", "page_size")
 """What tells rows of one cell apart, where they have it."""
 
@@ -107,7 +109,7 @@ def default_path(folder: Path, device: str, bench: str, kernel: str | None) -> P
 def validate(result: Any) -> None:
     """Check a result object; ValueError says where it is not of the agreed shape, and why."""
     _check_fields("result", result, _HEAD)
-    for name in () if result["bench"] == "refactor-compile" else _CEILINGS:  # it needs no GPU
+    for name in () if result["bench"] in _WITHOUT_CEILINGS else _CEILINGS:
         _check_number(f"ceilings.{name}", result["ceilings"].get(name))
     for index, row in enumerate(result["rows"]):
         where = f"rows[{index}]"
