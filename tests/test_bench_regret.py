@@ -44,10 +44,11 @@ def test_draws_are_within_bounds() -> None:
         assert 16 <= min(cell.sq, cell.sk) <= max(cell.sq, cell.sk) <= 32768
         assert 4 * cell.b * cell.hq * cell.sq * cell.sk * cell.d <= 2**37
         assert (cell.dtype, cell.dv) == ("bfloat16", cell.d)
-    assert {cell.d for cell in cells} == set(drawn.HEAD_DIMS)
+    assert {(cell.d, cell.dv) for cell in cells} == set(drawn.HEAD_DIMS)
     assert 150 < sum(cell.causal for cell in cells) < 250
     assert max(cell.b for cell in cells) > 50
     assert max(max(cell.sq, cell.sk) for cell in cells) > 20000
+    assert {(cell.d, cell.dv) for cell in drawn.cells(1, 20, ((192, 128),))} == {(192, 128)}
 
 
 def test_a_seed_draws_the_same_everywhere() -> None:
