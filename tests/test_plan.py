@@ -223,12 +223,12 @@ def test_keys_count_in_steps_where_there_is_no_mask(
 def test_a_kernel_is_not_compiled_for_each_length(
     case: tuple[Problem, Device, str | None, Plan], seq_q: int, seq_kv: int
 ) -> None:
-    """All lengths share a few."""
+    """All lengths share a few, other ones where there is a mask."""
     problem, gpu, kernel, chosen = case
     other = plan(problem._replace(seq_q=seq_q, seq_kv=seq_kv), gpu, kernel).variant
     v = chosen.variant
     shapes = tiles_of(v.kernel, (v.head_dim, v.head_dim_v), gpu)
-    assert len(shapes) <= 24
+    assert len(shapes) <= 2 * 14
     assert other in [v._replace(**shape._asdict()) for shape in shapes]
 
 

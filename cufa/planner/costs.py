@@ -121,11 +121,11 @@ def work(
     longest = shortest = float(-(-keys // bn))
     tiles = seeing = heads // pack * -(-rows * pack // bm)
     if causal and pack == 1:
-        rows_seeing = min(rows, keys)
-        seeing = heads * -(-rows_seeing // bm)
+        unseen = max(0, rows - keys) // bm
+        seeing -= heads * unseen
         # From a tile's last row to its last key, on average
         fill = (bn - math.gcd(bm, bn)) / 2
-        end = keys - rows_seeing + min(bm, rows_seeing) + fill
+        end = keys - rows + min(rows, (unseen + 1) * bm) + fill
         shortest = min(longest, max(1.0, end / bn))
     blank = tiles - seeing
     places = sms * blocks
