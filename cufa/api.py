@@ -15,7 +15,8 @@ from cufa.launch.kind import Kind
 from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
-from cufa.problem import Problem, parse, restore_shape
+from cufa.problem import NO_ARRAYS, Problem, parse, restore_shape
+from cufa.score import ARRAYS
 from cufa.tuned import user_table
 from cufa.variant import Variant
 
@@ -28,6 +29,10 @@ def attention(
     causal: bool | str = False,
     window: tuple[int | None, int | None] = NO_WINDOW,
     softcap: float | None = None,
+    alibi_slopes: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    sinks: Array | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     out: Array | None = None,
@@ -59,6 +64,17 @@ def attention(
     softcap : float, optional
         c * tanh(score / c) takes the place of the score (Gemma 2): 1e-6 to 1e4. In bfloat16 by the
         hardware's tanh, to 2^-11.
+    alibi_slopes : array, shape (hq,) or (b, hq), float32
+        -slope * |i + sk - sq - j| is added to the score of query i and key j, after the softcap
+        (ALiBi, Press et al. 2022).
+    bias : array, broadcastable to (b, hq, sq, sk)
+        Is added to the scores after that: float16, bfloat16 or float32. It and `mask` have the
+        axes (b, sq, sk) beside 3-D arrays, and (sq, sk) beside 2-D ones, whatever the layout.
+    mask : array of bool, broadcastable to (b, hq, sq, sk)
+        True where a query sees a key, unless another mask hides it. Or uint8, eight keys a byte as
+        `numpy.packbits` packs the last axis, which then is not broadcast.
+    sinks : array, shape (hq,), float32
+        A logit of each head that takes part in the softmax and has no value (gpt-oss).
     scale : float, optional
         Factor of the scores, less than 2^64 in magnitude; 1 / sqrt(d) by default.
     layout : {"bhsd", "bshd"}
@@ -80,7 +96,8 @@ def attention(
     out : array, shape (b, hq, sq, dv) or as `layout` and rank say
         In q's dtype; sums are float32. Rows that see no key are 0.
     lse : array, shape (b, hq, sq), float32
-        With `return_lse`: natural logarithm; -inf for rows that see no key.
+        With `return_lse`: natural logarithm; -inf for rows that see no key. With `sinks` it
+        includes the row's sink: log(exp(lse) - exp(sink)) is that of the keys alone.
 
     Raises
     ------
@@ -100,11 +117,11 @@ def attention(
     The method is FlashAttention-2 (Dao 2023, algorithm 1); for 16-bit arrays on Hopper it is
     FlashAttention-3 (Shah et al. 2024, algorithm 2). "fa1_fp32" is FlashAttention-1 (Dao et al.
     2022, algorithm 1). Few queries beside many keys run as those of `cufa.decode` where that is
-    faster, unless a kernel is forced, a window hides some keys, or there is a softcap or a mask
-    aligned top-left; in a capture into a CUDA graph only if an earlier call like it has set memory
-    aside, and eight captures since have not used it up. With `batch_invariant` it is an error if
-    not, since another kernel would give other bits: 64 MiB are set aside at most, for as many
-    captures as that is enough for.
+    faster, unless a kernel is forced, a window hides some keys, or there is a softcap, a mask
+    aligned top-left or an array beside q, k and v; in a capture into a CUDA graph only if an
+    earlier call like it has set memory aside, and eight captures since have not used it up. With
+    `batch_invariant` it is an error if not, since another kernel would give other bits: 64 MiB are
+    set aside at most, for as many captures as that is enough for.
 
     On the GPU, an infinity or NaN in v may also reach rows that do not see its key, if one of the
     rows that are multiplied together sees a key of its tile: 16 rows in "fa2_mma", 64 in
@@ -114,14 +131,20 @@ def attention(
     In 16-bit types on the GPU, rows whose scores exceed 1.8e8 in magnitude are NaN: float32 cannot
     tell such scores apart.
     """
+    beside: tuple[Array | None, ...] = ()
+    dtypes: tuple[Any, ...] = ()
+    if not (alibi_slopes is bias is mask is sinks is None):
+        beside = alibi_slopes, bias, mask, sinks
+        dtypes = tuple(getattr(array, "dtype", None) for array in beside)
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
+        dtypes,
         *(causal, type(causal), scale, type(scale), layout, softcap, type(softcap)),
         *(window, None if window is NO_WINDOW else calls.types_of(window)),
         *(return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
         *(batch_invariant, type(batch_invariant)),
     )
-    result = calls.again(q, k, v, out, return_lse, options)
+    result = calls.again(q, k, v, out, return_lse, options, beside)
     if result is not None:
         return result
     check_flag("return_lse", return_lse)
@@ -136,6 +159,7 @@ def attention(
         layout=layout,
         out=out,
         xp=xp,
+        beside=dict(zip(ARRAYS, beside, strict=True)) if beside else NO_ARRAYS,
     )
     if xp is np:
         refuse_kernel(kernel)
@@ -144,7 +168,7 @@ def attention(
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, user_table(device), batch_invariant)
     kind = Kind(problem, layout, device, device_id, planner, planner.otherwise)
-    return calls.first(q, k, v, out, return_lse, options, kind)
+    return calls.first(q, k, v, out, return_lse, options, kind, beside)
 
 
 def explain(
@@ -155,6 +179,10 @@ def explain(
     causal: bool | str = False,
     window: tuple[int | None, int | None] = NO_WINDOW,
     softcap: float | None = None,
+    alibi_slopes: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    sinks: Array | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     out: Array | None = None,
@@ -166,7 +194,9 @@ def explain(
 
     Parameters
     ----------
-    q, k, v, causal, window, softcap, scale, layout, out, return_lse, batch_invariant, kernel
+    q, k, v, causal, window, softcap, alibi_slopes, bias, mask, sinks, scale, layout, out
+        As for `attention`.
+    return_lse, batch_invariant, kernel
         As for `attention`.
 
     Returns
@@ -192,6 +222,7 @@ def explain(
         layout=layout,
         out=out,
         xp=xp,
+        beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
     )
     if xp is np:
         refuse_kernel(kernel)

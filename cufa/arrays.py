@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +26,17 @@ _OVERLAP_WORK: Any = 10_000  # NumPy's stub knows only its two special values
 
 
 class Operands(NamedTuple):
-    """The arrays of a call as 4-D (batch, heads, seq, head_dim) views; `out` may be None."""
+    """The arrays of a call as 4-D (batch, heads, seq, head_dim) views; `out` may be None.
+
+    `beside` holds those that parts of the score read, by argument, with all of the part's axes; of
+    NumPy arrays only.
+    """
 
     q: Array
     k: Array
     v: Array
     out: Array
+    beside: Mapping[str, Array] = MappingProxyType({})
 
 
 # --- kinds and views ---

@@ -7,13 +7,14 @@ Everything after this module works on integers that have been checked here and o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from types import ModuleType
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from cufa.arrays import Array, Operands, as_bhsd
+from cufa.beside import parse_beside
 from cufa.checks import (
     DTYPES,
     NO_WINDOW,
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from cufa.decode_problem import DecodeProblem
 
 MAX_HEAD_DIM = 256
+
+NO_ARRAYS: Mapping[str, Array | None] = MappingProxyType({})
+"""Beside q, k and v."""
 
 
 class Problem(NamedTuple):
@@ -57,6 +61,8 @@ class Problem(NamedTuple):
         i + seq_kv - seq_q + right. None is no bound, and so is a `right` that `causal` implies.
     softcap : float
         c of c * tanh(score / c), which takes the place of a score; 0 for none.
+    reads : tuple of str
+        The parts of the score that read arrays beside q, k and v.
     """
 
     dtype: str
@@ -73,11 +79,17 @@ class Problem(NamedTuple):
     left: int | None = None
     right: int | None = None
     softcap: float = 0.0
+    reads: tuple[str, ...] = ()
 
     @property
     def group(self) -> int:
         """Query heads that share one K/V head; at least 1, also when there are no heads."""
         return max(1, self.heads_q // max(1, self.heads_kv))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Those that arrays of scores have, by the letters of their axes."""
+        return {"b": self.batch, "h": self.heads_q, "q": self.seq_q, "k": self.seq_kv}
 
     @property
     def score(self) -> tuple[str, ...]:
@@ -89,12 +101,13 @@ class Problem(NamedTuple):
             "WindowLeft": self.left is not None,
             "WindowRight": self.right is not None,
         }
-        return tuple(name for name, is_there in found.items() if is_there)
+        found |= dict.fromkeys(self.reads, True)
+        return tuple(name for name in PARTS if found.get(name))
 
     @property
     def is_plain(self) -> bool:
         """Whether a causal mask is all that there may be between Q K^T and the softmax."""
-        return not (self.top_left or self.has_window or self.softcap)
+        return not (self.top_left or self.has_window or self.softcap or self.reads)
 
     @property
     def has_window(self) -> bool:
@@ -106,7 +119,7 @@ class Problem(NamedTuple):
         """Whether it is plain but for a window that hides none of its keys."""
         left = self.left is None or self.left >= self.seq_kv - 1
         right = self.right is None or self.right >= self.seq_q - 1
-        return left and right and not (self.top_left or self.softcap)
+        return left and right and not (self.top_left or self.softcap or self.reads)
 
     @property
     def window_left(self) -> int:
@@ -242,7 +255,7 @@ def checked(problem: Problem) -> Problem:
         scale=p.scale,
         window=(p.left, p.right),
         softcap=p.softcap or None,
-    )
+    )._replace(reads=tuple(name for name in p.reads if PARTS[name].axes))
 
 
 def refuse_scores(problem: Problem) -> Problem:
@@ -265,6 +278,7 @@ def parse(
     xp: ModuleType,
     window: tuple[int | None, int | None] = NO_WINDOW,
     softcap: float | None = None,
+    beside: Mapping[str, Array | None] = NO_ARRAYS,
 ) -> tuple[Problem, Operands]:
     """Check the arguments of a call and bring the arrays to 4-D. Nothing is written or copied.
 
@@ -284,6 +298,8 @@ def parse(
         sharing no element with q, k, v or itself.
     xp : module
         What `array_module` returned for these arrays.
+    beside : mapping
+        Arguments of `attention` that are other arrays, or None.
 
     Returns
     -------
@@ -302,7 +318,7 @@ def parse(
     if xp is np:  # subclasses (memmap, matrix) become the plain arrays that they are views of
         q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
         out = None if out is None else np.asarray(out)
-    inputs = {"q": q, "k": k, "v": v}
+    inputs: dict[str, Array] = {"q": q, "k": k, "v": v}
     arrays = inputs if out is None else {**inputs, "out": out}
     dtype = check_dtypes(arrays)
     _check_ranks(q, k, v)
@@ -317,6 +333,11 @@ def parse(
         score=_Score(causal, scale, window, softcap),
         shown=(q.shape, k.shape, v.shape),
     )
+    if beside:
+        reads, views = parse_beside(beside, q.ndim, problem.sizes, xp)
+        problem = problem._replace(reads=reads)
+        operands = operands._replace(beside=views)
+        inputs |= {name: array for name, array in beside.items() if array is not None}
     if out is not None:
         check_out(out, restore_shape(problem, q.ndim, layout)[0], inputs)
         operands = operands._replace(out=as_bhsd(out, layout))

@@ -85,15 +85,20 @@ def _weighted(p: np.ndarray, v: np.ndarray) -> np.ndarray:
     return out.reshape(*p.shape[:3], v.shape[3])
 
 
-def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _softmax(scores: np.ndarray, sinks: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Softmax over the last axis, in place, and its log-sum-exp.
 
-    A row of -inf gives zeros and -inf.
+    A row of -inf gives zeros and -inf. `sinks` (hq,) are logits beside those of the keys.
     """
     m = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    if sinks is not None:
+        sinks = sinks.astype(scores.dtype)[:, None, None]
+        m = np.maximum(m, sinks)
     scores -= np.where(m == -np.inf, scores.dtype.type(0), m)
     p = np.exp(scores, out=scores)
     total = p.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks - np.where(m == -np.inf, scores.dtype.type(0), m))
     with np.errstate(divide="ignore"):
         lse = (m + np.log(total))[..., 0]
     p /= np.where(total == 0, scores.dtype.type(1), total)
@@ -107,18 +112,30 @@ def _seen(
     scale: float | None = None,
     window: Window = (None, None),
     softcap: float | None = None,
+    alibi_slopes: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
 ) -> np.ndarray:
     """Q K^T -> what the softmax is taken of, in the same precision."""
     number = scores.dtype.type
     scores *= number(head_dim**-0.5 if scale is None else scale)
     if softcap is not None:
         scores = number(softcap) * np.tanh(scores / number(softcap))
-    np.copyto(scores, -np.inf, where=hidden_keys(scores.shape[2], scores.shape[3], causal, window))
+    sq, sk = scores.shape[2:]
+    if alibi_slopes is not None:
+        distances = np.abs(np.arange(sq)[:, None] + sk - sq - np.arange(sk)).astype(number)
+        scores = scores - alibi_slopes.astype(number)[..., None, None] * distances
+    if bias is not None:
+        scores = scores + bias.astype(number)
+    np.copyto(scores, -np.inf, where=hidden_keys(sq, sk, causal, window))
+    if mask is not None:
+        seen = mask if mask.dtype == bool else np.unpackbits(mask, axis=-1, count=sk).astype(bool)
+        scores = np.where(seen, scores, number(-np.inf))
     return scores
 
 
 def oracle(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, **score: Any
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray | None = None, **score: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Attention in float64.
 
@@ -126,8 +143,8 @@ def oracle(
     ----------
     q, k, v : ndarray
         (b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv).
-    score
-        As given to `attention`: causal, scale, window, softcap.
+    sinks, score
+        As given to `attention`: causal, scale, window, softcap, arrays.
 
     Returns
     -------
@@ -137,11 +154,13 @@ def oracle(
         (b, hq, sq) float64.
     """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
-    p, lse = _softmax(_seen(_scores(q, k), q.shape[-1], **score))
+    p, lse = _softmax(_seen(_scores(q, k), q.shape[-1], **score), sinks)
     return _weighted(p, v), lse
 
 
-def twin(q: np.ndarray, k: np.ndarray, v: np.ndarray, **score: Any) -> np.ndarray:
+def twin(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray | None = None, **score: Any
+) -> np.ndarray:
     """Attention as a user would write it in the input dtype: the error that is allowed.
 
     Q K^T is rounded to the input dtype, the softmax is computed in float32 and rounded, P V is
@@ -153,7 +172,7 @@ def twin(q: np.ndarray, k: np.ndarray, v: np.ndarray, **score: Any) -> np.ndarra
         return x.astype(dtype, copy=False).astype(np.float32, copy=False)
 
     q, k, v = (x.astype(np.float32, copy=False) for x in (q, k, v))
-    p, _ = _softmax(_seen(rounded(_scores(q, k)), q.shape[-1], **score))
+    p, _ = _softmax(_seen(rounded(_scores(q, k)), q.shape[-1], **score), sinks)
     return _weighted(rounded(p), v).astype(dtype, copy=False)
 
 
@@ -170,7 +189,7 @@ class Expected:
     q, k, v : ndarray
         The inputs, on the host, in (batch, heads, seq, head_dim) order.
     score
-        As given to `attention`: causal, scale, window, softcap.
+        As given to `attention`: causal, scale, window, softcap, arrays.
 
     Attributes
     ----------

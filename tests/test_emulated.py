@@ -14,6 +14,7 @@ import pytest
 from emulated import Emulator, emulate, needs_compiler
 from played_gpu import Gpu, on_gpu
 from reference import assert_accepted, random_inputs
+from score_arrays import FEATURES, options_of
 
 import cufa
 from cufa import device
@@ -101,6 +102,25 @@ def test_masks(rng: np.random.Generator, form: str, options: dict[str, Any]) -> 
         plan: Any = cufa.explain(*given, **options)
         chosen = variant._replace(score=plan.variant.score)
         out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **options)
+        assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
+
+
+@pytest.mark.parametrize("form", [form for form in ALL if form is not FA1], ids=lambda f: f[:50])
+@pytest.mark.parametrize("name", FEATURES)
+def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
+    variant = Variant.parse(form.format(score=""))
+    d, dv = variant.head_dim, variant.head_dim_v
+    for sizes in ((1, 2, 1, 201, 150), (2, 8, 2, 13, 250)):
+        b, hq, hk, sq, sk = sizes
+        arrays = random_inputs(rng, variant.dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d, dv=dv)
+        options = options_of(rng, name, sizes)
+        given = [on_gpu(x) for x in arrays]
+        there: dict[str, Any] = {
+            k: on_gpu(x) if hasattr(x, "dtype") else x for k, x in options.items()
+        }
+        plan: Any = cufa.explain(*given, **there)
+        chosen = variant._replace(score=plan.variant.score)
+        out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **there)
         assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
 
 

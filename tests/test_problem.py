@@ -151,7 +151,7 @@ def test_subclasses_are_taken_as_plain_arrays(tmp_path: Any) -> None:
     out = np.memmap(tmp_path / "out", np.float32, "w+", shape=(5, 4))
     q, k, v = (np.ones(s, np.float32).view(np.matrix) for s in ((5, 8), (7, 8), (7, 4)))
     _, operands = parse(**small_call(q=q, k=k, v=v, out=out))
-    assert all(type(x) is np.ndarray for x in operands)
+    assert all(type(x) is np.ndarray for x in operands[:4])
     assert np.shares_memory(operands.out, out)
 
 
@@ -353,7 +353,7 @@ def test_cupy_arrays_are_accepted(cupy: Any, dtype: str) -> None:
     assert array_module(q, q, q, out) is cupy
     p, operands = parse(q, q, q, causal=True, scale=None, layout="bshd", out=out, xp=cupy)
     assert p == Problem(dtype, 2, 3, 3, 5, 5, 8, 8, True, 1 / math.sqrt(8))
-    assert all(isinstance(x, cupy.ndarray) and x.shape == (2, 3, 5, 8) for x in operands)
+    assert all(isinstance(x, cupy.ndarray) and x.shape == (2, 3, 5, 8) for x in operands[:4])
     assert operands.out.data.ptr == out.data.ptr
 
 

@@ -16,17 +16,29 @@ from cufa.score import PARTS, edges
 SOURCE = Path(cufa.__file__).parent / "kernels" / "score.cuh"
 
 
+def struct_of(name: str) -> str:
+    """Return the text of a part's struct, or of the template that it is an instance of."""
+    source = SOURCE.read_text()
+    alias = re.search(rf"^using {name} = (\w+)<", source, re.MULTILINE)
+    found = re.search(
+        rf"^struct {alias[1] if alias else name} .*?^}};", source, re.MULTILINE | re.DOTALL
+    )
+    assert found
+    return found[0]
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_is_a_struct(name: str) -> None:
     part = PARTS[name]
     assert part.name == name
-    assert re.search(rf"^struct {name}\b", SOURCE.read_text(), re.MULTILINE)
-    np.dtype([tuple(parameter) for parameter in part.parameters], align=True)
+    assert struct_of(name)
+    np.dtype([tuple(number) for number in part.numbers], align=True)
+    assert bool(part.axes) == bool(part.dtype)
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_edges_are_those_of_the_struct(name: str) -> None:
-    struct = SOURCE.read_text().split(f"struct {name} ")[1].split("\n};")[0]
+    struct = struct_of(name)
     part = PARTS[name]
     assert ("LEFT_EDGE = true" in struct) == part.left_edge
     assert ("RIGHT_EDGE = true" in struct) == part.right_edge

@@ -7,13 +7,15 @@ divided by that sum until the end, so no more than one tile of scores exists at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from cufa.arrays import Operands
 from cufa.cpu.kv import KV, Dense
+from cufa.cpu.score import Score
 from cufa.problem import Problem
 
 #: Rows of a query tile, counted over the query heads that share a K/V head, and keys of a K/V
@@ -101,7 +103,7 @@ def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndar
     FlashAttention-2 (Dao 2023, algorithm 1), with the running maximum combined over the K/V tiles.
     What a causal mask hides is never read into a result, NaN included.
     """
-    q, k, v, out = operands
+    q, k, v, out, beside = operands
     if out is None:
         shape = (problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v)
         out = np.empty(shape, q.dtype)
@@ -123,8 +125,17 @@ def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndar
                         Dense(k[batch, kv], v[batch, kv]),
                         out[batch, heads, rows],
                         lse[batch, heads, rows],
+                        beside and of_heads(beside, batch, heads),
                     )
     return out, lse
+
+
+def of_heads(beside: Mapping[str, np.ndarray], batch: slice, heads: slice) -> dict[str, np.ndarray]:
+    """Return the parts of arrays beside q, k and v that are some sequences' and query heads'."""
+    return {
+        name: array[heads] if array.ndim == 1 else array[batch, heads]
+        for name, array in beside.items()
+    }
 
 
 def spans(first: int, end: int, step: int) -> Iterator[slice]:
@@ -140,6 +151,7 @@ def query_tile(
     kv: KV,
     out: np.ndarray,
     lse: np.ndarray,
+    beside: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> None:
     """Attend from one tile of queries, positions `rows` of several heads, to all keys they see.
 
@@ -154,6 +166,8 @@ def query_tile(
         Theirs.
     out, lse : ndarray, (batch, heads_q, rows, head_dim_v) and (batch, heads_q, rows)
         Where the result goes.
+    beside : mapping
+        Arrays of these sequences and heads that parts of the score read, by argument.
     """
     # The heads of a group lie below each other, so that they share one product with K.
     batch, heads_q = q.shape[:2]
@@ -168,20 +182,20 @@ def query_tile(
     ones = np.ones((KEYS, 1), np.float32)
 
     first, end = problem.sees(rows)
-    # c tanh(scale s / c): what is exponentiated has no other scale then.
-    capped, scale = scale, np.float32(1) if problem.softcap else scale
+    score = Score(problem, rows, stacked, beside)
+    factor, scale = scale, np.float32(1) if score.is_more_than_scaled else scale
     for keys in spans(int(first.min()), int(end.max()), KEYS):
         tK, tV = kv.tiles(keys)
         rS = rQ @ tK.swapaxes(-1, -2)
-        if problem.softcap:
-            rS *= capped / np.float32(problem.softcap)
-            np.tanh(rS, out=rS)
-            rS *= np.float32(problem.softcap)
-        hidden = None
+        if score.is_more_than_scaled:
+            score.apply(rS, factor, keys)
+        hidden = score.hidden(keys)
         if keys.start < first.max() or keys.stop > end.min():
             j = np.arange(keys.start, keys.stop)
-            hidden = (j < first[:, None]) | (j >= end[:, None])
-            hidden = np.tile(hidden, (problem.group, 1))
+            outside = (j < first[:, None]) | (j >= end[:, None])
+            outside = np.tile(outside, (problem.group, 1))[None, None]
+            hidden = outside if hidden is None else outside | hidden
+        if hidden is not None:
             np.copyto(rS, -np.inf, where=hidden)
         m_new = np.maximum(m, rS.max(axis=-1, keepdims=True))
         # A row that has seen no key keeps m = -inf; -inf - 0 avoids the NaN of -inf - (-inf).
@@ -197,8 +211,14 @@ def query_tile(
         acc += rP @ tV if hidden is None else _masked_product(rP, tV, hidden)
 
     acc /= np.where(row_sum == 0, np.float32(1), row_sum)
+    log_sum = m * scale + np.log(row_sum)
+    sinks = score.sinks()
+    if sinks is not None:
+        with_sink = np.logaddexp(log_sum, sinks)
+        acc *= np.where(row_sum == 0, np.float32(1), np.exp(log_sum - with_sink))
+        log_sum = with_sink
     out[...] = acc.reshape(out.shape)
-    lse[...] = (m * scale + np.log(row_sum)).reshape(lse.shape)
+    lse[...] = log_sum.reshape(lse.shape)
 
 
 def _masked_product(rP: np.ndarray, tV: np.ndarray, hidden: np.ndarray) -> np.ndarray:
@@ -208,7 +228,7 @@ def _masked_product(rP: np.ndarray, tV: np.ndarray, hidden: np.ndarray) -> np.nd
         return rP @ tV
     product = rP @ np.where(bad[..., None], np.float32(0), tV)
     for j in np.flatnonzero(bad.any(axis=(0, 1))):
-        sees = ~hidden[:, j]
-        value = np.where(bad[:, :, j, None], tV[:, :, j], np.float32(0))
-        product[:, :, sees] += rP[:, :, sees, j, None] * value[:, :, None]
+        value = np.where(bad[:, :, j, None], tV[:, :, j], np.float32(0))[:, :, None]
+        weighted = rP[..., j, None] * value
+        product += np.where(hidden[..., j, None], np.float32(0), weighted)
     return product

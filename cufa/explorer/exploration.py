@@ -63,7 +63,7 @@ class Exploration(Findings):
             "device": self.device._asdict(),
             "arch": self.arch,
             "compiler": self.compiler,
-            "problem": self.problem._asdict(),
+            "problem": {**self.problem._asdict(), "reads": list(self.problem.reads)},
             "planned": str(self.planned),
             "ceilings": self.ceilings,
             "rows": [flat(row) for row in self.rows],

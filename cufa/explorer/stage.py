@@ -71,7 +71,7 @@ class Stage:
         self._problem = problem
         q = as_readable(q, tma=True)
         k, v = (as_readable(x, tma=True, repeats=True) for x in (k, v))
-        self._taken = Operands(q, k, v, self.operands.out)
+        self._taken = q, k, v, self.operands.out
 
     def ready(self, variant: Variant, cubin: bytes) -> Call:
         """Load a variant; the call queues one launch of it, which writes the result.

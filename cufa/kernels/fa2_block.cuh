@@ -120,9 +120,22 @@ struct Fa2Block {
     // The scores of the tile as the softmax takes them.
     template <int NT>
     __device__ void apply_score(float (&rS)[MT][NT][4], int j, bool masked) const {
-        if (SCORE::LINEAR && !masked) return;
-        const At at{thread_index_anew() % 32, row0(), j * BN};
-        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile().batch), p.scale_log2, at, masked);
+        if (!SCORE::EVERYWHERE && !masked) return;
+        const Tile tile = this->tile();
+        const At at{thread_index_anew() % 32, row0(), j * BN, tile.batch, tile.head};
+        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile.batch), p.scale_log2, at, masked);
+    }
+    // O = O / l, and the log-sum-exp.
+    template <class Softmax, int OT>
+    __device__ void finish(Softmax& softmax, float (&rO)[MT][OT][4], float (&lse)[MT][2]) const {
+        float divisor[MT][2];
+        softmax.conclude(divisor, lse);
+        if constexpr (SCORE::SINKS) {
+            const int head = tile().head;
+#pragma unroll
+            for (int i = 0; i < MT * 2; ++i) p.add_sink(divisor[i / 2][i % 2], lse[i / 2][i % 2], head);
+        }
+        softmax.divide(rO, divisor);
     }
 
  private:

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
     // O = O / l and the log-sum-exp
     float lse[MT][2];
-    softmax.finish(rO, lse);
+    block.finish(softmax, rO, lse);
     const Tile tile = block.tile();
     const OutputTile<BM, ROW_WARPS> out(p, tile);
     if (part() == 0) store_lse(lse, p, out);

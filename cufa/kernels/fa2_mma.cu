@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
     // O = O / l and the log-sum-exp
     float lse[MT][2];
-    softmax.finish(rO, lse);
+    block.finish(softmax, rO, lse);
     const OutputTile<BM, WARPS> out(p, block.tile());
     store_lse(lse, p, out);
     cp_async_wait<0>();

@@ -40,8 +40,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // Where O is wide, one loop over the keys: two take long to compile. In it O is waited for after the exponentials, which
     // then run under the one consumer's own O, if there is but one on the multiprocessor.
     constexpr bool ONE_LOOP = HEAD_DIM_V > 128;
-    // Row maxima can be done without only where scores are proportional to S.
-    constexpr bool UNCHECKED = SCORE::LINEAR;
+    // Row maxima can be done without only where scores are proportional to S, and a row sees all keys of a tile or, at its
+    // edges, knows that it may not.
+    constexpr bool UNCHECKED = !SCORE::EVERYWHERE;
     constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE;  // rows see different keys
     constexpr int PARTS = UNEVEN ? CONSUMERS : 1;
     constexpr float MAX_SUM = PScale<T>::MAX_SUM;
@@ -214,10 +215,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
         // The scores of keys from the tile's `column` on, as the softmax takes them.
         auto apply_score = [&](auto& rS, int column, bool masked) {
-            if (SCORE::LINEAR && !masked) return;
+            if (!SCORE::EVERYWHERE && !masked) return;
             const volatile Work<PARTS>& work = sWork[round % WORK_STAGES];
-            const At at{thread_index_anew() % 32, work.q0 + warp_row(), j * BN + column, p.pack_log2};
-            score.apply(rS, KV::sequence(p, work.batch), p.scale_log2, at, masked);
+            const At at{thread_index_anew() % 32, work.q0 + warp_row(), j * BN + column, work.batch,
+                        SCORE::EVERYWHERE ? work.head : 0, p.pack_log2};
+            score.apply(rS, KV::sequence(p, at.batch), p.scale_log2, at, masked);
         };
         // P = exp(S - m), m being raised to the row maxima where it must. Whether O must follow it.
         auto exponentiate_checked = [&] {
@@ -313,6 +315,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 float lse[1][2];
                 if constexpr (Q_STAGES > 1) wgmma_wait<1>();
                 softmax.conclude(divisor, lse);
+                if constexpr (SCORE::SINKS) {
+                    const PackedRows rows = packed_rows();
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) score.add_sink(divisor[0][h], lse[0][h], rows.head[h]);
+                }
                 store_lse(lse[0], p, packed_rows());
                 if (Q_STAGES > 1 && more) exponentiate_checked();  // O begins anew, and need not follow m
             } else if constexpr (FORM == Form::UNCHECKED) {

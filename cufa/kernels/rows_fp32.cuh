@@ -39,7 +39,7 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
             const float4 a = *reinterpret_cast<const float4*>(gQ + d), b = *reinterpret_cast<const float4*>(k + d);
             s = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, s))));
         }
-        s = key >= keys.first && key < keys.end ? score.of(s, p.scale_log2, row, key) : -INF;
+        s = key >= keys.first && key < keys.end ? score.of(s, p.scale_log2, {sequence, tile.batch, tile.head, row, key}) : -INF;
 
         // P = exp(S - m); m, l and O follow
         const float m_old = m;
@@ -64,9 +64,16 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
     // O = O / l and the log-sum-exp
     if (!(wanted >> r & 1) || row0 + r >= sequence.seq_q) return;
     float* gO = head_ptr<float>(p.o, tile.batch, tile.head) + row * p.o.stride_seq + col;
-    const float factor = l == 0.f ? 0.f : 1.f / l;
+    float divisor = l, lse = 0.f;
+    if constexpr (SCORE::SINKS) {
+        lse = Softmax::log_sum_exp(m * scale, l);
+        score.add_sink(divisor, lse, tile.head);
+    }
+    const float factor = divisor == 0.f ? 0.f : 1.f / divisor;
 #pragma unroll
     for (int n = 0; n < 4; ++n)
         if (col + n < p.head_dim_v) gO[n] = rO[n] * factor;
-    if (p.lse && col == 0) p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head) * p.seq_q + row] = Softmax::log_sum_exp(m * scale, l);
+    if (p.lse && col == 0)
+        p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head) * p.seq_q + row] =
+            SCORE::SINKS ? lse : Softmax::log_sum_exp(m * scale, l);
 }

@@ -4,6 +4,7 @@
 #include "divisor.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
+#include "ptx_convert.cuh"
 
 // The sequences that a tile belongs to.
 struct Sequence {
@@ -17,6 +18,12 @@ struct Keys {
     int first, end;  // [first, end); none where end <= first
 };
 
+// Whose score it is; a query and a key that there are.
+struct Pair {
+    const Sequence& sequence;
+    int batch, head, query, key;
+};
+
 // What a part may say; it overrides what it changes. Its members are its run-time parameters: they follow Params in the
 // kernel's parameter, in the order of the parts, and a part without any takes no place there: for that, the bases of two
 // parts must not be of one type.
@@ -24,13 +31,21 @@ template <class Self>
 struct Part {
     // Whether scores stay proportional to Q K^T, with the scale as the factor. Else the softmax is handed log2 units.
     static constexpr bool LINEAR = true;
+    // Whether each pair must be asked for.
+    static constexpr bool PAIRWISE = false;
+    // Whether a head has a logit beside those of its keys.
+    static constexpr bool SINKS = false;
     // Whether `sees` leaves out keys before the first, or after the last, that a query sees.
     static constexpr bool LEFT_EDGE = false, RIGHT_EDGE = false;
 
     // The keys that a query sees. From one query to the next, neither end may fall, or rise by more than one.
     __device__ Keys sees(const Sequence& sequence, int query) const { return {0, sequence.seq_kv}; }
-    // A score in log2 units, of a query and a key; of parts that are not LINEAR.
-    __device__ float score(float s, int query, int key) const { return s; }
+    // A score in log2 units; of parts that are not LINEAR.
+    __device__ float score(float s, const Pair& pair) const { return s; }
+    // Whether the query does not see the key; of parts that are PAIRWISE.
+    __device__ bool hides(const Pair& pair) const { return false; }
+    // That logit; of parts with SINKS.
+    __device__ float sink(int head) const { return -INF; }
 };
 
 struct Causal : Part<Causal> {
@@ -65,12 +80,12 @@ struct WindowRight : Part<WindowRight> {
 struct Softcap : Part<Softcap> {
     static constexpr bool LINEAR = false;
     float softcap_log2, softcap_inverse;  // c and its reciprocal
-    __device__ float score(float s, int query, int key) const { return softcap_log2 * tanh_approx(s * softcap_inverse); }
+    __device__ float score(float s, const Pair& pair) const { return softcap_log2 * tanh_approx(s * softcap_inverse); }
 };
 struct FineSoftcap : Part<FineSoftcap> {
     static constexpr bool LINEAR = false;
     float softcap_log2, softcap_inverse;
-    __device__ float score(float s, int query, int key) const {
+    __device__ float score(float s, const Pair& pair) const {
         constexpr float TWO_LOG2_E = 2.885390081777926815f;
         // tanh(x) = 1 - 2 / (e^2x + 1)
         const float power = exp2_approx(s * softcap_inverse * TWO_LOG2_E);
@@ -80,17 +95,85 @@ struct FineSoftcap : Part<FineSoftcap> {
 struct ExactSoftcap : Part<ExactSoftcap> {
     static constexpr bool LINEAR = false;
     float softcap_log2, softcap_inverse;
-    __device__ float score(float s, int query, int key) const { return softcap_log2 * tanhf(s * softcap_inverse); }
+    __device__ float score(float s, const Pair& pair) const { return softcap_log2 * tanhf(s * softcap_inverse); }
+};
+
+// An array beside Q, K and V, (batch, heads) or (batch, heads, seq_q, seq_kv). Strides are in elements, 0 along an axis on
+// which nothing depends.
+template <class T>
+struct OfHeads {
+    const T* data;
+    long long stride_batch, stride_head;
+
+    __device__ T at(int batch, int head) const { return data[batch * stride_batch + head * stride_head]; }
+};
+template <class T>
+struct OfPairs {
+    const T* data;
+    long long stride_batch, stride_head, stride_query, stride_key;
+
+    __device__ const T* row(const Pair& pair) const {
+        return data + pair.batch * stride_batch + pair.head * stride_head + pair.query * stride_query;
+    }
+    __device__ T at(const Pair& pair) const { return row(pair)[pair.key * stride_key]; }
+};
+
+constexpr float LOG2_E = 1.442695040888963407f;
+
+// Attention with linear biases (Press et al. 2022): the further a key is from where its query stands, the less it counts.
+struct Alibi : Part<Alibi> {
+    static constexpr bool LINEAR = false;
+    OfHeads<float> alibi_slopes;
+    __device__ float score(float s, const Pair& pair) const {
+        const float distance = fabsf(static_cast<float>(pair.query + pair.sequence.diagonal() - pair.key));
+        return fmaf(-LOG2_E * alibi_slopes.at(pair.batch, pair.head), distance, s);
+    }
+};
+
+// What is added to a score.
+template <class T>
+struct Bias : Part<Bias<T>> {
+    static constexpr bool LINEAR = false;
+    OfPairs<T> bias;
+    __device__ float score(float s, const Pair& pair) const { return fmaf(to_float(bias.at(pair)), LOG2_E, s); }
+};
+using BiasFloat16 = Bias<float16>;
+using BiasBfloat16 = Bias<bfloat16>;
+using BiasFloat32 = Bias<float>;
+
+// Which keys are seen: a byte each, or a bit, the highest of a byte first; `stride_key` is that of bytes.
+struct Mask : Part<Mask> {
+    static constexpr bool PAIRWISE = true;
+    OfPairs<unsigned char> mask;
+    __device__ bool hides(const Pair& pair) const { return !mask.at(pair); }
+};
+struct MaskBits : Part<MaskBits> {
+    static constexpr bool PAIRWISE = true;
+    OfPairs<unsigned char> mask;
+    __device__ bool hides(const Pair& pair) const {
+        return !(mask.row(pair)[(pair.key >> 3) * mask.stride_key] >> (7 - pair.key % 8) & 1);
+    }
+};
+
+// A logit of each head that takes part in the softmax, and has no value (gpt-oss).
+struct Sinks : Part<Sinks> {
+    static constexpr bool SINKS = true;
+    const float* sinks;
+    long long stride_head;
+    __device__ float sink(int head) const { return sinks[head * stride_head]; }
 };
 
 // Where the accumulators of m16n8 products are: `row` and `key` are those of the warp's first score. A lane holds the
 // rows lane / 4 + {0, 8} and the keys 2 (lane % 4) + {0, 1} of each piece. Rows are those of 2^pack_log2 heads, query by
-// query.
+// query: of a pack of them.
 struct At {
     int lane, row, key;
+    int batch, pack;
     int pack_log2 = 0;
 
-    __device__ int query(int mt, int h) const { return (row + lane / 4 + mt * 16 + h * 8) >> pack_log2; }
+    __device__ int query(int mt, int h) const { return row_of(mt, h) >> pack_log2; }
+    __device__ int head(int mt, int h) const { return (pack << pack_log2) + row_of(mt, h) % (1 << pack_log2); }
+    __device__ int row_of(int mt, int h) const { return row + lane / 4 + mt * 16 + h * 8; }
     __device__ int key_of(int nt, int i) const { return key + lane % 4 * 2 + nt * 8 + i; }
 };
 
@@ -111,7 +194,10 @@ struct KeyTiles {
 
 template <class... Parts>
 struct Score : Parts... {
-    static constexpr bool LINEAR = (Parts::LINEAR && ...);
+    static constexpr bool LINEAR = (Parts::LINEAR && ...), PAIRWISE = (Parts::PAIRWISE || ...);
+    static constexpr bool SINKS = (Parts::SINKS || ...);
+    // Whether tiles that all rows see take a step, too.
+    static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE;
     static constexpr bool LEFT_EDGE = (Parts::LEFT_EDGE || ...), RIGHT_EDGE = (Parts::RIGHT_EDGE || ...);
 
     // The keys that all parts let a query see.
@@ -135,12 +221,13 @@ struct Score : Parts... {
         return j >= tiles.whole_end || (LEFT_EDGE && j < tiles.whole_first);
     }
 
-    // The score of a query and a key that it sees, from S, in the units that the softmax is handed.
-    __device__ float of(float s, float scale_log2, int query, int key) const {
+    // The score of a query and a key that are within its `sees`, from S, in the units that the softmax is handed.
+    __device__ float of(float s, float scale_log2, const Pair& pair) const {
         if constexpr (!LINEAR) {
             s *= scale_log2;
-            ((s = Parts::score(s, query, key)), ...);
+            ((s = Parts::score(s, pair)), ...);
         }
+        if constexpr (PAIRWISE) set_if_equal(s, (Parts::hides(pair) || ...), true, -INF);
         return s;
     }
 
@@ -148,16 +235,21 @@ struct Score : Parts... {
     template <class At, int MT, int NT>
     __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at,
                           bool masked) const {
-        if constexpr (!LINEAR) {
+        if constexpr (EVERYWHERE) {
 #pragma unroll
             for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-                for (int nt = 0; nt < NT; ++nt)
+                for (int h = 0; h < 2; ++h) {
+                    const int query = min(at.query(mt, h), sequence.seq_q - 1);
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        float& s = rS[mt][nt][i];
-                        s = of(s, scale_log2, at.query(mt, i / 2), at.key_of(nt, i % 2));
-                    }
+                    for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            float& s = rS[mt][nt][2 * h + i];
+                            const int key = min(at.key_of(nt, i), sequence.seq_kv - 1);
+                            s = of(s, scale_log2, {sequence, at.batch, at.head(mt, h), query, key});
+                        }
+                }
         }
         if (!masked) return;
 #pragma unroll
@@ -174,6 +266,22 @@ struct Score : Parts... {
                         if constexpr (LEFT_EDGE) set_if_less(rS[mt][nt][2 * h + i], nt * 8 + i, first, -INF);
                     }
             }
+    }
+
+    // At the end of a row: what its O is divided by, and its log-sum-exp, with what is beside its keys. A row that saw none
+    // keeps its divisor of 0. Beyond 2^100 times the others' sum, nothing of O is left.
+    __device__ void add_sink(float& divisor, float& lse, int head) const {
+        if constexpr (SINKS) {
+            float logit = -INF;
+            ((logit = Parts::SINKS ? Parts::sink(head) : logit), ...);
+            const float beside = (logit - lse) * LOG2_E;
+            if (lse == -INF) {
+                lse = logit;
+            } else if (logit != -INF) {
+                divisor *= fminf(1.f + exp2f(beside), 0x1p100f);
+                lse = fmaxf(lse, logit) + log1pf(exp2f(-fabsf(beside)));
+            }
+        }
     }
 
  private:

@@ -200,12 +200,6 @@ struct OnlineSoftmax {
             for (int i = 0; i < OT * 4; ++i)
                 set_if_equal(rO[mt][i / 4][i % 4], divisor[mt][i / 2 % 2] == 0.f, true, 0.f);
     }
-    template <int OT>
-    __device__ void finish(float (&rO)[MT][OT][4], float (&lse)[MT][2]) {
-        float divisor[MT][2];
-        conclude(divisor, lse);
-        divide(rO, divisor);
-    }
 
     // Of scores beyond MAX_LOG2 the multiply-adds of P no longer take out m: NaN, and not something wrong.
     static __device__ float beyond(float m_log2, float sum) {

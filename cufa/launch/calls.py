@@ -18,8 +18,6 @@ _ALIGNED = (True, True, True)
 
 _kinds: dict[Key, Kind] = {}
 
-_INT32 = np.dtype(np.int32)
-
 # Of CuPy, imported by the first call.
 _ndarray: Any = None
 _current_device: Any = None
@@ -49,7 +47,7 @@ def again(
     options : tuple
         What the caller chose, with the types: True == 1.
     beside : tuple of object
-        What else the kernel reads: arrays of int32, or None.
+        What else the kernel reads: arrays, or None.
     checked : Kind, optional
         The kind of a call that is legal.
     """
@@ -111,7 +109,7 @@ def again(
 
 
 def _placed(arrays: tuple[Any, ...], device_id: int) -> tuple[Key, Ints] | None:
-    """Return shapes and strides of arrays of int32, and their addresses; None if one may not be."""
+    """Return what arrays are like, and their addresses; None if one may not be."""
     key: list[Any] = []
     addresses = []
     for array in arrays:
@@ -119,13 +117,13 @@ def _placed(arrays: tuple[Any, ...], device_id: int) -> tuple[Key, Ints] | None:
             key.append(None)
             addresses.append(0)
             continue
-        if not isinstance(array, _ndarray) or array.dtype != _INT32:
+        if not isinstance(array, _ndarray):
             return None
-        data = array.data
+        data, dtype = array.data, array.dtype
         address = data.ptr
-        if data.device_id != device_id or address % 4:
+        if data.device_id != device_id or address % dtype.itemsize:
             return None
-        key.append((array.shape, array.strides))
+        key.append((array.shape, array.strides, dtype))
         addresses.append(address)
     return tuple(key), tuple(addresses)
 

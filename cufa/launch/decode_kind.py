@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cufa.arrays import Array, extent, whole_chunks
+from cufa.arrays import Array, whole_chunks
 from cufa.decode_problem import MAX_KEYS, DecodeProblem
 from cufa.device import Device
 from cufa.launch.counters import is_capturing
@@ -14,14 +14,13 @@ from cufa.launch.kind import Call, Described, Key, Kind
 from cufa.launch.params import Ints
 from cufa.planner.decode import DecodePlan
 
-_INT32_BYTES = 4
+_INT32 = np.dtype(np.int32)
 
 
 class DecodeKind(Kind):
     """Calls that differ in nothing but sizes, strides and addresses; see `Kind`.
 
-    What is beside their arrays is shape and strides of the lengths and of the block table, each
-    int32 on the device, or None.
+    Beside their arrays are the lengths and the block table, each int32 on the device, or None.
 
     Parameters
     ----------
@@ -63,14 +62,16 @@ class DecodeKind(Kind):
         if k != (blocks, heads_kv, keys, head_dim):
             return None
         lengths, table = beside
+        if any(of is not None and of[2] != _INT32 for of in beside):
+            return None
         if lengths is not None and not (
-            lengths[0] == (batch,) and (batch == 1 or lengths[1] == (_INT32_BYTES,))
+            lengths[0] == (batch,) and (batch == 1 or lengths[1] == (_INT32.itemsize,))
         ):
             return None
         pages = page_size = 0
         capacity = keys
         if table is not None:
-            shape, strides = table
+            shape, strides, _ = table
             if not _is_table(shape, strides, batch):
                 return None
             pages, page_size, capacity = blocks, keys, shape[1] * keys
@@ -96,18 +97,12 @@ class DecodeKind(Kind):
             abs(scale),
             unified_max,
         )
-        return problem, (q, k, v, (batch, heads_q, seq_q, head_dim_v)), (of_q, of_k, of_v)
+        shapes = (q, k, v, (batch, heads_q, seq_q, head_dim_v))
+        return problem, shapes, (of_q, of_k, of_v), beside
 
     def _with_other_keys(self, key: Key, address: int) -> Call | None:
         _, table = key[8]
         return None if table else super()._with_other_keys(key, address)  # keys are those of a page
-
-    def _extents(self, key: Key) -> tuple[tuple[int, int], ...]:
-        found = super()._extents(key)
-        if not found:
-            return ()
-        beside = ((0, 0) if of is None else extent(of[0], of[1], _INT32_BYTES) for of in key[8])
-        return (*found, *beside)
 
 
 def on_device(name: str, array: Array | None) -> Array | None:
@@ -128,5 +123,5 @@ def _is_table(shape: Ints, strides: Ints, batch: int) -> bool:
     """Whether it has a row for each sequence, of numbers that follow each other."""
     if len(shape) != 2 or shape[0] != batch:
         return False
-    rows_follow = shape[1] == 1 or strides[1] == _INT32_BYTES
-    return rows_follow and (batch == 1 or strides[0] % _INT32_BYTES == 0)
+    rows_follow = shape[1] == 1 or strides[1] == _INT32.itemsize
+    return rows_follow and (batch == 1 or strides[0] % _INT32.itemsize == 0)

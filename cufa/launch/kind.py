@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from cufa.arrays import ALIGNMENT, extent, overlaps_itself, readable, whole_chunks
+from cufa.beside import placed
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES, KERNELS
@@ -29,9 +30,9 @@ _CALLS = 128  # of a kind that are remembered
 _SEEN = 1024  # of which it is known that there was such a call
 
 Key = tuple[Any, ...]
-Described = tuple[Any, FourInts, FourInts]
-"""A problem; 4-D (batch, heads, seq, head_dim) shapes of q, k, v and the result; and the strides of
-the first three."""
+Described = tuple[Any, FourInts, FourInts, tuple[Any, ...]]
+"""A problem; 4-D (batch, heads, seq, head_dim) shapes of q, k, v and the result; the strides of the
+first three; and what a launch is to know of the arrays beside them."""
 
 _T = TypeVar("_T")
 
@@ -142,7 +143,8 @@ class Kind:
         ----------
         key : tuple
             Shape and strides of q, of k and of v; whether each is aligned; shape, strides and
-            alignment of `out`, or None; and shape and strides of what is beside them, if anything.
+            alignment of `out`, or None; and shape, strides and dtype of each array beside them, if
+            there is any.
         address : int
             Of q.
         """
@@ -220,8 +222,8 @@ class Kind:
         found = self._described(key)
         if found is None:
             return None
-        problem, shapes, (of_q, of_k, of_v) = found
-        q_shape, aligned, given, beside = key[0], key[6], key[7], key[8]
+        problem, shapes, (of_q, of_k, of_v), beside = found
+        q_shape, aligned, given = key[0], key[6], key[7]
         out = shapes[3]
         shape = (*q_shape[:-1], out[3])
         if given is not None and given[0] != shape:
@@ -270,7 +272,11 @@ class Kind:
             abs(scale),  # the kernels fold a positive scale into the exponent
             *rest,
         )
-        return problem, (q, k, v, (batch, heads_q, seq_q, head_dim_v)), (of_q, of_k, of_v)
+        beside = placed(problem.reads, len(key[0]), problem.sizes, key[8])
+        if beside is None:
+            return None
+        shapes = (q, k, v, (batch, heads_q, seq_q, head_dim_v))
+        return problem, shapes, (of_q, of_k, of_v), beside
 
     def _is_plain(self, aligned: tuple[bool, ...], strides: FourInts, tma: bool) -> bool:
         """Whether the kernel takes all arrays as they are, as far as can be seen at a glance."""
@@ -334,7 +340,10 @@ class Kind:
         if given is None:
             return ()
         arrays = (given[:2], key[0:2], key[2:4], key[4:6])
-        return tuple(extent(shape, strides, self._itemsize) for shape, strides in arrays)
+        found = [extent(shape, strides, self._itemsize) for shape, strides in arrays]
+        for lying in key[8]:
+            found.append((0, 0) if lying is None else extent(lying[0], lying[1], lying[2].itemsize))
+        return tuple(found)
 
     def _bhsd(self, shape: Ints, strides: Ints) -> tuple[Ints, Ints]:
         """Return shape and strides with the axes (batch, heads, seq, head_dim)."""

@@ -63,8 +63,8 @@ class Loaded:
         address: int,
         beside: tuple[Any, ...],
     ) -> Launch:
-        """Return a launch, see `Launch`; there is nothing beside its arrays."""
-        return Launch(self, plan, problem, shapes, strides, address)
+        """Return a launch, see `Launch`."""
+        return Launch(self, plan, problem, shapes, strides, address, beside)
 
 
 class Launch:
@@ -81,6 +81,8 @@ class Launch:
         as they are; strides in bytes.
     address : int
         Of any such array: the driver makes no tensor map without, but each launch has its own.
+    beside : tuple of tuple of int
+        Of the arrays that parts of the score read: strides in elements.
 
     Attributes
     ----------
@@ -98,6 +100,7 @@ class Launch:
         shapes: FourInts,
         strides: FourInts,
         address: int,
+        beside: tuple[Any, ...] = (),
     ) -> None:
         self.loaded, self.plan = loaded, plan
         self._shapes, self._strides = shapes, strides
@@ -113,6 +116,7 @@ class Launch:
             smem_bytes,
             layout.nbytes,
             layout.places,
+            layout.places_beside,
             loaded.counters if draws else None,
         )
         buffer = taken_buffer()
@@ -131,7 +135,7 @@ class Launch:
                 buffer.maps.copy(0, 3)
             else:
                 encode(3, dtype, address, out, of_out, pack, _ROWS, columns_v)
-        layout.fill(buffer.bytes, plan, problem, strides)
+        layout.fill(buffer.bytes, plan, problem, strides, beside)
         self._bytes = bytes(buffer.bytes[: layout.nbytes])
         free_buffers.append(buffer)
 
@@ -171,10 +175,10 @@ class Launch:
         q, k, v, out, lse : int
             Addresses; 0 where none is needed.
         beside : tuple of int
-            That of the workspace, if the plan needs one.
+            Those of `cufa.score.ARRAYS`, if parts of the score read any; or that of the workspace.
         """
-        function, grid, block, smem_bytes, nbytes, places, counters = self._constants
-        q_at, k_at, v_at, out_at, map_at, lse_at, workspace_at, tiles_drawn_at = places
+        function, grid, block, smem_bytes, nbytes, places, places_beside, counters = self._constants
+        q_at, k_at, v_at, out_at, map_at, lse_at, tiles_drawn_at = places
         buffer = taken_buffer()
         buffer.bytes[:nbytes] = self._bytes
         words = buffer.words
@@ -183,8 +187,8 @@ class Launch:
         words[v_at] = v
         words[out_at] = words[map_at] = out
         words[lse_at] = lse
-        if beside:
-            words[workspace_at] = beside[0]
+        for place, i in places_beside:
+            words[place] = beside[i]
         if counters is not None:
             words[tiles_drawn_at] = counters.take()
         # When it returns, the driver has copied the parameter.

@@ -13,7 +13,7 @@ from cufa.kernel import ELEMENT_BYTES, KERNELS
 from cufa.launch import tensor_map
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
-from cufa.score import PARTS
+from cufa.score import ARRAYS, PARTS
 from cufa.variant import Variant
 
 TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
@@ -80,8 +80,8 @@ def dtype_of(variant: Variant) -> np.dtype:
 
 def _parts(variant: Variant) -> Iterator[tuple[str, np.dtype]]:
     for name in variant.score:
-        if PARTS[name].parameters:
-            yield name, np.dtype(list(PARTS[name].parameters), align=True)
+        if PARTS[name].numbers:
+            yield name, np.dtype(list(PARTS[name].numbers), align=True)
 
 
 def _rounded(size: int, step: int) -> int:
@@ -110,9 +110,14 @@ class Layout:
         Of the arrays.
     nbytes : int
     places : tuple of int
-        Of the addresses of Q, K, V, O, O once more, the LSE, the workspace and the counter of
-        tiles; in 64-bit words. TMA needs those of Q, K and V in its maps only, and that of O in
-        both; without it, the two are one.
+        Of the addresses of Q, K, V, O, O once more, the LSE and the counter of tiles; in 64-bit
+        words. TMA needs those of Q, K and V in its maps only, and that of O in both; without it,
+        the two are one.
+    reads : tuple of str
+        The parts of the score that read arrays.
+    places_beside : tuple of (int, int)
+        Where the addresses of these are, in 64-bit words, and which of `cufa.score.ARRAYS` goes
+        there; or that of the workspace, and 0.
     """
 
     def __init__(self, variant: Variant) -> None:
@@ -123,17 +128,31 @@ class Layout:
         tma = "maps" in (dtype.names or ())
         map_of = "maps.{}".format if tma else "params.{}.data".format
         names = [*map(map_of, "qkv"), "params.o.data", map_of("o")]
-        names += [f"params.{name}" for name in ("lse", "workspace", "tiles_drawn")]
+        names += ["params.lse", "params.tiles_drawn"]
         self.places = tuple(numbers[name][0] // 8 for name in names)
         self._start = numbers["params.q.data"][0]
         self._seq_kv = numbers["params.seq_kv"][0]
         self._itemsize = ELEMENT_BYTES[variant.dtype]
         self._numbers = packed(numbers.values(), self._start)
-        self._of_score = tuple(
-            parameter.name for part in variant.score for parameter in PARTS[part].parameters
+        parts = [PARTS[name] for name in variant.score]
+        self._of_score = tuple(p.name for part in parts for p in part.numbers)
+        self.reads = tuple(part.name for part in parts if part.axes)
+        self.places_beside = tuple(
+            (numbers[f"{part.name}.{part.argument}_data"][0] // 8, ARRAYS.index(part.argument))
+            for part in parts
+            if part.axes
         )
+        if KERNELS[variant.kernel].workspace:
+            self.places_beside = ((numbers["params.workspace"][0] // 8, 0),)
 
-    def fill(self, into: memoryview, plan: Plan, problem: Problem, strides: FourInts) -> None:
+    def fill(
+        self,
+        into: memoryview,
+        plan: Plan,
+        problem: Problem,
+        strides: FourInts,
+        beside: tuple[Ints, ...] = (),
+    ) -> None:
         """Write all numbers but the addresses, which become 0; tensor maps are left alone.
 
         Parameters
@@ -144,6 +163,8 @@ class Layout:
         problem : Problem
         strides : tuple of tuple of int
             Of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
+        beside : tuple of tuple of int
+            Of the arrays that parts of the score read, in elements.
         """
         of_q, of_k, of_v, of_out = strides
         q_batch, q_head, q_seq, _ = of_q
@@ -152,7 +173,7 @@ class Layout:
         o_batch, o_head, o_seq, _ = of_out
         _, batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, _, scale, *_ = problem
         size, pack = self._itemsize, plan.pack  # to the kernel, heads whose rows are packed are one
-        of_score = (getattr(problem, name) for name in self._of_score) if self._of_score else ()
+        of_score = self._values(problem, beside) if self._of_score else ()
         self._numbers.pack_into(
             into,
             self._start,
@@ -189,6 +210,17 @@ class Layout:
             pack.bit_length() - 1,  # a power of two
             *of_score,
         )
+
+    def _values(self, problem: Problem, beside: tuple[Ints, ...]) -> list[float]:
+        """Return the numbers of the score's parts; addresses are 0."""
+        arrays: dict[str, int] = {}
+        for name, steps in zip(self.reads, beside, strict=True):
+            addresses_and_steps = (0, *steps)
+            names = [number.name for number in PARTS[name].numbers[-len(addresses_and_steps) :]]
+            arrays |= dict(zip(names, addresses_and_steps, strict=True))
+        return [
+            arrays[name] if name in arrays else getattr(problem, name) for name in self._of_score
+        ]
 
     def set_keys(self, into: memoryview, seq_kv: int) -> None:
         """Write another number of keys where `fill` has written one."""

@@ -1,0 +1,174 @@
+"""Arrays beside q, k and v, which parts of a score read: slopes, biases, masks, sinks.
+
+They are read where they are, with whatever strides. Along an axis that they lack, or of length 1,
+all is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+import ml_dtypes
+import numpy as np
+
+from cufa.arrays import Array, Ints, module_of
+from cufa.checks import check_devices, shown_dtype
+from cufa.score import ARRAYS, PARTS, Part
+
+_NAMES = {
+    np.dtype(kind): name
+    for name, kind in (
+        *(("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16), ("float32", np.float32)),
+        *(("bool", np.bool_), ("uint8", np.uint8)),
+    )
+}
+_PARTS = {
+    argument: {part.dtype: part for part in PARTS.values() if part.argument == argument}
+    for argument in ARRAYS
+}
+
+#: Of the axes that arrays of so many have: (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
+_PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
+
+Sizes = Mapping[str, int]
+"""Batch, query heads, queries and keys, by their letters: b, h, q and k."""
+
+Lying = tuple[Ints, Ints, np.dtype] | None
+"""Shape, strides and dtype of an array; None where there is none."""
+
+
+def part_of(argument: str, dtype: np.dtype) -> Part | None:
+    """Return the part that reads an argument of a dtype; None if none does."""
+    return _PARTS[argument].get(_NAMES.get(dtype, ""))
+
+
+def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> Ints | None:
+    """Return the steps of an array along the axes that its part knows, in bytes.
+
+    Parameters
+    ----------
+    part : Part
+    ndim : int
+        Of q.
+    sizes : mapping
+    shape, strides : tuple of int
+        Of the array.
+
+    Returns
+    -------
+    tuple of int or None
+        0 along axes on which nothing depends; None for a shape that does not fit.
+    """
+    of_pairs = "q" in part.axes
+    axes = _PAIRS[ndim] if of_pairs else part.axes
+    first = len(axes) - len(shape)
+    # What has keys as bits, and what each head has one of, says so itself.
+    if not 0 <= first <= len(axes) - (not of_pairs or part.dtype == "uint8"):
+        return None
+    found = dict.fromkeys(part.axes, 0)
+    for axis, n, step in zip(axes[first:], shape, strides, strict=True):
+        bits = part.dtype == "uint8" and axis == "k"
+        if n == (-(-sizes[axis] // 8) if bits else sizes[axis]):
+            found[axis] = step
+        elif n != 1 or bits or not of_pairs:
+            return None
+    return tuple(found.values())
+
+
+def placed(
+    reads: Sequence[str], ndim: int, sizes: Sizes, lying: Sequence[Lying]
+) -> tuple[Ints, ...] | None:
+    """Return the steps of the arrays that parts read, in elements; None if one does not fit.
+
+    Parameters
+    ----------
+    reads : sequence of str
+        The parts.
+    ndim, sizes
+        As of `steps`.
+    lying : sequence
+        All of `ARRAYS`.
+    """
+    found = []
+    for name in reads:
+        part = PARTS[name]
+        of_array = lying[ARRAYS.index(part.argument)]
+        if of_array is None or _NAMES.get(of_array[2]) != part.dtype:
+            return None
+        shape, strides, dtype = of_array
+        its = steps(part, ndim, sizes, shape, strides)
+        if its is None or any(step % dtype.itemsize for step in its):
+            return None
+        found.append(tuple(step // dtype.itemsize for step in its))
+    return tuple(found)
+
+
+def parse_beside(
+    arrays: Mapping[str, Array | None], ndim: int, sizes: Sizes, xp: ModuleType
+) -> tuple[tuple[str, ...], dict[str, Array]]:
+    """Check the arrays beside q, k and v.
+
+    Parameters
+    ----------
+    arrays : mapping
+        By argument; None where there is none.
+    ndim, sizes
+        As of `steps`.
+    xp : module
+        That q, k and v belong to.
+
+    Returns
+    -------
+    tuple of str
+        The parts that read them.
+    dict
+        NumPy arrays as views whose axes are those of the part.
+
+    Raises
+    ------
+    TypeError
+        For what is no array of `xp`, and for dtypes that no part reads.
+    ValueError
+        For shapes and devices that do not fit.
+    """
+    reads, views = [], {}
+    for argument in ARRAYS:
+        array = arrays.get(argument)
+        if array is None:
+            continue
+        if module_of(argument, array) is not xp:
+            raise TypeError(f"{argument} must be a {xp.__name__} array, as q is")
+        part = part_of(argument, array.dtype)
+        if part is None:
+            needed = " or ".join(_PARTS[argument])
+            raise TypeError(f"{argument} has dtype {shown_dtype(array.dtype)}: {needed} is needed")
+        its = steps(part, ndim, sizes, array.shape, array.strides)
+        if its is None:
+            raise ValueError(f"{argument} has shape {array.shape}: {_needed(part, ndim, sizes)}")
+        if xp is np:
+            shape = [sizes[axis] for axis in part.axes]
+            if part.dtype == "uint8":
+                shape[-1] = -(-shape[-1] // 8)
+            views[argument] = np.lib.stride_tricks.as_strided(
+                np.asarray(array), shape, its, writeable=False
+            )
+        else:
+            check_devices({argument: array}, xp)
+        reads.append(part.name)
+    return tuple(reads), views
+
+
+def _needed(part: Part, ndim: int, sizes: Sizes) -> str:
+    axes = _PAIRS[ndim] if "q" in part.axes else part.axes
+    shape = [sizes[axis] for axis in axes]
+    if part.dtype == "uint8":
+        shape[-1] = -(-shape[-1] // 8)
+    shown = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+    if part.axes == "bh":
+        return f"({shape[1]},) or ({shown}) is needed"
+    if part.axes == "h":
+        return f"({shown}) is needed"
+    return f"what broadcasts to ({shown}) is needed" + (
+        ": packed bits, along all keys" if part.dtype == "uint8" else ""
+    )

@@ -1,0 +1,83 @@
+"""Arrays beside q, k and v for tests: what calls of some sizes may have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+Sizes = tuple[int, int, int, int, int]
+"""Batch, heads of q and of K/V, queries, keys."""
+
+
+def slopes(rng: np.random.Generator, sizes: Sizes) -> np.ndarray:
+    return rng.random(sizes[1], np.float32)
+
+
+def slopes_of_sequences(rng: np.random.Generator, sizes: Sizes) -> np.ndarray:
+    return rng.standard_normal((sizes[0], sizes[1]), np.float32)[:, ::-1] * 0.1
+
+
+def sinks(rng: np.random.Generator, sizes: Sizes) -> np.ndarray:
+    return 3 * rng.standard_normal(sizes[1], np.float32)
+
+
+def bias(rng: np.random.Generator, sizes: Sizes, dtype: Any = ml_dtypes.bfloat16) -> np.ndarray:
+    b, hq, _, sq, sk = sizes
+    return (2 * rng.standard_normal((b, hq, sq, sk), np.float32)).astype(dtype)
+
+
+def shared_bias(rng: np.random.Generator, sizes: Sizes) -> np.ndarray:
+    """Draw one of all sequences; neighbours along its keys are not so in memory."""
+    return bias(rng, (1, *sizes[1:]), np.float16).swapaxes(2, 3).copy().swapaxes(2, 3)
+
+
+def bias_of_keys(rng: np.random.Generator, sizes: Sizes) -> np.ndarray:
+    """Draw one that hides some, -inf, whatever the query is."""
+    found = bias(rng, sizes, np.float32)[:, :1, :1]
+    found[..., rng.random(sizes[4]) < 0.3] = -np.inf
+    return found
+
+
+def mask(rng: np.random.Generator, sizes: Sizes) -> np.ndarray:
+    """Draw one with rows that see no key, and keys that none sees."""
+    b, _, _, sq, sk = sizes
+    found = rng.random((b, 1, sq, sk)) < 0.4
+    found[:, :, sq // 2], found[:, :, :, sk // 2 : sk // 2 + 70] = False, False
+    return found
+
+
+def padding(rng: np.random.Generator, sizes: Sizes) -> np.ndarray:
+    """Draw one that hides the keys beyond a sequence's end."""
+    return np.arange(sizes[4]) < rng.integers(1, sizes[4] + 1, (sizes[0], 1, 1, 1))
+
+
+def bits(rng: np.random.Generator, sizes: Sizes) -> np.ndarray:
+    return np.packbits(rng.random((sizes[1], *sizes[3:])) < 0.5, axis=-1)
+
+
+FEATURES: dict[str, tuple[dict[str, Callable[..., np.ndarray]], dict[str, Any]]] = {
+    "alibi": ({"alibi_slopes": slopes}, {"causal": True}),
+    "alibi of sequences": ({"alibi_slopes": slopes_of_sequences}, {}),
+    "sinks": ({"sinks": sinks}, {}),
+    "sinks and window": ({"sinks": sinks}, {"causal": True, "window": (50, None)}),
+    "bias": ({"bias": bias}, {}),
+    "shared bias": ({"bias": shared_bias}, {"causal": True}),
+    "bias of keys": ({"bias": bias_of_keys}, {}),
+    "mask": ({"mask": mask}, {}),
+    "padding": ({"mask": padding}, {"causal": "top-left"}),
+    "bits": ({"mask": bits}, {}),
+    "all": (
+        {"alibi_slopes": slopes, "bias": shared_bias, "mask": mask, "sinks": sinks},
+        {"causal": True, "softcap": 5.0, "window": (200, None)},
+    ),
+}
+"""Arguments, made for sizes, and others."""
+
+
+def options_of(rng: np.random.Generator, name: str, sizes: Sizes) -> dict[str, Any]:
+    """Return the options of a call: NumPy arrays, and others."""
+    arrays, others = FEATURES[name]
+    return {argument: make(rng, sizes) for argument, make in arrays.items()} | others

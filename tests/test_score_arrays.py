@@ -1,0 +1,193 @@
+"""Arrays beside q, k and v: slopes, biases, masks, sinks; on the CPU and on a GPU."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from played_gpu import Gpu, on_gpu
+from reference import assert_accepted, random_inputs, to_host
+from score_arrays import FEATURES, options_of
+
+import cufa
+from cufa import device
+from cufa.planner.attention import plan
+from cufa.problem import Problem
+
+SHAPES = ((2, 4, 2, 131, 257), (1, 6, 1, 300, 190), (2, 8, 2, 21, 400), (2, 2, 2, 333, 333))
+KERNELS = (
+    ("fa2_fp32", "float32"),
+    ("fa2_mma", "float16"),
+    ("fa2_mma", "bfloat16"),
+    ("fa3_wgmma", "float16"),
+    ("fa3_wgmma", "bfloat16"),
+)
+features = pytest.mark.parametrize("name", FEATURES)
+
+
+def inputs(rng: np.random.Generator, dtype: str, sizes: Any, d: int = 24) -> Any:
+    b, hq, hk, sq, sk = sizes
+    return random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d)
+
+
+@features
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_on_the_cpu(rng: np.random.Generator, dtype: str, name: str) -> None:
+    for sizes in SHAPES:
+        arrays = inputs(rng, dtype, sizes)
+        options = options_of(rng, name, sizes)
+        out, lse = cufa.attention(*arrays, return_lse=True, **options)
+        assert_accepted(out, lse, *arrays, what=str(sizes), **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernel_runs_here")
+@features
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
+def test_on_the_gpu(
+    cupy: Any, rng: np.random.Generator, kernel: str, dtype: str, name: str
+) -> None:
+    for sizes in SHAPES:
+        for d in (64, 128, 192):
+            arrays = inputs(rng, dtype, sizes, d)
+            options = options_of(rng, name, sizes)
+            given = [cupy.asarray(x) for x in arrays]
+            there: dict[str, Any] = {
+                k: cupy.asarray(x) if hasattr(x, "dtype") else x for k, x in options.items()
+            }
+            out, lse = cufa.attention(*given, kernel=kernel, return_lse=True, **there)
+            assert_accepted(out, lse, *arrays, what=f"{sizes}, {d}", **options)
+            again = cufa.attention(*given, kernel=kernel, **there)
+            assert to_host(again).tobytes() == to_host(out).tobytes()
+
+
+def test_arrays_of_fewer_axes(xp: ModuleType, rng: np.random.Generator) -> None:
+    """Beside 3-D arrays those of pairs are (b, sq, sk), and beside 2-D ones (sq, sk)."""
+    q, k, v = random_inputs(rng, "float32", b=3, sq=20, sk=30, d=8)
+    bias = rng.standard_normal((3, 1, 20, 30), np.float32)
+    slopes = np.array([0.5], np.float32)
+    expected = cufa.attention(q, k, v, bias=bias, alibi_slopes=slopes)
+    q, k, v, bias, slopes = (xp.asarray(x) for x in (q, k, v, bias, slopes))
+    options = {"alibi_slopes": slopes}
+    out = cufa.attention(q[:, 0], k[:, 0], v[:, 0], bias=bias[:, 0], **options)
+    np.testing.assert_allclose(to_host(out), expected[:, 0], 1e-5, 1e-6)
+    out = cufa.attention(q[1, 0], k[1, 0], v[1, 0], bias=bias[1, 0], **options)
+    np.testing.assert_allclose(to_host(out), expected[1, 0], 1e-5, 1e-6)
+
+
+def test_what_is_hidden_stays_hidden(xp: ModuleType, rng: np.random.Generator) -> None:
+    """Infinities and NaN of hidden entries of a bias reach nothing, nor do they of hidden keys."""
+    sizes = (1, 2, 1, 90, 150)
+    for dtype in ("bfloat16", "float32"):
+        arrays = inputs(rng, dtype, sizes, 64)
+        mask = rng.random((90, 150)) < 0.5
+        bias = rng.standard_normal((90, 150), np.float32)
+        bad = np.where(mask, bias, rng.choice([np.inf, -np.inf, np.nan], (90, 150)))
+        given = [xp.asarray(x) for x in arrays]
+        options = {"mask": xp.asarray(mask), "causal": True, "return_lse": True}
+        expected = cufa.attention(*given, bias=xp.asarray(bias), **options)
+        found = cufa.attention(*given, bias=xp.asarray(bad.astype(np.float32)), **options)
+        for x, y in zip(found, expected, strict=True):
+            assert to_host(x).tobytes() == to_host(y).tobytes()
+
+
+def test_sinks_of_any_size(xp: ModuleType, rng: np.random.Generator) -> None:
+    """Large ones leave nothing of the values; without a key, the sink is all that there is."""
+    sizes = (1, 5, 1, 40, 33)
+    sinks = np.array([1e30, -1e30, np.inf, -np.inf, 200.0], np.float32)
+    for dtype in ("float16", "bfloat16", "float32"):
+        arrays = inputs(rng, dtype, sizes, 32)
+        given = [xp.asarray(x) for x in arrays]
+        out, lse = cufa.attention(*given, sinks=xp.asarray(sinks), causal=True, return_lse=True)
+        out, lse = to_host(out).astype(np.float32), to_host(lse)
+        plain, plain_lse = cufa.attention(*given, causal=True, return_lse=True)
+        for head in (0, 2, 4):
+            assert not out[:, head].any()
+            np.testing.assert_array_equal(lse[:, head], sinks[head])
+        for head in (1, 3):
+            assert out[:, head].tobytes() == to_host(plain).astype(np.float32)[:, head].tobytes()
+            seen = to_host(plain_lse)[:, head] > -np.inf
+            assert (lse[:, head][seen] == to_host(plain_lse)[:, head][seen]).all()
+            assert (lse[:, head][~seen] == sinks[head]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"alibi_slopes": ((3,), np.float32)}, ValueError, r"alibi_slopes has shape \(3,\): \(4,"),
+        ({"alibi_slopes": ((3, 4), np.float32)}, ValueError, "alibi_slopes has shape"),
+        ({"alibi_slopes": ((), np.float32)}, ValueError, "alibi_slopes has shape"),
+        ({"alibi_slopes": ((4,), np.float64)}, TypeError, "alibi_slopes has dtype float64"),
+        ({"sinks": ((2, 4), np.float32)}, ValueError, "sinks has shape"),
+        ({"sinks": ((1,), np.float32)}, ValueError, "sinks has shape"),
+        ({"sinks": ((4,), np.float16)}, TypeError, "sinks has dtype float16"),
+        ({"bias": ((2, 4, 6, 5), np.float32)}, ValueError, "bias has shape"),
+        ({"bias": ((1, 2, 4, 5, 6), np.float32)}, ValueError, "bias has shape"),
+        ({"bias": ((5, 6), np.int32)}, TypeError, "bias has dtype int32"),
+        ({"bias": ((5, 6), np.dtype(">f4"))}, TypeError, "bias has dtype float32 in non-native"),
+        ({"mask": ((5, 7), np.bool_)}, ValueError, "mask has shape"),
+        ({"mask": ((5, 6), np.uint8)}, ValueError, "mask has shape .* packed bits"),
+        ({"mask": ((), np.uint8)}, ValueError, "mask has shape"),
+        ({"mask": ((5, 6), np.int8)}, TypeError, "mask has dtype int8"),
+    ],
+    ids=str,
+)
+def test_bad_arrays(
+    xp: ModuleType, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    q, k = xp.ones((2, 4, 5, 8), np.float16), xp.ones((2, 2, 6, 8), np.float16)
+    bad = {}
+    for name, (shape, dtype) in options.items():
+        if xp is not np and not np.dtype(dtype).isnative:
+            pytest.skip("CuPy has no such dtype")
+        bad[name] = xp.zeros(shape, dtype)
+    for function in (cufa.attention, cufa.explain):
+        for _ in range(2):
+            with pytest.raises(error, match=f"^{message}"):
+                function(q, k, k, **bad)
+
+
+@pytest.mark.parametrize("name", ["alibi_slopes", "bias", "mask", "sinks"])
+def test_what_is_no_array_of_its_kind(name: str) -> None:
+    q = np.ones((2, 4, 5, 8), np.float16)
+    options: dict[str, Any] = {name: [1.0] * 4}
+    with pytest.raises(TypeError, match=f"^{name} must be a NumPy or a CuPy array, not list"):
+        cufa.attention(q, q, q, **options)
+
+
+def test_a_kernel_that_reads_none() -> None:
+    q = (1, 2, 30, 64)
+    for name, argument in (("Alibi", "alibi_slopes"), ("Mask", "mask"), ("Sinks", "sinks")):
+        problem = Problem.of_shapes(q, q, q, dtype="float32")._replace(reads=(name,))
+        with pytest.raises(ValueError, match=f"{argument}: fa1_fp32"):
+            plan(problem, device.named("h200"), "fa1_fp32")
+
+
+@pytest.mark.parametrize("changed", ["out", "shape", "dtype", "device", "kind"])
+def test_a_call_that_is_like_another(gpu: Gpu, rng: np.random.Generator, changed: str) -> None:
+    """What a first one refuses, those after it refuse; on a GPU that the host plays."""
+    q, k, v = (on_gpu(x) for x in inputs(rng, "float16", (1, 2, 1, 8, 16)))
+    bias = on_gpu(rng.standard_normal((2, 8, 16), np.float32))
+    for _ in range(2):
+        cufa.attention(q, k, v, bias=bias)
+    launches = len(gpu.launches)
+    options: dict[str, Any] = {"bias": bias}
+    if changed == "out":
+        flat = on_gpu(np.zeros(4096, np.float16))
+        options["bias"] = flat[:256].view_of(flat.host[:256].reshape(2, 8, 16))
+        options["out"] = flat.view_of(flat.host[100 : 100 + 384].reshape(1, 2, 8, 24))
+    elif changed == "shape":
+        options["bias"] = bias[:, :7]
+    elif changed == "dtype":
+        options["bias"] = on_gpu(bias.host.astype(np.float64))
+    elif changed == "device":
+        options["bias"] = on_gpu(bias.host)
+        options["bias"].device_id = 1
+    else:
+        options["bias"] = bias.host
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError), match="bias"):
+            cufa.attention(q, k, v, **options)
+    assert len(gpu.launches) == launches
