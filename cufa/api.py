@@ -8,9 +8,11 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
-from cufa.checks import NO_WINDOW, check_flag, refuse_kernel
+from cufa.checks import NO_WINDOW, check_flag, check_seed, refuse_kernel
 from cufa.cpu import attention as cpu
+from cufa.cpu.lengths import attention_padded
 from cufa.launch import calls
+from cufa.launch.decode_kind import on_device
 from cufa.launch.kind import Kind
 from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
@@ -33,6 +35,9 @@ def attention(
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
+    lengths_k: Array | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
     scale: float | None = None,
     layout: str = "bhsd",
     out: Array | None = None,
@@ -75,6 +80,15 @@ def attention(
         `numpy.packbits` packs the last axis, which then is not broadcast.
     sinks : array, shape (hq,), float32
         A logit of each head that takes part in the softmax and has no value (gpt-oss).
+    lengths_k : array, shape (b,), int32
+        How many keys each sequence has, 0 to sk: those behind them are no keys, and masks are
+        aligned to the last one that there is. On the device, where nothing is read back, or
+        integers on the host. Beyond sk, lengths on the device count as sk.
+    dropout_p : float
+        How many of the weights are dropped at random, the others being divided by 1 - dropout_p
+        (Dao et al. 2022, algorithm 2): 0 or more, and less than 1. `cufa.dropout_mask` says which.
+    seed : int
+        Of a dropout, 0 to 2^64 - 1: the same one drops the same weights, whatever runs.
     scale : float, optional
         Factor of the scores, less than 2^64 in magnitude; 1 / sqrt(d) by default.
     layout : {"bhsd", "bshd"}
@@ -118,7 +132,7 @@ def attention(
     FlashAttention-3 (Shah et al. 2024, algorithm 2). "fa1_fp32" is FlashAttention-1 (Dao et al.
     2022, algorithm 1). Few queries beside many keys run as those of `cufa.decode` where that is
     faster, unless a kernel is forced, a window hides some keys, or there is a softcap, a mask
-    aligned top-left or an array beside q, k and v; in a capture into a CUDA graph only if an
+    aligned top-left, a dropout or another array; in a capture into a CUDA graph only if an
     earlier call like it has set memory aside, and eight captures since have not used it up. With
     `batch_invariant` it is an error if not, since another kernel would give other bits: 64 MiB are
     set aside at most, for as many captures as that is enough for.
@@ -133,16 +147,20 @@ def attention(
     """
     beside: tuple[Array | None, ...] = ()
     dtypes: tuple[Any, ...] = ()
-    if not (alibi_slopes is bias is mask is sinks is None):
+    if dropout_p or not (alibi_slopes is bias is mask is sinks is lengths_k is None):
         beside = alibi_slopes, bias, mask, sinks
+        if lengths_k is not None:
+            beside = *beside, lengths_k
         dtypes = tuple(getattr(array, "dtype", None) for array in beside)
+        if dropout_p:
+            beside = *beside, seed
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
         dtypes,
         *(causal, type(causal), scale, type(scale), layout, softcap, type(softcap)),
         *(window, None if window is NO_WINDOW else calls.types_of(window)),
         *(return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
-        *(batch_invariant, type(batch_invariant)),
+        *(batch_invariant, type(batch_invariant), dropout_p, type(dropout_p)),
     )
     result = calls.again(q, k, v, out, return_lse, options, beside)
     if result is not None:
@@ -159,11 +177,20 @@ def attention(
         layout=layout,
         out=out,
         xp=xp,
-        beside=dict(zip(ARRAYS, beside, strict=True)) if beside else NO_ARRAYS,
+        beside=dict(zip(ARRAYS, beside, strict=False)) if beside else NO_ARRAYS,
+        lengths_k=lengths_k,
+        dropout_p=dropout_p,
     )
+    seed = check_seed(seed)
+    operands = operands._replace(seed=seed)
     if xp is np:
         refuse_kernel(kernel)
-        return _on_cpu(problem, operands, q, out, layout, return_lse)
+        return _on_cpu(problem, operands, q, out, layout, return_lse, lengths_k)
+    beside = beside[: len(ARRAYS)]
+    if lengths_k is not None:
+        beside = *beside, on_device("lengths_k", lengths_k)
+    if problem.dropout_p:
+        beside = *beside, seed
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, user_table(device), batch_invariant)
@@ -183,6 +210,9 @@ def explain(
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
+    lengths_k: Array | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
     scale: float | None = None,
     layout: str = "bhsd",
     out: Array | None = None,
@@ -194,9 +224,9 @@ def explain(
 
     Parameters
     ----------
-    q, k, v, causal, window, softcap, alibi_slopes, bias, mask, sinks, scale, layout, out
+    q, k, v, causal, window, softcap, alibi_slopes, bias, mask, sinks, lengths_k, dropout_p
         As for `attention`.
-    return_lse, batch_invariant, kernel
+    seed, scale, layout, out, return_lse, batch_invariant, kernel
         As for `attention`.
 
     Returns
@@ -223,7 +253,10 @@ def explain(
         out=out,
         xp=xp,
         beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
+        lengths_k=lengths_k,
+        dropout_p=dropout_p,
     )
+    check_seed(seed)
     if xp is np:
         refuse_kernel(kernel)
         return cpu.plan(problem)
@@ -238,10 +271,14 @@ def _on_cpu(
     out: Array | None,
     layout: str,
     return_lse: bool,
+    lengths_k: Array | None,
 ) -> Any:
     shape, lse_shape = restore_shape(problem, np.ndim(q), layout)
     if out is None:
         out = np.empty(shape, q.dtype)
         operands = operands._replace(out=as_bhsd(out, layout))
-    _, lse = cpu.attention(problem, operands)
+    if lengths_k is None:
+        _, lse = cpu.attention(problem, operands)
+    else:
+        lse = attention_padded(problem, operands, lengths_k)
     return (out, lse.reshape(lse_shape)) if return_lse else out

@@ -20,8 +20,8 @@ from cufa.checks import (
     check_layout,
     check_out,
     check_scale,
-    shown_dtype,
 )
+from cufa.lengths import check_integers, check_lengths
 from cufa.problem import MAX_HEAD_DIM, Problem
 
 MAX_KEYS = 2**31 - 2**20
@@ -189,14 +189,14 @@ def parse_decode(
     problem = _problem(dtype, views, arrays, block_table, causal, scale)
     problem = problem._replace(unified_max=_checked_max(unified_max, dtype))
     if lengths is not None:
-        _check_integers("lengths", lengths, (problem.batch,), xp)
+        check_integers("lengths", lengths, (problem.batch,), xp)
         if isinstance(lengths, np.ndarray):
-            _check_lengths(lengths, problem.capacity)
+            check_lengths("lengths", lengths, problem.capacity)
             lengths = np.ascontiguousarray(lengths, np.int32)
         arrays["lengths"] = lengths
     if block_table is not None:
         per_sequence = block_table.shape[1]
-        _check_integers("block_table", block_table, (problem.batch, per_sequence), xp)
+        check_integers("block_table", block_table, (problem.batch, per_sequence), xp)
         if isinstance(block_table, np.ndarray):
             _check_table(block_table, lengths, problem)
             block_table = np.ascontiguousarray(block_table, np.int32)
@@ -289,37 +289,6 @@ def _checked_max(unified_max: float | None, dtype: str) -> float | None:
     if not abs(value) <= MAX_UNIFIED:
         raise ValueError(f"unified_max must be {MAX_UNIFIED} at most in magnitude, not {value!r}")
     return value
-
-
-def _check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleType) -> None:
-    """Check kind, dtype and shape of lengths or of a table."""
-    module = module_of(name, array)
-    if module is not np and xp is np:
-        raise TypeError(
-            f"{name} is a cupy array, but q is a numpy array: all must be on the host then"
-        )
-    if array.shape != shape:
-        raise ValueError(f"{name} has shape {array.shape}, but {shape} is needed")
-    if module is np:
-        if array.dtype.kind not in "iu":
-            raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: integers are needed")
-        return
-    if array.dtype != np.int32:
-        raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: int32 is needed")
-    check_devices({name: array}, xp)
-    if array.size and shape[-1] > 1 and array.strides[-1] != array.itemsize:
-        raise ValueError(
-            f"{name} (shape {array.shape}, strides {array.strides}) must be contiguous "
-            "along its last axis"
-        )
-
-
-def _check_lengths(lengths: np.ndarray, capacity: int) -> None:
-    """Refuse lengths on the host that are negative, or more than there is room for."""
-    bad = np.flatnonzero((lengths < 0) | (lengths > capacity))
-    if bad.size:
-        i = int(bad[0])
-        raise ValueError(f"lengths[{i}] is {lengths[i]}: it must be 0 to {capacity}")
 
 
 def _check_table(table: np.ndarray, lengths: Array | None, problem: DecodeProblem) -> None:

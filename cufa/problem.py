@@ -20,6 +20,7 @@ from cufa.checks import (
     NO_WINDOW,
     check_causal,
     check_devices,
+    check_dropout,
     check_dtypes,
     check_layout,
     check_out,
@@ -27,6 +28,8 @@ from cufa.checks import (
     check_softcap,
     check_window,
 )
+from cufa.dropout import threshold
+from cufa.lengths import check_integers, check_lengths
 from cufa.score import PARTS, SOFTCAPS
 
 if TYPE_CHECKING:
@@ -63,6 +66,14 @@ class Problem(NamedTuple):
         c of c * tanh(score / c), which takes the place of a score; 0 for none.
     reads : tuple of str
         The parts of the score that read arrays beside q, k and v.
+    dropout_p : float
+        How many of the weights are dropped.
+    kv : str
+        "Dense"; "Padded", if each sequence has only the first ones of the keys, up to its length;
+        or "Varlen", if sequences of any lengths follow each other: then `batch` is 1, and `seq_q`
+        and `seq_kv` are those of all together.
+    sequences, max_seqlen_q, max_seqlen_k : int
+        Of "Varlen": how many there are, and the longest that count.
     """
 
     dtype: str
@@ -80,6 +91,11 @@ class Problem(NamedTuple):
     right: int | None = None
     softcap: float = 0.0
     reads: tuple[str, ...] = ()
+    dropout_p: float = 0.0
+    kv: str = "Dense"
+    sequences: int = 0
+    max_seqlen_q: int = 0
+    max_seqlen_k: int = 0
 
     @property
     def group(self) -> int:
@@ -89,7 +105,20 @@ class Problem(NamedTuple):
     @property
     def sizes(self) -> dict[str, int]:
         """Those that arrays of scores have, by the letters of their axes."""
-        return {"b": self.batch, "h": self.heads_q, "q": self.seq_q, "k": self.seq_kv}
+        if self.kv == "Varlen":
+            sizes = self.sequences, self.heads_q, self.max_seqlen_q, self.max_seqlen_k
+        else:
+            sizes = self.batch, self.heads_q, self.seq_q, self.seq_kv
+        return dict(zip("bhqk", sizes, strict=True))
+
+    @property
+    def alike(self) -> Problem:
+        """The same, or one with sequences of one length that takes about as long."""
+        if self.kv != "Varlen":
+            return self
+        n = max(1, self.sequences)
+        rows, keys = -(-self.seq_q // n), -(-self.seq_kv // n)
+        return self._replace(batch=n, seq_q=rows, seq_kv=keys, kv="Dense")
 
     @property
     def score(self) -> tuple[str, ...]:
@@ -102,12 +131,15 @@ class Problem(NamedTuple):
             "WindowRight": self.right is not None,
         }
         found |= dict.fromkeys(self.reads, True)
+        found["Dropout"] = self.dropout_p > 0
         return tuple(name for name in PARTS if found.get(name))
 
     @property
     def is_plain(self) -> bool:
         """Whether a causal mask is all that there may be between Q K^T and the softmax."""
-        return not (self.top_left or self.has_window or self.softcap or self.reads)
+        masks = self.top_left or self.has_window
+        others = self.softcap or self.reads or self.dropout_p
+        return not (masks or others) and self.kv == "Dense"
 
     @property
     def has_window(self) -> bool:
@@ -119,7 +151,8 @@ class Problem(NamedTuple):
         """Whether it is plain but for a window that hides none of its keys."""
         left = self.left is None or self.left >= self.seq_kv - 1
         right = self.right is None or self.right >= self.seq_q - 1
-        return left and right and not (self.top_left or self.softcap or self.reads)
+        others = self.top_left or self.softcap or self.reads or self.dropout_p
+        return left and right and not others and self.kv == "Dense"
 
     @property
     def window_left(self) -> int:
@@ -135,6 +168,16 @@ class Problem(NamedTuple):
     def softcap_log2(self) -> float:
         """`softcap` as the kernels have it: of scores in log2 units."""
         return self.softcap * math.log2(math.e)
+
+    @property
+    def dropout_threshold(self) -> int:
+        """Of 32 random bits: those that are less drop a weight."""
+        return threshold(self.dropout_p)
+
+    @property
+    def dropout_keep(self) -> float:
+        """How many of the weights are kept."""
+        return 1 - threshold(self.dropout_p) / 2**32
 
     @property
     def softcap_inverse(self) -> float:
@@ -255,7 +298,10 @@ def checked(problem: Problem) -> Problem:
         scale=p.scale,
         window=(p.left, p.right),
         softcap=p.softcap or None,
-    )._replace(reads=tuple(name for name in p.reads if PARTS[name].axes))
+    )._replace(
+        reads=tuple(name for name in p.reads if PARTS[name].axes),
+        dropout_p=check_dropout(p.dropout_p),
+    )
 
 
 def refuse_scores(problem: Problem) -> Problem:
@@ -279,6 +325,8 @@ def parse(
     window: tuple[int | None, int | None] = NO_WINDOW,
     softcap: float | None = None,
     beside: Mapping[str, Array | None] = NO_ARRAYS,
+    lengths_k: Array | None = None,
+    dropout_p: float = 0.0,
 ) -> tuple[Problem, Operands]:
     """Check the arguments of a call and bring the arrays to 4-D. Nothing is written or copied.
 
@@ -300,6 +348,9 @@ def parse(
         What `array_module` returned for these arrays.
     beside : mapping
         Arguments of `attention` that are other arrays, or None.
+    lengths_k : array or None
+    dropout_p : float
+        As in `attention`.
 
     Returns
     -------
@@ -338,6 +389,14 @@ def parse(
         problem = problem._replace(reads=reads)
         operands = operands._replace(beside=views)
         inputs |= {name: array for name, array in beside.items() if array is not None}
+    problem = problem._replace(dropout_p=check_dropout(dropout_p))
+    if lengths_k is not None:
+        check_integers("lengths_k", lengths_k, (problem.batch,), xp)
+        problem = problem._replace(kv="Padded")
+        if isinstance(lengths_k, np.ndarray):
+            check_lengths("lengths_k", lengths_k, problem.seq_kv)
+        if not isinstance(lengths_k, np.ndarray) or xp is np:  # else its copy is read
+            inputs["lengths_k"] = lengths_k
     if out is not None:
         check_out(out, restore_shape(problem, q.ndim, layout)[0], inputs)
         operands = operands._replace(out=as_bhsd(out, layout))

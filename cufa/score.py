@@ -62,6 +62,11 @@ class Part(NamedTuple):
         return (*self.parameters, Parameter(f"{self.argument}_data", "u8"), *strides)
 
 
+_DROPOUT = (
+    Parameter("dropout_seed", "u8"),
+    Parameter("dropout_threshold", "u4"),
+    Parameter("dropout_keep", "f4"),
+)
 _SOFTCAP = Parameter("softcap_log2", "f4"), Parameter("softcap_inverse", "f4")
 
 PARTS: dict[str, Part] = {
@@ -81,12 +86,16 @@ PARTS: dict[str, Part] = {
         Part("Mask", "mask", axes="bhqk", dtype="bool"),
         Part("MaskBits", "mask", axes="bhqk", dtype="uint8"),
         Part("Sinks", "sinks", axes="h", dtype="float32"),
+        Part("Dropout", "dropout_p", _DROPOUT),
     )
 }
 """The parts, by name; in a score they have this order."""
 
 ARRAYS = tuple(dict.fromkeys(part.argument for part in PARTS.values() if part.axes))
 """The arguments that are arrays which parts read, in order."""
+
+SEED = "dropout_seed"
+"""The parameter that each launch is given, as it is given addresses."""
 
 MAX_WINDOW = 2**30
 """A bound of a window that is no bound, and the longest sequences that a window is for."""

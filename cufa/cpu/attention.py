@@ -103,7 +103,9 @@ def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndar
     FlashAttention-2 (Dao 2023, algorithm 1), with the running maximum combined over the K/V tiles.
     What a causal mask hides is never read into a result, NaN included.
     """
-    q, k, v, out, beside = operands
+    q, k, v, out, beside, seed = operands
+    if problem.dropout_p and "numbers" not in beside:
+        beside = {**beside, "numbers": numbers(problem.batch, problem.heads_q)}
     if out is None:
         shape = (problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v)
         out = np.empty(shape, q.dtype)
@@ -126,8 +128,15 @@ def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndar
                         out[batch, heads, rows],
                         lse[batch, heads, rows],
                         beside and of_heads(beside, batch, heads),
+                        seed,
                     )
     return out, lse
+
+
+def numbers(batch: int, heads: int) -> np.ndarray:
+    """Return number of the sequence and of the head, (batch, heads, 2), by which weights drop."""
+    found: np.ndarray = np.moveaxis(np.indices((batch, heads)), 0, -1)
+    return found
 
 
 def of_heads(beside: Mapping[str, np.ndarray], batch: slice, heads: slice) -> dict[str, np.ndarray]:
@@ -152,6 +161,7 @@ def query_tile(
     out: np.ndarray,
     lse: np.ndarray,
     beside: Mapping[str, np.ndarray] = MappingProxyType({}),
+    seed: int = 0,
 ) -> None:
     """Attend from one tile of queries, positions `rows` of several heads, to all keys they see.
 
@@ -168,6 +178,8 @@ def query_tile(
         Where the result goes.
     beside : mapping
         Arrays of these sequences and heads that parts of the score read, by argument.
+    seed : int
+        Of a dropout.
     """
     # The heads of a group lie below each other, so that they share one product with K.
     batch, heads_q = q.shape[:2]
@@ -182,7 +194,7 @@ def query_tile(
     ones = np.ones((KEYS, 1), np.float32)
 
     first, end = problem.sees(rows)
-    score = Score(problem, rows, stacked, beside)
+    score = Score(problem, rows, stacked, beside, seed)
     factor, scale = scale, np.float32(1) if score.is_more_than_scaled else scale
     for keys in spans(int(first.min()), int(end.max()), KEYS):
         tK, tV = kv.tiles(keys)
@@ -207,10 +219,13 @@ def query_tile(
         m = m_new
         row_sum *= rescale
         row_sum += rP @ ones[: rP.shape[-1]]  # three times as fast as rP.sum
+        score.drop(rP, keys)
         acc *= rescale
         acc += rP @ tV if hidden is None else _masked_product(rP, tV, hidden)
 
     acc /= np.where(row_sum == 0, np.float32(1), row_sum)
+    if problem.dropout_p:
+        acc /= np.float32(problem.dropout_keep)
     log_sum = m * scale + np.log(row_sum)
     sinks = score.sinks()
     if sinks is not None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from cufa.dropout import kept
 from cufa.problem import Problem
 
 
@@ -22,6 +23,8 @@ class Score:
         the keys.
     beside : mapping
         Arrays of these sequences and query heads, by argument, with all axes of their parts.
+    seed : int
+        Of a dropout.
 
     Attributes
     ----------
@@ -35,8 +38,10 @@ class Score:
         rows: slice,
         stacked: tuple[int, int, int],
         beside: Mapping[str, np.ndarray],
+        seed: int = 0,
     ) -> None:
         self._problem, self._rows, self._stacked, self._beside = problem, rows, stacked, beside
+        self._seed = seed
         self.is_more_than_scaled = bool(problem.softcap) or not beside.keys().isdisjoint(
             ("alibi_slopes", "bias")
         )
@@ -67,6 +72,18 @@ class Score:
         bits = self._of_pairs(mask, slice(first, -(-keys.stop // 8)))
         seen = np.unpackbits(bits, axis=-1)[..., keys.start - 8 * first :]
         return seen[..., : keys.stop - keys.start] == 0
+
+    def drop(self, rP: np.ndarray, keys: slice) -> None:
+        """Set those of a tile's weights to 0 that are dropped."""
+        if not self._problem.dropout_p:
+            return
+        of_heads, rows = self._beside["numbers"], self._rows
+        for i, of_sequence in enumerate(of_heads):
+            keeps = kept(
+                *(self._problem.dropout_p, self._seed, of_sequence[:1, 0], of_sequence[:, 1]),
+                *(np.arange(rows.start, rows.stop), keys, np),
+            )
+            rP[i] *= keeps.reshape(rP[i].shape)
 
     def sinks(self) -> np.ndarray | None:
         """Return the logit that each row has beside its keys, (..., rows, 1); None without any."""

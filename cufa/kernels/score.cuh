@@ -3,12 +3,14 @@
 #pragma once
 #include "divisor.cuh"
 #include "params.cuh"
+#include "philox.cuh"
 #include "ptx.cuh"
 #include "ptx_convert.cuh"
 
-// The sequences that a tile belongs to.
+// The sequences that a tile belongs to: how long they are, and where they begin in arrays of several.
 struct Sequence {
     int seq_q, seq_kv;
+    int first_q = 0, first_k = 0;
 
     // Query i stands at key i + diagonal: aligned bottom-right.
     __device__ int diagonal() const { return seq_kv - seq_q; }
@@ -35,6 +37,8 @@ struct Part {
     static constexpr bool PAIRWISE = false;
     // Whether a head has a logit beside those of its keys.
     static constexpr bool SINKS = false;
+    // Whether weights are dropped, after they have been added up.
+    static constexpr bool DROPS = false;
     // Whether `sees` leaves out keys before the first, or after the last, that a query sees.
     static constexpr bool LEFT_EDGE = false, RIGHT_EDGE = false;
 
@@ -163,6 +167,29 @@ struct Sinks : Part<Sinks> {
     __device__ float sink(int head) const { return sinks[head * stride_head]; }
 };
 
+// Weights are dropped at random and the others grow by 1 / keep (Dao et al. 2022, algorithm 2), by the bits of a counter that
+// names the batch, the head, the query and sixteen keys' pairs: those of a lane, whatever the tiles are.
+struct Dropout : Part<Dropout> {
+    static constexpr bool DROPS = true;
+    uint64_t dropout_seed;
+    uint32_t dropout_threshold;  // of 32 bits, those that are less drop a weight
+    float dropout_keep;
+
+    // Whether the keys `key` + {0, 1, 8, 9} are dropped; `key` is even, and less than 8 beyond a multiple of 16.
+    __device__ void dropped(bool (&drops)[4], int batch, int head, int query, int key) const {
+        uint32_t words[4] = {static_cast<uint32_t>(key >> 4 << 2 | (key >> 1 & 3)), static_cast<uint32_t>(query),
+                             static_cast<uint32_t>(head), static_cast<uint32_t>(batch)};
+        philox(words, dropout_seed);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) drops[i] = words[i] < dropout_threshold;
+    }
+    __device__ bool drops(const Pair& pair) const {
+        bool drops[4];
+        dropped(drops, pair.batch, pair.head, pair.query, pair.key & ~9);
+        return drops[(pair.key >> 3 & 1) * 2 + pair.key % 2];
+    }
+};
+
 // Where the accumulators of m16n8 products are: `row` and `key` are those of the warp's first score. A lane holds the
 // rows lane / 4 + {0, 8} and the keys 2 (lane % 4) + {0, 1} of each piece. Rows are those of 2^pack_log2 heads, query by
 // query: of a pack of them.
@@ -195,7 +222,7 @@ struct KeyTiles {
 template <class... Parts>
 struct Score : Parts... {
     static constexpr bool LINEAR = (Parts::LINEAR && ...), PAIRWISE = (Parts::PAIRWISE || ...);
-    static constexpr bool SINKS = (Parts::SINKS || ...);
+    static constexpr bool SINKS = (Parts::SINKS || ...), DROPS = (Parts::DROPS || ...);
     // Whether tiles that all rows see take a step, too.
     static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE;
     static constexpr bool LEFT_EDGE = (Parts::LEFT_EDGE || ...), RIGHT_EDGE = (Parts::RIGHT_EDGE || ...);
@@ -268,9 +295,34 @@ struct Score : Parts... {
             }
     }
 
+    // Between P, which has been added up, and O += P V.
+    template <class At, int MT, int NT>
+    __device__ void drop(float (&rP)[MT][NT][4], const At& at) const {
+        if constexpr (DROPS) {
+#pragma unroll
+            for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+#pragma unroll
+                    for (int nt = 0; nt < NT; nt += 2) {
+                        bool drops[4];
+                        this->dropped(drops, at.batch, at.head(mt, h), at.query(mt, h), at.key_of(nt, 0));
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) set_if_equal(rP[mt][nt + i / 2][2 * h + i % 2], drops[i], true, 0.f);
+                    }
+        }
+    }
+    // The same of one weight.
+    __device__ float kept(float p, const Pair& pair) const {
+        if constexpr (DROPS)
+            if (this->drops(pair)) return 0.f;
+        return p;
+    }
+
     // At the end of a row: what its O is divided by, and its log-sum-exp, with what is beside its keys. A row that saw none
     // keeps its divisor of 0. Beyond 2^100 times the others' sum, nothing of O is left.
-    __device__ void add_sink(float& divisor, float& lse, int head) const {
+    static constexpr bool CONCLUDES = SINKS || DROPS;
+    __device__ void conclude(float& divisor, float& lse, int head) const {
         if constexpr (SINKS) {
             float logit = -INF;
             ((logit = Parts::SINKS ? Parts::sink(head) : logit), ...);
@@ -282,6 +334,7 @@ struct Score : Parts... {
                 lse = fmaxf(lse, logit) + log1pf(exp2f(-fabsf(beside)));
             }
         }
+        if constexpr (DROPS) divisor *= this->dropout_keep;
     }
 
  private:

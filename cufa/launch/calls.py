@@ -47,7 +47,7 @@ def again(
     options : tuple
         What the caller chose, with the types: True == 1.
     beside : tuple of object
-        What else the kernel reads: arrays, or None.
+        What else the kernel reads: arrays, or None; a seed comes last.
     checked : Kind, optional
         The kind of a call that is legal.
     """
@@ -113,9 +113,9 @@ def _placed(arrays: tuple[Any, ...], device_id: int) -> tuple[Key, Ints] | None:
     key: list[Any] = []
     addresses = []
     for array in arrays:
-        if array is None:
+        if array is None or (type(array) is int and 0 <= array < 2**64):
             key.append(None)
-            addresses.append(0)
+            addresses.append(array or 0)
             continue
         if not isinstance(array, _ndarray):
             return None

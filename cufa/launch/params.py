@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from cufa.kernel import ELEMENT_BYTES, KERNELS
+from cufa.kernel import ELEMENT_BYTES, KERNELS, LENGTHS
 from cufa.launch import tensor_map
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
-from cufa.score import ARRAYS, PARTS
+from cufa.score import ARRAYS, PARTS, SEED
 from cufa.variant import Variant
 
 TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
@@ -55,8 +55,8 @@ def dtype_of(variant: Variant) -> np.dtype:
     """Return the layout of a variant's parameter.
 
     It has the fields `maps`, if the kernel uses TMA (``TmaArguments`` of ``tile_sm90.cuh``),
-    `params`, and one of each part of the score that has parameters (``Arguments`` of
-    ``score.cuh``).
+    `params`, one of each part of the score that has parameters, and one of the way of finding K
+    and V, if that has any (``Arguments`` of ``score.cuh``).
     """
     names, formats, offsets, end, alignment = [], [], [], 0, PARAMS.alignment
     if KERNELS[variant.kernel].tma:
@@ -82,6 +82,8 @@ def _parts(variant: Variant) -> Iterator[tuple[str, np.dtype]]:
     for name in variant.score:
         if PARTS[name].numbers:
             yield name, np.dtype(list(PARTS[name].numbers), align=True)
+    if variant.kv in LENGTHS:
+        yield variant.kv, np.dtype(list(LENGTHS[variant.kv]), align=True)
 
 
 def _rounded(size: int, step: int) -> int:
@@ -116,8 +118,9 @@ class Layout:
     reads : tuple of str
         The parts of the score that read arrays.
     places_beside : tuple of (int, int)
-        Where the addresses of these are, in 64-bit words, and which of `cufa.score.ARRAYS` goes
-        there; or that of the workspace, and 0.
+        Where the addresses of arrays beside q, k and v are, in 64-bit words, and which of them goes
+        there: first come `cufa.score.ARRAYS`, then those of lengths; the last one is the seed. Or
+        that of the workspace, and 0.
     """
 
     def __init__(self, variant: Variant) -> None:
@@ -135,13 +138,21 @@ class Layout:
         self._itemsize = ELEMENT_BYTES[variant.dtype]
         self._numbers = packed(numbers.values(), self._start)
         parts = [PARTS[name] for name in variant.score]
-        self._of_score = tuple(p.name for part in parts for p in part.numbers)
+        lengths = LENGTHS.get(variant.kv, ())
+        beside = (*(p for part in parts for p in part.numbers), *lengths)
+        self._beside = tuple(p.name for p in beside)
         self.reads = tuple(part.name for part in parts if part.axes)
         self.places_beside = tuple(
             (numbers[f"{part.name}.{part.argument}_data"][0] // 8, ARRAYS.index(part.argument))
             for part in parts
             if part.axes
         )
+        self.places_beside += tuple(
+            (numbers[f"{variant.kv}.{p.name}"][0] // 8, len(ARRAYS) + i)
+            for i, p in enumerate(p for p in lengths if p.dtype == "u8")
+        )
+        if "Dropout" in variant.score:
+            self.places_beside += ((numbers[f"Dropout.{SEED}"][0] // 8, -1),)
         if KERNELS[variant.kernel].workspace:
             self.places_beside = ((numbers["params.workspace"][0] // 8, 0),)
 
@@ -173,7 +184,7 @@ class Layout:
         o_batch, o_head, o_seq, _ = of_out
         _, batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, _, scale, *_ = problem
         size, pack = self._itemsize, plan.pack  # to the kernel, heads whose rows are packed are one
-        of_score = self._values(problem, beside) if self._of_score else ()
+        others = self._values(problem, beside) if self._beside else ()
         self._numbers.pack_into(
             into,
             self._start,
@@ -208,19 +219,17 @@ class Layout:
             plan.section_heads,
             plan.late_rows,
             pack.bit_length() - 1,  # a power of two
-            *of_score,
+            *others,
         )
 
     def _values(self, problem: Problem, beside: tuple[Ints, ...]) -> list[float]:
-        """Return the numbers of the score's parts; addresses are 0."""
-        arrays: dict[str, int] = {}
+        """Return the numbers that follow ``Params``; addresses are 0."""
+        arrays = {p.name: 0 for p in LENGTHS.get(problem.kv, ()) if p.dtype == "u8"} | {SEED: 0}
         for name, steps in zip(self.reads, beside, strict=True):
             addresses_and_steps = (0, *steps)
             names = [number.name for number in PARTS[name].numbers[-len(addresses_and_steps) :]]
             arrays |= dict(zip(names, addresses_and_steps, strict=True))
-        return [
-            arrays[name] if name in arrays else getattr(problem, name) for name in self._of_score
-        ]
+        return [arrays[name] if name in arrays else getattr(problem, name) for name in self._beside]
 
     def set_keys(self, into: memoryview, seq_kv: int) -> None:
         """Write another number of keys where `fill` has written one."""

@@ -52,9 +52,13 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     device : Device
     """
     kernel = KERNELS[variant.kernel]
-    _, batch, heads_q, heads_kv, seq_q, *_ = problem
+    _, batch, heads_q, heads_kv, *_ = problem
+    seq_q = problem.alike.seq_q
     pack = packable(heads_q, heads_kv, kernel) if seq_q < variant.bm else 1
     heads = batch * heads_q // pack
+    if problem.kv == "Varlen":  # see kernels/kv.cuh
+        q_tiles = problem.seq_q * pack // variant.bm + problem.sequences
+        return Order(pack, q_tiles, heads * q_tiles, 1, 0)
     q_tiles = -(-seq_q * pack // variant.bm)
     if kernel.takes_heads:
         return Order(pack, q_tiles, heads, 1, 0)
