@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from cufa.arrays import Operands
@@ -24,11 +26,12 @@ def attention_padded(problem: Problem, operands: Operands, lengths_k: np.ndarray
     ndarray
         The log-sum-exp, (batch, heads_q, seq_q) float32.
     """
-    lse = np.empty(operands.out.shape[:3], np.float32)
-    rows = slice(0, problem.seq_q)
-    for i, length in enumerate(lengths_k):
+    q, k, v, out, _, _ = operands
+    lse = np.empty(out.shape[:3], np.float32)
+    for i, length in enumerate(lengths_k.tolist()):
         one = slice(i, i + 1)
-        _attend(problem, operands, i, (one, rows), (one, slice(0, int(length))), lse)
+        views = q[one], k[one, :, :length], v[one, :, :length], out[one]
+        _attend(problem, operands, one, views, lse[one])
     return lse
 
 
@@ -54,36 +57,57 @@ def attention_varlen(
     -------
     ndarray
         The log-sum-exp, (1, heads_q, seq_q) float32.
+
+    Notes
+    -----
+    Neighbours of equal lengths are a batch, which spreads the cost of the Python loop.
     """
-    lse = np.empty(operands.out.shape[:3], np.float32)
-    all_of_it = slice(None)
-    for i in range(problem.sequences):
-        q0, q1, k0, k1 = (int(x[j]) for x in (cu_seqlens_q, cu_seqlens_k) for j in (i, i + 1))
-        q1, k1 = min(q1, q0 + problem.max_seqlen_q), min(k1, k0 + problem.max_seqlen_k)
-        if seqused_k is not None:
-            k1 = min(k1, k0 + int(seqused_k[i]))
-        _attend(problem, operands, i, (all_of_it, slice(q0, q1)), (all_of_it, slice(k0, k1)), lse)
+    q, k, v, out, _, _ = operands
+    lse = np.empty(out.shape[:3], np.float32)
+    rows, keys = (np.diff(x) for x in (cu_seqlens_q, cu_seqlens_k))
+    used = keys if seqused_k is None else np.minimum(keys, seqused_k)
+    sizes = np.minimum(rows, problem.max_seqlen_q), np.minimum(used, problem.max_seqlen_k)
+    for some in _runs(np.stack([rows, keys, *sizes])):
+        n, queries, seen = some.stop - some.start, int(rows[some.start]), int(keys[some.start])
+        seq_q, seq_kv = (int(x[some.start]) for x in sizes)
+        at_q, at_k = int(cu_seqlens_q[some.start]), int(cu_seqlens_k[some.start])
+
+        def of_run(x: np.ndarray, at: int, length: int, first: int, n: int = n) -> np.ndarray:
+            """View the first rows of each sequence of a run as (sequences, heads, rows, ...)."""
+            its = x[0, :, at : at + n * length]
+            return its.reshape(len(its), n, length, *its.shape[2:]).swapaxes(0, 1)[:, :, :first]
+
+        views = (
+            of_run(q, at_q, queries, seq_q),
+            of_run(k, at_k, seen, seq_kv),
+            of_run(v, at_k, seen, seq_kv),
+            of_run(out, at_q, queries, seq_q),
+        )
+        _attend(problem, operands, some, views, of_run(lse, at_q, queries, seq_q))
     return lse
+
+
+def _runs(sizes: np.ndarray) -> Iterator[slice]:
+    """Yield the columns that follow each other and are the same."""
+    changes = np.flatnonzero((sizes[:, 1:] != sizes[:, :-1]).any(axis=0)) + 1
+    ends = [*changes.tolist(), sizes.shape[1]]
+    for start, end in zip([0, *ends], ends, strict=False):
+        yield slice(start, end)
 
 
 def _attend(
     problem: Problem,
     operands: Operands,
-    number: int,
-    queries: tuple[slice, slice],
-    keys: tuple[slice, slice],
+    some: slice,
+    views: tuple[np.ndarray, ...],
     lse: np.ndarray,
 ) -> None:
-    """Compute a sequence, which has this number; its queries and keys lie where the slices say."""
-    q, k, v, out, beside, seed = operands
+    """Compute some sequences of equal lengths, of which there are views of q, k, v and out."""
+    q, k, v, out = views
+    beside = dict(operands.beside)
     if problem.dropout_p:
         sequences = problem.sequences or problem.batch
-        beside = {**beside, "numbers": numbers(sequences, problem.heads_q)}
-    at_q, at_k = (queries[0], slice(None), queries[1]), (keys[0], slice(None), keys[1])
-    seq_q, seq_kv = queries[1].stop - queries[1].start, keys[1].stop - keys[1].start
-    one = problem._replace(batch=1, seq_q=seq_q, seq_kv=seq_kv, kv="Dense")
-    its = {
-        name: array if array.ndim == 1 else array[number : number + 1]
-        for name, array in beside.items()
-    }
-    _, lse[at_q] = attention(one, Operands(q[at_q], k[at_k], v[at_k], out[at_q], its, seed))
+        beside["numbers"] = numbers(sequences, problem.heads_q)
+    its = {name: array if array.ndim == 1 else array[some] for name, array in beside.items()}
+    one = problem._replace(batch=len(q), seq_q=q.shape[2], seq_kv=k.shape[2], kv="Dense")
+    _, lse[...] = attention(one, Operands(q, k, v, out, its, operands.seed))

@@ -273,7 +273,7 @@ struct Score : Parts... {
 #pragma unroll
                         for (int i = 0; i < 2; ++i) {
                             float& s = rS[mt][nt][2 * h + i];
-                            const int key = min(at.key_of(nt, i), sequence.seq_kv - 1);
+                            const int key = max(min(at.key_of(nt, i), sequence.seq_kv - 1), 0);
                             s = of(s, scale_log2, {sequence, at.batch, at.head(mt, h), query, key});
                         }
                 }
