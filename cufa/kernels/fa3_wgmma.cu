@@ -40,9 +40,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // Where O is wide, one loop over the keys: two take long to compile. In it O is waited for after the exponentials, which
     // then run under the one consumer's own O, if there is but one on the multiprocessor.
     constexpr bool ONE_LOOP = HEAD_DIM_V > 128;
-    // Row maxima can be done without only where scores are proportional to S, and a row sees all keys of a tile or, at its
-    // edges, knows that it may not.
-    constexpr bool UNCHECKED = !SCORE::EVERYWHERE && !SCORE::DROPS;
+    // Row maxima can be done without where a row's first scores tell about the others.
+    constexpr bool UNCHECKED = SCORE::STEADY;
     constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE;  // rows see different keys
     constexpr int PARTS = UNEVEN ? CONSUMERS : 1;
     constexpr float MAX_SUM = PScale<T>::MAX_SUM;
@@ -283,7 +282,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
         // P = exp(S - m) without looking for row maxima: m is near the score of a key that the row has seen, or NONE.
         auto exponentiate_unchecked = [&] {
-            softmax.scale_log2 = parameter_anew(p.scale_log2);
+            if constexpr (SCORE::LINEAR)
+                softmax.scale_log2 = parameter_anew(p.scale_log2);
+            else
+                apply_score(rS, 0, false);
             softmax.exponentiate(rS);
         };
         // Where P came out too large, m moves by what their sum says, or if that is far too large, by scores computed once more.

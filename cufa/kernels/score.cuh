@@ -33,6 +33,10 @@ template <class Self>
 struct Part {
     // Whether scores stay proportional to Q K^T, with the scale as the factor. Else the softmax is handed log2 units.
     static constexpr bool LINEAR = true;
+    // Whether all scores of a warp are handed over together, by `apply_all`, and brought to log2 units there.
+    static constexpr bool TOGETHER = false;
+    // Whether the first scores of a row tell about where the others are; where not, row maxima are looked for everywhere.
+    static constexpr bool STEADY = true;
     // Whether each pair must be asked for.
     static constexpr bool PAIRWISE = false;
     // Whether a head has a logit beside those of its keys.
@@ -79,17 +83,55 @@ struct WindowRight : Part<WindowRight> {
     }
 };
 
-// c tanh(score / c), in log2 units: by the hardware's tanh, whose error of 2^-11 is a quarter of what bfloat16 leaves of a
-// score; in float16, which leaves four times as much, by an exponential and a reciprocal, to some 2^-22 of c; or rightly.
-struct Softcap : Part<Softcap> {
-    static constexpr bool LINEAR = false;
+// c tanh(score / c), in log2 units. The special function unit has its hands full with exponentials: where all scores of a
+// warp are less than 3/4 c, as they nearly always are, a polynomial on the multiply-add units takes the place of tanh.
+template <class Self, int TERMS>
+struct Capping : Part<Self> {
+    static constexpr bool LINEAR = false, TOGETHER = true;
     float softcap_log2, softcap_inverse;  // c and its reciprocal
-    __device__ float score(float s, const Pair& pair) const { return softcap_log2 * tanh_approx(s * softcap_inverse); }
+
+    template <int MT, int NT>
+    __device__ void apply_all(float (&rS)[MT][NT][4], float scale_log2) const {
+        constexpr float LIMIT = 0.75f;
+        const float factor = scale_log2 * softcap_inverse;
+        float largest = 0.f;
+#pragma unroll
+        for (int i = 0; i < MT * NT * 4; ++i) largest = fmaxf(largest, fabsf(rS[i / (NT * 4)][i / 4 % NT][i % 4]));
+        // Of other factors, powers would leave float32's range.
+        if (__all_sync(0xffffffff, largest * factor <= LIMIT && factor > 0x1p-12f && factor < 0x1p12f)) {
+            float terms[TERMS];  // of an odd polynomial of S
+            float power = softcap_log2 * factor;
+#pragma unroll
+            for (int i = 0; i < TERMS; ++i) terms[i] = Self::TANH[i] * power, power *= factor * factor;
+#pragma unroll
+            for (int i = 0; i < MT * NT * 4; ++i) {
+                float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
+                const float square = s * s;
+                float sum = terms[TERMS - 1];
+#pragma unroll
+                for (int t = TERMS - 2; t >= 0; --t) sum = fmaf(sum, square, terms[t]);
+                s *= sum;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < MT * NT * 4; ++i) {
+                float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
+                s = static_cast<const Self*>(this)->capped(s * scale_log2);
+            }
+        }
+    }
+    __device__ float score(float s, const Pair& pair) const { return static_cast<const Self*>(this)->capped(s); }
 };
-struct FineSoftcap : Part<FineSoftcap> {
-    static constexpr bool LINEAR = false;
-    float softcap_log2, softcap_inverse;
-    __device__ float score(float s, const Pair& pair) const {
+// By the hardware's tanh, whose error of 2^-11 is a quarter of what bfloat16 leaves of a score; the polynomial's is 2^-12.
+struct Softcap : Capping<Softcap, 3> {
+    static constexpr float TANH[] = {0.9997853637f, -0.3262980283f, 0.0973573104f};
+    __device__ float capped(float s) const { return softcap_log2 * tanh_approx(s * softcap_inverse); }
+};
+// By an exponential and a reciprocal, to some 2^-22 of c, as float16 leaves four times as much; the polynomial's is 2^-20 of
+// the score.
+struct FineSoftcap : Capping<FineSoftcap, 5> {
+    static constexpr float TANH[] = {0.9999994636f, -0.3332825303f, 0.1325899065f, -0.0500564910f, 0.0129297795f};
+    __device__ float capped(float s) const {
         constexpr float TWO_LOG2_E = 2.885390081777926815f;
         // tanh(x) = 1 - 2 / (e^2x + 1)
         const float power = exp2_approx(s * softcap_inverse * TWO_LOG2_E);
@@ -137,7 +179,7 @@ struct Alibi : Part<Alibi> {
 // What is added to a score.
 template <class T>
 struct Bias : Part<Bias<T>> {
-    static constexpr bool LINEAR = false;
+    static constexpr bool LINEAR = false, STEADY = false;  // -inf hides keys
     OfPairs<T> bias;
     __device__ float score(float s, const Pair& pair) const { return fmaf(to_float(bias.at(pair)), LOG2_E, s); }
 };
@@ -223,6 +265,7 @@ template <class... Parts>
 struct Score : Parts... {
     static constexpr bool LINEAR = (Parts::LINEAR && ...), PAIRWISE = (Parts::PAIRWISE || ...);
     static constexpr bool SINKS = (Parts::SINKS || ...), DROPS = (Parts::DROPS || ...);
+    static constexpr bool STEADY = (Parts::STEADY && ...) && !PAIRWISE && !DROPS;
     // Whether tiles that all rows see take a step, too.
     static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE;
     static constexpr bool LEFT_EDGE = (Parts::LEFT_EDGE || ...), RIGHT_EDGE = (Parts::RIGHT_EDGE || ...);
@@ -248,11 +291,13 @@ struct Score : Parts... {
         return j >= tiles.whole_end || (LEFT_EDGE && j < tiles.whole_first);
     }
 
-    // The score of a query and a key that are within its `sees`, from S, in the units that the softmax is handed.
+    // The score of a query and a key that are within its `sees`, from S, in the units that the softmax is handed. BEGUN:
+    // whether `apply_all` has been there.
+    template <bool BEGUN = false>
     __device__ float of(float s, float scale_log2, const Pair& pair) const {
         if constexpr (!LINEAR) {
-            s *= scale_log2;
-            ((s = Parts::score(s, pair)), ...);
+            if (!BEGUN) s *= scale_log2;
+            ((s = BEGUN && Parts::TOGETHER ? s : Parts::score(s, pair)), ...);
         }
         if constexpr (PAIRWISE) set_if_equal(s, (Parts::hides(pair) || ...), true, -INF);
         return s;
@@ -262,7 +307,9 @@ struct Score : Parts... {
     template <class At, int MT, int NT>
     __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at,
                           bool masked) const {
-        if constexpr (EVERYWHERE) {
+        constexpr bool TOGETHER = (Parts::TOGETHER || ...);
+        (apply_all<Parts>(rS, scale_log2), ...);
+        if constexpr (PAIRWISE || ((!Parts::LINEAR && !Parts::TOGETHER) || ...)) {
 #pragma unroll
             for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
@@ -274,7 +321,7 @@ struct Score : Parts... {
                         for (int i = 0; i < 2; ++i) {
                             float& s = rS[mt][nt][2 * h + i];
                             const int key = max(min(at.key_of(nt, i), sequence.seq_kv - 1), 0);
-                            s = of(s, scale_log2, {sequence, at.batch, at.head(mt, h), query, key});
+                            s = of<TOGETHER>(s, scale_log2, {sequence, at.batch, at.head(mt, h), query, key});
                         }
                 }
         }
@@ -338,6 +385,10 @@ struct Score : Parts... {
     }
 
  private:
+    template <class Part, int MT, int NT>
+    __device__ void apply_all(float (&rS)[MT][NT][4], float scale_log2) const {
+        if constexpr (Part::TOGETHER) Part::apply_all(rS, scale_log2);
+    }
     static __device__ Keys both(const Keys& a, const Keys& b) { return {max(a.first, b.first), min(a.end, b.end)}; }
 };
 
