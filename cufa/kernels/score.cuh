@@ -33,7 +33,8 @@ template <class Self>
 struct Part {
     // Whether scores stay proportional to Q K^T, with the scale as the factor. Else the softmax is handed log2 units.
     static constexpr bool LINEAR = true;
-    // Whether all scores of a warp are handed over together, by `apply_all`, and brought to log2 units there.
+    // Whether all scores of a warp are handed over together, to `apply_all`. It brings them to log2 units, from those in which
+    // they are by `factor`, and makes that 1. So do the parts before it in a score.
     static constexpr bool TOGETHER = false;
     // Whether the first scores of a row tell about where the others are; where not, row maxima are looked for everywhere.
     static constexpr bool STEADY = true;
@@ -90,19 +91,19 @@ struct Capping : Part<Self> {
     static constexpr bool LINEAR = false, TOGETHER = true;
     float softcap_log2, softcap_inverse;  // c and its reciprocal
 
-    template <int MT, int NT>
-    __device__ void apply_all(float (&rS)[MT][NT][4], float scale_log2) const {
+    template <class At, int MT, int NT>
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
         constexpr float LIMIT = 0.75f;
-        const float factor = scale_log2 * softcap_inverse;
+        const float scale_log2 = factor, inverse = scale_log2 * softcap_inverse;
         float largest = 0.f;
 #pragma unroll
         for (int i = 0; i < MT * NT * 4; ++i) largest = fmaxf(largest, fabsf(rS[i / (NT * 4)][i / 4 % NT][i % 4]));
         // Of other factors, powers would leave float32's range.
-        if (__all_sync(0xffffffff, largest * factor <= LIMIT && factor > 0x1p-12f && factor < 0x1p12f)) {
+        if (__all_sync(0xffffffff, largest * inverse <= LIMIT && inverse > 0x1p-12f && inverse < 0x1p12f)) {
             float terms[TERMS];  // of an odd polynomial of S
-            float power = softcap_log2 * factor;
+            float power = softcap_log2 * inverse;
 #pragma unroll
-            for (int i = 0; i < TERMS; ++i) terms[i] = Self::TANH[i] * power, power *= factor * factor;
+            for (int i = 0; i < TERMS; ++i) terms[i] = Self::TANH[i] * power, power *= inverse * inverse;
 #pragma unroll
             for (int i = 0; i < MT * NT * 4; ++i) {
                 float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
@@ -119,6 +120,7 @@ struct Capping : Part<Self> {
                 s = static_cast<const Self*>(this)->capped(s * scale_log2);
             }
         }
+        factor = 1.f;
     }
     __device__ float score(float s, const Pair& pair) const { return static_cast<const Self*>(this)->capped(s); }
 };
@@ -139,8 +141,18 @@ struct FineSoftcap : Capping<FineSoftcap, 5> {
     }
 };
 struct ExactSoftcap : Part<ExactSoftcap> {
-    static constexpr bool LINEAR = false;
+    static constexpr bool LINEAR = false, TOGETHER = true;
     float softcap_log2, softcap_inverse;
+
+    template <class At, int MT, int NT>
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
+#pragma unroll
+        for (int i = 0; i < MT * NT * 4; ++i) {
+            float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
+            s = softcap_log2 * tanhf(s * factor * softcap_inverse);
+        }
+        factor = 1.f;
+    }
     __device__ float score(float s, const Pair& pair) const { return softcap_log2 * tanhf(s * softcap_inverse); }
 };
 
@@ -168,8 +180,26 @@ constexpr float LOG2_E = 1.442695040888963407f;
 
 // Attention with linear biases (Press et al. 2022): the further a key is from where its query stands, the less it counts.
 struct Alibi : Part<Alibi> {
-    static constexpr bool LINEAR = false;
+    static constexpr bool LINEAR = false, TOGETHER = true;
     OfHeads<float> alibi_slopes;
+
+    // Distances are counted on in float32: the conversion of an integer takes as long as an exponential.
+    template <class At, int MT, int NT>
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float slope = LOG2_E * alibi_slopes.at(at.batch, at.head(mt, h));
+                const float first = static_cast<float>(at.query(mt, h) + sequence.diagonal() - at.key_of(0, 0));
+#pragma unroll
+                for (int i = 0; i < NT * 2; ++i) {
+                    float& s = rS[mt][i / 2][2 * h + i % 2];
+                    s = fmaf(s, factor, -slope * fabsf(first - static_cast<float>(i / 2 * 8 + i % 2)));
+                }
+            }
+        factor = 1.f;
+    }
     __device__ float score(float s, const Pair& pair) const {
         const float distance = fabsf(static_cast<float>(pair.query + pair.sequence.diagonal() - pair.key));
         return fmaf(-LOG2_E * alibi_slopes.at(pair.batch, pair.head), distance, s);
@@ -292,11 +322,11 @@ struct Score : Parts... {
     }
 
     // The score of a query and a key that are within its `sees`, from S, in the units that the softmax is handed. BEGUN:
-    // whether `apply_all` has been there.
+    // whether `apply_all` has been there, which leaves this factor.
     template <bool BEGUN = false>
-    __device__ float of(float s, float scale_log2, const Pair& pair) const {
+    __device__ float of(float s, float factor, const Pair& pair) const {
         if constexpr (!LINEAR) {
-            if (!BEGUN) s *= scale_log2;
+            s *= factor;
             ((s = BEGUN && Parts::TOGETHER ? s : Parts::score(s, pair)), ...);
         }
         if constexpr (PAIRWISE) set_if_equal(s, (Parts::hides(pair) || ...), true, -INF);
@@ -307,8 +337,8 @@ struct Score : Parts... {
     template <class At, int MT, int NT>
     __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at,
                           bool masked) const {
-        constexpr bool TOGETHER = (Parts::TOGETHER || ...);
-        (apply_all<Parts>(rS, scale_log2), ...);
+        float factor = scale_log2;
+        (apply_all<Parts>(rS, sequence, factor, at), ...);
         if constexpr (PAIRWISE || ((!Parts::LINEAR && !Parts::TOGETHER) || ...)) {
 #pragma unroll
             for (int mt = 0; mt < MT; ++mt)
@@ -321,7 +351,7 @@ struct Score : Parts... {
                         for (int i = 0; i < 2; ++i) {
                             float& s = rS[mt][nt][2 * h + i];
                             const int key = max(min(at.key_of(nt, i), sequence.seq_kv - 1), 0);
-                            s = of<TOGETHER>(s, scale_log2, {sequence, at.batch, at.head(mt, h), query, key});
+                            s = of<true>(s, factor, {sequence, at.batch, at.head(mt, h), query, key});
                         }
                 }
         }
@@ -385,9 +415,9 @@ struct Score : Parts... {
     }
 
  private:
-    template <class Part, int MT, int NT>
-    __device__ void apply_all(float (&rS)[MT][NT][4], float scale_log2) const {
-        if constexpr (Part::TOGETHER) Part::apply_all(rS, scale_log2);
+    template <class Part, class At, int MT, int NT>
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
+        if constexpr (Part::TOGETHER) Part::apply_all(rS, sequence, factor, at);
     }
     static __device__ Keys both(const Keys& a, const Keys& b) { return {max(a.first, b.first), min(a.end, b.end)}; }
 };
