@@ -10,13 +10,17 @@ import pytest
 from emulated import Emulator, emulate, needs_compiler
 from played_gpu import Gpu, on_gpu
 from reference import random_inputs
-from test_decode import assert_each_accepted, in_pages, poisoned
+from score_arrays import DECODE_FEATURES, options_of
+from test_decode import assert_each_accepted, firsts_of, in_pages, poisoned
 from test_emulated import emulator  # noqa: F401
 
 import cufa
 from cufa import device
 
 pytestmark = needs_compiler
+
+#: Options that the oracle is to know.
+SCORE = ("scale", "window", "softcap", "alibi_slopes", "sinks")
 
 
 @pytest.fixture(autouse=True)
@@ -48,21 +52,22 @@ def checked(
     b, capacity = len(lengths), max(lengths)
     q, k, v = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=capacity, d=d, dv=dv)
     caches: dict[str, Any] = {"lengths": np.array(lengths, np.int32)}
+    firsts = firsts_of(lengths, sq, options.get("window", (None, None)))
     if page_size:
-        k_cache, caches["block_table"] = in_pages(rng, k, lengths, page_size)
+        k_cache, caches["block_table"] = in_pages(rng, k, lengths, page_size, firsts)
         v_cache = np.full((*k_cache.shape[:3], dv), np.nan, v.dtype)
         for i, length in enumerate(lengths):
-            for n in range(length):
+            for n in range(firsts[i], length):
                 page = caches["block_table"][i, n // page_size]
                 v_cache[page, :, n % page_size] = v[i, :, n]
     else:
-        k_cache, v_cache = poisoned(k, lengths), poisoned(v, lengths)
-    given = {name: on_gpu(x) for name, x in caches.items()}
+        k_cache, v_cache = (poisoned(x, lengths, firsts) for x in (k, v))
+    score = {name: options[name] for name in SCORE if name in options}
+    given = {n: on_gpu(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    given |= {name: on_gpu(x) for name, x in caches.items()}
     arrays = [on_gpu(x) for x in (q, k_cache, v_cache)]
-    options.update(given)
-    out, lse = cufa.decode(*arrays, causal=causal, return_lse=True, **options)
-    scale = options.get("scale")
-    assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=causal, scale=scale)
+    out, lse = cufa.decode(*arrays, causal=causal, return_lse=True, **given)
+    assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=causal, **score)
     return np.asarray(out.get())
 
 
@@ -261,6 +266,30 @@ def test_a_table_on_the_host_with_lengths_on_the_device(
     there = on_gpu(np.array(lengths, np.int32))
     out, lse = cufa.decode(*arrays, lengths=there, block_table=table, return_lse=True)
     assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=True)
+
+
+@pytest.mark.parametrize("stale", [0, 1])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"hq": 8, "hk": 2, "sq": 1},
+        {"hq": 6, "hk": 2, "sq": 3, "page_size": 7},
+        {"hq": 14, "hk": 1, "sq": 2, "page_size": 16, "num_splits": 3},
+        {"hq": 20, "hk": 2, "sq": 5, "dtype": "float16", "page_size": 48},
+        {"hq": 4, "hk": 2, "sq": 2, "dtype": "float32", "page_size": 32},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", DECODE_FEATURES)
+def test_scores(
+    emulated: Emulator, rng: np.random.Generator, name: str, sizes: dict[str, Any], stale: int
+) -> None:
+    """Nothing in front of a window is read, from whatever page: it is NaN, and no page."""
+    emulated.stale = stale
+    for lengths in ([300, 0, 77, 1, 40], [500]):
+        of_arrays = len(lengths), sizes["hq"], sizes["hk"], sizes["sq"], max(lengths)
+        options = options_of(rng, name, of_arrays, DECODE_FEATURES)
+        checked(rng, lengths, **sizes, **options)
 
 
 def test_a_sequence_has_the_same_bits_in_any_batch(emulated: Emulator) -> None:
