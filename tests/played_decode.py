@@ -93,7 +93,12 @@ class DecodeKernel:
                 ]
             else:
                 own = [x[i : i + 1] for x in (k, v)]
-            own = [x[:, :, :length] for x in own]
+            # What no query's window reaches is not read.
+            left = score["window"][0]
+            first = 0 if left is None else int(length) - rows - left
+            own = [x[:, :, :length].copy() for x in own]
+            for x in own:
+                x[:, :, : max(0, first)] = 0
             own_score = {n: x[i : i + 1] if n == "alibi_slopes" else x for n, x in score.items()}
             result, lse = oracle(q[i : i + 1], *own, scale=scale, **own_score)
             out[i] = result[0].astype(dtype)

@@ -234,11 +234,13 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const int* looked_at = reinterpret_cast<const int*>(sSum) + thread * 3;
         lengths.have_come(p, looked_at);
         bool holds = lengths.hold(p, share, reinterpret_cast<int(*)[2]>(sM)) && (!KV::PAGED || looked_at[2] == first_entries);
-        // Where the own length has changed, too, a share of as many tiles is the same, if those on their way are whole.
+        // Where the own length has changed, too, a share of the same tiles is the same, if those on their way are whole.
         const int keys_now = lengths.keys_now(p, share.unit.batch);
         if (share.unit.tiles > 0 && keys_now != share.unit.keys) {
             const int whole = share.unit.zero + min(keys_now, share.unit.keys) / BN;
             holds = holds && share.unit.is_same_with(p, keys_now) && asked - TEAMS < whole;
+            if constexpr (SCORE::LEFT_EDGE)
+                holds = holds && (team - share.unit.zero) * BN >= Unit::first_key_of(p, max(keys_now, share.unit.keys));
             share.unit.keys = of_asked.keys = keys_now;
         }
         if (__all_sync(0xffffffff, holds)) break;
