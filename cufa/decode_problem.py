@@ -114,10 +114,8 @@ class DecodeProblem(NamedTuple):
 
     @property
     def visited(self) -> int:
-        """The most keys that a sequence can have from the first on that one of its queries sees."""
-        if self.left is None:
-            return self.capacity
-        return min(self.capacity, max(1, self.left + self.seq_q))
+        """The most that a sequence has, as of `cufa.Problem`."""
+        return self.of_one(self.capacity).visited
 
     def of_one(self, length: int) -> Problem:
         """Return the problem of `attention` that one sequence of so many keys is."""

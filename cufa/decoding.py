@@ -72,9 +72,9 @@ def decode(
         that is not its own, see `merge`.
     window : tuple of int or None, (left, right)
         Query i sees the keys from i + lengths - sq - left to i + lengths - sq + right only; None is
-        no bound. With `causal`, those that both let it see. Keys in front of the windows of all
-        queries are not read, whatever the capacity is: they take no time, and the block table may
-        say anything of their pages on the device.
+        no bound. With `causal`, those that both let it see. Keys in front of all queries' windows
+        are not read: they take no time, and the block table may say anything of pages that hold no
+        others.
     softcap : float, optional
         c * tanh(score / c) takes the place of the score, as in `attention`.
     alibi_slopes : array, shape (hq,) or (b, hq), float32

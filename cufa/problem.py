@@ -135,6 +135,13 @@ class Problem(NamedTuple):
         return 1 / self.softcap_log2
 
     @property
+    def visited(self) -> int:
+        """How many keys there are from the first on that one of the queries sees."""
+        if self.left is None:
+            return self.seq_kv
+        return min(self.seq_kv, max(1, self.left + self.seq_q))
+
+    @property
     def most_seen(self) -> int | None:
         """The most keys that a query sees, where a window has both ends and leaves some out."""
         ends = [0] if self.causal else []

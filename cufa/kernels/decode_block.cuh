@@ -123,7 +123,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
     auto ask = [&](int slot, bool found_sources = false) {
         const int keys = of_asked.keys - (asked - of_asked.zero) * BN;
-        // What no query's window reaches is not read either: its pages may have been given to others.
+        // Nor is what is in front of all windows: its pages may be others' by now.
         const int before = SCORE::LEFT_EDGE ? of_asked.first_key(p) - (asked - of_asked.zero) * BN : 0;
         auto load = [&](auto tile, uint32_t dst, const Tensor& t, const T* src, int cols) {
             using Tile = decltype(tile);
@@ -205,8 +205,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     auto first_pieces = share.pieces(p, share.unit, block);
     for (bool begun = false;; begun = true) {
         Lengths<DecodeArguments<SCORE, KV>, BN, TEAMS, WARPS> lengths(p);
-        // Where a block has a whole unit, its pages are looked up beside its length, if that does not say where they begin.
-        const int* known = !SCORE::LEFT_EDGE && p.parts.divisor == 1 ? find_entries(min(p.units.quotient(block), p.batch - 1), team) : nullptr;
+        // Where a block has a whole unit, its pages are looked up beside its length, unless that says where they begin.
+        const bool whole_unit = !SCORE::LEFT_EDGE && p.parts.divisor == 1;
+        const int* known = whole_unit ? find_entries(min(p.units.quotient(block), p.batch - 1), team) : nullptr;
         const int known_entry = look_up(known);
         share.find(p, block, keys_of_length(p, lengths.length), begun), ask_from(team, share.unit, known, known_entry);
         // All warps or none: what follows has barriers, and each may have read another length.
@@ -254,7 +255,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     // O = O / l of two columns of a row, and once a row's log-sum-exp
     auto write = [&](const UnitRows& tile, int row, int col, T* of_row, float2 o, float m, float l) {
         if (!FP32) l = Softmax::beyond(m, l);
-        float lse = -INF;
+        float lse = -INF;  // with the sink, which joins once
         if constexpr (SCORE::SINKS) lse = Softmax::log_sum_exp(m * m_to_log2, l), score.add_sink(l, lse, tile.head(p, row));
         const float inverse = reciprocal_approx(l);
         auto divided = [&](float x) { return narrow<T>(l == 0.f ? 0.f : FP32 ? x / l : x * inverse); };

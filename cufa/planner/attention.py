@@ -110,10 +110,9 @@ class Planner:
         if isinstance(one, Plan):
             found = tiled.plan(problem, self._device, one.variant)
         else:
-            as_decode = of_attention(problem)
-            parts = min(one.parts, -(-as_decode.visited // _LEAST_KEYS))
+            parts = min(one.parts, -(-problem.visited // _LEAST_KEYS))
             try:
-                found = decode.plan(as_decode, self._device, parts, one.variant)
+                found = decode.plan(of_attention(problem), self._device, parts, one.variant)
             except ValueError as error:  # of more tiles than there are numbers
                 raise ValueError(
                     f"k: {error}; without batch_invariant another kernel runs"
@@ -164,8 +163,8 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
 
 
 def _keys(problem: Problem) -> int:
-    """Return how many keys queries visit: from the first that one sees on, up to the next step."""
-    return -(-of_attention(problem).visited // KEY_STEP) * KEY_STEP
+    """Return the keys that are visited, up to the next step."""
+    return -(-problem.visited // KEY_STEP) * KEY_STEP
 
 
 def _read_us(problem: Problem, device: Device) -> float:

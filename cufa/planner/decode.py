@@ -259,9 +259,9 @@ def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) 
     units = problem.batch * problem.heads_kv * row_tiles
     whole = _in_waves(units, device.sm_count) or 0.95 < units / device.sm_count <= 1
     dims = _padded(problem.head_dim), _padded(problem.head_dim_v)
-    # Of sixteen warps, what each score is computed by would spill in the loop.
-    scaled = not problem.softcap and "Alibi" not in problem.reads
-    known = dims in _WHOLE_DIMS and num_splits is None and scaled
+    # With these, sixteen warps spill twice as much.
+    costly = problem.softcap or "Alibi" in problem.reads
+    known = dims in _WHOLE_DIMS and num_splits is None and not costly
     return _WGMMA_WHOLE_RINGS if whole and known else _WGMMA_RINGS
 
 
