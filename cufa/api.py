@@ -131,11 +131,11 @@ def attention(
     The method is FlashAttention-2 (Dao 2023, algorithm 1); for 16-bit arrays on Hopper it is
     FlashAttention-3 (Shah et al. 2024, algorithm 2). "fa1_fp32" is FlashAttention-1 (Dao et al.
     2022, algorithm 1). Few queries beside many keys run as those of `cufa.decode` where that is
-    faster, unless a kernel is forced, a window hides some keys, or there is a softcap, a mask
-    aligned top-left, a dropout or another array; in a capture into a CUDA graph only if an
-    earlier call like it has set memory aside, and eight captures since have not used it up. With
-    `batch_invariant` it is an error if not, since another kernel would give other bits: 64 MiB are
-    set aside at most, for as many captures as that is enough for.
+    faster, unless a kernel is forced, or there is a bias, a mask, a causal mask aligned top-left,
+    lengths or a dropout; in a capture into a CUDA graph only if an earlier call like it has set
+    memory aside, and eight captures since have not used it up. With `batch_invariant` it is an
+    error if not, since another kernel would give other bits: 64 MiB are set aside at most, for as
+    many captures as that is enough for.
 
     On the GPU, an infinity or NaN in v may also reach rows that do not see its key, if one of the
     rows that are multiplied together sees a key of its tile: 16 rows in "fa2_mma", 64 in

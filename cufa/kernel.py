@@ -249,12 +249,18 @@ def _decode_complaint(v: Variant, device: Device) -> str | None:
     return None
 
 
+DECODE_SCORE = (
+    *("Softcap", "FineSoftcap", "ExactSoftcap", "Alibi"),
+    *("Causal", "WindowLeft", "WindowRight", "Sinks"),
+)
+"""The parts of a score that `decode` takes."""
+
 _decode_kernel = functools.partial(
     Kernel,
     smem_bytes=_decode_smem_bytes,
     complaint=_decode_complaint,
     packs_heads=True,
-    scores=("Causal",),
+    scores=DECODE_SCORE,
     kvs=("Contiguous", "Paged", "PagedSixteens", "PagedTiles"),
     head_dim_step=32,
     decodes=True,

@@ -147,14 +147,6 @@ class Problem(NamedTuple):
         return self.left is not None or self.right is not None
 
     @property
-    def is_as_plain(self) -> bool:
-        """Whether it is plain but for a window that hides none of its keys."""
-        left = self.left is None or self.left >= self.seq_kv - 1
-        right = self.right is None or self.right >= self.seq_q - 1
-        others = self.top_left or self.softcap or self.reads or self.dropout_p
-        return left and right and not others and self.kv == "Dense"
-
-    @property
     def window_left(self) -> int:
         """`left` as the kernels have it."""
         return 0 if self.left is None else self.left
@@ -183,6 +175,13 @@ class Problem(NamedTuple):
     def softcap_inverse(self) -> float:
         """Its reciprocal."""
         return 1 / self.softcap_log2
+
+    @property
+    def visited(self) -> int:
+        """How many keys there are from the first on that one of the queries sees."""
+        if self.left is None:
+            return self.seq_kv
+        return min(self.seq_kv, max(1, self.left + self.seq_q))
 
     @property
     def most_seen(self) -> int | None:
@@ -431,6 +430,22 @@ def restore_shape(
     return ((b, h, s, d) if layout == "bhsd" else (b, s, h, d)), (b, h, s)
 
 
+def right_edge(
+    bottom_right: bool, right: int | None, top_left: bool = False
+) -> tuple[bool, int | None]:
+    """Return what a mask aligned bottom-right and a window's right bound are together: one of both.
+
+    Beside a mask aligned top-left, a window stays one.
+    """
+    if bottom_right and right is not None and right >= 0:
+        return True, None
+    if right is not None and right < 0:
+        return False, right
+    if right == 0 and not top_left:
+        return True, None
+    return bottom_right, right
+
+
 def _check_ranks(q: Array, k: Array, v: Array) -> None:
     if q.ndim not in (2, 3, 4):
         raise ValueError(
@@ -482,12 +497,7 @@ def _problem(
             )
     bottom_right, top_left = check_causal(score.causal)
     left, right = check_window(score.window, bottom_right)
-    if bottom_right and right is not None and right >= 0:
-        right = None  # nothing that the causal mask has not hidden
-    elif right is not None and right < 0:
-        bottom_right = False
-    elif right == 0 and not top_left:
-        bottom_right, right = True, None
+    bottom_right, right = right_edge(bottom_right, right, top_left)
     return Problem(
         dtype,
         batch,

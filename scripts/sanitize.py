@@ -78,7 +78,30 @@ def decode() -> Iterator[cupy.ndarray]:
         options = {"lengths": lengths, "block_table": table, "num_splits": splits}
         for causal in (False, True)[: 1 + (sq > 1)]:
             yield cufa.decode(q, k, v, causal=causal, return_lse=True, **options)
+    yield from _scores()
     yield from _out_of_range()
+
+
+def _scores() -> Iterator[cupy.ndarray]:
+    """Decode with windows, softcap, slopes and sinks, for each kernel and each way of paging."""
+    batch, capacity = len(_LENGTHS), max(_LENGTHS) + 2
+    lengths = cupy.asarray(np.array(_LENGTHS, np.int32))
+    grid = itertools.product(_DTYPES, ((8, 2, 1), (8, 2, 6), (14, 1, 3)), _PAGE_SIZES, (None, 3))
+    for dtype, (hq, hk, sq), page_size, splits in grid:
+        pages, keys, table = batch, capacity, None
+        if page_size:
+            table = _table(page_size, capacity)
+            pages, keys = table.size, page_size
+        q = _random(dtype, batch, hq, sq, 64)
+        k, v = (_random(dtype, pages, hk, keys, 64) for _ in range(2))
+        options = {"lengths": lengths, "block_table": table, "num_splits": splits}
+        slopes, sinks = _random("float32", batch, hq), _random("float32", 1, hq)[0]
+        for score in (
+            {"window": (40, None)},
+            {"window": (-3, 20), "causal": False},
+            {"alibi_slopes": slopes, "sinks": sinks, "softcap": 5.0, "window": (70, 0)},
+        ):
+            yield cufa.decode(q, k, v, return_lse=True, **options, **score)
 
 
 def _table(page_size: int, capacity: int) -> cupy.ndarray:

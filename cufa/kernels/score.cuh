@@ -280,8 +280,11 @@ struct At {
 struct GroupedAt {
     int lane, row, key;
     const Divisor& group;
+    int batch, first_head;
 
-    __device__ int query(int mt, int h) const { return group.quotient(row + lane / 4 + mt * 16 + h * 8); }
+    __device__ int query(int mt, int h) const { return group.quotient(row_of(mt, h)); }
+    __device__ int head(int mt, int h) const { return first_head + group.remainder(row_of(mt, h)); }
+    __device__ int row_of(int mt, int h) const { return row + lane / 4 + mt * 16 + h * 8; }
     __device__ int key_of(int nt, int i) const { return key + lane % 4 * 2 + nt * 8 + i; }
 };
 

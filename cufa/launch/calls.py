@@ -104,7 +104,7 @@ def again(
         if other.needs_memory:
             arrays = dict(zip(kind.names, (q, k, v, out), strict=True))
             raise _cannot_be_captured(other, arrays, kind.problem.scale) from None
-        other.launch(q_at, k_at, v_at, out.data.ptr, lse_at)
+        other.launch(q_at, k_at, v_at, out.data.ptr, lse_at, addresses)
     return (out, lse) if return_lse else out
 
 

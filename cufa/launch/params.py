@@ -51,23 +51,30 @@ FourInts = tuple[Ints, ...]
 Number = tuple[str, int, np.dtype]
 
 
-def dtype_of(variant: Variant) -> np.dtype:
+def dtype_of(variant: Variant, params: np.dtype = PARAMS, kv: np.dtype | None = None) -> np.dtype:
     """Return the layout of a variant's parameter.
 
     It has the fields `maps`, if the kernel uses TMA (``TmaArguments`` of ``tile_sm90.cuh``),
     `params`, one of each part of the score that has parameters, and one of the way of finding K
-    and V, if that has any (``Arguments`` of ``score.cuh``).
+    and V, if that has any (``Arguments`` of ``score.cuh``): of `cufa.kernel.LENGTHS`, or `kv`.
+
+    Parameters
+    ----------
+    variant : Variant
+    params, kv : dtype
     """
-    names, formats, offsets, end, alignment = [], [], [], 0, PARAMS.alignment
+    names, formats, offsets, end, alignment = [], [], [], 0, params.alignment
     if KERNELS[variant.kernel].tma:
         names, formats, offsets = ["maps"], [MAPS], [0]
         end, alignment = MAPS.itemsize, _MAPS_ALIGNMENT
-    for name, kind in (("params", PARAMS), *_parts(variant)):
+    of_kv = () if kv is None else (("kv", kv),)
+    for name, kind in (("params", params), *_parts(variant), *of_kv):
         names.append(name)
         formats.append(kind)
         offsets.append(_rounded(end, kind.alignment))
-        # Of a base class in C++, the next one takes the padding at the end.
-        end = offsets[-1] + max(at + number.itemsize for _, at, number in numbers_of(kind))
+        # Of a base class in C++ that has one itself, the next one takes the padding at the end.
+        last = max(at + number.itemsize for _, at, number in numbers_of(kind))
+        end = offsets[-1] + (kind.itemsize if name == "params" else last)
     return np.dtype(
         {
             "names": names,
@@ -99,6 +106,59 @@ def numbers_of(dtype: np.dtype, prefix: str = "", at: int = 0) -> Iterator[Numbe
             yield prefix + name, at + offset, inner
 
 
+class ScoreLayout:
+    """Where the numbers of a score's parts, and of lengths, are in the parameter of a variant.
+
+    Parameters
+    ----------
+    variant : Variant
+    dtype : dtype
+        Of the parameter.
+
+    Attributes
+    ----------
+    places : tuple of (int, int)
+        Where the addresses of arrays beside q, k and v are, in 64-bit words, and which of them goes
+        there: first come `cufa.score.ARRAYS`, then those of lengths; the last one is the seed.
+    """
+
+    def __init__(self, variant: Variant, dtype: np.dtype) -> None:
+        offsets = {name: offset for name, offset, _ in numbers_of(dtype)}
+        parts = [PARTS[name] for name in variant.score]
+        self._reads = [part for part in parts if part.axes]
+        lengths = LENGTHS.get(variant.kv, ())
+        self._lengths = [number.name for number in lengths if number.dtype == "u8"]
+        beside = (*(number for part in parts for number in part.numbers), *lengths)
+        self._names = tuple(number.name for number in beside)
+        places = [
+            (offsets[f"{part.name}.{part.argument}_data"] // 8, ARRAYS.index(part.argument))
+            for part in self._reads
+        ]
+        for i, name in enumerate(self._lengths):
+            places.append((offsets[f"{variant.kv}.{name}"] // 8, len(ARRAYS) + i))
+        if "Dropout" in variant.score:
+            places.append((offsets[f"Dropout.{SEED}"] // 8, -1))
+        self.places = tuple(places)
+
+    def values(self, problem: Problem, beside: tuple[Ints, ...]) -> list[float]:
+        """Return the numbers, in order; addresses are 0.
+
+        Parameters
+        ----------
+        problem : Problem
+        beside : tuple of tuple of int
+            Strides of the arrays that parts read, in elements.
+        """
+        if not self._names:
+            return []
+        arrays = dict.fromkeys([*self._lengths, SEED], 0)
+        for part, steps in zip(self._reads, beside, strict=True):
+            addresses_and_steps = (0, *steps)
+            names = [number.name for number in part.numbers[-len(addresses_and_steps) :]]
+            arrays |= dict(zip(names, addresses_and_steps, strict=True))
+        return [arrays[name] if name in arrays else getattr(problem, name) for name in self._names]
+
+
 class Layout:
     """Where what differs from call to call is in the parameter of a variant.
 
@@ -115,12 +175,8 @@ class Layout:
         Of the addresses of Q, K, V, O, O once more, the LSE and the counter of tiles; in 64-bit
         words. TMA needs those of Q, K and V in its maps only, and that of O in both; without it,
         the two are one.
-    reads : tuple of str
-        The parts of the score that read arrays.
     places_beside : tuple of (int, int)
-        Where the addresses of arrays beside q, k and v are, in 64-bit words, and which of them goes
-        there: first come `cufa.score.ARRAYS`, then those of lengths; the last one is the seed. Or
-        that of the workspace, and 0.
+        As `ScoreLayout.places`; or that of the workspace, and 0.
     """
 
     def __init__(self, variant: Variant) -> None:
@@ -137,22 +193,8 @@ class Layout:
         self._seq_kv = numbers["params.seq_kv"][0]
         self._itemsize = ELEMENT_BYTES[variant.dtype]
         self._numbers = packed(numbers.values(), self._start)
-        parts = [PARTS[name] for name in variant.score]
-        lengths = LENGTHS.get(variant.kv, ())
-        beside = (*(p for part in parts for p in part.numbers), *lengths)
-        self._beside = tuple(p.name for p in beside)
-        self.reads = tuple(part.name for part in parts if part.axes)
-        self.places_beside = tuple(
-            (numbers[f"{part.name}.{part.argument}_data"][0] // 8, ARRAYS.index(part.argument))
-            for part in parts
-            if part.axes
-        )
-        self.places_beside += tuple(
-            (numbers[f"{variant.kv}.{p.name}"][0] // 8, len(ARRAYS) + i)
-            for i, p in enumerate(p for p in lengths if p.dtype == "u8")
-        )
-        if "Dropout" in variant.score:
-            self.places_beside += ((numbers[f"Dropout.{SEED}"][0] // 8, -1),)
+        self._score = ScoreLayout(variant, dtype)
+        self.places_beside = self._score.places
         if KERNELS[variant.kernel].workspace:
             self.places_beside = ((numbers["params.workspace"][0] // 8, 0),)
 
@@ -184,7 +226,6 @@ class Layout:
         o_batch, o_head, o_seq, _ = of_out
         _, batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, _, scale, *_ = problem
         size, pack = self._itemsize, plan.pack  # to the kernel, heads whose rows are packed are one
-        others = self._values(problem, beside) if self._beside else ()
         self._numbers.pack_into(
             into,
             self._start,
@@ -219,17 +260,8 @@ class Layout:
             plan.section_heads,
             plan.late_rows,
             pack.bit_length() - 1,  # a power of two
-            *others,
+            *self._score.values(problem, beside),
         )
-
-    def _values(self, problem: Problem, beside: tuple[Ints, ...]) -> list[float]:
-        """Return the numbers that follow ``Params``; addresses are 0."""
-        arrays = {p.name: 0 for p in LENGTHS.get(problem.kv, ()) if p.dtype == "u8"} | {SEED: 0}
-        for name, steps in zip(self.reads, beside, strict=True):
-            addresses_and_steps = (0, *steps)
-            names = [number.name for number in PARTS[name].numbers[-len(addresses_and_steps) :]]
-            arrays |= dict(zip(names, addresses_and_steps, strict=True))
-        return [arrays[name] if name in arrays else getattr(problem, name) for name in self._beside]
 
     def set_keys(self, into: memoryview, seq_kv: int) -> None:
         """Write another number of keys where `fill` has written one."""
