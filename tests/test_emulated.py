@@ -124,6 +124,24 @@ def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
         assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
 
 
+@pytest.mark.parametrize("form", [FP32, FP32_HALVES, MMA, MMA_ONE_STAGE])
+@pytest.mark.parametrize("name", ["alibi", "sinks and window", "bias", "mask", "all"])
+def test_arrays_beside_no_keys(rng: np.random.Generator, form: str, name: str) -> None:
+    """There is nothing to read."""
+    sizes = b, hq, hk, sq, sk = (2, 2, 1, 70, 0)
+    variant = Variant.parse(form.format(score=""))
+    arrays = random_inputs(
+        rng, variant.dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=variant.head_dim, dv=24
+    )
+    options = options_of(rng, name, sizes)
+    given = [on_gpu(x) for x in arrays]
+    there: dict[str, Any] = {k: on_gpu(x) if hasattr(x, "dtype") else x for k, x in options.items()}
+    plan: Any = cufa.explain(*given, **there)
+    chosen = variant._replace(score=plan.variant.score)
+    out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **there)
+    assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
+
+
 @variants
 def test_head_dims_that_are_padded(rng: np.random.Generator, form: str) -> None:
     variant = variant_of(form, True)
