@@ -27,7 +27,8 @@ from cufa.checks import (
     check_softcap,
     check_window,
 )
-from cufa.score import PARTS, SOFTCAPS
+from cufa.expression.own import NOTHING, Own
+from cufa.score import PARTS, SOFTCAPS, Part, part_named
 
 if TYPE_CHECKING:
     from cufa.decode_problem import DecodeProblem
@@ -62,7 +63,8 @@ class Problem(NamedTuple):
     softcap : float
         c of c * tanh(score / c), which takes the place of a score; 0 for none.
     reads : tuple of str
-        The parts of the score that read arrays beside q, k and v.
+        The parts of the score that read arrays beside q, k and v, and those that were made of the
+        caller's own expressions.
     """
 
     dtype: str
@@ -102,7 +104,8 @@ class Problem(NamedTuple):
             "WindowRight": self.right is not None,
         }
         found |= dict.fromkeys(self.reads, True)
-        return tuple(name for name in PARTS if found.get(name))
+        own = (name for name in self.reads if name not in PARTS)
+        return (*(name for name in PARTS if found.get(name)), *own)
 
     @property
     def is_plain(self) -> bool:
@@ -255,13 +258,19 @@ def checked(problem: Problem) -> Problem:
         scale=p.scale,
         window=(p.left, p.right),
         softcap=p.softcap or None,
-    )._replace(reads=tuple(name for name in p.reads if PARTS[name].axes))
+    )._replace(reads=tuple(name for name in p.reads if _is_beside(part_named(name))))
+
+
+def _is_beside(part: Part) -> bool:
+    """Whether `Problem.reads` may hold a part."""
+    return bool(part.axes or part.source)
 
 
 def refuse_scores(problem: Problem) -> Problem:
     """Return a problem that can be explored and tuned: plain; ValueError for others."""
     if not problem.is_plain:
-        which = dict.fromkeys(PARTS[name].argument for name in problem.score if name != "Causal")
+        parts = [part_named(name) for name in problem.score if name != "Causal"]
+        which = dict.fromkeys(part.argument for part in parts)
         raise ValueError(f"{', '.join(which)}: no such scores can be explored or tuned")
     return problem
 
@@ -279,6 +288,7 @@ def parse(
     window: tuple[int | None, int | None] = NO_WINDOW,
     softcap: float | None = None,
     beside: Mapping[str, Array | None] = NO_ARRAYS,
+    own: Own = NOTHING,
 ) -> tuple[Problem, Operands]:
     """Check the arguments of a call and bring the arrays to 4-D. Nothing is written or copied.
 
@@ -300,6 +310,8 @@ def parse(
         What `array_module` returned for these arrays.
     beside : mapping
         Arguments of `attention` that are other arrays, or None.
+    own : Own
+        What was made of its `score_mod` and `mask_mod`.
 
     Returns
     -------
@@ -333,11 +345,12 @@ def parse(
         score=_Score(causal, scale, window, softcap),
         shown=(q.shape, k.shape, v.shape),
     )
-    if beside:
-        reads, views = parse_beside(beside, q.ndim, problem.sizes, xp)
+    if beside or own.parts:
+        reads, views = parse_beside(beside, own, q.ndim, problem.sizes, xp)
         problem = problem._replace(reads=reads)
         operands = operands._replace(beside=views)
         inputs |= {name: array for name, array in beside.items() if array is not None}
+        inputs |= dict(zip(own.names, own.arrays, strict=True))
     if out is not None:
         check_out(out, restore_shape(problem, q.ndim, layout)[0], inputs)
         operands = operands._replace(out=as_bhsd(out, layout))

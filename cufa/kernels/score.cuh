@@ -33,6 +33,9 @@ struct Part {
     static constexpr bool LINEAR = true;
     // Whether each pair must be asked for.
     static constexpr bool PAIRWISE = false;
+    // Whether the scores of a key follow each other, and not those of a query: what is the same for all queries is then not
+    // kept in registers.
+    static constexpr bool BY_KEY = false;
     // Whether a head has a logit beside those of its keys.
     static constexpr bool SINKS = false;
     // Whether `sees` leaves out keys before the first, or after the last, that a query sees.
@@ -195,7 +198,7 @@ struct KeyTiles {
 template <class... Parts>
 struct Score : Parts... {
     static constexpr bool LINEAR = (Parts::LINEAR && ...), PAIRWISE = (Parts::PAIRWISE || ...);
-    static constexpr bool SINKS = (Parts::SINKS || ...);
+    static constexpr bool BY_KEY = (Parts::BY_KEY || ...), SINKS = (Parts::SINKS || ...);
     // Whether tiles that all rows see take a step, too.
     static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE;
     static constexpr bool LEFT_EDGE = (Parts::LEFT_EDGE || ...), RIGHT_EDGE = (Parts::RIGHT_EDGE || ...);
@@ -235,7 +238,22 @@ struct Score : Parts... {
     template <class At, int MT, int NT>
     __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at,
                           bool masked) const {
-        if constexpr (EVERYWHERE) {
+        if constexpr (EVERYWHERE && BY_KEY) {
+#pragma unroll
+            for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int key = min(at.key_of(nt, i), sequence.seq_kv - 1);
+#pragma unroll
+                    for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+                        for (int h = 0; h < 2; ++h) {
+                            float& s = rS[mt][nt][2 * h + i];
+                            const int query = min(at.query(mt, h), sequence.seq_q - 1);
+                            s = of(s, scale_log2, {sequence, at.batch, at.head(mt, h), query, key});
+                        }
+                }
+        } else if constexpr (EVERYWHERE) {
 #pragma unroll
             for (int mt = 0; mt < MT; ++mt)
 #pragma unroll

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ from cufa.kernel import ELEMENT_BYTES, KERNELS
 from cufa.launch import tensor_map
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
-from cufa.score import ARRAYS, PARTS
+from cufa.score import ARRAYS, part_named
 from cufa.variant import Variant
 
 TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
@@ -80,8 +81,9 @@ def dtype_of(variant: Variant) -> np.dtype:
 
 def _parts(variant: Variant) -> Iterator[tuple[str, np.dtype]]:
     for name in variant.score:
-        if PARTS[name].numbers:
-            yield name, np.dtype(list(PARTS[name].numbers), align=True)
+        numbers = part_named(name).numbers
+        if numbers:
+            yield name, np.dtype(list(numbers), align=True)
 
 
 def _rounded(size: int, step: int) -> int:
@@ -114,10 +116,10 @@ class Layout:
         words. TMA needs those of Q, K and V in its maps only, and that of O in both; without it,
         the two are one.
     reads : tuple of str
-        The parts of the score that read arrays.
+        The parts of the score that read arrays, and those that are a caller's own.
     places_beside : tuple of (int, int)
-        Where the addresses of these are, in 64-bit words, and which of `cufa.score.ARRAYS` goes
-        there; or that of the workspace, and 0.
+        Where the addresses of these are, in 64-bit words, and which array goes there, of
+        `cufa.score.ARRAYS` and then the own ones; or that of the workspace, and 0.
     """
 
     def __init__(self, variant: Variant) -> None:
@@ -134,13 +136,17 @@ class Layout:
         self._seq_kv = numbers["params.seq_kv"][0]
         self._itemsize = ELEMENT_BYTES[variant.dtype]
         self._numbers = packed(numbers.values(), self._start)
-        parts = [PARTS[name] for name in variant.score]
+        parts = [part_named(name) for name in variant.score]
         self._of_score = tuple(p.name for part in parts for p in part.numbers)
-        self.reads = tuple(part.name for part in parts if part.axes)
+        self.reads = tuple(part.name for part in parts if part.axes or part.source)
+        own = itertools.count(len(ARRAYS))
         self.places_beside = tuple(
-            (numbers[f"{part.name}.{part.argument}_data"][0] // 8, ARRAYS.index(part.argument))
+            (
+                numbers[f"{part.name}.{address}"][0] // 8,
+                ARRAYS.index(part.argument) if part.axes else next(own),
+            )
             for part in parts
-            if part.axes
+            for address in part.addresses
         )
         if KERNELS[variant.kernel].workspace:
             self.places_beside = ((numbers["params.workspace"][0] // 8, 0),)
@@ -164,7 +170,7 @@ class Layout:
         strides : tuple of tuple of int
             Of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
         beside : tuple of tuple of int
-            Of the arrays that parts of the score read, in elements.
+            For each of `reads`, what `cufa.beside.placed` says of its arrays.
         """
         of_q, of_k, of_v, of_out = strides
         q_batch, q_head, q_seq, _ = of_q
@@ -212,12 +218,11 @@ class Layout:
         )
 
     def _values(self, problem: Problem, beside: tuple[Ints, ...]) -> list[float]:
-        """Return the numbers of the score's parts; addresses are 0."""
+        """Return the numbers of the score's parts."""
         arrays: dict[str, int] = {}
-        for name, steps in zip(self.reads, beside, strict=True):
-            addresses_and_steps = (0, *steps)
-            names = [number.name for number in PARTS[name].numbers[-len(addresses_and_steps) :]]
-            arrays |= dict(zip(names, addresses_and_steps, strict=True))
+        for name, values in zip(self.reads, beside, strict=True):
+            names = [number.name for number in part_named(name).numbers[-len(values) :]]
+            arrays |= dict(zip(names, values, strict=True))
         return [
             arrays[name] if name in arrays else getattr(problem, name) for name in self._of_score
         ]
