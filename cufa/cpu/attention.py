@@ -15,6 +15,7 @@ import numpy as np
 
 from cufa.arrays import Operands
 from cufa.cpu.kv import KV, Dense
+from cufa.cpu.own import Own
 from cufa.cpu.score import Score
 from cufa.problem import Problem
 
@@ -30,6 +31,8 @@ STEP_ELEMENTS = 1 << 18
 
 #: In place of a scale of 0, as on the GPU: 0 times the -inf of a hidden key would be NaN.
 _TINY = float(np.finfo(np.float32).tiny)
+
+_NOTHING = Own()
 
 
 class Plan(NamedTuple):
@@ -80,7 +83,9 @@ def plan(problem: Problem) -> Plan:
     return Plan(batch, heads_kv, problem.group, rows, keys)
 
 
-def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
+def attention(
+    problem: Problem, operands: Operands, own: Own = _NOTHING
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute softmax(scale * Q K^T) V in tiles, accumulating in float32.
 
     Parameters
@@ -89,6 +94,8 @@ def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndar
     operands : Operands
         Views as `problem.parse` returns them: q (b, hq, sq, d), k (b, hk, sk, d),
         v (b, hk, sk, dv), and out (b, hq, sq, dv) or None. Any strides.
+    own : Own
+        The caller's functions.
 
     Returns
     -------
@@ -126,6 +133,7 @@ def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndar
                         out[batch, heads, rows],
                         lse[batch, heads, rows],
                         beside and of_heads(beside, batch, heads),
+                        own.of(batch, heads),
                     )
     return out, lse
 
@@ -152,6 +160,7 @@ def query_tile(
     out: np.ndarray,
     lse: np.ndarray,
     beside: Mapping[str, np.ndarray] = MappingProxyType({}),
+    own: Own = _NOTHING,
 ) -> None:
     """Attend from one tile of queries, positions `rows` of several heads, to all keys they see.
 
@@ -168,6 +177,8 @@ def query_tile(
         Where the result goes.
     beside : mapping
         Arrays of these sequences and heads that parts of the score read, by argument.
+    own : Own
+        The caller's functions, of these sequences and heads.
     """
     # The heads of a group lie below each other, so that they share one product with K.
     batch, heads_q = q.shape[:2]
@@ -182,7 +193,7 @@ def query_tile(
     ones = np.ones((KEYS, 1), np.float32)
 
     first, end = problem.sees(rows)
-    score = Score(problem, rows, stacked, beside)
+    score = Score(problem, rows, stacked, beside, own)
     factor, scale = scale, np.float32(1) if score.is_more_than_scaled else scale
     for keys in spans(int(first.min()), int(end.max()), KEYS):
         tK, tV = kv.tiles(keys)
