@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
 from cufa.checks import NO_WINDOW, check_flag, check_seed, refuse_kernel
 from cufa.cpu import attention as cpu
+from cufa.cpu import own as cpu_own
 from cufa.cpu.lengths import attention_padded
+from cufa.expression.own import NOTHING, own
 from cufa.launch import calls
 from cufa.launch.decode_kind import on_device
 from cufa.launch.kind import Kind
@@ -35,6 +38,8 @@ def attention(
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
+    score_mod: Callable[..., Any] | str | None = None,
+    mask_mod: Callable[..., Any] | str | None = None,
     lengths_k: Array | None = None,
     dropout_p: float = 0.0,
     seed: int = 0,
@@ -80,6 +85,13 @@ def attention(
         `numpy.packbits` packs the last axis, which then is not broadcast.
     sinks : array, shape (hq,), float32
         A logit of each head that takes part in the softmax and has no value (gpt-oss).
+    score_mod : function or str, optional
+        (score, b, h, q_idx, kv_idx) -> score, with FlexAttention's signature: called with the score
+        after the scale, the softcap, ALiBi and the bias. Written with operators, NumPy's functions
+        and elements of arrays to which names of the function refer; see the notes.
+    mask_mod : function or str, optional
+        (b, h, q_idx, kv_idx) -> bool, likewise: True where a query sees a key, unless another mask
+        hides it.
     lengths_k : array, shape (b,), int32
         How many keys each sequence has, 0 to sk: those behind them are no keys, and masks are
         aligned to the last one that there is. On the device, where nothing is read back, or
@@ -117,7 +129,7 @@ def attention(
     ------
     TypeError
         Unsupported or mixed dtypes, objects that are no arrays, NumPy mixed with CuPy, arguments
-        of the wrong type.
+        of the wrong type, functions that cannot be traced.
     ValueError
         Shapes, layout, scale, devices or `out` that do not fit; a window in which no key can be, a
         softcap outside 1e-6 to 1e4; a kernel that cannot take the call.
@@ -132,10 +144,10 @@ def attention(
     FlashAttention-3 (Shah et al. 2024, algorithm 2). "fa1_fp32" is FlashAttention-1 (Dao et al.
     2022, algorithm 1). Few queries beside many keys run as those of `cufa.decode` where that is
     faster, unless a kernel is forced, or there is a bias, a mask, a causal mask aligned top-left,
-    lengths or a dropout; in a capture into a CUDA graph only if an earlier call like it has set
-    memory aside, and eight captures since have not used it up. With `batch_invariant` it is an
-    error if not, since another kernel would give other bits: 64 MiB are set aside at most, for as
-    many captures as that is enough for.
+    a function of the caller's own, lengths or a dropout; in a capture into a CUDA graph only if an
+    earlier call like it has set memory aside, and eight captures since have not used it up. With
+    `batch_invariant` it is an error if not, since another kernel would give other bits: 64 MiB are
+    set aside at most, for as many captures as that is enough for.
 
     On the GPU, an infinity or NaN in v may also reach rows that do not see its key, if one of the
     rows that are multiplied together sees a key of its tile: 16 rows in "fa2_mma", 64 in
@@ -144,14 +156,25 @@ def attention(
 
     In 16-bit types on the GPU, rows whose scores exceed 1.8e8 in magnitude are NaN: float32 cannot
     tell such scores apart.
+
+    `score_mod` and `mask_mod` are called with NumPy arrays that broadcast, on the CPU. On the GPU
+    they are traced once and compiled into the kernel. Arrays are read where they are, with an index
+    for each axis: they may change their values, lengths and places without another kernel; numbers
+    to which names refer are constants of it. Integers have 32 bits there, or the 64 of an array's
+    elements, and floats have 32; of an index that an array does not have, the nearest is read. What
+    depends on a value, such as `if`, `min` or `and`, cannot be traced: `numpy.where`,
+    `numpy.minimum` and `&` can. A string instead of a function is C++ for the GPU: an expression,
+    or a body that returns it, of `score`, `b`, `h`, `q_idx` and `kv_idx`.
     """
     beside: tuple[Array | None, ...] = ()
     dtypes: tuple[Any, ...] = ()
-    if dropout_p or not (alibi_slopes is bias is mask is sinks is lengths_k is None):
-        beside = alibi_slopes, bias, mask, sinks
-        if lengths_k is not None:
-            beside = *beside, lengths_k
-        dtypes = tuple(getattr(array, "dtype", None) for array in beside)
+    mods = NOTHING
+    if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
+        mods = own(score_mod, mask_mod)
+    if dropout_p or mods.parts or not (alibi_slopes is bias is mask is sinks is lengths_k is None):
+        lengths = () if lengths_k is None else (lengths_k,)
+        beside = alibi_slopes, bias, mask, sinks, *lengths, *mods.arrays
+        dtypes = mods.parts, len(lengths), *(getattr(array, "dtype", None) for array in beside)
         if dropout_p:
             beside = *beside, seed
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
@@ -178,19 +201,20 @@ def attention(
         out=out,
         xp=xp,
         beside=dict(zip(ARRAYS, beside, strict=False)) if beside else NO_ARRAYS,
+        own=mods,
         lengths_k=lengths_k,
         dropout_p=dropout_p,
     )
     seed = check_seed(seed)
     operands = operands._replace(seed=seed)
     if xp is np:
-        refuse_kernel(kernel)
-        return _on_cpu(problem, operands, q, out, layout, return_lse, lengths_k)
-    beside = beside[: len(ARRAYS)]
+        functions = _on_numpy(score_mod, mask_mod, kernel)
+        return _on_cpu(problem, operands, functions, q, out, layout, return_lse, lengths_k)
     if lengths_k is not None:
-        beside = *beside, on_device("lengths_k", lengths_k)
+        at = len(ARRAYS)
+        beside = *beside[:at], on_device("lengths_k", lengths_k), *beside[at + 1 :]
     if problem.dropout_p:
-        beside = *beside, seed
+        beside = *beside[:-1], seed
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, user_table(device), batch_invariant)
@@ -210,6 +234,8 @@ def explain(
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
+    score_mod: Callable[..., Any] | str | None = None,
+    mask_mod: Callable[..., Any] | str | None = None,
     lengths_k: Array | None = None,
     dropout_p: float = 0.0,
     seed: int = 0,
@@ -224,9 +250,9 @@ def explain(
 
     Parameters
     ----------
-    q, k, v, causal, window, softcap, alibi_slopes, bias, mask, sinks, lengths_k, dropout_p
+    q, k, v, causal, window, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod
         As for `attention`.
-    seed, scale, layout, out, return_lse, batch_invariant, kernel
+    lengths_k, dropout_p, seed, scale, layout, out, return_lse, batch_invariant, kernel
         As for `attention`.
 
     Returns
@@ -253,20 +279,30 @@ def explain(
         out=out,
         xp=xp,
         beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
+        own=NOTHING if xp is np else own(score_mod, mask_mod),
         lengths_k=lengths_k,
         dropout_p=dropout_p,
     )
     check_seed(seed)
     if xp is np:
-        refuse_kernel(kernel)
+        _on_numpy(score_mod, mask_mod, kernel)
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
     return explained(problem, device, kernel, user_table(device), batch_invariant)
 
 
+def _on_numpy(score_mod: object, mask_mod: object, kernel: object) -> cpu_own.Own:
+    """Return the functions of a call that runs on the CPU; refuse what is for the GPU."""
+    refuse_kernel(kernel)
+    return cpu_own.Own(
+        cpu_own.checked("score_mod", score_mod), cpu_own.checked("mask_mod", mask_mod)
+    )
+
+
 def _on_cpu(
     problem: Problem,
     operands: Operands,
+    functions: cpu_own.Own,
     q: Array,
     out: Array | None,
     layout: str,
@@ -278,7 +314,7 @@ def _on_cpu(
         out = np.empty(shape, q.dtype)
         operands = operands._replace(out=as_bhsd(out, layout))
     if lengths_k is None:
-        _, lse = cpu.attention(problem, operands)
+        _, lse = cpu.attention(problem, operands, functions)
     else:
-        lse = attention_padded(problem, operands, lengths_k)
+        lse = attention_padded(problem, operands, lengths_k, functions)
     return (out, lse.reshape(lse_shape)) if return_lse else out

@@ -1,12 +1,13 @@
 """Arrays beside q, k and v, which parts of a score read: slopes, biases, masks, sinks.
 
 They are read where they are, with whatever strides. Along an axis that they lack, or of length 1,
-all is the same.
+all is the same. Those that a caller's own expressions read may have any axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from types import ModuleType
 
 import ml_dtypes
@@ -14,7 +15,8 @@ import numpy as np
 
 from cufa.arrays import Array, Ints, module_of
 from cufa.checks import check_devices, shown_dtype
-from cufa.score import ARRAYS, PARTS, Part
+from cufa.expression.own import Own
+from cufa.score import ARRAYS, PARTS, Part, part_named
 
 _NAMES = {
     np.dtype(kind): name
@@ -79,7 +81,9 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
 def placed(
     reads: Sequence[str], ndim: int, sizes: Sizes, lying: Sequence[Lying]
 ) -> tuple[Ints, ...] | None:
-    """Return the steps of the arrays that parts read, in elements; None if one does not fit.
+    """Return the numbers of the arrays that parts read; None if one does not fit.
+
+    They are the last ones of `Part.numbers`: steps in elements, and 0 for addresses.
 
     Parameters
     ----------
@@ -88,11 +92,18 @@ def placed(
     ndim, sizes
         As of `steps`.
     lying : sequence
-        All of `ARRAYS`.
+        All of `ARRAYS`, and then those of a caller's own expressions.
     """
     found = []
+    own = iter(lying[len(ARRAYS) :])
     for name in reads:
-        part = PARTS[name]
+        part = part_named(name)
+        if part.source:
+            numbers = _own_numbers(part, islice(own, len(part.arrays)), sizes)
+            if numbers is None:
+                return None
+            found.append(numbers)
+            continue
         of_array = lying[ARRAYS.index(part.argument)]
         if of_array is None or _NAMES.get(of_array[2]) != part.dtype:
             return None
@@ -100,12 +111,33 @@ def placed(
         its = steps(part, ndim, sizes, shape, strides)
         if its is None or any(step % dtype.itemsize for step in its):
             return None
-        found.append(tuple(step // dtype.itemsize for step in its))
+        found.append((0, *(step // dtype.itemsize for step in its)))
     return tuple(found)
 
 
+def _own_numbers(part: Part, arrays: Iterable[Lying], sizes: Sizes) -> Ints | None:
+    """Return the numbers of the arrays that an expression reads; None if one cannot be read."""
+    found: list[int] = []
+    for shape, strides, dtype in filter(None, arrays):
+        if _complaint(shape, strides, dtype, sizes) is not None:
+            return None
+        found += 0, *(step // dtype.itemsize for step in strides), *shape
+    return tuple(found)
+
+
+def _complaint(shape: Ints, strides: Ints, dtype: np.dtype, sizes: Sizes) -> str | None:
+    """Say why no expression can read an array, or return None."""
+    if 0 in shape and 0 not in sizes.values():
+        return "there is nothing to read"
+    if any(n >= 2**31 for n in shape):
+        return "no axis may be longer than 2147483647"
+    if any(step % dtype.itemsize for step in strides):
+        return f"strides {strides} must be multiples of an element"
+    return None
+
+
 def parse_beside(
-    arrays: Mapping[str, Array | None], ndim: int, sizes: Sizes, xp: ModuleType
+    arrays: Mapping[str, Array | None], own: Own, ndim: int, sizes: Sizes, xp: ModuleType
 ) -> tuple[tuple[str, ...], dict[str, Array]]:
     """Check the arrays beside q, k and v.
 
@@ -113,6 +145,7 @@ def parse_beside(
     ----------
     arrays : mapping
         By argument; None where there is none.
+    own : Own
     ndim, sizes
         As of `steps`.
     xp : module
@@ -121,7 +154,7 @@ def parse_beside(
     Returns
     -------
     tuple of str
-        The parts that read them.
+        The parts that read them, and the call's own.
     dict
         NumPy arrays as views whose axes are those of the part.
 
@@ -132,6 +165,21 @@ def parse_beside(
     ValueError
         For shapes and devices that do not fit.
     """
+    reads, views = _parse_arrays(arrays, ndim, sizes, xp)
+    for name, array in zip(own.names, own.arrays, strict=True):
+        if module_of(name, array) is not xp:
+            raise TypeError(f"{name} must be a {xp.__name__} array, as q is")
+        check_devices({name: array}, xp)
+        complaint = _complaint(array.shape, array.strides, array.dtype, sizes)
+        if complaint is not None:
+            raise ValueError(f"{name} has shape {array.shape}: {complaint}")
+    return (*reads, *own.parts), views
+
+
+def _parse_arrays(
+    arrays: Mapping[str, Array | None], ndim: int, sizes: Sizes, xp: ModuleType
+) -> tuple[list[str], dict[str, Array]]:
+    """Check those that are arguments; as `parse_beside`."""
     reads, views = [], {}
     for argument in ARRAYS:
         array = arrays.get(argument)
@@ -156,7 +204,7 @@ def parse_beside(
         else:
             check_devices({argument: array}, xp)
         reads.append(part.name)
-    return tuple(reads), views
+    return reads, views
 
 
 def _needed(part: Part, ndim: int, sizes: Sizes) -> str:

@@ -26,6 +26,7 @@ from cufa.checks import (
     check_softcap,
     check_window,
 )
+from cufa.expression.own import NOTHING
 from cufa.lengths import check_integers, check_lengths
 from cufa.problem import MAX_HEAD_DIM, NO_ARRAYS, Problem, right_edge
 
@@ -234,7 +235,7 @@ def parse_decode(
     problem = _problem(dtype, views, arrays, block_table, causal, scale)
     left, right = check_window(window, problem.causal)
     causal, right = right_edge(problem.causal, right)
-    reads, of_score = parse_beside(beside, 4, problem.sizes, xp)
+    reads, of_score = parse_beside(beside, NOTHING, 4, problem.sizes, xp)
     problem = problem._replace(
         causal=causal,
         unified_max=_checked_max(unified_max, dtype),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cufa.device import Device
-from cufa.score import PARTS, Parameter, edges
+from cufa.score import OWN, PARTS, Parameter, edges
 
 if TYPE_CHECKING:
     from cufa.variant import Variant
@@ -99,7 +99,7 @@ class Kernel(NamedTuple):
     takes_heads: bool = False
     workspace: int = 0
     flops_per_byte: int = 1
-    scores: tuple[str, ...] = tuple(PARTS)
+    scores: tuple[str, ...] = (*PARTS, *OWN.values())
     kvs: tuple[str, ...] = ("Dense",)
     decodes: bool = False
     is_dependent: bool = False

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 _INT32 = np.dtype(np.int32)
 
 
+def arrays_of_lengths(kv: str) -> int:
+    """Return how many arrays say the lengths of such sequences, see `cufa.problem.Problem.kv`."""
+    return {"Padded": 1, "Varlen": 3}.get(kv, 0)
+
+
 def of_lengths(problem: Problem, lying: Sequence[Lying]) -> int | None:
     """Return how many sequences arrays of lengths are of; None if kernels cannot read them.
 

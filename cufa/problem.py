@@ -29,8 +29,9 @@ from cufa.checks import (
     check_window,
 )
 from cufa.dropout import threshold
+from cufa.expression.own import NOTHING, Own
 from cufa.lengths import check_integers, check_lengths
-from cufa.score import PARTS, SOFTCAPS
+from cufa.score import PARTS, SOFTCAPS, Part, part_named
 
 if TYPE_CHECKING:
     from cufa.decode_problem import DecodeProblem
@@ -65,7 +66,8 @@ class Problem(NamedTuple):
     softcap : float
         c of c * tanh(score / c), which takes the place of a score; 0 for none.
     reads : tuple of str
-        The parts of the score that read arrays beside q, k and v.
+        The parts of the score that read arrays beside q, k and v, and those that were made of the
+        caller's own expressions.
     dropout_p : float
         How many of the weights are dropped.
     kv : str
@@ -132,7 +134,8 @@ class Problem(NamedTuple):
         }
         found |= dict.fromkeys(self.reads, True)
         found["Dropout"] = self.dropout_p > 0
-        return tuple(name for name in PARTS if found.get(name))
+        own = (name for name in self.reads if name not in PARTS)
+        return (*(name for name in PARTS if found.get(name)), *own)
 
     @property
     def is_plain(self) -> bool:
@@ -298,15 +301,21 @@ def checked(problem: Problem) -> Problem:
         window=(p.left, p.right),
         softcap=p.softcap or None,
     )._replace(
-        reads=tuple(name for name in p.reads if PARTS[name].axes),
+        reads=tuple(name for name in p.reads if _is_beside(part_named(name))),
         dropout_p=check_dropout(p.dropout_p),
     )
+
+
+def _is_beside(part: Part) -> bool:
+    """Whether `Problem.reads` may hold a part."""
+    return bool(part.axes or part.source)
 
 
 def refuse_scores(problem: Problem) -> Problem:
     """Return a problem that can be explored and tuned: plain; ValueError for others."""
     if not problem.is_plain:
-        which = dict.fromkeys(PARTS[name].argument for name in problem.score if name != "Causal")
+        parts = [part_named(name) for name in problem.score if name != "Causal"]
+        which = dict.fromkeys(part.argument for part in parts)
         raise ValueError(f"{', '.join(which)}: no such scores can be explored or tuned")
     return problem
 
@@ -326,6 +335,7 @@ def parse(
     beside: Mapping[str, Array | None] = NO_ARRAYS,
     lengths_k: Array | None = None,
     dropout_p: float = 0.0,
+    own: Own = NOTHING,
 ) -> tuple[Problem, Operands]:
     """Check the arguments of a call and bring the arrays to 4-D. Nothing is written or copied.
 
@@ -350,6 +360,8 @@ def parse(
     lengths_k : array or None
     dropout_p : float
         As in `attention`.
+    own : Own
+        What was made of its `score_mod` and `mask_mod`.
 
     Returns
     -------
@@ -383,11 +395,12 @@ def parse(
         score=_Score(causal, scale, window, softcap),
         shown=(q.shape, k.shape, v.shape),
     )
-    if beside:
-        reads, views = parse_beside(beside, q.ndim, problem.sizes, xp)
+    if beside or own.parts:
+        reads, views = parse_beside(beside, own, q.ndim, problem.sizes, xp)
         problem = problem._replace(reads=reads)
         operands = operands._replace(beside=views)
         inputs |= {name: array for name, array in beside.items() if array is not None}
+        inputs |= dict(zip(own.names, own.arrays, strict=True))
     problem = problem._replace(dropout_p=check_dropout(dropout_p))
     if lengths_k is not None:
         check_integers("lengths_k", lengths_k, (problem.batch,), xp)

@@ -1,7 +1,7 @@
 """The parts that scores are made of: what becomes of Q K^T before the softmax.
 
-A part is a struct of ``kernels/score.cuh`` and an entry of `PARTS`; `Problem.score` says which ones
-a call has.
+A part is a struct of ``kernels/score.cuh`` and an entry of `PARTS`, or one that was made of a
+caller's own expression, see `cufa.expression`; `Problem.score` says which ones a call has.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ class Part(NamedTuple):
         heads, queries and keys. None if it reads no array.
     dtype : str
         Of that array; "float32" and so on.
+    source : str
+        Of the struct, if it was made of a caller's own expression.
+    arrays : tuple of int
+        Numbers of axes of the arrays that such a one reads.
     """
 
     name: str
@@ -52,14 +56,32 @@ class Part(NamedTuple):
     right_edge: bool = False
     axes: str = ""
     dtype: str = ""
+    source: str = ""
+    arrays: tuple[int, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The names of those of `numbers` that are addresses of arrays."""
+        if self.axes:
+            return (f"{self.argument}_data",)
+        return tuple(f"{self.argument}_{i}_data" for i in range(len(self.arrays)))
 
     @property
     def numbers(self) -> tuple[Parameter, ...]:
-        """The members of the struct, in order: its parameters; address and strides of its array."""
-        if not self.axes:
-            return self.parameters
-        strides = (Parameter(f"{self.argument}_stride_{axis}", "i8") for axis in self.axes)
-        return (*self.parameters, Parameter(f"{self.argument}_data", "u8"), *strides)
+        """The members of the struct, in order: its parameters; address and strides of its array.
+
+        Or of each of several, with the lengths.
+        """
+        found = list(self.parameters)
+        if self.axes:
+            found.append(Parameter(f"{self.argument}_data", "u8"))
+            found += (Parameter(f"{self.argument}_stride_{axis}", "i8") for axis in self.axes)
+        for address, ndim in zip(self.addresses, self.arrays, strict=False):
+            array = address.removesuffix("_data")
+            found.append(Parameter(address, "u8"))
+            found += (Parameter(f"{array}_stride_{axis}", "i8") for axis in range(ndim))
+            found += (Parameter(f"{array}_length_{axis}", "i4") for axis in range(ndim))
+        return tuple(found)
 
 
 _DROPOUT = (
@@ -89,7 +111,29 @@ PARTS: dict[str, Part] = {
         Part("Dropout", "dropout_p", _DROPOUT),
     )
 }
-"""The parts, by name; in a score they have this order."""
+"""The parts, by name; in a score they have this order, and a caller's own come last."""
+
+_own: dict[str, Part] = {}
+
+OWN = {"score_mod": "ScoreMod", "mask_mod": "MaskMod"}
+"""What the names of a caller's own parts begin with, by argument."""
+
+
+def register(part: Part) -> None:
+    """Make a part known that was made of a caller's own expression; its name says all of it."""
+    _own[part.name] = part
+
+
+def part_named(name: str) -> Part:
+    """Return a part; KeyError if none has this name."""
+    return PARTS.get(name) or _own[name]
+
+
+def kind_of(name: str) -> str:
+    """Return the name of a part, or what that of a caller's own begins with."""
+    kind = name.partition("_")[0]
+    return kind if kind in OWN.values() else name
+
 
 ARRAYS = tuple(dict.fromkeys(part.argument for part in PARTS.values() if part.axes))
 """The arguments that are arrays which parts read, in order."""
@@ -107,5 +151,5 @@ SOFTCAPS = {"bfloat16": "Softcap", "float16": "FineSoftcap", "float32": "ExactSo
 @functools.cache
 def edges(score: tuple[str, ...]) -> int:
     """Return how many edges a score has, left and right; with any, rows see different keys."""
-    parts = [PARTS[name] for name in score]
+    parts = [part_named(name) for name in score]
     return any(part.left_edge for part in parts) + any(part.right_edge for part in parts)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cufa.device import Device
 from cufa.kernel import KERNELS, NUMBERS
 from cufa.problem import MAX_HEAD_DIM
-from cufa.score import PARTS
+from cufa.score import PARTS, kind_of, part_named
 
 CPP_TYPE = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float"}
 _DTYPE = {cpp: dtype for dtype, cpp in CPP_TYPE.items()}
@@ -24,6 +24,18 @@ MAX_TILE = 256
 def _check_known(text: str, what: str, found: str, known: Collection[str]) -> None:
     if found not in known:
         raise ValueError(f"{text!r}: {what} must be one of {', '.join(known)}, not {found!r}")
+
+
+def _check_part(text: str, part: str) -> None:
+    if kind_of(part) == part:
+        _check_known(text, "a part of the score", part, PARTS)
+        return
+    try:
+        part_named(part)
+    except KeyError:
+        raise ValueError(
+            f"{text!r}: {part} is unknown in this process: a call with its expression makes it"
+        ) from None
 
 
 def _value(text: str) -> int:
@@ -56,7 +68,8 @@ class Variant(NamedTuple):
     unified : bool
         Whether the softmax has a preset maximum; for kernels that can.
     score : tuple of str
-        The parts of the score that are compiled in, such as "Causal", see `cufa.score.PARTS`.
+        The parts of the score that are compiled in, such as "Causal", see `cufa.score.PARTS`. One
+        that was made of a caller's own expression is known in the process that made it.
     kv : str
         How K and V are found.
     """
@@ -94,7 +107,8 @@ class Variant(NamedTuple):
         TypeError
             `text` is no string.
         ValueError
-            It is of another form, or names an unknown kernel, type or part of a score.
+            It is of another form, or names an unknown kernel, type or part of a score, such as one
+            that another process has made of an expression.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be a string, not {type(text).__name__}")
@@ -106,7 +120,7 @@ class Variant(NamedTuple):
         _check_known(text, "kernel", name, KERNELS)
         _check_known(text, "the element type", cpp_type, _DTYPE)
         for part in parts:
-            _check_known(text, "a part of the score", part, PARTS)
+            _check_part(text, part)
         fields = KERNELS[name].arguments
         values = [_value(each) for each in arguments[1:].split(",")]
         if [type(value) is bool for value in values] != [field not in NUMBERS for field in fields]:
@@ -166,7 +180,7 @@ class Variant(NamedTuple):
         if len(set(v.score)) < len(v.score):
             return f"a part is twice in the score {v.score}"
         for part in v.score:
-            if part not in kernel.scores:
+            if kind_of(part) not in kernel.scores:
                 return f"{v.kernel} takes {' and '.join(kernel.scores)} in a score, not {part}"
         if v.kv not in kernel.kvs:
             return f"{v.kernel} finds K and V by {' or '.join(kernel.kvs)}, not {v.kv}"

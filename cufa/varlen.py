@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,9 @@ from cufa.arrays import Array, Operands, array_module
 from cufa.beside import parse_beside
 from cufa.checks import NO_WINDOW, check_flag, check_out, check_seed, check_size, refuse_kernel
 from cufa.cpu import lengths as cpu
+from cufa.cpu.own import Own, checked
+from cufa.expression.own import NOTHING, own
+from cufa.expression.own import Own as Traced
 from cufa.launch import calls
 from cufa.launch.decode_kind import on_device
 from cufa.launch.kind import Kind
@@ -42,6 +45,8 @@ def attention_varlen(
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
+    score_mod: Callable[..., Any] | str | None = None,
+    mask_mod: Callable[..., Any] | str | None = None,
     dropout_p: float = 0.0,
     seed: int = 0,
     scale: float | None = None,
@@ -77,6 +82,8 @@ def attention_varlen(
     alibi_slopes : array, shape (hq,) or (sequences, hq), float32
     bias, mask : array, broadcastable to (sequences, hq, max_seqlen_q, max_seqlen_k)
     sinks : array, shape (hq,), float32
+    score_mod, mask_mod : function or str
+        Of the number of the sequence, and of queries and keys counted from its first ones.
     dropout_p, seed
         As in `cufa.attention`.
     out : array, optional
@@ -110,13 +117,17 @@ def attention_varlen(
     known = all(array is None or getattr(array, "ndim", 0) == 3 for array in arrays)
     beside: tuple[Any, ...] = alibi_slopes, bias, mask, sinks
     beside = *beside, cu_seqlens_q, cu_seqlens_k, seqused_k
+    mods = NOTHING
+    if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
+        mods = own(score_mod, mask_mod)
+        beside = *beside, *mods.arrays
     if dropout_p:
         beside = *beside, seed
     if known and q is not None:
         of_one = [None if array is None else array[None] for array in arrays]
         # The types, because True == 1 and a cached call must not accept what a first one refuses.
         options = (
-            "varlen",
+            *("varlen", mods.parts),
             tuple(getattr(array, "dtype", None) for array in beside),
             *(max_seqlen_q, type(max_seqlen_q), max_seqlen_k, type(max_seqlen_k)),
             *(causal, type(causal), scale, type(scale), softcap, type(softcap)),
@@ -164,17 +175,19 @@ def attention_varlen(
         max_seqlen_q=_longest("max_seqlen_q", max_seqlen_q),
         max_seqlen_k=_longest("max_seqlen_k", max_seqlen_k),
     )
-    problem, operands = _with_arrays(problem, operands, given, xp)
+    problem, operands = _with_arrays(problem, operands, given, mods, xp)
     if xp is np:
         refuse_kernel(kernel)
-        return _on_cpu(problem, operands, q, out, return_lse, lengths)
+        functions = (checked(*each) for each in (("score_mod", score_mod), ("mask_mod", mask_mod)))
+        return _on_cpu(problem, operands, Own(*functions), q, out, return_lse, lengths)
     read = tuple(on_device(name, array) for name, array in lengths.items())
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     kind = Kind(problem, _LAYOUT, device, device_id, Planner(problem, device, kernel))
+    of_dropout = (operands.seed,) if problem.dropout_p else ()
     result = calls.first(
         *(of_one[0], of_one[1], of_one[2], of_one[3], return_lse, options, kind),
-        beside=(*beside[: len(ARRAYS)], *read, *((operands.seed,) if problem.dropout_p else ())),
+        beside=(*beside[: len(ARRAYS)], *read, *mods.arrays, *of_dropout),
     )
     return _without_batch(result, out, return_lse)
 
@@ -187,13 +200,14 @@ def _with_arrays(
     problem: Problem,
     operands: Operands,
     given: Mapping[str, Array | None],
+    mods: Traced,
     xp: Any,
 ) -> tuple[Problem, Operands]:
     """Return the problem and its operands with the arrays that parts of the score read."""
     for name in ("bias", "mask"):
         if given[name] is not None and _ANY in (problem.max_seqlen_q, problem.max_seqlen_k):
             raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed beside it")
-    reads, views = parse_beside(given, 4, problem.sizes, xp)
+    reads, views = parse_beside(given, mods, 4, problem.sizes, xp)
     return problem._replace(reads=reads), operands._replace(beside=views)
 
 
@@ -207,6 +221,7 @@ def _without_batch(result: Any, out: Array | None, return_lse: bool) -> Any:
 def _on_cpu(
     problem: Problem,
     operands: Operands,
+    functions: Own,
     q: Array,
     out: Array | None,
     return_lse: bool,
@@ -215,5 +230,5 @@ def _on_cpu(
     if out is None:
         out = np.empty((*q.shape[:2], problem.head_dim_v), q.dtype)
         operands = operands._replace(out=out.swapaxes(0, 1)[None])
-    lse = cpu.attention_varlen(problem, operands, **lengths)
+    lse = cpu.attention_varlen(problem, operands, **lengths, own=functions)
     return (out, lse[0]) if return_lse else out

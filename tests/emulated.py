@@ -22,6 +22,7 @@ from kernel_in_front import kernel_in_front
 from played_gpu import at
 
 import cufa
+from cufa.compiler import source
 from cufa.kernel import KERNELS
 from cufa.variant import Variant
 
@@ -36,7 +37,7 @@ needs_compiler = pytest.mark.skipif(
 SOURCE = """
 #include "ptx_sm90.cuh"
 #include "{kernel}.cu"
-
+{own}
 extern "C" bool run(const {arguments}& arguments, int grid, int threads, unsigned smem_bytes,
                     bool last_first, unsigned seed, emulator::Front front) {{
     return emulator::run(grid, threads, smem_bytes, last_first, [&] {{ {variant}(arguments); }},
@@ -90,16 +91,21 @@ class Emulator:
         name = re.sub(r"\W+", "_", str(variant))
         library = self._folder / f"{name}.so"
         if not library.exists():
-            source = self._sources / f"{name}.cpp"
-            source.write_text(
-                SOURCE.format(kernel=variant.kernel, arguments=arguments, variant=variant)
+            file = self._sources / f"{name}.cpp"
+            file.write_text(
+                SOURCE.format(
+                    kernel=variant.kernel,
+                    own=source.own_parts(variant),
+                    arguments=arguments,
+                    variant=variant,
+                )
             )
             # Warnings are NVRTC's affair: its pragmas are unknown here.
             options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
             options.append(f"-DSMEM_BYTES={variant.smem_bytes}")
-            made = source.with_suffix(".so")
+            made = file.with_suffix(".so")
             assert COMPILER is not None
-            subprocess.run([COMPILER, *options, str(source), "-o", str(made)], check=True)
+            subprocess.run([COMPILER, *options, str(file), "-o", str(made)], check=True)
             made.replace(library)
         return library
 

@@ -7,6 +7,7 @@ So the tolerance follows from the inputs, and no test picks one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -115,6 +116,8 @@ def _seen(
     alibi_slopes: np.ndarray | None = None,
     bias: np.ndarray | None = None,
     mask: np.ndarray | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
 ) -> np.ndarray:
     """Q K^T -> what the softmax is taken of, in the same precision."""
     number = scores.dtype.type
@@ -127,10 +130,16 @@ def _seen(
         scores = scores - alibi_slopes.astype(number)[..., None, None] * distances
     if bias is not None:
         scores = scores + bias.astype(number)
+    pairs = np.ix_(*map(np.arange, scores.shape))
+    if score_mod is not None:
+        with np.errstate(invalid="ignore"):
+            scores = np.array(np.broadcast_to(score_mod(scores, *pairs), scores.shape), number)
     np.copyto(scores, -np.inf, where=hidden_keys(sq, sk, causal, window))
     if mask is not None:
         seen = mask if mask.dtype == bool else np.unpackbits(mask, axis=-1, count=sk).astype(bool)
         scores = np.where(seen, scores, number(-np.inf))
+    if mask_mod is not None:
+        scores = np.where(mask_mod(*pairs), scores, number(-np.inf))
     return scores
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import score_mods
 from emulated import Emulator, emulate, needs_compiler
 from played_gpu import Gpu, on_gpu
 from reference import assert_accepted, random_inputs
@@ -144,6 +145,40 @@ def test_dropout(rng: np.random.Generator, form: str) -> None:
         kept = keep[0, :, :, 77] > 0
         assert np.isposinf(out[0][kept]).all()
         assert np.isfinite(out[0][~kept]).all()
+
+
+@pytest.mark.parametrize("form", [form for form in ALL if form is not FA1], ids=lambda f: f[:50])
+@pytest.mark.parametrize("name", score_mods.FEATURES)
+def test_own_functions(rng: np.random.Generator, form: str, name: str) -> None:
+    variant = Variant.parse(form.format(score=""))
+    d, dv = variant.head_dim, variant.head_dim_v
+    for sizes in ((1, 2, 1, 201, 150), (2, 8, 2, 13, 250)):
+        b, hq, hk, sq, sk = sizes
+        arrays = random_inputs(rng, variant.dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d, dv=dv)
+        options, there = score_mods.made(rng, name, sizes, on_gpu)
+        given = [on_gpu(x) for x in arrays]
+        plan: Any = cufa.explain(*given, **there)
+        chosen = variant._replace(score=plan.variant.score)
+        out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **there)
+        assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
+
+
+@pytest.mark.parametrize("form", [FP32, FP32_HALVES, MMA, MMA_ONE_STAGE])
+@pytest.mark.parametrize("name", ["alibi", "sinks and window", "bias", "mask", "all"])
+def test_arrays_beside_no_keys(rng: np.random.Generator, form: str, name: str) -> None:
+    """There is nothing to read."""
+    sizes = b, hq, hk, sq, sk = (2, 2, 1, 70, 0)
+    variant = Variant.parse(form.format(score=""))
+    arrays = random_inputs(
+        rng, variant.dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=variant.head_dim, dv=24
+    )
+    options = options_of(rng, name, sizes)
+    given = [on_gpu(x) for x in arrays]
+    there: dict[str, Any] = {k: on_gpu(x) if hasattr(x, "dtype") else x for k, x in options.items()}
+    plan: Any = cufa.explain(*given, **there)
+    chosen = variant._replace(score=plan.variant.score)
+    out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **there)
+    assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
 
 
 @variants

@@ -131,6 +131,38 @@ def test_arrays_beside(rng: np.random.Generator, name: str) -> None:
     assert_each_is_right((out.get(), lse.get()), arrays, **options)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_functions_of_the_caller(rng: np.random.Generator, dtype: str) -> None:
+    """With lengths, arrays of their own and a seed, each in its place."""
+    arrays = ragged(rng, dtype, ((30, 61, 100), (40, 61, 150)))
+    table = rng.standard_normal((3, 4), np.float32)
+    there = on_gpu(table)
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + there[b, h] * kv_idx
+
+    sinks = rng.standard_normal(4, np.float32)
+    given = [on_gpu(x) for x in arrays]
+    call: dict[str, Any] = {"score_mod": score_mod, "sinks": on_gpu(sinks), "return_lse": True}
+    keep = cufa.dropout_mask((3, 4, 100, 150), 0.25, 6) / 0.75
+    q, k, v, cu_q, cu_k = arrays
+    for dropout_p in (0.0, 0.25):
+        out, lse = cufa.attention_varlen(*given, dropout_p=dropout_p, seed=6, **call)
+        for i in range(3):
+            rows, keys = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+            four = [x.swapaxes(0, 1)[None] for x in (q[rows], k[keys], v[keys])]
+
+            def its_score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, i: int = i) -> Any:
+                return score + table[i, h] * kv_idx
+
+            its: dict[str, Any] = {"score_mod": its_score, "sinks": sinks}
+            if dropout_p:
+                n, m = four[0].shape[2], four[1].shape[2]
+                its["keep"] = keep[i : i + 1, :, :n, :m]
+            expected = Expected(*four, **its)
+            expected.assert_accepts(out.get()[rows].swapaxes(0, 1)[None], lse.get()[None, :, rows])
+
+
 def test_a_call_that_is_like_another(rng: np.random.Generator) -> None:
     """Other offsets, other numbers of them, and other rows: each call follows its own."""
     for lengths in (LENGTHS[0], LENGTHS[0], ((5, 6), (7, 80)), LENGTHS[1], LENGTHS[0]):

@@ -10,8 +10,10 @@ import pytest
 
 import cufa
 from cufa.compiler import source
+from cufa.expression.own import own as own_of_a_call
 from cufa.instance import BESIDE_ATTENTION
 from cufa.kernel import KERNELS
+from cufa.variant import Variant
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
 
@@ -64,7 +66,9 @@ def test_every_include_is_replaced_once(kernel: str) -> None:
 def test_every_file_is_used() -> None:
     sources = {path.stem for path in SOURCES.glob("*.cu")}
     assert sources == {*KERNELS, *BESIDE_ATTENTION}
-    bundled = "\n".join(source.text(kernel) for kernel in sources)
+    own = own_of_a_call(lambda score, b, h, q_idx, kv_idx: score + 1, None).parts
+    variant = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1, score=own)
+    bundled = "\n".join((*map(source.text, sources), source.of(variant)))
     for header in SOURCES.glob("*.cuh"):
         assert f'#line 1 "{header.name}"' in bundled, f"{header.name} is included by no kernel"
 

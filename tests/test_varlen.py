@@ -212,6 +212,37 @@ def test_padded_batches_of_masks(xp: ModuleType, rng: np.random.Generator) -> No
         expected.assert_accepts(out[one], None)
 
 
+def test_functions_of_the_caller(xp: ModuleType, rng: np.random.Generator) -> None:
+    """Of the sequence's number, and of its own queries and keys."""
+    arrays = ragged(rng, "float16", ((30, 61, 100), (40, 61, 150)))
+    table = rng.standard_normal((3, 4), np.float32)
+    there = xp.asarray(table)
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score * there[b, h] + 0.1 * (q_idx - kv_idx)
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx + b) % 3 > 0
+
+    found = cufa.attention_varlen(
+        *map(xp.asarray, arrays), score_mod=score_mod, mask_mod=mask_mod, return_lse=True
+    )
+    out, lse = (to_host(x) for x in found)
+    q, k, v, cu_q, cu_k = arrays
+    for i in range(3):
+        rows, keys = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+        four = [x.swapaxes(0, 1)[None] for x in (q[rows], k[keys], v[keys])]
+
+        def its_score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, i: int = i) -> Any:
+            return score * table[i, h] + 0.1 * (q_idx - kv_idx)
+
+        def its_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any, i: int = i) -> Any:
+            return (kv_idx + i) % 3 > 0
+
+        expected = Expected(*four, score_mod=its_score, mask_mod=its_mask)
+        expected.assert_accepts(out[rows].swapaxes(0, 1)[None], lse[None, :, rows])
+
+
 def test_drawn(xp: ModuleType) -> None:
     rng = random.Random(3)
     for number in range(40 if xp is not np else 8):

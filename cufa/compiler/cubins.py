@@ -28,7 +28,7 @@ def path(variant: Variant | Instance, arch: str, nvrtc: tuple[int, int]) -> Path
         As `cache.folder`.
     """
     compiler = "NVRTC {}.{}".format(*nvrtc)
-    key = "\0".join((source.text(variant.kernel), variant.name_expression, arch, compiler))
+    key = "\0".join((source.of(variant), variant.name_expression, arch, compiler))
     return cache.folder() / "kernels" / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
 
 

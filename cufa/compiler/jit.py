@@ -36,7 +36,7 @@ def module(variant: Variant | Instance, device: Device) -> Any:
 
     options = _raw_module_options(device)
     made = cupy.RawModule(
-        code=source.text(variant.kernel),
+        code=source.of(variant),
         options=options,
         name_expressions=(variant.name_expression,),
     )

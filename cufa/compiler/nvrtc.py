@@ -131,7 +131,7 @@ def _compiled(variant: Variant | Instance, options: tuple[str, ...]) -> Iterator
     """Give a program of NVRTC that is compiled."""
     nvrtc = _nvrtc()
 
-    program = nvrtc.createProgram(source.text(variant.kernel), f"{variant.kernel}.cu", (), ())
+    program = nvrtc.createProgram(source.of(variant), f"{variant.kernel}.cu", (), ())
     try:
         nvrtc.addNameExpression(program, variant.name_expression)
         try:

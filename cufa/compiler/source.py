@@ -7,6 +7,10 @@ import hashlib
 import re
 from importlib import resources
 
+from cufa.instance import Instance
+from cufa.score import PARTS, part_named
+from cufa.variant import Variant
+
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
@@ -17,11 +21,30 @@ def text(kernel: str) -> str:
     One self-contained text makes CuPy's disk cache right by itself: its key holds the source and
     not what an ``#include`` reaches. ``#line`` keeps messages pointing at the real files.
     """
+    return _bundled(kernel)
+
+
+def of(variant: Variant | Instance) -> str:
+    """Return the text of a variant's kernel, with those parts of its score that are a caller's own.
+
+    They come last: the kernels are templates, which find them when they are instantiated.
+    """
+    own = own_parts(variant)
+    return _bundled(variant.kernel, own) if own else text(variant.kernel)
+
+
+def own_parts(variant: Variant | Instance) -> str:
+    """Return the source of those parts of a variant's score that are a caller's own."""
+    score = variant.score if isinstance(variant, Variant) else ()
+    return "".join(part_named(name).source for name in score if name not in PARTS)
+
+
+def _bundled(kernel: str, own: str = "") -> str:
     folder = resources.files("cufa.kernels")
     done: set[str] = set()
 
-    def expand(name: str) -> str:
-        content = (folder / name).read_text(encoding="utf-8")
+    def expand(name: str, more: str = "") -> str:
+        content = (folder / name).read_text(encoding="utf-8") + more
 
         def include(match: re.Match[str]) -> str:
             header = match[1]
@@ -33,7 +56,7 @@ def text(kernel: str) -> str:
 
         return _INCLUDE.sub(include, content).replace("#pragma once\n", "\n")
 
-    return f'#line 1 "{kernel}.cu"\n{expand(f"{kernel}.cu")}'
+    return f'#line 1 "{kernel}.cu"\n{expand(f"{kernel}.cu", own)}'
 
 
 @functools.cache

@@ -15,6 +15,7 @@ import numpy as np
 
 from cufa.arrays import Operands
 from cufa.cpu.kv import KV, Dense
+from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.score import Score
 from cufa.problem import Problem
 
@@ -80,7 +81,9 @@ def plan(problem: Problem) -> Plan:
     return Plan(batch, heads_kv, problem.group, rows, keys)
 
 
-def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
+def attention(
+    problem: Problem, operands: Operands, own: Own = NO_FUNCTIONS
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute softmax(scale * Q K^T) V in tiles, accumulating in float32.
 
     Parameters
@@ -89,6 +92,8 @@ def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndar
     operands : Operands
         Views as `problem.parse` returns them: q (b, hq, sq, d), k (b, hk, sk, d),
         v (b, hk, sk, dv), and out (b, hq, sq, dv) or None. Any strides.
+    own : Own
+        The caller's functions.
 
     Returns
     -------
@@ -128,6 +133,7 @@ def attention(problem: Problem, operands: Operands) -> tuple[np.ndarray, np.ndar
                         out[batch, heads, rows],
                         lse[batch, heads, rows],
                         beside and of_heads(beside, batch, heads),
+                        own.of(batch, heads),
                         seed,
                     )
     return out, lse
@@ -161,6 +167,7 @@ def query_tile(
     out: np.ndarray,
     lse: np.ndarray,
     beside: Mapping[str, np.ndarray] = MappingProxyType({}),
+    own: Own = NO_FUNCTIONS,
     seed: int = 0,
 ) -> None:
     """Attend from one tile of queries, positions `rows` of several heads, to all keys they see.
@@ -178,6 +185,8 @@ def query_tile(
         Where the result goes.
     beside : mapping
         Arrays of these sequences and heads that parts of the score read, by argument.
+    own : Own
+        The caller's functions, of these sequences and heads.
     seed : int
         Of a dropout.
     """
@@ -194,7 +203,7 @@ def query_tile(
     ones = np.ones((KEYS, 1), np.float32)
 
     first, end = problem.sees(rows)
-    score = Score(problem, rows, stacked, beside, seed)
+    score = Score(problem, rows, stacked, beside, own, seed)
     factor, scale = scale, np.float32(1) if score.is_more_than_scaled else scale
     for keys in spans(int(first.min()), int(end.max()), KEYS):
         tK, tV = kv.tiles(keys)

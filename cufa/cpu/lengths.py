@@ -8,10 +8,13 @@ import numpy as np
 
 from cufa.arrays import Operands
 from cufa.cpu.attention import attention, numbers
+from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.problem import Problem
 
 
-def attention_padded(problem: Problem, operands: Operands, lengths_k: np.ndarray) -> np.ndarray:
+def attention_padded(
+    problem: Problem, operands: Operands, lengths_k: np.ndarray, own: Own = NO_FUNCTIONS
+) -> np.ndarray:
     """Compute attention over the first keys of each sequence; the result goes to `out`.
 
     Parameters
@@ -20,6 +23,8 @@ def attention_padded(problem: Problem, operands: Operands, lengths_k: np.ndarray
         With `kv` of "Padded".
     operands : Operands
     lengths_k : ndarray, (batch,)
+    own : Own
+        The caller's functions.
 
     Returns
     -------
@@ -31,7 +36,7 @@ def attention_padded(problem: Problem, operands: Operands, lengths_k: np.ndarray
     for i, length in enumerate(lengths_k.tolist()):
         one = slice(i, i + 1)
         views = q[one], k[one, :, :length], v[one, :, :length], out[one]
-        _attend(problem, operands, one, views, lse[one])
+        _attend(problem, operands, one, views, lse[one], own)
     return lse
 
 
@@ -41,6 +46,7 @@ def attention_varlen(
     cu_seqlens_q: np.ndarray,
     cu_seqlens_k: np.ndarray,
     seqused_k: np.ndarray | None,
+    own: Own = NO_FUNCTIONS,
 ) -> np.ndarray:
     """Compute attention of sequences that follow each other; the result goes to `out`.
 
@@ -52,6 +58,8 @@ def attention_varlen(
         Their first axis has length 1.
     cu_seqlens_q, cu_seqlens_k, seqused_k : ndarray
         Where sequences begin, and how many of their keys are in use.
+    own : Own
+        The caller's functions.
 
     Returns
     -------
@@ -83,7 +91,7 @@ def attention_varlen(
             of_run(v, at_k, seen, seq_kv),
             of_run(out, at_q, queries, seq_q),
         )
-        _attend(problem, operands, some, views, of_run(lse, at_q, queries, seq_q))
+        _attend(problem, operands, some, views, of_run(lse, at_q, queries, seq_q), own)
     return lse
 
 
@@ -101,6 +109,7 @@ def _attend(
     some: slice,
     views: tuple[np.ndarray, ...],
     lse: np.ndarray,
+    own: Own,
 ) -> None:
     """Compute some sequences of equal lengths, of which there are views of q, k, v and out."""
     q, k, v, out = views
@@ -110,4 +119,6 @@ def _attend(
         beside["numbers"] = numbers(sequences, problem.heads_q)
     its = {name: array if array.ndim == 1 else array[some] for name, array in beside.items()}
     one = problem._replace(batch=len(q), seq_q=q.shape[2], seq_kv=k.shape[2], kv="Dense")
-    _, lse[...] = attention(one, Operands(q, k, v, out, its, operands.seed))
+    _, lse[...] = attention(
+        one, Operands(q, k, v, out, its, operands.seed), own.beginning_with(some.start)
+    )

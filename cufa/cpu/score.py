@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from cufa.cpu.own import Own
 from cufa.dropout import kept
 from cufa.problem import Problem
 
@@ -23,6 +24,8 @@ class Score:
         the keys.
     beside : mapping
         Arrays of these sequences and query heads, by argument, with all axes of their parts.
+    own : Own
+        The caller's functions, of these sequences and query heads.
     seed : int
         Of a dropout.
 
@@ -38,13 +41,13 @@ class Score:
         rows: slice,
         stacked: tuple[int, int, int],
         beside: Mapping[str, np.ndarray],
-        seed: int = 0,
+        own: Own,
+        seed: int,
     ) -> None:
         self._problem, self._rows, self._stacked, self._beside = problem, rows, stacked, beside
-        self._seed = seed
-        self.is_more_than_scaled = bool(problem.softcap) or not beside.keys().isdisjoint(
-            ("alibi_slopes", "bias")
-        )
+        self._own, self._seed = own, seed
+        changes = not beside.keys().isdisjoint(("alibi_slopes", "bias"))
+        self.is_more_than_scaled = bool(problem.softcap or own.score_mod) or changes
 
     def apply(self, rS: np.ndarray, scale: np.floating, keys: slice) -> None:
         """Make Q K^T the scores, in place, of the keys of a tile."""
@@ -60,9 +63,19 @@ class Score:
             by_head -= slopes * self._distances(keys)
         if "bias" in self._beside:
             rS += self._of_pairs(self._beside["bias"], keys)
+        batch, heads_kv, _ = self._stacked
+        shape = (batch, heads_kv * self._problem.group, -1, rS.shape[-1])
+        self._own.apply(rS.reshape(shape), self._rows, keys)
 
     def hidden(self, keys: slice) -> np.ndarray | None:
-        """Return where `mask` hides keys of a tile, in the scores' shape; None if there is none."""
+        """Return where `mask` or `mask_mod` hides keys of a tile, in the scores' shape, or None."""
+        by_mask, seen = self._hidden_by_mask(keys), self._own.seen(self._rows, keys)
+        if seen is None:
+            return by_mask
+        hidden = ~seen.reshape(*self._stacked, seen.shape[-1])
+        return hidden if by_mask is None else hidden | by_mask
+
+    def _hidden_by_mask(self, keys: slice) -> np.ndarray | None:
         if "mask" not in self._beside:
             return None
         mask = self._beside["mask"]

@@ -173,7 +173,9 @@ struct Fa2Block {
         return tile_of_block<UNEVEN>(p, block_index());
     }
     __device__ KeyTiles key_tiles(const Sequence& sequence, int row, int rows) const {
-        return static_cast<const SCORE&>(p).template key_tiles<BN>(sequence, row, row + rows - 1);
+        KeyTiles keys = static_cast<const SCORE&>(p).template key_tiles<BN>(sequence, row, row + rows - 1);
+        if (SCORE::EVERYWHERE && sequence.seq_kv == 0) keys.end = 0;  // there is nothing that a part could read
+        return keys;
     }
     __device__ void start_k(int j) const {
         if (j >= first) load_k.start(tile_k(j), j * BN, load_k.source(j * BN));

@@ -57,6 +57,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         pv_tensor_cores<VTile>(rO, rS, block.tile_v(j), part() * OT * 2);
     }
 
+    if constexpr (SCORE::EVERYWHERE) cp_async_wait<0>();  // of Q, where there is no tile of keys
+
     // O = O / l and the log-sum-exp
     float lse[MT][2];
     block.finish(softmax, rO, lse);

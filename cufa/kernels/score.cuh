@@ -40,6 +40,9 @@ struct Part {
     static constexpr bool STEADY = true;
     // Whether each pair must be asked for.
     static constexpr bool PAIRWISE = false;
+    // Whether the scores of a key follow each other, and not those of a query: what is the same for all queries is then not
+    // kept in registers.
+    static constexpr bool BY_KEY = false;
     // Whether a head has a logit beside those of its keys.
     static constexpr bool SINKS = false;
     // Whether weights are dropped, after they have been added up.
@@ -297,7 +300,7 @@ struct KeyTiles {
 template <class... Parts>
 struct Score : Parts... {
     static constexpr bool LINEAR = (Parts::LINEAR && ...), PAIRWISE = (Parts::PAIRWISE || ...);
-    static constexpr bool SINKS = (Parts::SINKS || ...), DROPS = (Parts::DROPS || ...);
+    static constexpr bool BY_KEY = (Parts::BY_KEY || ...), SINKS = (Parts::SINKS || ...), DROPS = (Parts::DROPS || ...);
     static constexpr bool STEADY = (Parts::STEADY && ...) && !PAIRWISE && !DROPS;
     // Whether tiles that all rows see take a step, too.
     static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE;
@@ -342,7 +345,23 @@ struct Score : Parts... {
                           bool masked) const {
         float factor = scale_log2;
         (apply_all<Parts>(rS, sequence, factor, at), ...);
-        if constexpr (PAIRWISE || ((!Parts::LINEAR && !Parts::TOGETHER) || ...)) {
+        constexpr bool EACH = PAIRWISE || ((!Parts::LINEAR && !Parts::TOGETHER) || ...);
+        if constexpr (EACH && BY_KEY) {
+#pragma unroll
+            for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int key = max(min(at.key_of(nt, i), sequence.seq_kv - 1), 0);
+#pragma unroll
+                    for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+                        for (int h = 0; h < 2; ++h) {
+                            float& s = rS[mt][nt][2 * h + i];
+                            const int query = min(at.query(mt, h), sequence.seq_q - 1);
+                            s = of<true>(s, factor, {sequence, at.batch, at.head(mt, h), query, key});
+                        }
+                }
+        } else if constexpr (EACH) {
 #pragma unroll
             for (int mt = 0; mt < MT; ++mt)
 #pragma unroll

@@ -21,7 +21,7 @@ from cufa.launch.counters import is_capturing
 from cufa.launch.decode_launch import DecodeLaunch, LoadedDecode
 from cufa.launch.launch import Launch, Loaded
 from cufa.launch.params import FourInts, Ints
-from cufa.lengths import of_lengths
+from cufa.lengths import arrays_of_lengths, of_lengths
 from cufa.planner.rules import KEY_STEP
 from cufa.problem import Problem
 from cufa.score import ARRAYS, edges
@@ -280,7 +280,8 @@ class Kind:
             if sequences is None:
                 return None
             problem = problem._replace(sequences=sequences)
-        beside = placed(problem.reads, len(key[0]), problem.sizes, key[8])
+        lying = (*key[8][: len(ARRAYS)], *key[8][len(ARRAYS) + arrays_of_lengths(problem.kv) :])
+        beside = placed(problem.reads, len(key[0]), problem.sizes, lying)
         if beside is None:
             return None
         shapes = (q, k, v, (batch, heads_q, seq_q, head_dim_v))

@@ -83,7 +83,7 @@ class Launch:
     address : int
         Of any such array: the driver makes no tensor map without, but each launch has its own.
     beside : tuple of tuple of int
-        Of the arrays that parts of the score read: strides in elements.
+        Of the arrays that parts of the score read, as `cufa.beside.placed` returns it.
 
     Attributes
     ----------
@@ -176,7 +176,8 @@ class Launch:
         q, k, v, out, lse : int
             Addresses; 0 where none is needed.
         beside : tuple of int
-            Those of `cufa.score.ARRAYS` and of lengths, if any are read; or that of the workspace.
+            Those of `cufa.score.ARRAYS`, of lengths and of a caller's own expressions, if any are
+            read; or that of the workspace.
         """
         function, grid, block, smem_bytes, nbytes, places, places_beside, counters = self._constants
         q_at, k_at, v_at, out_at, map_at, lse_at, tiles_drawn_at = places

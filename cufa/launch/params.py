@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ from cufa.kernel import ELEMENT_BYTES, KERNELS, LENGTHS
 from cufa.launch import tensor_map
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
-from cufa.score import ARRAYS, PARTS, SEED
+from cufa.score import ARRAYS, SEED, part_named
 from cufa.variant import Variant
 
 TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
@@ -87,8 +88,9 @@ def dtype_of(variant: Variant, params: np.dtype = PARAMS, kv: np.dtype | None = 
 
 def _parts(variant: Variant) -> Iterator[tuple[str, np.dtype]]:
     for name in variant.score:
-        if PARTS[name].numbers:
-            yield name, np.dtype(list(PARTS[name].numbers), align=True)
+        numbers = part_named(name).numbers
+        if numbers:
+            yield name, np.dtype(list(numbers), align=True)
     if variant.kv in LENGTHS:
         yield variant.kv, np.dtype(list(LENGTHS[variant.kv]), align=True)
 
@@ -119,23 +121,24 @@ class ScoreLayout:
     ----------
     places : tuple of (int, int)
         Where the addresses of arrays beside q, k and v are, in 64-bit words, and which of them goes
-        there: first come `cufa.score.ARRAYS`, then those of lengths; the last one is the seed.
+        there: first come `cufa.score.ARRAYS`, then those of lengths, then those of a caller's own
+        expressions; the last one is the seed.
     """
 
     def __init__(self, variant: Variant, dtype: np.dtype) -> None:
         offsets = {name: offset for name, offset, _ in numbers_of(dtype)}
-        parts = [PARTS[name] for name in variant.score]
-        self._reads = [part for part in parts if part.axes]
+        parts = [part_named(name) for name in variant.score]
+        self._reads = [part for part in parts if part.axes or part.source]
         lengths = LENGTHS.get(variant.kv, ())
         self._lengths = [number.name for number in lengths if number.dtype == "u8"]
         beside = (*(number for part in parts for number in part.numbers), *lengths)
         self._names = tuple(number.name for number in beside)
-        places = [
-            (offsets[f"{part.name}.{part.argument}_data"] // 8, ARRAYS.index(part.argument))
-            for part in self._reads
-        ]
-        for i, name in enumerate(self._lengths):
-            places.append((offsets[f"{variant.kv}.{name}"] // 8, len(ARRAYS) + i))
+        number = itertools.count(len(ARRAYS))
+        places = [(offsets[f"{variant.kv}.{name}"] // 8, next(number)) for name in self._lengths]
+        for part in self._reads:
+            for address in part.addresses:
+                which = ARRAYS.index(part.argument) if part.axes else next(number)
+                places.append((offsets[f"{part.name}.{address}"] // 8, which))
         if "Dropout" in variant.score:
             places.append((offsets[f"Dropout.{SEED}"] // 8, -1))
         self.places = tuple(places)
@@ -147,15 +150,14 @@ class ScoreLayout:
         ----------
         problem : Problem
         beside : tuple of tuple of int
-            Strides of the arrays that parts read, in elements.
+            Of the arrays that parts read, as of `cufa.beside.placed`.
         """
         if not self._names:
             return []
         arrays = dict.fromkeys([*self._lengths, SEED], 0)
-        for part, steps in zip(self._reads, beside, strict=True):
-            addresses_and_steps = (0, *steps)
-            names = [number.name for number in part.numbers[-len(addresses_and_steps) :]]
-            arrays |= dict(zip(names, addresses_and_steps, strict=True))
+        for part, numbers in zip(self._reads, beside, strict=True):
+            names = [number.name for number in part.numbers[len(part.numbers) - len(numbers) :]]
+            arrays |= dict(zip(names, numbers, strict=True))
         return [arrays[name] if name in arrays else getattr(problem, name) for name in self._names]
 
 
@@ -217,7 +219,7 @@ class Layout:
         strides : tuple of tuple of int
             Of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
         beside : tuple of tuple of int
-            Of the arrays that parts of the score read, in elements.
+            For each of `reads`, what `cufa.beside.placed` says of its arrays.
         """
         of_q, of_k, of_v, of_out = strides
         q_batch, q_head, q_seq, _ = of_q

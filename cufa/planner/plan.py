@@ -12,7 +12,7 @@ from cufa.planner.problem_class import problem_class
 from cufa.planner.scheduler import Order
 from cufa.planner.tuned_table import Table
 from cufa.problem import Problem
-from cufa.score import MAX_WINDOW, PARTS
+from cufa.score import MAX_WINDOW, kind_of, part_named
 from cufa.variant import Variant
 
 _MAX_GRID = 2**31 - 1
@@ -215,7 +215,9 @@ def _checked_kernel(problem: Problem, name: object, device: Device) -> Kernel:
         raise ValueError(f"kernel: {name} needs at least one key, k has seq 0")
     if problem.kv not in kernel.kvs:
         raise ValueError(f"kernel: {name} is not for sequences of unequal lengths")
-    missing = [PARTS[part].argument for part in problem.score if part not in kernel.scores]
+    missing = [
+        part_named(part).argument for part in problem.score if kind_of(part) not in kernel.scores
+    ]
     if missing:
         raise ValueError(f"{missing[0]}: {name} has no such scores")
     return kernel

@@ -1,0 +1,96 @@
+"""`score_mod` and `mask_mod` on the CPU: a caller's functions, called with NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cufa.expression.own import check
+
+Function = Callable[..., Any]
+
+
+def checked(argument: str, given: object) -> Any:
+    """Return a function of a call that runs on the CPU, or None.
+
+    Raises
+    ------
+    TypeError
+        It is neither.
+    ValueError
+        It is a string of C++.
+    """
+    if isinstance(given, str):
+        raise ValueError(
+            f"{argument} must be a function for NumPy arrays, which run on the CPU, not C++"
+        )
+    return None if given is None else check(argument, given)
+
+
+class Own:
+    """The functions of a call, for some of its sequences and heads.
+
+    Parameters
+    ----------
+    score_mod, mask_mod : function or None
+    batch, heads : slice
+        Which sequences, and which query heads.
+    first : int
+        The number of the first sequence.
+    """
+
+    def __init__(
+        self,
+        score_mod: Function | None = None,
+        mask_mod: Function | None = None,
+        batch: slice = slice(0, 0),
+        heads: slice = slice(0, 0),
+        first: int = 0,
+    ) -> None:
+        self.score_mod, self.mask_mod = score_mod, mask_mod
+        self._batch, self._heads, self._first = batch, heads, first
+
+    def of(self, batch: slice, heads: slice) -> Own:
+        """Return the same for others."""
+        first = self._first
+        batch = slice(first + batch.start, first + batch.stop)
+        return Own(self.score_mod, self.mask_mod, batch, heads, first)
+
+    def beginning_with(self, first: int) -> Own:
+        """Return the same for sequences of which the first has this number."""
+        return Own(self.score_mod, self.mask_mod, first=first)
+
+    def apply(self, scores: np.ndarray, rows: slice, keys: slice) -> None:
+        """Let `score_mod` change scores, (batch, heads, rows, keys), in place."""
+        if self.score_mod is None:
+            return
+        changed = self.score_mod(scores, *self._indices(rows, keys))
+        try:
+            np.copyto(scores, changed, casting="same_kind")
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"score_mod: {error}") from error
+
+    def seen(self, rows: slice, keys: slice) -> np.ndarray | None:
+        """Return where `mask_mod` lets queries see keys, (batch, heads, rows, keys)."""
+        if self.mask_mod is None:
+            return None
+        indices = self._indices(rows, keys)
+        found = np.asarray(self.mask_mod(*indices))
+        if found.dtype != np.bool_:
+            raise TypeError(f"mask_mod returns what is {found.dtype}: a bool is needed")
+        shape = np.broadcast_shapes(*(index.shape for index in indices))
+        try:
+            return np.broadcast_to(found, shape)
+        except ValueError as error:
+            raise ValueError(f"mask_mod: {error}") from error
+
+    def _indices(self, rows: slice, keys: slice) -> tuple[np.ndarray, ...]:
+        """Return the numbers of sequences, heads, queries and keys, of shapes that broadcast."""
+        spans = self._batch, self._heads, rows, keys
+        return np.ix_(*(np.arange(span.start, span.stop) for span in spans))
+
+
+NO_FUNCTIONS = Own()
+"""Of a caller who gave none."""

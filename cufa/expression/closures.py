@@ -1,0 +1,180 @@
+"""What a function refers to beside its arguments: arrays, numbers, other functions.
+
+Found anew for each call, as a name may refer to something else by then; so it has to be quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cufa.arrays import Array
+
+_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
+_FIXED = (BuiltinFunctionType, np.ufunc, type(np.where))
+_MODULES = frozenset(("builtins", "numpy", "cupy", "math", "operator", "ml_dtypes"))
+"""Whose attributes nobody changes, nor those of their types."""
+
+
+class Closure(NamedTuple):
+    """What a function refers to.
+
+    Attributes
+    ----------
+    key : tuple
+        The same for functions of which a trace is the same: all but what is in arrays, and their
+        lengths.
+    arrays : dict
+        The arrays by `id`, each with the name that refers to it.
+    is_known : bool
+        Whether `key` says all; not of objects whose attributes may change.
+    """
+
+    key: tuple[Any, ...]
+    arrays: dict[int, tuple[Array, str]]
+    is_known: bool
+
+
+def closure(function: FunctionType) -> Closure:
+    """Return what a function refers to."""
+    key: list[Any] = []
+    arrays: dict[int, tuple[Array, str]] = {}
+    places: dict[int, int] = {}  # of arrays and of what refers to others, by `id`
+    is_known = True
+    found: list[tuple[Any, str]] = [(function, "")]
+    for value, name in found:  # while it grows
+        kind: Any = type(value)
+        key.append(kind)
+        category = _category(kind)
+        if category == "plain":
+            key.append(value or repr(value))  # zeros of either sign are equal
+        elif category == "fixed":
+            key.append(value)
+        elif category == "module":
+            key.append(value)
+            is_known &= value.__name__ in _MODULES
+        elif category == "type":
+            key.append(value)
+            is_known &= value.__module__ in _MODULES
+        elif category == "scalar":
+            key.append(value.tobytes())
+        elif category == "other":
+            is_known = False
+        elif id(value) in places:
+            key.append(places[id(value)])
+        else:
+            places[id(value)] = len(places)
+            if category == "array":
+                key += value.dtype, value.ndim
+                same = sum(name == other for _, other in arrays.values())
+                arrays[id(value)] = value, f"{name} ({same + 1})" if same else name
+            elif category == "function":
+                code = value.__code__
+                key.append(code)
+                for cell_name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+                    found.append((_content(cell), cell_name))
+                known = value.__globals__
+                for global_name in _names(code):
+                    if global_name in known:
+                        key.append(global_name)
+                        found.append((known[global_name], global_name))
+                if value.__defaults__ or value.__kwdefaults__:
+                    found += (value.__defaults__, "a default"), (value.__kwdefaults__, "a default")
+            elif category == "dict":
+                key.append(tuple(value))
+                found += ((each, f"{name}[{k!r}]") for k, each in value.items())
+            else:
+                key.append(len(value))
+                found += ((each, f"{name}[{i}]") for i, each in enumerate(value))
+    return Closure(tuple(key), arrays, is_known)
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(code: CodeType) -> tuple[str, ...]:
+    """Return the global names that a function may refer to, and its attributes'."""
+    names = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= dict.fromkeys(_names(constant))
+    return tuple(names)
+
+
+@functools.lru_cache(maxsize=1024)
+def _category(kind: Any) -> str:
+    if kind in _PLAIN:
+        return "plain"
+    if issubclass(kind, (np.ndarray, getattr(sys.modules.get("cupy"), "ndarray", np.ndarray))):
+        return "array"
+    if issubclass(kind, np.generic):
+        return "scalar"
+    if kind is FunctionType:
+        return "function"
+    if kind in (tuple, list, dict):
+        return "dict" if kind is dict else "sequence"
+    if issubclass(kind, (ModuleType, type)):
+        return "type" if issubclass(kind, type) else "module"
+    return "fixed" if issubclass(kind, _FIXED) else "other"
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # that has none yet
+        return None
+
+
+def rebuilt(function: FunctionType, stand_in: Callable[[Array], Any]) -> FunctionType:
+    """Return a function that refers to other objects in place of arrays, wherever it does.
+
+    Parameters
+    ----------
+    function : function
+    stand_in : callable
+        Array -> what takes its place.
+    """
+    known: dict[int, Any] = {}
+
+    def of(value: Any) -> Any:
+        kind: Any = type(value)
+        category = _category(kind)
+        if category not in ("array", "function", "sequence", "dict"):
+            return value
+        if id(value) not in known:
+            if category == "array":
+                known[id(value)] = stand_in(value)
+            elif category == "function":
+                known[id(value)] = made = _copy(value)
+                _fill(made, value)
+            elif type(value) is tuple:
+                known[id(value)] = tuple(map(of, value))
+            elif category == "sequence":
+                known[id(value)] = []
+                known[id(value)].extend(map(of, value))
+            else:
+                known[id(value)] = {}
+                known[id(value)].update((key, of(each)) for key, each in value.items())
+        return known[id(value)]
+
+    def _fill(made: FunctionType, function: FunctionType) -> None:
+        for cell, original in zip(made.__closure__ or (), function.__closure__ or (), strict=True):
+            cell.cell_contents = of(_content(original))
+        for name in _names(function.__code__):
+            if name in function.__globals__:
+                made.__globals__[name] = of(function.__globals__[name])
+        made.__defaults__ = of(function.__defaults__)
+        made.__kwdefaults__ = of(function.__kwdefaults__)
+
+    return of(function)
+
+
+def _copy(function: FunctionType) -> FunctionType:
+    """Return a function with cells and globals of its own; the cells are empty."""
+    cells = tuple(CellType() for _ in function.__closure__ or ())
+    return FunctionType(
+        function.__code__, dict(function.__globals__), function.__name__, None, cells
+    )

@@ -1,0 +1,157 @@
+"""An expression -> the struct of C++ that is a part of a score."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from cufa.expression.graph import BOOL, FLOAT, INT, LONG, PAIR, SCORE, SCORE_LOG2, Graph, Node
+from cufa.expression.values import ReadArray
+from cufa.score import OWN
+
+_ELEMENTS = {
+    "bool": "unsigned char",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "uint16": "unsigned short",
+    "int32": "int",
+    "uint32": "unsigned int",
+    "int64": "long long",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float32": "float",
+    "float64": "double",
+}
+_BEGINS = '\n#include "expression.cuh"\n'
+_INLINE = {**{name: name for name in PAIR}, SCORE_LOG2: "s"}
+
+SCORE_MOD, MASK_MOD = "score_mod", "mask_mod"
+"""The arguments whose parts are written here."""
+
+_SAYS = {SCORE_MOD: "LINEAR = false, BY_KEY = true", MASK_MOD: "PAIRWISE = true, BY_KEY = true"}
+_METHODS = {
+    SCORE_MOD: "float score(float s, const Pair& pair) const",
+    MASK_MOD: "bool hides(const Pair& pair) const",
+}
+
+
+def of_graph(
+    argument: str, graph: Graph, root: int, arrays: Sequence[ReadArray]
+) -> tuple[str, str]:
+    """Return name and source of the struct of a traced function.
+
+    Parameters
+    ----------
+    argument : str
+        `SCORE_MOD` or `MASK_MOD`.
+    graph : Graph
+    root : int
+        A score in log2 units, or whether a query sees a key.
+    arrays : sequence of ReadArray
+        Those that nodes name by their numbers.
+    """
+    names = {array.number: f"a{i}" for i, array in enumerate(arrays)}
+    members = [
+        f"numpy::Array<{_ELEMENTS[array.dtype.name]}, {array.ndim}> {names[array.number]};"
+        for array in arrays
+    ]
+    texts: dict[int, str] = {}
+    lines: list[str] = []
+    for i in graph.reachable(root):
+        node = graph.nodes[i]
+        texts[i] = _expression(graph, node, texts, names)
+        if node.operands or node.name == SCORE:
+            lines.append(f"const {node.kind} x{len(lines)} = {texts[i]};")
+            texts[i] = f"x{len(lines) - 1}"
+    lines.append(f"return {'!' if argument == MASK_MOD else ''}{texts[root]};")
+    return _struct(argument, members, lines)
+
+
+def of_text(argument: str, text: str) -> tuple[str, str]:
+    """Return name and source of the struct of an expression of C++, or of a body that returns it.
+
+    Parameters
+    ----------
+    argument : str
+        `SCORE_MOD` or `MASK_MOD`.
+    text : str
+    """
+    names = "int b, int h, int q_idx, int kv_idx"
+    body = text if "return" in text else f"return {text}\n;"
+    pair = ", ".join(PAIR)
+    if argument == SCORE_MOD:
+        of, call = f"float of(float score, {names})", f"LOG2_E * of(s * LN_2, {pair})"
+    else:
+        of, call = f"bool of({names})", f"!of({pair})"
+    lines = [f"return {call};"]
+    return _struct(argument, [f"static __device__ {of} {{\n{body}\n}}"], lines)
+
+
+def _struct(argument: str, members: Sequence[str], lines: Sequence[str]) -> tuple[str, str]:
+    """Return name, which says what is in it, and source of a struct."""
+
+    def written(name: str) -> str:
+        return "\n    ".join(
+            (
+                f'{_BEGINS}#line 1 "{argument}"\nstruct {name} : Part<{name}> {{',
+                f"static constexpr bool {_SAYS[argument]};",
+                *members,
+                f"__device__ {_METHODS[argument]} {{",
+                *(f"    {line}" for line in lines),
+                "}\n};\n",
+            )
+        )
+
+    digest = hashlib.sha256(written("").encode()).hexdigest()[:12]
+    name = f"{OWN[argument]}_{digest}"
+    return name, written(name)
+
+
+def _expression(
+    graph: Graph, node: Node, texts: Mapping[int, str], names: Mapping[int, str]
+) -> str:
+    name, kind, operands, text, array, axis = node
+    found = [texts[i] for i in operands]
+    if name in _INLINE:
+        return _INLINE[name]
+    if name == SCORE:
+        return "s * LN_2"
+    if name == "constant":
+        return _literal(text, kind)
+    if name == "length":
+        return f"{names[array]}.lengths[{axis}]"
+    if name == "cast":
+        return f"static_cast<{kind}>({found[0]})"
+    if name == "where":
+        return f"{found[0]} ? {found[1]} : {found[2]}"
+    if name == "load":
+        indices = (_index(graph, i, text) for i, text in zip(operands, found, strict=True))
+        return f"numpy::read<{kind}>({names[array]}.at({', '.join(indices)}))"
+    return f"numpy::{name}({', '.join(found)})"
+
+
+def _index(graph: Graph, i: int, text: str) -> str:
+    never_negative = graph.kind(i) == INT and graph.is_never_negative(i)
+    return f"static_cast<uint32_t>({text})" if never_negative else text
+
+
+def _float(text: str) -> str:
+    number = float.fromhex(text)
+    if number != number:
+        return "NAN"
+    return text.upper() if abs(number) == np.inf else f"{text}f"
+
+
+_LITERALS: dict[str, Callable[[str], str]] = {
+    BOOL: {"0": "false", "1": "true"}.__getitem__,
+    INT: lambda text: "(-2147483647 - 1)" if text == str(-(2**31)) else text,
+    LONG: lambda text: f"({-(2**63) + 1}LL - 1)" if text == str(-(2**63)) else f"{text}LL",
+    FLOAT: _float,
+}
+
+
+def _literal(text: str, kind: str) -> str:
+    return _LITERALS[kind](text)

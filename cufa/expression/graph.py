@@ -1,0 +1,117 @@
+"""An expression as a graph of typed nodes, each a function of others; equal ones are one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+BOOL, INT, LONG, FLOAT = KINDS = ("bool", "int", "long long", "float")
+"""The types of C++ that a node may have; of two, arithmetic is in the later one."""
+
+PAIR = ("pair.batch", "pair.head", "pair.query", "pair.key")
+"""Nodes of the pair whose score it is: integers that are not negative."""
+
+SCORE, SCORE_LOG2 = "score", "score_log2"
+"""Nodes of the score, in natural units and in those of the kernels."""
+
+_INT32, _INT64 = np.iinfo(np.int32), np.iinfo(np.int64)
+
+
+class Node(NamedTuple):
+    """What is computed.
+
+    Attributes
+    ----------
+    name : str
+        One of `PAIR`, `SCORE` or `SCORE_LOG2`, "constant", "cast", "where", "load", "length", or a
+        function of ``kernels/expression.cuh``.
+    kind : str
+        One of `KINDS`.
+    operands : tuple of int
+        Numbers of nodes.
+    text : str
+        Of a constant, as Python reads it: integers in digits, floats in hexadecimal ones.
+    array, axis : int
+        Number of the array that is read, and the axis whose length it is.
+    """
+
+    name: str
+    kind: str
+    operands: tuple[int, ...] = ()
+    text: str = ""
+    array: int = -1
+    axis: int = 0
+
+
+class Graph:
+    """The nodes of an expression.
+
+    Attributes
+    ----------
+    nodes : list of Node
+        Each after its operands.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._known: dict[Node, int] = {}
+
+    def add(self, node: Node) -> int:
+        """Return the number of a node, new or known."""
+        number = self._known.setdefault(node, len(self.nodes))
+        if number == len(self.nodes):
+            self.nodes.append(node)
+        return number
+
+    def kind(self, i: int) -> str:
+        """Return the type of a node."""
+        return self.nodes[i].kind
+
+    def constant(self, value: bool | int | float, kind: str | None = None) -> int:
+        """Return the number of a constant, of a type of its own unless one is given."""
+        if kind is None:
+            kind = _kind_of(value)
+        return self.add(Node("constant", kind, text=_text_of(value, kind)))
+
+    def cast(self, i: int, kind: str) -> int:
+        """Return a node's value as another type."""
+        return i if self.kind(i) == kind else self.add(Node("cast", kind, (i,)))
+
+    def is_never_negative(self, i: int) -> bool:
+        """Whether it is known that a node, an integer, is not negative unless it overflows."""
+        name, _, operands, text, _, _ = self.nodes[i]
+        if name in PAIR or name == "length":
+            return True
+        if name == "constant":
+            return not text.startswith("-")
+        if name in ("add", "multiply", "floor_divide", "remainder"):
+            return all(map(self.is_never_negative, operands))
+        return False
+
+    def reachable(self, root: int) -> list[int]:
+        """Return the nodes that one is computed from, itself the last, each after its operands."""
+        found = {root}
+        for i in range(root, -1, -1):
+            if i in found:
+                found.update(self.nodes[i].operands)
+        return sorted(found)
+
+
+def _kind_of(value: bool | int | float) -> str:
+    if isinstance(value, bool):
+        return BOOL
+    if isinstance(value, float):
+        return FLOAT
+    if _INT32.min <= value <= _INT32.max:
+        return INT
+    if _INT64.min <= value <= _INT64.max:
+        return LONG
+    raise TypeError(f"{value} is no integer of 64 bits")
+
+
+def _text_of(value: bool | int | float, kind: str) -> str:
+    if kind != FLOAT:
+        return str(int(value))
+    with np.errstate(over="ignore"):
+        return float(np.float32(value)).hex()

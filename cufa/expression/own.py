@@ -1,0 +1,175 @@
+"""`score_mod` and `mask_mod` of a call -> parts of a score, and the arrays that these read."""
+
+from __future__ import annotations
+
+import linecache
+import threading
+from types import FunctionType, TracebackType
+from typing import Any, NamedTuple
+
+from cufa.arrays import Array
+from cufa.expression import cpp
+from cufa.expression.closures import Closure, closure, rebuilt
+from cufa.expression.cpp import MASK_MOD, SCORE_MOD
+from cufa.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, SCORE_LOG2, Graph, Node
+from cufa.expression.units import in_log2
+from cufa.expression.values import Lookup, ReadArray, Value, node_of
+from cufa.score import Part, register
+
+_KNOWN = 256  # traces that are remembered
+_MOST_BYTES = 1024  # of a kernel's parameter, for the arrays of a function
+
+Read = tuple[int, str]
+"""An array that is read: which of the function's, and what it is called."""
+
+
+class Own(NamedTuple):
+    """What a call has of its own between Q K^T and the softmax.
+
+    Attributes
+    ----------
+    parts : tuple of str
+        Of the score; none of what changes nothing.
+    arrays : tuple of array
+        That they read, in order.
+    names : tuple of str
+        What messages call these.
+    """
+
+    parts: tuple[str, ...] = ()
+    arrays: tuple[Array, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+NOTHING = Own()
+
+_UNCHANGED, _ALL_SEEN = Node(SCORE_LOG2, FLOAT), Node("constant", BOOL, text="1")
+
+
+class _Traced(NamedTuple):
+    """The part that a function is, or None if it changes nothing; and which arrays it reads."""
+
+    part: str | None
+    reads: tuple[Read, ...]
+
+
+_known: dict[tuple[Any, ...], _Traced] = {}
+_lock = threading.Lock()
+
+
+def own(score_mod: object, mask_mod: object) -> Own:
+    """Return the parts of a call's own expressions.
+
+    Functions are traced once: again only if what they refer to has other types, numbers of axes, or
+    values that are in no array.
+
+    Parameters
+    ----------
+    score_mod, mask_mod : function, str or None
+        As of `cufa.attention`.
+
+    Raises
+    ------
+    TypeError
+        For what cannot be traced; it says where, and names the argument.
+    ValueError
+        More arrays than a kernel takes.
+    """
+    parts, arrays, names = [], [], []
+    for argument, given in ((SCORE_MOD, score_mod), (MASK_MOD, mask_mod)):
+        if given is None:
+            continue
+        if isinstance(given, str):
+            parts.append(_of_text(argument, given))
+            continue
+        function = check(argument, given)
+        found = closure(function)
+        key = argument, found.key
+        traced = _known.get(key) if found.is_known else None
+        if traced is None:
+            traced = _traced(argument, function, found)
+            if found.is_known:
+                _remember(key, traced)
+        if traced.part is not None:
+            parts.append(traced.part)
+            of_function = tuple(found.arrays.values())
+            arrays += [of_function[i][0] for i, _ in traced.reads]
+            names += [name for _, name in traced.reads]
+    return Own(tuple(parts), tuple(arrays), tuple(names))
+
+
+def check(argument: str, given: object) -> Any:
+    """Return what is a function; TypeError for others."""
+    if not isinstance(given, FunctionType):
+        raise TypeError(
+            f"{argument} must be a function (def or lambda) or a string of C++, not "
+            f"{type(given).__name__}"
+        )
+    return given
+
+
+def _remember(key: tuple[Any, ...], traced: _Traced) -> None:
+    with _lock:
+        _known[key] = traced
+        while len(_known) > _KNOWN:
+            del _known[next(iter(_known))]
+
+
+def _of_text(argument: str, text: str) -> str:
+    key = argument, text
+    traced = _known.get(key)
+    if traced is None:
+        name, source = cpp.of_text(argument, text)
+        register(Part(name, argument, source=source))
+        traced = _Traced(name, ())
+        _remember(key, traced)
+    assert traced.part is not None
+    return traced.part
+
+
+def _traced(argument: str, function: FunctionType, found: Closure) -> _Traced:
+    graph = Graph()
+    arrays = [
+        ReadArray(i, name, array.dtype, array.ndim)
+        for i, (array, name) in enumerate(found.arrays.values())
+    ]
+    numbers = {address: i for i, address in enumerate(found.arrays)}
+    inputs = [Value(graph, graph.add(Node(name, INT))) for name in PAIR]
+    if argument == SCORE_MOD:
+        inputs.insert(0, Value(graph, graph.add(Node(SCORE, FLOAT))))
+    try:
+        traced = rebuilt(function, lambda array: Lookup(graph, arrays[numbers[id(array)]]))
+        root = node_of(traced(*inputs), graph)
+        if argument == MASK_MOD and graph.kind(root) != BOOL:
+            raise TypeError(f"it returns what is {graph.kind(root)}: a bool is needed")
+    except Exception as error:
+        where = _place(error.__traceback__)
+        raise TypeError(f"{argument} cannot be traced: {error}{where}") from error
+    if argument == SCORE_MOD:
+        root = in_log2(graph, root)
+    if graph.nodes[root] in (_UNCHANGED, _ALL_SEEN):
+        return _Traced(None, ())
+    reached = (graph.nodes[i] for i in graph.reachable(root))
+    used = [arrays[i] for i in sorted({node.array for node in reached if node.array >= 0})]
+    size = sum(8 + 12 * array.ndim for array in used)
+    if size > _MOST_BYTES:
+        raise ValueError(
+            f"{argument} reads {len(used)} arrays, whose addresses, strides and lengths take "
+            f"{size} bytes: a kernel has room for {_MOST_BYTES}"
+        )
+    name, source = cpp.of_graph(argument, graph, root, used)
+    register(Part(name, argument, source=source, arrays=tuple(array.ndim for array in used)))
+    return _Traced(name, tuple((a.number, f"{argument}: {a.name}") for a in used))
+
+
+def _place(traceback: TracebackType | None) -> str:
+    """Return the line of the caller's own code where an error came up."""
+    place = ""
+    while traceback is not None:
+        code, line = traceback.tb_frame.f_code, traceback.tb_lineno
+        module = traceback.tb_frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in ("cufa", "numpy", "cupy"):
+            text = linecache.getline(code.co_filename, line).strip()
+            place = f" ({code.co_filename}, line {line}{': ' if text else ''}{text})"
+        traceback = traceback.tb_next
+    return place

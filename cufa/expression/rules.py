@@ -1,0 +1,124 @@
+"""What NumPy's functions give, in the types of an expression: which of C++, and of which type."""
+
+from __future__ import annotations
+
+from cufa.expression.graph import BOOL, FLOAT, INT, KINDS, Graph, Node
+
+_OF_FLOATS = frozenset(
+    (
+        *("divide", "power", "sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
+        *("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2", "sinh", "cosh", "tanh"),
+        *("fabs", "rint", "copysign", "hypot"),
+    )
+)
+_TESTS = frozenset(("isnan", "isinf", "isfinite"))
+_COMPARISONS = frozenset(
+    ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
+)
+_LOGICAL = frozenset(("logical_and", "logical_or", "logical_xor", "logical_not"))
+_BITS = frozenset(("bitwise_and", "bitwise_or", "bitwise_xor", "invert"))
+_SHIFTS = frozenset(("left_shift", "right_shift"))
+_ROUNDINGS = frozenset(("floor", "ceil", "trunc"))
+_NO_BOOLS = frozenset(("subtract", "negative", "positive", "sign"))
+_OF_BOOLS = {
+    **dict.fromkeys(("add", "maximum", "fmax"), "logical_or"),
+    **dict.fromkeys(("multiply", "minimum", "fmin"), "logical_and"),
+}
+_NUMERIC = frozenset(
+    (*_OF_BOOLS, *_NO_BOOLS, "floor_divide", "remainder", "fmod", "absolute", "square")
+)
+
+_OTHER_NAMES = {"true_divide": "divide", "mod": "remainder", "abs": "absolute"}  # CuPy has them
+
+_MOST_FACTORS = 64  # of a power with a constant exponent
+
+
+def applied(graph: Graph, function: str, operands: list[int]) -> int:
+    """Return the node of one of NumPy's functions; TypeError for one that there is not.
+
+    Parameters
+    ----------
+    graph : Graph
+    function : str
+        As NumPy names it, such as "add".
+    operands : list of int
+        Nodes.
+    """
+    name = _OTHER_NAMES.get(function, function)
+    if name == "where":
+        return where(graph, *operands)
+    if name == "clip":
+        x, low, high = operands
+        return applied(graph, "minimum", [applied(graph, "maximum", [x, low]), high])
+    kind = common(graph, operands)
+    if name == "power":
+        return _power(graph, *operands)
+    if name in _OF_FLOATS:
+        return _call(graph, name, operands, FLOAT, FLOAT)
+    if name in _TESTS:
+        return _call(graph, name, operands, FLOAT, BOOL)
+    if name in _COMPARISONS:
+        return _call(graph, name, operands, kind, BOOL)
+    if name in _LOGICAL:
+        return _call(graph, name, operands, BOOL, BOOL)
+    if name in _ROUNDINGS:
+        return _call(graph, name, operands, FLOAT, FLOAT) if kind == FLOAT else operands[0]
+    if name in _BITS or name in _SHIFTS:
+        if kind == FLOAT:
+            raise TypeError(f"numpy.{function} is for integers and bools")
+        if kind == BOOL and name == "invert":
+            name = "logical_not"
+        if kind == BOOL and name in _SHIFTS:
+            kind = INT
+        return _call(graph, name, operands, kind, kind)
+    if name not in _NUMERIC:
+        raise TypeError(f"{function} is no function that kernels have")
+    if kind == BOOL:
+        if name in _NO_BOOLS:
+            raise TypeError(f"numpy.{function} is not for bools, as in NumPy")
+        name, kind = (_OF_BOOLS[name], BOOL) if name in _OF_BOOLS else (name, INT)
+    if name == "positive":
+        return operands[0]
+    return _call(graph, name, operands, kind, kind)
+
+
+def common(graph: Graph, operands: list[int]) -> str:
+    """Return the type in which arithmetic of these nodes is."""
+    return max((graph.kind(i) for i in operands), key=KINDS.index)
+
+
+def where(graph: Graph, condition: int, a: int, b: int) -> int:
+    """Return the node of one of two values."""
+    kind = common(graph, [a, b])
+    operands = graph.cast(condition, BOOL), graph.cast(a, kind), graph.cast(b, kind)
+    return graph.add(Node("where", kind, operands))
+
+
+def _call(graph: Graph, name: str, operands: list[int], takes: str, gives: str) -> int:
+    return graph.add(Node(name, gives, tuple(graph.cast(i, takes) for i in operands)))
+
+
+def _power(graph: Graph, base: int, exponent: int) -> int:
+    """Return a power: of a small constant exponent that is an integer, the product that it is."""
+    kind = common(graph, [base, exponent])
+    node = graph.nodes[exponent]
+    if node.name == "constant":
+        n = float.fromhex(node.text) if node.kind == FLOAT else int(node.text)
+        if abs(n) <= _MOST_FACTORS and n == int(n) and (n >= 0 or kind == FLOAT):
+            return _product(graph, graph.cast(base, INT if kind == BOOL else kind), int(n))
+    if kind != FLOAT:
+        raise TypeError("an integer to the power of an integer needs a constant exponent, 0 to 64")
+    return _call(graph, "power", [base, exponent], FLOAT, FLOAT)
+
+
+def _product(graph: Graph, base: int, n: int) -> int:
+    one = graph.constant(1, graph.kind(base))
+    result = None
+    for digit in f"{abs(n):b}".lstrip("0"):
+        if result is not None:
+            result = applied(graph, "multiply", [result, result])
+        if digit == "1":
+            result = base if result is None else applied(graph, "multiply", [result, base])
+    if result is None:
+        return one
+    return applied(graph, "divide", [one, result]) if n < 0 else result

@@ -1,0 +1,248 @@
+"""What a function is called with while it is traced: what notes all that becomes of it.
+
+NumPy's functions and operators come to it by `__array_ufunc__` and `__array_function__`, CuPy's by
+a method of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn
+
+import ml_dtypes
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from cufa.checks import shown_dtype
+from cufa.expression import rules
+from cufa.expression.graph import BOOL, FLOAT, INT, KINDS, LONG, Graph, Node
+
+ELEMENTS: dict[np.dtype, str] = {
+    np.dtype(dtype): kind
+    for kind, dtypes in (
+        (BOOL, (np.bool_,)),
+        (INT, (np.int8, np.uint8, np.int16, np.uint16, np.int32)),
+        (LONG, (np.uint32, np.int64)),
+        (FLOAT, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)),
+    )
+    for dtype in dtypes
+}
+"""The type that an element of an array has when it has been read."""
+
+_ELSEWHERE = "an index of a list, or of an array that is no global name and no name around"
+_NAME_IT = "make it an array and give it such a name"
+
+_FUNCTIONS = {np.where: "where", np.clip: "clip"}
+
+
+class ReadArray(NamedTuple):
+    """An array to which a function refers.
+
+    Attributes
+    ----------
+    number : int
+        Among those of the function.
+    name : str
+    dtype : dtype
+    ndim : int
+    """
+
+    number: int
+    name: str
+    dtype: np.dtype
+    ndim: int
+
+
+class _Traced(NDArrayOperatorsMixin):
+    """What there is when a kernel runs, and not while a function is traced."""
+
+    __slots__ = ("_graph",)
+    _graph: Graph
+
+    def _node(self) -> int:
+        """Return the number of the node that it is."""
+        raise NotImplementedError
+
+    def _applied(self, function: str, operands: tuple[Any, ...]) -> Value:
+        graph = self._graph
+        known = [graph.kind(node_of(x, graph)) for x in operands if isinstance(x, _Traced)]
+        kind = max(known, key=KINDS.index)
+        nodes = [node_of(x, graph, kind) for x in operands]
+        return Value(graph, rules.applied(graph, function, nodes))
+
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **options: Any
+    ) -> Any:
+        """Note a function; with `out`, as of `+=`, what that is from now on."""
+        if ufunc is np.divmod:
+            return np.floor_divide(*operands), np.remainder(*operands)
+        if method != "__call__" or options:
+            how = ", ".join(options) or method
+            raise TypeError(f"numpy.{ufunc.__name__} with {how} cannot be computed in a kernel")
+        result = self._applied(ufunc.__name__, operands)
+        return result if out is None else result.put_into(out)
+
+    def __array_function__(
+        self, function: Any, types: Any, operands: tuple[Any, ...], options: dict[str, Any]
+    ) -> Value:
+        """Note a function that is no ufunc."""
+        name = _FUNCTIONS.get(function)
+        if name is None or options or len(operands) != 3:
+            known = "numpy.where and numpy.clip, with three arguments"
+            raise TypeError(f"numpy.{function.__name__} is none of {known}, and no ufunc")
+        return self._applied(name, operands)
+
+    def __cupy_override_elementwise_kernel__(
+        self, function: Any, *operands: Any, **options: Any
+    ) -> Value:
+        """Note a function of CuPy."""
+        if options:
+            raise TypeError(f"{function.name} with {', '.join(options)}: no kernel has this")
+        return self._applied(function.name.removeprefix("cupy_"), operands)
+
+    def astype(self, dtype: Any, copy: bool = True) -> Value:
+        """Note a conversion: integers have 32 bits, or 64 if asked for, and floats have 32."""
+        kind = ELEMENTS.get(np.dtype(dtype))
+        if kind is None:
+            raise TypeError(f"dtype {np.dtype(dtype)} is none that kernels compute in")
+        return Value(self._graph, self._graph.cast(self._node(), kind))
+
+    def _is_unknown(self, what: str, instead: str) -> NoReturn:
+        raise TypeError(
+            f"{what} asks for a value, which there is only when the kernel runs: {instead}"
+        )
+
+    def __bool__(self) -> bool:
+        """Refuse."""
+        self._is_unknown(
+            "a condition (if, while, and, or, not, in, a < b < c, min, max)",
+            "use numpy.where, &, |, ~, numpy.minimum and numpy.maximum",
+        )
+
+    def __int__(self) -> int:
+        """Refuse."""
+        self._is_unknown("int()", "use astype(numpy.int32)")
+
+    def __float__(self) -> float:
+        """Refuse."""
+        self._is_unknown("float(), or a function of math,", "use astype and NumPy's functions")
+
+    def __complex__(self) -> complex:
+        """Refuse."""
+        self._is_unknown("complex()", "kernels have none")
+
+    def __index__(self) -> int:
+        """Refuse."""
+        self._is_unknown(f"{_ELSEWHERE}, or range(),", _NAME_IT)
+
+    def __iter__(self) -> Any:
+        """Refuse."""
+        self._is_unknown("an iteration", "only Python's own loops are unrolled")
+
+    def __len__(self) -> int:
+        """Refuse."""
+        self._is_unknown("len()", "an array's shape says it")
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        """Refuse."""
+        self._is_unknown(f"{_ELSEWHERE}, or an array of it,", _NAME_IT)
+
+
+class Value(_Traced):
+    """A number of which there is one for each pair of query and key.
+
+    Parameters
+    ----------
+    graph : Graph
+    node : int
+    """
+
+    __slots__ = ("node",)
+
+    def __init__(self, graph: Graph, node: int) -> None:
+        self._graph, self.node = graph, node
+
+    def _node(self) -> int:
+        return self.node
+
+    def put_into(self, out: tuple[Any, ...]) -> Value:
+        """Make another value this one, as NumPy's operators do in place; return that."""
+        (other,) = out
+        if not isinstance(other, Value):
+            raise TypeError("arrays that a function reads cannot be written")
+        kind = other._graph.kind(other.node)
+        if KINDS.index(self._graph.kind(self.node)) > KINDS.index(kind):
+            raise TypeError(f"what is {kind} cannot hold what is {self._graph.kind(self.node)}")
+        other.node = self._graph.cast(self.node, kind)
+        return other
+
+
+class Lookup(_Traced):
+    """An array that is read when the kernel runs.
+
+    Parameters
+    ----------
+    graph : Graph
+    array : ReadArray
+    """
+
+    __slots__ = ("_array",)
+
+    def __init__(self, graph: Graph, array: ReadArray) -> None:
+        self._graph, self._array = graph, array
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return self._array.ndim
+
+    @property
+    def shape(self) -> tuple[Value, ...]:
+        """Their lengths, which are those of the array when the kernel runs."""
+        nodes = (
+            Node("length", INT, array=self._array.number, axis=axis) for axis in range(self.ndim)
+        )
+        return tuple(Value(self._graph, self._graph.add(node)) for node in nodes)
+
+    def __getitem__(self, key: Any) -> Value:
+        """Note an element."""
+        name, found = self._array.name, []
+        for index in key if isinstance(key, tuple) else (key,):
+            if isinstance(index, slice) or index is None or index is Ellipsis:
+                raise TypeError(f"{name} is indexed by integers, not by {index!r}")
+            node = node_of(index, self._graph)
+            if self._graph.kind(node) not in (INT, LONG):
+                raise TypeError(f"an index of {name} is an integer, not {self._graph.kind(node)}")
+            found.append(node)
+        return Value(self._graph, self._read(tuple(found)))
+
+    def _node(self) -> int:
+        return self._read(())
+
+    def _read(self, indices: tuple[int, ...]) -> int:
+        array = self._array
+        if len(indices) != array.ndim:
+            raise TypeError(
+                f"{array.name} has {array.ndim} axes, and {len(indices)} indices: an element is "
+                "read with one for each axis at once"
+            )
+        kind = ELEMENTS.get(array.dtype)
+        if kind is None:
+            dtype = shown_dtype(array.dtype)
+            raise TypeError(f"{array.name} has dtype {dtype}, which no kernel reads")
+        return self._graph.add(Node("load", kind, indices, array=array.number))
+
+
+def node_of(x: Any, graph: Graph, kind: str = BOOL) -> int:
+    """Return the node of what a function is applied to; Python's numbers have the `kind` of others.
+
+    As in NumPy: an integer beside floats is a float, and a float is one whatever it is beside.
+    """
+    if isinstance(x, _Traced):
+        if x._graph is not graph:
+            raise TypeError("a value of an earlier trace, which the function has kept")
+        return x._node()
+    if isinstance(x, (np.generic, np.ndarray)) and x.ndim == 0:
+        x = x.item()
+    if not isinstance(x, (bool, int, float)):
+        raise TypeError(f"{type(x).__name__} is no number that a kernel computes with")
+    return graph.constant(x, FLOAT if kind == FLOAT else None)
