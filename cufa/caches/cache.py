@@ -319,7 +319,7 @@ class Cache:
         Returns
         -------
         array or None
-            The queries, turned as the keys are if the cache has a rotary embedding, in new memory;
+            The queries, turned as the keys are if the layer has a rotary embedding, in new memory;
             else `q` itself.
 
         Raises
@@ -444,7 +444,8 @@ class Cache:
         if xp is not np:
             check_devices({**arrays, "the cache": store.k}, xp)
         result, turned_q = q, None
-        if q is not None and store.rotary is not None:
+        rotary = store.rotaries[layer]
+        if q is not None and rotary is not None:
             result = xp.empty(q.shape, q.dtype)
             turned_q = as_bhsd(result, store.layout)
         tokens = Tokens(
@@ -457,7 +458,7 @@ class Cache:
             starts=starts,
             lengths=lengths,
             block_table=block_table,
-            rotary=store.rotary,
+            rotary=rotary,
         )
         return tokens, result
 
