@@ -13,7 +13,7 @@ import llama_folders
 import ml_dtypes
 import numpy as np
 import pytest
-from llama import Llama
+from llama import Llama, Prompt, Settings, generate
 from llama.config import read_config
 from llama.ops import gated, rms_norm
 from models import DTYPES, ModelError
@@ -137,6 +137,21 @@ def test_several_tokens_of_sequences_of_different_lengths(
     found = as_numpy(model.logits(model.extend(cache, model.xp.asarray(ids)).reshape(40, -1)))
     expected = np.concatenate([RECORDED[name][0, :20], RECORDED[name][1, 9:29]])
     assert np.abs(found - expected).max() < 3e-5
+
+
+@pytest.mark.parametrize("page_size", [None, 4])
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-window", "gemma2", "gemma3"])
+def test_texts_longer_than_the_window(
+    tmp_path: Path, device: str, name: str, page_size: int | None
+) -> None:
+    llama_folders.write(tmp_path, name)
+    model = Llama(tmp_path, device, "float32")
+    prompts = [Prompt(TOKENS[0, :length].tolist(), 12) for length in (3, 12, 30)]
+    steps = np.stack(list(generate(model, prompts, Settings(), page_size)))
+    for prompt, new in zip(prompts, steps.T, strict=True):
+        text = np.array([[*prompt.tokens, *new]])
+        whole = logits(model, text, [text.shape[1]])[0]
+        assert np.array_equal(whole[len(prompt.tokens) - 1 : -1].argmax(axis=-1), new)
 
 
 def test_operations_do_not_overflow(xp: Any) -> None:
