@@ -9,6 +9,7 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
+from cufa.block_mask import BlockMask, check_block_mask
 from cufa.checks import NO_WINDOW, check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.cpu import own as cpu_own
@@ -38,6 +39,7 @@ def attention(
     sinks: Array | None = None,
     score_mod: Callable[..., Any] | str | None = None,
     mask_mod: Callable[..., Any] | str | None = None,
+    block_mask: BlockMask | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     out: Array | None = None,
@@ -87,6 +89,9 @@ def attention(
     mask_mod : function or str, optional
         (b, h, q_idx, kv_idx) -> bool, likewise: True where a query sees a key, unless another mask
         hides it.
+    block_mask : BlockMask, optional
+        Of the `mask_mod`: tiles of keys that it hides then take no time, and are not looked at, nor
+        are those that it does not hide.
     scale : float, optional
         Factor of the scores, less than 2^64 in magnitude; 1 / sqrt(d) by default.
     layout : {"bhsd", "bshd"}
@@ -186,8 +191,10 @@ def attention(
         beside=dict(zip(ARRAYS, beside, strict=False)) if beside else NO_ARRAYS,
         own=mods,
     )
+    if block_mask is not None:
+        check_block_mask(block_mask, mask_mod, problem, xp)
     if xp is np:
-        functions = _on_numpy(score_mod, mask_mod, kernel)
+        functions = _on_numpy(score_mod, mask_mod, block_mask, kernel)
         return _on_cpu(problem, operands, functions, q, out, layout, return_lse)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
@@ -210,6 +217,7 @@ def explain(
     sinks: Array | None = None,
     score_mod: Callable[..., Any] | str | None = None,
     mask_mod: Callable[..., Any] | str | None = None,
+    block_mask: BlockMask | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     out: Array | None = None,
@@ -223,7 +231,7 @@ def explain(
     ----------
     q, k, v, causal, window, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod
         As for `attention`.
-    scale, layout, out, return_lse, batch_invariant, kernel
+    block_mask, scale, layout, out, return_lse, batch_invariant, kernel
         As for `attention`.
 
     Returns
@@ -252,18 +260,24 @@ def explain(
         beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
         own=NOTHING if xp is np else own(score_mod, mask_mod),
     )
+    if block_mask is not None:
+        check_block_mask(block_mask, mask_mod, problem, xp)
     if xp is np:
-        _on_numpy(score_mod, mask_mod, kernel)
+        _on_numpy(score_mod, mask_mod, block_mask, kernel)
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
     return explained(problem, device, kernel, user_table(device), batch_invariant)
 
 
-def _on_numpy(score_mod: object, mask_mod: object, kernel: object) -> cpu_own.Own:
+def _on_numpy(
+    score_mod: object, mask_mod: object, block_mask: BlockMask | None, kernel: object
+) -> cpu_own.Own:
     """Return the functions of a call that runs on the CPU; refuse what is for the GPU."""
     refuse_kernel(kernel)
     return cpu_own.Own(
-        cpu_own.checked("score_mod", score_mod), cpu_own.checked("mask_mod", mask_mod)
+        cpu_own.checked("score_mod", score_mod),
+        cpu_own.checked("mask_mod", mask_mod),
+        tiles=None if block_mask is None else (block_mask.kinds, block_mask.block),
     )
 
 

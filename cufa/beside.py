@@ -166,14 +166,19 @@ def parse_beside(
         For shapes and devices that do not fit.
     """
     reads, views = _parse_arrays(arrays, ndim, sizes, xp)
+    check_own(own, sizes, xp, "as q is")
+    return (*reads, *own.parts), views
+
+
+def check_own(own: Own, sizes: Sizes, xp: ModuleType, why: str) -> None:
+    """Refuse arrays that a caller's own expressions cannot read on the GPU; as `parse_beside`."""
     for name, array in zip(own.names, own.arrays, strict=True):
         if module_of(name, array) is not xp:
-            raise TypeError(f"{name} must be a {xp.__name__} array, as q is")
+            raise TypeError(f"{name} must be a {xp.__name__} array, {why}")
         check_devices({name: array}, xp)
         complaint = _complaint(array.shape, array.strides, array.dtype, sizes)
         if complaint is not None:
             raise ValueError(f"{name} has shape {array.shape}: {complaint}")
-    return (*reads, *own.parts), views
 
 
 def _parse_arrays(

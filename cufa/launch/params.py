@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,11 +59,16 @@ def dtype_of(variant: Variant) -> np.dtype:
     `params`, and one of each part of the score that has parameters (``Arguments`` of
     ``score.cuh``).
     """
-    names, formats, offsets, end, alignment = [], [], [], 0, PARAMS.alignment
+    fields = [("params", PARAMS), *of_parts(variant.score)]
     if KERNELS[variant.kernel].tma:
-        names, formats, offsets = ["maps"], [MAPS], [0]
-        end, alignment = MAPS.itemsize, _MAPS_ALIGNMENT
-    for name, kind in (("params", PARAMS), *_parts(variant)):
+        return structure([("maps", MAPS), *fields], _MAPS_ALIGNMENT)
+    return structure(fields)
+
+
+def structure(fields: Sequence[tuple[str, np.dtype]], alignment: int = 8) -> np.dtype:
+    """Return the layout of a struct with these bases, in order."""
+    names, formats, offsets, end = [], [], [], 0
+    for name, kind in fields:
         names.append(name)
         formats.append(kind)
         offsets.append(_rounded(end, kind.alignment))
@@ -79,8 +84,9 @@ def dtype_of(variant: Variant) -> np.dtype:
     )
 
 
-def _parts(variant: Variant) -> Iterator[tuple[str, np.dtype]]:
-    for name in variant.score:
+def of_parts(score: Sequence[str]) -> Iterator[tuple[str, np.dtype]]:
+    """Yield name and layout of those parts of a score that have parameters."""
+    for name in score:
         numbers = part_named(name).numbers
         if numbers:
             yield name, np.dtype(list(numbers), align=True)

@@ -1,0 +1,153 @@
+"""`BlockMask`: which tiles of queries and keys a `mask_mod` hides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from cufa.arrays import Array, module_of
+from cufa.checks import check_devices, check_module, check_size
+from cufa.cpu import block_mask as cpu
+from cufa.cpu.own import checked
+from cufa.expression.own import own
+from cufa.launch import block_mask as launch
+from cufa.problem import Problem
+
+_MAX_SEQ = 2**30
+
+
+class BlockMask:
+    """Tiles of queries and keys, each hidden, whole or hidden in part; made by `of`.
+
+    Attributes
+    ----------
+    kinds : array of uint8, (batch, heads, rows of tiles, columns of tiles)
+        0 where a tile is hidden, 2 where all of its pairs are seen, 1 where some are. Along the
+        first two axes of length 1 where the mask is the same for all.
+    block : tuple of int
+        Queries and keys of a tile.
+    seq_q, seq_kv : int
+        Lengths; the last tiles may have fewer.
+    """
+
+    def __init__(self, kinds: Array, block: tuple[int, int], seq_q: int, seq_kv: int) -> None:
+        self.kinds, self.block, self.seq_q, self.seq_kv = kinds, block, seq_q, seq_kv
+
+    @classmethod
+    def of(
+        cls,
+        mask_mod: Callable[..., Any] | str,
+        batch: int | None,
+        heads: int | None,
+        seq_q: int,
+        seq_kv: int,
+        *,
+        block: tuple[int, int] = (128, 128),
+        xp: Any = np,
+    ) -> BlockMask:
+        """Look at all pairs of a `mask_mod`, once for many calls of `attention`.
+
+        Parameters
+        ----------
+        mask_mod : function or str
+            As of `cufa.attention`.
+        batch, heads : int or None
+            Sequences and query heads; None where the mask is the same for all.
+        seq_q, seq_kv : int
+            Queries and keys.
+        block : tuple of int
+            Queries and keys of a tile: 16 to 1024. Small ones leave out more; large ones are fewer.
+        xp : module
+            `numpy` or `cupy`, of the arrays that `attention` is called with; with `cupy`, on the
+            current device and stream.
+
+        Raises
+        ------
+        TypeError
+            A `mask_mod` that cannot be traced, and arguments of the wrong type.
+        ValueError
+            Sizes that do not fit.
+        CompileError
+            NVRTC refused the kernel.
+
+        Examples
+        --------
+        >>> import numpy as np, cufa
+        >>> documents = np.repeat(np.arange(8), 128)
+        >>> def within(b, h, q_idx, kv_idx):
+        ...     return documents[q_idx] == documents[kv_idx]
+        >>> tiles = cufa.BlockMask.of(within, None, None, 1024, 1024)
+        >>> tiles
+        BlockMask of 1 x 1 x 1024 x 1024 in tiles of 128 x 128: 87.5% hidden, 12.5% whole
+        >>> q = k = v = np.ones((2, 4, 1024, 64), np.float32)
+        >>> cufa.attention(q, k, v, mask_mod=within, block_mask=tiles).shape
+        (2, 4, 1024, 64)
+        """
+        check_module(xp)
+        sizes = (
+            1 if batch is None else check_size("batch", batch),
+            1 if heads is None else check_size("heads", heads),
+            check_size("seq_q", seq_q, _MAX_SEQ),
+            check_size("seq_kv", seq_kv, _MAX_SEQ),
+        )
+        if not isinstance(block, tuple) or len(block) != 2:
+            raise TypeError(f"block must be a tuple (queries, keys), not {block!r}")
+        for n in block:
+            if check_size("block", n, 1024) < 16:
+                raise ValueError(f"block must be 16 to 1024, not {n}")
+        rows, columns = -(-seq_q // block[0]), -(-seq_kv // block[1])
+        kinds = xp.empty((*sizes[:2], rows, columns), np.uint8)
+        if xp is np:
+            function = checked("mask_mod", mask_mod)
+            cpu.fill(kinds, function, sizes, block)
+        else:
+            launch.fill(kinds, own(None, mask_mod), sizes, block)
+        return cls(kinds, (int(block[0]), int(block[1])), sizes[2], sizes[3])
+
+    def __repr__(self) -> str:
+        """Say how many tiles there are of each kind."""
+        kinds = self.kinds if isinstance(self.kinds, np.ndarray) else self.kinds.get()
+        parts = (
+            f"{count / kinds.size:.1%} {kind}"
+            for kind, count in zip(
+                ("hidden", "in part", "whole"), np.bincount(kinds.ravel(), minlength=3), strict=True
+            )
+            if count
+        )
+        sizes = " x ".join(map(str, (*kinds.shape[:2], self.seq_q, self.seq_kv)))
+        queries, keys = self.block
+        return f"BlockMask of {sizes} in tiles of {queries} x {keys}: {', '.join(parts)}"
+
+
+def check_block_mask(
+    block_mask: object, mask_mod: object, problem: Problem, xp: ModuleType
+) -> BlockMask:
+    """Return the `block_mask` of a call, which fits its other arguments.
+
+    Raises
+    ------
+    TypeError
+        It is none, or of arrays of another kind.
+    ValueError
+        There is no `mask_mod`, or sizes or the device differ.
+    """
+    if not isinstance(block_mask, BlockMask):
+        raise TypeError(f"block_mask must be a BlockMask, not {type(block_mask).__name__}")
+    if mask_mod is None:
+        raise ValueError("block_mask: there is no mask_mod, of which it must be")
+    if module_of("block_mask", block_mask.kinds) is not xp:
+        raise TypeError(f"block_mask must be of {xp.__name__} arrays, as q is")
+    for name, has, needed in (
+        ("sequences", block_mask.kinds.shape[0], (1, problem.batch)),
+        ("heads", block_mask.kinds.shape[1], (1, problem.heads_q)),
+        ("queries", block_mask.seq_q, (problem.seq_q,)),
+        ("keys", block_mask.seq_kv, (problem.seq_kv,)),
+    ):
+        if has not in needed:
+            raise ValueError(f"block_mask has {has} {name}, but the call has {needed[-1]}")
+    if xp is not np:
+        check_devices({"block_mask": block_mask.kinds}, xp)
+    return block_mask
