@@ -9,7 +9,7 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
-from cufa.block_mask import BlockMask, check_block_mask
+from cufa.block_mask import BlockMask, with_block_mask
 from cufa.checks import NO_WINDOW, check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.cpu import own as cpu_own
@@ -162,9 +162,9 @@ def attention(
     mods = NOTHING
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
         mods = own(score_mod, mask_mod)
-    if mods.parts or not (alibi_slopes is bias is mask is sinks is None):
-        beside = alibi_slopes, bias, mask, sinks, *mods.arrays
-        dtypes = mods.parts, *(getattr(array, "dtype", None) for array in beside)
+    if mods.parts or not (alibi_slopes is bias is mask is sinks is block_mask is None):
+        beside = alibi_slopes, bias, mask, sinks, block_mask, *mods.arrays
+        dtypes = mods.parts, block_mask is None, *(getattr(x, "dtype", None) for x in beside)
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
         dtypes,
@@ -188,11 +188,11 @@ def attention(
         layout=layout,
         out=out,
         xp=xp,
-        beside=dict(zip(ARRAYS, beside, strict=False)) if beside else NO_ARRAYS,
+        beside=dict(zip(ARRAYS, beside[:4], strict=False)) if beside else NO_ARRAYS,
         own=mods,
     )
     if block_mask is not None:
-        check_block_mask(block_mask, mask_mod, problem, xp)
+        problem = with_block_mask(problem, block_mask, mask_mod, xp)
     if xp is np:
         functions = _on_numpy(score_mod, mask_mod, block_mask, kernel)
         return _on_cpu(problem, operands, functions, q, out, layout, return_lse)
@@ -261,7 +261,7 @@ def explain(
         own=NOTHING if xp is np else own(score_mod, mask_mod),
     )
     if block_mask is not None:
-        check_block_mask(block_mask, mask_mod, problem, xp)
+        problem = with_block_mask(problem, block_mask, mask_mod, xp)
     if xp is np:
         _on_numpy(score_mod, mask_mod, block_mask, kernel)
         return cpu.plan(problem)

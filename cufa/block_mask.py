@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import numpy as np
 
 from cufa.arrays import Array, module_of
+from cufa.beside import unlike
 from cufa.checks import check_devices, check_module, check_size
 from cufa.cpu import block_mask as cpu
 from cufa.cpu.own import checked
 from cufa.expression.own import own
+from cufa.launch import block_lists
 from cufa.launch import block_mask as launch
 from cufa.problem import Problem
+from cufa.score import BLOCKS, OWN, PARTS, kind_of
+from cufa.variant import Variant
 
 _MAX_SEQ = 2**30
 
@@ -31,10 +36,14 @@ class BlockMask:
         Queries and keys of a tile.
     seq_q, seq_kv : int
         Lengths; the last tiles may have fewer.
+    key : tuple
+        Shape of `kinds`, `block`, `seq_q` and `seq_kv`: what a call is remembered by.
     """
 
     def __init__(self, kinds: Array, block: tuple[int, int], seq_q: int, seq_kv: int) -> None:
         self.kinds, self.block, self.seq_q, self.seq_kv = kinds, block, seq_q, seq_kv
+        self.key = kinds.shape, block, seq_q, seq_kv
+        self._lists: dict[tuple[int, int, int], Array] = {}
 
     @classmethod
     def of(
@@ -99,6 +108,8 @@ class BlockMask:
             if check_size("block", n, 1024) < 16:
                 raise ValueError(f"block must be 16 to 1024, not {n}")
         rows, columns = -(-seq_q // block[0]), -(-seq_kv // block[1])
+        if math.prod((*sizes[:2], rows, columns)) >= 2**31:
+            raise ValueError(f"block {block} makes {rows} x {columns} tiles, too many of all heads")
         kinds = xp.empty((*sizes[:2], rows, columns), np.uint8)
         if xp is np:
             function = checked("mask_mod", mask_mod)
@@ -106,6 +117,27 @@ class BlockMask:
         else:
             launch.fill(kinds, own(None, mask_mod), sizes, block)
         return cls(kinds, (int(block[0]), int(block[1])), sizes[2], sizes[3])
+
+    def lists(self, variant: Variant) -> Array:
+        """Return what a kernel reads of it, made on the current stream where there is none yet.
+
+        Parameters
+        ----------
+        variant : Variant
+
+        Raises
+        ------
+        ValueError
+            There is none yet, and the stream is captured into a CUDA graph.
+        """
+        import cupy
+
+        key = variant.bm, variant.bn, cupy.cuda.get_current_stream().ptr
+        found = self._lists.get(key)
+        if found is None:
+            sizes, tile = (self.seq_q, self.seq_kv), (variant.bm, variant.bn)
+            found = self._lists[key] = block_lists.made(self.kinds, self.block, sizes, tile)
+        return found
 
     def __repr__(self) -> str:
         """Say how many tiles there are of each kind."""
@@ -122,10 +154,10 @@ class BlockMask:
         return f"BlockMask of {sizes} in tiles of {queries} x {keys}: {', '.join(parts)}"
 
 
-def check_block_mask(
-    block_mask: object, mask_mod: object, problem: Problem, xp: ModuleType
-) -> BlockMask:
-    """Return the `block_mask` of a call, which fits its other arguments.
+def with_block_mask(
+    problem: Problem, block_mask: object, mask_mod: object, xp: ModuleType
+) -> Problem:
+    """Return the problem of a call that has a `block_mask`, if that fits its other arguments.
 
     Raises
     ------
@@ -140,14 +172,14 @@ def check_block_mask(
         raise ValueError("block_mask: there is no mask_mod, of which it must be")
     if module_of("block_mask", block_mask.kinds) is not xp:
         raise TypeError(f"block_mask must be of {xp.__name__} arrays, as q is")
-    for name, has, needed in (
-        ("sequences", block_mask.kinds.shape[0], (1, problem.batch)),
-        ("heads", block_mask.kinds.shape[1], (1, problem.heads_q)),
-        ("queries", block_mask.seq_q, (problem.seq_q,)),
-        ("keys", block_mask.seq_kv, (problem.seq_kv,)),
-    ):
-        if has not in needed:
-            raise ValueError(f"block_mask has {has} {name}, but the call has {needed[-1]}")
-    if xp is not np:
-        check_devices({"block_mask": block_mask.kinds}, xp)
-    return block_mask
+    difference = unlike(block_mask.key, problem.sizes)
+    if difference is not None:
+        what, has, needed = difference
+        raise ValueError(f"block_mask has {has} {what}, but the call has {needed}")
+    if xp is np:
+        return problem
+    check_devices({"block_mask": block_mask.kinds}, xp)
+    own = tuple(name for name in problem.reads if name not in PARTS)
+    if not any(kind_of(name) == OWN["mask_mod"] for name in own):  # all is seen
+        return problem
+    return problem._replace(reads=(*problem.reads[: -len(own)], BLOCKS, *own))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cufa.variant import CPP_TYPE
 
-BESIDE_ATTENTION = ("append", "block_mask", "merge")
+BESIDE_ATTENTION = ("append", "block_lists", "block_mask", "merge")
 """The kernels that are no entries of `cufa.kernel.KERNELS`, each a file of ``cufa/kernels``."""
 
 

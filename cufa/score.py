@@ -103,6 +103,7 @@ PARTS: dict[str, Part] = {
         Part("Mask", "mask", axes="bhqk", dtype="bool"),
         Part("MaskBits", "mask", axes="bhqk", dtype="uint8"),
         Part("Sinks", "sinks", axes="h", dtype="float32"),
+        Part("Blocks", "block_mask", axes="bh", dtype="int32"),
     )
 }
 """The parts, by name; in a score they have this order, and a caller's own come last."""
@@ -132,6 +133,9 @@ def kind_of(name: str) -> str:
 ARRAYS = tuple(dict.fromkeys(part.argument for part in PARTS.values() if part.axes))
 """The arguments that are arrays which parts read, in order."""
 
+BLOCKS = "Blocks"
+"""The part that reads the lists of `cufa.BlockMask`."""
+
 MAX_WINDOW = 2**30
 """A bound of a window that is no bound, and the longest sequences that a window is for."""
 
@@ -144,3 +148,8 @@ def edges(score: tuple[str, ...]) -> int:
     """Return how many edges a score has, left and right; with any, rows see different keys."""
     parts = [part_named(name) for name in score]
     return any(part.left_edge for part in parts) + any(part.right_edge for part in parts)
+
+
+def is_uneven(score: tuple[str, ...]) -> bool:
+    """Whether tiles of rows may visit different numbers of keys."""
+    return edges(score) > 0 or BLOCKS in score

@@ -43,8 +43,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // Row maxima can be done without only where scores are proportional to S, and a row sees all keys of a tile or, at its
     // edges, knows that it may not.
     constexpr bool UNCHECKED = !SCORE::EVERYWHERE;
-    constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE;  // rows see different keys
-    constexpr int PARTS = UNEVEN ? CONSUMERS : 1;
+    // Whether tiles of rows visit different keys, and whether their consumers do, each for itself.
+    constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE || SCORE::BLOCKS;
+    constexpr bool APART = UNEVEN && !SCORE::BLOCKS;
+    constexpr int PARTS = APART ? CONSUMERS : 1;
+    constexpr bool FIRST = SCORE::LEFT_EDGE || SCORE::BLOCKS;  // whether not all begin with the first keys
     constexpr float MAX_SUM = PScale<T>::MAX_SUM;
 
     using QTile = WgmmaTile<BM, HEAD_DIM>;
@@ -64,7 +67,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr int BARRIERS = Q_STAGES * QO_BYTES + KV_BYTES, WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
     // Keys may be masked for all rows of a consumer, if not for all of another's: it skips them. With more than one slot of Q
     // it still holds the last V of the tile before.
-    constexpr bool SKIPS = UNEVEN && CONSUMERS > 1;
+    constexpr bool SKIPS = APART && CONSUMERS > 1;
     constexpr int EDGES = SCORE::LEFT_EDGE + SCORE::RIGHT_EDGE;
     static_assert(!SKIPS || EDGES * ((BM - 64 + BN - 1) / BN) <= STAGES, "as many stages as tiles of keys that are skipped");
 
@@ -76,6 +79,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // The tiles under way. Consumers look theirs up at each use, for registers are scarce.
     volatile Work<PARTS>* sWork = reinterpret_cast<Work<PARTS>*>(smem + WORK);
     const int tiles = p.heads * p.q_tiles;
+    // The tiles of keys that a tile visits.
+    auto visits_of = [&](const volatile Work<PARTS>& work) {
+        if constexpr (SCORE::BLOCKS)
+            return score.template visits<BN>(KV::sequence(p, work.batch), work.batch, work.head, work.q0 / BM);
+        else
+            return Visits<false>{};
+    };
 
     if (threadIdx.x == 0) {
         if (dynamic_smem_bytes() < WORK + WORK_STAGES * sizeof(Work<PARTS>)) __trap();
@@ -106,11 +116,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
             for (int c = 0; c < PARTS; ++c) {
                 constexpr int ROWS = BM / PARTS;
-                const KeyTiles keys = score.template key_tiles<BN>(sequence, (q0 + ROWS * c) >> p.pack_log2,
-                                                                   (q0 + ROWS * c + ROWS - 1) >> p.pack_log2);
+                KeyTiles keys = score.template key_tiles<BN>(sequence, (q0 + ROWS * c) >> p.pack_log2,
+                                                             (q0 + ROWS * c + ROWS - 1) >> p.pack_log2);
+                if constexpr (SCORE::BLOCKS)
+                    score.template visits<BN>(sequence, tile.batch, tile.head, tile.q_tile).count(keys.first, keys.end);
                 work.keys[c].end = keys.end, work.keys[c].whole_end = keys.whole_end;
-                if constexpr (SCORE::LEFT_EDGE)
-                    work.keys[c].first = keys.first, work.keys[c].whole_first = keys.whole_first;
+                if constexpr (FIRST) work.keys[c].first = keys.first, work.keys[c].whole_first = keys.whole_first;
             }
             const uint32_t bar = ring_q.expect(round, QTile::bytes);
 #pragma unroll 1
@@ -122,19 +133,20 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         load_q(i, 0);
         for (uint32_t round = 0, n = 0; i < tiles; ++round) {  // n: tiles of keys so far
             const volatile Work<PARTS>& work = sWork[round % WORK_STAGES];
-            const int first = SCORE::LEFT_EDGE ? work.first() : 0, end = work.end();
+            const int first = FIRST ? work.first() : 0, end = work.end();
             const int kv_head = work.head / p.group, batch = work.batch;
+            const Visits<SCORE::BLOCKS> visits = visits_of(work);
             const int k_head = KV::map_head(p.k, kv_head), k_batch = KV::map_batch(p.k, batch);
             const int v_head = KV::map_head(p.v, kv_head), v_batch = KV::map_batch(p.v, batch);
             auto load_k = [&](int j, uint32_t n) {
                 ring_k.acquire(n);
-                KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes), j * BN, k_head,
-                            k_batch);
+                KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes),
+                            visits.tile(j) * BN, k_head, k_batch);
             };
             auto load_v = [&](int j, uint32_t n) {
                 ring_v.acquire(n);
-                VTile::load(sV + ring_v.slot(n) * VTile::bytes, 0, maps.v, ring_v.expect(n, VTile::bytes), j * BN, v_head,
-                            v_batch);
+                VTile::load(sV + ring_v.slot(n) * VTile::bytes, 0, maps.v, ring_v.expect(n, VTile::bytes),
+                            visits.tile(j) * BN, v_head, v_batch);
             };
             // The next Q is asked for when its slot should be free: of three at once, of two when the last O has been
             // written, which is about when the first V are done with, and of one at the end. Of two never before V number
@@ -151,7 +163,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     } else {
         // Consumers
         registers_increase<REGISTERS_CONSUMER>();
-        const int consumer = warpgroup - 1, part = UNEVEN ? consumer : 0;
+        const int consumer = warpgroup - 1, part = APART ? consumer : 0;
         // This warp's first row in the tile; computed anew at each use, for registers are scarce.
         auto warp_row = [] { return (thread_index_anew() - 128) / 32 * 16; };
         const Turns<CONSUMERS, PING_PONG> turns(consumer);
@@ -214,17 +226,19 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
 
         // The scores of keys from the tile's `column` on, as the softmax takes them.
-        auto apply_score = [&](auto& rS, int column, bool masked) {
+        auto apply_score = [&](auto& rS, int column, bool masked, int tile, bool partial) {
             if (!SCORE::EVERYWHERE && !masked) return;
             const volatile Work<PARTS>& work = sWork[round % WORK_STAGES];
-            const At at{thread_index_anew() % 32, work.q0 + warp_row(), j * BN + column, work.batch,
+            const At at{thread_index_anew() % 32, work.q0 + warp_row(), tile * BN + column, work.batch,
                         SCORE::EVERYWHERE ? work.head : 0, p.pack_log2};
-            score.apply(rS, KV::sequence(p, at.batch), p.scale_log2, at, masked);
+            score.apply(rS, KV::sequence(p, at.batch), p.scale_log2, at, masked, partial);
         };
         // P = exp(S - m), m being raised to the row maxima where it must. Whether O must follow it.
         auto exponentiate_checked = [&] {
             release_k();
-            apply_score(rS, 0, SCORE::needs_mask(keys, j));
+            const Visits<SCORE::BLOCKS> visits = visits_of(sWork[round % WORK_STAGES]);
+            const int tile = visits.tile(j);
+            apply_score(rS, 0, SCORE::needs_mask(keys, tile), tile, visits.is_partial(j));
             const bool raised = softmax.raise(rS);
             softmax.exponentiate(rS);
             return raised;
@@ -242,7 +256,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if (!__any_sync(0xffffffff, again[0][0] || again[0][1])) return;
             exponentiate_again<T, QTile, KTile>(softmax, rS, again, l, sQ + ring_q.slot(round) * QO_BYTES, warp_row(),
                                                 sK + ring_k.slot(n) * KTile::bytes,
-                                                [&](auto& rS, int column) { apply_score(rS, column, true); });
+                                                [&](auto& rS, int column) { apply_score(rS, column, true, j, true); });
         };
         // Whether m may have to move a long way at the keys after the present ones: some rows do not see all of these, and
         // may have seen none. Of two loops, the first ends where all see them.
@@ -262,7 +276,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
             j = uniform(work.end()) - 1;
             more = j >= 0;
-            keys.first = SCORE::LEFT_EDGE ? uniform(work.keys[part].first) : 0;
+            keys.first = FIRST ? uniform(work.keys[part].first) : 0;
             keys.whole_first = SCORE::LEFT_EDGE ? uniform(work.keys[part].whole_first) : 0;
             keys.whole_end = uniform(work.keys[part].whole_end);
             if constexpr (SKIPS) {

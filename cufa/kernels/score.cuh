@@ -38,6 +38,8 @@ struct Part {
     static constexpr bool BY_KEY = false;
     // Whether a head has a logit beside those of its keys.
     static constexpr bool SINKS = false;
+    // Whether a map says which tiles of keys are visited.
+    static constexpr bool BLOCKS = false;
     // Whether `sees` leaves out keys before the first, or after the last, that a query sees.
     static constexpr bool LEFT_EDGE = false, RIGHT_EDGE = false;
 
@@ -108,7 +110,8 @@ struct OfHeads {
     const T* data;
     long long stride_batch, stride_head;
 
-    __device__ T at(int batch, int head) const { return data[batch * stride_batch + head * stride_head]; }
+    __device__ const T* line(int batch, int head) const { return data + batch * stride_batch + head * stride_head; }
+    __device__ T at(int batch, int head) const { return *line(batch, head); }
 };
 template <class T>
 struct OfPairs {
@@ -166,6 +169,35 @@ struct Sinks : Part<Sinks> {
     __device__ float sink(int head) const { return sinks[head * stride_head]; }
 };
 
+// The tiles of keys that a tile of rows visits are counted from the first one on: all of them,
+template <bool BLOCKS>
+struct Visits {
+    // The number of one among all tiles of keys, and whether PAIRWISE parts may hide some pairs of it.
+    __device__ static int tile(int visit) { return visit; }
+    __device__ static bool is_partial(int visit) { return true; }
+};
+// or those of a line of a map: how many are visited before each of so many tiles, and before their end; then which they are,
+// twice their number, and 1 more if partial; and at the end of the line a tile beyond all keys, for rows that visit none.
+template <>
+struct Visits<true> {
+    const int* line;
+    int tiles;
+
+    __device__ int tile(int visit) const { return line[tiles + 1 + visit] >> 1; }
+    __device__ bool is_partial(int visit) const { return line[tiles + 1 + visit] & 1; }
+    // Makes of tiles from `first` to `end` visits.
+    __device__ void count(int& first, int& end) const {
+        first = line[first], end = line[end];
+        if (first >= end) first = tiles, end = tiles + 1;
+    }
+};
+
+// Which tiles of keys are visited, a line for each tile of rows of (batch, heads).
+struct Blocks : Part<Blocks> {
+    static constexpr bool BLOCKS = true;
+    OfHeads<int> block_mask;
+};
+
 // Where the accumulators of m16n8 products are: `row` and `key` are those of the warp's first score. A lane holds the
 // rows lane / 4 + {0, 8} and the keys 2 (lane % 4) + {0, 1} of each piece. Rows are those of 2^pack_log2 heads, query by
 // query: of a pack of them.
@@ -199,8 +231,9 @@ template <class... Parts>
 struct Score : Parts... {
     static constexpr bool LINEAR = (Parts::LINEAR && ...), PAIRWISE = (Parts::PAIRWISE || ...);
     static constexpr bool BY_KEY = (Parts::BY_KEY || ...), SINKS = (Parts::SINKS || ...);
+    static constexpr bool BLOCKS = (Parts::BLOCKS || ...);
     // Whether tiles that all rows see take a step, too.
-    static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE;
+    static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE || BLOCKS;
     static constexpr bool LEFT_EDGE = (Parts::LEFT_EDGE || ...), RIGHT_EDGE = (Parts::RIGHT_EDGE || ...);
 
     // The keys that all parts let a query see.
@@ -219,6 +252,16 @@ struct Score : Parts... {
         return {begin, max((of_last.end + BN - 1) / BN, begin + 1), LEFT_EDGE ? (max(0, of_last.first) + BN - 1) / BN : 0,
                 max(0, of_first.end) / BN};
     }
+    // What the row_tile-th tile of rows visits.
+    template <int BN>
+    __device__ Visits<BLOCKS> visits(const Sequence& sequence, int batch, int head, int row_tile) const {
+        if constexpr (BLOCKS) {
+            const int tiles = (sequence.seq_kv + BN - 1) / BN;
+            return {this->block_mask.line(batch, head) + row_tile * 2ll * (tiles + 1), tiles};
+        } else {
+            return {};
+        }
+    }
     template <class Tiles>  // KeyTiles, or volatile ones
     __device__ static bool needs_mask(Tiles& tiles, int j) {
         return j >= tiles.whole_end || (LEFT_EDGE && j < tiles.whole_first);
@@ -226,33 +269,22 @@ struct Score : Parts... {
 
     // The score of a query and a key that are within its `sees`, from S, in the units that the softmax is handed.
     __device__ float of(float s, float scale_log2, const Pair& pair) const {
-        if constexpr (!LINEAR) {
-            s *= scale_log2;
-            ((s = Parts::score(s, pair)), ...);
-        }
-        if constexpr (PAIRWISE) set_if_equal(s, (Parts::hides(pair) || ...), true, -INF);
+        if constexpr (!LINEAR) s = changed(s, scale_log2, pair);
+        if constexpr (PAIRWISE) hide(s, pair);
         return s;
     }
 
-    // The step that every S takes before the softmax. `masked`: whether some rows may not see all of these keys.
+    // The step that every S takes before the softmax. `masked`: whether some rows may not see all of these keys, and `partial`:
+    // whether PAIRWISE parts may hide some of them.
     template <class At, int MT, int NT>
     __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at,
-                          bool masked) const {
-        if constexpr (EVERYWHERE && BY_KEY) {
-#pragma unroll
-            for (int nt = 0; nt < NT; ++nt)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const int key = min(at.key_of(nt, i), sequence.seq_kv - 1);
-#pragma unroll
-                    for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-                        for (int h = 0; h < 2; ++h) {
-                            float& s = rS[mt][nt][2 * h + i];
-                            const int query = min(at.query(mt, h), sequence.seq_q - 1);
-                            s = of(s, scale_log2, {sequence, at.batch, at.head(mt, h), query, key});
-                        }
-                }
+                          bool masked, bool partial = true) const {
+        if constexpr (BLOCKS) {
+            if constexpr (!LINEAR)
+                by_key(rS, sequence, at, [&](float& s, const Pair& pair) { s = changed(s, scale_log2, pair); });
+            if (partial) by_key(rS, sequence, at, [&](float& s, const Pair& pair) { hide(s, pair); });
+        } else if constexpr (EVERYWHERE && BY_KEY) {
+            by_key(rS, sequence, at, [&](float& s, const Pair& pair) { s = of(s, scale_log2, pair); });
         } else if constexpr (EVERYWHERE) {
 #pragma unroll
             for (int mt = 0; mt < MT; ++mt)
@@ -303,6 +335,31 @@ struct Score : Parts... {
     }
 
  private:
+    __device__ float changed(float s, float scale_log2, const Pair& pair) const {
+        s *= scale_log2;
+        ((s = Parts::score(s, pair)), ...);
+        return s;
+    }
+    __device__ void hide(float& s, const Pair& pair) const {
+        set_if_equal(s, (Parts::hides(pair) || ...), true, -INF);
+    }
+    // f(score, pair) for all of a tile, the pairs of a key one after the other.
+    template <class At, class F, int MT, int NT>
+    static __device__ void by_key(float (&rS)[MT][NT][4], const Sequence& sequence, const At& at, F f) {
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int key = min(at.key_of(nt, i), sequence.seq_kv - 1);
+#pragma unroll
+                for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        const int query = min(at.query(mt, h), sequence.seq_q - 1);
+                        f(rS[mt][nt][2 * h + i], {sequence, at.batch, at.head(mt, h), query, key});
+                    }
+            }
+    }
     static __device__ Keys both(const Keys& a, const Keys& b) { return {max(a.first, b.first), min(a.end, b.end)}; }
 };
 

@@ -67,9 +67,7 @@ def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]
     Prepared(function, grid, THREADS, parameter)()
 
 
-def filled(
-    kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]
-) -> np.ndarray:
+def filled(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]) -> np.ndarray:
     """Return the kernel's parameter; arguments as of `fill`."""
     parameter = np.zeros(1, structure([("params", PARAMS), *of_parts(mask.parts)]))
     p = parameter[0]

@@ -14,7 +14,7 @@ from cufa.kernel import ELEMENT_BYTES, KERNELS
 from cufa.launch import tensor_map
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
-from cufa.score import ARRAYS, part_named
+from cufa.score import ARRAYS, BLOCKS, part_named
 from cufa.variant import Variant
 
 TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
@@ -141,6 +141,7 @@ class Layout:
         self._start = numbers["params.q.data"][0]
         self._seq_kv = numbers["params.seq_kv"][0]
         self._itemsize = ELEMENT_BYTES[variant.dtype]
+        self._tile = variant.bm, variant.bn
         self._numbers = packed(numbers.values(), self._start)
         parts = [part_named(name) for name in variant.score]
         self._of_score = tuple(p.name for part in parts for p in part.numbers)
@@ -227,6 +228,10 @@ class Layout:
         """Return the numbers of the score's parts."""
         arrays: dict[str, int] = {}
         for name, values in zip(self.reads, beside, strict=True):
+            if name == BLOCKS:
+                _, batch, heads = values
+                of_head = math.prod(list_sizes(problem.seq_q, problem.seq_kv, *self._tile))
+                values = (0, heads * of_head * (batch > 1), of_head * (heads > 1))
             names = [number.name for number in part_named(name).numbers[-len(values) :]]
             arrays |= dict(zip(names, values, strict=True))
         return [
@@ -236,6 +241,14 @@ class Layout:
     def set_keys(self, into: memoryview, seq_kv: int) -> None:
         """Write another number of keys where `fill` has written one."""
         INT.pack_into(into, self._seq_kv, seq_kv)
+
+
+def list_sizes(seq_q: int, seq_kv: int, bm: int, bn: int) -> tuple[int, int]:
+    """Return how many lists a head has where tiles of keys are left out, and how long one is.
+
+    See ``Visits`` of ``kernels/score.cuh``.
+    """
+    return -(-seq_q // bm), 2 * (-(-seq_kv // bn) + 1)
 
 
 INT = struct.Struct("=i")
