@@ -14,6 +14,7 @@ from played_gpu import Gpu, Stream, on_gpu
 from reference import assert_accepted, random_inputs
 
 import cufa
+from cufa import device
 from cufa.cpu import block_mask as cpu
 from cufa.variant import Variant
 
@@ -42,7 +43,9 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 
 @pytest.fixture
 def played_cupy(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Play a GPU that runs the kernels' source."""
+    """Play a GPU that runs the kernels' source, with two multiprocessors."""
+    two = device.named("h200")._replace(sm_count=2)
+    monkeypatch.setattr(device, "of_id", lambda device_id: two)
     emulate(monkeypatch, emulator)
     return sys.modules["cupy"]
 
@@ -113,8 +116,13 @@ def called(variant: Variant, arrays: Any, **options: Any) -> tuple[np.ndarray, n
 @forms
 @pytest.mark.parametrize(
     "options",
-    [{}, {"causal": True}, {"window": (100, 30)}, {"softcap": 3.0, "causal": "top-left"}],
-    ids=str,
+    [
+        {},
+        {"causal": True},
+        {"window": (100, 30), "score_mod": lambda s, b, h, i, j: s - 0.01 * abs(i - j)},
+        {"softcap": 3.0, "causal": "top-left"},
+    ],
+    ids=["alone", "causal", "window and score_mod", "softcap and top-left"],
 )
 def test_tiles_that_are_left_out(
     played_cupy: Any, rng: np.random.Generator, form: str, options: dict[str, Any]

@@ -123,14 +123,13 @@ def _placed(arrays: tuple[Any, ...], device_id: int) -> tuple[Key, Ints] | None:
             key.append(None)
             addresses.append(0)
             continue
-        if isinstance(array, BlockMask):
-            if not isinstance(array.kinds, _ndarray) or array.kinds.data.device_id != device_id:
+        if not isinstance(array, _ndarray):
+            kinds = array.kinds if isinstance(array, BlockMask) else None
+            if not isinstance(kinds, _ndarray) or kinds.data.device_id != device_id:
                 return None
             key.append(array.key)
             addresses.append(0)
             continue
-        if not isinstance(array, _ndarray):
-            return None
         data, dtype = array.data, array.dtype
         address = data.ptr
         if data.device_id != device_id or address % dtype.itemsize:
