@@ -7,11 +7,13 @@ from cufa.caches.kv_cache import KVCache
 from cufa.caches.paged_kv_cache import PagedKVCache
 from cufa.compiler.nvrtc import CompileError
 from cufa.decoding import decode
+from cufa.dropout import dropout_mask
 from cufa.explorer import Exploration, explore
 from cufa.merging import merge
 from cufa.problem import Problem
 from cufa.rotary import Rotary
 from cufa.variant import Variant
+from cufa.varlen import attention_varlen
 
 __version__ = "0.2.0.dev0"
 
@@ -26,7 +28,9 @@ __all__ = [
     "Rotary",
     "Variant",
     "attention",
+    "attention_varlen",
     "decode",
+    "dropout_mask",
     "explain",
     "explore",
     "merge",

@@ -10,16 +10,18 @@ import numpy as np
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
 from cufa.block_mask import BlockMask, with_block_mask
-from cufa.checks import NO_WINDOW, check_flag, refuse_kernel
+from cufa.checks import NO_WINDOW, check_flag, check_seed, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.cpu import own as cpu_own
+from cufa.cpu.lengths import attention_padded
 from cufa.expression.own import NOTHING, own
 from cufa.launch import calls
+from cufa.launch.decode_kind import on_device
 from cufa.launch.kind import Kind
 from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
-from cufa.problem import NO_ARRAYS, Problem, parse, restore_shape
+from cufa.problem import Problem, parse, restore_shape
 from cufa.score import ARRAYS
 from cufa.tuned import user_table
 from cufa.variant import Variant
@@ -40,6 +42,9 @@ def attention(
     score_mod: Callable[..., Any] | str | None = None,
     mask_mod: Callable[..., Any] | str | None = None,
     block_mask: BlockMask | None = None,
+    lengths_k: Array | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
     scale: float | None = None,
     layout: str = "bhsd",
     out: Array | None = None,
@@ -92,6 +97,15 @@ def attention(
     block_mask : BlockMask, optional
         Of the `mask_mod`: tiles of keys that it hides then take no time, and are not looked at, nor
         are those that it does not hide.
+    lengths_k : array, shape (b,), int32
+        How many keys each sequence has, 0 to sk: those behind them are no keys, and masks are
+        aligned to the last one that there is. On the device, where nothing is read back, or
+        integers on the host. Beyond sk, lengths on the device count as sk.
+    dropout_p : float
+        How many of the weights are dropped at random, the others being divided by 1 - dropout_p
+        (Dao et al. 2022, algorithm 2): 0 or more, and less than 1. `cufa.dropout_mask` says which.
+    seed : int
+        Of a dropout, 0 to 2^64 - 1: the same one drops the same weights, whatever runs.
     scale : float, optional
         Factor of the scores, less than 2^64 in magnitude; 1 / sqrt(d) by default.
     layout : {"bhsd", "bshd"}
@@ -134,11 +148,11 @@ def attention(
     The method is FlashAttention-2 (Dao 2023, algorithm 1); for 16-bit arrays on Hopper it is
     FlashAttention-3 (Shah et al. 2024, algorithm 2). "fa1_fp32" is FlashAttention-1 (Dao et al.
     2022, algorithm 1). Few queries beside many keys run as those of `cufa.decode` where that is
-    faster, unless a kernel is forced, a window hides some keys, or there is a softcap, a mask
-    aligned top-left, an array beside q, k and v or a function of the caller's own; in a capture
-    into a CUDA graph only if an earlier call like it has set memory aside, and eight captures since
-    have not used it up. With `batch_invariant` it is an error if not, since another kernel would
-    give other bits: 64 MiB are set aside at most, for as many captures as that is enough for.
+    faster, unless a kernel is forced, or there is a bias, a mask, a causal mask aligned top-left,
+    a function of the caller's own, lengths or a dropout; in a capture into a CUDA graph only if an
+    earlier call like it has set memory aside, and eight captures since have not used it up. With
+    `batch_invariant` it is an error if not, since another kernel would give other bits: 64 MiB are
+    set aside at most, for as many captures as that is enough for.
 
     On the GPU, an infinity or NaN in v may also reach rows that do not see its key, if one of the
     rows that are multiplied together sees a key of its tile: 16 rows in "fa2_mma", 64 in
@@ -162,16 +176,21 @@ def attention(
     mods = NOTHING
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
         mods = own(score_mod, mask_mod)
-    if mods.parts or not (alibi_slopes is bias is mask is sinks is block_mask is None):
-        beside = alibi_slopes, bias, mask, sinks, block_mask, *mods.arrays
-        dtypes = mods.parts, block_mask is None, *(getattr(x, "dtype", None) for x in beside)
+    alone = alibi_slopes is bias is mask is sinks is block_mask is lengths_k is None
+    if dropout_p or mods.parts or not alone:
+        lengths = () if lengths_k is None else (lengths_k,)
+        beside = alibi_slopes, bias, mask, sinks, block_mask, *lengths, *mods.arrays
+        of_arrays = (getattr(array, "dtype", None) for array in beside)
+        dtypes = mods.parts, len(lengths), block_mask is None, *of_arrays
+        if dropout_p:
+            beside = *beside, seed
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
         dtypes,
         *(causal, type(causal), scale, type(scale), layout, softcap, type(softcap)),
         *(window, None if window is NO_WINDOW else calls.types_of(window)),
         *(return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
-        *(batch_invariant, type(batch_invariant)),
+        *(batch_invariant, type(batch_invariant), dropout_p, type(dropout_p)),
     )
     result = calls.again(q, k, v, out, return_lse, options, beside)
     if result is not None:
@@ -188,14 +207,23 @@ def attention(
         layout=layout,
         out=out,
         xp=xp,
-        beside=dict(zip(ARRAYS, beside[:4], strict=False)) if beside else NO_ARRAYS,
+        beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
         own=mods,
+        lengths_k=lengths_k,
+        dropout_p=dropout_p,
     )
     if block_mask is not None:
         problem = with_block_mask(problem, block_mask, mask_mod, xp)
+    seed = check_seed(seed)
+    operands = operands._replace(seed=seed)
     if xp is np:
         functions = _on_numpy(score_mod, mask_mod, block_mask, kernel)
-        return _on_cpu(problem, operands, functions, q, out, layout, return_lse)
+        return _on_cpu(problem, operands, functions, q, out, layout, return_lse, lengths_k)
+    if lengths_k is not None:
+        at = len(ARRAYS)
+        beside = *beside[:at], on_device("lengths_k", lengths_k), *beside[at + 1 :]
+    if problem.dropout_p:
+        beside = *beside[:-1], seed
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, user_table(device), batch_invariant)
@@ -218,6 +246,9 @@ def explain(
     score_mod: Callable[..., Any] | str | None = None,
     mask_mod: Callable[..., Any] | str | None = None,
     block_mask: BlockMask | None = None,
+    lengths_k: Array | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
     scale: float | None = None,
     layout: str = "bhsd",
     out: Array | None = None,
@@ -231,7 +262,7 @@ def explain(
     ----------
     q, k, v, causal, window, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod
         As for `attention`.
-    block_mask, scale, layout, out, return_lse, batch_invariant, kernel
+    block_mask, lengths_k, dropout_p, seed, scale, layout, out, return_lse, batch_invariant, kernel
         As for `attention`.
 
     Returns
@@ -259,9 +290,12 @@ def explain(
         xp=xp,
         beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
         own=NOTHING if xp is np else own(score_mod, mask_mod),
+        lengths_k=lengths_k,
+        dropout_p=dropout_p,
     )
     if block_mask is not None:
         problem = with_block_mask(problem, block_mask, mask_mod, xp)
+    check_seed(seed)
     if xp is np:
         _on_numpy(score_mod, mask_mod, block_mask, kernel)
         return cpu.plan(problem)
@@ -289,10 +323,14 @@ def _on_cpu(
     out: Array | None,
     layout: str,
     return_lse: bool,
+    lengths_k: Array | None,
 ) -> Any:
     shape, lse_shape = restore_shape(problem, np.ndim(q), layout)
     if out is None:
         out = np.empty(shape, q.dtype)
         operands = operands._replace(out=as_bhsd(out, layout))
-    _, lse = cpu.attention(problem, operands, functions)
+    if lengths_k is None:
+        _, lse = cpu.attention(problem, operands, functions)
+    else:
+        lse = attention_padded(problem, operands, lengths_k, functions)
     return (out, lse.reshape(lse_shape)) if return_lse else out

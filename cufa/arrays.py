@@ -29,7 +29,7 @@ class Operands(NamedTuple):
     """The arrays of a call as 4-D (batch, heads, seq, head_dim) views; `out` may be None.
 
     `beside` holds those that parts of the score read, by argument, with all of the part's axes; of
-    NumPy arrays only.
+    NumPy arrays only. `seed` is that of a dropout.
     """
 
     q: Array
@@ -37,6 +37,7 @@ class Operands(NamedTuple):
     v: Array
     out: Array
     beside: Mapping[str, Array] = MappingProxyType({})
+    seed: int = 0
 
 
 # --- kinds and views ---

@@ -185,6 +185,25 @@ def check_softcap(softcap: object) -> float:
     return value
 
 
+def check_dropout(dropout_p: object) -> float:
+    """Return how many of the weights are dropped."""
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, Real):
+        raise TypeError(f"dropout_p must be a real number, not {type(dropout_p).__name__}")
+    value = float(dropout_p)
+    if not 0 <= value < 1:  # also true for NaN
+        raise ValueError(f"dropout_p must be 0 or more, and less than 1, not {value!r}")
+    return value
+
+
+def check_seed(seed: object) -> int:
+    """Return the seed of random numbers as 64 bits."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise TypeError(f"seed must be an integer, not {type(seed).__name__}")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed must be 0 to 2^64 - 1, not {seed}")
+    return int(seed)
+
+
 def check_out(out: Array, shape: tuple[int, ...], inputs: Mapping[str, Array]) -> None:
     """Refuse an `out` that could not hold the result, or would change the inputs under way."""
     if out.shape != shape:

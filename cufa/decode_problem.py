@@ -6,23 +6,29 @@ so there the kernels keep within the cache, whatever they find.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Real
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
 from cufa.arrays import Array, as_bhsd, module_of, module_of_all
+from cufa.beside import parse_beside
 from cufa.checks import (
+    NO_WINDOW,
     check_devices,
     check_dtypes,
     check_flag,
     check_layout,
     check_out,
     check_scale,
-    shown_dtype,
+    check_softcap,
+    check_window,
 )
-from cufa.problem import MAX_HEAD_DIM, Problem
+from cufa.expression.own import NOTHING
+from cufa.lengths import check_integers, check_lengths
+from cufa.problem import MAX_HEAD_DIM, NO_ARRAYS, Problem, right_edge
 
 MAX_KEYS = 2**31 - 2**20
 """Of a sequence: positions are 32-bit integers in the kernels, rounded up to tiles."""
@@ -53,6 +59,8 @@ class DecodeProblem(NamedTuple):
         Factor of the scores before the softmax, as of `cufa.Problem`.
     unified_max : float, optional
         What takes the place of row maxima.
+    left, right, softcap, reads
+        As of `cufa.Problem`, a query's place being i + length - seq_q.
     """
 
     dtype: str
@@ -68,6 +76,10 @@ class DecodeProblem(NamedTuple):
     causal: bool
     scale: float
     unified_max: float | None = None
+    left: int | None = None
+    right: int | None = None
+    softcap: float = 0.0
+    reads: tuple[str, ...] = ()
 
     @property
     def group(self) -> int:
@@ -85,9 +97,26 @@ class DecodeProblem(NamedTuple):
         return self.capacity > 0 and (self.pages > 0 or not self.is_paged)
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Those that arrays of scores have, by the letters of their axes."""
+        return {"b": self.batch, "h": self.heads_q, "q": self.seq_q, "k": self.capacity}
+
+    @property
     def score(self) -> tuple[str, ...]:
-        """The parts of the score, see `cufa.score`; one query sees all keys either way."""
-        return ("Causal",) if self.causal and self.seq_q > 1 else ()
+        """The parts of the score, see `cufa.score`, but for masks that hide no key."""
+        left = self.left is not None and self.left < self.capacity - 1
+        right = self.right is not None and self.right < self.seq_q - 1
+        one = self.of_one(self.capacity)._replace(
+            causal=self.causal and self.seq_q > 1,
+            left=self.left if left else None,
+            right=self.right if right else None,
+        )
+        return one.score
+
+    @property
+    def visited(self) -> int:
+        """The most that a sequence has, as of `cufa.Problem`."""
+        return self.of_one(self.capacity).visited
 
     def of_one(self, length: int) -> Problem:
         """Return the problem of `attention` that one sequence of so many keys is."""
@@ -102,16 +131,23 @@ class DecodeProblem(NamedTuple):
             self.head_dim_v,
             self.causal,
             self.scale,
+            left=self.left,
+            right=self.right,
+            softcap=self.softcap,
+            reads=self.reads,
         )
 
 
 def of_attention(problem: Problem) -> DecodeProblem:
     """Return the problem of `decode` whose sequences all have a problem's keys.
 
-    Of a problem that is plain, or as plain: `decode` has no windows.
+    Its score is to be one that `decode` takes.
     """
-    dtype, batch, heads_q, heads_kv, seq_q, seq_kv, d, dv, causal, scale, *_ = problem
-    return DecodeProblem(dtype, batch, heads_q, heads_kv, seq_q, seq_kv, 0, 0, d, dv, causal, scale)
+    p = problem
+    heads, head_dims = (p.heads_q, p.heads_kv), (p.head_dim, p.head_dim_v)
+    of_score = p.left, p.right, p.softcap, p.reads
+    sizes = p.batch, *heads, p.seq_q, p.seq_kv, 0, 0, *head_dims
+    return DecodeProblem(p.dtype, *sizes, p.causal, p.scale, None, *of_score)
 
 
 class DecodeOperands(NamedTuple):
@@ -127,6 +163,8 @@ class DecodeOperands(NamedTuple):
         (batch,) int32, contiguous, on the device or the host; None for `capacity` of each.
     block_table : array or None
         (batch, pages a sequence) int32, its rows contiguous, on the device or the host.
+    beside : mapping
+        NumPy arrays that parts of the score read, as of `cufa.beside.parse_beside`.
     """
 
     q: Array
@@ -135,6 +173,7 @@ class DecodeOperands(NamedTuple):
     lengths: Array
     block_table: Array
     out: Array
+    beside: Mapping[str, Array] = MappingProxyType({})
 
 
 def parse_decode(
@@ -149,6 +188,9 @@ def parse_decode(
     layout: str,
     out: Array | None,
     unified_max: float | None = None,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float | None = None,
+    beside: Mapping[str, Array | None] = NO_ARRAYS,
 ) -> tuple[DecodeProblem, DecodeOperands, ModuleType]:
     """Check the arguments of a call of `decode`. Nothing is written, or copied to the device.
 
@@ -156,6 +198,10 @@ def parse_decode(
     ----------
     q, k_cache, v_cache, lengths, block_table, causal, scale, layout, out, unified_max
         As of `cufa.decode`.
+    window, softcap
+        As of `cufa.decode`.
+    beside : mapping
+        Its arrays that parts of the score read, by argument; None where there is none.
 
     Returns
     -------
@@ -187,16 +233,27 @@ def parse_decode(
     if block_table is not None:
         module_of("block_table", block_table)
     problem = _problem(dtype, views, arrays, block_table, causal, scale)
-    problem = problem._replace(unified_max=_checked_max(unified_max, dtype))
+    left, right = check_window(window, problem.causal)
+    causal, right = right_edge(problem.causal, right)
+    reads, of_score = parse_beside(beside, NOTHING, 4, problem.sizes, xp)
+    problem = problem._replace(
+        causal=causal,
+        unified_max=_checked_max(unified_max, dtype),
+        left=left,
+        right=right,
+        softcap=check_softcap(softcap),
+        reads=reads,
+    )
+    arrays |= {name: array for name, array in beside.items() if array is not None}
     if lengths is not None:
-        _check_integers("lengths", lengths, (problem.batch,), xp)
+        check_integers("lengths", lengths, (problem.batch,), xp)
         if isinstance(lengths, np.ndarray):
-            _check_lengths(lengths, problem.capacity)
+            check_lengths("lengths", lengths, problem.capacity)
             lengths = np.ascontiguousarray(lengths, np.int32)
         arrays["lengths"] = lengths
     if block_table is not None:
         per_sequence = block_table.shape[1]
-        _check_integers("block_table", block_table, (problem.batch, per_sequence), xp)
+        check_integers("block_table", block_table, (problem.batch, per_sequence), xp)
         if isinstance(block_table, np.ndarray):
             _check_table(block_table, lengths, problem)
             block_table = np.ascontiguousarray(block_table, np.int32)
@@ -207,7 +264,7 @@ def parse_decode(
         check_out(out, shape, {n: x for n, x in arrays.items() if module_of(n, x) is xp})
         out = as_bhsd(out, layout)
     operands = DecodeOperands(
-        views["q"], views["k_cache"], views["v_cache"], lengths, block_table, out
+        views["q"], views["k_cache"], views["v_cache"], lengths, block_table, out, of_score
     )
     return problem, operands, xp
 
@@ -291,44 +348,16 @@ def _checked_max(unified_max: float | None, dtype: str) -> float | None:
     return value
 
 
-def _check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleType) -> None:
-    """Check kind, dtype and shape of lengths or of a table."""
-    module = module_of(name, array)
-    if module is not np and xp is np:
-        raise TypeError(
-            f"{name} is a cupy array, but q is a numpy array: all must be on the host then"
-        )
-    if array.shape != shape:
-        raise ValueError(f"{name} has shape {array.shape}, but {shape} is needed")
-    if module is np:
-        if array.dtype.kind not in "iu":
-            raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: integers are needed")
-        return
-    if array.dtype != np.int32:
-        raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: int32 is needed")
-    check_devices({name: array}, xp)
-    if array.size and shape[-1] > 1 and array.strides[-1] != array.itemsize:
-        raise ValueError(
-            f"{name} (shape {array.shape}, strides {array.strides}) must be contiguous "
-            "along its last axis"
-        )
-
-
-def _check_lengths(lengths: np.ndarray, capacity: int) -> None:
-    """Refuse lengths on the host that are negative, or more than there is room for."""
-    bad = np.flatnonzero((lengths < 0) | (lengths > capacity))
-    if bad.size:
-        i = int(bad[0])
-        raise ValueError(f"lengths[{i}] is {lengths[i]}: it must be 0 to {capacity}")
-
-
 def _check_table(table: np.ndarray, lengths: Array | None, problem: DecodeProblem) -> None:
     """Refuse pages on the host that do not exist, as far as they are known to be in use."""
     if lengths is not None and not isinstance(lengths, np.ndarray):
         return  # only the device knows
     used = problem.capacity if lengths is None else lengths[:, None]
     bad = (table < 0) | (table >= problem.pages)
-    bad &= np.arange(table.shape[1]) * problem.page_size < used
+    first = np.arange(table.shape[1]) * problem.page_size  # keys
+    bad &= first < used
+    if problem.left is not None:
+        bad &= first + problem.page_size > np.int64(used) - problem.seq_q - problem.left
     if bad.any():
         i, j = (int(x) for x in np.argwhere(bad)[0])
         raise ValueError(

@@ -9,13 +9,14 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, as_bhsd
-from cufa.checks import check_flag, refuse_kernel
+from cufa.checks import NO_WINDOW, check_flag, refuse_kernel
 from cufa.cpu import decode as cpu
 from cufa.decode_problem import DecodeOperands, DecodeProblem, parse_decode
 from cufa.launch import calls
 from cufa.launch.decode_kind import DecodeKind, on_device
 from cufa.planner.decode import plan
-from cufa.problem import restore_shape
+from cufa.problem import NO_ARRAYS, restore_shape
+from cufa.score import ARRAYS
 from cufa.variant import Variant
 
 
@@ -27,6 +28,10 @@ def decode(
     lengths: Array | None = None,
     block_table: Array | None = None,
     causal: bool = True,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float | None = None,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     out: Array | None = None,
@@ -65,6 +70,18 @@ def decode(
     causal : bool
         Query i sees the keys j <= i + lengths - sq only; else it sees all in use, as of a prefix
         that is not its own, see `merge`.
+    window : tuple of int or None, (left, right)
+        Query i sees the keys from i + lengths - sq - left to i + lengths - sq + right only; None is
+        no bound. With `causal`, those that both let it see. Keys in front of all queries' windows
+        are not read: they take no time, and the block table may say anything of pages that hold no
+        others.
+    softcap : float, optional
+        c * tanh(score / c) takes the place of the score, as in `attention`.
+    alibi_slopes : array, shape (hq,) or (b, hq), float32
+        -slope * |i + lengths - sq - j| is added to the score of query i and key j, after the
+        softcap. On the GPU where q is, and read there in each replay of a capture; so are `sinks`.
+    sinks : array, shape (hq,), float32
+        A logit of each head that takes part in the softmax and has no value.
     scale : float, optional
         Factor of the scores, less than 2^64 in magnitude; 1 / sqrt(d) by default.
     layout : {"bhsd", "bshd"}
@@ -93,7 +110,8 @@ def decode(
         In q's dtype; sums are float32. Queries that see no key are 0: all of a sequence of length
         0, and the first sq - length of a shorter one than sq if `causal`.
     lse : array, shape (b, hq, sq), float32
-        With `return_lse`: natural logarithm; -inf for queries that see no key.
+        With `return_lse`: natural logarithm; -inf for queries that see no key. With `sinks` it
+        includes the head's sink, as in `attention`.
 
     Raises
     ------
@@ -101,8 +119,9 @@ def decode(
         Unsupported or mixed dtypes, objects that are no arrays, NumPy mixed with CuPy but for
         `lengths` and `block_table`; options of another type.
     ValueError
-        Shapes, layout, scale, devices or `out` that do not fit; `num_splits` below 1, a kernel that
-        cannot take the call; in a capture into a CUDA graph, an array that would be copied.
+        Shapes, layout, scale, devices or `out` that do not fit; a window in which no key can be, a
+        softcap outside 1e-6 to 1e4; `num_splits` below 1, a kernel that cannot take the call; in a
+        capture into a CUDA graph, an array that would be copied.
         Lengths out of range in a NumPy array; pages in use that do not exist, if both table and
         lengths are on the host. What the device alone knows is not checked: there, lengths out of
         range and pages that do not exist give results that mean nothing, and no read outside the
@@ -120,7 +139,7 @@ def decode(
     in PagedAttention (Kwon et al. 2023).
 
     What lies in the caches beyond a length is never read into a result, whatever it is. Within it,
-    a key that `causal` hides from a query may hold anything, too, and so may its value on the CPU;
+    a key that a mask hides from a query may hold anything, too, and so may its value on the CPU;
     on the GPU, an infinity or NaN in that value makes the query's result NaN, because the weight is
     0, and 0 times infinity is NaN. A query that sees no key at all stays 0.
 
@@ -144,6 +163,10 @@ def decode(
         lengths=lengths,
         block_table=block_table,
         causal=causal,
+        window=window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
         scale=scale,
         layout=layout,
         out=out,
@@ -163,6 +186,10 @@ def decode_padded(
     lengths: Array | None,
     block_table: Array | None,
     causal: bool,
+    window: tuple[int | None, int | None],
+    softcap: float | None,
+    alibi_slopes: Array | None,
+    sinks: Array | None,
     scale: float | None,
     layout: str,
     out: Array | None,
@@ -178,17 +205,25 @@ def decode_padded(
     padded : bool
         Whether the rows of the caches go on in memory, with zeros that fill whole chunks of 16
         bytes.
-    q, k_cache, v_cache, lengths, block_table, causal, scale, layout, out, return_lse, num_splits
-        As of `decode`, and so are `kernel` and `unified_max`.
+    q, k_cache, v_cache, lengths, block_table, causal, window, softcap, alibi_slopes, sinks
+        As of `decode`.
+    scale, layout, out, return_lse, num_splits, kernel, unified_max
+        As of `decode`.
     """
+    arrays: tuple[Array | None, ...] = ()
+    dtypes: tuple[Any, ...] = ()
+    if not (alibi_slopes is sinks is None):
+        arrays = alibi_slopes, None, None, sinks, None  # as `ARRAYS`
+        dtypes = tuple(getattr(array, "dtype", None) for array in arrays)
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     of_kernel = None if kernel is None else calls.types_of(kernel)
     options = (
         *(causal, type(causal), scale, type(scale), layout, return_lse, type(return_lse)),
         *(num_splits, type(num_splits), kernel, of_kernel, padded, DecodeKind),
-        *(unified_max, type(unified_max)),
+        *(unified_max, type(unified_max), softcap, type(softcap), dtypes),
+        *(window, None if window is NO_WINDOW else calls.types_of(window)),
     )
-    beside: tuple[Any, ...] = (lengths, block_table)
+    beside: tuple[Any, ...] = (lengths, block_table, *arrays)
     result = calls.again(q, k_cache, v_cache, out, return_lse, options, beside)
     if result is not None:
         return result
@@ -205,6 +240,9 @@ def decode_padded(
         layout=layout,
         out=out,
         unified_max=unified_max,
+        window=window,
+        softcap=softcap,
+        beside=dict(zip(ARRAYS, arrays, strict=True)) if arrays else NO_ARRAYS,
     )
     if xp is np:
         refuse_kernel(kernel)
@@ -214,14 +252,19 @@ def decode_padded(
     planned = partial(plan, device=device, num_splits=num_splits, kernel=kernel)
     if not problem.has_keys:
         planned(problem)  # a kernel that cannot be is refused all the same
-        return _nothing(problem, q, out, layout, return_lse)
+        return _nothing(problem, q, out, sinks, layout, return_lse)
     kind = DecodeKind(problem, layout, device, device_id, planned, padded)
-    beside = tuple(on_device(name, getattr(operands, name)) for name in ("lengths", "block_table"))
-    return calls.first(q, k_cache, v_cache, out, return_lse, options, kind, beside)
+    there = (on_device(name, getattr(operands, name)) for name in ("lengths", "block_table"))
+    return calls.first(q, k_cache, v_cache, out, return_lse, options, kind, (*there, *arrays))
 
 
 def _nothing(
-    problem: DecodeProblem, q: Array, out: Array | None, layout: str, return_lse: bool
+    problem: DecodeProblem,
+    q: Array,
+    out: Array | None,
+    sinks: Array | None,
+    layout: str,
+    return_lse: bool,
 ) -> Any:
     """Return the results on the GPU where there are no keys."""
     import cupy
@@ -230,7 +273,11 @@ def _nothing(
     if out is None:
         out = cupy.empty(shape, q.dtype)
     out[...] = 0
-    return (out, cupy.full(lse_shape, -np.inf, np.float32)) if return_lse else out
+    if not return_lse:
+        return out
+    lse = cupy.empty(lse_shape, np.float32)
+    lse[...] = -np.inf if sinks is None else sinks[:, None]
+    return out, lse
 
 
 def _on_cpu(

@@ -12,10 +12,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cufa.device import Device
-from cufa.score import BLOCKS, OWN, PARTS, edges
+from cufa.score import BLOCKS, OWN, PARTS, Parameter, edges
 
 if TYPE_CHECKING:
     from cufa.variant import Variant
+
+LENGTHS = {
+    "Padded": (Parameter("lengths_k", "u8"),),
+    "Varlen": (
+        *(Parameter(name, "u8") for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")),
+        *(Parameter(name, "i4") for name in ("sequences", "max_seqlen_q", "max_seqlen_k")),
+    ),
+}
+"""What a launch appends where sequences differ in length, see ``kernels/kv.cuh``; what has 64 bits
+is the address of an array of that name."""
 
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
@@ -115,7 +125,8 @@ def _fa3_smem_bytes(v: Variant) -> int:
     room = 227 * 1024 // v.blocks_per_sm - 1024 - rings
     slots = max(1, min(3, room // slot))
     parts = v.bm // 64 if edges(v.score) and BLOCKS not in v.score else 1
-    work = 4 * (3 + 4 * parts)  # a tile, and which keys its parts' rows visit
+    # A tile, which keys its parts' rows visit, and its sequence's lengths.
+    work = 4 * (3 + 4 * parts) + 16 * (v.kv in LENGTHS)
     return rings + slots * (slot + 16) + 32 * v.stages + work * max(2, slots)
 
 
@@ -152,10 +163,11 @@ def row_warps(v: Variant) -> int:
 
 
 def _ring_bytes(v: Variant) -> int:
-    """Q, the rings of K and V, and which keys each warp's 16-row pieces visit."""
+    """Q, the rings of K and V, and what each warp's 16-row pieces are to the keys."""
     elements = v.bm * v.head_dim + v.stages * v.bn * (v.head_dim + v.head_dim_v)
     pieces = v.bm // 16 * (v.warps // row_warps(v))
-    return ELEMENT_BYTES[v.dtype] * elements + 16 * pieces
+    of_tile = 16 * (v.kv == "Varlen")  # which one it is
+    return ELEMENT_BYTES[v.dtype] * elements + 16 * pieces + of_tile
 
 
 def _fa2_mma_smem_bytes(v: Variant) -> int:
@@ -237,12 +249,18 @@ def _decode_complaint(v: Variant, device: Device) -> str | None:
     return None
 
 
+DECODE_SCORE = (
+    *("Softcap", "FineSoftcap", "ExactSoftcap", "Alibi"),
+    *("Causal", "WindowLeft", "WindowRight", "Sinks"),
+)
+"""The parts of a score that `decode` takes."""
+
 _decode_kernel = functools.partial(
     Kernel,
     smem_bytes=_decode_smem_bytes,
     complaint=_decode_complaint,
     packs_heads=True,
-    scores=("Causal",),
+    scores=DECODE_SCORE,
     kvs=("Contiguous", "Paged", "PagedSixteens", "PagedTiles"),
     head_dim_step=32,
     decodes=True,
@@ -264,6 +282,7 @@ KERNELS: dict[str, Kernel] = {
             tma=True,
             persistent=True,
             packs_heads=True,
+            kvs=("Dense", *LENGTHS),
             needs_keys=True,  # TMA cannot describe an array of none
             flops_per_byte=116,
             launch_registers=_fa3_registers,
@@ -273,6 +292,7 @@ KERNELS: dict[str, Kernel] = {
             dtypes=("float16", "bfloat16"),
             smem_bytes=_fa2_mma_smem_bytes,
             complaint=_fa2_mma_complaint,
+            kvs=("Dense", *LENGTHS),
             flops_per_byte=75,
         ),
         Kernel(
@@ -280,6 +300,7 @@ KERNELS: dict[str, Kernel] = {
             dtypes=("float32",),
             smem_bytes=_ring_bytes,
             complaint=_fa2_fp32_complaint,
+            kvs=("Dense", *LENGTHS),
             head_dim_step=32,
             flops_per_byte=13,
         ),

@@ -20,6 +20,7 @@ from cufa.checks import (
     NO_WINDOW,
     check_causal,
     check_devices,
+    check_dropout,
     check_dtypes,
     check_layout,
     check_out,
@@ -27,7 +28,9 @@ from cufa.checks import (
     check_softcap,
     check_window,
 )
+from cufa.dropout import threshold
 from cufa.expression.own import NOTHING, Own
+from cufa.lengths import check_integers, check_lengths
 from cufa.score import PARTS, SOFTCAPS, Part, part_named
 
 if TYPE_CHECKING:
@@ -65,6 +68,14 @@ class Problem(NamedTuple):
     reads : tuple of str
         The parts of the score that read arrays beside q, k and v, and those that were made of the
         caller's own expressions.
+    dropout_p : float
+        How many of the weights are dropped.
+    kv : str
+        "Dense"; "Padded", if each sequence has only the first ones of the keys, up to its length;
+        or "Varlen", if sequences of any lengths follow each other: then `batch` is 1, and `seq_q`
+        and `seq_kv` are those of all together.
+    sequences, max_seqlen_q, max_seqlen_k : int
+        Of "Varlen": how many there are, and the longest that count.
     """
 
     dtype: str
@@ -82,6 +93,11 @@ class Problem(NamedTuple):
     right: int | None = None
     softcap: float = 0.0
     reads: tuple[str, ...] = ()
+    dropout_p: float = 0.0
+    kv: str = "Dense"
+    sequences: int = 0
+    max_seqlen_q: int = 0
+    max_seqlen_k: int = 0
 
     @property
     def group(self) -> int:
@@ -91,7 +107,20 @@ class Problem(NamedTuple):
     @property
     def sizes(self) -> dict[str, int]:
         """Those that arrays of scores have, by the letters of their axes."""
-        return {"b": self.batch, "h": self.heads_q, "q": self.seq_q, "k": self.seq_kv}
+        if self.kv == "Varlen":
+            sizes = self.sequences, self.heads_q, self.max_seqlen_q, self.max_seqlen_k
+        else:
+            sizes = self.batch, self.heads_q, self.seq_q, self.seq_kv
+        return dict(zip("bhqk", sizes, strict=True))
+
+    @property
+    def alike(self) -> Problem:
+        """The same, or one with sequences of one length that takes about as long."""
+        if self.kv != "Varlen":
+            return self
+        n = max(1, self.sequences)
+        rows, keys = -(-self.seq_q // n), -(-self.seq_kv // n)
+        return self._replace(batch=n, seq_q=rows, seq_kv=keys, kv="Dense")
 
     @property
     def score(self) -> tuple[str, ...]:
@@ -104,25 +133,21 @@ class Problem(NamedTuple):
             "WindowRight": self.right is not None,
         }
         found |= dict.fromkeys(self.reads, True)
+        found["Dropout"] = self.dropout_p > 0
         own = (name for name in self.reads if name not in PARTS)
         return (*(name for name in PARTS if found.get(name)), *own)
 
     @property
     def is_plain(self) -> bool:
         """Whether a causal mask is all that there may be between Q K^T and the softmax."""
-        return not (self.top_left or self.has_window or self.softcap or self.reads)
+        masks = self.top_left or self.has_window
+        others = self.softcap or self.reads or self.dropout_p
+        return not (masks or others) and self.kv == "Dense"
 
     @property
     def has_window(self) -> bool:
         """Whether there is a bound beside those of causal masks."""
         return self.left is not None or self.right is not None
-
-    @property
-    def is_as_plain(self) -> bool:
-        """Whether it is plain but for a window that hides none of its keys."""
-        left = self.left is None or self.left >= self.seq_kv - 1
-        right = self.right is None or self.right >= self.seq_q - 1
-        return left and right and not (self.top_left or self.softcap or self.reads)
 
     @property
     def window_left(self) -> int:
@@ -140,9 +165,26 @@ class Problem(NamedTuple):
         return self.softcap * math.log2(math.e)
 
     @property
+    def dropout_threshold(self) -> int:
+        """Of 32 random bits: those that are less drop a weight."""
+        return threshold(self.dropout_p)
+
+    @property
+    def dropout_keep(self) -> float:
+        """How many of the weights are kept."""
+        return 1 - threshold(self.dropout_p) / 2**32
+
+    @property
     def softcap_inverse(self) -> float:
         """Its reciprocal."""
         return 1 / self.softcap_log2
+
+    @property
+    def visited(self) -> int:
+        """How many keys there are from the first on that one of the queries sees."""
+        if self.left is None:
+            return self.seq_kv
+        return min(self.seq_kv, max(1, self.left + self.seq_q))
 
     @property
     def most_seen(self) -> int | None:
@@ -258,7 +300,10 @@ def checked(problem: Problem) -> Problem:
         scale=p.scale,
         window=(p.left, p.right),
         softcap=p.softcap or None,
-    )._replace(reads=tuple(name for name in p.reads if _is_beside(part_named(name))))
+    )._replace(
+        reads=tuple(name for name in p.reads if _is_beside(part_named(name))),
+        dropout_p=check_dropout(p.dropout_p),
+    )
 
 
 def _is_beside(part: Part) -> bool:
@@ -288,6 +333,8 @@ def parse(
     window: tuple[int | None, int | None] = NO_WINDOW,
     softcap: float | None = None,
     beside: Mapping[str, Array | None] = NO_ARRAYS,
+    lengths_k: Array | None = None,
+    dropout_p: float = 0.0,
     own: Own = NOTHING,
 ) -> tuple[Problem, Operands]:
     """Check the arguments of a call and bring the arrays to 4-D. Nothing is written or copied.
@@ -310,6 +357,9 @@ def parse(
         What `array_module` returned for these arrays.
     beside : mapping
         Arguments of `attention` that are other arrays, or None.
+    lengths_k : array or None
+    dropout_p : float
+        As in `attention`.
     own : Own
         What was made of its `score_mod` and `mask_mod`.
 
@@ -351,6 +401,14 @@ def parse(
         operands = operands._replace(beside=views)
         inputs |= {name: array for name, array in beside.items() if array is not None}
         inputs |= dict(zip(own.names, own.arrays, strict=True))
+    problem = problem._replace(dropout_p=check_dropout(dropout_p))
+    if lengths_k is not None:
+        check_integers("lengths_k", lengths_k, (problem.batch,), xp)
+        problem = problem._replace(kv="Padded")
+        if isinstance(lengths_k, np.ndarray):
+            check_lengths("lengths_k", lengths_k, problem.seq_kv)
+        if not isinstance(lengths_k, np.ndarray) or xp is np:  # else its copy is read
+            inputs["lengths_k"] = lengths_k
     if out is not None:
         check_out(out, restore_shape(problem, q.ndim, layout)[0], inputs)
         operands = operands._replace(out=as_bhsd(out, layout))
@@ -383,6 +441,22 @@ def restore_shape(
     if ndim == 3:
         return (b, s, d), (b, s)
     return ((b, h, s, d) if layout == "bhsd" else (b, s, h, d)), (b, h, s)
+
+
+def right_edge(
+    bottom_right: bool, right: int | None, top_left: bool = False
+) -> tuple[bool, int | None]:
+    """Return what a mask aligned bottom-right and a window's right bound are together: one of both.
+
+    Beside a mask aligned top-left, a window stays one.
+    """
+    if bottom_right and right is not None and right >= 0:
+        return True, None
+    if right is not None and right < 0:
+        return False, right
+    if right == 0 and not top_left:
+        return True, None
+    return bottom_right, right
 
 
 def _check_ranks(q: Array, k: Array, v: Array) -> None:
@@ -436,12 +510,7 @@ def _problem(
             )
     bottom_right, top_left = check_causal(score.causal)
     left, right = check_window(score.window, bottom_right)
-    if bottom_right and right is not None and right >= 0:
-        right = None  # nothing that the causal mask has not hidden
-    elif right is not None and right < 0:
-        bottom_right = False
-    elif right == 0 and not top_left:
-        bottom_right, right = True, None
+    bottom_right, right = right_edge(bottom_right, right, top_left)
     return Problem(
         dtype,
         batch,

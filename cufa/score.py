@@ -84,6 +84,11 @@ class Part(NamedTuple):
         return tuple(found)
 
 
+_DROPOUT = (
+    Parameter("dropout_seed", "u8"),
+    Parameter("dropout_threshold", "u4"),
+    Parameter("dropout_keep", "f4"),
+)
 _SOFTCAP = Parameter("softcap_log2", "f4"), Parameter("softcap_inverse", "f4")
 
 PARTS: dict[str, Part] = {
@@ -104,6 +109,7 @@ PARTS: dict[str, Part] = {
         Part("MaskBits", "mask", axes="bhqk", dtype="uint8"),
         Part("Sinks", "sinks", axes="h", dtype="float32"),
         Part("Blocks", "block_mask", axes="bh", dtype="int32"),
+        Part("Dropout", "dropout_p", _DROPOUT),
     )
 }
 """The parts, by name; in a score they have this order, and a caller's own come last."""
@@ -135,6 +141,9 @@ ARRAYS = tuple(dict.fromkeys(part.argument for part in PARTS.values() if part.ax
 
 BLOCKS = "Blocks"
 """The part that reads the lists of `cufa.BlockMask`."""
+
+SEED = "dropout_seed"
+"""The parameter that each launch is given, as it is given addresses."""
 
 MAX_WINDOW = 2**30
 """A bound of a window that is no bound, and the longest sequences that a window is for."""

@@ -176,6 +176,10 @@ def _rows(
 
         decoders = decode.Decoders(o.peers)
         return decode.rows(decoders, decode.cells(), clock, budget, o.seed), decoders
+    if o.bench == "masks":
+        from benchmarks import masks
+
+        return masks.rows(o.peers, clock, budget, o.seed), None
     if o.bench == "models":
         from benchmarks import models
         from benchmarks.model_shapes import chosen

@@ -1,4 +1,4 @@
-"""Generate text with a Llama, Mistral, Qwen or SmolLM folder, on `cufa.attention` and `decode`.
+"""Generate text with a Llama, Mistral, Qwen, Gemma or SmolLM folder, on cufa's attention.
 
     python scripts/generate.py scripts/data/adder "47+285="
     python scripts/generate.py ~/models/Qwen2.5-0.5B-Instruct          # a conversation

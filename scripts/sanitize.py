@@ -3,7 +3,8 @@
 compute-sanitizer --tool memcheck python scripts/sanitize.py
 and the same with --tool racecheck, and with --tool initcheck and --kernel-regex kns=fa, kns=decode,
 kns=append, kns=block and kns=merge: initcheck does not see what TMA writes, and so complains about
-CuPy's copies of it. The words attention, own, decode, caches and merge run only those parts.
+CuPy's copies of it. The words attention, scores, own, varlen, decode, caches and merge run only
+those parts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import cupy
 import ml_dtypes
@@ -38,7 +40,10 @@ _rng = np.random.default_rng(0)
 
 def main() -> None:
     """Run the grid, or the parts that are named; a CUDA error ends it with an exception."""
-    parts = {"attention": attention, "own": own, "decode": decode, "caches": caches, "merge": merge}
+    parts = {
+        **{"attention": attention, "scores": scores, "own": own, "varlen": varlen},
+        **{"decode": decode, "caches": caches, "merge": merge},
+    }
     for name in sys.argv[1:] or parts:
         calls = sum(1 for _ in parts[name]())
         cupy.cuda.get_current_stream().synchronize()
@@ -63,6 +68,30 @@ def attention() -> Iterator[cupy.ndarray]:
             yield cufa.attention(q, k, v, causal=causal, return_lse=True, kernel=kernel.name)
 
 
+def scores() -> Iterator[cupy.ndarray]:
+    """Call each kernel with masks, and with arrays that parts of the score read."""
+    for kernel in ATTENTION_KERNELS.values():
+        if "Mask" not in kernel.scores:
+            continue
+        grid = itertools.product(kernel.dtypes, ((24, 24), (64, 64), (128, 128)), _SHAPES)
+        for dtype, (d, dv), (b, hq, hk, sq, sk) in grid:
+            q, k, v = (
+                _random(dtype, b, *sizes) for sizes in ((hq, sq, d), (hk, sk, d), (hk, sk, dv))
+            )
+            mask = cupy.asarray(_rng.random((b, 1, sq, sk)) < 0.5)
+            bits = cupy.asarray(np.packbits(_rng.random((hq, 1, sk)) < 0.5, axis=-1))
+            found: tuple[dict[str, Any], ...] = (
+                {"window": (40, 9), "dropout_p": 0.3, "seed": 5},
+                {"causal": "top-left", "softcap": 5.0},
+                {"causal": True, "alibi_slopes": _random("float32", 1, hq)[0]},
+                {"bias": _random("bfloat16", hq, sq, sk), "sinks": _random("float32", 1, hq)[0]},
+                {"mask": mask, "window": (None, 0)},
+                {"mask": bits, "bias": _random("float32", 1, sk)},
+            )
+            for options in found:
+                yield cufa.attention(q, k, v, return_lse=True, kernel=kernel.name, **options)
+
+
 def own() -> Iterator[cupy.ndarray]:
     """Call each kernel with functions of a caller's own, which ask for what arrays do not have."""
     for kernel in ATTENTION_KERNELS.values():
@@ -79,12 +108,31 @@ def own() -> Iterator[cupy.ndarray]:
             def mask_mod(b, h, q_idx, kv_idx, table=table):  # type: ignore[no-untyped-def]
                 return (q_idx // 70 + kv_idx // 40 + h) % 3 + table[b - 9, h] > 1
 
-            options = {"score_mod": score_mod, "mask_mod": mask_mod, "causal": causal}
+            options: dict[str, Any] = {"score_mod": score_mod, "mask_mod": mask_mod}
             tiles = cufa.BlockMask.of(mask_mod, b, hq, sq, sk, block=(64, 32), xp=cupy)
             for block_mask in (None, tiles):
-                yield cufa.attention(
-                    *(q, k, v), kernel=kernel.name, block_mask=block_mask, **options
-                )
+                options |= {"causal": causal, "block_mask": block_mask}
+                yield cufa.attention(q, k, v, kernel=kernel.name, **options)
+
+
+def varlen() -> Iterator[cupy.ndarray]:
+    """Sequences of unequal lengths, empty ones too, by each kernel; offsets that are no offsets."""
+    lengths = (130, 0, 1, 64, 215), (70, 33, 0, 64, 301)
+    sums = [np.cumsum([0, *each]).astype(np.int32) for each in lengths]
+    wild = np.array([2**31 - 1, -5, 300, 7], np.int32)
+    for kernel in ATTENTION_KERNELS.values():
+        if "Varlen" not in kernel.kvs:
+            continue
+        for dtype, d, causal in itertools.product(kernel.dtypes, (24, 64, 128, 192), (False, True)):
+            q = _random(dtype, sums[0][-1] + 2, 8, d)
+            k, v = (_random(dtype, sums[1][-1] + 2, 2, d) for _ in range(2))
+            options: dict[str, Any] = {"causal": causal, "return_lse": True, "kernel": kernel.name}
+            for offsets in (sums, (wild, wild)):
+                of_q, of_k = (cupy.asarray(each) for each in offsets)
+                yield cufa.attention_varlen(q, k, v, of_q, of_k, **options)
+            dense = [_random(dtype, 3, 2, n, d) for n in (150, 200, 200)]
+            there = cupy.asarray(np.array([200, 0, 77], np.int32))
+            yield cufa.attention(*dense, lengths_k=there, **options)
 
 
 def decode() -> Iterator[cupy.ndarray]:
@@ -102,7 +150,30 @@ def decode() -> Iterator[cupy.ndarray]:
         options = {"lengths": lengths, "block_table": table, "num_splits": splits}
         for causal in (False, True)[: 1 + (sq > 1)]:
             yield cufa.decode(q, k, v, causal=causal, return_lse=True, **options)
+    yield from _scores()
     yield from _out_of_range()
+
+
+def _scores() -> Iterator[cupy.ndarray]:
+    """Decode with windows, softcap, slopes and sinks, for each kernel and each way of paging."""
+    batch, capacity = len(_LENGTHS), max(_LENGTHS) + 2
+    lengths = cupy.asarray(np.array(_LENGTHS, np.int32))
+    grid = itertools.product(_DTYPES, ((8, 2, 1), (8, 2, 6), (14, 1, 3)), _PAGE_SIZES, (None, 3))
+    for dtype, (hq, hk, sq), page_size, splits in grid:
+        pages, keys, table = batch, capacity, None
+        if page_size:
+            table = _table(page_size, capacity)
+            pages, keys = table.size, page_size
+        q = _random(dtype, batch, hq, sq, 64)
+        k, v = (_random(dtype, pages, hk, keys, 64) for _ in range(2))
+        options = {"lengths": lengths, "block_table": table, "num_splits": splits}
+        slopes, sinks = _random("float32", batch, hq), _random("float32", 1, hq)[0]
+        for score in (
+            {"window": (40, None)},
+            {"window": (-3, 20), "causal": False},
+            {"alibi_slopes": slopes, "sinks": sinks, "softcap": 5.0, "window": (70, 0)},
+        ):
+            yield cufa.decode(q, k, v, return_lse=True, **options, **score)
 
 
 def _table(page_size: int, capacity: int) -> cupy.ndarray:

@@ -75,6 +75,65 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
         "rms_norm_eps": 1e-6,
     },
+    "mistral-window": {
+        "model_type": "mistral",
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "sliding_window": 8,
+    },
+    "qwen2-window": {
+        "model_type": "qwen2",
+        "num_key_value_heads": 2,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 1,
+    },
+    "qwen3-window": {
+        "model_type": "qwen3",
+        "num_key_value_heads": 3,
+        "head_dim": 32,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gemma2": {
+        "model_type": "gemma2",
+        "num_key_value_heads": 3,
+        "head_dim": 16,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "sliding_window": 7,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 32,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "sliding_window": 9,
+        "sliding_window_pattern": 3,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 500.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "gemma3-types": {
+        "model_type": "gemma3_text",
+        "num_key_value_heads": 2,
+        "head_dim": 24,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 6,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+        },
+    },
     "smollm": {
         "model_type": "llama",
         "hidden_size": 72,
@@ -95,10 +154,11 @@ def write(folder: Path, name: str, **changes: Any) -> dict[str, np.ndarray]:
     config = {**COMMON, **CONFIGS[name], **changes}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     weights = {}
-    for number, (tensor, shape) in enumerate(tensor_shapes(read_config(folder)).items()):
+    read = read_config(folder)
+    for number, (tensor, shape) in enumerate(tensor_shapes(read).items()):
         values = np.random.Generator(np.random.PCG64((number, *shape))).standard_normal(shape)
         if tensor.endswith("norm.weight"):
-            values = 1 + values / 4
+            values = 1 - read.norm_offset + values / 4
         elif len(shape) == 2:
             values /= shape[1] ** 0.5
         weights[tensor] = values.astype(np.float32)

@@ -7,13 +7,42 @@ from typing import Any
 
 import numpy as np
 import played_gpu
+import pytest
 from played_gpu import at, elements, loaded
 from reference import DTYPES, oracle
 
-from cufa.launch.decode import PAGED, PARAMS
+from cufa.launch.decode import dtype_of
+from cufa.score import PARTS
 from cufa.variant import Variant
 
-_INT32 = np.dtype(np.int32)
+_INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
+
+
+def arrays_beside(variant: Variant, parameter: np.void) -> dict[str, np.ndarray]:
+    """Return the arrays that parts of the score read, by argument, from their words."""
+    sizes = {"b": int(parameter["params"]["batch"]), "h": int(parameter["params"]["heads_q"])}
+    found = {}
+    for part in (PARTS[name] for name in variant.score):
+        if part.axes:
+            words, argument = parameter[part.name], part.argument
+            strides = [4 * int(words[f"{argument}_stride_{axis}"]) for axis in part.axes]
+            shape = [sizes[axis] for axis in part.axes]
+            found[argument] = at(int(words[f"{argument}_data"]), shape, strides, _FLOAT32)
+    return found
+
+
+def score_of(variant: Variant, parameter: np.void) -> dict[str, Any]:
+    """Return what the oracle is to be told of the score, from the words of a parameter."""
+    window: list[int | None] = [None, None]
+    found: dict[str, Any] = {"causal": variant.causal, **arrays_beside(variant, parameter)}
+    for name in variant.score:
+        if PARTS[name].argument == "window":
+            window[name == "WindowRight"] = int(parameter[name].item()[0])
+        if PARTS[name].argument == "softcap":
+            softcap_log2, inverse = parameter[name].item()
+            assert softcap_log2 * inverse == pytest.approx(1)
+            found["softcap"] = softcap_log2 * math.log(2)
+    return found | {"window": tuple(window)}
 
 
 class DecodeKernel:
@@ -30,10 +59,9 @@ class DecodeKernel:
         assert smem_bytes == variant.smem_bytes
         (pointer,) = args
         paged = variant.kv != "Contiguous"
-        layout = PAGED if paged else PARAMS
+        layout = dtype_of(variant)
         parameter = at(pointer.ptr, (1,), (layout.itemsize,), layout)[0]
-        p = parameter["params"] if paged else parameter
-        assert variant.score == (("Causal",) if variant.causal else ())
+        p, score = parameter["params"], score_of(variant, parameter)
         assert p["scale_log2"] > 0
         batch, heads, rows = (int(p[name]) for name in ("batch", "heads_q", "seq_q"))
         d, dv, capacity = (int(p[name]) for name in ("head_dim", "head_dim_v", "seq_kv"))
@@ -65,8 +93,14 @@ class DecodeKernel:
                 ]
             else:
                 own = [x[i : i + 1] for x in (k, v)]
-            own = [x[:, :, :length] for x in own]
-            result, lse = oracle(q[i : i + 1], *own, causal=variant.causal, scale=scale)
+            # What no query's window reaches is not read.
+            left = score["window"][0]
+            first = 0 if left is None else int(length) - rows - left
+            own = [x[:, :, :length].copy() for x in own]
+            for x in own:
+                x[:, :, : max(0, first)] = 0
+            own_score = {n: x[i : i + 1] if n == "alibi_slopes" else x for n, x in score.items()}
+            result, lse = oracle(q[i : i + 1], *own, scale=scale, **own_score)
             out[i] = result[0].astype(dtype)
             if p["lse"]:
                 place = int(p["lse"]) + 4 * i * lse.size

@@ -144,7 +144,12 @@ def _seen(
 
 
 def oracle(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray | None = None, **score: Any
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    sinks: np.ndarray | None = None,
+    keep: np.ndarray | None = None,
+    **score: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Attention in float64.
 
@@ -154,6 +159,8 @@ def oracle(
         (b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv).
     sinks, score
         As given to `attention`: causal, scale, window, softcap, arrays.
+    keep : ndarray, optional
+        Factors of the weights, (b, hq, sq, sk).
 
     Returns
     -------
@@ -164,11 +171,16 @@ def oracle(
     """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     p, lse = _softmax(_seen(_scores(q, k), q.shape[-1], **score), sinks)
-    return _weighted(p, v), lse
+    return _weighted(p if keep is None else p * keep, v), lse
 
 
 def twin(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray | None = None, **score: Any
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    sinks: np.ndarray | None = None,
+    keep: np.ndarray | None = None,
+    **score: Any,
 ) -> np.ndarray:
     """Attention as a user would write it in the input dtype: the error that is allowed.
 
@@ -182,6 +194,7 @@ def twin(
 
     q, k, v = (x.astype(np.float32, copy=False) for x in (q, k, v))
     p, _ = _softmax(_seen(rounded(_scores(q, k)), q.shape[-1], **score), sinks)
+    p = p if keep is None else p * keep.astype(np.float32)
     return _weighted(rounded(p), v).astype(dtype, copy=False)
 
 

@@ -58,7 +58,9 @@ def bits(rng: np.random.Generator, sizes: Sizes) -> np.ndarray:
     return np.packbits(rng.random((sizes[1], *sizes[3:])) < 0.5, axis=-1)
 
 
-FEATURES: dict[str, tuple[dict[str, Callable[..., np.ndarray]], dict[str, Any]]] = {
+Features = dict[str, tuple[dict[str, Callable[..., np.ndarray]], dict[str, Any]]]
+
+FEATURES: Features = {
     "alibi": ({"alibi_slopes": slopes}, {"causal": True}),
     "alibi of sequences": ({"alibi_slopes": slopes_of_sequences}, {}),
     "sinks": ({"sinks": sinks}, {}),
@@ -76,8 +78,26 @@ FEATURES: dict[str, tuple[dict[str, Callable[..., np.ndarray]], dict[str, Any]]]
 }
 """Arguments, made for sizes, and others."""
 
+DECODE_FEATURES: Features = {
+    "window": ({}, {"window": (40, None)}),
+    "window of both ends": ({}, {"window": (30, 1), "causal": False}),
+    "window apart": ({}, {"window": (60, -3)}),
+    "window in front": ({}, {"window": (-2, 9), "causal": False}),
+    "softcap": ({}, {"softcap": 2.0}),
+    "alibi": ({"alibi_slopes": slopes}, {}),
+    "alibi of sequences": ({"alibi_slopes": slopes_of_sequences}, {"causal": False}),
+    "sinks": ({"sinks": sinks}, {}),
+    "all": (
+        {"alibi_slopes": slopes_of_sequences, "sinks": sinks},
+        {"softcap": 5.0, "window": (50, 0)},
+    ),
+}
+"""The same of `decode`."""
 
-def options_of(rng: np.random.Generator, name: str, sizes: Sizes) -> dict[str, Any]:
+
+def options_of(
+    rng: np.random.Generator, name: str, sizes: Sizes, features: Features = FEATURES
+) -> dict[str, Any]:
     """Return the options of a call: NumPy arrays, and others."""
-    arrays, others = FEATURES[name]
+    arrays, others = features[name]
     return {argument: make(rng, sizes) for argument, make in arrays.items()} | others

@@ -58,12 +58,21 @@ EXPRESSIONS = {
         f"flat_product<{', '.join(map(str, (x, y, groups, finish, *sizes)))}>"
         for x, tiling in _TILES
         for groups, *sizes in tiling
-        for y, finish in sorted({(x, "STORE"), ("float", "STORE"), ("float", "ADD"), (x, "GATE")})
+        for y, finish in sorted(
+            {
+                *((x, "STORE"), ("float", "STORE"), ("float", "ADD")),
+                *((x, "GATE_SILU"), (x, "GATE_GELU")),
+            }
+        )
     ],
     "rows": [
         *(f"rms_norm<float, {y}, {threads}>" for y in CPP.values() for threads in (128, 512)),
         *(f"rms_norm<{x}, {x}, 128>" for x in ("float16", "bfloat16")),
-        *("swiglu<float16, 1, 256>", "swiglu<bfloat16, 8, 256>", "swiglu<float, 4, 256>"),
+        *(
+            f"gated<{sizes}, 256, {gate}>"
+            for sizes in ("float16, 1", "bfloat16, 8", "float, 4")
+            for gate in ("SILU", "GELU")
+        ),
         *("largest<1024>", "top<1024>"),
     ],
 }

@@ -11,7 +11,8 @@ import pytest
 import score_mods
 from emulated import Emulator, emulate, needs_compiler
 from played_gpu import Gpu, Stream, on_gpu
-from reference import assert_accepted, random_inputs
+from reference import Expected, assert_accepted, random_inputs
+from score_arrays import options_of
 
 import cufa
 from cufa import device
@@ -166,6 +167,60 @@ def test_what_kinds_are_to_a_kernel(played_cupy: Any, rng: np.random.Generator, 
     assert (lse[:, 1, : variant.bm] == -np.inf).all()
 
 
+def halves(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Hide every other tile, of which a kernel's own are parts."""
+    return (q_idx // 192 + kv_idx // 128 + h) % 2 == 0
+
+
+some_forms = pytest.mark.parametrize(
+    "form", [FORMS[i] for i in (0, 3, 4, 5, 7)], ids=lambda form: form.split(", Score")[0]
+)
+
+
+@needs_compiler
+@some_forms
+@pytest.mark.parametrize("name", ["all", "mask", "bits", "sinks and window", "bias of keys"])
+def test_beside_other_parts(
+    played_cupy: Any, rng: np.random.Generator, form: str, name: str
+) -> None:
+    """Tiles that the function does not hide are not whole to other masks; weights are dropped."""
+    variant = Variant.parse(form)
+    sizes = 1, 4, 2, 250, 390
+    b, hq, hk, sq, sk = sizes
+    d, dv = variant.head_dim, variant.head_dim_v
+    arrays = random_inputs(rng, variant.dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d, dv=dv)
+    options = options_of(rng, name, sizes)
+    there = {key: on_gpu(x) if isinstance(x, np.ndarray) else x for key, x in options.items()}
+    tiles = cufa.BlockMask.of(halves, None, hq, sq, sk, block=(64, 32), xp=played_cupy)
+    given = {"mask_mod": halves, "block_mask": tiles, "dropout_p": 0.25, "seed": 7}
+    out, lse = called(variant, arrays, **given, **there)
+    keep = cufa.dropout_mask((b, hq, sq, sk), 0.25, 7) / 0.75
+    assert_accepted(out, lse, *arrays, what=form, keep=keep, mask_mod=halves, **options)
+
+
+@needs_compiler
+@some_forms
+@pytest.mark.parametrize("causal", [False, True])
+def test_padded_batches(
+    played_cupy: Any, rng: np.random.Generator, form: str, causal: bool
+) -> None:
+    """What a sequence has not is not read, nor is the list of tiles another one for it."""
+    variant = Variant.parse(form)._replace(kv="Padded")
+    d, dv = variant.head_dim, variant.head_dim_v
+    lengths = np.array([390, 0, 1, 127, 128, 300], np.int32)
+    q, k, v = random_inputs(rng, variant.dtype, b=6, hq=2, hk=1, sq=250, sk=390, d=d, dv=dv)
+    for i, n in enumerate(lengths):
+        k[i, :, n:], v[i, :, n:] = np.nan, np.nan
+    tiles = cufa.BlockMask.of(halves, None, 2, 250, 390, block=(64, 32), xp=played_cupy)
+    options: dict[str, Any] = {"mask_mod": halves, "causal": causal}
+    given = {"lengths_k": on_gpu(lengths), "block_mask": tiles}
+    out, lse = called(variant, (q, k, v), **options, **given)
+    for i, n in enumerate(lengths):
+        one, keys = slice(i, i + 1), slice(n)
+        case = Expected(q[one], k[one, :, keys], v[one, :, keys], **options)
+        case.assert_accepts(out[one], lse[one], f"{form} {n}")
+
+
 # --- on the CPU ---
 
 
@@ -182,6 +237,17 @@ def test_results_on_the_cpu(rng: np.random.Generator, name: str, block: tuple[in
             found = cufa.attention(*arrays, return_lse=True, block_mask=tiles, **options)
             for x, y in zip(found, expected, strict=True):
                 np.testing.assert_allclose(x, y, 2e-5, 2e-6)
+
+
+def test_padded_batches_on_the_cpu(rng: np.random.Generator) -> None:
+    """Tiles are those of a sequence's own number, and of the keys that it has."""
+    arrays = random_inputs(rng, "float32", b=3, hq=2, sq=300, sk=700, d=16)
+    options, _ = score_mods.made(rng, "documents", (3, 2, 2, 300, 700), np.asarray)
+    lengths = np.array([700, 130, 0])
+    expected = cufa.attention(*arrays, lengths_k=lengths, **options)
+    tiles = cufa.BlockMask.of(options["mask_mod"], 3, None, 300, 700, block=(64, 32))
+    found = cufa.attention(*arrays, lengths_k=lengths, block_mask=tiles, **options)
+    np.testing.assert_allclose(found, expected, 2e-5, 2e-6)
 
 
 def test_tiles_that_are_known_are_not_asked_for(rng: np.random.Generator) -> None:

@@ -14,18 +14,24 @@ import cufa
 LENGTHS = (0, 1, 3, 97, 339)
 
 
-def poisoned(cache: np.ndarray, lengths: Any) -> np.ndarray:
-    """Copy of a contiguous cache with NaN beyond each length."""
+def poisoned(cache: np.ndarray, lengths: Any, firsts: Any = None) -> np.ndarray:
+    """Copy of a contiguous cache with NaN beyond each length, and before each first key."""
     cache = cache.copy()
     for i, length in enumerate(lengths):
         cache[i, :, length:] = np.nan
+        if firsts is not None:
+            cache[i, :, : firsts[i]] = np.nan
     return cache
 
 
 def in_pages(
-    rng: np.random.Generator, cache: np.ndarray, lengths: Any, page_size: int
+    rng: np.random.Generator, cache: np.ndarray, lengths: Any, page_size: int, firsts: Any = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Put (b, hk, capacity, d) into shuffled pages; what is not in use is NaN, and no page."""
+    """Put (b, hk, capacity, d) into shuffled pages; what is not in use is NaN, and no page.
+
+    In use are the keys of each sequence up to its length, from its first on.
+    """
+    cache = poisoned(cache, lengths, firsts)
     b, hk, capacity, d = cache.shape
     per_sequence = -(-capacity // page_size)
     pages = b * per_sequence + 3
@@ -33,7 +39,7 @@ def in_pages(
     paged = np.full((pages, hk, page_size, d), np.nan, cache.dtype)
     table = np.full((b, per_sequence), -7, np.int32)
     for i, length in enumerate(lengths):
-        for j in range(-(-length // page_size)):
+        for j in range(firsts[i] // page_size if firsts else 0, -(-length // page_size)):
             page = table[i, j] = order[i * per_sequence + j]
             part = cache[i, :, j * page_size : min(length, (j + 1) * page_size)]
             paged[page, :, : part.shape[1]] = part
@@ -48,7 +54,22 @@ def assert_each_accepted(
     for i, n in enumerate(lengths):
         one = slice(i, i + 1)
         arrays = q[one], k[one, :, :n], v[one, :, :n]
-        assert_accepted(out[one], lse[one], *arrays, **options, what=f"length {n}")
+        own = options_of_sequence(options, i)
+        assert_accepted(out[one], lse[one], *arrays, **own, what=f"length {n}")
+
+
+def options_of_sequence(options: dict[str, Any], i: int) -> dict[str, Any]:
+    """Return the options of a call that is one sequence's."""
+    slopes = options.get("alibi_slopes")
+    if slopes is None or slopes.ndim == 1:
+        return options
+    return options | {"alibi_slopes": slopes[i : i + 1]}
+
+
+def firsts_of(lengths: Any, sq: int, window: Any = (None, None)) -> list[int]:
+    """Return the first key of each sequence that a window lets a query see."""
+    left = window[0]
+    return [0 if left is None else min(max(0, int(n) - sq - left), int(n)) for n in lengths]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

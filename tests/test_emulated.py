@@ -126,6 +126,28 @@ def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form in ALL if form is not FA1], ids=lambda f: f[:50])
+def test_dropout(rng: np.random.Generator, form: str) -> None:
+    """The same weights whatever the tiles are; a seed of its own in each call."""
+    plain = Variant.parse(form.format(score=""))
+    d, dv = plain.head_dim, plain.head_dim_v
+    for causal, seed in ((False, 3), (True, 2**64 - 2), (False, 2**40)):
+        parts = "Causal, Dropout" if causal else "Dropout"
+        variant = Variant.parse(form.format(score=parts))
+        arrays = random_inputs(rng, variant.dtype, hq=2, hk=1, sq=150, sk=201, d=d, dv=dv)
+        keep = cufa.dropout_mask((1, 2, 150, 201), 0.5, seed) / 0.5
+        out, lse = called(variant, *arrays, dropout_p=0.5, seed=seed)
+        assert_accepted(out, lse, *arrays, causal=causal, keep=keep)
+    # Infinities are computed once more.
+    if variant.dtype == "float32":
+        q, k, v = arrays
+        v[0, 0, 77] = np.inf
+        out, _ = called(variant, q, k, v, dropout_p=0.5, seed=seed)
+        kept = keep[0, :, :, 77] > 0
+        assert np.isposinf(out[0][kept]).all()
+        assert np.isfinite(out[0][~kept]).all()
+
+
+@pytest.mark.parametrize("form", [form for form in ALL if form is not FA1], ids=lambda f: f[:50])
 @pytest.mark.parametrize("name", score_mods.FEATURES)
 def test_own_functions(rng: np.random.Generator, form: str, name: str) -> None:
     variant = Variant.parse(form.format(score=""))

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from typing import Any
 
 import numpy as np
 import pytest
 from emulated import Emulator, emulate, needs_compiler
-from played_gpu import Gpu, on_gpu
+from played_gpu import Array, Gpu, Stream, on_gpu
 from reference import random_inputs
-from test_decode import assert_each_accepted, in_pages, poisoned
+from score_arrays import DECODE_FEATURES, options_of
+from test_decode import assert_each_accepted, firsts_of, in_pages, poisoned
 from test_emulated import emulator  # noqa: F401
 
 import cufa
 from cufa import device
+from cufa.launch import scratch
+from cufa.planner.decode import DecodePlan
 
 pytestmark = needs_compiler
+
+#: Options that the oracle is to know.
+SCORE = ("scale", "window", "softcap", "alibi_slopes", "sinks")
 
 
 @pytest.fixture(autouse=True)
@@ -48,21 +55,24 @@ def checked(
     b, capacity = len(lengths), max(lengths)
     q, k, v = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=capacity, d=d, dv=dv)
     caches: dict[str, Any] = {"lengths": np.array(lengths, np.int32)}
+    firsts = firsts_of(lengths, sq, options.get("window", (None, None)))
     if page_size:
-        k_cache, caches["block_table"] = in_pages(rng, k, lengths, page_size)
+        k_cache, caches["block_table"] = in_pages(rng, k, lengths, page_size, firsts)
         v_cache = np.full((*k_cache.shape[:3], dv), np.nan, v.dtype)
         for i, length in enumerate(lengths):
-            for n in range(length):
+            for n in range(firsts[i], length):
                 page = caches["block_table"][i, n // page_size]
                 v_cache[page, :, n % page_size] = v[i, :, n]
     else:
-        k_cache, v_cache = poisoned(k, lengths), poisoned(v, lengths)
-    given = {name: on_gpu(x) for name, x in caches.items()}
+        k_cache, v_cache = (poisoned(x, lengths, firsts) for x in (k, v))
+    score = {name: options[name] for name in SCORE if name in options}
+    given: dict[str, Any] = {
+        n: on_gpu(x) if isinstance(x, np.ndarray) else x for n, x in options.items()
+    }
+    given |= {name: on_gpu(x) for name, x in caches.items()}
     arrays = [on_gpu(x) for x in (q, k_cache, v_cache)]
-    options.update(given)
-    out, lse = cufa.decode(*arrays, causal=causal, return_lse=True, **options)
-    scale = options.get("scale")
-    assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=causal, scale=scale)
+    out, lse = cufa.decode(*arrays, causal=causal, return_lse=True, **given)
+    assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=causal, **score)
     return np.asarray(out.get())
 
 
@@ -263,6 +273,30 @@ def test_a_table_on_the_host_with_lengths_on_the_device(
     assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=True)
 
 
+@pytest.mark.parametrize("stale", [0, 1, 2])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"hq": 8, "hk": 2, "sq": 1},
+        {"hq": 6, "hk": 2, "sq": 3, "page_size": 7},
+        {"hq": 14, "hk": 1, "sq": 2, "page_size": 16, "num_splits": 3},
+        {"hq": 20, "hk": 2, "sq": 5, "dtype": "float16", "page_size": 48},
+        {"hq": 4, "hk": 2, "sq": 2, "dtype": "float32", "page_size": 32},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", DECODE_FEATURES)
+def test_scores(
+    emulated: Emulator, rng: np.random.Generator, name: str, sizes: dict[str, Any], stale: int
+) -> None:
+    """Nothing in front of a window is read, from whatever page: it is NaN, and no page."""
+    emulated.stale = stale
+    for lengths in ([300, 0, 77, 1, 40], [500]):
+        of_arrays = len(lengths), sizes["hq"], sizes["hk"], sizes["sq"], max(lengths)
+        options = options_of(rng, name, of_arrays, DECODE_FEATURES)
+        checked(rng, lengths, **sizes, **options)
+
+
 def test_a_sequence_has_the_same_bits_in_any_batch(emulated: Emulator) -> None:
     """With a number of splits: what else there is makes no difference."""
 
@@ -324,3 +358,132 @@ def test_many_small_weights(emulated: Emulator) -> None:
     arrays = [on_gpu(x) for x in (q, k, np.ones_like(k))]
     out = cufa.decode(*arrays, num_splits=1, unified_max=float(np.log(2**24 / 128.49)))
     assert np.all(out.get() == 1)
+
+
+@pytest.mark.parametrize("stale", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "lengths", [[100] * 40, list(range(0, 200, 5)), [20] * 39 + [400]], ids=lambda x: str(x[-3:])
+)
+def test_windows_of_many_sequences(
+    emulated: Emulator, rng: np.random.Generator, lengths: list[int], stale: int
+) -> None:
+    emulated.stale = stale
+    for left in (30, 90):
+        checked(rng, lengths, hq=4, hk=1, window=(left, None))
+        checked(rng, lengths, hq=4, hk=1, sq=2, page_size=16, num_splits=2, window=(left, 0))
+
+
+def test_a_unified_maximum_of_any_score(rng: np.random.Generator) -> None:
+    cases: list[tuple[list[int], dict[str, Any]]] = [
+        ([300, 0, 77, 3], {}),
+        ([150], {"sq": 3, "page_size": 7}),
+    ]
+    for name in DECODE_FEATURES:
+        for lengths, sizes in cases:
+            of_arrays = len(lengths), 8, 2, sizes.get("sq", 1), max(lengths)
+            options = options_of(rng, name, of_arrays, DECODE_FEATURES)
+            checked(rng, lengths, unified_max=1.0, **sizes, **options)
+
+
+@pytest.mark.parametrize("sm_count", [13, 132])
+@pytest.mark.parametrize("page_size", [0, 64])
+def test_what_is_in_front_of_a_window_is_not_read(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, page_size: int, sm_count: int
+) -> None:
+    """Nobody can access that memory."""
+    gpu = device.named("h200")._replace(sm_count=sm_count)
+    monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
+    n, window = 20_000, (300, 0)
+    q, k, v = random_inputs(rng, "bfloat16", hq=4, hk=1, sq=2, sk=n, d=64)
+    first = n - 2 - window[0]
+    options: dict[str, Any] = {"window": window}
+    shape: tuple[int, ...] = k.shape
+    if page_size:
+        pages = -(-n // page_size)
+        shape = (pages, 1, page_size, 64)
+        table = np.arange(pages, dtype=np.int32)[None]
+        options |= {"block_table": on_gpu(table), "lengths": on_gpu(np.array([n], np.int32))}
+    caches = []
+    for x in (k, v):
+        memory = np.zeros(shape, x.dtype)
+        memory.reshape(-1, 64)[:n] = x[0, 0]
+        caches.append(on_gpu(memory))
+    try:
+        for cache in caches:
+            forbid(cache, first * 64 * 2, 0)
+        out, lse = cufa.decode(on_gpu(q), *caches, return_lse=True, **options)
+    finally:
+        for cache in caches:
+            forbid(cache, first * 64 * 2, mmap.PROT_READ | mmap.PROT_WRITE)
+    assert_each_accepted(out, lse, q, k, v, (n,), causal=True, window=window)
+
+
+@pytest.mark.parametrize("page_size", [0, 32])
+def test_lengths_that_grow_past_a_window(
+    gpu: Gpu, rng: np.random.Generator, page_size: int
+) -> None:
+    """In the same memory, as what a graph replays finds them; and so are slopes and sinks."""
+    q, k, v = random_inputs(rng, "bfloat16", b=2, hq=4, hk=1, sq=2, sk=320, d=64)
+    caches = [on_gpu(x) for x in (k, v)]
+    lengths, options = on_gpu(np.zeros(2, np.int32)), {"window": (100, None), "softcap": 9.0}
+    given: dict[str, Any] = {"lengths": lengths, **options}
+    if page_size:
+        parts = (x.reshape(-1, page_size, 64) for x in (k, v))
+        caches = [on_gpu(x[:, None]) for x in parts]
+        given["block_table"] = on_gpu(np.arange(20, dtype=np.int32).reshape(2, 10))
+    beside: dict[str, Any] = {
+        name: on_gpu(np.zeros(4, np.float32)) for name in ("alibi_slopes", "sinks")
+    }
+    for now in ((0, 1), (99, 50), (102, 103), (119, 120), (320, 250), (3, 320)):
+        lengths.host[...] = now
+        for array in beside.values():
+            array.host[...] = rng.random(4, np.float32)
+        k_cache, v_cache = caches
+        out, lse = cufa.decode(on_gpu(q), k_cache, v_cache, return_lse=True, **given, **beside)
+        score = {name: array.get() for name, array in beside.items()} | options
+        assert_each_accepted(out.get(), lse.get(), q, k, v, now, causal=True, **score)
+    assert gpu.parsed == 1
+
+
+def forbid(array: Array, nbytes: int, how: int) -> None:
+    """Set what may be done with the whole pages of so many bytes of an array."""
+    start = array.data.ptr
+    end = (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    mprotect = ctypes.CDLL(None).mprotect
+    assert mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), how) == 0
+
+
+@pytest.mark.parametrize("name", ["window", "alibi", "sinks", "all"])
+def test_few_queries_of_attention(rng: np.random.Generator, name: str) -> None:
+    sizes = 2, 4, 2, 2, 900
+    b, hq, hk, sq, sk = sizes
+    arrays = random_inputs(rng, "bfloat16", b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=64)
+    options = {"causal": True, **options_of(rng, name, sizes, DECODE_FEATURES)}
+    if "window" in options:
+        options["window"] = (300, None)
+    given: dict[str, Any] = {
+        n: on_gpu(x) if isinstance(x, np.ndarray) else x for n, x in options.items()
+    }
+    q, k, v = (on_gpu(x) for x in arrays)
+    for batch_invariant in (False, True):
+        given["batch_invariant"] = batch_invariant
+        assert isinstance(cufa.explain(q, k, v, **given), DecodePlan)
+        out, lse = cufa.attention(q, k, v, return_lse=True, **given)
+        assert_each_accepted(out, lse, *arrays, (sk, sk), **options)
+
+
+def test_few_queries_of_attention_that_are_captured(
+    gpu: Gpu, emulated: Emulator, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without memory another kernel takes their place, with their slopes and sinks."""
+    arrays = random_inputs(rng, "float32", hq=4, hk=2, sq=1, sk=900, d=32)
+    host = {name: rng.random(4, np.float32) for name in ("alibi_slopes", "sinks")}
+    options: dict[str, Any] = {name: on_gpu(x) for name, x in host.items()}
+    q, k, v = (on_gpu(x) for x in arrays)
+    assert isinstance(cufa.explain(q, k, v, **options), DecodePlan)
+    gpu.stream = Stream(capturing=True)
+    monkeypatch.setattr(scratch, "_capture", lambda: (1, 0))
+    out, lse = cufa.attention(q, k, v, return_lse=True, **options)
+    assert_each_accepted(out, lse, *arrays, (900,), **host)
+    assert {v.kernel for v in emulated._libraries} & {"fa2_fp32"}

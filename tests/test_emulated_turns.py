@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import Emulator, needs_compiler
+from score_arrays import DECODE_FEATURES, options_of
 from test_emulated import emulator  # noqa: F401
 from test_emulated_decode import checked, emulated  # noqa: F401
 
@@ -48,3 +49,34 @@ def test_lengths_and_pages_that_are_still_written(
     monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
     for emulated.seed in seeds:
         checked(rng, lengths, **{"hq": 4, "hk": 1, **options})
+
+
+@pytest.mark.parametrize(
+    ("sm_count", "lengths", "options", "seeds"),
+    [
+        (2, [400, 1], {}, range(1, 5)),
+        (2, [400, 1], {"page_size": 16}, range(1, 5)),
+        (13, [90] * 3, {"page_size": 1}, range(1, 5)),
+        (13, [150, 2, 400, 33], {"sq": 8}, [1, 2]),
+        (13, [150, 2, 400, 33], {"sq": 16, "page_size": 64}, [1]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["window", "all"])
+def test_scores_of_what_is_still_written(
+    emulated: Emulator,  # noqa: F811
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    sm_count: int,
+    lengths: list[int],
+    options: dict[str, Any],
+    seeds: Iterable[int],
+) -> None:
+    """Windows move with lengths; slopes and sinks are among it."""
+    gpu = device.named("h200")._replace(sm_count=sm_count)
+    monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
+    of_arrays = len(lengths), 4, 1, options.get("sq", 1), max(lengths)
+    score = options_of(rng, name, of_arrays, DECODE_FEATURES)
+    for emulated.seed in seeds:
+        checked(rng, lengths, hq=4, hk=1, **options, **score)

@@ -41,6 +41,11 @@ def drawn(xp: Any, shape: tuple[int, ...], dtype: str, seed: int, scale: float =
     return xp.asarray(values.astype(DTYPES[dtype]))
 
 
+GATES = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
+}
+
 #: Of numbers of magnitude 1.
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
 
@@ -72,14 +77,15 @@ def test_products(on: Any, dtype: str, count: int, outputs: int, inputs: int, bi
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("count", "outputs"), [(1, 32), (8, 2 * 13)])
-def test_gates(on: Any, dtype: str, count: int, outputs: int) -> None:
+@pytest.mark.parametrize("gate", GATES)
+def test_gates(on: Any, dtype: str, count: int, outputs: int, gate: str) -> None:
     weight = drawn(on, (outputs, 200), dtype, 1, 0.2)
     x = drawn(on, (count, 200), dtype, 2)
     bias = drawn(on, (outputs,), "float32", 3)
     a, b = np.split(as_numpy(x) @ as_numpy(weight).T + as_numpy(bias), 2, axis=1)
-    found = flat.gated_product(weight, bias, x)
+    found = flat.gated_product(weight, bias, x, gate)
     assert found.dtype == DTYPES[dtype]
-    assert close(found, a / (1 + np.exp(-a)) * b, dtype)
+    assert close(found, GATES[gate](a) * b, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -126,12 +132,13 @@ def test_rms_norm(on: Any, dtype: str, width: int, heads: int) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("float16", 35), ("bfloat16", 64), ("float32", 12)])
-def test_swiglu(on: Any, dtype: str, width: int) -> None:
+@pytest.mark.parametrize("gate", GATES)
+def test_gated(on: Any, dtype: str, width: int, gate: str) -> None:
     x = drawn(on, (3, 2 * width), dtype, 1)
     a, b = np.split(as_numpy(x), 2, axis=1)
-    found = rows.swiglu(x)
+    found = rows.gated(x, gate)
     assert found.dtype == DTYPES[dtype]
-    assert close(found, a / (1 + np.exp(-a)) * b, dtype)
+    assert close(found, GATES[gate](a) * b, dtype)
 
 
 def test_largest(on: Any) -> None:

@@ -13,9 +13,9 @@ import llama_folders
 import ml_dtypes
 import numpy as np
 import pytest
-from llama import Llama
+from llama import Llama, Prompt, Settings, generate
 from llama.config import read_config
-from llama.ops import rms_norm, swiglu
+from llama.ops import gated, rms_norm
 from models import DTYPES, ModelError
 from safetensors.numpy import load_file, save_file
 
@@ -87,8 +87,11 @@ def test_the_checkpoints_dtype_is_the_gpus(tmp_path: Path) -> None:
     assert np.array_equal(found, logits(Llama(tmp_path, "gpu", "bfloat16"), TOKENS, [40]))
 
 
-def test_sequences_of_different_lengths_step_together(tmp_path: Path, device: str) -> None:
-    llama_folders.write(tmp_path, "qwen3")
+@pytest.mark.parametrize("name", ["qwen3", "qwen2-window", "gemma2", "gemma3"])
+def test_sequences_of_different_lengths_step_together(
+    tmp_path: Path, device: str, name: str
+) -> None:
+    llama_folders.write(tmp_path, name)
     model = Llama(tmp_path, device)
     lengths = [3, 3, 8, 21, 21]
     cache = model.cache([23] * len(lengths))
@@ -100,13 +103,13 @@ def test_sequences_of_different_lengths_step_together(tmp_path: Path, device: st
         states = model.extend(cache, model.xp.asarray(ids))
         found = as_numpy(model.logits(states[:, 0]))
         for row, length in enumerate(lengths):
-            expected = RECORDED["qwen3"][row % 2, length + step]
+            expected = RECORDED[name][row % 2, length + step]
             assert np.abs(found[row] - expected).max() < 3e-5
     assert cache.lengths.tolist() == [n + 2 for n in lengths]
 
 
 @pytest.mark.parametrize("page_size", [None, 1, 3, 64])
-@pytest.mark.parametrize("name", ["llama3", "qwen3"])
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "mistral-window", "gemma2", "gemma3"])
 def test_pages(tmp_path: Path, device: str, name: str, page_size: int | None) -> None:
     llama_folders.write(tmp_path, name)
     model = Llama(tmp_path, device)
@@ -122,20 +125,38 @@ def test_pages(tmp_path: Path, device: str, name: str, page_size: int | None) ->
         model.extend(cache[:1], model.xp.zeros((1, 64), np.int64))
 
 
-def test_several_tokens_of_sequences_of_different_lengths(tmp_path: Path, device: str) -> None:
-    llama_folders.write(tmp_path, "llama3")
+@pytest.mark.parametrize("name", ["llama3", "mistral-window", "gemma3"])
+def test_several_tokens_of_sequences_of_different_lengths(
+    tmp_path: Path, device: str, name: str
+) -> None:
+    llama_folders.write(tmp_path, name)
     model = Llama(tmp_path, device)
     cache = model.cache([40, 40])
     model.extend(cache[1:], model.xp.asarray(TOKENS[1:, :9]))
     ids = np.stack([TOKENS[0, :20], TOKENS[1, 9:29]])
     found = as_numpy(model.logits(model.extend(cache, model.xp.asarray(ids)).reshape(40, -1)))
-    expected = np.concatenate([RECORDED["llama3"][0, :20], RECORDED["llama3"][1, 9:29]])
+    expected = np.concatenate([RECORDED[name][0, :20], RECORDED[name][1, 9:29]])
     assert np.abs(found - expected).max() < 3e-5
+
+
+@pytest.mark.parametrize("page_size", [None, 4])
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-window", "gemma2", "gemma3"])
+def test_texts_longer_than_the_window(
+    tmp_path: Path, device: str, name: str, page_size: int | None
+) -> None:
+    llama_folders.write(tmp_path, name)
+    model = Llama(tmp_path, device, "float32")
+    prompts = [Prompt(TOKENS[0, :length].tolist(), 12) for length in (3, 12, 30)]
+    steps = np.stack(list(generate(model, prompts, Settings(), page_size)))
+    for prompt, new in zip(prompts, steps.T, strict=True):
+        text = np.array([[*prompt.tokens, *new]])
+        whole = logits(model, text, [text.shape[1]])[0]
+        assert np.array_equal(whole[len(prompt.tokens) - 1 : -1].argmax(axis=-1), new)
 
 
 def test_operations_do_not_overflow(xp: Any) -> None:
     big = xp.asarray(np.array([[-1e30, -200, 0, 200, 1, 1, 1, 1]], np.float32))
-    assert np.allclose(as_numpy(swiglu(big)), [[0, 0, 0, 200]])
+    assert np.allclose(as_numpy(gated(big, "silu")), [[0, 0, 0, 200]])
     x = xp.asarray(np.array([[3, -4], [0, 0]], np.float32))
     weight = xp.asarray(np.array([2, 1], np.float32))
     found = as_numpy(rms_norm(x, weight, 1e-6, np.dtype(np.float32)))
@@ -282,6 +303,43 @@ def test_damaged_folders_get_one_clear_line(tmp_path: Path, damage: str) -> None
     assert "\n" not in str(raised.value)
 
 
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "activation": (
+        "gemma2",
+        {"hidden_activation": "gelu"},
+        r"the activation 'gelu' is not supported \(gelu_pytorch_tanh is\)",
+    ),
+    "both directions": (
+        "gemma3",
+        {"use_bidirectional_attention": True},
+        "attention to later tokens is not supported",
+    ),
+    "softcap": ("gemma2", {"attn_logit_softcapping": 1e5}, "attn_logit_softcapping must be"),
+    "scale": ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive"),
+    "number of layers": (
+        "qwen3-window",
+        {"layer_types": ["full_attention"]},
+        "layer_types has 1 entries, but there are 2 layers",
+    ),
+    "type of layer": (
+        "gemma3-types",
+        {"layer_types": ["full_attention", "chunked_attention"]},
+        "layers of type 'chunked_attention' are not supported",
+    ),
+    "experts": ("mistral", {"model_type": "gpt_oss"}, "type 'gpt_oss', which is not supported"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_supported_gets_one_clear_line(tmp_path: Path, case: str) -> None:
+    name, changes, message = REFUSED[case]
+    llama_folders.write(tmp_path, name)
+    change_config(**changes)(tmp_path)
+    with pytest.raises(ModelError, match=message) as raised:
+        Llama(tmp_path, "cpu")
+    assert "\n" not in str(raised.value)
+
+
 ODD: list[Any] = [
     None,
     "x",
@@ -301,13 +359,16 @@ ODD: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2"])
+@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "gemma2", "gemma3"])
 def test_no_value_of_a_key_surprises(tmp_path: Path, name: str) -> None:
     llama_folders.write(tmp_path, name, use_sliding_window=True)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     rope = config.get("rope_scaling", {})
-    others = ("layer_types", "rope_parameters", "dtype", "partial_rotary_factor", "mlp_bias")
+    others = (
+        *("layer_types", "rope_parameters", "dtype", "partial_rotary_factor", "mlp_bias"),
+        "use_bidirectional_attention",
+    )
     for value in ODD:
         changes = [{key: value} for key in (*config, *others)]
         changes += [{"rope_scaling": {**rope, key: value}} for key in rope]
@@ -317,30 +378,78 @@ def test_no_value_of_a_key_surprises(tmp_path: Path, name: str) -> None:
                 read_config(tmp_path)
 
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+NULL: dict[str, Any] = {"sliding_window": None}
+ON = {"use_sliding_window": True}
+
+
 @pytest.mark.parametrize(
-    ("name", "changes", "window"),
+    ("name", "changes", "windows"),
     [
-        ("llama3", {"sliding_window": 8}, None),  # Llama has none
-        ("mistral", {}, 1024),
-        ("mistral", {"sliding_window": None}, None),
-        ("qwen2", {}, None),
-        ("qwen2", {"use_sliding_window": True}, 8),
-        ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}, None),
-        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}, 8),
-        ("qwen3", {"use_sliding_window": True, "layer_types": ["full_attention"] * 2}, None),
-        ("qwen3", {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}, 4096),
+        ("llama3", {"sliding_window": 8}, [None, None]),  # Llama has none
+        ("mistral", {}, [1024, 1024]),
+        ("mistral", {"sliding_window": "absent"}, [None, None]),  # 4096, more than positions
+        ("mistral", {"sliding_window": "absent", "max_position_embeddings": 9999}, [4096] * 2),
+        ("mistral", {"sliding_window": 2048}, [None, None]),
+        ("mistral", NULL, [None, None]),
+        ("qwen2", {}, [None, None]),
+        ("qwen2", ON, [None, 8]),
+        ("qwen2", {**ON, **NULL}, [None, None]),
+        ("qwen2", {**ON, "max_window_layers": 2}, [None, None]),
+        ("qwen2", {**ON, "max_window_layers": 0}, [8, 8]),
+        ("qwen3", {**ON, "layer_types": [FULL] * 2}, [None, None]),
+        ("qwen3", {**ON, "layer_types": [SLIDING, FULL], "sliding_window": 9}, [9, None]),
+        ("qwen3", {"layer_types": [SLIDING] * 2, "sliding_window": 9}, [None, None]),
+        ("gemma2", {"num_hidden_layers": 3}, [7, None, 7]),
+        ("gemma2", {"layer_types": [FULL, SLIDING]}, [None, 7]),
+        ("gemma3", {}, [9, 9, None, 9]),
+        (
+            "gemma3",
+            {"sliding_window_pattern": "absent", "num_hidden_layers": 7},
+            [9] * 5 + [None, 9],
+        ),
     ],
 )
 def test_sliding_windows(
-    tmp_path: Path, name: str, changes: dict[str, Any], window: int | None
+    tmp_path: Path, name: str, changes: dict[str, Any], windows: list[int | None]
+) -> None:
+    llama_folders.write(tmp_path, name)
+    change_config(**changes)(tmp_path)
+    found = [attention.window for attention in read_config(tmp_path).attentions]
+    assert found == [(None if window is None else window - 1, None) for window in windows]
+
+
+@pytest.mark.parametrize("name", ["llama2", "mistral-window"])
+def test_texts_are_as_long_as_the_positions(tmp_path: Path, name: str) -> None:
+    llama_folders.write(tmp_path, name)
+    model = Llama(tmp_path, "cpu")
+    model.check_length(2048)
+    with pytest.raises(ModelError, match=r"2049 tokens, .* exceed the model's 2048 positions"):
+        model.check_length(2049)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("mistral-window", {"sliding_window": 9}),
+        ("qwen2-window", {"max_window_layers": 2}),
+        ("qwen3-window", {"layer_types": [FULL, SLIDING]}),
+        ("gemma2", {"sliding_window": 8}),
+        ("gemma2", {"attn_logit_softcapping": None}),
+        ("gemma2", {"final_logit_softcapping": None}),
+        ("gemma2", {"query_pre_attn_scalar": 25}),
+        ("gemma3", {"sliding_window_pattern": 4}),
+        ("gemma3", {"rope_local_base_freq": 1000.0}),
+        ("gemma3", {"rope_scaling": None}),
+        ("gemma3", {"final_logit_softcapping": 9.0}),
+    ],
+)
+def test_what_config_json_says_of_attention_matters(
+    tmp_path: Path, name: str, changes: dict[str, Any]
 ) -> None:
     llama_folders.write(tmp_path, name, **changes)
-    assert read_config(tmp_path).window == window
-    model = Llama(tmp_path, "cpu")
-    limit = 2048 if window is None else min(window, 2048)
-    model.check_length(limit)
-    with pytest.raises(ModelError, match=f"{limit + 1} tokens, .* exceed the model's {limit} "):
-        model.check_length(limit + 1)
+    found = logits(Llama(tmp_path, "cpu"), TOKENS, [40])
+    assert np.abs(found - RECORDED[name]).max() > 1e-3
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:

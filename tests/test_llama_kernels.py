@@ -45,7 +45,7 @@ def launches(
     return launched
 
 
-@pytest.mark.parametrize("name", ["llama-biased-linear", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-biased-linear", "qwen3", "gemma2"])
 def test_logits(tmp_path: Path, launches: list[Any], name: str) -> None:
     llama_folders.write(tmp_path, name)
     model = Llama(tmp_path, "cpu")
@@ -59,5 +59,5 @@ def test_logits(tmp_path: Path, launches: list[Any], name: str) -> None:
     assert np.abs(np.concatenate(found, axis=1) - RECORDED[name][:, :start]).max() < 3e-5
     layers = model.config.layers
     assert len([each for each in launches if "flat" in each]) == 2 * (4 * layers + 1)
-    norms = 2 * layers + 1 + layers * model.config.qk_norm
+    norms = 2 * layers * (1 + model.config.post_norms) + 1 + layers * model.config.qk_norm
     assert len([each for each in launches if "rms" in each]) == 2 * norms

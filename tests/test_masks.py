@@ -189,35 +189,38 @@ def test_a_kernel_that_has_none() -> None:
             plan(problem, device.named("h200"), "fa1_fp32")
 
 
-def test_few_queries_are_for_decode_where_no_window_hides_keys() -> None:
+def test_few_queries_are_for_decode_with_a_score_that_it_takes() -> None:
+    """If a window leaves many keys."""
     shapes = (1, 32, 1, 128), (1, 8, 8192, 128), (1, 8, 8192, 128)
     h200 = device.named("h200")
-    for options, decodes in (
-        ({}, True),
-        ({"window": (100, 0)}, False),
-        ({"window": (8190, 0)}, False),
-        ({"window": (8191, 0)}, True),
-        ({"window": (8191, 0), "softcap": 5}, False),
-        ({"softcap": 5}, False),
-        ({"causal": "top-left"}, False),
+    for options, reads, score in (
+        ({}, (), ()),
+        ({"window": (100, 0)}, (), None),
+        ({"window": (8190, 0)}, (), ("WindowLeft",)),
+        ({"window": (8191, 0)}, (), ()),
+        ({"window": (2000, 5), "softcap": 5}, (), ("Softcap", "WindowLeft")),
+        ({"causal": "top-left"}, (), None),
+        ({"causal": True}, ("Alibi", "Sinks"), ("Alibi", "Sinks")),
+        ({}, ("BiasFloat32",), None),
+        ({}, ("Alibi", "Mask"), None),
+        ({}, ("MaskBits",), None),
     ):
-        problem = Problem.of_shapes(*shapes, dtype="bfloat16", **options)
-        assert isinstance(plan(problem, h200), DecodePlan) == decodes
+        problem = Problem.of_shapes(*shapes, dtype="bfloat16", **options)._replace(reads=reads)
+        found = plan(problem, h200)
+        assert isinstance(found, DecodePlan) == (score is not None)
+        assert score is None or found.variant.score == score
 
 
 def test_a_cache_that_outgrows_its_window(gpu: Gpu, rng: np.random.Generator) -> None:
-    """Few queries run as in `decode` up to there; on a GPU that the host plays."""
+    """The window is none up to there; on a GPU that the host plays."""
     q, k, v = random_inputs(rng, "float16", hq=4, hk=2, sq=1, sk=700, d=64)
     given = [on_gpu(x) for x in (q, k, v)]
     for n in range(460, 560, 9):
         part = slice(n)
         out = cufa.attention(given[0], given[1][:, :, part], given[2][:, :, part], window=(511, 0))
-        keys = k[:, :, max(0, n - 512) : n], v[:, :, max(0, n - 512) : n]
-        if n <= 512:
-            assert gpu.launches[-1].kernel == "decode"
-            assert_accepted(out, None, q, *keys)
-        else:
-            assert gpu.launches[-1].kernel == "fa3_wgmma"
+        assert_accepted(out, None, q, k[:, :, part], v[:, :, part], window=(511, 0))
+        assert gpu.launches[-1].kernel == "decode"
+        assert gpu.launches[-1].score == (("WindowLeft",) if n > 512 else ())
 
 
 def test_time_of_a_window() -> None:

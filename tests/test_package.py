@@ -68,7 +68,7 @@ def test_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
 
 
 def test_wheel_is_small_and_for_every_machine(wheel: Path) -> None:
-    assert wheel.stat().st_size < 350_000
+    assert wheel.stat().st_size < 400_000
     assert wheel.name.endswith("-py3-none-any.whl")
 
 
@@ -135,7 +135,8 @@ def test_public_names() -> None:
             "Problem",
         ),
         *("Rotary", "Variant"),
-        *("attention", "decode", "explain", "explore", "merge"),
+        *("attention", "attention_varlen", "decode", "dropout_mask", "explain", "explore"),
+        "merge",
     ]
     for name in cufa.__all__:
         assert getattr(cufa, name).__doc__, name

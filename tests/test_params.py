@@ -10,7 +10,7 @@ import pytest
 
 from cufa import device
 from cufa.compiler import source
-from cufa.launch import params
+from cufa.launch import decode, params
 from cufa.launch.params import MAPS, PARAMS, Layout, dtype_of, numbers_of
 from cufa.planner.plan import plan
 from cufa.problem import Problem
@@ -150,3 +150,45 @@ def test_what_is_filled_in(variant: Variant, score: tuple[str, ...]) -> None:
     if "maps" in (dtype.names or ()):
         assert np.all(found()["maps"]["k"] == 0x0707070707070707)
     assert bytes(buffer.bytes[dtype.itemsize :]) == b"\7" * (len(buffer.bytes) - dtype.itemsize)
+
+
+FIRSTS = {
+    "Softcap": "softcap_log2",
+    "Alibi": "alibi_slopes",
+    "WindowLeft": "window_left",
+    "WindowRight": "window_right",
+    "Sinks": "sinks",
+}
+"""The first member of each part, in C++."""
+
+
+@pytest.mark.parametrize("kv", ["Contiguous", "Paged"])
+@pytest.mark.parametrize(
+    "score",
+    [
+        (),
+        ("WindowLeft",),
+        ("Softcap", "Causal"),
+        ("Sinks",),
+        ("Causal", "WindowLeft", "Sinks"),
+        ("Softcap", "Alibi", "WindowLeft", "WindowRight", "Sinks"),
+    ],
+    ids=str,
+)
+def test_decode_arguments_have_the_layout_of_the_headers(
+    cupy: Any, score: tuple[str, ...], kv: str
+) -> None:
+    variant = Variant("decode", "float16", 64, 64, 16, 16, 2, 8, 1, score=score, kv=kv)
+    dtype = decode.dtype_of(variant)
+    checks = [f"sizeof(Own) == {dtype.itemsize}"]
+    for name, offset, number in numbers_of(decode.PARAMS):
+        checks.append(f"__builtin_offsetof(Own, {name}) == {offset}")
+        checks.append(f"sizeof(Own{{}}.{name}) == {number.itemsize}")
+    firsts = {part: FIRSTS[part] for part in score if part in FIRSTS}
+    firsts |= {"kv": "block_table"} if kv == "Paged" else {}
+    assert dtype.names == ("params", *firsts)
+    for field, member in firsts.items():
+        offset = dtype.fields[field][1]  # type: ignore[index]
+        checks.append(f"__builtin_offsetof(Own, {member}) == {offset}")
+    own = f"using Own = DecodeArguments<Score<{', '.join(score)}>, {kv}>;"
+    assert_holds(cupy, f"{source.text('decode')}\n{own}\n", checks, "sm_80")

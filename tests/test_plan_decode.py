@@ -123,3 +123,52 @@ def test_what_is_planned_fits(name: str, dtype: str) -> None:
             assert found.variant.illegal(gpu) is None
             blocks = found.variant.blocks_per_sm
             assert blocks * (found.smem_bytes + 1024) <= gpu.smem_per_sm
+
+
+@pytest.mark.parametrize(("batch", "sq"), [(1, 1), (16, 3), (132, 1), (300, 16)])
+def test_a_window_is_planned_as_the_keys_that_it_leaves(batch: int, sq: int) -> None:
+    """But for one more tile, as it may begin anywhere."""
+    sizes: Any = {"batch": batch, "seq_q": sq, "head_dim": 128, "head_dim_v": 128}
+    left = 4096 - sq
+    whole = plan(problem(capacity=4096, **sizes), H200)
+    window = plan(problem(capacity=131_072, left=left, **sizes), H200)
+    assert "WindowLeft" in window.variant.score
+    assert window.variant == whole.variant._replace(score=window.variant.score)
+    assert (window.grid, window.parts) == (whole.grid, whole.parts)
+    split = plan(problem(capacity=131_072, left=left, **sizes), H200, 10**6)
+    assert split.splits == 4096 // split.variant.bn + 1
+
+
+def test_a_window_in_which_no_key_is() -> None:
+    assert plan(problem(left=-5, right=9), H200).splits == 0
+    assert plan(problem(left=-5, right=9, seq_q=3), H200, 10**6).splits == 1
+
+
+def test_masks_that_hide_nothing_are_left_out() -> None:
+    cases: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"left": 999}, ()),
+        ({"left": 998}, ("WindowLeft",)),
+        ({"left": 998, "seq_q": 2}, ("Causal", "WindowLeft")),
+        ({"causal": False, "right": 0}, ()),
+        ({"causal": False, "right": 1, "seq_q": 2}, ()),
+        ({"causal": False, "right": 1, "seq_q": 3}, ("WindowRight",)),
+        ({"causal": False, "right": -1}, ("WindowRight",)),
+        ({"softcap": 3.0, "reads": ("Alibi", "Sinks")}, ("FineSoftcap", "Alibi", "Sinks")),
+    ]
+    for changes, score in cases:
+        assert problem(**changes).score == score
+
+
+def test_sixteen_warps_are_for_plain_scores() -> None:
+    def warps(**score: Any) -> int:
+        return plan(problem(seq_q=16, batch=64, **score), H200).variant.warps
+
+    assert warps() == warps(left=100) == warps(reads=("Sinks",)) == 16
+    assert warps(softcap=9.0) == warps(reads=("Alibi",)) == 8
+
+
+def test_lengths_beyond_which_a_window_is_not_for() -> None:
+    windows: list[dict[str, Any]] = [{"left": 5}, {"right": -3}]
+    for window in windows:
+        with pytest.raises(ValueError, match=r"^window: 1073741825 keys a sequence, or queries"):
+            plan(problem(capacity=2**30 + 1, heads_kv=1, **window), H200)

@@ -57,6 +57,20 @@ def test_theta_factors_and_magnitude() -> None:
     assert (rotary.dim, rotary.positions) == (6, 1000)
 
 
+def test_each_layer_may_have_its_own(rng: np.random.Generator) -> None:
+    rotaries = [cufa.Rotary.of_theta(theta, 8, 20) for theta in (10.0, 1000.0)]
+    both = cufa.KVCache(2, 3, 20, 8, dtype="float32", layers=2, rotary=rotaries)
+    both.extend(5)
+    k, v, q = (rng.standard_normal((2, 3, 5, 8)).astype(np.float32) for _ in range(3))
+    for layer, rotary in enumerate(rotaries):
+        alone = cufa.KVCache(2, 3, 20, 8, dtype="float32", rotary=rotary)
+        expected = alone.append(k, v, q)
+        np.testing.assert_array_equal(both.write(k, v, q, layer=layer), expected)
+        np.testing.assert_array_equal(both.layer(layer)[0], alone.layer()[0])
+    with pytest.raises(ValueError, match="rotary has 2 embeddings, but there are 3 layers"):
+        cufa.KVCache(2, 3, 20, 8, dtype="float32", layers=3, rotary=rotaries)
+
+
 def test_without_a_rotary_queries_pass(rng: np.random.Generator) -> None:
     cache = cufa.KVCache(1, 1, 4, 8, dtype="float32")
     q = rng.standard_normal((1, 2, 1, 8), np.float32)

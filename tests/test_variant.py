@@ -313,7 +313,10 @@ ILLEGAL: dict[str, tuple[Variant, str]] = {
         Variant("decode", "bfloat16", 64, 64, 16, 64, 2, 4, 1, kv="Paged"),
         "pages of at most 32 keys",
     ),
-    "unknown K and V": (FA3._replace(kv="Paged"), "finds K and V by Dense, not Paged"),
+    "unknown K and V": (
+        FA3._replace(kv="Paged"),
+        "finds K and V by Dense or Padded or Varlen, not Paged",
+    ),
     "ping_pong elsewhere": (MMA._replace(ping_pong=True), "fa2_mma has no ping_pong"),
     "shared memory": (MMA._replace(bn=256, stages=8), "bytes of shared memory .* h200 has 232448"),
 }

@@ -13,7 +13,7 @@ from cufa.caches.full import CacheFullError
 from cufa.caches.pages import Taken
 from cufa.caches.store import Store
 from cufa.caches.tokens import Tokens
-from cufa.checks import check_devices, check_dtypes
+from cufa.checks import NO_WINDOW, check_devices, check_dtypes
 from cufa.cpu import append as cpu
 from cufa.decoding import decode_padded
 from cufa.launch import append as launch
@@ -319,7 +319,7 @@ class Cache:
         Returns
         -------
         array or None
-            The queries, turned as the keys are if the cache has a rotary embedding, in new memory;
+            The queries, turned as the keys are if the layer has a rotary embedding, in new memory;
             else `q` itself.
 
         Raises
@@ -349,6 +349,10 @@ class Cache:
         *,
         layer: int = 0,
         causal: bool = True,
+        window: tuple[int | None, int | None] = NO_WINDOW,
+        softcap: float | None = None,
+        alibi_slopes: Array | None = None,
+        sinks: Array | None = None,
         scale: float | None = None,
         out: Array | None = None,
         return_lse: bool = False,
@@ -363,7 +367,9 @@ class Cache:
         q : array, shape (sequences, heads_q, n, head_dim)
             Queries of the last n positions, as `append` and `write` return them.
         layer : int
-        causal, scale, out, return_lse, num_splits, unified_max, kernel
+        causal, window, softcap, alibi_slopes, sinks, scale, out, return_lse
+            As of `cufa.decode`.
+        num_splits, unified_max, kernel
             As of `cufa.decode`.
 
         Returns
@@ -390,6 +396,10 @@ class Cache:
             lengths=views.lengths,
             block_table=views.block_table,
             causal=causal,
+            window=window,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
             scale=scale,
             layout=self._store.layout,
             out=out,
@@ -434,7 +444,8 @@ class Cache:
         if xp is not np:
             check_devices({**arrays, "the cache": store.k}, xp)
         result, turned_q = q, None
-        if q is not None and store.rotary is not None:
+        rotary = store.rotaries[layer]
+        if q is not None and rotary is not None:
             result = xp.empty(q.shape, q.dtype)
             turned_q = as_bhsd(result, store.layout)
         tokens = Tokens(
@@ -447,7 +458,7 @@ class Cache:
             starts=starts,
             lengths=lengths,
             block_table=block_table,
-            rotary=store.rotary,
+            rotary=rotary,
         )
         return tokens, result
 

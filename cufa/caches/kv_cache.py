@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,9 @@ class KVCache(Cache):
         Of a model; they share lengths.
     layout : {"bhsd", "bshd"}
         Order of the axes, of the cache and of what is written to it.
-    rotary : Rotary, optional
-        Turns keys, and queries that are given with them, by their position, the first being 0.
+    rotary : Rotary or list or tuple of Rotary, optional
+        Turns keys, and queries that are given with them, by their position, the first being 0. A
+        list has one for each layer, as Gemma 3's differ.
     xp : module
         `numpy` or `cupy`: where the cache is; with `cupy`, on the current device.
 
@@ -83,7 +85,7 @@ class KVCache(Cache):
         dtype: Any,
         layers: int = 1,
         layout: str = "bhsd",
-        rotary: Rotary | None = None,
+        rotary: Rotary | Sequence[Rotary] | None = None,
         xp: Any = np,
     ) -> None:
         sequences = check_size("sequences", sequences)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -23,7 +24,7 @@ def made(
     dtype: Any,
     layers: int,
     layout: str,
-    rotary: Rotary | None,
+    rotary: Rotary | Sequence[Rotary] | None,
     xp: Any,
     sequences: int,
     capacity: int,
@@ -50,8 +51,12 @@ def made(
     head_dim_v = check_size("head_dim_v", head_dim_v, MAX_HEAD_DIM)
     layers = check_size("layers", layers)
     check_module(xp)
+    rotaries: Any = rotary if isinstance(rotary, (list, tuple)) else (rotary,) * layers
+    if len(rotaries) != layers:
+        raise ValueError(f"rotary has {len(rotaries)} embeddings, but there are {layers} layers")
     if rotary is not None:
-        _check_rotary(rotary, head_dim, capacity, xp)
+        for each in rotaries:
+            _check_rotary(each, head_dim, capacity, xp)
     return Store(
         xp,
         _dtype(dtype),
@@ -61,7 +66,7 @@ def made(
         (head_dim, head_dim_v),
         sequences,
         pages,
-        rotary,
+        tuple(rotaries),
     )
 
 
@@ -78,7 +83,7 @@ def _dtype(dtype: Any) -> np.dtype:
     return found
 
 
-def _check_rotary(rotary: Rotary, head_dim: int, capacity: int, xp: Any) -> None:
+def _check_rotary(rotary: Any, head_dim: int, capacity: int, xp: Any) -> None:
     if not isinstance(rotary, Rotary):
         raise TypeError(f"rotary must be a cufa.Rotary, not {type(rotary).__name__}")
     module = module_of("rotary", rotary.cos)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ class PagedKVCache(Cache):
         dtype: Any,
         layers: int = 1,
         layout: str = "bhsd",
-        rotary: Rotary | None = None,
+        rotary: Rotary | Sequence[Rotary] | None = None,
         xp: Any = np,
     ) -> None:
         width = pages if pages_per_sequence is None else pages_per_sequence

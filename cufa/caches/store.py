@@ -33,7 +33,8 @@ class Store:
         Of keys and of values.
     sequences : int
     pages : Pages or None
-    rotary : Rotary or None
+    rotaries : sequence of Rotary or None
+        One for each layer.
 
     Attributes
     ----------
@@ -56,10 +57,10 @@ class Store:
         head_dims: tuple[int, int],
         sequences: int,
         pages: Pages | None,
-        rotary: Rotary | None,
+        rotaries: Sequence[Rotary | None],
     ) -> None:
         self.xp, self.dtype, self.layout, self.layers = xp, dtype, layout, layers
-        self.shape, self.pages, self.rotary = shape, pages, rotary
+        self.shape, self.pages, self.rotaries = shape, pages, rotaries
         blocks, heads, keys = shape
         ordered = shape if layout == "bhsd" else (blocks, keys, heads)
         self._bases = made = [

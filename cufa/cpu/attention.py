@@ -15,7 +15,7 @@ import numpy as np
 
 from cufa.arrays import Operands
 from cufa.cpu.kv import KV, Dense
-from cufa.cpu.own import Own
+from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.score import Score
 from cufa.problem import Problem
 
@@ -31,8 +31,6 @@ STEP_ELEMENTS = 1 << 18
 
 #: In place of a scale of 0, as on the GPU: 0 times the -inf of a hidden key would be NaN.
 _TINY = float(np.finfo(np.float32).tiny)
-
-_NOTHING = Own()
 
 
 class Plan(NamedTuple):
@@ -84,7 +82,7 @@ def plan(problem: Problem) -> Plan:
 
 
 def attention(
-    problem: Problem, operands: Operands, own: Own = _NOTHING
+    problem: Problem, operands: Operands, own: Own = NO_FUNCTIONS
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute softmax(scale * Q K^T) V in tiles, accumulating in float32.
 
@@ -110,7 +108,9 @@ def attention(
     FlashAttention-2 (Dao 2023, algorithm 1), with the running maximum combined over the K/V tiles.
     What a causal mask hides is never read into a result, NaN included.
     """
-    q, k, v, out, beside = operands
+    q, k, v, out, beside, seed = operands
+    if problem.dropout_p and "numbers" not in beside:
+        beside = {**beside, "numbers": numbers(problem.batch, problem.heads_q)}
     if out is None:
         shape = (problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v)
         out = np.empty(shape, q.dtype)
@@ -134,8 +134,15 @@ def attention(
                         lse[batch, heads, rows],
                         beside and of_heads(beside, batch, heads),
                         own.of(batch, heads),
+                        seed,
                     )
     return out, lse
+
+
+def numbers(batch: int, heads: int) -> np.ndarray:
+    """Return number of the sequence and of the head, (batch, heads, 2), by which weights drop."""
+    found: np.ndarray = np.moveaxis(np.indices((batch, heads)), 0, -1)
+    return found
 
 
 def of_heads(beside: Mapping[str, np.ndarray], batch: slice, heads: slice) -> dict[str, np.ndarray]:
@@ -160,7 +167,8 @@ def query_tile(
     out: np.ndarray,
     lse: np.ndarray,
     beside: Mapping[str, np.ndarray] = MappingProxyType({}),
-    own: Own = _NOTHING,
+    own: Own = NO_FUNCTIONS,
+    seed: int = 0,
 ) -> None:
     """Attend from one tile of queries, positions `rows` of several heads, to all keys they see.
 
@@ -179,6 +187,8 @@ def query_tile(
         Arrays of these sequences and heads that parts of the score read, by argument.
     own : Own
         The caller's functions, of these sequences and heads.
+    seed : int
+        Of a dropout.
     """
     # The heads of a group lie below each other, so that they share one product with K.
     batch, heads_q = q.shape[:2]
@@ -193,7 +203,7 @@ def query_tile(
     ones = np.ones((KEYS, 1), np.float32)
 
     first, end = problem.sees(rows)
-    score = Score(problem, rows, stacked, beside, own)
+    score = Score(problem, rows, stacked, beside, own, seed)
     factor, scale = scale, np.float32(1) if score.is_more_than_scaled else scale
     for keys in spans(int(first.min()), int(end.max()), KEYS):
         if own.is_hidden(rows, keys):
@@ -220,10 +230,13 @@ def query_tile(
         m = m_new
         row_sum *= rescale
         row_sum += rP @ ones[: rP.shape[-1]]  # three times as fast as rP.sum
+        score.drop(rP, keys)
         acc *= rescale
         acc += rP @ tV if hidden is None else _masked_product(rP, tV, hidden)
 
     acc /= np.where(row_sum == 0, np.float32(1), row_sum)
+    if problem.dropout_p:
+        acc /= np.float32(problem.dropout_keep)
     log_sum = m * scale + np.log(row_sum)
     sinks = score.sinks()
     if sinks is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa.cpu.attention import plan, query_tile, spans
+from cufa.cpu.attention import of_heads, plan, query_tile, spans
 from cufa.cpu.kv import KV, Dense, Paged
 from cufa.decode_problem import DecodeOperands, DecodeProblem
 
@@ -27,7 +27,7 @@ def decode(problem: DecodeProblem, operands: DecodeOperands) -> np.ndarray:
     -----
     No step holds keys of two sequences, so a sequence has the same bits alone and in any batch.
     """
-    p, (q, k_cache, v_cache, lengths, table, out) = problem, operands
+    p, (q, k_cache, v_cache, lengths, table, out, beside) = problem, operands
     lse = np.empty(out.shape[:3], np.float32)
     if lse.size == 0:
         return lse
@@ -52,5 +52,6 @@ def decode(problem: DecodeProblem, operands: DecodeOperands) -> np.ndarray:
                         kv,
                         out[one, heads, rows],
                         lse[one, heads, rows],
+                        of_heads(beside, one, heads),
                     )
     return lse

@@ -40,6 +40,8 @@ class Own:
     score_mod, mask_mod : function or None
     batch, heads : slice
         Which sequences, and which query heads.
+    first : int
+        The number of the first sequence.
     tiles : Tiles, optional
         Which tiles `mask_mod` hides, of all sequences and heads.
     """
@@ -50,14 +52,21 @@ class Own:
         mask_mod: Function | None = None,
         batch: slice = slice(0, 0),
         heads: slice = slice(0, 0),
+        first: int = 0,
         tiles: Tiles | None = None,
     ) -> None:
         self.score_mod, self.mask_mod, self._tiles = score_mod, mask_mod, tiles
-        self._batch, self._heads = batch, heads
+        self._batch, self._heads, self._first = batch, heads, first
 
     def of(self, batch: slice, heads: slice) -> Own:
         """Return the same for others."""
-        return Own(self.score_mod, self.mask_mod, batch, heads, self._tiles)
+        first = self._first
+        batch = slice(first + batch.start, first + batch.stop)
+        return Own(self.score_mod, self.mask_mod, batch, heads, first, self._tiles)
+
+    def beginning_with(self, first: int) -> Own:
+        """Return the same for sequences of which the first has this number."""
+        return Own(self.score_mod, self.mask_mod, first=first, tiles=self._tiles)
 
     def is_hidden(self, rows: slice, keys: slice) -> bool:
         """Whether it is known that none of these queries sees any of these keys."""
@@ -109,3 +118,7 @@ class Own:
         """Return the numbers of sequences, heads, queries and keys, of shapes that broadcast."""
         spans = self._batch, self._heads, rows, keys
         return np.ix_(*(np.arange(span.start, span.stop) for span in spans))
+
+
+NO_FUNCTIONS = Own()
+"""Of a caller who gave none."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from cufa.cpu.own import Own
+from cufa.dropout import kept
 from cufa.problem import Problem
 
 
@@ -25,6 +26,8 @@ class Score:
         Arrays of these sequences and query heads, by argument, with all axes of their parts.
     own : Own
         The caller's functions, of these sequences and query heads.
+    seed : int
+        Of a dropout.
 
     Attributes
     ----------
@@ -39,9 +42,10 @@ class Score:
         stacked: tuple[int, int, int],
         beside: Mapping[str, np.ndarray],
         own: Own,
+        seed: int,
     ) -> None:
         self._problem, self._rows, self._stacked, self._beside = problem, rows, stacked, beside
-        self._own = own
+        self._own, self._seed = own, seed
         changes = not beside.keys().isdisjoint(("alibi_slopes", "bias"))
         self.is_more_than_scaled = bool(problem.softcap or own.score_mod) or changes
 
@@ -81,6 +85,18 @@ class Score:
         bits = self._of_pairs(mask, slice(first, -(-keys.stop // 8)))
         seen = np.unpackbits(bits, axis=-1)[..., keys.start - 8 * first :]
         return seen[..., : keys.stop - keys.start] == 0
+
+    def drop(self, rP: np.ndarray, keys: slice) -> None:
+        """Set those of a tile's weights to 0 that are dropped."""
+        if not self._problem.dropout_p:
+            return
+        of_heads, rows = self._beside["numbers"], self._rows
+        for i, of_sequence in enumerate(of_heads):
+            keeps = kept(
+                *(self._problem.dropout_p, self._seed, of_sequence[:1, 0], of_sequence[:, 1]),
+                *(np.arange(rows.start, rows.stop), keys, np),
+            )
+            rP[i] *= keeps.reshape(rP[i].shape)
 
     def sinks(self) -> np.ndarray | None:
         """Return the logit that each row has beside its keys, (..., rows, 1); None without any."""

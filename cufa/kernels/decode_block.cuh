@@ -30,6 +30,7 @@ extern "C" __device__ int decode_recomputed = 0;
 template <class PRODUCTS, class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, bool UNIFIED, class SCORE,
           class KV>
 __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
+    using Unit = ::Unit<DecodeArguments<SCORE, KV>, BN>;
     constexpr int THREADS = WARPS * 32;
     constexpr int TEAM = PRODUCTS::TEAM, TEAMS = WARPS / TEAM;
     constexpr int TEAM_THREADS = TEAM * 32, WARP_ROWS = BM / TEAM;
@@ -71,10 +72,10 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
     launch_dependents();
 
-    Share<BN, TEAMS> share;
+    Share<DecodeArguments<SCORE, KV>, BN, TEAMS> share;
     // This team's tile of the share that is asked for next, the unit that it belongs to, and that unit's KV head.
     int asked = 0, kv_head_asked = 0;
-    Unit<BN> of_asked{};
+    Unit of_asked{};
     // What the table says of the pages of the tiles from there on, looked up at once by the lanes of a warp, of GRAIN keys each;
     // and the place of that tile among them.
     constexpr int GRAIN = KV::template grain<BN>(), GRAINS = BN / GRAIN, LOOKED_UP = 32 / GRAINS;
@@ -98,7 +99,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const int* from = find_entries_asked();
         entries = from == known ? known_entry : look_up(from), at_entries = 0;
     };
-    auto ask_from = [&](int first, const Unit<BN>& unit, const int* known = nullptr, int known_entry = 0) {
+    auto ask_from = [&](int first, const Unit& unit, const int* known = nullptr, int known_entry = 0) {
         asked = first, of_asked = unit, kv_head_asked = unit.kv_head(p);
         find_asked(true, known, known_entry);
     };
@@ -122,6 +123,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
     auto ask = [&](int slot, bool found_sources = false) {
         const int keys = of_asked.keys - (asked - of_asked.zero) * BN;
+        // Nor is what is in front of all windows: its pages may be others' by now.
+        const int before = SCORE::LEFT_EDGE ? of_asked.first_key(p) - (asked - of_asked.zero) * BN : 0;
         auto load = [&](auto tile, uint32_t dst, const Tensor& t, const T* src, int cols) {
             using Tile = decltype(tile);
             constexpr int ROWS = TEAM_THREADS / Tile::PANEL;  // at once
@@ -133,7 +136,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 #pragma unroll
                 for (int c = 0; c < Tile::CHUNKS; c += Tile::PANEL)
                     cp_async_16(Tile::move_on(first, r, c / Tile::PANEL), src + c * Tile::CHUNK,
-                                r + row < keys && (c + chunk) * Tile::CHUNK < cols, kept);
+                                r + row < keys && (!SCORE::LEFT_EDGE || r + row >= before) && (c + chunk) * Tile::CHUNK < cols,
+                                kept);
                 src += ROWS * t.stride_seq;
             }
         };
@@ -200,9 +204,10 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     UnitRows first_rows(p, share.unit, BM);
     auto first_pieces = share.pieces(p, share.unit, block);
     for (bool begun = false;; begun = true) {
-        Lengths<BN, TEAMS, WARPS> lengths(p);
-        // Where a block has a whole unit, its pages are looked up beside its length.
-        const int* known = p.parts.divisor == 1 ? find_entries(min(p.units.quotient(block), p.batch - 1), team) : nullptr;
+        Lengths<DecodeArguments<SCORE, KV>, BN, TEAMS, WARPS> lengths(p);
+        // Where a block has a whole unit, its pages are looked up beside its length, unless that says where they begin.
+        const bool whole_unit = !SCORE::LEFT_EDGE && p.parts.divisor == 1;
+        const int* known = whole_unit ? find_entries(min(p.units.quotient(block), p.batch - 1), team) : nullptr;
         const int known_entry = look_up(known);
         share.find(p, block, keys_of_length(p, lengths.length), begun), ask_from(team, share.unit, known, known_entry);
         // All warps or none: what follows has barriers, and each may have read another length.
@@ -230,11 +235,13 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const int* looked_at = reinterpret_cast<const int*>(sSum) + thread * 3;
         lengths.have_come(p, looked_at);
         bool holds = lengths.hold(p, share, reinterpret_cast<int(*)[2]>(sM)) && (!KV::PAGED || looked_at[2] == first_entries);
-        // Where the own length has changed, too, a share of as many tiles is the same, if those on their way are whole.
+        // Where the own length has changed, too, a share of the same tiles is the same, if those on their way are whole.
         const int keys_now = lengths.keys_now(p, share.unit.batch);
         if (share.unit.tiles > 0 && keys_now != share.unit.keys) {
             const int whole = share.unit.zero + min(keys_now, share.unit.keys) / BN;
-            holds = holds && Unit<BN>::tiles_of(keys_now) == share.unit.tiles && asked - TEAMS < whole;
+            holds = holds && share.unit.is_same_with(p, keys_now) && asked - TEAMS < whole;
+            if constexpr (SCORE::LEFT_EDGE)
+                holds = holds && (team - share.unit.zero) * BN >= Unit::first_key_of(p, max(keys_now, share.unit.keys));
             share.unit.keys = of_asked.keys = keys_now;
         }
         if (__all_sync(0xffffffff, holds)) break;
@@ -248,13 +255,15 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     // O = O / l of two columns of a row, and once a row's log-sum-exp
     auto write = [&](const UnitRows& tile, int row, int col, T* of_row, float2 o, float m, float l) {
         if (!FP32) l = Softmax::beyond(m, l);
+        float lse = -INF;  // with the sink, which joins once
+        if constexpr (SCORE::SINKS) lse = Softmax::log_sum_exp(m * m_to_log2, l), score.conclude(l, lse, tile.head(p, row));
         const float inverse = reciprocal_approx(l);
         auto divided = [&](float x) { return narrow<T>(l == 0.f ? 0.f : FP32 ? x / l : x * inverse); };
         if (col < p.head_dim_v) of_row[0] = divided(o.x);
         if (col + 1 < p.head_dim_v) of_row[1] = divided(o.y);
         if (p.lse && col == 0)
             p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
-                Softmax::log_sum_exp(m * m_to_log2, l);
+                SCORE::SINKS ? lse : Softmax::log_sum_exp(m * m_to_log2, l);
     };
 
     const MergingBlocks<WARPS, HEAD_DIM_V> merging(Piece(p, first_pieces.begin, BM), block, first_pieces.end,
@@ -274,12 +283,12 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     int slot = 0, at = team;  // this team's tile of the share that is computed next
     bool first = true;
     auto pieces = first_pieces;
-    for (Unit<BN> unit = share.unit;;) {
+    for (Unit unit = share.unit;;) {
         const UnitRows tile(p, unit, BM);
         const int rows = tile.rows;
         const Sequence sequence{p.seq_q, unit.keys};
         const bool last = unit.end() >= share.count;
-        Unit<BN> next = unit;
+        Unit next = unit;
         if (!last) next.next(p);
 
         if (first) {
@@ -316,7 +325,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 PRODUCTS::template qk<T, QTile, KTile>(rS, sQ, tile_k, first_row);
 
                 // P = exp(S - m); m, l and O follow
-                const GroupedAt rows_at{lane, tile.first + first_row, j * BN, p.group};
+                const GroupedAt rows_at{lane, tile.first + first_row, j * BN, p.group, tile.batch, tile.first_head};
                 score.apply(rS, sequence, p.scale_log2, rows_at, j >= whole_end || (SCORE::LEFT_EDGE && j < whole_first));
                 if (exact)
                     softmax.update(rS, rO);

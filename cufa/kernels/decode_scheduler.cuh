@@ -1,38 +1,53 @@
-// Which keys each block of decode.cu reads. A unit is a sequence, a KV head and a tile of rows. The tiles of BN keys of all
-// units, one unit after the other, are cut into equal shares, a block each: blocks end together whatever the lengths are, and
-// a unit that is cut leaves a piece with each of its blocks. Where lengths differ little, all units are cut into equally
+// Which keys each block of decode.cu reads. A unit is a sequence, a KV head and a tile of rows. The tiles of BN keys that all
+// units visit, one unit after the other, are cut into equal shares, a block each: blocks end together whatever the lengths are,
+// and a unit that is cut leaves a piece with each of its blocks. Where lengths differ little, all units are cut into equally
 // many pieces instead, a block each, and so they are with `splits`, where pieces depend on the own length only.
 #pragma once
 #include "paged.cuh"
 
-// A unit, and where its tiles lie in a block's share: from `zero` on, which is less than 0 if it began before. A sequence
-// without keys has a tile, too, in which nothing is seen: it has outputs.
-template <int BN>
+// A unit, and where its tiles lie in a block's share: from `begin` on, which is less than 0 if it began before. Where a window
+// begins, those before it are none of the unit's. A sequence without keys has a tile, too, in which nothing is seen: it has
+// outputs.
+template <class ARGUMENTS, int BN>
 struct Unit {
-    int batch, index;     // of a sequence's units
-    int keys, keys_next;  // of the sequence, and of the next one: to wait for it would be long
-    int zero, tiles;
+    int batch, index;      // of a sequence's units
+    int keys, keys_next;   // of the sequence, and of the next one: to wait for it would be long
+    int zero;              // where the sequence's first tile is, or would be
+    int first = 0, tiles;  // that it visits
 
-    __device__ int end() const { return zero + tiles; }
-    __device__ void next(const DecodeParams& p) {
-        zero += tiles;
+    __device__ int begin() const { return zero + first; }
+    __device__ int end() const { return begin() + tiles; }
+    __device__ void begin_at(int place) { zero = place - first; }
+    __device__ void next(const ARGUMENTS& p) {
+        const int place = end();
         // Not beyond the last sequence, even if lengths change between two looks at them, before the kernel in front has ended
-        if (++index == p.units.divisor) index = 0, batch = min(batch + 1, p.batch - 1), set_keys(keys_next), look_ahead(p);
+        if (++index == p.units.divisor) index = 0, batch = min(batch + 1, p.batch - 1), set_keys(p, keys_next), look_ahead(p);
+        begin_at(place);
     }
     __device__ void look_ahead(const DecodeParams& p) { keys_next = keys_of(p, min(batch + 1, p.batch - 1)); }
     __device__ int kv_head(const DecodeParams& p) const { return p.row_tiles.quotient(index); }
     __device__ int row_tile(const DecodeParams& p) const { return p.row_tiles.remainder(index); }
-    __device__ void set_keys(int n) { keys = n, tiles = tiles_of(n); }
+    __device__ void set_keys(const ARGUMENTS& p, int n) { keys = n, first = first_of(p, n), tiles = tiles_of(p, n); }
+    __device__ int first_key(const ARGUMENTS& p) const { return first_key_of(p, keys); }
+    // Whether it visits the same tiles if the sequence has so many keys.
+    __device__ bool is_same_with(const ARGUMENTS& p, int n) const { return tiles_of(p, n) == tiles && first_of(p, n) == first; }
 
-    static __device__ int tiles_of(int keys) { return max((static_cast<uint32_t>(keys) + BN - 1) / BN, 1u); }
+    static __device__ int tiles_of(const ARGUMENTS& p, int keys) {
+        return max((static_cast<uint32_t>(keys) + BN - 1) / BN, 1u) - first_of(p, keys);
+    }
+    static __device__ int first_of(const ARGUMENTS& p, int keys) {
+        return ARGUMENTS::LEFT_EDGE ? max(0, min(first_key_of(p, keys), keys - 1)) / BN : 0;
+    }
+    // That the first query sees: none sees one before it.
+    static __device__ int first_key_of(const ARGUMENTS& p, int keys) { return p.sees(Sequence{p.seq_q, keys}, 0).first; }
 };
 
 // The rows of a unit's tile: those of the heads that share the KV head, query by query.
 struct UnitRows {
     int batch, first_head, first, rows;
 
-    template <int BN>
-    __device__ UnitRows(const DecodeParams& p, const Unit<BN>& unit, int bm)
+    template <class ARGUMENTS, int BN>
+    __device__ UnitRows(const DecodeParams& p, const Unit<ARGUMENTS, BN>& unit, int bm)
         : batch(unit.batch), first_head(unit.kv_head(p) * p.group.divisor), first(unit.row_tile(p) * bm),
           rows(min(p.group.divisor * p.seq_q - first, bm)) {}
     __device__ int query(const DecodeParams& p, int row) const { return p.group.quotient(first + row); }
@@ -44,17 +59,19 @@ struct UnitRows {
 };
 
 // The share of a block of so many teams: `count` tiles, the first of which belongs to `unit`.
-template <int BN, int TEAMS>
+template <class ARGUMENTS, int BN, int TEAMS>
 struct Share {
-    Unit<BN> unit{};
+    using Unit = ::Unit<ARGUMENTS, BN>;
+
+    Unit unit{};
     int count = 0;
 
     // Of up to 32 sequences, `length` is the keys of that which has the lane's number. Of more, lengths are looked up, if `looks`;
     // else the share is that of sequences which are all as long as the block's own, if units are then cut into equally many pieces.
-    __device__ void find(const DecodeParams& p, int block, int length, bool looks) {
+    __device__ void find(const ARGUMENTS& p, int block, int length, bool looks) {
         const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
         const bool few = p.batch <= 32;
-        count = 0, unit = Unit<BN>{};
+        count = 0, unit = Unit{};
         // Of equally many pieces of each unit
         const int number = p.parts.quotient(block), batch = min(p.units.quotient(number), p.batch - 1);
         part = block - number * p.parts.divisor;
@@ -62,16 +79,16 @@ struct Share {
         int total, longest, keys;
         if (p.splits || !p.lengths || !(few || looks)) {
             keys = few ? __shfl_sync(0xffffffff, length, batch) : keys_of(p, batch);
-            longest = Unit<BN>::tiles_of(keys), total = longest * p.batch;
+            longest = Unit::tiles_of(p, keys), total = longest * p.batch;
         } else {
             int own = length;  // keys of `batch`, in the lane that has come across it
             if (few) {
-                total = longest = lane < p.batch ? Unit<BN>::tiles_of(length) : 0;
+                total = longest = lane < p.batch ? Unit::tiles_of(p, length) : 0;
             } else {
                 total = longest = 0;
 #pragma unroll 1
                 for (int other = lane; other < p.batch; other += 32) {
-                    const int of_other = keys_of(p, other), tiles = Unit<BN>::tiles_of(of_other);
+                    const int of_other = keys_of(p, other), tiles = Unit::tiles_of(p, of_other);
                     total += tiles, longest = max(longest, tiles);
                     if (other == batch) own = of_other;
                 }
@@ -85,22 +102,22 @@ struct Share {
         each = p.blocks.quotient(total), more = total - each * p.blocks.divisor;
         if (even) {
             if (number >= units) return;
-            unit.batch = batch, unit.index = p.units.remainder(number), unit.set_keys(keys);
+            unit.batch = batch, unit.index = p.units.remainder(number), unit.set_keys(p, keys);
             const int step = steps_of(p, unit.tiles);
-            unit.zero = -min(part * step, unit.tiles), count = min(step, unit.end());
+            unit.begin_at(-min(part * step, unit.tiles)), count = min(step, unit.end());
             return;
         }
         first = block * each + min(block, more), count = each + (block < more);
         if (count == 0) return;
         int tile = first;
         if (!p.lengths) {
-            unit.set_keys(p.seq_kv), unit.batch = uint32_t(tile) / uint32_t(longest * p.units.divisor);
+            unit.set_keys(p, p.seq_kv), unit.batch = uint32_t(tile) / uint32_t(longest * p.units.divisor);
             tile -= unit.batch * longest * p.units.divisor;
         } else {
 #pragma unroll 1
             for (unit.batch = 0;; unit.batch += 32) {  // 32 sequences at a time
                 const int other = unit.batch + lane;
-                const int mine = other < p.batch ? Unit<BN>::tiles_of(few ? length : keys_of(p, other)) * p.units.divisor : 0;
+                const int mine = other < p.batch ? Unit::tiles_of(p, few ? length : keys_of(p, other)) * p.units.divisor : 0;
                 int end = mine;
 #pragma unroll
                 for (int i = 1; i < 32; i *= 2) {
@@ -116,13 +133,13 @@ struct Share {
                 }
                 tile -= __shfl_sync(0xffffffff, end, 31);
             }
-            unit.set_keys(few ? __shfl_sync(0xffffffff, length, unit.batch) : keys_of(p, unit.batch));
+            unit.set_keys(p, few ? __shfl_sync(0xffffffff, length, unit.batch) : keys_of(p, unit.batch));
         }
         // Of few, from the same look as the share, which is what is compared when lengths are looked at once more.
         const int after = min(unit.batch + 1, p.batch - 1);
         unit.keys_next = few ? __shfl_sync(0xffffffff, length, after) : keys_of(p, after);
         unit.index = uint32_t(tile) / uint32_t(unit.tiles);
-        unit.zero = unit.index * unit.tiles - tile;
+        unit.begin_at(unit.index * unit.tiles - tile);
     }
 
     // Whether units are cut into equally many pieces, of tiles of all sequences together, and of the longest: where that takes
@@ -139,13 +156,13 @@ struct Share {
 
         __device__ bool one() const { return end - begin == 1; }
     };
-    __device__ Pieces pieces(const DecodeParams& p, const Unit<BN>& unit, int block) const {
+    __device__ Pieces pieces(const DecodeParams& p, const Unit& unit, int block) const {
         if (even) {
             const uint32_t tiles = unit.tiles, step = steps_of(p, tiles);
             return {block - part, block - part + int((tiles + step - 1) / step)};
         }
-        if (unit.zero >= 0 && unit.end() <= count) return {block, block + 1};
-        return {block_of(first + unit.zero), block_of(first + unit.end() - 1) + 1};
+        if (unit.begin() >= 0 && unit.end() <= count) return {block, block + 1};
+        return {block_of(first + unit.begin()), block_of(first + unit.end() - 1) + 1};
     }
 
  private:
@@ -166,8 +183,10 @@ struct Share {
 
 // The lengths that a share was found from. The kernel in front may still write them: they are read before it has ended, so that
 // keys can be asked for at once when it has; and then once more.
-template <int BN, int TEAMS, int WARPS>
+template <class ARGUMENTS, int BN, int TEAMS, int WARPS>
 struct Lengths {
+    using Unit = ::Unit<ARGUMENTS, BN>;
+
     const bool few;    // sequences: each lane has one's length
     const bool all;    // of many are looked at once more, as the share depends on them
     const int length;  // of that which has the lane's number
@@ -192,16 +211,16 @@ struct Lengths {
         return keys_of_length(p, few ? __shfl_sync(0xffffffff, own_now, own) : own_now);
     }
     // Whether all sequences are still such that units are cut into equally many pieces. For all threads, if they are many.
-    __device__ bool hold(const DecodeParams& p, const Share<BN, TEAMS>& share, int (*sums)[2]) const {
+    __device__ bool hold(const ARGUMENTS& p, const Share<ARGUMENTS, BN, TEAMS>& share, int (*sums)[2]) const {
         int total = 0, longest = 0;
         if (few) {
             if (!__any_sync(0xffffffff, own_now != length)) return true;
-            const int tiles = lane() < p.batch ? Unit<BN>::tiles_of(keys_of_length(p, own_now)) : 0;
+            const int tiles = lane() < p.batch ? Unit::tiles_of(p, keys_of_length(p, own_now)) : 0;
             total = __reduce_add_sync(0xffffffff, tiles), longest = __reduce_max_sync(0xffffffff, tiles);
         } else {
             if (!all) return true;
             auto add = [&](int length) {
-                const int tiles = Unit<BN>::tiles_of(keys_of_length(p, length));
+                const int tiles = Unit::tiles_of(p, keys_of_length(p, length));
                 total += tiles, longest = max(longest, tiles);
             };
             if (threadIdx.x < p.batch) add(other_now);

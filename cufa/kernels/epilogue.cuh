@@ -2,20 +2,24 @@
 #pragma once
 #include "params.cuh"
 #include "scheduler.cuh"
+#include "score.cuh"
 #include "tile.cuh"
 
 // Where a block's output goes, computed afresh: registers are too scarce to keep it through the main loop.
 template <int BM, int ROW_WARPS>
 struct OutputTile {
     int batch, head, lane, seq_q;
-    int q0;    // first row of the block
-    int row0;  // first row of the warp, counted from q0
+    int first_q;  // the sequence's first row in the array
+    int q0;       // first row of the block, counted from it
+    int row0;     // first row of the warp, counted from q0
 
-    __device__ OutputTile(const Params& p, Tile tile)
-        : batch(tile.batch),
+    // Of several sequences in one array, `batch` is 0.
+    __device__ OutputTile(Tile tile, const Sequence& sequence, int batch)
+        : batch(batch),
           head(tile.head),
           lane(thread_index() % 32),
-          seq_q(p.seq_q),
+          seq_q(sequence.seq_q),
+          first_q(sequence.first_q),
           q0(tile.q_tile * BM),
           row0(warp_row<BM, ROW_WARPS>()) {}
 
@@ -38,7 +42,7 @@ __device__ void store_o_16bit(const float (&rO)[MT][OT][4], uint32_t smem, const
                 sts_32(smem + OTile::offset(out.row(mt, h), ot) + out.lane % 4 * 4,
                        pack2<T>(rO[mt][ot][2 * h], rO[mt][ot][2 * h + 1]));
     __syncthreads();
-    T* gO = head_ptr<T>(o, out.batch, out.head) + out.q0 * o.stride_seq;
+    T* gO = head_ptr<T>(o, out.batch, out.head) + (out.first_q + out.q0) * o.stride_seq;
     const bool aligned = (reinterpret_cast<uint64_t>(gO) | o.stride_seq * sizeof(T)) % 16 == 0;
     for (int piece = thread_index(); piece < OTile::ROWS * OTile::CHUNKS; piece += WARPS * 32) {
         const int row = piece / OTile::CHUNKS, chunk = piece % OTile::CHUNKS, col = chunk * OTile::CHUNK;
@@ -62,7 +66,7 @@ __device__ void store_o_16bit(const float (&rO)[MT][OT][4], uint32_t smem, const
 template <int BM, int ROW_WARPS, int MT, int OT>
 __device__ void store_o_fp32(const float (&rO)[MT][OT][4], const Tensor& o, const OutputTile<BM, ROW_WARPS>& out,
                              int col0, int cols) {
-    float* gO = head_ptr<float>(o, out.batch, out.head) + out.q0 * o.stride_seq;
+    float* gO = head_ptr<float>(o, out.batch, out.head) + (out.first_q + out.q0) * o.stride_seq;
     const bool aligned = (reinterpret_cast<uint64_t>(gO) | o.stride_seq * sizeof(float)) % 16 == 0;
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt)
@@ -92,7 +96,7 @@ __device__ void store_o_fp32(const float (&rO)[MT][OT][4], const Tensor& o, cons
 template <int BM, int ROW_WARPS, int MT>
 __device__ void store_lse(const float (&lse)[MT][2], const Params& p, const OutputTile<BM, ROW_WARPS>& out) {
     if (!p.lse || out.lane % 4 != 0) return;
-    float* gLse = p.lse + static_cast<long long>(out.batch * p.heads_q + out.head) * p.seq_q + out.q0;
+    float* gLse = p.lse + static_cast<long long>(out.batch * p.heads_q + out.head) * p.seq_q + out.first_q + out.q0;
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt)
 #pragma unroll

@@ -9,10 +9,11 @@
 struct PackedRows {
     int lane;
     int query[2], head[2];
-    int batch;
+    int batch, seq_q, first_q;
 
-    __device__ PackedRows(const Params& p, int batch, int tile_head, int row)
-        : lane(thread_index_anew() % 32), batch(batch) {
+    // Of several sequences in one array, `batch` is 0.
+    __device__ PackedRows(const Params& p, const Sequence& sequence, int batch, int tile_head, int row)
+        : lane(thread_index_anew() % 32), batch(batch), seq_q(sequence.seq_q), first_q(sequence.first_q) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int r = row + lane / 4 + 8 * h;
@@ -26,9 +27,9 @@ __device__ inline void store_lse(const float (&lse)[2], const Params& p, const P
     if (!p.lse || rows.lane % 4 != 0) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-        if (rows.query[h] < p.seq_q)
+        if (rows.query[h] < rows.seq_q)
             p.lse[(static_cast<long long>(rows.batch) * (p.heads_q << p.pack_log2) + rows.head[h]) * p.seq_q +
-                  rows.query[h]] = lse[h];
+                  rows.first_q + rows.query[h]] = lse[h];
 }
 
 // Transposes the 4 x 4 matrix whose columns the four lanes of a quad hold.
@@ -61,9 +62,9 @@ __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const 
         }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        if (rows.query[h] >= p.seq_q) continue;
+        if (rows.query[h] >= rows.seq_q) continue;
         const int col0 = rows.lane % 4 * 8;
-        T* gRow = head_ptr<T>(p.o, rows.batch, rows.head[h]) + rows.query[h] * p.o.stride_seq + col0;
+        T* gRow = head_ptr<T>(p.o, rows.batch, rows.head[h]) + (rows.first_q + rows.query[h]) * p.o.stride_seq + col0;
 #pragma unroll
         for (int ot = 0; ot < OT; ot += 4) {
             const uint32_t(&x)[4] = v[h][ot / 4];
@@ -73,8 +74,9 @@ __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const 
     }
 }
 
-// Writes a warpgroup's 64 rows of O through its part of `tile` in shared memory; the copy is still under way then.
-template <class T, class OTile, class Work, int OT>
+// Writes a warpgroup's 64 rows of O through its part of `tile` in shared memory; the copy is still under way then. Where
+// sequences are RAGGED, all of these rows must be the sequence's: the copy knows the end of the array only.
+template <class T, class OTile, bool RAGGED, class Work, int OT>
 __device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const TensorMap& map, const Params& p,
                             const volatile Work& work, int consumer) {
     const int thread = thread_index_anew(), lane = thread % 32, warp = thread / 32 - 4;
@@ -91,7 +93,10 @@ __device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const Tenso
     named_barrier_sync(8 + consumer, 128);
     if (threadIdx.x % 128 != 0) return;
     const int query = (work.q0 + consumer * 64) >> p.pack_log2;
-    if (query < p.seq_q) {
+    if constexpr (RAGGED) {
+        OTile::store(map, tile, consumer * 64, work.sequence.first_q + query, work.head, 0);
+        tma_store_commit();
+    } else if (query < p.seq_q) {
         OTile::store(map, tile, consumer * 64, query, work.head, work.batch);
         tma_store_commit();
     }

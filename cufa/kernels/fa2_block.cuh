@@ -1,5 +1,6 @@
 // What fa2_mma.cu and fa2_fp32.cu share: which rows and keys a block works on, and the ring through which K and V arrive.
 #pragma once
+#include "epilogue.cuh"
 #include "kv.cuh"
 #include "params.cuh"
 #include "scheduler.cuh"
@@ -44,24 +45,33 @@ struct Fa2Block {
     typename OfVisits<TileLoader<VTile, THREADS, T>, BN, SCORE::BLOCKS>::type load_v;
     unsigned char* smem;
     int first, end, whole_end;  // what the block visits, and where keys end that all rows see, if these see the same
+    bool is_empty;              // whether it has no rows
 
     __device__ Fa2Block(const Arguments<SCORE, KV>& p, unsigned char* smem) : p(p), smem(smem) {
-        const Tile tile = this->tile();
+        const Tile tile = found_tile();
         const int q0 = tile.q_tile * BM, kv_head = tile.head / p.group;
         const Sequence sequence = KV::sequence(p, tile.batch);
+        is_empty = KV::RAGGED && q0 >= sequence.seq_q;
+        if (KV::RAGGED && threadIdx.x == 0) {
+            volatile Tile& own = *sTile();
+            own.batch = tile.batch, own.head = tile.head, own.q_tile = tile.q_tile;
+        }
         sQ = smem_address(smem), sK = sQ + QTile::bytes, sV = sK + STAGES * KTile::bytes;
-        load_k = {KV::template rows<T>(p.k, tile.batch, kv_head), p.k.stride_seq, sequence.seq_kv, p.head_dim};
-        load_v = {KV::template rows<T>(p.v, tile.batch, kv_head), p.v.stride_seq, sequence.seq_kv, p.head_dim_v};
+        load_k = {KV::template rows<T>(p.k, tile.batch, kv_head) + sequence.first_k * p.k.stride_seq, p.k.stride_seq,
+                  sequence.seq_kv, p.head_dim};
+        load_v = {KV::template rows<T>(p.v, tile.batch, kv_head) + sequence.first_k * p.v.stride_seq, p.v.stride_seq,
+                  sequence.seq_kv, p.head_dim_v};
 
         const KeyTiles keys = key_tiles(sequence, q0, BM);
         first = SCORE::LEFT_EDGE ? keys.first : 0, end = keys.end, whole_end = keys.whole_end;
         if constexpr (SCORE::BLOCKS) {
             const SCORE& score = p;
-            load_k.visits = load_v.visits = score.template visits<BN>(sequence, tile.batch, tile.head, tile.q_tile);
+            load_k.visits = load_v.visits = score.template visits<BN>(p.seq_kv, tile.batch, tile.head, tile.q_tile);
             load_k.visits.count(first, end);
         }
-        if (!UNEVEN) return;
-        if (threadIdx.x % 32 < MT) {
+        if (!UNEVEN && !KV::RAGGED) return;
+        if (KV::RAGGED) __syncthreads();
+        if (UNEVEN && threadIdx.x % 32 < MT) {
             const KeyTiles piece = key_tiles(sequence, row0() + threadIdx.x % 32 * 16, 16);
             volatile KeyTiles& own = sKeys()[threadIdx.x % 32];
             own.first = piece.first, own.end = piece.end;
@@ -73,8 +83,9 @@ struct Fa2Block {
     __device__ void start() const {
         const Tile tile = this->tile();
         const int q0 = tile.q_tile * BM;
-        const TileLoader<QTile, THREADS, T> load_q{head_ptr<T>(p.q, tile.batch, tile.head), p.q.stride_seq,
-                                                   KV::sequence(p, tile.batch).seq_q, p.head_dim};
+        const Sequence sequence = KV::sequence(p, tile.batch);
+        const T* rows = head_ptr<T>(p.q, tile.batch, tile.head) + sequence.first_q * p.q.stride_seq;
+        const TileLoader<QTile, THREADS, T> load_q{rows, p.q.stride_seq, sequence.seq_q, p.head_dim};
         load_q.start(sQ, q0, load_q.source(q0));
         start_k(end - 1);
         if constexpr (STAGES > 1) start_v(end - 1);
@@ -83,12 +94,22 @@ struct Fa2Block {
 
     // Computed anew at each use, as registers are scarce: the block's tile, its warp's first row, and which tiles of keys the
     // 16-row pieces of the warp visit.
-    __device__ Tile tile() const { return tile_of_block<UNEVEN>(p, block_index()); }
+    __device__ Tile tile() const {
+        if constexpr (KV::RAGGED) return {sTile()->batch, sTile()->head, sTile()->q_tile};
+        return found_tile();
+    }
     __device__ int row0() const { return tile().q_tile * BM + warp_row<BM, ROW_WARPS>(); }
 
+    __device__ OutputTile<BM, ROW_WARPS> output(const Tile& tile) const {
+        return {tile, KV::sequence(p, tile.batch), KV::RAGGED ? 0 : tile.batch};
+    }
+
+    static constexpr int RING_BYTES = QTile::bytes + STAGES * (KTile::bytes + VTile::bytes);
     __device__ volatile KeyTiles* sKeys() const {
-        constexpr int OFFSET = QTile::bytes + STAGES * (KTile::bytes + VTile::bytes);
-        return reinterpret_cast<KeyTiles*>(smem + OFFSET) + thread_index() / 32 * MT;
+        return reinterpret_cast<KeyTiles*>(smem + RING_BYTES) + thread_index() / 32 * MT;
+    }
+    __device__ volatile Tile* sTile() const {  // found once, where that takes a search
+        return reinterpret_cast<Tile*>(smem + RING_BYTES + WARPS * MT * sizeof(KeyTiles));
     }
 
     // Waits for K of tile j. Every warp is then done with the tile before, whose place is filled again.
@@ -129,7 +150,7 @@ struct Fa2Block {
     __device__ Edge edge(int j) const {
         Edge edge;
         if constexpr (SCORE::BLOCKS) {
-            const int tile = load_k.visits.tile(j), before = j == end - 1 ? 0x7fffffff : load_k.visits.tile(j + 1);
+            const int tile = visits().tile(j), before = j == end - 1 ? 0x7fffffff : visits().tile(j + 1);
             edge.masked = tile >= whole_end;
             if constexpr (UNEVEN) {
                 const volatile KeyTiles& own = sKeys()[thread_index() % 32 % MT];
@@ -159,13 +180,15 @@ struct Fa2Block {
     __device__ void apply_score(float (&rS)[MT][NT][4], int j, bool masked) const {
         if (!SCORE::EVERYWHERE && !masked) return;
         const Tile tile = this->tile();
-        if constexpr (SCORE::BLOCKS) {
-            const Visits<true>& visits = load_k.visits;
-            const At at{thread_index_anew() % 32, row0(), visits.tile(j) * BN, tile.batch, tile.head};
-            static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile.batch), p.scale_log2, at, masked, visits.is_partial(j));
-        } else {
-            const At at{thread_index_anew() % 32, row0(), j * BN, tile.batch, tile.head};
-            static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile.batch), p.scale_log2, at, masked);
+        const At at{thread_index_anew() % 32, row0(), visits().tile(j) * BN, tile.batch, tile.head};
+        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile.batch), p.scale_log2, at, masked, visits().is_partial(j));
+    }
+    // The weights that are left of the tile's.
+    template <int NT>
+    __device__ void drop(float (&rP)[MT][NT][4], int j) const {
+        if constexpr (SCORE::DROPS) {
+            const Tile tile = this->tile();
+            p.drop(rP, At{thread_index_anew() % 32, row0(), visits().tile(j) * BN, tile.batch, tile.head});
         }
     }
     // O = O / l, and the log-sum-exp.
@@ -173,19 +196,27 @@ struct Fa2Block {
     __device__ void finish(Softmax& softmax, float (&rO)[MT][OT][4], float (&lse)[MT][2]) const {
         float divisor[MT][2];
         softmax.conclude(divisor, lse);
-        if constexpr (SCORE::SINKS) {
+        if constexpr (SCORE::CONCLUDES) {
             const int head = tile().head;
 #pragma unroll
-            for (int i = 0; i < MT * 2; ++i) p.add_sink(divisor[i / 2][i % 2], lse[i / 2][i % 2], head);
+            for (int i = 0; i < MT * 2; ++i) p.conclude(divisor[i / 2][i % 2], lse[i / 2][i % 2], head);
         }
         softmax.divide(rO, divisor);
     }
 
  private:
+    __device__ Tile found_tile() const {
+        if constexpr (KV::RAGGED) return KV::template tile<BM>(p, block_index(), 0);
+        return tile_of_block<UNEVEN>(p, block_index());
+    }
     __device__ KeyTiles key_tiles(const Sequence& sequence, int row, int rows) const {
         KeyTiles keys = static_cast<const SCORE&>(p).template key_tiles<BN>(sequence, row, row + rows - 1);
         if (SCORE::EVERYWHERE && sequence.seq_kv == 0) keys.end = 0;  // there is nothing that a part could read
         return keys;
+    }
+    __device__ Visits<SCORE::BLOCKS> visits() const {
+        if constexpr (SCORE::BLOCKS) return load_k.visits;
+        return {};
     }
     __device__ void start_k(int j) const {
         if (j >= first) load_k.start(tile_k(j), j * BN, load_k.source(j * BN));

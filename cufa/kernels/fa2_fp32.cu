@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
     extern __shared__ __align__(1024) unsigned char smem[];
     const Block block(p, smem);
+    if (block.is_empty) return;
     OnlineSoftmax<MT, true> softmax(SCORE::LINEAR ? p.scale_log2 : 1.f);
     float rO[MT][OT][4] = {};
     auto part = [] { return thread_index() / 32 / ROW_WARPS; };
@@ -49,6 +50,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // P = exp(S - m); m, l and O follow
         block.apply_score(rS, j, edge.masked);
         softmax.update(rS, rO);
+        block.drop(rS, j);
         block.next_v(j);
 
         // O += P V
@@ -61,7 +63,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     float lse[MT][2];
     block.finish(softmax, rO, lse);
     const Tile tile = block.tile();
-    const OutputTile<BM, ROW_WARPS> out(p, tile);
+    const OutputTile<BM, ROW_WARPS> out = block.output(tile);
     if (part() == 0) store_lse(lse, p, out);
     store_o_fp32(rO, p.o, out, part() * OT * 8, p.head_dim_v);
 

@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
     extern __shared__ __align__(1024) unsigned char smem[];
     const Block block(p, smem);
+    if (block.is_empty) return;
     block.start();
     OnlineSoftmax<MT, false> softmax(SCORE::LINEAR ? p.scale_log2 : 1.f);
     float rO[MT][OT][4] = {};
@@ -48,6 +49,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // P = exp(S - m); m, l and O follow
         block.apply_score(rS, j, edge.masked);
         softmax.update(rS, rO);
+        block.drop(rS, j);
         block.next_v(j);
 
         // O += P V
@@ -57,7 +59,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // O = O / l and the log-sum-exp
     float lse[MT][2];
     block.finish(softmax, rO, lse);
-    const OutputTile<BM, WARPS> out(p, block.tile());
+    const OutputTile<BM, WARPS> out = block.output(block.tile());
     store_lse(lse, p, out);
     cp_async_wait<0>();
     __syncthreads();  // every warp is done with Q, K and V: their place takes O

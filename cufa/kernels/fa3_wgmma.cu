@@ -40,9 +40,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // Where O is wide, one loop over the keys: two take long to compile. In it O is waited for after the exponentials, which
     // then run under the one consumer's own O, if there is but one on the multiprocessor.
     constexpr bool ONE_LOOP = HEAD_DIM_V > 128;
-    // Row maxima can be done without only where scores are proportional to S, and a row sees all keys of a tile or, at its
-    // edges, knows that it may not.
-    constexpr bool UNCHECKED = !SCORE::EVERYWHERE;
+    // Row maxima can be done without where a row's first scores tell about the others.
+    constexpr bool UNCHECKED = SCORE::STEADY;
     // Whether tiles of rows visit different keys, and whether their consumers do, each for itself.
     constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE || SCORE::BLOCKS;
     constexpr bool APART = UNEVEN && !SCORE::BLOCKS;
@@ -76,19 +75,20 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const uint32_t barriers = sQ + BARRIERS;
     const Ring<Q_STAGES> ring_q(barriers);
     const Ring<STAGES> ring_k(barriers + ring_q.bytes), ring_v(barriers + ring_q.bytes + ring_k.bytes);
+    using WorkOfTile = Work<PARTS, KV::TAILS>;
     // The tiles under way. Consumers look theirs up at each use, for registers are scarce.
-    volatile Work<PARTS>* sWork = reinterpret_cast<Work<PARTS>*>(smem + WORK);
+    volatile WorkOfTile* sWork = reinterpret_cast<WorkOfTile*>(smem + WORK);
     const int tiles = p.heads * p.q_tiles;
     // The tiles of keys that a tile visits.
-    auto visits_of = [&](const volatile Work<PARTS>& work) {
+    auto visits_of = [&](const volatile WorkOfTile& work) {
         if constexpr (SCORE::BLOCKS)
-            return score.template visits<BN>(KV::sequence(p, work.batch), work.batch, work.head, work.q0 / BM);
+            return score.template visits<BN>(p.seq_kv, work.batch, work.head, work.q0 / BM);
         else
             return Visits<false>{};
     };
 
     if (threadIdx.x == 0) {
-        if (dynamic_smem_bytes() < WORK + WORK_STAGES * sizeof(Work<PARTS>)) __trap();
+        if (dynamic_smem_bytes() < WORK + WORK_STAGES * sizeof(WorkOfTile)) __trap();
         ring_q.init(ALL_FREE_Q ? 128 * CONSUMERS : CONSUMERS), ring_k.init(4 * CONSUMERS), ring_v.init(4 * CONSUMERS);
         mbarrier_fence_init();
     }
@@ -99,8 +99,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // Producer
         registers_decrease<REGISTERS_PRODUCER>();
         if (threadIdx.x != 0) return;
+        auto tile_of = [&](int i) -> Tile {
+            if constexpr (KV::RAGGED) return KV::template tile<BM>(p, i, p.pack_log2);
+            return tile_in_order<UNEVEN>(p, i);
+        };
         auto load_q = [&](int i, uint32_t round) {  // and hands the tile over, or says that there is none
-            volatile Work<PARTS>& work = sWork[round % WORK_STAGES];
+            volatile WorkOfTile& work = sWork[round % WORK_STAGES];
             if (i >= tiles) {
                 ring_q.acquire(round);
 #pragma unroll
@@ -108,51 +112,68 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 ring_q.expect(round, 0);
                 return;
             }
-            const Tile tile = tile_in_order<UNEVEN>(p, i);
+            const Tile tile = tile_of(i);
             const Sequence sequence = KV::sequence(p, tile.batch);
             const int q0 = tile.q_tile * BM;
             ring_q.acquire(round);
             work.q0 = q0, work.head = tile.head, work.batch = tile.batch;
+            if constexpr (KV::TAILS) work.set(sequence);
 #pragma unroll
             for (int c = 0; c < PARTS; ++c) {
                 constexpr int ROWS = BM / PARTS;
                 KeyTiles keys = score.template key_tiles<BN>(sequence, (q0 + ROWS * c) >> p.pack_log2,
                                                              (q0 + ROWS * c + ROWS - 1) >> p.pack_log2);
                 if constexpr (SCORE::BLOCKS)
-                    score.template visits<BN>(sequence, tile.batch, tile.head, tile.q_tile).count(keys.first, keys.end);
+                    score.template visits<BN>(p.seq_kv, tile.batch, tile.head, tile.q_tile).count(keys.first, keys.end);
                 work.keys[c].end = keys.end, work.keys[c].whole_end = keys.whole_end;
                 if constexpr (FIRST) work.keys[c].first = keys.first, work.keys[c].whole_first = keys.whole_first;
             }
             const uint32_t bar = ring_q.expect(round, QTile::bytes);
 #pragma unroll 1
             for (int row = 0; row < BM; row += 64)
-                QTile::load(sQ + ring_q.slot(round) * QO_BYTES, row, maps.q, bar, (q0 + row) >> p.pack_log2, tile.head,
-                            tile.batch);
+                QTile::load(sQ + ring_q.slot(round) * QO_BYTES, row, maps.q, bar,
+                            sequence.first_q + ((q0 + row) >> p.pack_log2), tile.head, KV::RAGGED ? 0 : tile.batch);
+        };
+        // The tile that follows the i-th, the round-th of this block; where some numbers stand for no rows, the first that has
+        // any, with `skipped` more numbers drawn.
+        int skipped = 0;
+        auto has_rows = [&](int i) {
+            const Tile tile = tile_of(i);
+            return (tile.q_tile * BM) >> p.pack_log2 < KV::sequence(p, tile.batch).seq_q;
+        };
+        auto next = [&](int i, int round) {
+            i = next_tile<UNEVEN || KV::TAILS>(p, i, tiles, round + skipped);
+            for (; KV::RAGGED && i < tiles && !has_rows(i); ++skipped)
+                i = next_tile<true>(p, i, tiles, round + skipped + 1);
+            return i;
         };
         int i = block_index();
+        if (KV::RAGGED && i < tiles && !has_rows(i)) i = next(i, 0), ++skipped;
         load_q(i, 0);
         for (uint32_t round = 0, n = 0; i < tiles; ++round) {  // n: tiles of keys so far
-            const volatile Work<PARTS>& work = sWork[round % WORK_STAGES];
+            const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
             const int first = FIRST ? work.first() : 0, end = work.end();
             const int kv_head = work.head / p.group, batch = work.batch;
             const Visits<SCORE::BLOCKS> visits = visits_of(work);
             const int k_head = KV::map_head(p.k, kv_head), k_batch = KV::map_batch(p.k, batch);
             const int v_head = KV::map_head(p.v, kv_head), v_batch = KV::map_batch(p.v, batch);
+            int first_k = 0;
+            if constexpr (KV::RAGGED) first_k = work.sequence.first_k;
             auto load_k = [&](int j, uint32_t n) {
                 ring_k.acquire(n);
                 KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes),
-                            visits.tile(j) * BN, k_head, k_batch);
+                            first_k + visits.tile(j) * BN, k_head, k_batch);
             };
             auto load_v = [&](int j, uint32_t n) {
                 ring_v.acquire(n);
                 VTile::load(sV + ring_v.slot(n) * VTile::bytes, 0, maps.v, ring_v.expect(n, VTile::bytes),
-                            visits.tile(j) * BN, v_head, v_batch);
+                            first_k + visits.tile(j) * BN, v_head, v_batch);
             };
             // The next Q is asked for when its slot should be free: of three at once, of two when the last O has been
             // written, which is about when the first V are done with, and of one at the end. Of two never before V number
             // STAGES: until then, consumers that skip keys free the slot only after the loads that come later here.
             const int load_q_at = Q_STAGES == 3 ? end - 1 : Q_STAGES == 2 ? max(first, end - 1 - STAGES) : first;
-            i = next_tile<UNEVEN>(p, i, tiles, round);
+            i = next(i, round);
             load_k(end - 1, n);
             for (int j = end - 1; j >= first; --j, ++n) {
                 if (j > first) load_k(j - 1, n + 1);
@@ -189,8 +210,20 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                                  KTile::columns(operand_k + ring_k.slot(n) * (KTile::bytes >> 4), kd), kd > 0);
             wgmma_commit();
         };
-        auto queue_o = [&](uint32_t i, bool first) {  // O += P V, or O = P V
+        // What lies behind a sequence's last key may be anything, and 0 times that NaN: zeros in its place, from key `end` of
+        // the tile on. Each consumer writes its own; the others' are the same.
+        auto clear_tail = [&](uint32_t i, int end) {
+            if (end >= BN) return;
+            const int first = max(end, 0) * VTile::CHUNKS;
+            for (int chunk = first + thread_index_anew() % 128; chunk < BN * VTile::CHUNKS; chunk += 128)
+                sts_128(sV + ring_v.slot(i) * VTile::bytes + VTile::offset(chunk / VTile::CHUNKS, chunk % VTile::CHUNKS),
+                        make_float4(0.f, 0.f, 0.f, 0.f));
+            fence_proxy_async();
+            named_barrier_sync(8 + consumer, 128);
+        };
+        auto queue_o = [&](uint32_t i, bool first, int end = BN) {  // O += P V, or O = P V
             ring_v.wait(i);
+            if (KV::TAILS) clear_tail(i, end);
             wgmma_fence();
 #pragma unroll
             for (int kk = 0; kk < BN / 16; ++kk)
@@ -203,7 +236,14 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             // After the last S. All threads arrive, as each has looked up what this tile and the one before are.
             if (Q_STAGES == 1 && j == keys.first) ring_q.arrive(round);
         };
+        // The number of the keys at hand among all tiles of keys.
+        auto key_tile = [&] { return visits_of(sWork[round % WORK_STAGES]).tile(j); };
         auto pack_p = [&] {
+            if constexpr (SCORE::DROPS) {
+                const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
+                const At at{thread_index_anew() % 32, work.q0 + warp_row(), key_tile() * BN, work.batch, work.head, p.pack_log2};
+                score.drop(rS, at);
+            }
 #pragma unroll
             for (int kk = 0; kk < BN / 16; ++kk)
 #pragma unroll
@@ -220,32 +260,48 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
 
         // The rows of the tile before.
-        auto packed_rows = [&] {
-            const volatile Work<PARTS>& work = sWork[(round - 1) % WORK_STAGES];
-            return PackedRows(p, work.batch, work.head, work.q0 + warp_row());
+        auto packed_rows = [&]() -> PackedRows {
+            const volatile WorkOfTile& work = sWork[(round - 1) % WORK_STAGES];
+            if constexpr (KV::TAILS)
+                return PackedRows(p, work.lengths(), KV::RAGGED ? 0 : work.batch, work.head, work.q0 + warp_row());
+            else
+                return PackedRows(p, KV::sequence(p, 0), work.batch, work.head, work.q0 + warp_row());
+        };
+
+        // Whether some of the consumer's rows of the tile before are beyond its sequence.
+        auto has_partial_rows = [&] {
+            const volatile WorkOfTile& work = sWork[(round - 1) % WORK_STAGES];
+            int seq_q = p.seq_q;
+            if constexpr (KV::RAGGED) seq_q = work.sequence.seq_q;
+            return (work.q0 + consumer * 64 + 63) >> p.pack_log2 >= seq_q;
         };
 
         // The scores of keys from the tile's `column` on, as the softmax takes them.
-        auto apply_score = [&](auto& rS, int column, bool masked, int tile, bool partial) {
+        auto apply_score = [&](auto& rS, int column, bool masked) {
             if (!SCORE::EVERYWHERE && !masked) return;
-            const volatile Work<PARTS>& work = sWork[round % WORK_STAGES];
-            const At at{thread_index_anew() % 32, work.q0 + warp_row(), tile * BN + column, work.batch,
+            const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
+            const Visits<SCORE::BLOCKS> visits = visits_of(work);
+            const At at{thread_index_anew() % 32, work.q0 + warp_row(), visits.tile(j) * BN + column, work.batch,
                         SCORE::EVERYWHERE ? work.head : 0, p.pack_log2};
-            score.apply(rS, KV::sequence(p, at.batch), p.scale_log2, at, masked, partial);
+            if constexpr (KV::TAILS)
+                score.apply(rS, work.lengths(), p.scale_log2, at, masked, visits.is_partial(j));
+            else
+                score.apply(rS, KV::sequence(p, at.batch), p.scale_log2, at, masked, visits.is_partial(j));
         };
         // P = exp(S - m), m being raised to the row maxima where it must. Whether O must follow it.
         auto exponentiate_checked = [&] {
             release_k();
-            const Visits<SCORE::BLOCKS> visits = visits_of(sWork[round % WORK_STAGES]);
-            const int tile = visits.tile(j);
-            apply_score(rS, 0, SCORE::needs_mask(keys, tile), tile, visits.is_partial(j));
+            apply_score(rS, 0, SCORE::needs_mask(keys, key_tile()));
             const bool raised = softmax.raise(rS);
             softmax.exponentiate(rS);
             return raised;
         };
         // P = exp(S - m) without looking for row maxima: m is near the score of a key that the row has seen, or NONE.
         auto exponentiate_unchecked = [&] {
-            softmax.scale_log2 = parameter_anew(p.scale_log2);
+            if constexpr (SCORE::LINEAR)
+                softmax.scale_log2 = parameter_anew(p.scale_log2);
+            else
+                apply_score(rS, 0, false);
             softmax.exponentiate(rS);
         };
         // Where P came out too large, m moves by what their sum says, or if that is far too large, by scores computed once more.
@@ -256,7 +312,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if (!__any_sync(0xffffffff, again[0][0] || again[0][1])) return;
             exponentiate_again<T, QTile, KTile>(softmax, rS, again, l, sQ + ring_q.slot(round) * QO_BYTES, warp_row(),
                                                 sK + ring_k.slot(n) * KTile::bytes,
-                                                [&](auto& rS, int column) { apply_score(rS, column, true, j, true); });
+                                                [&](auto& rS, int column) { apply_score(rS, column, true); });
         };
         // Whether m may have to move a long way at the keys after the present ones: some rows do not see all of these, and
         // may have seen none. Of two loops, the first ends where all see them.
@@ -268,7 +324,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // Takes up the next tile, and starts on its S. Without one S is computed of what is there, and not looked at.
         auto start_tile = [&] {
             ring_q.wait(round);
-            const volatile Work<PARTS>& work = sWork[round % WORK_STAGES];
+            const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
             auto uniform = [](int x) { return __shfl_sync(0xffffffff, x, 0); };
             if constexpr (SKIPS && SCORE::LEFT_EDGE) {  // what the others visited of the tile before
                 for (int first = keys.first; round > 0 && first > uniform(sWork[(round - 1) % WORK_STAGES].first()); --first)
@@ -307,6 +363,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const bool checked = FORM != Form::UNCHECKED && (FORM != Form::EITHER || needs_maxima());
             const bool first = j == j_begin;
             const uint32_t present = n++;
+            int end = BN;  // of the present tile's keys, where some may be none
+            if constexpr (KV::TAILS)
+                if (first) end = sWork[round % WORK_STAGES].sequence.seq_kv - key_tile() * BN;
             if constexpr (FORM == Form::LAST) {
                 if (first) free_q();
                 ++round;
@@ -319,7 +378,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 --j;
                 queue_s(true);
             }
-            queue_o(present, first);
+            queue_o(present, first, end);
             turns.pass();
             if (FORM != Form::LAST && first) free_q();
 
@@ -329,10 +388,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 float lse[1][2];
                 if constexpr (Q_STAGES > 1) wgmma_wait<1>();
                 softmax.conclude(divisor, lse);
-                if constexpr (SCORE::SINKS) {
+                if constexpr (SCORE::CONCLUDES) {
                     const PackedRows rows = packed_rows();
 #pragma unroll
-                    for (int h = 0; h < 2; ++h) score.add_sink(divisor[0][h], lse[0][h], rows.head[h]);
+                    for (int h = 0; h < 2; ++h) score.conclude(divisor[0][h], lse[0][h], rows.head[h]);
                 }
                 store_lse(lse[0], p, packed_rows());
                 if (Q_STAGES > 1 && more) exponentiate_checked();  // O begins anew, and need not follow m
@@ -388,8 +447,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             // O = O / l
             softmax.divide(rO, divisor);
             if constexpr (Q_STAGES > 1) {
-                store_o_tma<T, OTile>(rO[0], sQ + ring_q.slot(round - 1) * QO_BYTES, maps.o, p,
-                                      sWork[(round - 1) % WORK_STAGES], consumer);
+                if (KV::RAGGED && has_partial_rows())
+                    store_o_direct<T>(rO[0], p, packed_rows());
+                else
+                    store_o_tma<T, OTile, KV::RAGGED>(rO[0], sQ + ring_q.slot(round - 1) * QO_BYTES, maps.o, p,
+                                                      sWork[(round - 1) % WORK_STAGES], consumer);
             } else {
                 store_o_direct<T>(rO[0], p, packed_rows());
                 __syncwarp();  // for the compiler: else it makes no use of what is the same in all lanes

@@ -1,10 +1,16 @@
-// How a kernel finds K and V, and how long the sequences are.
+// How a kernel finds Q, K, V and O, and how long the sequences are.
 #pragma once
 #include "params.cuh"
+#include "scheduler.cuh"
 #include "score.cuh"
 
 // In (batch, heads, seq, dim) tensors, all sequences of the same lengths.
 struct Dense {
+    // Whether sequences follow each other in one array.
+    static constexpr bool RAGGED = false;
+    // Whether memory after a sequence's last key may hold anything.
+    static constexpr bool TAILS = false;
+
     static __device__ Sequence sequence(const Params& p, int batch) { return {p.seq_q, p.seq_kv}; }
 
     // The rows of one head.
@@ -16,4 +22,58 @@ struct Dense {
     // The same as coordinates of a tensor map: an axis along which all is the same (stride 0) has length 1 there.
     static __device__ int map_head(const Tensor& t, int head) { return t.stride_head ? head : 0; }
     static __device__ int map_batch(const Tensor& t, int batch) { return t.stride_batch ? batch : 0; }
+};
+
+// The same, but of each sequence's keys only the first ones are there.
+struct Padded : Dense {
+    static constexpr bool TAILS = true;
+    const int* lengths_k;  // (batch,)
+
+    template <class Arguments>
+    static __device__ Sequence sequence(const Arguments& p, int batch) {
+        return {p.seq_q, min(max(p.lengths_k[batch], 0), p.seq_kv)};
+    }
+};
+
+// Sequences of any lengths, one after the other in (1, heads, total, dim) tensors whose stride along the batch is 0. Params
+// say the totals. Nothing outside of the arrays is read or written, whatever the offsets are.
+struct Varlen : Dense {
+    static constexpr bool RAGGED = true, TAILS = true;
+    const int *cu_seqlens_q, *cu_seqlens_k;  // (sequences + 1,): where each begins
+    const int* seqused_k;                    // (sequences,): how many of its keys are in use; null for all
+    int sequences, max_seqlen_q, max_seqlen_k;
+
+    template <class Arguments>
+    static __device__ Sequence sequence(const Arguments& p, int batch) {
+        const Keys q = span(p.cu_seqlens_q, batch, p.seq_q), k = span(p.cu_seqlens_k, batch, p.seq_kv);
+        int seq_kv = min(k.end - k.first, p.max_seqlen_k);
+        if (p.seqused_k) seq_kv = min(seq_kv, max(p.seqused_k[batch], 0));
+        return {min(q.end - q.first, p.max_seqlen_q), seq_kv, q.first, k.first};
+    }
+
+    // The i-th tile of BM rows: head by head, the last sequence's last rows first. Sequence b has the numbers from
+    // cu_seqlens_q[b] / BM + b on, which leaves some of them, one a sequence at most, to no rows at all.
+    template <int BM, class Arguments>
+    static __device__ Tile tile(const Arguments& p, int i, int pack_log2) {
+        const int head = i / p.q_tiles, number = p.q_tiles - 1 - i % p.q_tiles;
+        auto first_of = [&](int batch) {
+            const long long rows = min(max(p.cu_seqlens_q[batch], 0), p.seq_q);
+            return static_cast<int>((rows << pack_log2) / BM) + batch;
+        };
+        int batch = 0;
+        for (int more = p.sequences - 1; batch < more;) {  // the last that begins at this number or before
+            const int middle = batch + (more - batch + 1) / 2;
+            if (first_of(middle) <= number)
+                batch = middle;
+            else
+                more = middle - 1;
+        }
+        return {batch, head, max(number - first_of(batch), 0)};
+    }
+
+ private:
+    static __device__ Keys span(const int* offsets, int batch, int total) {
+        const int first = min(max(offsets[batch], 0), total);
+        return {first, min(max(offsets[batch + 1], first), total)};
+    }
 };

@@ -18,9 +18,9 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
     const Sequence sequence = KV::sequence(p, tile.batch);
     const int lane = thread_index_anew() % LANES, r = thread_index_anew() % 32 / LANES;
     const int row = min(row0 + r, sequence.seq_q - 1), kv_head = tile.head / p.group, col = col0 + 4 * lane;
-    const float* gQ = head_ptr<float>(p.q, tile.batch, tile.head) + row * p.q.stride_seq;
-    const float* gK = KV::template rows<float>(p.k, tile.batch, kv_head);
-    const float* gV = KV::template rows<float>(p.v, tile.batch, kv_head) + col;
+    const float* gQ = head_ptr<float>(p.q, tile.batch, tile.head) + (sequence.first_q + row) * p.q.stride_seq;
+    const float* gK = KV::template rows<float>(p.k, tile.batch, kv_head) + sequence.first_k * p.k.stride_seq;
+    const float* gV = KV::template rows<float>(p.v, tile.batch, kv_head) + sequence.first_k * p.v.stride_seq + col;
     const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f;
     const Keys keys = score.sees(sequence, row);
     const int begin = SCORE::LEFT_EDGE ? max(0, score.sees(sequence, row0).first) : 0;
@@ -39,7 +39,8 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
             const float4 a = *reinterpret_cast<const float4*>(gQ + d), b = *reinterpret_cast<const float4*>(k + d);
             s = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, s))));
         }
-        s = key >= keys.first && key < keys.end ? score.of(s, p.scale_log2, {sequence, tile.batch, tile.head, row, key}) : -INF;
+        const Pair pair{sequence, tile.batch, tile.head, row, key};
+        s = key >= keys.first && key < keys.end ? score.of(s, p.scale_log2, pair) : -INF;
 
         // P = exp(S - m); m, l and O follow
         const float m_old = m;
@@ -52,7 +53,7 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
         // O += P V
 #pragma unroll 1
         for (int i = 0; i < min(LANES, end - j); ++i) {
-            const float of_key = __shfl_sync(0xffffffff, prob, i, LANES);
+            const float of_key = __shfl_sync(0xffffffff, score.kept(prob, pair), i, LANES);
             if (of_key == 0.f || col >= p.head_dim_v) continue;
             const float4 v = *reinterpret_cast<const float4*>(gV + (j + i) * p.v.stride_seq);
             const float values[4] = {v.x, v.y, v.z, v.w};
@@ -63,17 +64,18 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
 
     // O = O / l and the log-sum-exp
     if (!(wanted >> r & 1) || row0 + r >= sequence.seq_q) return;
-    float* gO = head_ptr<float>(p.o, tile.batch, tile.head) + row * p.o.stride_seq + col;
+    float* gO = head_ptr<float>(p.o, tile.batch, tile.head) + (sequence.first_q + row) * p.o.stride_seq + col;
     float divisor = l, lse = 0.f;
-    if constexpr (SCORE::SINKS) {
+    if constexpr (SCORE::CONCLUDES) {
         lse = Softmax::log_sum_exp(m * scale, l);
-        score.add_sink(divisor, lse, tile.head);
+        score.conclude(divisor, lse, tile.head);
     }
     const float factor = divisor == 0.f ? 0.f : 1.f / divisor;
 #pragma unroll
     for (int n = 0; n < 4; ++n)
         if (col + n < p.head_dim_v) gO[n] = rO[n] * factor;
     if (p.lse && col == 0)
-        p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head) * p.seq_q + row] =
-            SCORE::SINKS ? lse : Softmax::log_sum_exp(m * scale, l);
+        p.lse[static_cast<long long>((KV::RAGGED ? 0 : tile.batch) * p.heads_q + tile.head) * p.seq_q + sequence.first_q +
+              row] =
+            SCORE::CONCLUDES ? lse : Softmax::log_sum_exp(m * scale, l);
 }

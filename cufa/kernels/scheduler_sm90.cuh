@@ -38,10 +38,25 @@ __device__ int next_tile(const Params& p, int tile, int tiles, int round) {
     return drawn + own * blocks;
 }
 
+// Lengths of a tile's sequence and where it begins, if these are not the same for all.
+template <bool ANY>
+struct Lengths {
+    Sequence sequence;
+
+    __device__ Sequence lengths() const volatile {
+        return {sequence.seq_q, sequence.seq_kv, sequence.first_q, sequence.first_k};
+    }
+    __device__ void set(const Sequence& s) volatile {
+        sequence.seq_q = s.seq_q, sequence.seq_kv = s.seq_kv, sequence.first_q = s.first_q, sequence.first_k = s.first_k;
+    }
+};
+template <>
+struct Lengths<false> {};
+
 // A tile as the producer of fa3_wgmma hands it to the consumers, who are PARTS that visit different keys, or one. Later rows
 // see no earlier keys: all of them together visit the tiles of keys from the first part's first to the last one's end.
-template <int PARTS>
-struct Work {
+template <int PARTS, bool LENGTHS>
+struct Work : Lengths<LENGTHS> {
     int q0, head, batch;
     KeyTiles keys[PARTS];  // what each one's rows visit; none after the last tile
 

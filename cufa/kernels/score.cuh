@@ -3,12 +3,14 @@
 #pragma once
 #include "divisor.cuh"
 #include "params.cuh"
+#include "philox.cuh"
 #include "ptx.cuh"
 #include "ptx_convert.cuh"
 
-// The sequences that a tile belongs to.
+// The sequences that a tile belongs to: how long they are, and where they begin in arrays of several.
 struct Sequence {
     int seq_q, seq_kv;
+    int first_q = 0, first_k = 0;
 
     // Query i stands at key i + diagonal: aligned bottom-right.
     __device__ int diagonal() const { return seq_kv - seq_q; }
@@ -31,6 +33,11 @@ template <class Self>
 struct Part {
     // Whether scores stay proportional to Q K^T, with the scale as the factor. Else the softmax is handed log2 units.
     static constexpr bool LINEAR = true;
+    // Whether all scores of a warp are handed over together, to `apply_all`. It brings them to log2 units, from those in which
+    // they are by `factor`, and makes that 1. So do the parts before it in a score.
+    static constexpr bool TOGETHER = false;
+    // Whether the first scores of a row tell about where the others are; where not, row maxima are looked for everywhere.
+    static constexpr bool STEADY = true;
     // Whether each pair must be asked for.
     static constexpr bool PAIRWISE = false;
     // Whether the scores of a key follow each other, and not those of a query: what is the same for all queries is then not
@@ -38,6 +45,8 @@ struct Part {
     static constexpr bool BY_KEY = false;
     // Whether a head has a logit beside those of its keys.
     static constexpr bool SINKS = false;
+    // Whether weights are dropped, after they have been added up.
+    static constexpr bool DROPS = false;
     // Whether a map says which tiles of keys are visited.
     static constexpr bool BLOCKS = false;
     // Whether `sees` leaves out keys before the first, or after the last, that a query sees.
@@ -80,17 +89,56 @@ struct WindowRight : Part<WindowRight> {
     }
 };
 
-// c tanh(score / c), in log2 units: by the hardware's tanh, whose error of 2^-11 is a quarter of what bfloat16 leaves of a
-// score; in float16, which leaves four times as much, by an exponential and a reciprocal, to some 2^-22 of c; or rightly.
-struct Softcap : Part<Softcap> {
-    static constexpr bool LINEAR = false;
+// c tanh(score / c), in log2 units. The special function unit has its hands full with exponentials: where all scores of a
+// warp are less than 3/4 c, as they nearly always are, a polynomial on the multiply-add units takes the place of tanh.
+template <class Self, int TERMS>
+struct Capping : Part<Self> {
+    static constexpr bool LINEAR = false, TOGETHER = true;
     float softcap_log2, softcap_inverse;  // c and its reciprocal
-    __device__ float score(float s, const Pair& pair) const { return softcap_log2 * tanh_approx(s * softcap_inverse); }
+
+    template <class At, int MT, int NT>
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
+        constexpr float LIMIT = 0.75f;
+        const float scale_log2 = factor, inverse = scale_log2 * softcap_inverse;
+        float largest = 0.f;
+#pragma unroll
+        for (int i = 0; i < MT * NT * 4; ++i) largest = fmaxf(largest, fabsf(rS[i / (NT * 4)][i / 4 % NT][i % 4]));
+        // Of other factors, powers would leave float32's range.
+        if (__all_sync(0xffffffff, largest * inverse <= LIMIT && inverse > 0x1p-12f && inverse < 0x1p12f)) {
+            float terms[TERMS];  // of an odd polynomial of S
+            float power = softcap_log2 * inverse;
+#pragma unroll
+            for (int i = 0; i < TERMS; ++i) terms[i] = Self::TANH[i] * power, power *= inverse * inverse;
+#pragma unroll
+            for (int i = 0; i < MT * NT * 4; ++i) {
+                float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
+                const float square = s * s;
+                float sum = terms[TERMS - 1];
+#pragma unroll
+                for (int t = TERMS - 2; t >= 0; --t) sum = fmaf(sum, square, terms[t]);
+                s *= sum;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < MT * NT * 4; ++i) {
+                float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
+                s = static_cast<const Self*>(this)->capped(s * scale_log2);
+            }
+        }
+        factor = 1.f;
+    }
+    __device__ float score(float s, const Pair& pair) const { return static_cast<const Self*>(this)->capped(s); }
 };
-struct FineSoftcap : Part<FineSoftcap> {
-    static constexpr bool LINEAR = false;
-    float softcap_log2, softcap_inverse;
-    __device__ float score(float s, const Pair& pair) const {
+// By the hardware's tanh, whose error of 2^-11 is a quarter of what bfloat16 leaves of a score; the polynomial's is 2^-12.
+struct Softcap : Capping<Softcap, 3> {
+    static constexpr float TANH[] = {0.9997853637f, -0.3262980283f, 0.0973573104f};
+    __device__ float capped(float s) const { return softcap_log2 * tanh_approx(s * softcap_inverse); }
+};
+// By an exponential and a reciprocal, to some 2^-22 of c, as float16 leaves four times as much; the polynomial's is 2^-20 of
+// the score.
+struct FineSoftcap : Capping<FineSoftcap, 5> {
+    static constexpr float TANH[] = {0.9999994636f, -0.3332825303f, 0.1325899065f, -0.0500564910f, 0.0129297795f};
+    __device__ float capped(float s) const {
         constexpr float TWO_LOG2_E = 2.885390081777926815f;
         // tanh(x) = 1 - 2 / (e^2x + 1)
         const float power = exp2_approx(s * softcap_inverse * TWO_LOG2_E);
@@ -98,8 +146,18 @@ struct FineSoftcap : Part<FineSoftcap> {
     }
 };
 struct ExactSoftcap : Part<ExactSoftcap> {
-    static constexpr bool LINEAR = false;
+    static constexpr bool LINEAR = false, TOGETHER = true;
     float softcap_log2, softcap_inverse;
+
+    template <class At, int MT, int NT>
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
+#pragma unroll
+        for (int i = 0; i < MT * NT * 4; ++i) {
+            float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
+            s = softcap_log2 * tanhf(s * factor * softcap_inverse);
+        }
+        factor = 1.f;
+    }
     __device__ float score(float s, const Pair& pair) const { return softcap_log2 * tanhf(s * softcap_inverse); }
 };
 
@@ -128,8 +186,26 @@ constexpr float LOG2_E = 1.442695040888963407f;
 
 // Attention with linear biases (Press et al. 2022): the further a key is from where its query stands, the less it counts.
 struct Alibi : Part<Alibi> {
-    static constexpr bool LINEAR = false;
+    static constexpr bool LINEAR = false, TOGETHER = true;
     OfHeads<float> alibi_slopes;
+
+    // Distances are counted on in float32: the conversion of an integer takes as long as an exponential.
+    template <class At, int MT, int NT>
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float slope = LOG2_E * alibi_slopes.at(at.batch, at.head(mt, h));
+                const float first = static_cast<float>(at.query(mt, h) + sequence.diagonal() - at.key_of(0, 0));
+#pragma unroll
+                for (int i = 0; i < NT * 2; ++i) {
+                    float& s = rS[mt][i / 2][2 * h + i % 2];
+                    s = fmaf(s, factor, -slope * fabsf(first - static_cast<float>(i / 2 * 8 + i % 2)));
+                }
+            }
+        factor = 1.f;
+    }
     __device__ float score(float s, const Pair& pair) const {
         const float distance = fabsf(static_cast<float>(pair.query + pair.sequence.diagonal() - pair.key));
         return fmaf(-LOG2_E * alibi_slopes.at(pair.batch, pair.head), distance, s);
@@ -139,7 +215,7 @@ struct Alibi : Part<Alibi> {
 // What is added to a score.
 template <class T>
 struct Bias : Part<Bias<T>> {
-    static constexpr bool LINEAR = false;
+    static constexpr bool LINEAR = false, STEADY = false;  // -inf hides keys
     OfPairs<T> bias;
     __device__ float score(float s, const Pair& pair) const { return fmaf(to_float(bias.at(pair)), LOG2_E, s); }
 };
@@ -194,8 +270,31 @@ struct Visits<true> {
 
 // Which tiles of keys are visited, a line for each tile of rows of (batch, heads).
 struct Blocks : Part<Blocks> {
-    static constexpr bool BLOCKS = true;
+    static constexpr bool BLOCKS = true, STEADY = false;
     OfHeads<int> block_mask;
+};
+
+// Weights are dropped at random and the others grow by 1 / keep (Dao et al. 2022, algorithm 2), by the bits of a counter that
+// names the batch, the head, the query and sixteen keys' pairs: those of a lane, whatever the tiles are.
+struct Dropout : Part<Dropout> {
+    static constexpr bool DROPS = true;
+    uint64_t dropout_seed;
+    uint32_t dropout_threshold;  // of 32 bits, those that are less drop a weight
+    float dropout_keep;
+
+    // Whether the keys `key` + {0, 1, 8, 9} are dropped; `key` is even, and less than 8 beyond a multiple of 16.
+    __device__ void dropped(bool (&drops)[4], int batch, int head, int query, int key) const {
+        uint32_t words[4] = {static_cast<uint32_t>(key >> 4 << 2 | (key >> 1 & 3)), static_cast<uint32_t>(query),
+                             static_cast<uint32_t>(head), static_cast<uint32_t>(batch)};
+        philox(words, dropout_seed);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) drops[i] = words[i] < dropout_threshold;
+    }
+    __device__ bool drops(const Pair& pair) const {
+        bool drops[4];
+        dropped(drops, pair.batch, pair.head, pair.query, pair.key & ~9);
+        return drops[(pair.key >> 3 & 1) * 2 + pair.key % 2];
+    }
 };
 
 // Where the accumulators of m16n8 products are: `row` and `key` are those of the warp's first score. A lane holds the
@@ -216,8 +315,11 @@ struct At {
 struct GroupedAt {
     int lane, row, key;
     const Divisor& group;
+    int batch, first_head;
 
-    __device__ int query(int mt, int h) const { return group.quotient(row + lane / 4 + mt * 16 + h * 8); }
+    __device__ int query(int mt, int h) const { return group.quotient(row_of(mt, h)); }
+    __device__ int head(int mt, int h) const { return first_head + group.remainder(row_of(mt, h)); }
+    __device__ int row_of(int mt, int h) const { return row + lane / 4 + mt * 16 + h * 8; }
     __device__ int key_of(int nt, int i) const { return key + lane % 4 * 2 + nt * 8 + i; }
 };
 
@@ -230,10 +332,11 @@ struct KeyTiles {
 template <class... Parts>
 struct Score : Parts... {
     static constexpr bool LINEAR = (Parts::LINEAR && ...), PAIRWISE = (Parts::PAIRWISE || ...);
-    static constexpr bool BY_KEY = (Parts::BY_KEY || ...), SINKS = (Parts::SINKS || ...);
+    static constexpr bool BY_KEY = (Parts::BY_KEY || ...), SINKS = (Parts::SINKS || ...), DROPS = (Parts::DROPS || ...);
     static constexpr bool BLOCKS = (Parts::BLOCKS || ...);
+    static constexpr bool STEADY = (Parts::STEADY && ...) && !PAIRWISE && !DROPS;
     // Whether tiles that all rows see take a step, too.
-    static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE || BLOCKS;
+    static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE;
     static constexpr bool LEFT_EDGE = (Parts::LEFT_EDGE || ...), RIGHT_EDGE = (Parts::RIGHT_EDGE || ...);
 
     // The keys that all parts let a query see.
@@ -252,11 +355,11 @@ struct Score : Parts... {
         return {begin, max((of_last.end + BN - 1) / BN, begin + 1), LEFT_EDGE ? (max(0, of_last.first) + BN - 1) / BN : 0,
                 max(0, of_first.end) / BN};
     }
-    // What the row_tile-th tile of rows visits.
+    // What the row_tile-th tile of rows visits of `seq_kv` keys, those included that a short sequence lacks.
     template <int BN>
-    __device__ Visits<BLOCKS> visits(const Sequence& sequence, int batch, int head, int row_tile) const {
+    __device__ Visits<BLOCKS> visits(int seq_kv, int batch, int head, int row_tile) const {
         if constexpr (BLOCKS) {
-            const int tiles = (sequence.seq_kv + BN - 1) / BN;
+            const int tiles = (seq_kv + BN - 1) / BN;
             return {this->block_mask.line(batch, head) + row_tile * 2ll * (tiles + 1), tiles};
         } else {
             return {};
@@ -267,25 +370,29 @@ struct Score : Parts... {
         return j >= tiles.whole_end || (LEFT_EDGE && j < tiles.whole_first);
     }
 
-    // The score of a query and a key that are within its `sees`, from S, in the units that the softmax is handed.
-    __device__ float of(float s, float scale_log2, const Pair& pair) const {
-        if constexpr (!LINEAR) s = changed(s, scale_log2, pair);
-        if constexpr (PAIRWISE) hide(s, pair);
-        return s;
+    // The score of a query and a key that are within its `sees`, from S, in the units that the softmax is handed. BEGUN:
+    // whether `apply_all` has been there, which leaves this factor.
+    template <bool BEGUN = false>
+    __device__ float of(float s, float factor, const Pair& pair) const {
+        return hidden(changed<BEGUN>(s, factor, pair), pair);
     }
 
     // The step that every S takes before the softmax. `masked`: whether some rows may not see all of these keys, and `partial`:
-    // whether PAIRWISE parts may hide some of them.
+    // whether a mask that a map is of may hide some of them.
     template <class At, int MT, int NT>
-    __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at,
-                          bool masked, bool partial = true) const {
+    __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at, bool masked,
+                          bool partial = true) const {
+        float factor = scale_log2;
+        (apply_all<Parts>(rS, sequence, factor, at), ...);
+        constexpr bool CHANGES = ((!Parts::LINEAR && !Parts::TOGETHER) || ...), EACH = PAIRWISE || CHANGES;
         if constexpr (BLOCKS) {
-            if constexpr (!LINEAR)
-                by_key(rS, sequence, at, [&](float& s, const Pair& pair) { s = changed(s, scale_log2, pair); });
-            if (partial) by_key(rS, sequence, at, [&](float& s, const Pair& pair) { hide(s, pair); });
-        } else if constexpr (EVERYWHERE && BY_KEY) {
-            by_key(rS, sequence, at, [&](float& s, const Pair& pair) { s = of(s, scale_log2, pair); });
-        } else if constexpr (EVERYWHERE) {
+            if constexpr (CHANGES)
+                by_key(rS, sequence, at, [&](float s, const Pair& pair) { return changed<true>(s, factor, pair); });
+            constexpr bool MAPPED = ((!Parts::PAIRWISE || Parts::BY_KEY) && ...);  // no other mask is there
+            if (partial || !MAPPED) by_key(rS, sequence, at, [&](float s, const Pair& pair) { return hidden(s, pair); });
+        } else if constexpr (EACH && BY_KEY) {
+            by_key(rS, sequence, at, [&](float s, const Pair& pair) { return of<true>(s, factor, pair); });
+        } else if constexpr (EACH) {
 #pragma unroll
             for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
@@ -296,8 +403,8 @@ struct Score : Parts... {
 #pragma unroll
                         for (int i = 0; i < 2; ++i) {
                             float& s = rS[mt][nt][2 * h + i];
-                            const int key = min(at.key_of(nt, i), sequence.seq_kv - 1);
-                            s = of(s, scale_log2, {sequence, at.batch, at.head(mt, h), query, key});
+                            const int key = max(min(at.key_of(nt, i), sequence.seq_kv - 1), 0);
+                            s = of<true>(s, factor, {sequence, at.batch, at.head(mt, h), query, key});
                         }
                 }
         }
@@ -318,9 +425,34 @@ struct Score : Parts... {
             }
     }
 
+    // Between P, which has been added up, and O += P V.
+    template <class At, int MT, int NT>
+    __device__ void drop(float (&rP)[MT][NT][4], const At& at) const {
+        if constexpr (DROPS) {
+#pragma unroll
+            for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+#pragma unroll
+                    for (int nt = 0; nt < NT; nt += 2) {
+                        bool drops[4];
+                        this->dropped(drops, at.batch, at.head(mt, h), at.query(mt, h), at.key_of(nt, 0));
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) set_if_equal(rP[mt][nt + i / 2][2 * h + i % 2], drops[i], true, 0.f);
+                    }
+        }
+    }
+    // The same of one weight.
+    __device__ float kept(float p, const Pair& pair) const {
+        if constexpr (DROPS)
+            if (this->drops(pair)) return 0.f;
+        return p;
+    }
+
     // At the end of a row: what its O is divided by, and its log-sum-exp, with what is beside its keys. A row that saw none
     // keeps its divisor of 0. Beyond 2^100 times the others' sum, nothing of O is left.
-    __device__ void add_sink(float& divisor, float& lse, int head) const {
+    static constexpr bool CONCLUDES = SINKS || DROPS;
+    __device__ void conclude(float& divisor, float& lse, int head) const {
         if constexpr (SINKS) {
             float logit = -INF;
             ((logit = Parts::SINKS ? Parts::sink(head) : logit), ...);
@@ -332,33 +464,43 @@ struct Score : Parts... {
                 lse = fmaxf(lse, logit) + log1pf(exp2f(-fabsf(beside)));
             }
         }
+        if constexpr (DROPS) divisor *= this->dropout_keep;
     }
 
  private:
-    __device__ float changed(float s, float scale_log2, const Pair& pair) const {
-        s *= scale_log2;
-        ((s = Parts::score(s, pair)), ...);
+    template <bool BEGUN>
+    __device__ float changed(float s, float factor, const Pair& pair) const {
+        if constexpr (!LINEAR) {
+            s *= factor;
+            ((s = BEGUN && Parts::TOGETHER ? s : Parts::score(s, pair)), ...);
+        }
         return s;
     }
-    __device__ void hide(float& s, const Pair& pair) const {
-        set_if_equal(s, (Parts::hides(pair) || ...), true, -INF);
+    __device__ float hidden(float s, const Pair& pair) const {
+        if constexpr (PAIRWISE) set_if_equal(s, (Parts::hides(pair) || ...), true, -INF);
+        return s;
     }
     // f(score, pair) for all of a tile, the pairs of a key one after the other.
     template <class At, class F, int MT, int NT>
-    static __device__ void by_key(float (&rS)[MT][NT][4], const Sequence& sequence, const At& at, F f) {
+    static __device__ void by_key(float (&rS)[MT][NT][4], const Sequence& sequence, const At& at, const F& f) {
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const int key = min(at.key_of(nt, i), sequence.seq_kv - 1);
+                const int key = max(min(at.key_of(nt, i), sequence.seq_kv - 1), 0);
 #pragma unroll
                 for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
                     for (int h = 0; h < 2; ++h) {
+                        float& s = rS[mt][nt][2 * h + i];
                         const int query = min(at.query(mt, h), sequence.seq_q - 1);
-                        f(rS[mt][nt][2 * h + i], {sequence, at.batch, at.head(mt, h), query, key});
+                        s = f(s, {sequence, at.batch, at.head(mt, h), query, key});
                     }
             }
+    }
+    template <class Part, class At, int MT, int NT>
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
+        if constexpr (Part::TOGETHER) Part::apply_all(rS, sequence, factor, at);
     }
     static __device__ Keys both(const Keys& a, const Keys& b) { return {max(a.first, b.first), min(a.end, b.end)}; }
 };

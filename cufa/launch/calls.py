@@ -13,7 +13,7 @@ from cufa.launch.kind import Call, Key, Kind, remember
 from cufa.launch.params import Ints
 from cufa.launch.scratch import NotSetAsideError
 from cufa.problem import restore_shape
-from cufa.score import ARRAYS
+from cufa.score import ARRAYS, BLOCKS
 
 _KINDS = 64  # that are remembered
 _BLOCK_MASK = ARRAYS.index("block_mask")
@@ -50,7 +50,7 @@ def again(
     options : tuple
         What the caller chose, with the types: True == 1.
     beside : tuple of object
-        What else the kernel reads: arrays, a `BlockMask`, or None.
+        What else the kernel reads: arrays, a `BlockMask`, or None; a seed comes last.
     checked : Kind, optional
         The kind of a call that is legal.
     """
@@ -90,7 +90,7 @@ def again(
     if odd and checked is None and not _is_legal(call, q, k, v, out, device_id, addresses):
         return None
     launch, shape, lse_shape, needs_memory, _, _ = call
-    if len(beside) > _BLOCK_MASK and beside[_BLOCK_MASK] is not None:
+    if beside and BLOCKS in kind.problem.reads:
         lists = beside[_BLOCK_MASK].lists(launch.plan.variant)
         addresses = (*addresses[:_BLOCK_MASK], lists.data.ptr, *addresses[_BLOCK_MASK + 1 :])
     if needs_memory:
@@ -110,7 +110,7 @@ def again(
         if other.needs_memory:
             arrays = dict(zip(kind.names, (q, k, v, out), strict=True))
             raise _cannot_be_captured(other, arrays, kind.problem.scale) from None
-        other.launch(q_at, k_at, v_at, out.data.ptr, lse_at)
+        other.launch(q_at, k_at, v_at, out.data.ptr, lse_at, addresses)
     return (out, lse) if return_lse else out
 
 
@@ -119,9 +119,9 @@ def _placed(arrays: tuple[Any, ...], device_id: int) -> tuple[Key, Ints] | None:
     key: list[Any] = []
     addresses = []
     for array in arrays:
-        if array is None:
+        if array is None or (type(array) is int and 0 <= array < 2**64):
             key.append(None)
-            addresses.append(0)
+            addresses.append(array or 0)
             continue
         if not isinstance(array, _ndarray):
             kinds = array.kinds if isinstance(array, BlockMask) else None

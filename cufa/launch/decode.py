@@ -6,7 +6,18 @@ import numpy as np
 
 from cufa.decode_problem import DecodeProblem
 from cufa.kernel import ELEMENT_BYTES
-from cufa.launch.params import INT, LOG2_E, TENSOR, FourInts, numbers_of, packed, scale_log2
+from cufa.launch import params
+from cufa.launch.params import (
+    INT,
+    LOG2_E,
+    TENSOR,
+    FourInts,
+    Ints,
+    ScoreLayout,
+    numbers_of,
+    packed,
+    scale_log2,
+)
 from cufa.planner.decode import DecodePlan
 from cufa.variant import Variant
 
@@ -24,9 +35,16 @@ PARAMS = np.dtype(
 )
 """The layout of ``DecodeParams`` in ``kernels/decode_params.cuh``."""
 
-_KV = [("block_table", "u8"), ("table_stride", "i4"), ("pages", "i4"), ("page_size", _DIVISOR)]
-PAGED = np.dtype([("params", PARAMS), ("kv", np.dtype(_KV, align=True))], align=True)
-"""The same, followed by ``Paged`` of ``kernels/paged.cuh``."""
+PAGED = np.dtype(
+    [("block_table", "u8"), ("table_stride", "i4"), ("pages", "i4"), ("page_size", _DIVISOR)],
+    align=True,
+)
+"""The layout of ``Paged`` in ``kernels/paged.cuh``."""
+
+
+def dtype_of(variant: Variant) -> np.dtype:
+    """Return the layout of a variant's parameter: ``DecodeArguments`` of ``decode_params.cuh``."""
+    return params.dtype_of(variant, PARAMS, None if variant.kv == "Contiguous" else PAGED)
 
 
 class DecodeLayout:
@@ -40,20 +58,27 @@ class DecodeLayout:
     ----------
     nbytes : int
     places : tuple of int
-        Of the addresses of Q, K, V, O, the LSE, the numbers that blocks share, the lengths, and
-        the block table, if there is one; in 64-bit words.
+        Of the addresses of Q, K, V, O, the LSE, the numbers that blocks share, the lengths, the
+        block table, if there is one, and the `arrays`; in 64-bit words.
+    paged : bool
+        Whether there is a block table.
+    arrays : tuple of int
+        Which of `cufa.score.ARRAYS` parts of the score read.
     """
 
     def __init__(self, variant: Variant) -> None:
-        self._paged = variant.kv != "Contiguous"
-        dtype = PAGED if self._paged else PARAMS
+        self.paged = variant.kv != "Contiguous"
+        dtype = dtype_of(variant)
         self.nbytes = dtype.itemsize
         numbers = {
             name.removeprefix("params."): (offset, kind) for name, offset, kind in numbers_of(dtype)
         }
         names = [*map("{}.data".format, "qkvo"), "lse", "partial", "lengths"]
-        names += ["kv.block_table"] * self._paged
-        self.places = tuple(numbers[name][0] // 8 for name in names)
+        names += ["kv.block_table"] * self.paged
+        self._score = ScoreLayout(variant, dtype)
+        of_arrays = (place for place, _ in self._score.places)
+        self.places = (*(numbers[name][0] // 8 for name in names), *of_arrays)
+        self.arrays = tuple(which for _, which in self._score.places)
         self._seq_kv = numbers["seq_kv"][0]
         self._itemsize = ELEMENT_BYTES[variant.dtype]
         self._numbers = packed(numbers.values())
@@ -65,6 +90,7 @@ class DecodeLayout:
         problem: DecodeProblem,
         strides: FourInts,
         table_stride: int,
+        beside: tuple[Ints, ...],
     ) -> None:
         """Write all numbers but the addresses, which become 0.
 
@@ -78,6 +104,8 @@ class DecodeLayout:
             Of q, the caches and the result, (batch, heads, seq, head_dim), in bytes.
         table_stride : int
             From one row of the block table to the next, in bytes.
+        beside : tuple of tuple of int
+            Strides of the arrays that parts of the score read, in elements.
         """
         size = self._itemsize
         tensors = (x for batch, head, seq, _ in strides for x in (0, batch, head, seq))
@@ -102,7 +130,8 @@ class DecodeLayout:
             *divisor(problem.heads_kv * plan.row_tiles),
             *divisor(plan.grid),
             *divisor(plan.parts),
-            *(of_table if self._paged else ()),
+            *self._score.values(problem.of_one(problem.capacity), beside),
+            *(of_table if self.paged else ()),
         )
 
     def set_keys(self, into: memoryview, capacity: int) -> None:

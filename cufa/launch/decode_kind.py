@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cufa.arrays import Array, whole_chunks
+from cufa.beside import placed
 from cufa.decode_problem import MAX_KEYS, DecodeProblem
 from cufa.device import Device
 from cufa.launch.counters import is_capturing
@@ -15,12 +16,14 @@ from cufa.launch.params import Ints
 from cufa.planner.decode import DecodePlan
 
 _INT32 = np.dtype(np.int32)
+_SIZES = DecodeProblem._fields.index("causal")  # before it, the dtype and sizes
 
 
 class DecodeKind(Kind):
     """Calls that differ in nothing but sizes, strides and addresses; see `Kind`.
 
-    Beside their arrays are the lengths and the block table, each int32 on the device, or None.
+    Beside their arrays are the lengths and the block table, each int32 on the device, or None; and
+    then those of `cufa.score.ARRAYS`, if there is any.
 
     Parameters
     ----------
@@ -44,6 +47,8 @@ class DecodeKind(Kind):
     ) -> None:
         super().__init__(problem, layout, device, device_id, planned)
         self._padded = padded
+        # A window may hide keys of longer caches only.
+        self._uneven = self._uneven or problem.left is not None
 
     def _as_read(self, name: str, shape: Ints) -> Ints:
         if not self._padded or name == "q":
@@ -61,29 +66,30 @@ class DecodeKind(Kind):
         blocks, heads_kv, keys, head_dim_v = v
         if k != (blocks, heads_kv, keys, head_dim):
             return None
-        lengths, table = beside
-        if any(of is not None and of[2] != _INT32 for of in beside):
+        lengths, table, *arrays = beside
+        if any(of is not None and of[2] != _INT32 for of in (lengths, table)):
             return None
         if lengths is not None and not (
             lengths[0] == (batch,) and (batch == 1 or lengths[1] == (_INT32.itemsize,))
         ):
             return None
-        pages = page_size = 0
+        pages = page_size = table_stride = 0
         capacity = keys
         if table is not None:
             shape, strides, _ = table
             if not _is_table(shape, strides, batch):
                 return None
             pages, page_size, capacity = blocks, keys, shape[1] * keys
+            table_stride = strides[0]
         elif blocks != batch:
             return None
         if not (blocks and heads_q and seq_q and heads_kv and 0 < capacity <= MAX_KEYS and batch):
             return None
         if heads_q % heads_kv:
             return None
-        dtype, *_, causal, scale, unified_max = self.problem
+        causal, scale, *rest = self.problem[_SIZES:]
         problem = DecodeProblem(
-            dtype,
+            self.problem.dtype,
             batch,
             heads_q,
             heads_kv,
@@ -95,13 +101,16 @@ class DecodeKind(Kind):
             head_dim_v,
             causal,
             abs(scale),
-            unified_max,
+            *rest,
         )
+        steps = placed(problem.reads, 4, problem.sizes, arrays)
+        if steps is None:
+            return None
         shapes = (q, k, v, (batch, heads_q, seq_q, head_dim_v))
-        return problem, shapes, (of_q, of_k, of_v), beside
+        return problem, shapes, (of_q, of_k, of_v), (table_stride, steps)
 
     def _with_other_keys(self, key: Key, address: int) -> Call | None:
-        _, table = key[8]
+        table = key[8][1]
         return None if table else super()._with_other_keys(key, address)  # keys are those of a page
 
 

@@ -53,10 +53,13 @@ class LoadedDecode:
         beside: tuple[Any, ...],
     ) -> DecodeLaunch:
         """Return a launch, see `DecodeLaunch`; shapes are in the problem."""
-        if isinstance(problem, Problem):
-            problem = of_attention(problem)
-        table = beside[1] if beside else None
-        return DecodeLaunch(self, plan, problem, strides, table[1][0] if table else 0)
+        layout = self.layout
+        if isinstance(problem, Problem):  # which has neither lengths nor a table
+            given = (-1, *layout.arrays)
+            return DecodeLaunch(self, plan, of_attention(problem), strides, 0, beside, given)
+        table_stride, steps = beside
+        given = (0, *(1,) * layout.paged, *(2 + which for which in layout.arrays))
+        return DecodeLaunch(self, plan, problem, strides, table_stride, steps, given)
 
 
 class DecodeLaunch:
@@ -73,6 +76,11 @@ class DecodeLaunch:
         takes as they are, in bytes.
     table_stride : int
         Of the rows of the block table, in bytes.
+    steps : tuple of tuple of int
+        Strides of the arrays that parts of the score read, in elements.
+    given : tuple of int
+        Which of the addresses beside those of q, k, v and the result are those of the lengths, of
+        the block table, if there is one, and of these arrays; -1 for none.
 
     Attributes
     ----------
@@ -82,7 +90,7 @@ class DecodeLaunch:
         0: the memory that blocks share is not the caller's.
     """
 
-    __slots__ = ("_floats", "_prepared", "_scratch", "loaded", "plan")
+    __slots__ = ("_floats", "_given", "_prepared", "_scratch", "loaded", "plan")
     workspace_floats = 0
 
     def __init__(
@@ -92,12 +100,14 @@ class DecodeLaunch:
         problem: DecodeProblem,
         strides: FourInts,
         table_stride: int,
+        steps: tuple[Ints, ...],
+        given: Ints,
     ) -> None:
-        self.loaded, self.plan = loaded, plan
+        self.loaded, self.plan, self._given = loaded, plan, given
         self._scratch, self._floats = loaded.scratch, plan.partial_floats
         layout = loaded.layout
         parameter = bytearray(layout.nbytes)
-        layout.fill(memoryview(parameter), plan, problem, strides, table_stride)
+        layout.fill(memoryview(parameter), plan, problem, strides, table_stride, steps)
         grid = (plan.grid, 1, 1)
         self._prepared = Prepared(
             loaded.function, grid, plan.block, parameter, layout.places, plan.smem_bytes
@@ -119,9 +129,10 @@ class DecodeLaunch:
         q, k, v, out, lse : int
             Addresses; 0 where none is needed.
         beside : tuple of int
-            Those of the lengths and of the block table; 0 where there is none.
+            Of a call of `decode`, those of the lengths and of the block table; 0 where there is
+            none. Then those of `cufa.score.ARRAYS`, if parts of the score read any.
         """
-        lengths, block_table = beside or (0, 0)
         partial = self._scratch.take(self._floats) if self._floats else None
-        table = (block_table,) if block_table else ()
-        self._prepared(q, k, v, out, lse, partial.address if partial else 0, lengths, *table)
+        addresses = (*beside, 0)
+        chosen = [addresses[i] for i in self._given]
+        self._prepared(q, k, v, out, lse, partial.address if partial else 0, *chosen)

@@ -21,9 +21,10 @@ from cufa.launch.counters import is_capturing
 from cufa.launch.decode_launch import DecodeLaunch, LoadedDecode
 from cufa.launch.launch import Launch, Loaded
 from cufa.launch.params import FourInts, Ints
+from cufa.lengths import arrays_of_lengths, of_lengths
 from cufa.planner.rules import KEY_STEP
 from cufa.problem import Problem
-from cufa.score import BLOCKS, is_uneven
+from cufa.score import ARRAYS, BLOCKS, is_uneven
 from cufa.variant import Variant
 
 _CALLS = 128  # of a kind that are remembered
@@ -76,7 +77,7 @@ class Call(NamedTuple):
         """Whether an output at this address ends before each input, or begins after it."""
         low, high = self.extents[0][0] + out, self.extents[0][1] + out
         for (first, end), address in zip(self.extents[1:], inputs, strict=True):
-            if address + first < high and low < address + end:
+            if first < end and address + first < high and low < address + end:
                 return False
         return True
 
@@ -237,6 +238,8 @@ class Kind:
             if not self._has_legal_strides(key):
                 return None
             strides, copies = self._taken(key, shapes, strides, loaded.tma)
+        if plan.variant.kv == "Varlen":  # the tiles' sequences are not along this axis
+            strides = tuple((0, *steps[1:]) for steps in strides)
         launch = loaded.ready(plan, problem, shapes, strides, address, beside)
         lse_shape = out[:3] if len(shape) == 4 else shape[:-1]
         needs_memory = bool(copies) or launch.workspace_floats > 0
@@ -272,7 +275,13 @@ class Kind:
             abs(scale),  # the kernels fold a positive scale into the exponent
             *rest,
         )
-        beside = placed(problem.reads, len(key[0]), problem.sizes, key[8])
+        if problem.kv != "Dense":
+            sequences = of_lengths(problem, key[8][len(ARRAYS) :])
+            if sequences is None:
+                return None
+            problem = problem._replace(sequences=sequences)
+        lying = (*key[8][: len(ARRAYS)], *key[8][len(ARRAYS) + arrays_of_lengths(problem.kv) :])
+        beside = placed(problem.reads, len(key[0]), problem.sizes, lying)
         if beside is None:
             return None
         shapes = (q, k, v, (batch, heads_q, seq_q, head_dim_v))

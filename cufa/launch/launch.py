@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cufa.kernel import KERNELS, panel_columns
+from cufa.kernel import KERNELS, LENGTHS, panel_columns
 from cufa.launch.counters import low, of_device, refill
 from cufa.launch.params import FourInts, Ints, Layout, free_buffers, taken_buffer
 from cufa.planner.plan import Plan
@@ -47,7 +47,8 @@ class Loaded:
         self.columns = panel_columns(variant.head_dim)
         self.columns_v = panel_columns(variant.head_dim_v)
         self.counters = of_device(device_id) if kernel.persistent else None
-        self.draws_tiles = kernel.persistent and is_uneven(variant.score)
+        uneven = is_uneven(variant.score) or variant.kv in LENGTHS
+        self.draws_tiles = kernel.persistent and uneven
 
     def reserve(self) -> None:
         """Make sure that launches find the memory they need; not while a graph is captured."""
@@ -175,8 +176,8 @@ class Launch:
         q, k, v, out, lse : int
             Addresses; 0 where none is needed.
         beside : tuple of int
-            Those of `cufa.score.ARRAYS` and then of a caller's own expressions, if parts of the
-            score read any; or that of the workspace.
+            Those of `cufa.score.ARRAYS`, of lengths and of a caller's own expressions, if any are
+            read; or that of the workspace.
         """
         function, grid, block, smem_bytes, nbytes, places, places_beside, counters = self._constants
         q_at, k_at, v_at, out_at, map_at, lse_at, tiles_drawn_at = places

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from cufa.kernel import ELEMENT_BYTES, KERNELS
+from cufa.kernel import ELEMENT_BYTES, KERNELS, LENGTHS
 from cufa.launch import tensor_map
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
-from cufa.score import ARRAYS, BLOCKS, part_named
+from cufa.score import ARRAYS, BLOCKS, SEED, part_named
 from cufa.variant import Variant
 
 TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
@@ -52,14 +52,23 @@ FourInts = tuple[Ints, ...]
 Number = tuple[str, int, np.dtype]
 
 
-def dtype_of(variant: Variant) -> np.dtype:
+def dtype_of(variant: Variant, params: np.dtype = PARAMS, kv: np.dtype | None = None) -> np.dtype:
     """Return the layout of a variant's parameter.
 
     It has the fields `maps`, if the kernel uses TMA (``TmaArguments`` of ``tile_sm90.cuh``),
-    `params`, and one of each part of the score that has parameters (``Arguments`` of
-    ``score.cuh``).
+    `params`, one of each part of the score that has parameters, and one of the way of finding K
+    and V, if that has any (``Arguments`` of ``score.cuh``): of `cufa.kernel.LENGTHS`, or `kv`.
+
+    Parameters
+    ----------
+    variant : Variant
+    params, kv : dtype
     """
-    fields = [("params", PARAMS), *of_parts(variant.score)]
+    fields = [("params", params), *of_parts(variant.score)]
+    if variant.kv in LENGTHS:
+        fields.append((variant.kv, np.dtype(list(LENGTHS[variant.kv]), align=True)))
+    if kv is not None:
+        fields.append(("kv", kv))
     if KERNELS[variant.kernel].tma:
         return structure([("maps", MAPS), *fields], _MAPS_ALIGNMENT)
     return structure(fields)
@@ -72,8 +81,9 @@ def structure(fields: Sequence[tuple[str, np.dtype]], alignment: int = 8) -> np.
         names.append(name)
         formats.append(kind)
         offsets.append(_rounded(end, kind.alignment))
-        # Of a base class in C++, the next one takes the padding at the end.
-        end = offsets[-1] + max(at + number.itemsize for _, at, number in numbers_of(kind))
+        # Of a base class in C++ that has one itself, the next one takes the padding at the end.
+        last = max(at + number.itemsize for _, at, number in numbers_of(kind))
+        end = offsets[-1] + (kind.itemsize if name == "params" else last)
     return np.dtype(
         {
             "names": names,
@@ -105,6 +115,68 @@ def numbers_of(dtype: np.dtype, prefix: str = "", at: int = 0) -> Iterator[Numbe
             yield prefix + name, at + offset, inner
 
 
+class ScoreLayout:
+    """Where the numbers of a score's parts, and of lengths, are in the parameter of a variant.
+
+    Parameters
+    ----------
+    variant : Variant
+    dtype : dtype
+        Of the parameter.
+
+    Attributes
+    ----------
+    places : tuple of (int, int)
+        Where the addresses of arrays beside q, k and v are, in 64-bit words, and which of them goes
+        there: first come `cufa.score.ARRAYS`, then those of lengths, then those of a caller's own
+        expressions; the last one is the seed.
+    """
+
+    def __init__(self, variant: Variant, dtype: np.dtype) -> None:
+        offsets = {name: offset for name, offset, _ in numbers_of(dtype)}
+        parts = [part_named(name) for name in variant.score]
+        self._tile = variant.bm, variant.bn
+        self._reads = [part for part in parts if part.axes or part.source]
+        lengths = LENGTHS.get(variant.kv, ())
+        self._lengths = [number.name for number in lengths if number.dtype == "u8"]
+        beside = (*(number for part in parts for number in part.numbers), *lengths)
+        self._names = tuple(number.name for number in beside)
+        number = itertools.count(len(ARRAYS))
+        places = [(offsets[f"{variant.kv}.{name}"] // 8, next(number)) for name in self._lengths]
+        for part in self._reads:
+            for address in part.addresses:
+                which = ARRAYS.index(part.argument) if part.axes else next(number)
+                places.append((offsets[f"{part.name}.{address}"] // 8, which))
+        if "Dropout" in variant.score:
+            places.append((offsets[f"Dropout.{SEED}"] // 8, -1))
+        self.places = tuple(places)
+
+    def values(self, problem: Problem, beside: tuple[Ints, ...]) -> list[float]:
+        """Return the numbers, in order; addresses are 0.
+
+        Parameters
+        ----------
+        problem : Problem
+        beside : tuple of tuple of int
+            Of the arrays that parts read, as of `cufa.beside.placed`.
+        """
+        if not self._names:
+            return []
+        arrays = dict.fromkeys([*self._lengths, SEED], 0)
+        for part, numbers in zip(self._reads, beside, strict=True):
+            if part.name == BLOCKS:
+                numbers = self._of_lists(problem, numbers)
+            names = [number.name for number in part.numbers[len(part.numbers) - len(numbers) :]]
+            arrays |= dict(zip(names, numbers, strict=True))
+        return [arrays[name] if name in arrays else getattr(problem, name) for name in self._names]
+
+    def _of_lists(self, problem: Problem, lengths: Ints) -> Ints:
+        """Return the address, 0, and the steps of a `cufa.BlockMask`'s lists along its axes."""
+        _, batch, heads = lengths
+        of_head = math.prod(list_sizes(problem.seq_q, problem.seq_kv, *self._tile))
+        return 0, heads * of_head * (batch > 1), of_head * (heads > 1)
+
+
 class Layout:
     """Where what differs from call to call is in the parameter of a variant.
 
@@ -121,11 +193,8 @@ class Layout:
         Of the addresses of Q, K, V, O, O once more, the LSE and the counter of tiles; in 64-bit
         words. TMA needs those of Q, K and V in its maps only, and that of O in both; without it,
         the two are one.
-    reads : tuple of str
-        The parts of the score that read arrays, and those that are a caller's own.
     places_beside : tuple of (int, int)
-        Where the addresses of these are, in 64-bit words, and which array goes there, of
-        `cufa.score.ARRAYS` and then the own ones; or that of the workspace, and 0.
+        As `ScoreLayout.places`; or that of the workspace, and 0.
     """
 
     def __init__(self, variant: Variant) -> None:
@@ -141,20 +210,9 @@ class Layout:
         self._start = numbers["params.q.data"][0]
         self._seq_kv = numbers["params.seq_kv"][0]
         self._itemsize = ELEMENT_BYTES[variant.dtype]
-        self._tile = variant.bm, variant.bn
         self._numbers = packed(numbers.values(), self._start)
-        parts = [part_named(name) for name in variant.score]
-        self._of_score = tuple(p.name for part in parts for p in part.numbers)
-        self.reads = tuple(part.name for part in parts if part.axes or part.source)
-        own = itertools.count(len(ARRAYS))
-        self.places_beside = tuple(
-            (
-                numbers[f"{part.name}.{address}"][0] // 8,
-                ARRAYS.index(part.argument) if part.axes else next(own),
-            )
-            for part in parts
-            for address in part.addresses
-        )
+        self._score = ScoreLayout(variant, dtype)
+        self.places_beside = self._score.places
         if KERNELS[variant.kernel].workspace:
             self.places_beside = ((numbers["params.workspace"][0] // 8, 0),)
 
@@ -186,7 +244,6 @@ class Layout:
         o_batch, o_head, o_seq, _ = of_out
         _, batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, _, scale, *_ = problem
         size, pack = self._itemsize, plan.pack  # to the kernel, heads whose rows are packed are one
-        of_score = self._values(problem, beside) if self._of_score else ()
         self._numbers.pack_into(
             into,
             self._start,
@@ -221,22 +278,8 @@ class Layout:
             plan.section_heads,
             plan.late_rows,
             pack.bit_length() - 1,  # a power of two
-            *of_score,
+            *self._score.values(problem, beside),
         )
-
-    def _values(self, problem: Problem, beside: tuple[Ints, ...]) -> list[float]:
-        """Return the numbers of the score's parts."""
-        arrays: dict[str, int] = {}
-        for name, values in zip(self.reads, beside, strict=True):
-            if name == BLOCKS:
-                _, batch, heads = values
-                of_head = math.prod(list_sizes(problem.seq_q, problem.seq_kv, *self._tile))
-                values = (0, heads * of_head * (batch > 1), of_head * (heads > 1))
-            names = [number.name for number in part_named(name).numbers[-len(values) :]]
-            arrays |= dict(zip(names, values, strict=True))
-        return [
-            arrays[name] if name in arrays else getattr(problem, name) for name in self._of_score
-        ]
 
     def set_keys(self, into: memoryview, seq_kv: int) -> None:
         """Write another number of keys where `fill` has written one."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from cufa.decode_problem import MAX_KEYS, DecodeProblem, of_attention
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES, KERNELS
+from cufa.kernel import DECODE_SCORE, ELEMENT_BYTES, KERNELS
 from cufa.planner import decode, rules
 from cufa.planner import plan as tiled
 from cufa.planner.decode import DecodePlan
@@ -110,7 +110,7 @@ class Planner:
         if isinstance(one, Plan):
             found = tiled.plan(problem, self._device, one.variant)
         else:
-            parts = min(one.parts, -(-problem.seq_kv // _LEAST_KEYS))
+            parts = min(one.parts, -(-problem.visited // _LEAST_KEYS))
             try:
                 found = decode.plan(of_attention(problem), self._device, parts, one.variant)
             except ValueError as error:  # of more tiles than there are numbers
@@ -144,10 +144,9 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
         What is expected of it where memory is no limit; 0.0 if that is not known.
     """
     rows = problem.group * problem.seq_q
-    keys = _rounded(problem.seq_kv)
-    if other.grid == 0 or rows > _MOST_ROWS or not _FEWEST_KEYS <= keys <= MAX_KEYS:
+    if other.grid == 0 or rows > _MOST_ROWS or problem.seq_kv > MAX_KEYS or problem.kv != "Dense":
         return other
-    if not problem.is_as_plain:  # no mask of decode's
+    if _keys(problem) < _FEWEST_KEYS or not set(problem.score) <= set(DECODE_SCORE):
         return other
     others = _tiled_us(problem, device, other, us)
     if others < _DECODE_BEGINS + _DECODE_ROW * min(rows, 16):
@@ -163,21 +162,22 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
     return found._replace(reason=_REASON)
 
 
-def _rounded(keys: int) -> int:
-    return -(-keys // KEY_STEP) * KEY_STEP
+def _keys(problem: Problem) -> int:
+    """Return the keys that are visited, up to the next step."""
+    return -(-problem.visited // KEY_STEP) * KEY_STEP
 
 
 def _read_us(problem: Problem, device: Device) -> float:
     """Return what it takes all multiprocessors to read K and V once, of a multiple of the step."""
-    _, batch, _, heads_kv, _, keys, head_dim, head_dim_v, *_ = problem
-    cache = batch * heads_kv * _rounded(keys) * (head_dim + head_dim_v)
+    _, batch, _, heads_kv, _, _, head_dim, head_dim_v, *_ = problem
+    cache = batch * heads_kv * _keys(problem) * (head_dim + head_dim_v)
     return cache * ELEMENT_BYTES[problem.dtype] / (device.sm_count * _BYTES_A_US)
 
 
 def _tiled_us(problem: Problem, device: Device, plan: Plan, us: float) -> float:
     """Return what a kernel of attention's own takes."""
     if us == 0.0:
-        variant, keys = plan.variant, _rounded(problem.seq_kv)
+        variant, keys = plan.variant, _keys(problem)
         tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
         busiest = -(-tiles // device.sm_count) * variant.bm * keys
         flops = 2 * busiest * (variant.head_dim + variant.head_dim_v)

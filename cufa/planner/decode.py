@@ -9,6 +9,7 @@ from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES, KERNELS
 from cufa.planner.rules import KEY_STEP
+from cufa.score import MAX_WINDOW
 from cufa.variant import Variant
 
 MAX_TILES = 2**31 - 2**16
@@ -136,10 +137,15 @@ def plan(
             f"q: {rows} rows that share a K/V head, or {heads} heads of all sequences, are more "
             f"than {_MAX_ROWS}"
         )
+    longest = max(problem.capacity, problem.seq_q)
+    if longest > MAX_WINDOW and not problem.left is problem.right is None:
+        raise ValueError(
+            f"window: {longest} keys a sequence, or queries, are more than {MAX_WINDOW}"
+        )
     variant = _chosen(problem, device, num_splits, kernel)
     row_tiles = -(-rows // variant.bm)
     units = problem.batch * problem.heads_kv * row_tiles
-    tiles = max(1, -(-problem.capacity // variant.bn))
+    tiles = _tiles(problem, variant)
     if units * tiles > MAX_TILES:
         raise ValueError(
             f"k_cache: {units} x {tiles} tiles of keys, of all sequences and heads, are more than "
@@ -160,7 +166,8 @@ def _shares(
 ) -> tuple[int, int]:
     """Return how many blocks share out all keys, and into how many parts each unit can be cut."""
     at_once = device.sm_count * variant.blocks_per_sm
-    rows, tiles = min(problem.group * problem.seq_q, variant.bm), -(-_keys(problem) // variant.bn)
+    rows = min(problem.group * problem.seq_q, variant.bm)
+    tiles = _tiles(problem._replace(capacity=_keys(problem)), variant)
     if _in_waves(units, at_once) and 4 * _partial_floats(units, rows, variant) <= _MOST_PARTIAL:
         return units, 1
     grid = min(at_once, units * tiles)
@@ -252,7 +259,9 @@ def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) 
     units = problem.batch * problem.heads_kv * row_tiles
     whole = _in_waves(units, device.sm_count) or 0.95 < units / device.sm_count <= 1
     dims = _padded(problem.head_dim), _padded(problem.head_dim_v)
-    known = dims in _WHOLE_DIMS and num_splits is None
+    # With these, sixteen warps spill twice as much.
+    costly = problem.softcap or "Alibi" in problem.reads
+    known = dims in _WHOLE_DIMS and num_splits is None and not costly
     return _WGMMA_WHOLE_RINGS if whole and known else _WGMMA_RINGS
 
 
@@ -263,8 +272,20 @@ def _in_waves(units: int, at_once: int) -> bool:
 
 
 def _keys(problem: DecodeProblem) -> int:
-    """Return the most keys that a sequence can have, of which nothing changes within a step."""
-    return -(-problem.capacity // KEY_STEP) * KEY_STEP
+    """Return the most keys that a sequence can have, of which nothing changes within a step.
+
+    Those in front of a window do not count.
+    """
+    return -(-problem.visited // KEY_STEP) * KEY_STEP
+
+
+def _tiles(problem: DecodeProblem, variant: Variant) -> int:
+    """Return the most tiles of keys that a sequence's queries visit: at least one.
+
+    Those of a window may begin and end anywhere.
+    """
+    tiles = -(-problem.capacity // variant.bn)
+    return max(1, min(tiles, -(-(problem.visited - 1) // variant.bn) + 1))
 
 
 def _finding(variant: Variant, problem: DecodeProblem) -> Variant:

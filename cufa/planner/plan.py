@@ -107,8 +107,8 @@ def plan(
             reason = f"{forced}tuned on {table.date} (user's table)"
             return _planned(problem, variant, _block(variant, device), device, reason)
     head_dims = problem.head_dim, problem.head_dim_v
-    choice = rules.choice(chosen.name, problem.dtype, head_dims, problem.score, device)
-    variant, _ = choice.of(problem)
+    kind = problem.dtype, head_dims, problem.score, device, problem.kv
+    variant, _ = rules.choice(chosen.name, *kind).of(problem.alike)
     return _planned(problem, variant, _block(variant, device), device, reason)
 
 
@@ -142,7 +142,8 @@ class Planner:
         self._block = first.variant, _block(first.variant, device)
         if table is None and not isinstance(kernel, Variant):
             name, head_dims = first.variant.kernel, (problem.head_dim, problem.head_dim_v)
-            self._choice = rules.choice(name, problem.dtype, head_dims, problem.score, device)
+            kind = problem.dtype, head_dims, problem.score, device, problem.kv
+            self._choice = rules.choice(name, *kind)
 
     def __call__(self, problem: Problem) -> Plan:
         """Return a problem's plan; errors are those of `plan`."""
@@ -154,7 +155,7 @@ class Planner:
         usual = 0 < problem.seq_kv <= longest >= problem.seq_q
         if self._choice is None or not usual:
             return plan(problem, self._device, self._kernel, self._table), 0.0
-        variant, us = self._choice.of(problem)
+        variant, us = self._choice.of(problem.alike)
         known, block = self._block
         if known is not variant:
             block = _block(variant, self._device)
@@ -189,6 +190,8 @@ def _check_variant(problem: Problem, variant: Variant, device: Device) -> None:
         complaint = "it needs at least one key"
     if complaint is None and variant.score != problem.score:
         complaint = f"its score is {variant.score}, the call's {problem.score}"
+    if complaint is None and variant.kv != problem.kv:
+        complaint = f"it finds K and V by {variant.kv}, the call by {problem.kv}"
     if complaint is not None:
         raise ValueError(f"kernel: {variant!r}: {complaint}")
 
@@ -210,6 +213,8 @@ def _checked_kernel(problem: Problem, name: object, device: Device) -> Kernel:
         raise ValueError(f"kernel: {name} is for {archs}, {device.name} is {device.arch}")
     if kernel.needs_keys and problem.seq_kv == 0:
         raise ValueError(f"kernel: {name} needs at least one key, k has seq 0")
+    if problem.kv not in kernel.kvs:
+        raise ValueError(f"kernel: {name} is not for sequences of unequal lengths")
     missing = [
         part_named(part).argument for part in problem.score if kind_of(part) not in kernel.scores
     ]

@@ -57,6 +57,8 @@ class Choice:
         Of a problem; those of the variants hold them.
     score : tuple of str
     device : Device
+    kv : str
+        As of a problem.
 
     Attributes
     ----------
@@ -71,6 +73,7 @@ class Choice:
         head_dims: tuple[int, int],
         score: tuple[str, ...],
         device: Device,
+        kv: str = "Dense",
     ) -> None:
         self._kernel, self._sm_count = kernel, device.sm_count
         compiled = padded(kernel.name, device, *head_dims)
@@ -81,7 +84,7 @@ class Choice:
         self.variants: list[Variant] = []
         priced: list[_Priced] = []
         for tile in costs or tiles(kernel.name, compiled, device):
-            variant = Variant(kernel.name, dtype, *compiled, **tile._asdict(), score=score)
+            variant = Variant(kernel.name, dtype, *compiled, **tile._asdict(), score=score, kv=kv)
             if variant.illegal(device) is not None:
                 continue
             self.variants.append(variant)
@@ -93,7 +96,10 @@ class Choice:
         self._known: dict[tuple[int | None, ...], tuple[Variant, float]] = {}
 
     def of(self, problem: Problem) -> tuple[Variant, float]:
-        """Return the variant that a problem takes, and the microseconds expected of it, or 0.0."""
+        """Return the variant that a problem takes, and the microseconds expected of it, or 0.0.
+
+        Of a problem with sequences of unequal lengths, give the one that is alike.
+        """
         _, batch, heads_q, heads_kv, rows, keys, *_ = problem
         heads = batch * heads_q
         if not self._priced:
@@ -166,16 +172,22 @@ class Choice:
 
 @functools.lru_cache(maxsize=4096)
 def choice(
-    kernel: str, dtype: str, head_dims: tuple[int, int], score: tuple[str, ...], device: Device
+    kernel: str,
+    dtype: str,
+    head_dims: tuple[int, int],
+    score: tuple[str, ...],
+    device: Device,
+    kv: str = "Dense",
 ) -> Choice:
     """Return the choice between the variants of a kernel."""
-    return Choice(ATTENTION_KERNELS[kernel], dtype, head_dims, score, device)
+    return Choice(ATTENTION_KERNELS[kernel], dtype, head_dims, score, device, kv)
 
 
 def times(problem: Problem, device: Device, kernel: str) -> dict[Variant, float]:
     """Return the microseconds expected of each of a kernel's variants, if that is known."""
     head_dims = problem.head_dim, problem.head_dim_v
-    return choice(kernel, problem.dtype, head_dims, problem.score, device).times(problem)
+    found = choice(kernel, problem.dtype, head_dims, problem.score, device, problem.kv)
+    return found.times(problem.alike)
 
 
 def all_variants(device: Device) -> list[Variant]:

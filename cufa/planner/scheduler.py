@@ -52,18 +52,20 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     device : Device
     """
     kernel = KERNELS[variant.kernel]
-    _, batch, heads_q, heads_kv, seq_q, *_ = problem
+    _, batch, heads_q, heads_kv, *_ = problem
+    seq_q = problem.alike.seq_q
     # Each head has tiles of keys of its own where a map says which are visited.
     packs = seq_q < variant.bm and BLOCKS not in problem.reads
     pack = packable(heads_q, heads_kv, kernel) if packs else 1
     heads = batch * heads_q // pack
+    if problem.kv == "Varlen":  # see kernels/kv.cuh
+        q_tiles = problem.seq_q * pack // variant.bm + problem.sequences
+        return Order(pack, q_tiles, heads * q_tiles, 1, 0)
     q_tiles = -(-seq_q * pack // variant.bm)
     if kernel.takes_heads:
         return Order(pack, q_tiles, heads, 1, 0)
     tiles = heads * q_tiles
-    if not is_uneven(
-        problem.score
-    ):  # all tiles are of one length: those of a head follow each other
+    if not is_uneven(problem.score):  # tiles are of one length: those of a head follow each other
         return Order(pack, q_tiles, tiles, 1, 0)
     # As many heads as have their K and V in half of L2 together.
     size = ELEMENT_BYTES[problem.dtype]

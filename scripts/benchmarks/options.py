@@ -39,10 +39,11 @@ PREFILL_PEERS = (
 FP32_PEERS = ("efficient", "math", "cupy", "cufa_fa1")
 MODEL_PEERS = ("cudnn", "fa2", "flash_attn_2", "flash_attn_3", "flash_attn_4", "flashinfer")
 _TABLES = ("prefill", "gqa", "fp32")
-_WITH_PEERS = (*_TABLES, "models", "decode")
+_WITH_PEERS = (*_TABLES, "models", "decode", "masks")
 LEAST_NEW = 16
 GENERATORS = ("Llama-3.1-8B", "tiny")
 GENERATE_PEERS = ("transformers",)
+MASK_PEERS = ("cudnn",)
 DECODE_PEERS = ("cudnn", "fa2", "flash_attn_3", "flash_attn_4")
 
 
@@ -125,6 +126,12 @@ def parser() -> argparse.ArgumentParser:
     )
     decode.add_argument("--peers", nargs="*", default=list(DECODE_PEERS), help="besides cufa")
     decode.set_defaults(kernel="auto")
+
+    masks = commands.add_parser(
+        "masks", parents=[run, race], help="windows, biases and other features, by graph replay"
+    )
+    masks.add_argument("--peers", nargs="*", default=list(MASK_PEERS), help="besides cufa")
+    masks.set_defaults(kernel="auto")
 
     generate = commands.add_parser(
         "generate", parents=[run], help="text by a model of random weights, tokens a second"

@@ -30,6 +30,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         _draw_models(figure, rows)
     elif result["bench"] == "decode":
         _draw_decode(figure, rows)
+    elif result["bench"] == "masks":
+        _draw_masks(figure, rows)
     elif result["bench"] == "generate":
         _draw_generate(figure, rows)
     elif result["bench"] == "regret":
@@ -189,6 +191,12 @@ def _draw_decode(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
         + (f", {row['sq']} new tokens" if row["sq"] > 1 else "")
         for row in rows
     ]
+    _draw_peers(figure, labels, rows)
+
+
+def _draw_masks(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a line a feature and shape, and on it a point a peer: how many times as fast it is."""
+    labels = [f"{row['feature']}, {length_words(row['sq'])} x {row['d']}" for row in rows]
     _draw_peers(figure, labels, rows)
 
 

@@ -44,6 +44,7 @@ _TITLES = {
     "tune": "The standard table, tuned",
     "models": "Shapes of real models",
     "decode": "Decoding",
+    "masks": "Masks, biases and unequal lengths",
     "generate": "Generating text",
     "regret": "The planner's choice and the fastest variant",
     "costs": "What the planner's costs are found from",
@@ -94,7 +95,9 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
         ratios = "How many times as fast as each peer cufa is"
         if bench == "headdims":  # other head dims are other work
             ratios = "How many times the TFLOP/s of each peer cufa has"
-        by = tuple(n for n in ("case", "mode", "page_size") if any(n in row for row in rows))
+        by = tuple(
+            n for n in ("case", "mode", "page_size", "feature") if any(n in row for row in rows)
+        )
         by = by or ("dtype",)
         parts += [f"{ratios}:\n\n{summary(rows, by)}", cell_table(rows)]
         if bench == "sustained":

@@ -85,7 +85,9 @@ def cell_table(rows: Sequence[Row], form: str = ".2f") -> str:
         return format(ratio(row, peer), form) if peer in row["peers"] else ""
 
     found = [
-        name for name in ("case", "model", "mode", "page_size") if any(name in row for row in rows)
+        name
+        for name in ("case", "feature", "model", "mode", "page_size")
+        if any(name in row for row in rows)
     ]
     names: Columns = {name: itemgetter(name) for name in found}
     columns: Columns = {

@@ -7,6 +7,7 @@ import numpy as np
 from models import Array
 
 import cufa
+from llama.attention import Attention
 from llama.config import Config
 
 Cache = Any  # cufa.KVCache, cufa.PagedKVCache or a view of some of their sequences
@@ -29,18 +30,20 @@ def make_cache(
         Tokens of a page; without it, each sequence has room for as many as the longest.
     """
     longest = max(capacities)
+    rows = longest if page_size is None else -(-longest // page_size) * page_size
+    rotaries: dict[int, cufa.Rotary] = {}  # layers of the same frequencies share their tables
+    for frequencies in (attention.frequencies for attention in config.attentions):
+        if id(frequencies) not in rotaries:
+            rotaries[id(frequencies)] = cufa.Rotary.of_frequencies(frequencies, rows, xp=xp)
     shared = {
         "dtype": dtype,
         "layers": config.layers,
+        "rotary": [rotaries[id(attention.frequencies)] for attention in config.attentions],
         "xp": xp,
     }
     if page_size is None:
-        rotary = cufa.Rotary.of_frequencies(config.frequencies, longest, xp=xp)
-        return cufa.KVCache(
-            len(capacities), config.kv_heads, longest, config.head_dim, rotary=rotary, **shared
-        )
+        return cufa.KVCache(len(capacities), config.kv_heads, longest, config.head_dim, **shared)
     pages = [-(-capacity // page_size) for capacity in capacities]
-    rotary = cufa.Rotary.of_frequencies(config.frequencies, max(pages) * page_size, xp=xp)
     cache = cufa.PagedKVCache(
         sum(pages),
         page_size,
@@ -48,7 +51,6 @@ def make_cache(
         config.kv_heads,
         config.head_dim,
         pages_per_sequence=max(pages),
-        rotary=rotary,
         **shared,
     )
     for _ in pages:
@@ -56,7 +58,9 @@ def make_cache(
     return cache
 
 
-def attend(cache: Cache, layer: int, q: Array, k: Array, v: Array, out: Array) -> None:
+def attend(
+    cache: Cache, layer: int, how: Attention, q: Array, k: Array, v: Array, out: Array
+) -> None:
     """Write the newest tokens' keys and values, and attend from their queries.
 
     Parameters
@@ -64,6 +68,8 @@ def attend(cache: Cache, layer: int, q: Array, k: Array, v: Array, out: Array) -
     cache : Cache
         With room made for them.
     layer : int
+    how : Attention
+        The layer's.
     q, k, v : array, (sequences, heads or kv_heads, tokens of each, head_dim)
         Without their positions.
     out : array, of q's shape
@@ -71,10 +77,19 @@ def attend(cache: Cache, layer: int, q: Array, k: Array, v: Array, out: Array) -
     q = cache.write(k, v, q, layer=layer)
     lengths = cache.host_lengths
     if q.shape[2] == 1 or lengths.min() != lengths.max():
-        cache.decode(q, layer=layer, out=out)
+        cache.decode(
+            q, layer=layer, window=how.window, softcap=how.softcap, scale=how.scale, out=out
+        )
         return
     keys, values = (_in_order(cache, x, int(lengths[0])) for x in cache.layer(layer))
-    cufa.attention(q, keys, values, causal=True, out=out)
+    cufa.attention(
+        *(q, keys, values),
+        causal=True,
+        window=how.window,
+        softcap=how.softcap,
+        scale=how.scale,
+        out=out,
+    )
 
 
 def _in_order(cache: Cache, held: Array, length: int) -> Array:

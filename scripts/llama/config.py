@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from models import DTYPES, ModelError
 
+from llama.attention import Attention, read_attentions
 from llama.folder import Values, read_json
-from llama.frequencies import read_frequencies
 
 #: Values of model_type that are understood.
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 
 MAX_HEAD_DIM = 256  # cufa's
 
@@ -25,16 +24,22 @@ class Config:
         `inner` is the width between the two halves of the perceptron.
     eps : float
         Of the norms.
-    frequencies : ndarray, (head_dim / 2,)
-        Of the rotary embedding.
+    attentions : tuple of Attention
+        How each layer attends.
+    gate : {"silu", "gelu"}
+        Of the perceptron.
     tied : bool
         Whether the embedding's matrix gives the logits, too.
-    qkv_bias, output_bias, mlp_bias, qk_norm : bool
-        Which parts there are.
+    qkv_bias, output_bias, mlp_bias, qk_norm, post_norms : bool
+        Which parts there are; `post_norms` are those of what attention and perceptron give.
+    norm_offset : float
+        What is added to the weights of norms.
+    embedding_scale : float or None
+        What embeddings are multiplied by.
+    logit_softcap : float or None
+        Logits are c * tanh(logit / c).
     context : int
         Positions that the model was made for.
-    window : int or None
-        Keys that a query of some layer sees at most.
     dtype : str
         Of the checkpoint: a key of `DTYPES`.
     eos : tuple of int
@@ -49,14 +54,18 @@ class Config:
     kv_heads: int
     head_dim: int
     eps: float
-    frequencies: np.ndarray
+    attentions: tuple[Attention, ...]
+    gate: str
     tied: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    post_norms: bool
+    norm_offset: float
+    embedding_scale: float | None
+    logit_softcap: float | None
     context: int
-    window: int | None
     dtype: str
     eos: tuple[int, ...]
 
@@ -83,16 +92,20 @@ def config_of(raw: Values, name: str) -> Config:
         )
     if raw.get("quantization_config") is not None:
         raise ModelError(f"{name} holds quantized weights, which are not supported")
-    if (activation := raw.text("hidden_act", "silu")) != "silu":
-        raise ModelError(f"the activation {activation!r} is not supported (silu is)")
+    is_gemma = model_type in ("gemma2", "gemma3_text")
+    key, needed = ("hidden_activation", "gelu_pytorch_tanh") if is_gemma else ("hidden_act", "silu")
+    if (activation := raw.text(key, needed)) != needed:
+        raise ModelError(f"the activation {activation!r} is not supported ({needed} is)")
+    if raw.flag("use_bidirectional_attention", False):
+        raise ModelError("attention to later tokens is not supported")
     hidden, heads = raw.integer("hidden_size"), raw.integer("num_attention_heads")
     kv_heads = raw.integer("num_key_value_heads", heads)
-    head_dim = raw.integer("head_dim", max(1, hidden // heads))
+    head_dim = raw.integer("head_dim", 256 if is_gemma else max(1, hidden // heads))
     if heads % kv_heads:
         raise ModelError(f"{heads} query heads are no multiple of {kv_heads} key and value heads")
     if head_dim % 2 or head_dim > MAX_HEAD_DIM:
         raise ModelError(f"heads of {head_dim} elements: even numbers to {MAX_HEAD_DIM} are needed")
-    biased = model_type in ("llama", "qwen3") and raw.flag("attention_bias", False)
+    biased = model_type not in ("mistral", "qwen2") and raw.flag("attention_bias", False)
     dtype = raw.text("dtype", raw.text("torch_dtype", "float32"))
     return Config(
         vocabulary=raw.integer("vocab_size"),
@@ -103,29 +116,26 @@ def config_of(raw: Values, name: str) -> Config:
         kv_heads=kv_heads,
         head_dim=head_dim,
         eps=raw.number("rms_norm_eps"),
-        frequencies=read_frequencies(raw, head_dim),
-        tied=raw.flag("tie_word_embeddings", False),
+        attentions=read_attentions(raw, model_type, head_dim),
+        gate="gelu" if is_gemma else "silu",
+        tied=raw.flag("tie_word_embeddings", is_gemma),
         qkv_bias=biased or model_type == "qwen2",
         output_bias=biased,
         mlp_bias=model_type == "llama" and raw.flag("mlp_bias", False),
-        qk_norm=model_type == "qwen3",
+        qk_norm=model_type in ("qwen3", "gemma3_text"),
+        post_norms=is_gemma,
+        norm_offset=1.0 if is_gemma else 0.0,
+        embedding_scale=hidden**0.5 if is_gemma else None,
+        logit_softcap=_logit_softcap(raw, model_type),
         context=raw.integer("max_position_embeddings"),
-        window=_window(raw, model_type),
         dtype=dtype if dtype in DTYPES else "float32",
         eos=raw.tokens("eos_token_id"),
     )
 
 
-def _window(raw: Values, model_type: str) -> int | None:
-    """Return the sliding window of the layers that have one; defaults are those of transformers."""
-    if model_type == "mistral":
-        off = raw.has("sliding_window") and raw.get("sliding_window") is None
-        return None if off else raw.integer("sliding_window", 4096)
-    if model_type == "llama" or not raw.flag("use_sliding_window", False):
-        return None
-    if types := raw.items("layer_types"):
-        slides = "sliding_attention" in types
-    else:
-        full = raw.integer("max_window_layers", 28, least=0)
-        slides = full < raw.integer("num_hidden_layers")
-    return raw.integer("sliding_window", 4096) if slides else None
+def _logit_softcap(raw: Values, model_type: str) -> float | None:
+    if model_type == "gemma2":
+        return raw.number_or_null("final_logit_softcapping", 30.0)
+    if model_type == "gemma3_text" and raw.get("final_logit_softcapping") is not None:
+        return raw.number("final_logit_softcapping")
+    return None

@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
 class Values:
     """The values of a JSON object, checked as they are asked for.
 
-    To all but `has`, a key that is null is as one that is missing.
+    To all but `has` and `number_or_null`, a key that is null is as one that is missing.
 
     Parameters
     ----------
@@ -65,6 +65,11 @@ class Values:
         if type(value) not in (int, float) or not 0 < value < float("inf"):
             raise self._error(key, "a positive number", value)
         return float(value)
+
+    def number_or_null(self, key: str, default: float) -> float | None:
+        """Return a positive number, or None where the key says null."""
+        is_null = self.has(key) and self.get(key) is None
+        return None if is_null else self.number(key, default)
 
     def flag(self, key: str, default: bool) -> bool:
         """Return a truth value."""

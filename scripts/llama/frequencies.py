@@ -8,8 +8,16 @@ from models import ModelError
 from llama.folder import Values
 
 
-def read_frequencies(config: Values, head_dim: int) -> np.ndarray:
+def read_frequencies(config: Values, head_dim: int, model_type: str, kind: str) -> np.ndarray:
     """Return the angles a position, (head_dim / 2,) float64, that a config.json asks for.
+
+    Parameters
+    ----------
+    config : Values
+    head_dim : int
+    model_type : str
+    kind : str
+        The layer's, of `layer_types`; only those of Gemma 3 have frequencies of their own.
 
     Raises
     ------
@@ -17,8 +25,19 @@ def read_frequencies(config: Values, head_dim: int) -> np.ndarray:
         It asks for a scaling of another kind than linear and llama3, or for a part of each head.
     """
     # Newer files hold everything under rope_parameters.
-    rope = config.part("rope_parameters") or config.part("rope_scaling") or Values({}, "")
-    theta = (rope if rope.get("rope_theta") is not None else config).number("rope_theta", 10000.0)
+    rope = config.part("rope_parameters")
+    is_gemma3, is_local = model_type == "gemma3_text", kind == "sliding_attention"
+    if is_gemma3 and rope is not None:
+        rope = rope.part(kind)
+    if rope is None and not (is_gemma3 and is_local):  # which are never scaled
+        rope = config.part("rope_scaling")
+    rope = rope or Values({}, "")
+    if rope.get("rope_theta") is not None:
+        theta = rope.number("rope_theta")
+    elif is_gemma3 and is_local:
+        theta = config.number("rope_local_base_freq", 10000.0)
+    else:
+        theta = config.number("rope_theta", 1e6 if is_gemma3 else 10000.0)
     for place in (config, rope):
         if place.number("partial_rotary_factor", 1.0) != 1:
             raise ModelError("rotary embedding of a part of each head is not supported")

@@ -14,6 +14,11 @@ from llama.config import Config, read_config
 
 EMBEDDING, LAST_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
+#: Norms of what enters attention and perceptron; those of Gemma have others of what they give.
+LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
+PRE_NORMS = ("input_layernorm", "pre_feedforward_layernorm")
+POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+
 
 def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of the tensors that a checkpoint of this model holds."""
@@ -27,7 +32,7 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         shapes[HEAD] = (c.vocabulary, c.hidden)
     for i in range(c.layers):
         at = f"model.layers.{i}"
-        for name in ("input_layernorm", "post_attention_layernorm"):
+        for name in (*PRE_NORMS, *POST_NORMS) if c.post_norms else LLAMA_NORMS:
             shapes[f"{at}.{name}.weight"] = (c.hidden,)
         if c.qk_norm:
             for name in ("q_norm", "k_norm"):
@@ -48,7 +53,10 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 class Layer(NamedTuple):
-    """One decoder layer: attention and a gated perceptron, each of what was normed, and added."""
+    """One decoder layer: attention and a gated perceptron, each of what was normed, and added.
+
+    Where there are post norms, what they give is normed, too, before it is added.
+    """
 
     attention_norm: Array
     qkv: Linear
@@ -57,6 +65,8 @@ class Layer(NamedTuple):
     mlp_norm: Array
     gate_up: Linear
     down: Linear
+    attention_post_norm: Array | None
+    mlp_post_norm: Array | None
 
     def __call__(self, number: int, x: Array, cache: Cache, config: Config, xp: Any) -> None:
         """Add what the layer makes of `x`, (tokens, hidden) float32, to it."""
@@ -77,10 +87,11 @@ class Layer(NamedTuple):
         )
         attended = xp.empty((len(x), c.heads * c.head_dim), dtype)
         out = attended.reshape(len(cache), -1, c.heads, c.head_dim).swapaxes(1, 2)
-        attend(cache, number, q, k, v, out)
-        ops.add_product(x, self.output, attended)
+        attend(cache, number, c.attentions[number], q, k, v, out)
+        ops.add_product(x, self.output, attended, self.attention_post_norm, c.eps)
         normed = ops.rms_norm(x, self.mlp_norm, c.eps, dtype)
-        ops.add_product(x, self.down, ops.swiglu_product(self.gate_up, normed, dtype))
+        inner = ops.gated_product(self.gate_up, normed, dtype, c.gate)
+        ops.add_product(x, self.down, inner, self.mlp_post_norm, c.eps)
 
 
 class Llama:
@@ -157,8 +168,10 @@ class Llama:
         self.matrices: dict[str, Array] = {}
         self.idle: Any = None
 
-        def vector(name: str) -> Array:
-            return self.xp.asarray(read(name).astype(np.float32))
+        def norm(name: str) -> Array:
+            weight = read(name).astype(np.float32)
+            weight += np.float32(self.config.norm_offset)
+            return self.xp.asarray(weight)
 
         def linear(names: Sequence[str], biases: Sequence[str] = ()) -> Linear:
             found = Linear(
@@ -183,27 +196,33 @@ class Llama:
                 return None
             heads = (self.config.heads, self.config.kv_heads)
             weights = [
-                self.xp.broadcast_to(vector(f"{at}.{name}.weight"), (n, self.config.head_dim))
+                self.xp.broadcast_to(norm(f"{at}.{name}.weight"), (n, self.config.head_dim))
                 for name, n in zip(("q_norm", "k_norm"), heads, strict=True)
             ]
             return self.xp.ascontiguousarray(self.xp.concatenate(weights))
 
+        def post_norm(name: str) -> Array | None:
+            return norm(name) if self.config.post_norms else None
+
         embedding = linear([EMBEDDING])
         self._embedding = embedding.weight
         self._head = embedding if self.config.tied else linear([HEAD])
-        self._norm = vector(LAST_NORM)
+        self._norm = norm(LAST_NORM)
         self._layers = []
+        attention_norm, mlp_norm = PRE_NORMS if self.config.post_norms else LLAMA_NORMS
         for i in range(self.config.layers):
             at = f"model.layers.{i}"
             self._layers.append(
                 Layer(
-                    attention_norm=vector(f"{at}.input_layernorm.weight"),
+                    attention_norm=norm(f"{at}.{attention_norm}.weight"),
                     qkv=dense(f"{at}.self_attn", "q_proj", "k_proj", "v_proj"),
                     qk_norm=qk_norm(f"{at}.self_attn"),
                     output=dense(f"{at}.self_attn", "o_proj"),
-                    mlp_norm=vector(f"{at}.post_attention_layernorm.weight"),
+                    mlp_norm=norm(f"{at}.{mlp_norm}.weight"),
                     gate_up=dense(f"{at}.mlp", "gate_proj", "up_proj"),
                     down=dense(f"{at}.mlp", "down_proj"),
+                    attention_post_norm=post_norm(f"{at}.{POST_NORMS[0]}.weight"),
+                    mlp_post_norm=post_norm(f"{at}.{POST_NORMS[1]}.weight"),
                 )
             )
 
@@ -235,6 +254,9 @@ class Llama:
         On a GPU this can be captured into a CUDA graph where `is_capturable` says so.
         """
         x = self._embedding[ids.reshape(-1)].astype(np.float32)
+        if self.config.embedding_scale is not None:
+            # Rounded as the embedding is: so these models were trained.
+            x *= np.float32(self._dtype.type(self.config.embedding_scale))
         for number, layer in enumerate(self._layers):
             layer(number, x, cache, self.config, self.xp)
         return x.reshape(*ids.shape, -1)
@@ -242,7 +264,9 @@ class Llama:
     def logits(self, states: Array) -> Array:
         """Return (n, vocabulary) float32 of the states (n, hidden) of n tokens."""
         normed = ops.rms_norm(states, self._norm, self.config.eps, self._dtype)
-        return ops.product(self._head, normed, np.dtype(np.float32))
+        logits = ops.product(self._head, normed, np.dtype(np.float32))
+        cap = self.config.logit_softcap
+        return logits if cap is None else ops.softcapped(logits, cap)
 
     def is_capturable(self, tokens: int) -> bool:
         """Return whether so many tokens pass the network by kernels that a CUDA graph can hold."""
@@ -255,12 +279,11 @@ class Llama:
         """Raise ModelError if a sequence of so many tokens is longer than the model takes."""
         limit = self.longest
         if tokens > limit:
-            what = "positions" if limit == self.config.context else "tokens of its sliding window"
             raise ModelError(
-                f"{tokens} tokens, of the prompt and new ones, exceed the model's {limit} {what}"
+                f"{tokens} tokens, of the prompt and new ones, exceed the model's {limit} positions"
             )
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence: beyond a sliding window, results would be wrong."""
-        return min(self.config.context, self.config.window or self.config.context)
+        """Tokens of the longest sequence."""
+        return self.config.context

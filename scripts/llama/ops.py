@@ -29,14 +29,24 @@ def rms_norm_inplace(x: Array, weight: Array, eps: float) -> None:
         rows.rms_norm(x, weight, x, eps)
 
 
-def swiglu(gate_up: Array) -> Array:
-    """Return silu(gate) * up of (n, 2 * inner), gate beside up (Shazeer 2020)."""
-    half = np.float32(0.5)
-    gate, up = gate_up[:, : gate_up.shape[1] // 2], gate_up[:, gate_up.shape[1] // 2 :]
+def gated(gate_up: Array, gate: str) -> Array:
+    """Return silu(a) * b or gelu(a) * b of (n, 2 * inner), a beside b (Shazeer 2020)."""
+    a, b = gate_up[:, : gate_up.shape[1] // 2], gate_up[:, gate_up.shape[1] // 2 :]
     # The logistic function by tanh, which cannot overflow: silu(x) = x / 2 (1 + tanh(x / 2)).
-    result = gate * half
-    result += result * _tanh(result)
-    result *= up
+    result = a * np.float32(0.5)
+    result += result * _tanh(result if gate == "silu" else _GELU * (a + _CUBIC * a * a * a))
+    result *= b
+    return result
+
+
+#: gelu(x) is about x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), Hendrycks and Gimpel 2016.
+_GELU, _CUBIC = np.float32((2 / np.pi) ** 0.5), np.float32(0.044715)
+
+
+def softcapped(x: Array, cap: float) -> Array:
+    """Return cap * tanh(x / cap)."""
+    result = _tanh(x * np.float32(1 / cap))
+    result *= np.float32(cap)
     return result
 
 
@@ -55,21 +65,26 @@ def product(linear: Linear, x: Array, dtype: np.dtype) -> Array:
     return linear(x).astype(dtype, copy=False)
 
 
-def add_product(sums: Array, linear: Linear, x: Array) -> None:
-    """Add what a matrix makes of the rows of `x` to those of `sums`, float32."""
-    if flat.takes(linear.weight, len(x)):
+def add_product(
+    sums: Array, linear: Linear, x: Array, norm: Array | None = None, eps: float = 0.0
+) -> None:
+    """Add what a matrix makes of the rows of `x`, and a norm of that, to those of `sums`."""
+    if norm is not None:
+        single = np.dtype(np.float32)
+        sums += rms_norm(product(linear, x, single), norm, eps, single)
+    elif flat.takes(linear.weight, len(x)):
         flat.add_product(linear.weight, linear.bias, x, sums)
     else:
         sums += linear(x)
 
 
-def swiglu_product(linear: Linear, x: Array, dtype: np.dtype) -> Array:
-    """Return `swiglu` of what a matrix makes of the rows of `x`, in `dtype`."""
+def gated_product(linear: Linear, x: Array, dtype: np.dtype, gate: str) -> Array:
+    """Return `gated` of what a matrix makes of the rows of `x`, in `dtype`."""
     if flat.takes(linear.weight, len(x)):
-        return flat.gated_product(linear.weight, linear.bias, x)
+        return flat.gated_product(linear.weight, linear.bias, x, gate)
     if linear.bias is None and not isinstance(x, np.ndarray):
-        return rows.swiglu(linear.unbiased(x))
-    return swiglu(linear(x)).astype(dtype, copy=False)
+        return rows.gated(linear.unbiased(x), gate)
+    return gated(linear(x), gate).astype(dtype, copy=False)
 
 
 def largest(logits: Array) -> Array:

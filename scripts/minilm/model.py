@@ -42,12 +42,15 @@ class Layer(NamedTuple):
     output_norm: Norm
     dtype: np.dtype
 
-    def __call__(self, x: Array, batch: int, seq: int) -> Array:
-        """Return the layer's output, (batch * seq, DIM) float32 like its input `x`."""
+    def __call__(self, x: Array, offsets: Array) -> Array:
+        """Return the layer's output, (tokens, DIM) float32 like its input `x`.
+
+        Sentence i has the tokens from offsets[i] to offsets[i + 1] - 1.
+        """
         qkv = self.qkv(x).astype(self.dtype, copy=False)
-        # Views into one array: (batch, seq, heads, head_dim) each, nothing is copied.
-        q, k, v = qkv.reshape(batch, seq, 3, HEADS, DIM // HEADS).transpose(2, 0, 1, 3, 4)
-        attended = cufa.attention(q, k, v, layout="bshd").reshape(batch * seq, DIM)
+        # Views into one array: (tokens, heads, head_dim) each, nothing is copied.
+        q, k, v = qkv.reshape(len(x), 3, HEADS, DIM // HEADS).transpose(1, 0, 2, 3)
+        attended = cufa.attention_varlen(q, k, v, offsets, offsets).reshape(len(x), DIM)
         x = layer_norm(x + self.projection(attended), *self.attention_norm)
         hidden = gelu(self.up(x))
         return layer_norm(x + self.down(hidden), *self.output_norm)
@@ -125,8 +128,8 @@ class MiniLM:
     ) -> Array:
         """Return one embedding a sentence: the mean of its last hidden states, of length 1.
 
-        A sentence is cut after 256 tokens, as the model's configuration says. Sentences of equal
-        token count run as one batch, so none is padded and none sees another's padding.
+        A sentence is cut after 256 tokens, as the model's configuration says. Those of a batch
+        follow each other, so none is padded and none sees another.
 
         Parameters
         ----------
@@ -151,27 +154,34 @@ class MiniLM:
         tokens = [encoding.ids for encoding in encodings]
         result = self.xp.empty((len(tokens), DIM), np.float32)
         for rows in self._batches([len(ids) for ids in tokens]):
-            ids = self.xp.asarray(np.array([tokens[row] for row in rows], np.int32))
-            result[self.xp.asarray(rows)] = self._embed(ids)
+            result[self.xp.asarray(rows)] = self._embed([tokens[row] for row in rows])
             if progress is not None:
                 progress(len(rows))
         return result
 
     def _batches(self, lengths: list[int]) -> Iterator[np.ndarray]:
-        """Yield row numbers of equal token count, at most the device's batch at a time."""
-        counts = np.array(lengths, np.int64)
-        for length in np.unique(counts):
-            rows = np.flatnonzero(counts == length)
-            step = max(1, self._batch_tokens // int(length))
-            for start in range(0, len(rows), step):
-                yield rows[start : start + step]
+        """Yield row numbers by token count, at most the device's batch of tokens at a time."""
+        rows = np.argsort(np.array(lengths, np.int64), kind="stable")
+        start = tokens = 0
+        for end, row in enumerate(rows):
+            if end > start and tokens + lengths[row] > self._batch_tokens:
+                yield rows[start:end]
+                start, tokens = end, 0
+            tokens += lengths[row]
+        if len(rows) > start:
+            yield rows[start:]
 
-    def _embed(self, ids: Array) -> Array:
-        """Return the embeddings, (batch, DIM) float32, of token ids (batch, seq)."""
-        batch, seq = ids.shape
-        x = (self._words[ids] + self._positions[:seq]).reshape(batch * seq, DIM)
-        x = layer_norm(x, *self._embedding_norm)
+    def _embed(self, sentences: Sequence[Sequence[int]]) -> Array:
+        """Return the embeddings, (sentences, DIM) float32, of token ids."""
+        xp, lengths = self.xp, np.array([len(ids) for ids in sentences])
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        ids = xp.asarray(np.concatenate(sentences))
+        x = layer_norm(
+            self._words[ids] + self._positions[xp.asarray(positions)], *self._embedding_norm
+        )
+        there = xp.asarray(offsets)
         for layer in self._layers:
-            x = layer(x, batch, seq)
-        mean = x.reshape(batch, seq, DIM).mean(axis=1)
+            x = layer(x, there)
+        mean = xp.add.reduceat(x, there[:-1], axis=0) / xp.asarray(lengths[:, None], np.float32)
         return mean / (mean * mean).sum(axis=-1, keepdims=True) ** 0.5

@@ -45,9 +45,13 @@ def add_product(weight: Array, bias: Array | None, x: Array, sums: Array) -> Non
     _launch("ADD", weight, bias, x, sums)
 
 
-def gated_product(weight: Array, bias: Array | None, x: Array) -> Array:
-    """Return silu(a) b, a and b being the halves of x W^T + b (Shazeer 2020), in x's dtype."""
-    return _launch("GATE", weight, bias, x, cuda.empty((len(x), len(weight) // 2), x.dtype))
+def gated_product(weight: Array, bias: Array | None, x: Array, gate: str = "silu") -> Array:
+    """Return gate(a) b, a and b being the halves of x W^T + b (Shazeer 2020), in x's dtype.
+
+    The gate is "silu" or "gelu", in its form by tanh.
+    """
+    y = cuda.empty((len(x), len(weight) // 2), x.dtype)
+    return _launch(f"GATE_{gate.upper()}", weight, bias, x, y)
 
 
 class Tile(NamedTuple):
@@ -78,7 +82,7 @@ def _launch(finish: str, weight: Array, bias: Array | None, x: Array, y: Array) 
     rows = len(x)
     tile = tile_of(rows, weight.itemsize)
     block_rows, block_outputs = tile.groups * GROUP_ROWS, tile.tiles * OUTPUTS
-    halves = 2 if finish == "GATE" else 1
+    halves = 2 if finish.startswith("GATE") else 1
     blocks = -(-y.shape[1] // (block_outputs // halves)) * -(-rows // block_rows)
     arguments = (
         *(CPP[weight.dtype.name], CPP[y.dtype.name], tile.groups, finish),

@@ -3,7 +3,7 @@
 // outputs and 8 rows (the flat products of FlashDecoding++, Hong et al. 2023, section 4); in float32 by ordinary
 // instructions. A row has the same bits in whatever company.
 #include "chunk.cuh"
-#include "silu.cuh"
+#include "gates.cuh"
 #include "streams.cuh"
 
 constexpr int OUTPUTS = 16;  // of a tile
@@ -11,8 +11,11 @@ constexpr int ROWS = 8;      // of x in a group
 constexpr int LINE = 8;      // chunks of 16 bytes that a warp reads of a row of W at once
 
 // What becomes of the sums: they are written, or added to what is there, or those of the first half of the outputs
-// gate those of the second, silu(a) b (SwiGLU, Shazeer 2020).
-enum Finish { STORE, ADD, GATE };
+// gate those of the second (Shazeer 2020).
+enum Finish { STORE, ADD, GATE_SILU, GATE_GELU };
+
+template <Finish FINISH>
+constexpr bool GATES = FINISH == GATE_SILU || FINISH == GATE_GELU;
 
 template <class T>
 constexpr int SUMS = sizeof(T) == 2 ? 4 : 2 * ROWS;  // of a thread and group
@@ -58,7 +61,7 @@ __device__ void share(float (&sums)[SUMS<T>], float* shared) {
     }
 }
 
-// W (outputs, inputs) with a bias or null, x (rows, inputs), y (rows, outputs, or half as many for GATE). A block has
+// W (outputs, inputs) with a bias or null, x (rows, inputs), y (rows, outputs, or half as many with a gate). A block has
 // TILES of the outputs, and its warps share the inputs out, LINES of each at a time. Blocks that have the same outputs,
 // each for GROUPS of the rows, follow each other. A multiprocessor has room for BLOCKS.
 template <class T, class U, int GROUPS, Finish FINISH, int WARPS, int TILES, int LINES, int BLOCKS>
@@ -66,14 +69,14 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 flat_product(const T* weight, const float* bias, const T* x, U* y, int outputs, int inputs, int all_rows) {
     extern __shared__ __align__(16) float smem[];
     constexpr int BLOCK_ROWS = GROUPS * ROWS, CHUNK = 16 / sizeof(T), STEPS = LINES * LINE / 4;
-    constexpr int TILE_ENDS = OUTPUTS / (FINISH == GATE ? 2 : 1);  // results of a tile and row
+    constexpr int TILE_ENDS = OUTPUTS / (GATES<FINISH> ? 2 : 1);  // results of a tile and row
     let_next_begin();
     const int blocks_of_rows = (all_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     const int first = blockIdx.x / blocks_of_rows * TILES * TILE_ENDS;
     const int first_row = blockIdx.x % blocks_of_rows * BLOCK_ROWS, rows = min(all_rows - first_row, BLOCK_ROWS);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // The second eight outputs of a tile are behind the first eight, or as far into the second half.
-    const int end = FINISH == GATE ? outputs / 2 : outputs, distance = FINISH == GATE ? end : OUTPUTS / 2;
+    const int end = GATES<FINISH> ? outputs / 2 : outputs, distance = GATES<FINISH> ? end : OUTPUTS / 2;
 
     const T *row_a[TILES], *row_b[TILES];
 #pragma unroll
@@ -132,8 +135,9 @@ flat_product(const T* weight, const float* bias, const T* x, U* y, int outputs, 
                 both[half] += smem[((w * TILES + tile) * BLOCK_ROWS + row) * OUTPUTS + i % 8 + half * 8];
         }
         U* out = y + static_cast<long long>(first_row + row) * end;
-        if constexpr (FINISH == GATE) {
-            if (output < end) out[output] = from_float<U>(silu(both[0]) * both[1]);
+        if constexpr (GATES<FINISH>) {
+            constexpr Gate KIND = FINISH == GATE_GELU ? GELU : SILU;
+            if (output < end) out[output] = from_float<U>(gate<KIND>(both[0]) * both[1]);
         } else {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {

@@ -1,6 +1,6 @@
 // What is done with whole rows between products, a block for each row.
 #include "chunk.cuh"
-#include "silu.cuh"
+#include "gates.cuh"
 #include "streams.cuh"
 
 // The sum of all threads of a block.
@@ -33,9 +33,9 @@ rms_norm(const T* x, const float* weight, U* y, float eps, int width, int heads,
     for (int i = threadIdx.x; i < width; i += THREADS) y[i] = from_float<U>(to_float(x[i]) * scale * weight[i]);
 }
 
-// y = silu(a) b of rows of a and b side by side, `width` elements each (SwiGLU, Shazeer 2020), VEC at once.
-template <class T, int VEC, int THREADS>
-__global__ void __launch_bounds__(THREADS) swiglu(const T* x, T* y, int width) {
+// y = gate(a) b of rows of a and b side by side, `width` elements each (Shazeer 2020), VEC at once.
+template <class T, int VEC, int THREADS, Gate GATE>
+__global__ void __launch_bounds__(THREADS) gated(const T* x, T* y, int width) {
     let_next_begin();
     x += 2ll * blockIdx.x * width;
     y += static_cast<long long>(blockIdx.x) * width;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(THREADS) swiglu(const T* x, T* y, int width) {
         load_chunk(a, x + i);
         load_chunk(b, x + width + i);
 #pragma unroll
-        for (int e = 0; e < VEC; ++e) a[e] = silu(a[e]) * b[e];
+        for (int e = 0; e < VEC; ++e) a[e] = gate<GATE>(a[e]) * b[e];
         store_chunk(y + i, a);
     }
 }

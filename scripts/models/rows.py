@@ -33,18 +33,21 @@ def rms_norm(x: Array, weight: Array, y: Array, eps: float) -> None:
     cuda.launch(function, blocks, threads, threads // 8, x, weight, y, eps, width, count, *strides)
 
 
-def swiglu(x: Array) -> Array:
-    """Return silu(a) b of rows of a and b side by side (Shazeer 2020), in x's dtype.
+def gated(x: Array, gate: str = "silu") -> Array:
+    """Return gate(a) b of rows of a and b side by side (Shazeer 2020), in x's dtype.
 
     Parameters
     ----------
     x : cupy.ndarray, (rows, 2 * width), contiguous
+    gate : {"silu", "gelu"}
+        "gelu" in its form by tanh.
     """
     width, chunk = x.shape[1] // 2, 16 // x.itemsize
     threads = 256
     y = cuda.empty((len(x), width), x.dtype)
     size = 1 if width % chunk else chunk
-    function = cuda.kernel("rows", f"swiglu<{CPP[x.dtype.name]}, {size}, {threads}>")
+    arguments = f"{CPP[x.dtype.name]}, {size}, {threads}, {gate.upper()}"
+    function = cuda.kernel("rows", f"gated<{arguments}>")
     cuda.launch(function, len(x), threads, 0, x, y, width)
     return y
 

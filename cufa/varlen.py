@@ -1,0 +1,234 @@
+"""`attention_varlen`: sequences of any lengths, one after the other in the same arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cufa import device as devices
+from cufa.arrays import Array, Operands, array_module
+from cufa.beside import parse_beside
+from cufa.checks import NO_WINDOW, check_flag, check_out, check_seed, check_size, refuse_kernel
+from cufa.cpu import lengths as cpu
+from cufa.cpu.own import Own, checked
+from cufa.expression.own import NOTHING, own
+from cufa.expression.own import Own as Traced
+from cufa.launch import calls
+from cufa.launch.decode_kind import on_device
+from cufa.launch.kind import Kind
+from cufa.lengths import parse_offsets
+from cufa.planner.plan import Planner
+from cufa.problem import Problem, parse
+from cufa.score import ARRAYS
+from cufa.variant import Variant
+
+_ANY = 2**31 - 1
+_LAYOUT = "bshd"  # of one sequence, (1, total, heads, head_dim)
+
+
+def attention_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_k: Array | None = None,
+    causal: bool | str = False,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float | None = None,
+    alibi_slopes: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    sinks: Array | None = None,
+    score_mod: Callable[..., Any] | str | None = None,
+    mask_mod: Callable[..., Any] | str | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    scale: float | None = None,
+    out: Array | None = None,
+    return_lse: bool = False,
+    kernel: str | Variant | None = None,
+) -> Any:
+    """Compute attention of sequences of any lengths that follow each other, without padding.
+
+    Each sequence is as in `cufa.attention`, and nothing of another reaches it. Lengths are read on
+    the device, so that a captured call follows them.
+
+    Parameters
+    ----------
+    q : array, shape (total_q, hq, d)
+        Queries of all sequences: float16, bfloat16 or float32.
+    k : array, shape (total_k, hk, d)
+        Keys, of q's dtype. hq must be a multiple of hk.
+    v : array, shape (total_k, hk, dv)
+        Values, of q's dtype.
+    cu_seqlens_q, cu_seqlens_k : array, shape (sequences + 1,), int32
+        Sequence i has the rows from cu_seqlens[i] to cu_seqlens[i + 1] - 1: the first number is 0,
+        and none is less than the one before it, nor more than there are rows. On the device, or
+        integers on the host. Offsets on the device that are otherwise give some result, but read
+        and write nothing outside of the arrays. Rows behind the last sequence are not written.
+    max_seqlen_q, max_seqlen_k : int, optional
+        Of sequences that have more queries or keys, the first ones count; those of other queries
+        are not written. No call needs them but those with `bias` or `mask`.
+    seqused_k : array, shape (sequences,), int32, optional
+        How many of each sequence's keys are in use, the first ones.
+    causal, window, softcap, scale
+        As in `cufa.attention`, for each sequence by its own lengths.
+    alibi_slopes : array, shape (hq,) or (sequences, hq), float32
+    bias, mask : array, broadcastable to (sequences, hq, max_seqlen_q, max_seqlen_k)
+    sinks : array, shape (hq,), float32
+    score_mod, mask_mod : function or str
+        Of the number of the sequence, and of queries and keys counted from its first ones.
+    dropout_p, seed
+        As in `cufa.attention`.
+    out : array, optional
+        Where the result goes.
+    return_lse : bool
+        Whether to return the log-sum-exp of the scores, too.
+    kernel : str or Variant, optional
+        Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32") or one instantiation; GPU only.
+
+    Returns
+    -------
+    out : array, shape (total_q, hq, dv)
+        In q's dtype. Rows that see no key are 0.
+    lse : array, shape (hq, total_q), float32
+        With `return_lse`: natural logarithm; -inf for rows that see no key.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `cufa.attention`; and for offsets of other shapes or dtypes, or on the host with other
+        values.
+    CompileError
+        NVRTC refused a kernel.
+
+    Notes
+    -----
+    The method is that of `cufa.attention`. Variants are chosen as for as many sequences of the
+    average length.
+    """
+    arrays = q, k, v, out
+    known = all(array is None or getattr(array, "ndim", 0) == 3 for array in arrays)
+    beside: tuple[Any, ...] = alibi_slopes, bias, mask, sinks, None  # as `ARRAYS`
+    beside = *beside, cu_seqlens_q, cu_seqlens_k, seqused_k
+    mods = NOTHING
+    if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
+        mods = own(score_mod, mask_mod)
+        beside = *beside, *mods.arrays
+    if dropout_p:
+        beside = *beside, seed
+    if known and q is not None:
+        of_one = [None if array is None else array[None] for array in arrays]
+        # The types, because True == 1 and a cached call must not accept what a first one refuses.
+        options = (
+            *("varlen", mods.parts),
+            tuple(getattr(array, "dtype", None) for array in beside),
+            *(max_seqlen_q, type(max_seqlen_q), max_seqlen_k, type(max_seqlen_k)),
+            *(causal, type(causal), scale, type(scale), softcap, type(softcap)),
+            *(window, None if window is NO_WINDOW else calls.types_of(window)),
+            *(return_lse, type(return_lse), dropout_p, type(dropout_p)),
+            *(kernel, None if kernel is None else calls.types_of(kernel)),
+        )
+        result = calls.again(
+            of_one[0], of_one[1], of_one[2], of_one[3], return_lse, options, beside
+        )
+        if result is not None:
+            return _without_batch(result, out, return_lse)
+    check_flag("return_lse", return_lse)
+    xp = array_module(q, k, v, out)
+    for name, array in zip(("q", "k", "v", "out"), arrays, strict=True):
+        if array is not None and array.ndim != 3:
+            raise ValueError(f"{name} has shape {array.shape}: (total, heads, head_dim) is needed")
+    of_one = [None if array is None else array[None] for array in arrays]
+    problem, operands = parse(
+        *of_one[:3],
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        scale=scale,
+        layout=_LAYOUT,
+        out=of_one[3],
+        xp=xp,
+        dropout_p=dropout_p,
+    )
+    operands = operands._replace(seed=check_seed(seed))
+    given = dict(zip(ARRAYS, beside, strict=False))
+    lengths = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "seqused_k": seqused_k,
+    }
+    totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
+    sequences, lengths = parse_offsets(lengths, totals, xp)
+    if out is not None:
+        there = {n: x for n, x in {**given, **lengths}.items() if isinstance(x, type(out))}
+        check_out(out, out.shape, there)
+    problem = problem._replace(
+        kv="Varlen",
+        sequences=sequences,
+        max_seqlen_q=_longest("max_seqlen_q", max_seqlen_q),
+        max_seqlen_k=_longest("max_seqlen_k", max_seqlen_k),
+    )
+    problem, operands = _with_arrays(problem, operands, given, mods, xp)
+    if xp is np:
+        refuse_kernel(kernel)
+        functions = (checked(*each) for each in (("score_mod", score_mod), ("mask_mod", mask_mod)))
+        return _on_cpu(problem, operands, Own(*functions), q, out, return_lse, lengths)
+    read = tuple(on_device(name, array) for name, array in lengths.items())
+    device_id = xp.cuda.runtime.getDevice()
+    device = devices.of_id(device_id)
+    kind = Kind(problem, _LAYOUT, device, device_id, Planner(problem, device, kernel))
+    of_dropout = (operands.seed,) if problem.dropout_p else ()
+    result = calls.first(
+        *(of_one[0], of_one[1], of_one[2], of_one[3], return_lse, options, kind),
+        beside=(*beside[: len(ARRAYS)], *read, *mods.arrays, *of_dropout),
+    )
+    return _without_batch(result, out, return_lse)
+
+
+def _longest(name: str, most: int | None) -> int:
+    return _ANY if most is None else check_size(name, most)
+
+
+def _with_arrays(
+    problem: Problem,
+    operands: Operands,
+    given: Mapping[str, Array | None],
+    mods: Traced,
+    xp: Any,
+) -> tuple[Problem, Operands]:
+    """Return the problem and its operands with the arrays that parts of the score read."""
+    for name in ("bias", "mask"):
+        if given[name] is not None and _ANY in (problem.max_seqlen_q, problem.max_seqlen_k):
+            raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed beside it")
+    reads, views = parse_beside(given, mods, 4, problem.sizes, xp)
+    return problem._replace(reads=reads), operands._replace(beside=views)
+
+
+def _without_batch(result: Any, out: Array | None, return_lse: bool) -> Any:
+    """Return what the caller wants of a result of one sequence."""
+    if not return_lse:
+        return result[0] if out is None else out
+    return (result[0][0] if out is None else out), result[1][0]
+
+
+def _on_cpu(
+    problem: Problem,
+    operands: Operands,
+    functions: Own,
+    q: Array,
+    out: Array | None,
+    return_lse: bool,
+    lengths: Mapping[str, Any],
+) -> Any:
+    if out is None:
+        out = np.empty((*q.shape[:2], problem.head_dim_v), q.dtype)
+        operands = operands._replace(out=out.swapaxes(0, 1)[None])
+    lse = cpu.attention_varlen(problem, operands, **lengths, own=functions)
+    return (out, lse[0]) if return_lse else out

@@ -1,0 +1,197 @@
+"""Masks, biases and sequences of unequal lengths: cufa and its peers by graph replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import cupy
+import numpy as np
+
+import cufa
+from benchmarks import graphs
+from benchmarks.cells import Cell
+from benchmarks.contestants import CUFA, columns, free_memory, reason, rounded, rows_of, say
+from benchmarks.inputs import DTYPES, Operands, to_torch
+from benchmarks.peers import PEERS, cufa_call
+from cufa.explorer.clock import Call, Clock
+from cufa.explorer.race import Budget
+
+CAUSAL = "cufa_causal"
+"""cufa's causal kernel on the same shape, beside every row."""
+
+_DTYPE = "bfloat16"
+_HIDDEN = 2048
+_TOKENS = 16384
+_HEAD_DIMS = (64, 128)
+_SEQS = (8192, 16384)
+_BIAS_SEQ = 4096
+_SOFTCAP = 30.0
+_LENGTHS = (
+    *(1034, 898, 270, 1978, 2040, 1145, 373, 380, 1208, 1350, 1792, 46, 409, 222, 740, 2499),
+)
+"""Of 16 sequences of 16384 tokens."""
+
+Arrays = Mapping[str, Any]
+
+
+class Case(NamedTuple):
+    """A feature on a shape.
+
+    Attributes
+    ----------
+    feature : str
+    cell : Cell
+    call : callable
+        Operands and random numbers -> cufa's call, and the arrays that peers need, too.
+    """
+
+    feature: str
+    cell: Cell
+    call: Callable[[Operands, Any], tuple[Call, Arrays]]
+
+    def __str__(self) -> str:
+        """In a few words."""
+        return f"{self.feature} d{self.cell.d} s{self.cell.sq}"
+
+
+def cases() -> list[Case]:
+    """Return the rows of the table."""
+    found = []
+    for d in _HEAD_DIMS:
+        for s in _SEQS:
+            found += [Case(name, _cell(d, s, True), call) for name, call in _CAUSAL.items()]
+        found += [Case(name, _cell(d, _BIAS_SEQ, False), call) for name, call in _FULL.items()]
+        found.append(Case("varlen 16", _cell(d, _SEQS[0], True), _varlen))
+    return found
+
+
+def rows(peers: Iterable[str], clock: Clock, budget: Budget, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield a result row a case, and print a line for each.
+
+    Beside cufa with the feature are its causal kernel, and cuDNN: with the bias or the mask where
+    the feature is one, and else causal.
+
+    Parameters
+    ----------
+    peers : iterable of str
+        Keys of `PEERS`.
+    clock : Clock
+    budget : Budget
+        Of a case.
+    seed : int
+        Of the random data.
+    """
+    rng = cupy.random.default_rng(seed)
+
+    def row_of(case: Case) -> dict[str, Any]:
+        operands = Operands(case.cell, rng)
+        ours, arrays = case.call(operands, rng)
+        causal = Operands(case.cell._replace(causal=True), rng)
+        calls = {CUFA: ours, CAUSAL: cufa_call(causal, None)}
+        for name in peers:
+            try:
+                calls[name] = _peer(name, operands, arrays)
+                calls[name]()
+            except Exception as error:  # whatever a library raises, the others can run
+                say(f"{case}: no {name}: {reason(error)}")
+                calls.pop(name, None)
+                free_memory()
+        ms, replayed = graphs.medians(calls, clock, budget, "graph")
+        return {
+            "feature": case.feature,
+            **case.cell.row(),
+            "kernel": "auto",
+            "unit": "us",
+            **columns({name: rounded(1e3 * each, 5) for name, each in ms.items()}),
+            "replayed": replayed,
+        }
+
+    return rows_of(cases(), row_of)
+
+
+def _cell(d: int, s: int, causal: bool) -> Cell:
+    heads = _HIDDEN // d
+    return Cell(_DTYPE, _TOKENS // s, heads, heads, s, s, d, d, causal)
+
+
+def _with(
+    make: Callable[[Operands, Any], dict[str, Any]],
+) -> Callable[[Operands, Any], tuple[Call, Arrays]]:
+    """Return what makes a call of cufa.attention with such options."""
+
+    def prepared(operands: Operands, rng: Any) -> tuple[Call, Arrays]:
+        options = {"causal": operands.cell.causal, **make(operands, rng)}
+        q, k, v = operands.q, operands.k, operands.v
+        return lambda: cufa.attention(q, k, v, **options), options
+
+    return prepared
+
+
+def _slopes(operands: Operands, rng: Any) -> dict[str, Any]:
+    heads = operands.cell.hq
+    return {"alibi_slopes": (2 ** (-8 * (cupy.arange(heads) + 1) / heads)).astype(np.float32)}
+
+
+def _sinks(operands: Operands, rng: Any) -> dict[str, Any]:
+    return {"sinks": rng.standard_normal(operands.cell.hq, dtype=np.float32)}
+
+
+def _bias(operands: Operands, rng: Any) -> dict[str, Any]:
+    cell = operands.cell
+    bias = rng.standard_normal((1, cell.hq, cell.sq, cell.sk), dtype=np.float32)
+    return {"bias": bias.astype(DTYPES[cell.dtype])}
+
+
+def _mask(operands: Operands, rng: Any) -> dict[str, Any]:
+    cell = operands.cell
+    return {"mask": rng.random((cell.b, 1, cell.sq, cell.sk), dtype=np.float32) < 0.5}
+
+
+def _bits(operands: Operands, rng: Any) -> dict[str, Any]:
+    mask = _mask(operands, rng)["mask"]
+    return {"mask": cupy.packbits(mask.ravel()).reshape(*mask.shape[:3], -1)}
+
+
+def _varlen(operands: Operands, rng: Any) -> tuple[Call, Arrays]:
+    cell = operands.cell
+    q, k, v = (
+        x.swapaxes(1, 2).reshape(_TOKENS, cell.hq, cell.d)
+        for x in (operands.q, operands.k, operands.v)
+    )
+    offsets = cupy.asarray(np.cumsum([0, *_LENGTHS]).astype(np.int32))
+    return lambda: cufa.attention_varlen(q, k, v, offsets, offsets, causal=True), {}
+
+
+_CAUSAL = {
+    "top-left": _with(lambda operands, rng: {"causal": "top-left"}),
+    "window 1024": _with(lambda operands, rng: {"window": (1023, None)}),
+    "window 4096": _with(lambda operands, rng: {"window": (4095, None)}),
+    "softcap": _with(lambda operands, rng: {"softcap": _SOFTCAP}),
+    "alibi": _with(_slopes),
+    "sinks": _with(_sinks),
+    "dropout": _with(lambda operands, rng: {"dropout_p": 0.1, "seed": 1}),
+}
+_FULL = {"bias": _with(_bias), "mask": _with(_mask), "mask of bits": _with(_bits)}
+
+
+def _peer(name: str, operands: Operands, arrays: Arrays) -> Call:
+    """Return a peer's call, with the array that is added to its scores or masks them."""
+    array = arrays.get("bias", arrays.get("mask"))
+    if array is None:
+        return PEERS[name](operands)
+    if name != "cudnn":
+        raise ValueError("it is measured without such an array")
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    if array.dtype == np.uint8:
+        raise ValueError("it takes no packed bits")
+    q, k, v = operands.torch()
+    mask = to_torch(array.view(np.uint8)).bool() if array.dtype == np.bool_ else to_torch(array)
+
+    def call() -> Any:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    return call

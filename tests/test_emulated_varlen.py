@@ -1,0 +1,171 @@
+"""Sequences of unequal lengths by the kernels' source on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import Emulator, needs_compiler
+from played_gpu import on_gpu
+from reference import Expected, random_inputs
+from score_arrays import options_of
+from test_emulated import ALL, FA1, FA3, FP32, MMA, emulated, emulator  # noqa: F401
+from test_varlen import LENGTHS, OPTIONS, assert_each_is_right, ragged
+
+import cufa
+from cufa.variant import Variant
+
+pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
+
+forms = pytest.mark.parametrize("form", [f for f in ALL if f is not FA1], ids=lambda f: f[:50])
+
+
+def score_of(**options: Any) -> tuple[str, ...]:
+    """Return the parts of a call's score."""
+    q = on_gpu(np.ones((1, 4, 8, 8), options.pop("dtype")))
+    plan: Any = cufa.explain(q, q, q, **options)
+    return tuple(plan.variant.score)
+
+
+def varlen(form: str, arrays: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the result and the log-sum-exp of a form."""
+    variant = Variant.parse(form.format(score=""))
+    plain = {k: x for k, x in options.items() if k in ("causal", "window", "softcap", "scale")}
+    score = score_of(dtype=arrays[0].dtype, **plain)
+    there: dict[str, Any] = {k: on_gpu(x) if hasattr(x, "dtype") else x for k, x in options.items()}
+    out, lse = cufa.attention_varlen(
+        *map(on_gpu, arrays),
+        kernel=variant._replace(score=score, kv="Varlen"),
+        return_lse=True,
+        **there,
+    )
+    return out.get(), lse.get()
+
+
+@forms
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_sequences_of_any_lengths(
+    emulated: Emulator,  # noqa: F811
+    rng: np.random.Generator,
+    form: str,
+    options: dict[str, Any],
+) -> None:
+    variant = Variant.parse(form.format(score=""))
+    if variant.head_dim != variant.head_dim_v:
+        pytest.skip("the arrays here have one head dim")
+    for emulated.last_first, lengths in zip((False, True), (LENGTHS[0], LENGTHS[3]), strict=True):
+        arrays = ragged(rng, variant.dtype, lengths, d=variant.head_dim)
+        assert_each_is_right(varlen(form, arrays, **options), arrays, **options)
+
+
+@pytest.mark.parametrize("form", [FA3, MMA, FP32], ids=lambda f: f[:50])
+def test_nothing_reaches_another_sequence(rng: np.random.Generator, form: str) -> None:
+    variant = Variant.parse(form.format(score=""))
+    lengths = ((70, 70, 5, 200), (70, 70, 90, 210))
+    arrays = ragged(rng, variant.dtype, lengths, d=64)
+    for array, of in zip(arrays[:3], (3, 4, 4), strict=True):
+        array[arrays[of][1] : arrays[of][2]] = np.nan
+    for causal in (False, True):
+        out, lse = varlen(form, arrays, causal=causal)
+        out = out.astype(np.float32)
+        assert np.isnan(out[70:140]).all()
+        assert np.isfinite(out[:70]).all()
+        assert np.isfinite(out[140:345]).all()
+        assert np.isnan(out[345:]).all()  # as new memory is
+        assert np.isnan(lse[:, 345:]).all()
+
+
+def test_heads_that_share_a_tile(rng: np.random.Generator) -> None:
+    arrays = ragged(rng, "bfloat16", ((13, 0, 5, 40), (150, 9, 5, 64)), hq=8, hk=2, d=64)
+    for options in ({}, {"causal": True}):
+        assert_each_is_right(varlen(FA3, arrays, **options), arrays, **options)
+
+
+@pytest.mark.parametrize("form", [FA3, MMA, FP32], ids=lambda f: f[:50])
+def test_offsets_on_the_device_stay_within_the_arrays(rng: np.random.Generator, form: str) -> None:
+    """Whatever they are, nothing outside is read or written: pages around the arrays say so."""
+    variant = Variant.parse(form.format(score=""))
+    arrays = ragged(rng, variant.dtype, ((50, 47), (60, 37)), d=64)
+    q, k, v = (on_gpu(x) for x in arrays[:3])
+    for bad in ((0, 70, 20), (-5, 3, 2**31 - 1), (2**31 - 1, -(2**31), 0), (90, 200, 90)):
+        wild = on_gpu(np.array(bad, np.int32))
+        for causal in (False, True):
+            score = ("Causal",) if causal else ()
+            kernel = variant._replace(score=score, kv="Varlen")
+            cufa.attention_varlen(q, k, v, wild, wild, causal=causal, kernel=kernel)
+
+
+@forms
+def test_padded_batches(rng: np.random.Generator, form: str) -> None:
+    variant = Variant.parse(form.format(score=""))
+    d, dv = variant.head_dim, variant.head_dim_v
+    lengths = np.array([200, 0, 1, 127, 64], np.int32)
+    q, k, v = random_inputs(rng, variant.dtype, b=5, hq=2, hk=1, sq=70, sk=200, d=d, dv=dv)
+    for i, n in enumerate(lengths):
+        k[i, :, n:], v[i, :, n:] = np.nan, np.nan
+    given = [on_gpu(x) for x in (q, k, v)]
+    for options in (OPTIONS[0], OPTIONS[1], OPTIONS[3]):
+        kernel = variant._replace(score=score_of(dtype=q.dtype, **options), kv="Padded")
+        out, lse = cufa.attention(
+            *given, lengths_k=on_gpu(lengths), kernel=kernel, return_lse=True, **options
+        )
+        cases = [
+            Expected(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], **options)
+            for i, n in enumerate(lengths)
+        ]
+        bound = max(case.bound for case in cases)
+        for i, case in enumerate(cases):
+            case.assert_accepts(out.get()[i : i + 1], lse.get()[i : i + 1], f"{i} {options}", bound)
+
+
+@pytest.mark.parametrize("name", ["alibi of sequences", "bias", "mask", "all"])
+def test_arrays_beside(rng: np.random.Generator, name: str) -> None:
+    """Whatever variant is planned."""
+    arrays = ragged(rng, "bfloat16", ((30, 5, 61, 100), (40, 0, 61, 150)))
+    options = options_of(rng, name, (4, 4, 2, 100, 150))
+    there: dict[str, Any] = {k: on_gpu(x) if hasattr(x, "dtype") else x for k, x in options.items()}
+    out, lse = cufa.attention_varlen(
+        *map(on_gpu, arrays), max_seqlen_q=100, max_seqlen_k=150, return_lse=True, **there
+    )
+    assert_each_is_right((out.get(), lse.get()), arrays, **options)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_functions_of_the_caller(rng: np.random.Generator, dtype: str) -> None:
+    """With lengths, arrays of their own and a seed, each in its place."""
+    arrays = ragged(rng, dtype, ((30, 61, 100), (40, 61, 150)))
+    table = rng.standard_normal((3, 4), np.float32)
+    there = on_gpu(table)
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + there[b, h] * kv_idx
+
+    sinks = rng.standard_normal(4, np.float32)
+    given = [on_gpu(x) for x in arrays]
+    call: dict[str, Any] = {"score_mod": score_mod, "sinks": on_gpu(sinks), "return_lse": True}
+    keep = cufa.dropout_mask((3, 4, 100, 150), 0.25, 6) / 0.75
+    q, k, v, cu_q, cu_k = arrays
+    for dropout_p in (0.0, 0.25):
+        out, lse = cufa.attention_varlen(*given, dropout_p=dropout_p, seed=6, **call)
+        for i in range(3):
+            rows, keys = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+            four = [x.swapaxes(0, 1)[None] for x in (q[rows], k[keys], v[keys])]
+
+            def its_score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, i: int = i) -> Any:
+                return score + table[i, h] * kv_idx
+
+            its: dict[str, Any] = {"score_mod": its_score, "sinks": sinks}
+            if dropout_p:
+                n, m = four[0].shape[2], four[1].shape[2]
+                its["keep"] = keep[i : i + 1, :, :n, :m]
+            expected = Expected(*four, **its)
+            expected.assert_accepts(out.get()[rows].swapaxes(0, 1)[None], lse.get()[None, :, rows])
+
+
+def test_a_call_that_is_like_another(rng: np.random.Generator) -> None:
+    """Other offsets, other numbers of them, and other rows: each call follows its own."""
+    for lengths in (LENGTHS[0], LENGTHS[0], ((5, 6), (7, 80)), LENGTHS[1], LENGTHS[0]):
+        arrays = ragged(rng, "float16", lengths, d=64)
+        out, lse = cufa.attention_varlen(*map(on_gpu, arrays), causal=True, return_lse=True)
+        assert_each_is_right((out.get(), lse.get()), arrays, causal=True)

@@ -1,0 +1,308 @@
+"""Sequences of unequal lengths: `attention_varlen`, and `attention` with `lengths_k`."""
+
+from __future__ import annotations
+
+import random
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import DTYPES, Expected, random_inputs, to_host
+from score_arrays import FEATURES, options_of
+
+import cufa
+
+#: Queries and keys of each sequence.
+LENGTHS = (
+    ((5, 0, 130, 40, 1, 200), (7, 3, 130, 90, 0, 201)),
+    ((64, 64, 64), (64, 64, 64)),
+    ((300,), (420,)),
+    ((1,) * 40, tuple(range(40))),
+)
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"causal": True},
+    {"causal": "top-left", "softcap": 3.0},
+    {"window": (20, 5)},
+    {"window": (100, None), "causal": True, "scale": -0.3},
+)
+KERNELS = (
+    ("fa2_fp32", "float32"),
+    ("fa2_mma", "float16"),
+    ("fa2_mma", "bfloat16"),
+    ("fa3_wgmma", "float16"),
+    ("fa3_wgmma", "bfloat16"),
+)
+
+
+def offsets(lengths: Any) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def ragged(
+    rng: np.random.Generator, dtype: str, lengths: Any, hq: int = 4, hk: int = 2, d: int = 32
+) -> tuple[np.ndarray, ...]:
+    """Return q, k and v with three rows behind the last sequence, NaN in k and v, and offsets."""
+    found = []
+    for of, heads, more in (
+        (lengths[0], hq, 0.0),
+        (lengths[1], hk, np.nan),
+        (lengths[1], hk, np.nan),
+    ):
+        array = rng.standard_normal((sum(of) + 3, heads, d), np.float32)
+        array[sum(of) :] = more
+        found.append(array.astype(DTYPES[dtype]))
+    return (*found, offsets(lengths[0]), offsets(lengths[1]))
+
+
+def assert_each_is_right(
+    found: Any, arrays: tuple[np.ndarray, ...], used: Any = None, **options: Any
+) -> None:
+    """Compare each sequence to the oracle, by the bound of all: few numbers err by chance."""
+    q, k, v, cu_q, cu_k = arrays
+    out, lse = (to_host(x) for x in found)
+    cases = []
+    for i in range(len(cu_q) - 1):
+        a = slice(cu_q[i], cu_q[i + 1])
+        b = slice(cu_k[i], cu_k[i + 1] if used is None else min(cu_k[i + 1], cu_k[i] + used[i]))
+        its = dict(options)
+        for name in ("alibi_slopes", "bias", "mask"):
+            if name in its and its[name].ndim > 1:
+                array = its[name]
+                its[name] = array[i : i + 1] if array.shape[0] > 1 else array
+        sizes = a.stop - a.start, b.stop - b.start
+        for name in ("bias", "mask"):
+            if name in its:
+                its[name] = its[name][..., : sizes[0] if its[name].shape[-2] > 1 else 1, :]
+                if its[name].dtype != np.uint8:
+                    its[name] = its[name][..., : sizes[1]]
+        if sizes[0]:
+            four = [x.swapaxes(0, 1)[None] for x in (q[a], k[b], v[b])]
+            expected = Expected(*four, **its)
+            cases.append((expected, out[a].swapaxes(0, 1)[None], lse[None, :, a]))
+    bound = max(expected.bound for expected, _, _ in cases)
+    for expected, its_out, its_lse in cases:
+        expected.assert_accepts(its_out, its_lse, str(options), bound)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_sequences_of_any_lengths(
+    xp: ModuleType, rng: np.random.Generator, dtype: str, options: dict[str, Any]
+) -> None:
+    for lengths in LENGTHS:
+        arrays = ragged(rng, dtype, lengths)
+        found = cufa.attention_varlen(*map(xp.asarray, arrays), return_lse=True, **options)
+        assert_each_is_right(found, arrays, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernel_runs_here")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
+def test_on_the_gpu(
+    cupy: Any, rng: np.random.Generator, kernel: str, dtype: str, options: dict[str, Any]
+) -> None:
+    for lengths in LENGTHS:
+        for d in (64, 128, 192):
+            arrays = ragged(rng, dtype, lengths, hq=8, d=d)
+            given = [cupy.asarray(x) for x in arrays]
+            found = cufa.attention_varlen(*given, kernel=kernel, return_lse=True, **options)
+            assert_each_is_right(found, arrays, **options)
+            again = cufa.attention_varlen(*given, kernel=kernel, **options)
+            end = arrays[3][-1]
+            assert to_host(again)[:end].tobytes() == to_host(found[0])[:end].tobytes()
+
+
+@pytest.mark.parametrize("name", [n for n in FEATURES if "bits" not in n])
+def test_arrays_beside(xp: ModuleType, rng: np.random.Generator, name: str) -> None:
+    lengths = ((30, 5, 61, 100), (40, 0, 61, 150))
+    arrays = ragged(rng, "bfloat16", lengths)
+    options = options_of(rng, name, (4, 4, 2, 100, 150))
+    there: dict[str, Any] = {
+        k: xp.asarray(x) if hasattr(x, "dtype") else x for k, x in options.items()
+    }
+    found = cufa.attention_varlen(
+        *map(xp.asarray, arrays), max_seqlen_q=100, max_seqlen_k=150, return_lse=True, **there
+    )
+    assert_each_is_right(found, arrays, **options)
+
+
+def test_keys_in_use(xp: ModuleType, rng: np.random.Generator) -> None:
+    lengths = ((30, 20, 61, 100), (40, 90, 61, 150))
+    used = np.array([33, 0, 100, 149], np.int32)
+    arrays = ragged(rng, "float16", lengths)
+    for first, end in ((33, 40), (40, 130), (191 + 149, 191 + 150)):
+        arrays[1][first:end], arrays[2][first:end] = np.nan, np.nan
+    found = cufa.attention_varlen(
+        *map(xp.asarray, arrays), seqused_k=xp.asarray(used), causal=True, return_lse=True
+    )
+    assert_each_is_right(found, arrays, used=used, causal=True)
+
+
+def test_nothing_reaches_another_sequence(xp: ModuleType, rng: np.random.Generator) -> None:
+    """Not even NaN, and rows behind the last sequence are not written."""
+    lengths = ((70, 70, 5, 200), (70, 70, 90, 210))
+    for dtype in ("bfloat16", "float32"):
+        arrays = ragged(rng, dtype, lengths)
+        for array, of in zip(arrays[:3], (3, 4, 4), strict=True):
+            array[arrays[of][1] : arrays[of][2]] = np.nan
+        out = xp.full((348, 4, 32), 7, arrays[0].dtype)
+        given = [xp.asarray(x) for x in arrays]
+        cufa.attention_varlen(*given, causal=True, out=out)
+        found = to_host(out).astype(np.float32)
+        assert np.isnan(found[70:140]).all()
+        assert np.isfinite(found[:70]).all()
+        assert np.isfinite(found[140:345]).all()
+        assert (found[345:] == 7).all()
+
+
+def test_sequences_longer_than_the_longest(xp: ModuleType, rng: np.random.Generator) -> None:
+    """Of these the first queries and keys count, and the others are not written."""
+    arrays = ragged(rng, "float16", ((50, 20), (60, 90)))
+    q, k, v, cu_q, cu_k = arrays
+    out = xp.full(q.shape, 7, q.dtype)
+    given = [xp.asarray(x) for x in arrays]
+    cufa.attention_varlen(*given, max_seqlen_q=30, max_seqlen_k=64, out=out)
+    found = to_host(out)
+    assert (found[30:50] == 7).all()
+    for i, rows, keys in ((0, 30, 60), (1, 20, 64)):
+        a, b = slice(cu_q[i], cu_q[i] + rows), slice(cu_k[i], cu_k[i] + keys)
+        four = [x.swapaxes(0, 1)[None] for x in (q[a], k[b], v[b])]
+        Expected(*four).assert_accepts(found[a].swapaxes(0, 1)[None], None)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_padded_batches(xp: ModuleType, rng: np.random.Generator, options: dict[str, Any]) -> None:
+    for dtype, d in (("bfloat16", 64), ("float32", 48)):
+        q, k, v = random_inputs(rng, dtype, b=5, hq=4, hk=2, sq=90, sk=200, d=d)
+        lengths = np.array([200, 0, 1, 127, 64], np.int32)
+        for i, n in enumerate(lengths):
+            k[i, :, n:], v[i, :, n:] = np.nan, np.nan
+        given = [xp.asarray(x) for x in (q, k, v)]
+        for its in (xp.asarray(lengths), lengths):
+            out, lse = cufa.attention(*given, lengths_k=its, return_lse=True, **options)
+            cases = [
+                Expected(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], **options)
+                for i, n in enumerate(lengths)
+            ]
+            bound = max(case.bound for case in cases)
+            for i, case in enumerate(cases):
+                case.assert_accepts(out[i : i + 1], lse[i : i + 1], str(options), bound)
+
+
+def test_padded_batches_of_masks(xp: ModuleType, rng: np.random.Generator) -> None:
+    """Positions are those of the arrays, whatever the lengths are."""
+    q, k, v = random_inputs(rng, "float16", b=2, hq=4, sq=40, sk=70, d=32)
+    mask = rng.random((2, 1, 40, 70)) < 0.5
+    slopes = rng.random((2, 4), np.float32)
+    given = [xp.asarray(x) for x in (q, k, v)]
+    lengths = xp.asarray(np.array([70, 33], np.int32))
+    out = cufa.attention(
+        *given, lengths_k=lengths, mask=xp.asarray(mask), alibi_slopes=xp.asarray(slopes)
+    )
+    for i, n in enumerate((70, 33)):
+        one, keys = slice(i, i + 1), slice(n)
+        expected = Expected(
+            *(q[one], k[one, :, keys], v[one, :, keys]),
+            mask=mask[one, ..., keys],
+            alibi_slopes=slopes[one],
+        )
+        expected.assert_accepts(out[one], None)
+
+
+def test_functions_of_the_caller(xp: ModuleType, rng: np.random.Generator) -> None:
+    """Of the sequence's number, and of its own queries and keys."""
+    arrays = ragged(rng, "float16", ((30, 61, 100), (40, 61, 150)))
+    table = rng.standard_normal((3, 4), np.float32)
+    there = xp.asarray(table)
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score * there[b, h] + 0.1 * (q_idx - kv_idx)
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx + b) % 3 > 0
+
+    found = cufa.attention_varlen(
+        *map(xp.asarray, arrays), score_mod=score_mod, mask_mod=mask_mod, return_lse=True
+    )
+    out, lse = (to_host(x) for x in found)
+    q, k, v, cu_q, cu_k = arrays
+    for i in range(3):
+        rows, keys = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+        four = [x.swapaxes(0, 1)[None] for x in (q[rows], k[keys], v[keys])]
+
+        def its_score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, i: int = i) -> Any:
+            return score * table[i, h] + 0.1 * (q_idx - kv_idx)
+
+        def its_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any, i: int = i) -> Any:
+            return (kv_idx + i) % 3 > 0
+
+        expected = Expected(*four, score_mod=its_score, mask_mod=its_mask)
+        expected.assert_accepts(out[rows].swapaxes(0, 1)[None], lse[None, :, rows])
+
+
+def test_drawn(xp: ModuleType) -> None:
+    rng = random.Random(3)
+    for number in range(40 if xp is not np else 8):
+        data = np.random.default_rng(number)
+        n = rng.randint(1, 9)
+        most = rng.choice((3, 70, 300))
+        lengths = [[rng.randint(0, most) for _ in range(n)] for _ in range(2)]
+        lengths[0][0] += 1
+        dtype = rng.choice(("float16", "bfloat16", "float32"))
+        group, hk = rng.choice((1, 4, 7)), rng.randint(1, 2)
+        arrays = ragged(data, dtype, lengths, group * hk, hk, 8 * rng.randint(1, 24))
+        options = rng.choice(OPTIONS)
+        found = cufa.attention_varlen(*map(xp.asarray, arrays), return_lse=True, **options)
+        assert_each_is_right(found, arrays, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"q": np.ones((8, 16), np.float16)}, ValueError, r"q has shape \(8, 16\): \(total"),
+        ({"cu_seqlens_q": [0, 8]}, TypeError, "cu_seqlens_q must be a NumPy or a CuPy array"),
+        ({"cu_seqlens_q": None}, TypeError, "cu_seqlens_q must be a NumPy or a CuPy array"),
+        ({"cu_seqlens_q": np.array([0])}, ValueError, "cu_seqlens_q has shape"),
+        ({"cu_seqlens_q": np.zeros((2, 2), int)}, ValueError, "cu_seqlens_q has shape"),
+        ({"cu_seqlens_q": np.array([0.0, 4, 8])}, TypeError, "cu_seqlens_q has dtype float64"),
+        ({"cu_seqlens_k": np.array([0, 4])}, ValueError, r"cu_seqlens_k has shape \(2,\)"),
+        ({"cu_seqlens_q": np.array([1, 4, 8])}, ValueError, r"cu_seqlens_q\[0\] is 1"),
+        ({"cu_seqlens_k": np.array([0, 5, 4])}, ValueError, r"cu_seqlens_k\[2\] is 4, less"),
+        ({"cu_seqlens_k": np.array([0, 5, 10])}, ValueError, r"cu_seqlens_k\[-1\] is 10"),
+        ({"seqused_k": np.array([0, -1])}, ValueError, r"seqused_k\[1\] is -1"),
+        ({"seqused_k": np.array([0])}, ValueError, "seqused_k has shape"),
+        ({"max_seqlen_q": 0}, ValueError, "max_seqlen_q must be 1 to"),
+        ({"max_seqlen_k": 4.0}, TypeError, "max_seqlen_k must be an integer"),
+        ({"bias": np.ones((4, 4), np.float32)}, ValueError, "bias: max_seqlen_q and"),
+        ({"kernel": "fa1_fp32"}, ValueError, "kernel"),
+        ({"out": np.ones((8, 2, 15), np.float16)}, ValueError, "out has shape"),
+        ({"causal": 1}, TypeError, "causal"),
+    ],
+    ids=str,
+)
+def test_bad_calls(
+    xp: ModuleType, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    call: dict[str, Any] = {name: np.ones((8, 2, 16), np.float16) for name in "qkv"}
+    call |= {name: np.array([0, 4, 8]) for name in ("cu_seqlens_q", "cu_seqlens_k")} | changes
+    on_device = ("q", "k", "v", "bias", "out")
+    given = {n: xp.asarray(x) if n in on_device else x for n, x in call.items()}
+    for _ in range(2):
+        with pytest.raises(error, match=f"^{message}"):
+            cufa.attention_varlen(**given)
+
+
+def test_bad_lengths(xp: ModuleType) -> None:
+    q = xp.ones((2, 1, 4, 8), np.float16)
+    for bad, error, message in (
+        (np.array([4]), ValueError, "lengths_k has shape"),
+        (np.array([4, 5]), ValueError, r"lengths_k\[1\] is 5: it must be 0 to 4"),
+        (np.array([4.0, 3]), TypeError, "lengths_k has dtype"),
+        ([4, 4], TypeError, "lengths_k must be a NumPy or a CuPy array"),
+    ):
+        for function in (cufa.attention, cufa.explain):
+            with pytest.raises(error, match=f"^{message}"):
+                function(q, q, q, lengths_k=bad)
