@@ -95,8 +95,8 @@ def attention(
         (b, h, q_idx, kv_idx) -> bool, likewise: True where a query sees a key, unless another mask
         hides it.
     block_mask : BlockMask, optional
-        Of the `mask_mod`: tiles of keys that it hides then take no time, and are not looked at, nor
-        are those that it does not hide.
+        Of the `mask_mod`: tiles of queries and keys that this hides are not computed, and in those
+        that are whole it is not asked. Beside other masks and `lengths_k`, too.
     lengths_k : array, shape (b,), int32
         How many keys each sequence has, 0 to sk: those behind them are no keys, and masks are
         aligned to the last one that there is. On the device, where nothing is read back, or

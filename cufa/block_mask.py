@@ -27,6 +27,10 @@ _MAX_SEQ = 2**30
 class BlockMask:
     """Tiles of queries and keys, each hidden, whole or hidden in part; made by `of`.
 
+    `cufa.attention` takes it beside the `mask_mod` that it was made of; of another function,
+    results are those of neither. Numbers of sequences, queries and keys are those of the arrays,
+    whatever `lengths_k` says. CUDA graphs that have captured a call need it as long as they run.
+
     Attributes
     ----------
     kinds : array of uint8, (batch, heads, rows of tiles, columns of tiles)

@@ -351,7 +351,7 @@ class Kind:
         arrays = (given[:2], key[0:2], key[2:4], key[4:6])
         found = [extent(shape, strides, self._itemsize) for shape, strides in arrays]
         for lying in key[8]:
-            array = lying is not None and len(lying) == 3
+            array = lying is not None and len(lying) == 3  # a `BlockMask` has four
             found.append(extent(lying[0], lying[1], lying[2].itemsize) if array else (0, 0))
         return tuple(found)
 
