@@ -1,6 +1,7 @@
 """FlashAttention for CuPy, and for NumPy on a machine without a GPU."""
 
 from cufa.api import attention, explain
+from cufa.block_mask import BlockMask
 from cufa.caches.full import CacheFullError
 from cufa.caches.kv_cache import KVCache
 from cufa.caches.paged_kv_cache import PagedKVCache
@@ -17,6 +18,7 @@ from cufa.varlen import attention_varlen
 __version__ = "0.2.0.dev0"
 
 __all__ = [
+    "BlockMask",
     "CacheFullError",
     "CompileError",
     "Exploration",

@@ -9,6 +9,7 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
+from cufa.block_mask import BlockMask, with_block_mask
 from cufa.checks import NO_WINDOW, check_flag, check_seed, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.cpu import own as cpu_own
@@ -20,7 +21,7 @@ from cufa.launch.kind import Kind
 from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
-from cufa.problem import NO_ARRAYS, Problem, parse, restore_shape
+from cufa.problem import Problem, parse, restore_shape
 from cufa.score import ARRAYS
 from cufa.tuned import user_table
 from cufa.variant import Variant
@@ -40,6 +41,7 @@ def attention(
     sinks: Array | None = None,
     score_mod: Callable[..., Any] | str | None = None,
     mask_mod: Callable[..., Any] | str | None = None,
+    block_mask: BlockMask | None = None,
     lengths_k: Array | None = None,
     dropout_p: float = 0.0,
     seed: int = 0,
@@ -92,6 +94,9 @@ def attention(
     mask_mod : function or str, optional
         (b, h, q_idx, kv_idx) -> bool, likewise: True where a query sees a key, unless another mask
         hides it.
+    block_mask : BlockMask, optional
+        Of the `mask_mod`: tiles of queries and keys that this hides are not computed, and in those
+        that are whole it is not asked. Beside other masks and `lengths_k`, too.
     lengths_k : array, shape (b,), int32
         How many keys each sequence has, 0 to sk: those behind them are no keys, and masks are
         aligned to the last one that there is. On the device, where nothing is read back, or
@@ -171,10 +176,12 @@ def attention(
     mods = NOTHING
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
         mods = own(score_mod, mask_mod)
-    if dropout_p or mods.parts or not (alibi_slopes is bias is mask is sinks is lengths_k is None):
+    alone = alibi_slopes is bias is mask is sinks is block_mask is lengths_k is None
+    if dropout_p or mods.parts or not alone:
         lengths = () if lengths_k is None else (lengths_k,)
-        beside = alibi_slopes, bias, mask, sinks, *lengths, *mods.arrays
-        dtypes = mods.parts, len(lengths), *(getattr(array, "dtype", None) for array in beside)
+        beside = alibi_slopes, bias, mask, sinks, block_mask, *lengths, *mods.arrays
+        of_arrays = (getattr(array, "dtype", None) for array in beside)
+        dtypes = mods.parts, len(lengths), block_mask is None, *of_arrays
         if dropout_p:
             beside = *beside, seed
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
@@ -200,15 +207,17 @@ def attention(
         layout=layout,
         out=out,
         xp=xp,
-        beside=dict(zip(ARRAYS, beside, strict=False)) if beside else NO_ARRAYS,
+        beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
         own=mods,
         lengths_k=lengths_k,
         dropout_p=dropout_p,
     )
+    if block_mask is not None:
+        problem = with_block_mask(problem, block_mask, mask_mod, xp)
     seed = check_seed(seed)
     operands = operands._replace(seed=seed)
     if xp is np:
-        functions = _on_numpy(score_mod, mask_mod, kernel)
+        functions = _on_numpy(score_mod, mask_mod, block_mask, kernel)
         return _on_cpu(problem, operands, functions, q, out, layout, return_lse, lengths_k)
     if lengths_k is not None:
         at = len(ARRAYS)
@@ -236,6 +245,7 @@ def explain(
     sinks: Array | None = None,
     score_mod: Callable[..., Any] | str | None = None,
     mask_mod: Callable[..., Any] | str | None = None,
+    block_mask: BlockMask | None = None,
     lengths_k: Array | None = None,
     dropout_p: float = 0.0,
     seed: int = 0,
@@ -252,7 +262,7 @@ def explain(
     ----------
     q, k, v, causal, window, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod
         As for `attention`.
-    lengths_k, dropout_p, seed, scale, layout, out, return_lse, batch_invariant, kernel
+    block_mask, lengths_k, dropout_p, seed, scale, layout, out, return_lse, batch_invariant, kernel
         As for `attention`.
 
     Returns
@@ -283,19 +293,25 @@ def explain(
         lengths_k=lengths_k,
         dropout_p=dropout_p,
     )
+    if block_mask is not None:
+        problem = with_block_mask(problem, block_mask, mask_mod, xp)
     check_seed(seed)
     if xp is np:
-        _on_numpy(score_mod, mask_mod, kernel)
+        _on_numpy(score_mod, mask_mod, block_mask, kernel)
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
     return explained(problem, device, kernel, user_table(device), batch_invariant)
 
 
-def _on_numpy(score_mod: object, mask_mod: object, kernel: object) -> cpu_own.Own:
+def _on_numpy(
+    score_mod: object, mask_mod: object, block_mask: BlockMask | None, kernel: object
+) -> cpu_own.Own:
     """Return the functions of a call that runs on the CPU; refuse what is for the GPU."""
     refuse_kernel(kernel)
     return cpu_own.Own(
-        cpu_own.checked("score_mod", score_mod), cpu_own.checked("mask_mod", mask_mod)
+        cpu_own.checked("score_mod", score_mod),
+        cpu_own.checked("mask_mod", mask_mod),
+        tiles=None if block_mask is None else (block_mask.kinds, block_mask.block),
     )
 
 

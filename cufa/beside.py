@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from types import ModuleType
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from cufa.arrays import Array, Ints, module_of
 from cufa.checks import check_devices, shown_dtype
 from cufa.expression.own import Own
-from cufa.score import ARRAYS, PARTS, Part, part_named
+from cufa.score import ARRAYS, BLOCKS, PARTS, Part, part_named
 
 _NAMES = {
     np.dtype(kind): name
@@ -83,7 +84,8 @@ def placed(
 ) -> tuple[Ints, ...] | None:
     """Return the numbers of the arrays that parts read; None if one does not fit.
 
-    They are the last ones of `Part.numbers`: steps in elements, and 0 for addresses.
+    They are the last ones of `Part.numbers`: steps in elements, and 0 for addresses. In place of
+    the steps of a `cufa.BlockMask`, which has others for each kernel, are the lengths of its axes.
 
     Parameters
     ----------
@@ -92,7 +94,8 @@ def placed(
     ndim, sizes
         As of `steps`.
     lying : sequence
-        All of `ARRAYS`, and then those of a caller's own expressions.
+        All of `ARRAYS`, and then those of a caller's own expressions; of a `cufa.BlockMask` its
+        `key`.
     """
     found = []
     own = iter(lying[len(ARRAYS) :])
@@ -105,6 +108,11 @@ def placed(
             found.append(numbers)
             continue
         of_array = lying[ARRAYS.index(part.argument)]
+        if name == BLOCKS:
+            if of_array is None or unlike(of_array, sizes) is not None:
+                return None
+            found.append((0, *of_array[0][:2]))
+            continue
         if of_array is None or _NAMES.get(of_array[2]) != part.dtype:
             return None
         shape, strides, dtype = of_array
@@ -133,6 +141,27 @@ def _complaint(shape: Ints, strides: Ints, dtype: np.dtype, sizes: Sizes) -> str
         return "no axis may be longer than 2147483647"
     if any(step % dtype.itemsize for step in strides):
         return f"strides {strides} must be multiples of an element"
+    return None
+
+
+def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
+    """Return what of a `cufa.BlockMask` is not as in a call, and both numbers; or None.
+
+    Parameters
+    ----------
+    key : tuple
+        As of `BlockMask`.
+    sizes : mapping
+    """
+    (batch, heads, _, _), _, seq_q, seq_kv = key
+    for what, n, needed in (
+        ("sequences", batch, sizes["b"]),
+        ("heads", heads, sizes["h"]),
+        ("queries", seq_q, sizes["q"]),
+        ("keys", seq_kv, sizes["k"]),
+    ):
+        if n != needed and (n != 1 or what in ("queries", "keys")):
+            return what, n, needed
     return None
 
 
@@ -166,14 +195,19 @@ def parse_beside(
         For shapes and devices that do not fit.
     """
     reads, views = _parse_arrays(arrays, ndim, sizes, xp)
+    check_own(own, sizes, xp, "as q is")
+    return (*reads, *own.parts), views
+
+
+def check_own(own: Own, sizes: Sizes, xp: ModuleType, why: str) -> None:
+    """Refuse arrays that a caller's own expressions cannot read on the GPU; as `parse_beside`."""
     for name, array in zip(own.names, own.arrays, strict=True):
         if module_of(name, array) is not xp:
-            raise TypeError(f"{name} must be a {xp.__name__} array, as q is")
+            raise TypeError(f"{name} must be a {xp.__name__} array, {why}")
         check_devices({name: array}, xp)
         complaint = _complaint(array.shape, array.strides, array.dtype, sizes)
         if complaint is not None:
             raise ValueError(f"{name} has shape {array.shape}: {complaint}")
-    return (*reads, *own.parts), views
 
 
 def _parse_arrays(

@@ -213,7 +213,7 @@ def decode_padded(
     arrays: tuple[Array | None, ...] = ()
     dtypes: tuple[Any, ...] = ()
     if not (alibi_slopes is sinks is None):
-        arrays = alibi_slopes, None, None, sinks  # as `ARRAYS`
+        arrays = alibi_slopes, None, None, sinks, None  # as `ARRAYS`
         dtypes = tuple(getattr(array, "dtype", None) for array in arrays)
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     of_kernel = None if kernel is None else calls.types_of(kernel)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cufa.variant import CPP_TYPE
 
-BESIDE_ATTENTION = ("append", "merge")
+BESIDE_ATTENTION = ("append", "block_lists", "block_mask", "merge")
 """The kernels that are no entries of `cufa.kernel.KERNELS`, each a file of ``cufa/kernels``."""
 
 
@@ -20,19 +20,22 @@ class Instance(NamedTuple):
     dtypes : tuple of str
         The template arguments that are element types, which come first.
     arguments : tuple of (bool or int)
-        The others.
+        Those that are numbers, and come next.
+    score : tuple of str
+        Those that are parts of a score.
     """
 
     kernel: str
     dtypes: tuple[str, ...]
     arguments: tuple[int, ...]
+    score: tuple[str, ...] = ()
 
     @property
     def name_expression(self) -> str:
         """The C++ name of the instantiation."""
         types = [CPP_TYPE[dtype] for dtype in self.dtypes]
         rest = [str(x).lower() if isinstance(x, bool) else str(x) for x in self.arguments]
-        return f"{self.kernel}<{', '.join((*types, *rest))}>"
+        return f"{self.kernel}<{', '.join((*types, *rest, *self.score))}>"
 
     @property
     def smem_bytes(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cufa.device import Device
-from cufa.score import OWN, PARTS, Parameter, edges
+from cufa.score import BLOCKS, OWN, PARTS, Parameter, edges
 
 if TYPE_CHECKING:
     from cufa.variant import Variant
@@ -124,7 +124,7 @@ def _fa3_smem_bytes(v: Variant) -> int:
     rings = 2 * v.stages * v.bn * (v.head_dim + v.head_dim_v)
     room = 227 * 1024 // v.blocks_per_sm - 1024 - rings
     slots = max(1, min(3, room // slot))
-    parts = v.bm // 64 if edges(v.score) else 1
+    parts = v.bm // 64 if edges(v.score) and BLOCKS not in v.score else 1
     # A tile, which keys its parts' rows visit, and its sequence's lengths.
     work = 4 * (3 + 4 * parts) + 16 * (v.kv in LENGTHS)
     return rings + slots * (slot + 16) + 32 * v.stages + work * max(2, slots)
@@ -144,7 +144,7 @@ def _fa3_complaint(v: Variant, device: Device) -> str | None:
     if panel_columns(v.head_dim) != panel_columns(v.head_dim_v):
         return "head_dim and head_dim_v must be swizzled alike, as multiples of 64, 32 or 16"
     skipped = edges(v.score) * -(-(v.bm - 64) // v.bn)
-    if skipped > v.stages:  # it may hold a V meanwhile
+    if skipped > v.stages and BLOCKS not in v.score:  # it may hold a V meanwhile
         return f"a warpgroup skips {skipped} masked tiles of keys: as many stages are needed"
     if v.ping_pong and v.bm == 64:
         return "ping_pong needs two warpgroups, bm of 128 or more"

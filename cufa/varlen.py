@@ -83,7 +83,8 @@ def attention_varlen(
     bias, mask : array, broadcastable to (sequences, hq, max_seqlen_q, max_seqlen_k)
     sinks : array, shape (hq,), float32
     score_mod, mask_mod : function or str
-        Of the number of the sequence, and of queries and keys counted from its first ones.
+        Of the number of the sequence, and of queries and keys counted from its first ones. There is
+        no `block_mask`: `cufa.attention` takes one, of documents in one sequence, say.
     dropout_p, seed
         As in `cufa.attention`.
     out : array, optional
@@ -115,7 +116,7 @@ def attention_varlen(
     """
     arrays = q, k, v, out
     known = all(array is None or getattr(array, "ndim", 0) == 3 for array in arrays)
-    beside: tuple[Any, ...] = alibi_slopes, bias, mask, sinks
+    beside: tuple[Any, ...] = alibi_slopes, bias, mask, sinks, None  # as `ARRAYS`
     beside = *beside, cu_seqlens_q, cu_seqlens_k, seqused_k
     mods = NOTHING
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):

@@ -2,8 +2,9 @@
 
 compute-sanitizer --tool memcheck python scripts/sanitize.py
 and the same with --tool racecheck, and with --tool initcheck and --kernel-regex kns=fa, kns=decode,
-kns=append and kns=merge: initcheck does not see what TMA writes, and so complains about CuPy's
-copies of it. The words attention, scores, varlen, decode, caches and merge run only those parts.
+kns=append, kns=block and kns=merge: initcheck does not see what TMA writes, and so complains about
+CuPy's copies of it. The words attention, scores, own, varlen, decode, caches and merge run only
+those parts.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _rng = np.random.default_rng(0)
 def main() -> None:
     """Run the grid, or the parts that are named; a CUDA error ends it with an exception."""
     parts = {
-        **{"attention": attention, "scores": scores, "varlen": varlen},
+        **{"attention": attention, "scores": scores, "own": own, "varlen": varlen},
         **{"decode": decode, "caches": caches, "merge": merge},
     }
     for name in sys.argv[1:] or parts:
@@ -89,6 +90,29 @@ def scores() -> Iterator[cupy.ndarray]:
             )
             for options in found:
                 yield cufa.attention(q, k, v, return_lse=True, kernel=kernel.name, **options)
+
+
+def own() -> Iterator[cupy.ndarray]:
+    """Call each kernel with functions of a caller's own, which ask for what arrays do not have."""
+    for kernel in ATTENTION_KERNELS.values():
+        if "MaskMod" not in kernel.scores:
+            continue
+        grid = itertools.product(kernel.dtypes, ((64, 64), (192, 128)), _SHAPES, (False, True))
+        for dtype, (d, dv), (b, hq, hk, sq, sk), causal in grid:
+            q, k = _random(dtype, b, hq, sq, d), _random(dtype, b, hk, sk, d)
+            v, table = _random(dtype, b, hk, sk, dv), _random("float16", 7, 5)[::2]
+
+            def score_mod(score, b, h, q_idx, kv_idx, table=table):  # type: ignore[no-untyped-def]
+                return score + table[q_idx - kv_idx, h * kv_idx]
+
+            def mask_mod(b, h, q_idx, kv_idx, table=table):  # type: ignore[no-untyped-def]
+                return (q_idx // 70 + kv_idx // 40 + h) % 3 + table[b - 9, h] > 1
+
+            options: dict[str, Any] = {"score_mod": score_mod, "mask_mod": mask_mod}
+            tiles = cufa.BlockMask.of(mask_mod, b, hq, sq, sk, block=(64, 32), xp=cupy)
+            for block_mask in (None, tiles):
+                options |= {"causal": causal, "block_mask": block_mask}
+                yield cufa.attention(q, k, v, kernel=kernel.name, **options)
 
 
 def varlen() -> Iterator[cupy.ndarray]:

@@ -23,6 +23,7 @@ from played_gpu import at
 
 import cufa
 from cufa.compiler import source
+from cufa.instance import Instance
 from cufa.kernel import KERNELS
 from cufa.variant import Variant
 
@@ -44,6 +45,9 @@ extern "C" bool run(const {arguments}& arguments, int grid, int threads, unsigne
                          seed, front);
 }}
 """
+#: Of kernels beside attention's.
+ARGUMENTS = {"block_mask": "BlockMaskArguments<{}>", "block_lists": "BlockListsParams"}
+
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
 
 
@@ -68,14 +72,14 @@ class Emulator:
     def __init__(self, folder: Path) -> None:
         self.last_first, self.stale, self.seed = False, 0, 0
         self._folder = folder
-        self._libraries: dict[Variant, Any] = {}
+        self._libraries: dict[Any, Any] = {}  # by variant
         folder.mkdir(exist_ok=True)
         sources = folder / f"sources{os.getpid()}"
         for files in FOLDERS:  # ptx.cuh and ptx_sm90.cuh are the emulator's
             shutil.copytree(files, sources, dirs_exist_ok=True)
         self._sources = sources
 
-    def library(self, variant: Variant) -> Any:
+    def library(self, variant: Variant | Instance) -> Any:
         """Return a variant's library."""
         found = self._libraries.get(variant)
         if found is None:
@@ -83,11 +87,8 @@ class Emulator:
             found.run.restype = ctypes.c_bool
         return found
 
-    def _compiled(self, variant: Variant) -> Path:
-        decodes = "Decode" if KERNELS[variant.kernel].decodes else ""
-        arguments = f"{decodes}Arguments<Score<{', '.join(variant.score)}>, {variant.kv}>"
-        if KERNELS[variant.kernel].tma:
-            arguments = f"TmaArguments<{arguments}>"
+    def _compiled(self, variant: Variant | Instance) -> Path:
+        arguments = _arguments(variant)
         name = re.sub(r"\W+", "_", str(variant))
         library = self._folder / f"{name}.so"
         if not library.exists():
@@ -109,7 +110,7 @@ class Emulator:
             made.replace(library)
         return library
 
-    def kernel(self, variant: Variant, _gpu: object, _device_id: int) -> Any:
+    def kernel(self, variant: Variant | Instance, _gpu: object, _device_id: int) -> Any:
         """Stand for `jit.kernel`."""
         library = self.library(variant)
 
@@ -117,7 +118,7 @@ class Emulator:
             (pointer,) = args
             ctypes.c_int.in_dll(library, "emulator_stale").value = self.stale
             front = _FRONT()  # none
-            if self.seed and KERNELS[variant.kernel].decodes:
+            if self.seed and isinstance(variant, Variant) and KERNELS[variant.kernel].decodes:
                 steps = kernel_in_front(variant, pointer.ptr, np.random.default_rng(self.seed))
                 front = _FRONT(lambda: next(steps, False))
                 front()
@@ -128,6 +129,15 @@ class Emulator:
             assert ended, f"{variant}: threads wait for each other"
 
         return launch
+
+
+def _arguments(variant: Variant | Instance) -> str:
+    """Return the type of a kernel's one parameter."""
+    if isinstance(variant, Instance):
+        return ARGUMENTS[variant.kernel].format(", ".join(variant.score))
+    decodes = "Decode" if KERNELS[variant.kernel].decodes else ""
+    arguments = f"{decodes}Arguments<Score<{', '.join(variant.score)}>, {variant.kv}>"
+    return f"TmaArguments<{arguments}>" if KERNELS[variant.kernel].tma else arguments
 
 
 def new_memory(nbytes: int) -> np.ndarray:

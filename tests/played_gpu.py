@@ -202,6 +202,10 @@ class Array:
             key = tuple(each.host if isinstance(each, Array) else each for each in key)
         self.host[key] = value.host
 
+    def fill(self, value: Any) -> None:
+        """Write a value everywhere."""
+        self.host.fill(value)
+
     def swapaxes(self, a: int, b: int) -> Array:
         """View with two axes exchanged."""
         return self.view_of(self.host.swapaxes(a, b))

@@ -181,6 +181,23 @@ def test_arrays_beside_no_keys(rng: np.random.Generator, form: str, name: str) -
     assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
 
 
+@pytest.mark.parametrize("form", [FP32, FP32_HALVES, MMA, MMA_ONE_STAGE])
+def test_own_functions_without_keys(rng: np.random.Generator, form: str) -> None:
+    """Their arrays may be empty, too."""
+    variant = Variant.parse(form.format(score=""))
+    arrays = random_inputs(rng, variant.dtype, b=2, hq=2, sq=70, sk=0, d=variant.head_dim, dv=24)
+    given = [on_gpu(x) for x in arrays]
+    table: Any = on_gpu(np.empty((2, 0), np.float32))
+    options: dict[str, Any] = {
+        "score_mod": lambda s, b, h, q_idx, kv_idx: s + table[b, kv_idx],
+        "mask_mod": lambda b, h, q_idx, kv_idx: table[b, kv_idx] > q_idx,
+    }
+    plan: Any = cufa.explain(*given, **options)
+    chosen = variant._replace(score=plan.variant.score)
+    out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **options)
+    assert_accepted(out.get(), lse.get(), *arrays)
+
+
 @variants
 def test_head_dims_that_are_padded(rng: np.random.Generator, form: str) -> None:
     variant = variant_of(form, True)

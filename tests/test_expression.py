@@ -206,7 +206,7 @@ def test_arrays_of_all_types_and_strides(tmp_path: Path, rng: np.random.Generato
     for i, (arrays, found) in enumerate(zip(drawn, made, strict=True)):
         expected = read_by(arrays)(np.float32(0), 0, 0, rows, columns)
         out = evaluated(library[f"run_{i}"], found.parts[0], found.arrays, (30, 20))
-        np.testing.assert_allclose(out, expected.astype(np.float64), 1e-6, err_msg=str(i))
+        np.testing.assert_allclose(out, expected.astype(np.float64), 1e-6, 4e-6, err_msg=str(i))
 
 
 @needs_compiler

@@ -125,7 +125,15 @@ def test_nobody_is_told_to_install_a_name_that_is_not_published(folder: str) -> 
 def test_public_names() -> None:
     assert cufa.__doc__
     assert sorted(cufa.__all__) == [
-        *("CacheFullError", "CompileError", "Exploration", "KVCache", "PagedKVCache", "Problem"),
+        *(
+            "BlockMask",
+            "CacheFullError",
+            "CompileError",
+            "Exploration",
+            "KVCache",
+            "PagedKVCache",
+            "Problem",
+        ),
         *("Rotary", "Variant"),
         *("attention", "attention_varlen", "decode", "dropout_mask", "explain", "explore"),
         "merge",

@@ -104,7 +104,7 @@ def test_sinks_of_any_size(xp: ModuleType, rng: np.random.Generator) -> None:
         out, lse = to_host(out).astype(np.float32), to_host(lse)
         plain, plain_lse = cufa.attention(*given, causal=True, return_lse=True)
         for head in (0, 2, 4):
-            assert not out[:, head].any()
+            np.testing.assert_allclose(out[:, head], 0, atol=2**-90)
             np.testing.assert_array_equal(lse[:, head], sinks[head])
         for head in (1, 3):
             assert out[:, head].tobytes() == to_host(plain).astype(np.float32)[:, head].tobytes()

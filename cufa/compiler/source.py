@@ -35,8 +35,7 @@ def of(variant: Variant | Instance) -> str:
 
 def own_parts(variant: Variant | Instance) -> str:
     """Return the source of those parts of a variant's score that are a caller's own."""
-    score = variant.score if isinstance(variant, Variant) else ()
-    return "".join(part_named(name).source for name in score if name not in PARTS)
+    return "".join(part_named(name).source for name in variant.score if name not in PARTS)
 
 
 def _bundled(kernel: str, own: str = "") -> str:

@@ -206,6 +206,8 @@ def query_tile(
     score = Score(problem, rows, stacked, beside, own, seed)
     factor, scale = scale, np.float32(1) if score.is_more_than_scaled else scale
     for keys in spans(int(first.min()), int(end.max()), KEYS):
+        if own.is_hidden(rows, keys):
+            continue
         tK, tV = kv.tiles(keys)
         rS = rQ @ tK.swapaxes(-1, -2)
         if score.is_more_than_scaled:

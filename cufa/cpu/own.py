@@ -11,6 +11,9 @@ from cufa.expression.own import check
 
 Function = Callable[..., Any]
 
+Tiles = tuple[np.ndarray, tuple[int, int]]
+"""The kinds of a mask's tiles, and their queries and keys; see `cufa.BlockMask`."""
+
 
 def checked(argument: str, given: object) -> Any:
     """Return a function of a call that runs on the CPU, or None.
@@ -39,6 +42,8 @@ class Own:
         Which sequences, and which query heads.
     first : int
         The number of the first sequence.
+    tiles : Tiles, optional
+        Which tiles `mask_mod` hides, of all sequences and heads.
     """
 
     def __init__(
@@ -48,19 +53,24 @@ class Own:
         batch: slice = slice(0, 0),
         heads: slice = slice(0, 0),
         first: int = 0,
+        tiles: Tiles | None = None,
     ) -> None:
-        self.score_mod, self.mask_mod = score_mod, mask_mod
+        self.score_mod, self.mask_mod, self._tiles = score_mod, mask_mod, tiles
         self._batch, self._heads, self._first = batch, heads, first
 
     def of(self, batch: slice, heads: slice) -> Own:
         """Return the same for others."""
         first = self._first
         batch = slice(first + batch.start, first + batch.stop)
-        return Own(self.score_mod, self.mask_mod, batch, heads, first)
+        return Own(self.score_mod, self.mask_mod, batch, heads, first, self._tiles)
 
     def beginning_with(self, first: int) -> Own:
         """Return the same for sequences of which the first has this number."""
-        return Own(self.score_mod, self.mask_mod, first=first)
+        return Own(self.score_mod, self.mask_mod, first=first, tiles=self._tiles)
+
+    def is_hidden(self, rows: slice, keys: slice) -> bool:
+        """Whether it is known that none of these queries sees any of these keys."""
+        return self._tiles is not None and not self._kinds(self._tiles, rows, keys).any()
 
     def apply(self, scores: np.ndarray, rows: slice, keys: slice) -> None:
         """Let `score_mod` change scores, (batch, heads, rows, keys), in place."""
@@ -73,8 +83,13 @@ class Own:
             raise type(error)(f"score_mod: {error}") from error
 
     def seen(self, rows: slice, keys: slice) -> np.ndarray | None:
-        """Return where `mask_mod` lets queries see keys, (batch, heads, rows, keys)."""
+        """Return where `mask_mod` lets queries see keys, (batch, heads, rows, keys).
+
+        None if that is wherever they are.
+        """
         if self.mask_mod is None:
+            return None
+        if self._tiles is not None and (self._kinds(self._tiles, rows, keys) == 2).all():
             return None
         indices = self._indices(rows, keys)
         found = np.asarray(self.mask_mod(*indices))
@@ -85,6 +100,19 @@ class Own:
             return np.broadcast_to(found, shape)
         except ValueError as error:
             raise ValueError(f"mask_mod: {error}") from error
+
+    def _kinds(self, tiles: Tiles, rows: slice, keys: slice) -> np.ndarray:
+        """Return the kinds of the tiles in which some pairs of queries and keys are."""
+        kinds, block = tiles
+        queries, columns = (
+            slice(span.start // n, -(-span.stop // n))
+            for span, n in zip((rows, keys), block, strict=True)
+        )
+        heads = (
+            span if n > 1 else slice(0, 1)
+            for span, n in zip((self._batch, self._heads), kinds.shape[:2], strict=True)
+        )
+        return kinds[(*heads, queries, columns)]
 
     def _indices(self, rows: slice, keys: slice) -> tuple[np.ndarray, ...]:
         """Return the numbers of sequences, heads, queries and keys, of shapes that broadcast."""

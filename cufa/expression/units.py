@@ -21,12 +21,25 @@ def in_log2(graph: Graph, root: int) -> int:
         node = graph.nodes[i]
         of_score[i] = node.name == SCORE or any(of_score[j] for j in node.operands)
 
+    def added(score: int, i: int, factor: float) -> int:
+        """Return their sum, rounded once: a product that is rounded, too, costs float32 a bit."""
+        node = graph.nodes[i]
+        if node.name == "constant":
+            return applied(graph, "add", [score, graph.constant(factor * _value(node))])
+        operands = graph.cast(i, FLOAT), graph.constant(factor), score
+        return graph.add(Node("multiply_add", FLOAT, operands))
+
     def converted(i: int) -> int:
         name, kind, operands, *_ = graph.nodes[i]
         if name == SCORE:
             return graph.add(Node(SCORE_LOG2, FLOAT))
         inner = [of_score[j] for j in operands]
         if kind == FLOAT and any(inner):
+            if name == "add" and not all(inner):
+                of_it, other = operands if inner[0] else operands[::-1]
+                return added(converted(of_it), other, _LOG2_E)
+            if name == "subtract" and inner == [True, False]:
+                return added(converted(operands[0]), operands[1], -_LOG2_E)
             if name in ("add", "subtract", "minimum", "maximum", "negative", "absolute"):
                 return applied(graph, name, [converted(j) for j in operands])
             if name == "where" and not inner[0]:

@@ -76,6 +76,7 @@ __device__ T remainder(T a, T b) {
     const T rest = fmod(a, b);
     return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
+__device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ inline float divide(float a, float b) { return a / b; }
 __device__ inline float fmod(float a, float b) { return fmodf(a, b); }
 __device__ inline float remainder(float a, float b) {

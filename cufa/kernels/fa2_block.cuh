@@ -7,6 +7,27 @@
 #include "score.cuh"
 #include "tile.cuh"
 
+// What copies tiles of BN keys: those that are visited, where a map leaves out others.
+template <class Loader, int BN, bool BLOCKS>
+struct OfVisits {
+    using type = Loader;
+};
+template <class Loader, int BN>
+struct OfVisits<Loader, BN, true> {
+    struct type : Loader {
+        Visits<true> visits;
+
+        __device__ auto source(int row) const { return Loader::source(key(row)); }
+        template <class T>
+        __device__ void start(uint32_t tile, int row, const T* src) const {
+            Loader::start(tile, key(row), src);
+        }
+
+     private:
+        __device__ int key(int row) const { return visits.tile(row / BN) * BN; }
+    };
+};
+
 // A block computes BM rows of one head's output, shared by ROW_WARPS of its warps. Q stays in shared memory; K and V pass
 // through a ring of STAGES by cp.async, the last keys first.
 template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int ROW_WARPS, class SCORE, class KV>
@@ -20,8 +41,8 @@ struct Fa2Block {
 
     const Arguments<SCORE, KV>& p;
     uint32_t sQ, sK, sV;
-    TileLoader<KTile, THREADS, T> load_k;
-    TileLoader<VTile, THREADS, T> load_v;
+    typename OfVisits<TileLoader<KTile, THREADS, T>, BN, SCORE::BLOCKS>::type load_k;
+    typename OfVisits<TileLoader<VTile, THREADS, T>, BN, SCORE::BLOCKS>::type load_v;
     unsigned char* smem;
     int first, end, whole_end;  // what the block visits, and where keys end that all rows see, if these see the same
     bool is_empty;              // whether it has no rows
@@ -43,6 +64,11 @@ struct Fa2Block {
 
         const KeyTiles keys = key_tiles(sequence, q0, BM);
         first = SCORE::LEFT_EDGE ? keys.first : 0, end = keys.end, whole_end = keys.whole_end;
+        if constexpr (SCORE::BLOCKS) {
+            const SCORE& score = p;
+            load_k.visits = load_v.visits = score.template visits<BN>(p.seq_kv, tile.batch, tile.head, tile.q_tile);
+            load_k.visits.count(first, end);
+        }
         if (!UNEVEN && !KV::RAGGED) return;
         if (KV::RAGGED) __syncthreads();
         if (UNEVEN && threadIdx.x % 32 < MT) {
@@ -123,7 +149,18 @@ struct Fa2Block {
     };
     __device__ Edge edge(int j) const {
         Edge edge;
-        if constexpr (!UNEVEN) {
+        if constexpr (SCORE::BLOCKS) {
+            const int tile = visits().tile(j), before = j == end - 1 ? 0x7fffffff : visits().tile(j + 1);
+            edge.masked = tile >= whole_end;
+            if constexpr (UNEVEN) {
+                const volatile KeyTiles& own = sKeys()[thread_index() % 32 % MT];
+                const int own_end = own.end;
+                edge.visits = __ballot_sync(0xffffffff, tile < own_end && (!SCORE::LEFT_EDGE || tile >= own.first));
+                edge.begins = __ballot_sync(0xffffffff, tile < own_end && before >= own_end);
+                if constexpr (SCORE::LEFT_EDGE) edge.ended = __ballot_sync(0xffffffff, tile < own.first);
+                edge.masked = __any_sync(0xffffffff, tile >= own.whole_end || (SCORE::LEFT_EDGE && tile < own.whole_first));
+            }
+        } else if constexpr (!UNEVEN) {
             edge.masked = j >= whole_end;
         } else {
             const volatile KeyTiles *first = sKeys(), *last = first + MT - 1;
@@ -143,15 +180,15 @@ struct Fa2Block {
     __device__ void apply_score(float (&rS)[MT][NT][4], int j, bool masked) const {
         if (!SCORE::EVERYWHERE && !masked) return;
         const Tile tile = this->tile();
-        const At at{thread_index_anew() % 32, row0(), j * BN, tile.batch, tile.head};
-        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile.batch), p.scale_log2, at, {masked, masked});
+        const At at{thread_index_anew() % 32, row0(), visits().tile(j) * BN, tile.batch, tile.head};
+        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile.batch), p.scale_log2, at, {masked, masked}, visits().is_partial(j));
     }
     // The weights that are left of the tile's.
     template <int NT>
     __device__ void drop(float (&rP)[MT][NT][4], int j) const {
         if constexpr (SCORE::DROPS) {
             const Tile tile = this->tile();
-            p.drop(rP, At{thread_index_anew() % 32, row0(), j * BN, tile.batch, tile.head});
+            p.drop(rP, At{thread_index_anew() % 32, row0(), visits().tile(j) * BN, tile.batch, tile.head});
         }
     }
     // O = O / l, and the log-sum-exp.
@@ -176,6 +213,10 @@ struct Fa2Block {
         KeyTiles keys = static_cast<const SCORE&>(p).template key_tiles<BN>(sequence, row, row + rows - 1);
         if (SCORE::EVERYWHERE && sequence.seq_kv == 0) keys.end = 0;  // there is nothing that a part could read
         return keys;
+    }
+    __device__ Visits<SCORE::BLOCKS> visits() const {
+        if constexpr (SCORE::BLOCKS) return load_k.visits;
+        return {};
     }
     __device__ void start_k(int j) const {
         if (j >= first) load_k.start(tile_k(j), j * BN, load_k.source(j * BN));

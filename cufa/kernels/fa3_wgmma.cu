@@ -43,8 +43,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr bool ONE_LOOP = HEAD_DIM_V > 128;
     // Row maxima can be done without where a row's first scores tell about the others.
     constexpr bool UNCHECKED = SCORE::STEADY;
-    constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE;  // rows see different keys
-    constexpr int PARTS = UNEVEN ? CONSUMERS : 1;
+    // Whether tiles of rows visit different keys, and whether their consumers do, each for itself.
+    constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE || SCORE::BLOCKS;
+    constexpr bool APART = UNEVEN && !SCORE::BLOCKS;
+    constexpr int PARTS = APART ? CONSUMERS : 1;
+    constexpr bool FIRST = SCORE::LEFT_EDGE || SCORE::BLOCKS;  // whether not all begin with the first keys
 
     using QTile = WgmmaTile<BM, HEAD_DIM>;
     using KTile = WgmmaTile<BN, HEAD_DIM>;
@@ -63,7 +66,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr int BARRIERS = Q_STAGES * QO_BYTES + KV_BYTES, WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
     // Keys may be masked for all rows of a consumer, if not for all of another's: it skips them. With more than one slot of Q
     // it still holds the last V of the tile before.
-    constexpr bool SKIPS = UNEVEN && CONSUMERS > 1;
+    constexpr bool SKIPS = APART && CONSUMERS > 1;
     constexpr int EDGES = SCORE::LEFT_EDGE + SCORE::RIGHT_EDGE;
     static_assert(!SKIPS || EDGES * ((BM - 64 + BN - 1) / BN) <= STAGES, "as many stages as tiles of keys that are skipped");
 
@@ -76,6 +79,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // The tiles under way. Consumers look theirs up at each use, for registers are scarce.
     volatile WorkOfTile* sWork = reinterpret_cast<WorkOfTile*>(smem + WORK);
     const int tiles = p.heads * p.q_tiles;
+    // The tiles of keys that a tile visits.
+    auto visits_of = [&](const volatile WorkOfTile& work) {
+        if constexpr (SCORE::BLOCKS)
+            return score.template visits<BN>(p.seq_kv, work.batch, work.head, work.q0 / BM);
+        else
+            return Visits<false>{};
+    };
 
     if (threadIdx.x == 0) {
         if (dynamic_smem_bytes() < WORK + WORK_STAGES * sizeof(WorkOfTile)) __trap();
@@ -111,11 +121,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
             for (int c = 0; c < PARTS; ++c) {
                 constexpr int ROWS = BM / PARTS;
-                const KeyTiles keys = score.template key_tiles<BN>(sequence, (q0 + ROWS * c) >> p.pack_log2,
-                                                                   (q0 + ROWS * c + ROWS - 1) >> p.pack_log2);
+                KeyTiles keys = score.template key_tiles<BN>(sequence, (q0 + ROWS * c) >> p.pack_log2,
+                                                             (q0 + ROWS * c + ROWS - 1) >> p.pack_log2);
+                if constexpr (SCORE::BLOCKS)
+                    score.template visits<BN>(p.seq_kv, tile.batch, tile.head, tile.q_tile).count(keys.first, keys.end);
                 work.keys[c].end = keys.end, work.keys[c].whole_end = keys.whole_end;
-                if constexpr (SCORE::LEFT_EDGE)
-                    work.keys[c].first = keys.first, work.keys[c].whole_first = keys.whole_first;
+                if constexpr (FIRST) work.keys[c].first = keys.first, work.keys[c].whole_first = keys.whole_first;
             }
             const uint32_t bar = ring_q.expect(round, QTile::bytes);
 #pragma unroll 1
@@ -141,21 +152,22 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         load_q(i, 0);
         for (uint32_t round = 0, n = 0; i < tiles; ++round) {  // n: tiles of keys so far
             const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
-            const int first = SCORE::LEFT_EDGE ? work.first() : 0, end = work.end();
+            const int first = FIRST ? work.first() : 0, end = work.end();
             const int kv_head = work.head / p.group, batch = work.batch;
+            const Visits<SCORE::BLOCKS> visits = visits_of(work);
             const int k_head = KV::map_head(p.k, kv_head), k_batch = KV::map_batch(p.k, batch);
             const int v_head = KV::map_head(p.v, kv_head), v_batch = KV::map_batch(p.v, batch);
             int first_k = 0;
             if constexpr (KV::RAGGED) first_k = work.sequence.first_k;
             auto load_k = [&](int j, uint32_t n) {
                 ring_k.acquire(n);
-                KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes), first_k + j * BN,
-                            k_head, k_batch);
+                KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes),
+                            first_k + visits.tile(j) * BN, k_head, k_batch);
             };
             auto load_v = [&](int j, uint32_t n) {
                 ring_v.acquire(n);
-                VTile::load(sV + ring_v.slot(n) * VTile::bytes, 0, maps.v, ring_v.expect(n, VTile::bytes), first_k + j * BN,
-                            v_head, v_batch);
+                VTile::load(sV + ring_v.slot(n) * VTile::bytes, 0, maps.v, ring_v.expect(n, VTile::bytes),
+                            first_k + visits.tile(j) * BN, v_head, v_batch);
             };
             // The next Q is asked for when its slot should be free: of three at once, of two when the last O has been
             // written, which is about when the first V are done with, and of one at the end. Of two never before V number
@@ -172,7 +184,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     } else {
         // Consumers
         registers_increase<REGISTERS_CONSUMER>();
-        const int consumer = warpgroup - 1, part = UNEVEN ? consumer : 0;
+        const int consumer = warpgroup - 1, part = APART ? consumer : 0;
         // This warp's first row in the tile; computed anew at each use, for registers are scarce.
         auto warp_row = [] { return (thread_index_anew() - 128) / 32 * 16; };
         const Turns<CONSUMERS, PING_PONG> turns(consumer);
@@ -194,7 +206,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // Where this warp's scores are, of the tile's keys from `column` on.
         auto place = [&](int column) {
             const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
-            return At{thread_index_anew() % 32, work.q0 + warp_row(), j * BN + column, work.batch,
+            return At{thread_index_anew() % 32, work.q0 + warp_row(), visits_of(work).tile(j) * BN + column, work.batch,
                       SCORE::EVERYWHERE ? work.head : 0, p.pack_log2};
         };
         auto sequence_of = [&](int batch) {
@@ -238,10 +250,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             // After the last S. All threads arrive, as each has looked up what this tile and the one before are.
             if (Q_STAGES == 1 && j == keys.first) ring_q.arrive(round);
         };
+        // The number of the keys at hand among all tiles of keys.
+        auto key_tile = [&] { return visits_of(sWork[round % WORK_STAGES]).tile(j); };
         auto pack_p = [&] {
             if constexpr (SCORE::DROPS) {
                 const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
-                score.drop(rS, At{thread_index_anew() % 32, work.q0 + warp_row(), j * BN, work.batch, work.head, p.pack_log2});
+                const At at{thread_index_anew() % 32, work.q0 + warp_row(), key_tile() * BN, work.batch, work.head, p.pack_log2};
+                score.drop(rS, at);
             }
 #pragma unroll
             for (int kk = 0; kk < BN / 16; ++kk)
@@ -279,19 +294,19 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         auto apply_score = [&](auto& rS, int column, Masked masked) {
             if (!SCORE::EVERYWHERE && !masked.right && !masked.left) return;
             const At at = place(column);
-            score.apply(rS, sequence_of(at.batch), p.scale_log2, at, masked);
+            score.apply(rS, sequence_of(at.batch), p.scale_log2, at, masked, visits_of(sWork[round % WORK_STAGES]).is_partial(j));
         };
         // P = exp(S - m), m being raised to the row maxima where it must. Whether O must follow it.
         auto exponentiate_checked = [&] {
             release_k();
-            apply_score(rS, 0, SCORE::masked(keys, j));
+            apply_score(rS, 0, SCORE::masked(keys, key_tile()));
             const bool raised = softmax.raise(rS);
             softmax.exponentiate(rS);
             return raised;
         };
         // P = exp(S - m) without looking for row maxima: m is near the score of a key that the row has seen, or NONE.
         auto exponentiate_unchecked = [&] {
-            const Masked masked{false, SCORE::masked(keys, j).left};
+            const Masked masked{false, SCORE::masked(keys, key_tile()).left};
             auto mask = [&] {
                 if (masked.left) {
                     const At at = place(0);
@@ -353,7 +368,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
             j = uniform(work.end()) - 1;
             more = j >= 0;
-            keys.first = SCORE::LEFT_EDGE ? uniform(work.keys[part].first) : 0;
+            keys.first = FIRST ? uniform(work.keys[part].first) : 0;
             keys.whole_first = SCORE::LEFT_EDGE ? uniform(work.keys[part].whole_first) : 0;
             keys.whole_end = uniform(work.keys[part].whole_end);
             if constexpr (SKIPS) {
@@ -387,7 +402,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const uint32_t present = n++;
             int end = BN;  // of the present tile's keys, where some may be none
             if constexpr (KV::TAILS)
-                if (first) end = sWork[round % WORK_STAGES].sequence.seq_kv - j * BN;
+                if (first) end = sWork[round % WORK_STAGES].sequence.seq_kv - key_tile() * BN;
             if constexpr (FORM == Form::LAST) {
                 if (first) free_q();
                 ++round;

@@ -53,6 +53,8 @@ struct Part {
     static constexpr bool SINKS = false;
     // Whether weights are dropped, after they have been added up.
     static constexpr bool DROPS = false;
+    // Whether a map says which tiles of keys are visited.
+    static constexpr bool BLOCKS = false;
     // Whether `sees` leaves out keys before the first, or after the last, that a query sees.
     static constexpr bool LEFT_EDGE = false, RIGHT_EDGE = false;
 
@@ -200,7 +202,8 @@ struct OfHeads {
     const T* data;
     long long stride_batch, stride_head;
 
-    __device__ T at(int batch, int head) const { return data[batch * stride_batch + head * stride_head]; }
+    __device__ const T* line(int batch, int head) const { return data + batch * stride_batch + head * stride_head; }
+    __device__ T at(int batch, int head) const { return *line(batch, head); }
 };
 template <class T>
 struct OfPairs {
@@ -284,6 +287,35 @@ struct Sinks : Part<Sinks> {
     __device__ float sink(int head) const { return sinks[head * stride_head]; }
 };
 
+// The tiles of keys that a tile of rows visits are counted from the first one on: all of them,
+template <bool BLOCKS>
+struct Visits {
+    // The number of one among all tiles of keys, and whether PAIRWISE parts may hide some pairs of it.
+    __device__ static int tile(int visit) { return visit; }
+    __device__ static bool is_partial(int visit) { return true; }
+};
+// or those of a line of a map: how many are visited before each of so many tiles, and before their end; then which they are,
+// twice their number, and 1 more if partial; and at the end of the line a tile beyond all keys, for rows that visit none.
+template <>
+struct Visits<true> {
+    const int* line;
+    int tiles;
+
+    __device__ int tile(int visit) const { return line[tiles + 1 + visit] >> 1; }
+    __device__ bool is_partial(int visit) const { return line[tiles + 1 + visit] & 1; }
+    // Makes of tiles from `first` to `end` visits.
+    __device__ void count(int& first, int& end) const {
+        first = line[first], end = line[end];
+        if (first >= end) first = tiles, end = tiles + 1;
+    }
+};
+
+// Which tiles of keys are visited, a line for each tile of rows of (batch, heads).
+struct Blocks : Part<Blocks> {
+    static constexpr bool BLOCKS = true, STEADY = false;
+    OfHeads<int> block_mask;
+};
+
 // Weights are dropped at random and the others grow by 1 / keep (Dao et al. 2022, algorithm 2), by the bits of a counter that
 // names the batch, the head, the query and sixteen keys' pairs: those of a lane, whatever the tiles are.
 struct Dropout : Part<Dropout> {
@@ -348,6 +380,7 @@ template <class... Parts>
 struct Score : Parts... {
     static constexpr bool LINEAR = (Parts::LINEAR && ...), PAIRWISE = (Parts::PAIRWISE || ...);
     static constexpr bool BY_KEY = (Parts::BY_KEY || ...), SINKS = (Parts::SINKS || ...), DROPS = (Parts::DROPS || ...);
+    static constexpr bool BLOCKS = (Parts::BLOCKS || ...);
     static constexpr bool STEADY = (Parts::STEADY && ...) && !PAIRWISE && !DROPS;
     // Whether tiles that all rows see take a step, too.
     static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE;
@@ -377,6 +410,16 @@ struct Score : Parts... {
     __device__ static Masked masked(const KeyTiles& tiles, int j) {
         return {j >= tiles.whole_end, LEFT_EDGE && j < tiles.whole_first};
     }
+    // What the row_tile-th tile of rows visits of `seq_kv` keys, those included that a short sequence lacks.
+    template <int BN>
+    __device__ Visits<BLOCKS> visits(int seq_kv, int batch, int head, int row_tile) const {
+        if constexpr (BLOCKS) {
+            const int tiles = (seq_kv + BN - 1) / BN;
+            return {this->block_mask.line(batch, head) + row_tile * 2ll * (tiles + 1), tiles};
+        } else {
+            return {};
+        }
+    }
 
     // What the tilts add to a score, in log2 units; how much more it is at the next key; and the piece they are on.
     __device__ float tilt(const Pair& pair) const {
@@ -394,36 +437,23 @@ struct Score : Parts... {
     // whether `apply_all` has been there, which leaves this factor.
     template <bool BEGUN = false>
     __device__ float of(float s, float factor, const Pair& pair) const {
-        if constexpr (!LINEAR) {
-            s *= factor;
-            ((s = BEGUN && Parts::TOGETHER ? s : Parts::score(s, pair)), ...);
-        }
-        if constexpr (PAIRWISE) set_if_equal(s, (Parts::hides(pair) || ...), true, -INF);
-        return s;
+        return hidden(changed<BEGUN>(s, factor, pair), pair);
     }
 
-    // The step that every S takes before the softmax.
+    // The step that every S takes before the softmax. `partial`: whether a mask that a map is of may hide some of these keys.
     template <class At, int MT, int NT>
-    __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at,
-                          Masked masked) const {
+    __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at, Masked masked,
+                          bool partial = true) const {
         float factor = scale_log2;
         (apply_all<Parts>(rS, sequence, factor, at), ...);
-        constexpr bool EACH = PAIRWISE || ((!Parts::LINEAR && !Parts::TOGETHER) || ...);
-        if constexpr (EACH && BY_KEY) {
-#pragma unroll
-            for (int nt = 0; nt < NT; ++nt)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const int key = max(min(at.key_of(nt, i), sequence.seq_kv - 1), 0);
-#pragma unroll
-                    for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-                        for (int h = 0; h < 2; ++h) {
-                            float& s = rS[mt][nt][2 * h + i];
-                            const int query = min(at.query(mt, h), sequence.seq_q - 1);
-                            s = of<true>(s, factor, {sequence, at.batch, at.head(mt, h), query, key});
-                        }
-                }
+        constexpr bool CHANGES = ((!Parts::LINEAR && !Parts::TOGETHER) || ...), EACH = PAIRWISE || CHANGES;
+        if constexpr (BLOCKS) {
+            if constexpr (CHANGES)
+                by_key(rS, sequence, at, [&](float s, const Pair& pair) { return changed<true>(s, factor, pair); });
+            constexpr bool MAPPED = ((!Parts::PAIRWISE || Parts::BY_KEY) && ...);  // no other mask is there
+            if (partial || !MAPPED) by_key(rS, sequence, at, [&](float s, const Pair& pair) { return hidden(s, pair); });
+        } else if constexpr (EACH && BY_KEY) {
+            by_key(rS, sequence, at, [&](float s, const Pair& pair) { return of<true>(s, factor, pair); });
         } else if constexpr (EACH) {
 #pragma unroll
             for (int mt = 0; mt < MT; ++mt)
@@ -515,6 +545,36 @@ struct Score : Parts... {
     }
 
  private:
+    template <bool BEGUN>
+    __device__ float changed(float s, float factor, const Pair& pair) const {
+        if constexpr (!LINEAR) {
+            s *= factor;
+            ((s = BEGUN && Parts::TOGETHER ? s : Parts::score(s, pair)), ...);
+        }
+        return s;
+    }
+    __device__ float hidden(float s, const Pair& pair) const {
+        if constexpr (PAIRWISE) set_if_equal(s, (Parts::hides(pair) || ...), true, -INF);
+        return s;
+    }
+    // f(score, pair) for all of a tile, the pairs of a key one after the other.
+    template <class At, class F, int MT, int NT>
+    static __device__ void by_key(float (&rS)[MT][NT][4], const Sequence& sequence, const At& at, const F& f) {
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int key = max(min(at.key_of(nt, i), sequence.seq_kv - 1), 0);
+#pragma unroll
+                for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        float& s = rS[mt][nt][2 * h + i];
+                        const int query = min(at.query(mt, h), sequence.seq_q - 1);
+                        s = f(s, {sequence, at.batch, at.head(mt, h), query, key});
+                    }
+            }
+    }
     template <class Part, class At, int MT, int NT>
     __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
         if constexpr (Part::TOGETHER) Part::apply_all(rS, sequence, factor, at);

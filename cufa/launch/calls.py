@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array, as_bhsd, copied, padded
+from cufa.block_mask import BlockMask
 from cufa.launch.counters import is_capturing
 from cufa.launch.kind import Call, Key, Kind, remember
 from cufa.launch.params import Ints
 from cufa.launch.scratch import NotSetAsideError
 from cufa.problem import restore_shape
+from cufa.score import ARRAYS, BLOCKS
 
 _KINDS = 64  # that are remembered
+_BLOCK_MASK = ARRAYS.index("block_mask")
 _ALIGNED = (True, True, True)
 
 _kinds: dict[Key, Kind] = {}
@@ -47,7 +50,7 @@ def again(
     options : tuple
         What the caller chose, with the types: True == 1.
     beside : tuple of object
-        What else the kernel reads: arrays, or None; a seed comes last.
+        What else the kernel reads: arrays, a `BlockMask`, or None; a seed comes last.
     checked : Kind, optional
         The kind of a call that is legal.
     """
@@ -87,6 +90,9 @@ def again(
     if odd and checked is None and not _is_legal(call, q, k, v, out, device_id, addresses):
         return None
     launch, shape, lse_shape, needs_memory, _, _ = call
+    if beside and BLOCKS in kind.problem.reads:
+        lists = beside[_BLOCK_MASK].lists(launch.plan.variant)
+        addresses = (*addresses[:_BLOCK_MASK], lists.data.ptr, *addresses[_BLOCK_MASK + 1 :])
     if needs_memory:
         return _run_with_memory(kind, call, q, k, v, out, return_lse, addresses)
     if out is None:
@@ -118,7 +124,12 @@ def _placed(arrays: tuple[Any, ...], device_id: int) -> tuple[Key, Ints] | None:
             addresses.append(array or 0)
             continue
         if not isinstance(array, _ndarray):
-            return None
+            kinds = array.kinds if isinstance(array, BlockMask) else None
+            if not isinstance(kinds, _ndarray) or kinds.data.device_id != device_id:
+                return None
+            key.append(array.key)
+            addresses.append(0)
+            continue
         data, dtype = array.data, array.dtype
         address = data.ptr
         if data.device_id != device_id or address % dtype.itemsize:

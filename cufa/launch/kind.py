@@ -24,7 +24,7 @@ from cufa.launch.params import FourInts, Ints
 from cufa.lengths import arrays_of_lengths, of_lengths
 from cufa.planner.rules import KEY_STEP
 from cufa.problem import Problem
-from cufa.score import ARRAYS, edges
+from cufa.score import ARRAYS, BLOCKS, is_uneven
 from cufa.variant import Variant
 
 _CALLS = 128  # of a kind that are remembered
@@ -131,7 +131,7 @@ class Kind:
         # Else some array is copied, and so is q where the scale is negative.
         whole = problem.head_dim * size % ALIGNMENT == problem.head_dim_v * size % ALIGNMENT == 0
         self._may_be_plain = whole and problem.scale >= 0
-        self._uneven = edges(problem.score) > 0
+        self._uneven = is_uneven(problem.score)
         self._device, self._device_id = device, device_id
         self._planned, self._otherwise = planned, otherwise
         self._loaded: dict[Variant, Loaded | LoadedDecode] = {}
@@ -186,7 +186,7 @@ class Kind:
         more than one key.
         """
         example = self._example  # other threads may replace it
-        if example is None or example[0][0] != key[0]:
+        if example is None or example[0][0] != key[0] or BLOCKS in self.problem.reads:
             return None
         _, q_strides, k_shape, k_strides, v_shape, v_strides, aligned, given, beside = key
         latest, problem, call = example
@@ -351,7 +351,8 @@ class Kind:
         arrays = (given[:2], key[0:2], key[2:4], key[4:6])
         found = [extent(shape, strides, self._itemsize) for shape, strides in arrays]
         for lying in key[8]:
-            found.append((0, 0) if lying is None else extent(lying[0], lying[1], lying[2].itemsize))
+            array = lying is not None and len(lying) == 3  # a `BlockMask` has four
+            found.append(extent(lying[0], lying[1], lying[2].itemsize) if array else (0, 0))
         return tuple(found)
 
     def _bhsd(self, shape: Ints, strides: Ints) -> tuple[Ints, Ints]:

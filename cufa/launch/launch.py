@@ -9,7 +9,7 @@ from cufa.launch.counters import low, of_device, refill
 from cufa.launch.params import FourInts, Ints, Layout, free_buffers, taken_buffer
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
-from cufa.score import edges
+from cufa.score import is_uneven
 from cufa.variant import Variant
 
 _ROWS = 64  # of a box of Q or of O: a warpgroup's
@@ -47,7 +47,7 @@ class Loaded:
         self.columns = panel_columns(variant.head_dim)
         self.columns_v = panel_columns(variant.head_dim_v)
         self.counters = of_device(device_id) if kernel.persistent else None
-        uneven = edges(variant.score) > 0 or variant.kv in LENGTHS
+        uneven = is_uneven(variant.score) or variant.kv in LENGTHS
         self.draws_tiles = kernel.persistent and uneven
 
     def reserve(self) -> None:

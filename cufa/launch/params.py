@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from cufa.kernel import ELEMENT_BYTES, KERNELS, LENGTHS
 from cufa.launch import tensor_map
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
-from cufa.score import ARRAYS, SEED, part_named
+from cufa.score import ARRAYS, BLOCKS, SEED, part_named
 from cufa.variant import Variant
 
 TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
@@ -64,12 +64,20 @@ def dtype_of(variant: Variant, params: np.dtype = PARAMS, kv: np.dtype | None = 
     variant : Variant
     params, kv : dtype
     """
-    names, formats, offsets, end, alignment = [], [], [], 0, params.alignment
+    fields = [("params", params), *of_parts(variant.score)]
+    if variant.kv in LENGTHS:
+        fields.append((variant.kv, np.dtype(list(LENGTHS[variant.kv]), align=True)))
+    if kv is not None:
+        fields.append(("kv", kv))
     if KERNELS[variant.kernel].tma:
-        names, formats, offsets = ["maps"], [MAPS], [0]
-        end, alignment = MAPS.itemsize, _MAPS_ALIGNMENT
-    of_kv = () if kv is None else (("kv", kv),)
-    for name, kind in (("params", params), *_parts(variant), *of_kv):
+        return structure([("maps", MAPS), *fields], _MAPS_ALIGNMENT)
+    return structure(fields)
+
+
+def structure(fields: Sequence[tuple[str, np.dtype]], alignment: int = 8) -> np.dtype:
+    """Return the layout of a struct with these bases, in order."""
+    names, formats, offsets, end = [], [], [], 0
+    for name, kind in fields:
         names.append(name)
         formats.append(kind)
         offsets.append(_rounded(end, kind.alignment))
@@ -86,13 +94,12 @@ def dtype_of(variant: Variant, params: np.dtype = PARAMS, kv: np.dtype | None = 
     )
 
 
-def _parts(variant: Variant) -> Iterator[tuple[str, np.dtype]]:
-    for name in variant.score:
+def of_parts(score: Sequence[str]) -> Iterator[tuple[str, np.dtype]]:
+    """Yield name and layout of those parts of a score that have parameters."""
+    for name in score:
         numbers = part_named(name).numbers
         if numbers:
             yield name, np.dtype(list(numbers), align=True)
-    if variant.kv in LENGTHS:
-        yield variant.kv, np.dtype(list(LENGTHS[variant.kv]), align=True)
 
 
 def _rounded(size: int, step: int) -> int:
@@ -128,6 +135,7 @@ class ScoreLayout:
     def __init__(self, variant: Variant, dtype: np.dtype) -> None:
         offsets = {name: offset for name, offset, _ in numbers_of(dtype)}
         parts = [part_named(name) for name in variant.score]
+        self._tile = variant.bm, variant.bn
         self._reads = [part for part in parts if part.axes or part.source]
         lengths = LENGTHS.get(variant.kv, ())
         self._lengths = [number.name for number in lengths if number.dtype == "u8"]
@@ -156,9 +164,17 @@ class ScoreLayout:
             return []
         arrays = dict.fromkeys([*self._lengths, SEED], 0)
         for part, numbers in zip(self._reads, beside, strict=True):
+            if part.name == BLOCKS:
+                numbers = self._of_lists(problem, numbers)
             names = [number.name for number in part.numbers[len(part.numbers) - len(numbers) :]]
             arrays |= dict(zip(names, numbers, strict=True))
         return [arrays[name] if name in arrays else getattr(problem, name) for name in self._names]
+
+    def _of_lists(self, problem: Problem, lengths: Ints) -> Ints:
+        """Return the address, 0, and the steps of a `cufa.BlockMask`'s lists along its axes."""
+        _, batch, heads = lengths
+        of_head = math.prod(list_sizes(problem.seq_q, problem.seq_kv, *self._tile))
+        return 0, heads * of_head * (batch > 1), of_head * (heads > 1)
 
 
 class Layout:
@@ -268,6 +284,14 @@ class Layout:
     def set_keys(self, into: memoryview, seq_kv: int) -> None:
         """Write another number of keys where `fill` has written one."""
         INT.pack_into(into, self._seq_kv, seq_kv)
+
+
+def list_sizes(seq_q: int, seq_kv: int, bm: int, bn: int) -> tuple[int, int]:
+    """Return how many lists a head has where tiles of keys are left out, and how long one is.
+
+    See ``Visits`` of ``kernels/score.cuh``.
+    """
+    return -(-seq_q // bm), 2 * (-(-seq_kv // bn) + 1)
 
 
 INT = struct.Struct("=i")

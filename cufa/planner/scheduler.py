@@ -7,7 +7,7 @@ from typing import NamedTuple
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES, KERNELS, Kernel
 from cufa.problem import Problem
-from cufa.score import edges
+from cufa.score import BLOCKS, is_uneven
 from cufa.variant import Variant
 
 
@@ -54,7 +54,9 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     kernel = KERNELS[variant.kernel]
     _, batch, heads_q, heads_kv, *_ = problem
     seq_q = problem.alike.seq_q
-    pack = packable(heads_q, heads_kv, kernel) if seq_q < variant.bm else 1
+    # Each head has tiles of keys of its own where a map says which are visited.
+    packs = seq_q < variant.bm and BLOCKS not in problem.reads
+    pack = packable(heads_q, heads_kv, kernel) if packs else 1
     heads = batch * heads_q // pack
     if problem.kv == "Varlen":  # see kernels/kv.cuh
         q_tiles = problem.seq_q * pack // variant.bm + problem.sequences
@@ -63,7 +65,7 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     if kernel.takes_heads:
         return Order(pack, q_tiles, heads, 1, 0)
     tiles = heads * q_tiles
-    if not edges(problem.score):  # all tiles are of one length: those of a head follow each other
+    if not is_uneven(problem.score):  # tiles are of one length: those of a head follow each other
         return Order(pack, q_tiles, tiles, 1, 0)
     # As many heads as have their K and V in half of L2 together.
     size = ELEMENT_BYTES[problem.dtype]

@@ -63,6 +63,7 @@ def cases() -> list[Case]:
             found += [Case(name, _cell(d, s, True), call) for name, call in _CAUSAL.items()]
         found += [Case(name, _cell(d, _BIAS_SEQ, False), call) for name, call in _FULL.items()]
         found.append(Case("varlen 16", _cell(d, _SEQS[0], True), _varlen))
+        found.append(Case("documents", _cell(d, _TOKENS, True), _with(_documents)))
     return found
 
 
@@ -153,6 +154,31 @@ def _bits(operands: Operands, rng: Any) -> dict[str, Any]:
     return {"mask": cupy.packbits(mask.ravel()).reshape(*mask.shape[:3], -1)}
 
 
+def _identity(operands: Operands, rng: Any) -> dict[str, Any]:
+    return {"score_mod": lambda score, b, h, q_idx, kv_idx: score}
+
+
+def _alibi_mod(operands: Operands, rng: Any) -> dict[str, Any]:
+    slopes = _slopes(operands, rng)["alibi_slopes"]
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score - slopes[h] * abs(q_idx - kv_idx)
+
+    return {"score_mod": score_mod}
+
+
+def _documents(operands: Operands, rng: Any) -> dict[str, Any]:
+    """Return a mask of the sequences of `_varlen`, as documents of one sequence."""
+    documents = cupy.asarray(np.repeat(np.arange(len(_LENGTHS), dtype=np.int32), _LENGTHS))
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return documents[q_idx] == documents[kv_idx]
+
+    sizes = operands.cell.sq, operands.cell.sk
+    tiles = cufa.BlockMask.of(mask_mod, None, None, *sizes, xp=cupy)
+    return {"mask_mod": mask_mod, "block_mask": tiles}
+
+
 def _varlen(operands: Operands, rng: Any) -> tuple[Call, Arrays]:
     cell = operands.cell
     q, k, v = (
@@ -171,6 +197,8 @@ _CAUSAL = {
     "alibi": _with(_slopes),
     "sinks": _with(_sinks),
     "dropout": _with(lambda operands, rng: {"dropout_p": 0.1, "seed": 1}),
+    "score_mod identity": _with(_identity),
+    "alibi as score_mod": _with(_alibi_mod),
 }
 _FULL = {"bias": _with(_bias), "mask": _with(_mask), "mask of bits": _with(_bits)}
 

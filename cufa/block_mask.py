@@ -1,0 +1,189 @@
+"""`BlockMask`: which tiles of queries and keys a `mask_mod` hides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from cufa.arrays import Array, module_of
+from cufa.beside import unlike
+from cufa.checks import check_devices, check_module, check_size
+from cufa.cpu import block_mask as cpu
+from cufa.cpu.own import checked
+from cufa.expression.own import own
+from cufa.launch import block_lists
+from cufa.launch import block_mask as launch
+from cufa.problem import Problem
+from cufa.score import BLOCKS, OWN, PARTS, kind_of
+from cufa.variant import Variant
+
+_MAX_SEQ = 2**30
+
+
+class BlockMask:
+    """Tiles of queries and keys, each hidden, whole or hidden in part; made by `of`.
+
+    `cufa.attention` takes it beside the `mask_mod` that it was made of; of another function,
+    results are those of neither. Numbers of sequences, queries and keys are those of the arrays,
+    whatever `lengths_k` says. CUDA graphs that have captured a call need it as long as they run.
+
+    Attributes
+    ----------
+    kinds : array of uint8, (batch, heads, rows of tiles, columns of tiles)
+        0 where a tile is hidden, 2 where all of its pairs are seen, 1 where some are. Along the
+        first two axes of length 1 where the mask is the same for all.
+    block : tuple of int
+        Queries and keys of a tile.
+    seq_q, seq_kv : int
+        Lengths; the last tiles may have fewer.
+    key : tuple
+        Shape of `kinds`, `block`, `seq_q` and `seq_kv`: what a call is remembered by.
+    """
+
+    def __init__(self, kinds: Array, block: tuple[int, int], seq_q: int, seq_kv: int) -> None:
+        self.kinds, self.block, self.seq_q, self.seq_kv = kinds, block, seq_q, seq_kv
+        self.key = kinds.shape, block, seq_q, seq_kv
+        self._lists: dict[tuple[int, int, int], Array] = {}
+
+    @classmethod
+    def of(
+        cls,
+        mask_mod: Callable[..., Any] | str,
+        batch: int | None,
+        heads: int | None,
+        seq_q: int,
+        seq_kv: int,
+        *,
+        block: tuple[int, int] = (128, 128),
+        xp: Any = np,
+    ) -> BlockMask:
+        """Look at all pairs of a `mask_mod`, once for many calls of `attention`.
+
+        Parameters
+        ----------
+        mask_mod : function or str
+            As of `cufa.attention`.
+        batch, heads : int or None
+            Sequences and query heads; None where the mask is the same for all.
+        seq_q, seq_kv : int
+            Queries and keys.
+        block : tuple of int
+            Queries and keys of a tile: 16 to 1024. Small ones leave out more; large ones are fewer.
+        xp : module
+            `numpy` or `cupy`, of the arrays that `attention` is called with; with `cupy`, on the
+            current device and stream.
+
+        Raises
+        ------
+        TypeError
+            A `mask_mod` that cannot be traced, and arguments of the wrong type.
+        ValueError
+            Sizes that do not fit.
+        CompileError
+            NVRTC refused the kernel.
+
+        Examples
+        --------
+        >>> import numpy as np, cufa
+        >>> documents = np.repeat(np.arange(8), 128)
+        >>> def within(b, h, q_idx, kv_idx):
+        ...     return documents[q_idx] == documents[kv_idx]
+        >>> tiles = cufa.BlockMask.of(within, None, None, 1024, 1024)
+        >>> tiles
+        BlockMask of 1 x 1 x 1024 x 1024 in tiles of 128 x 128: 87.5% hidden, 12.5% whole
+        >>> q = k = v = np.ones((2, 4, 1024, 64), np.float32)
+        >>> cufa.attention(q, k, v, mask_mod=within, block_mask=tiles).shape
+        (2, 4, 1024, 64)
+        """
+        check_module(xp)
+        sizes = (
+            1 if batch is None else check_size("batch", batch),
+            1 if heads is None else check_size("heads", heads),
+            check_size("seq_q", seq_q, _MAX_SEQ),
+            check_size("seq_kv", seq_kv, _MAX_SEQ),
+        )
+        if not isinstance(block, tuple) or len(block) != 2:
+            raise TypeError(f"block must be a tuple (queries, keys), not {block!r}")
+        for n in block:
+            if check_size("block", n, 1024) < 16:
+                raise ValueError(f"block must be 16 to 1024, not {n}")
+        rows, columns = -(-seq_q // block[0]), -(-seq_kv // block[1])
+        if math.prod((*sizes[:2], rows, columns)) >= 2**31:
+            raise ValueError(f"block {block} makes {rows} x {columns} tiles, too many of all heads")
+        kinds = xp.empty((*sizes[:2], rows, columns), np.uint8)
+        if xp is np:
+            function = checked("mask_mod", mask_mod)
+            cpu.fill(kinds, function, sizes, block)
+        else:
+            launch.fill(kinds, own(None, mask_mod), sizes, block)
+        return cls(kinds, (int(block[0]), int(block[1])), sizes[2], sizes[3])
+
+    def lists(self, variant: Variant) -> Array:
+        """Return what a kernel reads of it, made on the current stream where there is none yet.
+
+        Parameters
+        ----------
+        variant : Variant
+
+        Raises
+        ------
+        ValueError
+            There is none yet, and the stream is captured into a CUDA graph.
+        """
+        import cupy
+
+        key = variant.bm, variant.bn, cupy.cuda.get_current_stream().ptr
+        found = self._lists.get(key)
+        if found is None:
+            sizes, tile = (self.seq_q, self.seq_kv), (variant.bm, variant.bn)
+            found = self._lists[key] = block_lists.made(self.kinds, self.block, sizes, tile)
+        return found
+
+    def __repr__(self) -> str:
+        """Say how many tiles there are of each kind."""
+        kinds = self.kinds if isinstance(self.kinds, np.ndarray) else self.kinds.get()
+        parts = (
+            f"{count / kinds.size:.1%} {kind}"
+            for kind, count in zip(
+                ("hidden", "in part", "whole"), np.bincount(kinds.ravel(), minlength=3), strict=True
+            )
+            if count
+        )
+        sizes = " x ".join(map(str, (*kinds.shape[:2], self.seq_q, self.seq_kv)))
+        queries, keys = self.block
+        return f"BlockMask of {sizes} in tiles of {queries} x {keys}: {', '.join(parts)}"
+
+
+def with_block_mask(
+    problem: Problem, block_mask: object, mask_mod: object, xp: ModuleType
+) -> Problem:
+    """Return the problem of a call that has a `block_mask`, if that fits its other arguments.
+
+    Raises
+    ------
+    TypeError
+        It is none, or of arrays of another kind.
+    ValueError
+        There is no `mask_mod`, or sizes or the device differ.
+    """
+    if not isinstance(block_mask, BlockMask):
+        raise TypeError(f"block_mask must be a BlockMask, not {type(block_mask).__name__}")
+    if mask_mod is None:
+        raise ValueError("block_mask: there is no mask_mod, of which it must be")
+    if module_of("block_mask", block_mask.kinds) is not xp:
+        raise TypeError(f"block_mask must be of {xp.__name__} arrays, as q is")
+    difference = unlike(block_mask.key, problem.sizes)
+    if difference is not None:
+        what, has, needed = difference
+        raise ValueError(f"block_mask has {has} {what}, but the call has {needed}")
+    if xp is np:
+        return problem
+    check_devices({"block_mask": block_mask.kinds}, xp)
+    own = tuple(name for name in problem.reads if name not in PARTS)
+    if not any(kind_of(name) == OWN["mask_mod"] for name in own):  # all is seen
+        return problem
+    return problem._replace(reads=(*problem.reads[: -len(own)], BLOCKS, *own))

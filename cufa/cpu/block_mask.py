@@ -1,0 +1,40 @@
+"""The tiles of a mask on the CPU: its function called with many pairs at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cufa.cpu.attention import spans
+from cufa.cpu.own import Function, Own
+
+_PAIRS = 1 << 22  # that are looked at together
+
+
+def fill(
+    kinds: np.ndarray, mask_mod: Function, sizes: tuple[int, ...], block: tuple[int, int]
+) -> None:
+    """Write the kinds of all tiles.
+
+    Parameters
+    ----------
+    kinds : ndarray of uint8
+        As of `cufa.BlockMask`.
+    mask_mod : function
+    sizes : tuple of int
+        Sequences, heads, queries and keys.
+    block : tuple of int
+        Queries and keys of a tile.
+    """
+    batch, heads, seq_q, seq_kv = sizes
+    queries, keys = block
+    columns = max(1, _PAIRS // (batch * heads * queries * keys))
+    own = Own(mask_mod=mask_mod, batch=slice(0, batch), heads=slice(0, heads))
+    for row, of_queries in enumerate(spans(0, seq_q, queries)):
+        for of_keys in spans(0, seq_kv, columns * keys):
+            seen = own.seen(of_queries, of_keys)
+            assert seen is not None
+            starts = np.arange(0, seen.shape[3], keys)
+            some = np.logical_or.reduceat(seen.any(axis=2), starts, axis=2)
+            whole = np.logical_and.reduceat(seen.all(axis=2), starts, axis=2)
+            first = of_keys.start // keys
+            kinds[:, :, row, first : first + len(starts)] = some.astype(np.uint8) + whole

@@ -1,0 +1,84 @@
+"""Arrays -> launch of ``kernels/block_lists.cu``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cufa import device as devices
+from cufa.arrays import Array
+from cufa.compiler import jit
+from cufa.instance import Instance
+from cufa.launch.argument import Prepared
+from cufa.launch.counters import is_capturing
+from cufa.launch.params import list_sizes
+
+THREADS = 128  # of a block
+
+PARAMS = np.dtype(
+    [
+        *((name, "u8") for name in ("kinds", "lists")),
+        *(
+            (name, "i4")
+            for name in (
+                *("kind_rows", "kind_columns", "queries", "keys"),
+                *("rows", "columns", "bm", "bn"),
+                *("lines", "seq_q", "seq_kv"),
+            )
+        ),
+    ],
+    align=True,
+)
+"""The layout of ``BlockListsParams`` in ``kernels/block_lists.cu``."""
+
+
+def made(
+    kinds: Array, block: tuple[int, int], sizes: tuple[int, int], tile: tuple[int, int]
+) -> Array:
+    """Return the lists of a kernel's tiles, on the current device and stream.
+
+    Parameters
+    ----------
+    kinds : array of uint8
+        As of `cufa.BlockMask`.
+    block : tuple of int
+        Queries and keys of its tiles.
+    sizes : tuple of int
+        Queries and keys.
+    tile : tuple of int
+        Rows and keys of the kernel's tiles.
+
+    Raises
+    ------
+    ValueError
+        In a capture into a CUDA graph.
+    """
+    import cupy
+
+    if is_capturing():
+        raise ValueError(
+            "block_mask needs memory beside the arrays, for which a call that is captured into a "
+            "CUDA graph has no place: make one like it before"
+        )
+    batch, heads, kind_rows, kind_columns = kinds.shape
+    rows, length = list_sizes(*sizes, *tile)
+    lines, columns = batch * heads * rows, length // 2 - 1
+    lists = cupy.empty((lines, length), np.int32)
+    parameter = np.zeros(1, PARAMS)
+    addresses = kinds.data.ptr, lists.data.ptr
+    parameter[0] = (
+        *addresses,
+        kind_rows,
+        kind_columns,
+        *block,
+        rows,
+        columns,
+        *tile,
+        lines,
+        *sizes,
+    )
+    device_id = cupy.cuda.runtime.getDevice()
+    function = jit.kernel(
+        Instance("block_lists", (), (THREADS,)), devices.of_id(device_id), device_id
+    )
+    Prepared(function, (-(-lines // THREADS), 1, 1), THREADS, parameter)()
+    return lists

@@ -1,0 +1,84 @@
+"""Arrays -> launch of ``kernels/block_mask.cu``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cufa import device as devices
+from cufa.arrays import Array
+from cufa.beside import check_own, placed
+from cufa.compiler import jit
+from cufa.expression.own import Own
+from cufa.instance import Instance
+from cufa.launch.argument import Prepared
+from cufa.launch.params import of_parts, structure
+from cufa.score import ARRAYS, part_named
+
+THREADS = 128
+_TILES = THREADS // 32  # of a block: a warp each
+
+PARAMS = np.dtype(
+    [
+        ("kinds", "u8"),
+        *(
+            (name, "i4")
+            for name in (
+                *("heads", "rows", "columns", "tiles"),
+                *("seq_q", "seq_kv", "queries", "keys"),
+            )
+        ),
+    ],
+    align=True,
+)
+"""The layout of ``BlockMaskParams`` in ``kernels/block_mask.cu``."""
+
+
+def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]) -> None:
+    """Write the kinds of all tiles, on the current device and stream.
+
+    Parameters
+    ----------
+    kinds : array of uint8
+        As of `cufa.BlockMask`.
+    mask : Own
+        Of a `mask_mod`.
+    sizes : tuple of int
+        Sequences, heads, queries and keys.
+    block : tuple of int
+        Queries and keys of a tile.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arrays that the mask cannot read.
+    """
+    import cupy
+
+    if not mask.parts:
+        kinds.fill(2)  # all is seen
+        return
+    by_axis = dict(zip("bhqk", sizes, strict=True))
+    check_own(mask, by_axis, cupy, "as xp says")
+    device_id = cupy.cuda.runtime.getDevice()
+    instance = Instance("block_mask", (), (), mask.parts)
+    function = jit.kernel(instance, devices.of_id(device_id), device_id)
+    parameter = filled(kinds, mask, sizes, block)
+    grid = -(-kinds.size // _TILES), 1, 1
+    Prepared(function, grid, THREADS, parameter)()
+
+
+def filled(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]) -> np.ndarray:
+    """Return the kernel's parameter; arguments as of `fill`."""
+    parameter = np.zeros(1, structure([("params", PARAMS), *of_parts(mask.parts)]))
+    p = parameter[0]
+    _, heads, rows, columns = kinds.shape
+    p["params"] = (kinds.data.ptr, heads, rows, columns, kinds.size, *sizes[2:], *block)
+    lying = ((array.shape, array.strides, array.dtype) for array in mask.arrays)
+    by_axis = dict(zip("bhqk", sizes, strict=True))
+    found = placed(mask.parts, 4, by_axis, (*[None] * len(ARRAYS), *lying))
+    assert found is not None
+    for name, numbers in zip(mask.parts, found, strict=True):
+        addresses = (array.data.ptr for array in mask.arrays)
+        for number, value in zip(part_named(name).numbers, numbers, strict=True):
+            p[name][number.name] = next(addresses) if number.dtype == "u8" else value
+    return parameter

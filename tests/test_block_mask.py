@@ -1,0 +1,404 @@
+"""BlockMask: the tiles of a mask, evaluated by NumPy and by a kernel on the host."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import score_mods
+from emulated import Emulator, emulate, needs_compiler
+from played_gpu import Gpu, Stream, on_gpu
+from reference import Expected, assert_accepted, random_inputs
+from score_arrays import options_of
+
+import cufa
+from cufa import device
+from cufa.cpu import block_mask as cpu
+from cufa.variant import Variant
+
+MASKS = ("documents", "sliding window", "prefix")
+SIZES = (2, 3, 1, 200, 333)
+
+
+def tiles_of(mask_mod: Any, sizes: tuple[int, ...], block: tuple[int, int]) -> np.ndarray:
+    """Return the kinds of tiles, one by one."""
+    seen = np.broadcast_to(mask_mod(*np.ix_(*map(np.arange, sizes))), sizes)
+    rows, columns = (range(0, n, step) for n, step in zip(sizes[2:], block, strict=True))
+    kinds = np.empty((*sizes[:2], len(rows), len(columns)), np.uint8)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            tile = seen[:, :, row : row + block[0], column : column + block[1]]
+            kinds[:, :, i, j] = tile.any((2, 3)).astype(int) + tile.all((2, 3))
+    return kinds
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    base = tmp_path_factory.getbasetemp()
+    shared = "PYTEST_XDIST_WORKER" in os.environ
+    return Emulator((base.parent if shared else base) / "emulated")
+
+
+@pytest.fixture
+def played_cupy(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Play a GPU that runs the kernels' source, with two multiprocessors."""
+    two = device.named("h200")._replace(sm_count=2)
+    monkeypatch.setattr(device, "of_id", lambda device_id: two)
+    emulate(monkeypatch, emulator)
+    return sys.modules["cupy"]
+
+
+@pytest.mark.parametrize("block", [(128, 128), (64, 32), (16, 80)])
+@pytest.mark.parametrize("name", MASKS)
+def test_kinds_on_the_cpu(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, name: str, block: tuple[int, int]
+) -> None:
+    options, _ = score_mods.made(rng, name, SIZES, np.asarray)
+    sizes = (2, 3, 200, 333)
+    expected = tiles_of(options["mask_mod"], sizes, block)
+    for pairs in (1 << 22, 1 << 12, 1):
+        monkeypatch.setattr(cpu, "_PAIRS", pairs)
+        found = cufa.BlockMask.of(options["mask_mod"], *sizes, block=block)
+        assert found.kinds.dtype == np.uint8
+        np.testing.assert_array_equal(found.kinds, expected)
+    assert (found.block, found.seq_q, found.seq_kv) == (block, 200, 333)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", MASKS)
+def test_kinds_by_the_kernel(played_cupy: Any, rng: np.random.Generator, name: str) -> None:
+    options, there = score_mods.made(rng, name, SIZES, on_gpu)
+    sizes, block = (2, 3, 200, 333), (64, 80)
+    found = cufa.BlockMask.of(there["mask_mod"], *sizes, block=block, xp=played_cupy)
+    np.testing.assert_array_equal(found.kinds.get(), tiles_of(options["mask_mod"], sizes, block))
+
+
+#: With one slot of Q, two and three; one stage, and several heads a tile but for the mask.
+FORMS = (
+    "fa2_fp32<float, 64, 64, 64, 32, 2, 4, 2, Score<>, Dense>",
+    "fa2_fp32<float, 32, 192, 32, 32, 1, 4, 1, Score<>, Dense>",
+    "fa2_mma<bfloat16, 64, 64, 64, 64, 2, 4, 2, Score<>, Dense>",
+    "fa2_mma<float16, 32, 96, 128, 32, 1, 4, 2, Score<>, Dense>",
+    "fa3_wgmma<bfloat16, 64, 64, 64, 64, 3, 8, 3, false, Score<>, Dense>",
+    "fa3_wgmma<float16, 64, 64, 192, 128, 3, 16, 1, true, Score<>, Dense>",
+    "fa3_wgmma<bfloat16, 128, 128, 128, 128, 2, 12, 1, true, Score<>, Dense>",
+    "fa3_wgmma<bfloat16, 192, 192, 128, 96, 2, 12, 1, false, Score<>, Dense>",
+)
+
+
+def checkered(arrays: Any) -> Any:
+    """Hide most tiles of 64 x 32, and rows and columns of them."""
+    steps = arrays["steps"]
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        row, column = q_idx // 64, kv_idx // 32
+        return ((row * steps[h] + column + b) % 5 == 0) & (row != 1) & (column != 2)
+
+    return {"mask_mod": mask_mod}
+
+
+forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.split(", Score")[0])
+
+
+def called(variant: Variant, arrays: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the result and the log-sum-exp of a variant, with the parts that a call has."""
+    given = [on_gpu(x) for x in arrays]
+    plan: Any = cufa.explain(*given, **options)
+    assert "Blocks" in plan.variant.score
+    chosen = variant._replace(score=plan.variant.score)
+    out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **options)
+    return out.get(), lse.get()
+
+
+@needs_compiler
+@forms
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"window": (100, 30), "score_mod": lambda s, b, h, i, j: s - 0.01 * abs(i - j)},
+        {"softcap": 3.0, "causal": "top-left"},
+    ],
+    ids=["alone", "causal", "window and score_mod", "softcap and top-left"],
+)
+def test_tiles_that_are_left_out(
+    played_cupy: Any, rng: np.random.Generator, form: str, options: dict[str, Any]
+) -> None:
+    variant = Variant.parse(form)
+    d, dv = variant.head_dim, variant.head_dim_v
+    for sizes, block in (((2, 2, 1, 300, 400), (64, 32)), ((1, 8, 2, 20, 390), (16, 80))):
+        b, hq, hk, sq, sk = sizes
+        arrays = random_inputs(rng, variant.dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d, dv=dv)
+        steps = rng.integers(1, 4, hq)
+        own, there = checkered({"steps": steps}), checkered({"steps": on_gpu(steps)})
+        tiles = cufa.BlockMask.of(there["mask_mod"], b, hq, sq, sk, block=block, xp=played_cupy)
+        out, lse = called(variant, arrays, block_mask=tiles, **there, **options)
+        expected: dict[str, Any] = own | options
+        assert_accepted(out, lse, *arrays, what=form, **expected)
+
+
+@needs_compiler
+@forms
+def test_what_kinds_are_to_a_kernel(played_cupy: Any, rng: np.random.Generator, form: str) -> None:
+    """Hidden tiles are not read, whole ones not masked, and rows may see none."""
+    variant = Variant.parse(form)
+    d, dv = variant.head_dim, variant.head_dim_v
+    sq, sk, block = 2 * variant.bm, 4 * variant.bn, (variant.bm, variant.bn)
+    q, k, v = random_inputs(rng, variant.dtype, b=1, hq=2, sq=sq, sk=sk, d=d, dv=dv)
+    kinds = np.array([[[[0, 2, 1, 0], [2, 0, 0, 1]]], [[[0, 0, 0, 0], [0, 0, 0, 2]]]], np.uint8)
+    kinds = kinds.reshape(1, 2, 2, 4)
+    seen = kinds.repeat(block[0], 2).repeat(block[1], 3)
+    seen = np.where(seen == 1, np.arange(sk) % 3 > 0, seen == 2)
+    v[:, 1, : 3 * variant.bn] = np.nan
+    tiles = cufa.BlockMask(on_gpu(kinds), block, sq, sk)
+    there: Any = on_gpu(kinds[0])
+    bm, bn = block
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (there[h, q_idx // bm, kv_idx // bn] > 0) & (kv_idx % 3 > 0)
+
+    out, lse = called(variant, (q, k, v), block_mask=tiles, mask_mod=mask_mod)
+    expected = np.where(np.isnan(v.astype(np.float32)), 0, v.astype(np.float32)).astype(v.dtype)
+    assert_accepted(out, lse, q, k, expected, mask=seen, what=form)
+    assert (lse[:, 1, : variant.bm] == -np.inf).all()
+
+
+def halves(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Hide every other tile, of which a kernel's own are parts."""
+    return (q_idx // 192 + kv_idx // 128 + h) % 2 == 0
+
+
+some_forms = pytest.mark.parametrize(
+    "form", [FORMS[i] for i in (0, 3, 4, 5, 7)], ids=lambda form: form.split(", Score")[0]
+)
+
+
+@needs_compiler
+@some_forms
+@pytest.mark.parametrize("name", ["all", "mask", "bits", "sinks and window", "bias of keys"])
+def test_beside_other_parts(
+    played_cupy: Any, rng: np.random.Generator, form: str, name: str
+) -> None:
+    """Tiles that the function does not hide are not whole to other masks; weights are dropped."""
+    variant = Variant.parse(form)
+    sizes = 1, 4, 2, 250, 390
+    b, hq, hk, sq, sk = sizes
+    d, dv = variant.head_dim, variant.head_dim_v
+    arrays = random_inputs(rng, variant.dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d, dv=dv)
+    options = options_of(rng, name, sizes)
+    there = {key: on_gpu(x) if isinstance(x, np.ndarray) else x for key, x in options.items()}
+    tiles = cufa.BlockMask.of(halves, None, hq, sq, sk, block=(64, 32), xp=played_cupy)
+    given = {"mask_mod": halves, "block_mask": tiles, "dropout_p": 0.25, "seed": 7}
+    out, lse = called(variant, arrays, **given, **there)
+    keep = cufa.dropout_mask((b, hq, sq, sk), 0.25, 7) / 0.75
+    assert_accepted(out, lse, *arrays, what=form, keep=keep, mask_mod=halves, **options)
+
+
+@needs_compiler
+@some_forms
+@pytest.mark.parametrize("causal", [False, True])
+def test_padded_batches(
+    played_cupy: Any, rng: np.random.Generator, form: str, causal: bool
+) -> None:
+    """What a sequence has not is not read, nor is the list of tiles another one for it."""
+    variant = Variant.parse(form)._replace(kv="Padded")
+    d, dv = variant.head_dim, variant.head_dim_v
+    lengths = np.array([390, 0, 1, 127, 128, 300], np.int32)
+    q, k, v = random_inputs(rng, variant.dtype, b=6, hq=2, hk=1, sq=250, sk=390, d=d, dv=dv)
+    for i, n in enumerate(lengths):
+        k[i, :, n:], v[i, :, n:] = np.nan, np.nan
+    tiles = cufa.BlockMask.of(halves, None, 2, 250, 390, block=(64, 32), xp=played_cupy)
+    options: dict[str, Any] = {"mask_mod": halves, "causal": causal}
+    given = {"lengths_k": on_gpu(lengths), "block_mask": tiles}
+    out, lse = called(variant, (q, k, v), **options, **given)
+    for i, n in enumerate(lengths):
+        one, keys = slice(i, i + 1), slice(n)
+        case = Expected(q[one], k[one, :, keys], v[one, :, keys], **options)
+        case.assert_accepts(out[one], lse[one], f"{form} {n}")
+
+
+# --- on the CPU ---
+
+
+@pytest.mark.parametrize("block", [(128, 128), (64, 32), (16, 80)])
+@pytest.mark.parametrize("name", ["documents", "sliding window", "prefix", "all"])
+def test_results_on_the_cpu(rng: np.random.Generator, name: str, block: tuple[int, int]) -> None:
+    """They are those of the function alone, whatever the tiles are."""
+    for b, hq, hk, sq, sk in ((2, 6, 3, 300, 700), (1, 2, 2, 1100, 600)):
+        options, _ = score_mods.made(rng, name, (b, hq, hk, sq, sk), np.asarray)
+        arrays = random_inputs(rng, "float32", b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=16)
+        expected = cufa.attention(*arrays, return_lse=True, **options)
+        for of_batch, of_heads in ((b, hq), (b, None)):
+            tiles = cufa.BlockMask.of(options["mask_mod"], of_batch, of_heads, sq, sk, block=block)
+            found = cufa.attention(*arrays, return_lse=True, block_mask=tiles, **options)
+            for x, y in zip(found, expected, strict=True):
+                np.testing.assert_allclose(x, y, 2e-5, 2e-6)
+
+
+def test_padded_batches_on_the_cpu(rng: np.random.Generator) -> None:
+    """Tiles are those of a sequence's own number, and of the keys that it has."""
+    arrays = random_inputs(rng, "float32", b=3, hq=2, sq=300, sk=700, d=16)
+    options, _ = score_mods.made(rng, "documents", (3, 2, 2, 300, 700), np.asarray)
+    lengths = np.array([700, 130, 0])
+    expected = cufa.attention(*arrays, lengths_k=lengths, **options)
+    tiles = cufa.BlockMask.of(options["mask_mod"], 3, None, 300, 700, block=(64, 32))
+    found = cufa.attention(*arrays, lengths_k=lengths, block_mask=tiles, **options)
+    np.testing.assert_allclose(found, expected, 2e-5, 2e-6)
+
+
+def test_tiles_that_are_known_are_not_asked_for(rng: np.random.Generator) -> None:
+    """Of hidden ones nothing is read, and whole ones are not masked."""
+    arrays = random_inputs(rng, "float32", sq=512, sk=768, d=16)
+    asked = []
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        asked.append((q_idx.shape, kv_idx.min()))
+        return (kv_idx >= 256) & (kv_idx < 600)
+
+    tiles = cufa.BlockMask.of(mask_mod, None, None, 512, 768)
+    asked.clear()
+    arrays[2][:, :, :256] = np.nan
+    out = cufa.attention(*arrays, mask_mod=mask_mod, block_mask=tiles)
+    assert [first for _, first in asked] == [512]
+    q, k, v = arrays
+    expected = cufa.attention(q, k[:, :, 256:600], v[:, :, 256:600])
+    np.testing.assert_allclose(out, expected, 1e-5, 1e-6)
+
+
+# --- what may be asked for ---
+
+
+def within(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return q_idx // 50 == kv_idx // 50
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((1, 1, 0, 5), {}, ValueError, "seq_q must be 1 to"),
+        ((1, 1, 5, 2.0), {}, TypeError, "seq_kv must be an integer"),
+        ((0, 1, 5, 5), {}, ValueError, "batch must be 1 to"),
+        ((1, True, 5, 5), {}, TypeError, "heads must be an integer"),
+        ((1, 1, 5, 5), {"block": 128}, TypeError, r"block must be a tuple \(queries, keys\)"),
+        ((1, 1, 5, 5), {"block": (128, 15)}, ValueError, "block must be 16 to 1024, not 15"),
+        ((1, 1, 5, 5), {"block": (128, 1025)}, ValueError, "block must be 1 to 1024"),
+        ((1, 1, 5, 5), {"xp": "numpy"}, TypeError, "xp must be the module"),
+        ((2**20, 2**10, 2**10, 2**10), {"block": (16, 16)}, ValueError, "block .* tiles"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(arguments: Any, options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        cufa.BlockMask.of(within, *arguments, **options)
+
+
+def test_bad_functions() -> None:
+    with pytest.raises(TypeError, match="mask_mod must be a function"):
+        cufa.BlockMask.of(np.tanh, 1, 1, 5, 5)
+    with pytest.raises(ValueError, match="mask_mod must be a function for NumPy arrays"):
+        cufa.BlockMask.of("true", 1, 1, 5, 5)
+    with pytest.raises(TypeError, match="mask_mod returns what is int64"):
+        cufa.BlockMask.of(lambda b, h, i, j: i + j, 1, 1, 5, 5)
+
+
+def test_what_is_printed() -> None:
+    tiles = cufa.BlockMask.of(within, 2, None, 100, 150, block=(50, 20))
+    parts = "62.5% hidden, 12.5% in part, 25.0% whole"
+    assert repr(tiles) == f"BlockMask of 2 x 1 x 100 x 150 in tiles of 50 x 20: {parts}"
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["numpy", "cupy"])
+def test_calls_that_it_is_not_for(played_cupy: Any, rng: np.random.Generator, there: bool) -> None:
+    xp, made = (played_cupy, on_gpu) if there else (np, np.asarray)
+    q, k, v = map(made, random_inputs(rng, "float32", b=2, hq=4, sq=100, sk=150, d=8))
+    tiles = cufa.BlockMask.of(within, 2, 4, 100, 150, xp=xp)
+    other = cufa.BlockMask.of(within, 2, 4, 100, 150, xp=np if there else played_cupy)
+    cases: Any = (
+        ({"block_mask": tiles}, ValueError, "block_mask: there is no mask_mod"),
+        ({"mask_mod": within, "block_mask": tiles.kinds}, TypeError, "block_mask must be a BlockM"),
+        ({"mask_mod": within, "block_mask": other}, TypeError, "block_mask must be of .* arrays"),
+    )
+    sizes = {"sequences": (3, 4, 100, 150), "heads": (2, 2, 100, 150)}
+    sizes |= {"queries": (2, 4, 101, 150), "keys": (2, 4, 100, 149)}
+    for what, of in sizes.items():
+        unlike = cufa.BlockMask.of(within, *of, xp=xp)
+        message = rf"block_mask has \d+ {what}, but the call has \d+"
+        cases += (({"mask_mod": within, "block_mask": unlike}, ValueError, message),)
+    for options, error, message in cases:
+        for function in (cufa.attention, cufa.explain):
+            for _ in range(2):
+                with pytest.raises(error, match=message):
+                    function(q, k, v, **options)
+
+
+# --- calls that come again ---
+
+
+@needs_compiler
+def test_lists_are_made_once(played_cupy: Any, gpu: Gpu, rng: np.random.Generator) -> None:
+    """For each tile and stream; what fits no more is refused, however often it comes."""
+    arrays = [on_gpu(x) for x in random_inputs(rng, "bfloat16", hq=2, sq=130, sk=260, d=64)]
+    tiles = cufa.BlockMask.of(within, 1, None, 130, 260, xp=played_cupy)
+    expected = cufa.attention(*arrays, mask_mod=within).get()
+    for stream in (gpu.stream, gpu.stream, Stream(ptr=5)):
+        gpu.stream = stream
+        out = cufa.attention(*arrays, mask_mod=within, block_mask=tiles)
+        np.testing.assert_array_equal(out.get(), expected)
+    assert len(tiles._lists) == 2
+    assert gpu.parsed == 2
+    shorter = [arrays[0], arrays[1][:, :, :250], arrays[2][:, :, :250]]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="block_mask has 260 keys, but the call has 250"):
+            cufa.attention(*shorter, mask_mod=within, block_mask=tiles)
+
+
+@needs_compiler
+def test_captures_find_the_lists(played_cupy: Any, gpu: Gpu, rng: np.random.Generator) -> None:
+    arrays = [on_gpu(x) for x in random_inputs(rng, "bfloat16", hq=2, sq=130, sk=260, d=64)]
+    tiles = cufa.BlockMask.of(within, None, 2, 130, 260, xp=played_cupy)
+    for capturing in (True, False, True):
+        gpu.stream.capturing = capturing
+        if capturing and not tiles._lists:
+            with pytest.raises(ValueError, match=r"block_mask needs memory .* captured"):
+                cufa.attention(*arrays, mask_mod=within, block_mask=tiles)
+        else:
+            cufa.attention(*arrays, mask_mod=within, block_mask=tiles)
+
+
+def test_a_mask_that_hides_nothing_needs_no_tiles(
+    played_cupy: Any, gpu: Gpu, rng: np.random.Generator
+) -> None:
+    arrays = [on_gpu(x) for x in random_inputs(rng, "bfloat16", hq=2, sq=130, sk=260, d=64)]
+    tiles = cufa.BlockMask.of(lambda *_: True, None, None, 130, 260, xp=played_cupy)
+    assert (tiles.kinds.get() == 2).all()
+    plan: Any = cufa.explain(*arrays, mask_mod=lambda *_: True, block_mask=tiles)
+    assert plan.variant.score == ()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernel_runs_here")
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [("fa2_fp32", "float32"), ("fa2_mma", "float16"), ("fa3_wgmma", "bfloat16")],
+)
+@pytest.mark.parametrize("name", [*MASKS, "all"])
+def test_on_the_gpu(
+    cupy: Any, rng: np.random.Generator, kernel: str, dtype: str, name: str
+) -> None:
+    for b, hq, hk, sq, sk in ((2, 4, 2, 131, 257), (1, 6, 1, 1000, 1900), (2, 8, 2, 21, 400)):
+        for d in (64, 128, 192):
+            arrays = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d)
+            options, there = score_mods.made(rng, name, (b, hq, hk, sq, sk), cupy.asarray)
+            given = [cupy.asarray(x) for x in arrays]
+            for block in ((128, 128), (64, 32)):
+                tiles = cufa.BlockMask.of(there["mask_mod"], b, hq, sq, sk, block=block, xp=cupy)
+                expected = tiles_of(options["mask_mod"], (b, hq, sq, sk), block)
+                np.testing.assert_array_equal(tiles.kinds.get(), expected)
+                out, lse = cufa.attention(
+                    *given, kernel=kernel, return_lse=True, block_mask=tiles, **there
+                )
+                assert_accepted(out, lse, *arrays, what=f"{sq} {sk} {d} {block}", **options)
