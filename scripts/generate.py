@@ -1,4 +1,4 @@
-"""Generate text with a Llama, Mistral, Qwen, Gemma or SmolLM folder, on cufa's attention.
+"""Generate text with a Llama, Mistral, Qwen, Gemma, gpt-oss or SmolLM folder, on cufa's attention.
 
     python scripts/generate.py scripts/data/adder "47+285="
     python scripts/generate.py ~/models/Qwen2.5-0.5B-Instruct          # a conversation
@@ -231,7 +231,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's arguments, or exit with status 2 and the reason."""
     parser = argparse.ArgumentParser(
         prog="generate.py",
-        description="Generate text with a Llama, Mistral, Qwen or SmolLM folder.",
+        description="Generate text with a Llama, Mistral, Qwen, Gemma, gpt-oss or SmolLM folder.",
         epilog="Without prompts, on a terminal, each line that you type is answered. What is not "
         "said here is as the folder's generation_config.json says.",
     )

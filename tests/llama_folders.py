@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from llama.config import read_config
-from llama.model import tensor_shapes
+from llama.tensors import BLOCKS, GATE_UP, SCALES, tensor_shapes
 from safetensors.numpy import save_file
 
 VOCABULARY = 64
@@ -25,6 +25,20 @@ COMMON = {
     "torch_dtype": "float32",
     "bos_token_id": 1,
     "eos_token_id": 2,
+}
+
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 6,
+    "rope_theta": 150000.0,
+    "num_local_experts": 7,
+    "num_experts_per_tok": 3,
 }
 
 #: config.json of a small model in the way of each.
@@ -134,6 +148,44 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
         },
     },
+    "qwen3-yarn": {
+        "model_type": "qwen3",
+        "num_key_value_heads": 3,
+        "head_dim": 32,
+        "rope_theta": 1000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "beta_fast": 8.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "gpt-oss": {
+        **GPT_OSS,
+        "num_hidden_layers": 4,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "gpt-oss-mxfp4": {
+        **GPT_OSS,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "attention_bias": False,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                *("model.layers.*.self_attn", "model.layers.*.mlp.router"),
+                *("model.embed_tokens", "lm_head"),
+            ],
+        },
+    },
     "smollm": {
         "model_type": "llama",
         "hidden_size": 72,
@@ -148,6 +200,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 TOKENS = np.random.default_rng(7).integers(0, VOCABULARY, (2, 40))
 
 
+def packed(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a tensor of MXFP4: any numbers, and scales that give them sizes as of others."""
+    low, high = (0, 256) if name.endswith(BLOCKS) else (122, 126)
+    return rng.integers(low, high, shape, np.uint8)
+
+
 def write(folder: Path, name: str, **changes: Any) -> dict[str, np.ndarray]:
     """Write config.json and model.safetensors of one of `CONFIGS`; return the tensors."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -156,10 +214,16 @@ def write(folder: Path, name: str, **changes: Any) -> dict[str, np.ndarray]:
     weights = {}
     read = read_config(folder)
     for number, (tensor, shape) in enumerate(tensor_shapes(read).items()):
-        values = np.random.Generator(np.random.PCG64((number, *shape))).standard_normal(shape)
+        rng = np.random.Generator(np.random.PCG64((number, *shape)))
+        if tensor.endswith((BLOCKS, SCALES)):
+            weights[tensor] = packed(rng, tensor, shape)
+            continue
+        values = rng.standard_normal(shape)
         if tensor.endswith("norm.weight"):
             values = 1 - read.norm_offset + values / 4
-        elif len(shape) == 2:
+        elif tensor.endswith(GATE_UP):
+            values /= 2  # so that what a gate cuts off is there
+        elif len(shape) > 1:
             values /= shape[1] ** 0.5
         weights[tensor] = values.astype(np.float32)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -6,11 +6,12 @@ import ctypes
 import shutil
 import subprocess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from emulated import COMPILER, FOLDERS
+from emulated import COMPILER, FOLDERS, needs_compiler
 from models import cuda
 from models.flat import CPP, MOST_ROWS, tile_of
 
@@ -47,6 +48,7 @@ extern "C" bool run_{i}(void** p, int grid, int threads, unsigned smem_bytes) {{
     return run({expression}, p, grid, threads, smem_bytes);
 }}
 """
+GATES = "SILU", "GELU", "CLAMPED"
 _TILES = (
     ("float", {tile_of(1, 4)}),
     ("float16", {tile_of(1, 2)}),
@@ -61,9 +63,18 @@ EXPRESSIONS = {
         for y, finish in sorted(
             {
                 *((x, "STORE"), ("float", "STORE"), ("float", "ADD")),
-                *((x, "GATE_SILU"), (x, "GATE_GELU")),
+                *((x, f"GATE_{gate}") for gate in GATES),
             }
         )
+    ],
+    "experts": [
+        *("route<1024>", "add_shares<256>"),
+        *(
+            f"expert_product<{', '.join(map(str, (x, y, groups, finish, *sizes)))}>"
+            for x, tiling in _TILES
+            for groups, *sizes in tiling
+            for y, finish in sorted({("float", "STORE"), (x, "GATE_SILU"), (x, "GATE_CLAMPED")})
+        ),
     ],
     "rows": [
         *(f"rms_norm<float, {y}, {threads}>" for y in CPP.values() for threads in (128, 512)),
@@ -71,7 +82,7 @@ EXPRESSIONS = {
         *(
             f"gated<{sizes}, 256, {gate}>"
             for sizes in ("float16, 1", "bfloat16, 8", "float, 4")
-            for gate in ("SILU", "GELU")
+            for gate in GATES
         ),
         *("largest<1024>", "top<1024>"),
     ],
@@ -133,3 +144,22 @@ class ScriptKernels:
 def script_kernels(tmp_path_factory: pytest.TempPathFactory) -> ScriptKernels:
     """Return compiled kernels."""
     return ScriptKernels(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("numpy", marks=needs_compiler),
+        pytest.param("cupy", marks=pytest.mark.gpu),
+    ]
+)
+def on(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> ModuleType:
+    """Return the module of arrays: with NumPy's, the kernels run on the host."""
+    xp = pytest.importorskip(request.param)
+    if xp is np:
+        emulator: ScriptKernels = request.getfixturevalue("script_kernels")
+        for name in ("kernel", "launch", "empty"):
+            monkeypatch.setattr(cuda, name, getattr(emulator, name))
+    return xp

@@ -13,7 +13,7 @@ import llama_folders
 import ml_dtypes
 import numpy as np
 import pytest
-from llama import Llama, Prompt, Settings, generate
+from llama import Llama, Prompt, Settings, generate, mxfp4, ops
 from llama.config import read_config
 from llama.ops import gated, rms_norm
 from models import DTYPES, ModelError
@@ -64,14 +64,51 @@ def test_16_bit_dtypes(
     tmp_path: Path, device: str, name: str, dtype: str, tolerance: float
 ) -> None:
     llama_folders.write(tmp_path, name)
-    found = logits(Llama(tmp_path, device, dtype), TOKENS, [40])
-    error = np.abs(found - RECORDED[name]).max()
-    assert 1e-5 < error < tolerance  # it does round
+    model = Llama(tmp_path, device, dtype)
+    found = logits(model, TOKENS, [40])
+    errors = np.abs(found - RECORDED[name]).max(axis=-1)
+    assert 1e-5 < np.median(errors) < tolerance / 2  # it does round
+    # Rounding may lead a token to other experts.
+    assert (errors >= tolerance).sum() <= (5 if model.config.experts else 0)
+
+
+def test_gpt_oss_reaches_what_its_gate_cuts_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama_folders.write(tmp_path, "gpt-oss")
+    monkeypatch.setattr(ops, "_LIMIT", np.float32(70))
+    found = logits(Llama(tmp_path, "cpu"), TOKENS, [40])
+    assert np.abs(found - RECORDED["gpt-oss"]).max() > 0.1
+
+
+def test_mxfp4(xp: Any) -> None:
+    blocks = np.arange(256, dtype=np.uint8).reshape(2, 8, 1, 16)
+    scales = np.array([*range(15), 250], np.uint8).reshape(2, 8, 1)
+    found = as_numpy(mxfp4.unpacked(xp.asarray(blocks), xp.asarray(scales)))
+    assert found.shape == (2, 8, 32)
+    for matrix, row, number in np.ndindex(*found.shape):
+        byte = int(blocks[matrix, row, 0, number // 2])
+        bits = byte >> 4 if number % 2 else byte & 15
+        # A sign, two bits of an exponent of bias 1, and one of the mantissa (e2m1).
+        exponent, mantissa = bits >> 1 & 3, bits & 1
+        magnitude = (1 + mantissa / 2) * 2 ** (exponent - 1) if exponent else mantissa / 2
+        exact = (-1) ** (bits >> 3) * magnitude * 2.0 ** (int(scales[matrix, row, 0]) - 127)
+        assert float(found[matrix, row, number]) == exact
+    assert not np.isfinite(mxfp4.unpacked(blocks, np.full_like(scales, 255)).astype(float)).any()
+
+
+def test_packed_tensors_are_bytes(tmp_path: Path) -> None:
+    weights = llama_folders.write(tmp_path, "gpt-oss-mxfp4")
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    save_file({**weights, name: weights[name].astype(np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"{name} is of type F32, .* \(U8 are\)"):
+        Llama(tmp_path, "cpu")
 
 
 @pytest.mark.parametrize("stored", DTYPES)
-def test_checkpoints_of_each_dtype(tmp_path: Path, stored: str) -> None:
-    weights = llama_folders.write(tmp_path, "llama3", torch_dtype=stored)
+@pytest.mark.parametrize("name", ["llama3", "gpt-oss"])
+def test_checkpoints_of_each_dtype(tmp_path: Path, name: str, stored: str) -> None:
+    weights = llama_folders.write(tmp_path, name, torch_dtype=stored)
     rounded = {name: value.astype(DTYPES[stored]) for name, value in weights.items()}
     save_file(rounded, tmp_path / "model.safetensors")
     found = logits(Llama(tmp_path, "cpu"), TOKENS, [40])
@@ -87,7 +124,7 @@ def test_the_checkpoints_dtype_is_the_gpus(tmp_path: Path) -> None:
     assert np.array_equal(found, logits(Llama(tmp_path, "gpu", "bfloat16"), TOKENS, [40]))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen2-window", "gemma2", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen2-window", "gemma2", "gemma3", "gpt-oss"])
 def test_sequences_of_different_lengths_step_together(
     tmp_path: Path, device: str, name: str
 ) -> None:
@@ -109,7 +146,9 @@ def test_sequences_of_different_lengths_step_together(
 
 
 @pytest.mark.parametrize("page_size", [None, 1, 3, 64])
-@pytest.mark.parametrize("name", ["llama3", "qwen3", "mistral-window", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["llama3", "qwen3", "mistral-window", "gemma2", "gemma3", "gpt-oss"]
+)
 def test_pages(tmp_path: Path, device: str, name: str, page_size: int | None) -> None:
     llama_folders.write(tmp_path, name)
     model = Llama(tmp_path, device)
@@ -125,7 +164,7 @@ def test_pages(tmp_path: Path, device: str, name: str, page_size: int | None) ->
         model.extend(cache[:1], model.xp.zeros((1, 64), np.int64))
 
 
-@pytest.mark.parametrize("name", ["llama3", "mistral-window", "gemma3"])
+@pytest.mark.parametrize("name", ["llama3", "mistral-window", "gemma3", "gpt-oss"])
 def test_several_tokens_of_sequences_of_different_lengths(
     tmp_path: Path, device: str, name: str
 ) -> None:
@@ -140,7 +179,10 @@ def test_several_tokens_of_sequences_of_different_lengths(
 
 
 @pytest.mark.parametrize("page_size", [None, 4])
-@pytest.mark.parametrize("name", ["mistral-window", "qwen2-window", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "name",
+    ["mistral-window", "qwen2-window", "gemma2", "gemma3", "gpt-oss", "gpt-oss-mxfp4"],
+)
 def test_texts_longer_than_the_window(
     tmp_path: Path, device: str, name: str, page_size: int | None
 ) -> None:
@@ -157,6 +199,7 @@ def test_texts_longer_than_the_window(
 def test_operations_do_not_overflow(xp: Any) -> None:
     big = xp.asarray(np.array([[-1e30, -200, 0, 200, 1, 1, 1, 1]], np.float32))
     assert np.allclose(as_numpy(gated(big, "silu")), [[0, 0, 0, 200]])
+    assert np.allclose(as_numpy(gated(big, "clamped")), [[0, 0, 0, 14]], atol=1e-4)
     x = xp.asarray(np.array([[3, -4], [0, 0]], np.float32))
     weight = xp.asarray(np.array([2, 1], np.float32))
     found = as_numpy(rms_norm(x, weight, 1e-6, np.dtype(np.float32)))
@@ -279,9 +322,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "head_dim": (change_config(head_dim=7), "heads of 7 elements"),
     "activation": (change_config(hidden_act="gelu"), "the activation 'gelu' is not supported"),
     "quantized": (change_config(quantization_config={}), "quantized weights"),
-    "yarn": (
-        change_config(rope_scaling={"rope_type": "yarn", "factor": 4.0}),
-        "rotary scaling of type 'yarn' is not supported",
+    "longrope": (
+        change_config(rope_scaling={"rope_type": "longrope", "factor": 4.0}),
+        "rotary scaling of type 'longrope' is not supported",
+    ),
+    "base": (
+        change_config(rope_scaling={"rope_type": "yarn", "factor": 4.0}, rope_theta=1.0),
+        "rope_theta must exceed 1",
     ),
     "scaling": (change_config(rope_scaling="yarn"), "rope_scaling must be an object, not 'yarn'"),
     "factor": (
@@ -326,7 +373,33 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"layer_types": ["full_attention", "chunked_attention"]},
         "layers of type 'chunked_attention' are not supported",
     ),
-    "experts": ("mistral", {"model_type": "gpt_oss"}, "type 'gpt_oss', which is not supported"),
+    "experts": ("mistral", {"model_type": "mixtral"}, "type 'mixtral', which is not supported"),
+    "too few experts": (
+        "gpt-oss",
+        {"num_experts_per_tok": 8},
+        "num_experts_per_tok is 8, but there are 7 experts",
+    ),
+    "gate": ("gpt-oss", {"swiglu_limit": 6.0}, "swiglu_limit must be 7.0, not 6.0"),
+    "quantized": (
+        "gpt-oss",
+        {"quantization_config": {"quant_method": "fp8"}},
+        "quantized weights, which are not supported",
+    ),
+    "MXFP4 of others": (
+        "llama3",
+        {"quantization_config": {"quant_method": "mxfp4"}},
+        "quantized weights, which are not supported",
+    ),
+    "sizes of MXFP4": (
+        "gpt-oss-mxfp4",
+        {"intermediate_size": 80},
+        "MXFP4 needs sizes that are multiples of 32",
+    ),
+    "dense, but packed": (
+        "gpt-oss-mxfp4",
+        {"quantization_config": None},
+        r"lacks the tensor model.layers.0.mlp.experts.gate_up_proj and 3 more$",
+    ),
 }
 
 
@@ -359,19 +432,30 @@ ODD: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["llama3", "mistral", "qwen2", "gemma2", "gemma3", "gpt-oss", "gpt-oss-mxfp4"]
+)
 def test_no_value_of_a_key_surprises(tmp_path: Path, name: str) -> None:
     llama_folders.write(tmp_path, name, use_sliding_window=True)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     rope = config.get("rope_scaling", {})
     others = (
-        *("layer_types", "rope_parameters", "dtype", "partial_rotary_factor", "mlp_bias"),
+        *(
+            "swiglu_limit",
+            "quantization_config",
+            "layer_types",
+            "rope_parameters",
+            "dtype",
+            "partial_rotary_factor",
+            "mlp_bias",
+        ),
         "use_bidirectional_attention",
     )
     for value in ODD:
         changes = [{key: value} for key in (*config, *others)]
-        changes += [{"rope_scaling": {**rope, key: value}} for key in rope]
+        more = ("mscale", "mscale_all_dim", "attention_factor")
+        changes += [{"rope_scaling": {**rope, key: value}} for key in (*rope, *more)]
         for change in changes:
             path.write_text(json.dumps({**config, **change}))
             with contextlib.suppress(ModelError):
@@ -403,6 +487,9 @@ ON = {"use_sliding_window": True}
         ("gemma2", {"num_hidden_layers": 3}, [7, None, 7]),
         ("gemma2", {"layer_types": [FULL, SLIDING]}, [None, 7]),
         ("gemma3", {}, [9, 9, None, 9]),
+        ("gpt-oss", {}, [6, None, 6, None]),
+        ("gpt-oss", {"sliding_window": "absent"}, [128, None, 128, None]),
+        ("gpt-oss-mxfp4", {}, [None, 6]),
         (
             "gemma3",
             {"sliding_window_pattern": "absent", "num_hidden_layers": 7},
@@ -428,6 +515,9 @@ def test_texts_are_as_long_as_the_positions(tmp_path: Path, name: str) -> None:
         model.check_length(2049)
 
 
+YARN = llama_folders.CONFIGS["qwen3-yarn"]["rope_scaling"]
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -442,6 +532,12 @@ def test_texts_are_as_long_as_the_positions(tmp_path: Path, name: str) -> None:
         ("gemma3", {"rope_local_base_freq": 1000.0}),
         ("gemma3", {"rope_scaling": None}),
         ("gemma3", {"final_logit_softcapping": 9.0}),
+        ("qwen3-yarn", {"rope_scaling": {**YARN, "truncate": False}}),
+        ("qwen3-yarn", {"rope_scaling": {**YARN, "attention_factor": 1.0}}),
+        ("qwen3-yarn", {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}}),
+        ("gpt-oss", {"sliding_window": 7}),
+        ("gpt-oss", {"num_experts_per_tok": 2}),
+        ("gpt-oss", {"rope_scaling": None}),
     ],
 )
 def test_what_config_json_says_of_attention_matters(

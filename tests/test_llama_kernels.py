@@ -45,7 +45,7 @@ def launches(
     return launched
 
 
-@pytest.mark.parametrize("name", ["llama-biased-linear", "qwen3", "gemma2"])
+@pytest.mark.parametrize("name", ["llama-biased-linear", "qwen3", "gemma2", "gpt-oss"])
 def test_logits(tmp_path: Path, launches: list[Any], name: str) -> None:
     llama_folders.write(tmp_path, name)
     model = Llama(tmp_path, "cpu")
@@ -57,7 +57,12 @@ def test_logits(tmp_path: Path, launches: list[Any], name: str) -> None:
         found.append(model.logits(states.reshape(count * new, -1)).reshape(count, new, -1))
         start += new
     assert np.abs(np.concatenate(found, axis=1) - RECORDED[name][:, :start]).max() < 3e-5
-    layers = model.config.layers
-    assert len([each for each in launches if "flat" in each]) == 2 * (4 * layers + 1)
+    layers, experts = model.config.layers, model.config.experts
+    # A router in the place of a perceptron's two matrices.
+    assert len([each for each in launches if "flat" in each]) == 2 * (
+        (3 if experts else 4) * layers + 1
+    )
+    of_experts = [each for each in launches if each.startswith(("route", "expert", "add_shares"))]
+    assert len(of_experts) == (2 * 4 * layers if experts else 0)
     norms = 2 * layers * (1 + model.config.post_norms) + 1 + layers * model.config.qk_norm
     assert len([each for each in launches if "rms" in each]) == 2 * norms

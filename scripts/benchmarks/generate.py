@@ -13,7 +13,7 @@ import numpy as np
 from llama import Llama, Prompt, Settings, generate
 from llama.config import config_of
 from llama.folder import Values
-from llama.model import EMBEDDING, tensor_shapes
+from llama.tensors import EMBEDDING, tensor_shapes
 from models import DTYPES
 
 from benchmarks import graphs

@@ -2,11 +2,10 @@
 
 from typing import NamedTuple
 
-import numpy as np
 from models import ModelError
 
 from llama.folder import Values
-from llama.frequencies import read_frequencies
+from llama.frequencies import Rotation, read_rotation
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -19,14 +18,14 @@ class Attention(NamedTuple):
 
     Attributes
     ----------
-    frequencies : ndarray, (head_dim / 2,)
-        Of the rotary embedding; the same object in layers that share them.
+    rotation : Rotation
+        The same object in layers that share it.
     window : tuple of int or None
     softcap, scale : float or None
         As of `cufa.attention`.
     """
 
-    frequencies: np.ndarray
+    rotation: Rotation
     window: tuple[int | None, int | None] = (None, None)
     softcap: float | None = None
     scale: float | None = None
@@ -43,14 +42,13 @@ def read_attentions(raw: Values, model_type: str, head_dim: int) -> tuple[Attent
     types = _types(raw, model_type)
     windows: dict[str, tuple[int | None, int | None]] = {FULL: (None, None)}
     if SLIDING in types:
-        keys = raw.integer("sliding_window", 4096)
+        keys = raw.integer("sliding_window", 128 if model_type == "gpt_oss" else 4096)
         # A window of all positions would hide none: without it kernels have less to do.
         is_narrow = keys < raw.integer("max_position_embeddings")
         windows[SLIDING] = (keys - 1, None) if is_narrow else (None, None)
-    frequencies = {kind: read_frequencies(raw, head_dim, model_type, kind) for kind in set(types)}
+    rotations = {kind: read_rotation(raw, head_dim, model_type, kind) for kind in set(types)}
     if model_type != "gemma3_text":
-        shared = frequencies[types[0]]
-        frequencies = dict.fromkeys(frequencies, shared)
+        rotations = dict.fromkeys(rotations, rotations[types[0]])
     softcap = scale = None
     if model_type in ("gemma2", "gemma3_text"):
         scale = raw.number("query_pre_attn_scalar", 256) ** -0.5
@@ -60,7 +58,7 @@ def read_attentions(raw: Values, model_type: str, head_dim: int) -> tuple[Attent
             raise ModelError(
                 f"attn_logit_softcapping must be {LEAST_SOFTCAP} to {MOST_SOFTCAP}, not {softcap}"
             )
-    return tuple(Attention(frequencies[kind], windows[kind], softcap, scale) for kind in types)
+    return tuple(Attention(rotations[kind], windows[kind], softcap, scale) for kind in types)
 
 
 def _types(raw: Values, model_type: str) -> list[str]:
@@ -86,6 +84,7 @@ def _types(raw: Values, model_type: str) -> list[str]:
     if is_qwen:
         full = raw.integer("max_window_layers", 28, least=0)
         return [FULL if i < full else SLIDING for i in range(layers)]
-    # Every second layer of Gemma 2 sees all keys, every sixth of Gemma 3.
-    every = 2 if model_type == "gemma2" else raw.integer("sliding_window_pattern", 6)
+    # Every second layer of Gemma 2 and gpt-oss sees all keys, every sixth of Gemma 3.
+    is_gemma3 = model_type == "gemma3_text"
+    every = raw.integer("sliding_window_pattern", 6) if is_gemma3 else 2
     return [SLIDING if (i + 1) % every else FULL for i in range(layers)]

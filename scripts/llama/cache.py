@@ -31,14 +31,16 @@ def make_cache(
     """
     longest = max(capacities)
     rows = longest if page_size is None else -(-longest // page_size) * page_size
-    rotaries: dict[int, cufa.Rotary] = {}  # layers of the same frequencies share their tables
-    for frequencies in (attention.frequencies for attention in config.attentions):
-        if id(frequencies) not in rotaries:
-            rotaries[id(frequencies)] = cufa.Rotary.of_frequencies(frequencies, rows, xp=xp)
+    rotaries: dict[int, cufa.Rotary] = {}  # layers of the same rotation share their tables
+    for rotation in (attention.rotation for attention in config.attentions):
+        if id(rotation) not in rotaries:
+            rotaries[id(rotation)] = cufa.Rotary.of_frequencies(
+                rotation.frequencies, rows, magnitude=rotation.magnitude, xp=xp
+            )
     shared = {
         "dtype": dtype,
         "layers": config.layers,
-        "rotary": [rotaries[id(attention.frequencies)] for attention in config.attentions],
+        "rotary": [rotaries[id(attention.rotation)] for attention in config.attentions],
         "xp": xp,
     }
     if page_size is None:
@@ -59,7 +61,14 @@ def make_cache(
 
 
 def attend(
-    cache: Cache, layer: int, how: Attention, q: Array, k: Array, v: Array, out: Array
+    cache: Cache,
+    layer: int,
+    how: Attention,
+    sinks: Array | None,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
 ) -> None:
     """Write the newest tokens' keys and values, and attend from their queries.
 
@@ -70,26 +79,25 @@ def attend(
     layer : int
     how : Attention
         The layer's.
+    sinks : array or None, (heads,) float32
+        As of `cufa.attention`.
     q, k, v : array, (sequences, heads or kv_heads, tokens of each, head_dim)
         Without their positions.
     out : array, of q's shape
     """
     q = cache.write(k, v, q, layer=layer)
     lengths = cache.host_lengths
+    score: dict[str, Any] = {
+        "window": how.window,
+        "softcap": how.softcap,
+        "sinks": sinks,
+        "scale": how.scale,
+    }
     if q.shape[2] == 1 or lengths.min() != lengths.max():
-        cache.decode(
-            q, layer=layer, window=how.window, softcap=how.softcap, scale=how.scale, out=out
-        )
+        cache.decode(q, layer=layer, out=out, **score)
         return
     keys, values = (_in_order(cache, x, int(lengths[0])) for x in cache.layer(layer))
-    cufa.attention(
-        *(q, keys, values),
-        causal=True,
-        window=how.window,
-        softcap=how.softcap,
-        scale=how.scale,
-        out=out,
-    )
+    cufa.attention(q, keys, values, causal=True, out=out, **score)
 
 
 def _in_order(cache: Cache, held: Array, length: int) -> Array:

@@ -8,11 +8,13 @@ import numpy as np
 from models import ModelError, missing_package
 
 from llama.folder import Values, read_json
+from llama.tensors import BLOCKS, SCALES
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 DTYPES = ("F32", "F16", "BF16")
+PACKED_DTYPES = ("U8",)
 
 #: What a checkpoint may hold beside its weights: old ones of Llama 2 save these frequencies.
 IGNORED = ".rotary_emb.inv_freq"
@@ -76,10 +78,11 @@ class Checkpoint:
                 raise ModelError(
                     f"{self._folder}: {name} has the shape {found}, config.json says {shape}"
                 )
-            if tensor.get_dtype() not in DTYPES:
+            known = PACKED_DTYPES if name.endswith((BLOCKS, SCALES)) else DTYPES
+            if tensor.get_dtype() not in known:
                 raise ModelError(
                     f"{self._folder}: {name} is of type {tensor.get_dtype()}, "
-                    f"which is not supported ({', '.join(DTYPES)} are)"
+                    f"which is not supported ({', '.join(known)} are)"
                 )
 
     def __contains__(self, name: str) -> bool:

@@ -5,13 +5,17 @@ from pathlib import Path
 
 from models import DTYPES, ModelError
 
+from llama import mxfp4
 from llama.attention import Attention, read_attentions
 from llama.folder import Values, read_json
 
 #: Values of model_type that are understood.
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_oss")
 
 MAX_HEAD_DIM = 256  # cufa's
+
+#: Of gpt-oss's gate, which has no others: see `llama.ops.gated`.
+SWIGLU = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,15 @@ class Config:
         Of the norms.
     attentions : tuple of Attention
         How each layer attends.
-    gate : {"silu", "gelu"}
+    gate : {"silu", "gelu", "clamped"}
         Of the perceptron.
+    experts, chosen : int
+        How many perceptrons each layer has, and how many of them each token takes; 0 of those are
+        one that all tokens take, and no router.
+    packed : bool
+        Whether the experts' matrices are MXFP4.
+    sinks : bool
+        Whether heads have sinks, as of `cufa.attention`.
     tied : bool
         Whether the embedding's matrix gives the logits, too.
     qkv_bias, output_bias, mlp_bias, qk_norm, post_norms : bool
@@ -56,6 +67,10 @@ class Config:
     eps: float
     attentions: tuple[Attention, ...]
     gate: str
+    experts: int
+    chosen: int
+    packed: bool
+    sinks: bool
     tied: bool
     qkv_bias: bool
     output_bias: bool
@@ -90,7 +105,9 @@ def config_of(raw: Values, name: str) -> Config:
         raise ModelError(
             f"{name} holds a model of type {model_type!r}, which is not supported ({known} are)"
         )
-    if raw.get("quantization_config") is not None:
+    is_gpt_oss = model_type == "gpt_oss"
+    packed = raw.get("quantization_config") is not None
+    if packed and not (is_gpt_oss and _is_mxfp4(raw)):
         raise ModelError(f"{name} holds quantized weights, which are not supported")
     is_gemma = model_type in ("gemma2", "gemma3_text")
     key, needed = ("hidden_activation", "gelu_pytorch_tanh") if is_gemma else ("hidden_act", "silu")
@@ -100,24 +117,33 @@ def config_of(raw: Values, name: str) -> Config:
         raise ModelError("attention to later tokens is not supported")
     hidden, heads = raw.integer("hidden_size"), raw.integer("num_attention_heads")
     kv_heads = raw.integer("num_key_value_heads", heads)
-    head_dim = raw.integer("head_dim", 256 if is_gemma else max(1, hidden // heads))
+    usual = 256 if is_gemma else 64 if is_gpt_oss else max(1, hidden // heads)
+    head_dim = raw.integer("head_dim", usual)
     if heads % kv_heads:
         raise ModelError(f"{heads} query heads are no multiple of {kv_heads} key and value heads")
     if head_dim % 2 or head_dim > MAX_HEAD_DIM:
         raise ModelError(f"heads of {head_dim} elements: even numbers to {MAX_HEAD_DIM} are needed")
-    biased = model_type not in ("mistral", "qwen2") and raw.flag("attention_bias", False)
+    biased = model_type not in ("mistral", "qwen2") and raw.flag("attention_bias", is_gpt_oss)
+    experts, chosen = _experts(raw) if is_gpt_oss else (0, 0)
+    inner = raw.integer("intermediate_size")
+    if packed and (hidden % mxfp4.BLOCK or inner % mxfp4.BLOCK):
+        raise ModelError(f"MXFP4 needs sizes that are multiples of {mxfp4.BLOCK}")
     dtype = raw.text("dtype", raw.text("torch_dtype", "float32"))
     return Config(
         vocabulary=raw.integer("vocab_size"),
         hidden=hidden,
-        inner=raw.integer("intermediate_size"),
+        inner=inner,
         layers=raw.integer("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         eps=raw.number("rms_norm_eps"),
         attentions=read_attentions(raw, model_type, head_dim),
-        gate="gelu" if is_gemma else "silu",
+        gate="gelu" if is_gemma else "clamped" if is_gpt_oss else "silu",
+        experts=experts,
+        chosen=chosen,
+        packed=packed,
+        sinks=is_gpt_oss,
         tied=raw.flag("tie_word_embeddings", is_gemma),
         qkv_bias=biased or model_type == "qwen2",
         output_bias=biased,
@@ -139,3 +165,19 @@ def _logit_softcap(raw: Values, model_type: str) -> float | None:
     if model_type == "gemma3_text" and raw.get("final_logit_softcapping") is not None:
         return raw.number("final_logit_softcapping")
     return None
+
+
+def _is_mxfp4(raw: Values) -> bool:
+    quantization = raw.part("quantization_config")
+    return quantization is not None and quantization.get("quant_method") == "mxfp4"
+
+
+def _experts(raw: Values) -> tuple[int, int]:
+    """Return how many experts there are, and how many a token takes."""
+    for key, value in SWIGLU.items():
+        if raw.number(key, value) != value:
+            raise ModelError(f"{key} must be {value}, not {raw.get(key)}")
+    experts, chosen = raw.integer("num_local_experts"), raw.integer("num_experts_per_tok")
+    if chosen > experts:
+        raise ModelError(f"num_experts_per_tok is {chosen}, but there are {experts} experts")
+    return experts, chosen

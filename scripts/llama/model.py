@@ -11,49 +11,24 @@ from llama import ops
 from llama.cache import Cache, attend, make_cache
 from llama.checkpoint import Checkpoint
 from llama.config import Config, read_config
-
-EMBEDDING, LAST_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-
-#: Norms of what enters attention and perceptron; those of Gemma have others of what they give.
-LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
-PRE_NORMS = ("input_layernorm", "pre_feedforward_layernorm")
-POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
-
-
-def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of the tensors that a checkpoint of this model holds."""
-    c = config
-    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        EMBEDDING: (c.vocabulary, c.hidden),
-        LAST_NORM: (c.hidden,),
-    }
-    if not c.tied:
-        shapes[HEAD] = (c.vocabulary, c.hidden)
-    for i in range(c.layers):
-        at = f"model.layers.{i}"
-        for name in (*PRE_NORMS, *POST_NORMS) if c.post_norms else LLAMA_NORMS:
-            shapes[f"{at}.{name}.weight"] = (c.hidden,)
-        if c.qk_norm:
-            for name in ("q_norm", "k_norm"):
-                shapes[f"{at}.self_attn.{name}.weight"] = (c.head_dim,)
-        for name, outputs, inputs, bias in (
-            ("self_attn.q_proj", q, c.hidden, c.qkv_bias),
-            ("self_attn.k_proj", kv, c.hidden, c.qkv_bias),
-            ("self_attn.v_proj", kv, c.hidden, c.qkv_bias),
-            ("self_attn.o_proj", c.hidden, q, c.output_bias),
-            ("mlp.gate_proj", c.inner, c.hidden, c.mlp_bias),
-            ("mlp.up_proj", c.inner, c.hidden, c.mlp_bias),
-            ("mlp.down_proj", c.hidden, c.inner, c.mlp_bias),
-        ):
-            shapes[f"{at}.{name}.weight"] = (outputs, inputs)
-            if bias:
-                shapes[f"{at}.{name}.bias"] = (outputs,)
-    return shapes
+from llama.experts import Experts
+from llama.perceptron import Perceptron
+from llama.tensors import (
+    DOWN,
+    EMBEDDING,
+    GATE_UP,
+    HEAD,
+    LAST_NORM,
+    LLAMA_NORMS,
+    POST_NORMS,
+    PRE_NORMS,
+    read_experts,
+    tensor_shapes,
+)
 
 
 class Layer(NamedTuple):
-    """One decoder layer: attention and a gated perceptron, each of what was normed, and added.
+    """One decoder layer: attention and a perceptron or several, of what was normed, and added.
 
     Where there are post norms, what they give is normed, too, before it is added.
     """
@@ -61,12 +36,11 @@ class Layer(NamedTuple):
     attention_norm: Array
     qkv: Linear
     qk_norm: Array | None
+    sinks: Array | None
     output: Linear
     mlp_norm: Array
-    gate_up: Linear
-    down: Linear
+    mlp: Perceptron | Experts
     attention_post_norm: Array | None
-    mlp_post_norm: Array | None
 
     def __call__(self, number: int, x: Array, cache: Cache, config: Config, xp: Any) -> None:
         """Add what the layer makes of `x`, (tokens, hidden) float32, to it."""
@@ -87,11 +61,14 @@ class Layer(NamedTuple):
         )
         attended = xp.empty((len(x), c.heads * c.head_dim), dtype)
         out = attended.reshape(len(cache), -1, c.heads, c.head_dim).swapaxes(1, 2)
-        attend(cache, number, c.attentions[number], q, k, v, out)
+        attend(cache, number, c.attentions[number], self.sinks, q, k, v, out)
         ops.add_product(x, self.output, attended, self.attention_post_norm, c.eps)
-        normed = ops.rms_norm(x, self.mlp_norm, c.eps, dtype)
-        inner = ops.gated_product(self.gate_up, normed, dtype, c.gate)
-        ops.add_product(x, self.down, inner, self.mlp_post_norm, c.eps)
+        self.mlp.add_to(x, ops.rms_norm(x, self.mlp_norm, c.eps, dtype))
+
+    def is_capturable(self, tokens: int) -> bool:
+        """Return whether so many tokens pass it by kernels that a CUDA graph can hold."""
+        dense = all(flat.takes(each.weight, tokens) for each in (self.qkv, self.output))
+        return dense and self.mlp.is_capturable(tokens)
 
 
 class Llama:
@@ -113,7 +90,8 @@ class Llama:
         `numpy` or `cupy`.
     config : Config
     matrices : dict
-        Those of the layers, the embedding and the head by the names of `tensor_shapes`, as views.
+        Those of the layers, the embedding and the head by the names of `tensor_shapes`, as views;
+        without those of experts.
     idle : Decoder or None
         The last decoder, if nobody uses it.
 
@@ -168,10 +146,13 @@ class Llama:
         self.matrices: dict[str, Array] = {}
         self.idle: Any = None
 
+        def vector(name: str) -> Array:
+            return self.xp.asarray(read(name).astype(np.float32))
+
         def norm(name: str) -> Array:
-            weight = read(name).astype(np.float32)
+            weight = vector(name)
             weight += np.float32(self.config.norm_offset)
-            return self.xp.asarray(weight)
+            return weight
 
         def linear(names: Sequence[str], biases: Sequence[str] = ()) -> Linear:
             found = Linear(
@@ -201,6 +182,32 @@ class Llama:
             ]
             return self.xp.ascontiguousarray(self.xp.concatenate(weights))
 
+        def perceptron(at: str, post_norm: Array | None) -> Perceptron:
+            c = self.config
+            gate_up, down = dense(at, "gate_proj", "up_proj"), dense(at, "down_proj")
+            return Perceptron(gate_up, down, c.gate, post_norm, c.eps)
+
+        def stacked(tensor: str, parts: int) -> Linear:
+            """Rows of so many parts take turns in the checkpoint; here, they follow each other."""
+            # Unpacked and transposed where the model runs, which a GPU does faster.
+            matrices = read_experts(
+                lambda name: self.xp.asarray(read(name)), tensor, self.config.packed
+            )
+            weights, biases = (
+                [each[part::parts] for each in of_experts for part in range(parts)]
+                for of_experts in (matrices, read(f"{tensor}_bias"))
+            )
+            return Linear(self.xp, self._dtype, weights, biases)
+
+        def experts(at: str) -> Experts:
+            return Experts(
+                router=dense(at, "router"),
+                gate_up=stacked(f"{at}.experts.{GATE_UP}", 2),
+                down=stacked(f"{at}.experts.{DOWN}", 1),
+                chosen=self.config.chosen,
+                gate=self.config.gate,
+            )
+
         def post_norm(name: str) -> Array | None:
             return norm(name) if self.config.post_norms else None
 
@@ -217,12 +224,13 @@ class Llama:
                     attention_norm=norm(f"{at}.{attention_norm}.weight"),
                     qkv=dense(f"{at}.self_attn", "q_proj", "k_proj", "v_proj"),
                     qk_norm=qk_norm(f"{at}.self_attn"),
+                    sinks=vector(f"{at}.self_attn.sinks") if self.config.sinks else None,
                     output=dense(f"{at}.self_attn", "o_proj"),
                     mlp_norm=norm(f"{at}.{mlp_norm}.weight"),
-                    gate_up=dense(f"{at}.mlp", "gate_proj", "up_proj"),
-                    down=dense(f"{at}.mlp", "down_proj"),
+                    mlp=experts(f"{at}.mlp")
+                    if self.config.experts
+                    else perceptron(f"{at}.mlp", post_norm(f"{at}.{POST_NORMS[1]}.weight")),
                     attention_post_norm=post_norm(f"{at}.{POST_NORMS[0]}.weight"),
-                    mlp_post_norm=post_norm(f"{at}.{POST_NORMS[1]}.weight"),
                 )
             )
 
@@ -270,10 +278,8 @@ class Llama:
 
     def is_capturable(self, tokens: int) -> bool:
         """Return whether so many tokens pass the network by kernels that a CUDA graph can hold."""
-        matrices = [self._head]
-        for layer in self._layers:
-            matrices += [layer.qkv, layer.output, layer.gate_up, layer.down]
-        return all(flat.takes(matrix.weight, tokens) for matrix in matrices)
+        head = flat.takes(self._head.weight, tokens)
+        return head and all(layer.is_capturable(tokens) for layer in self._layers)
 
     def check_length(self, tokens: int) -> None:
         """Raise ModelError if a sequence of so many tokens is longer than the model takes."""

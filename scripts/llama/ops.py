@@ -5,7 +5,7 @@ rounded to the matrices' dtype.
 """
 
 import numpy as np
-from models import Array, Linear, cuda, flat, rows
+from models import Array, Linear, cuda, flat, module_of, rows
 
 
 def rms_norm(x: Array, weight: Array, eps: float, dtype: np.dtype) -> Array:
@@ -30,11 +30,22 @@ def rms_norm_inplace(x: Array, weight: Array, eps: float) -> None:
 
 
 def gated(gate_up: Array, gate: str) -> Array:
-    """Return silu(a) * b or gelu(a) * b of (n, 2 * inner), a beside b (Shazeer 2020)."""
+    """Return silu(a) * b or gelu(a) * b of (n, 2 * inner), a beside b (Shazeer 2020).
+
+    Or gpt-oss's "clamped": a * sigmoid(1.702 a) * (b + 1), of what is cut off at 7, b at -7, too.
+    """
     a, b = gate_up[:, : gate_up.shape[1] // 2], gate_up[:, gate_up.shape[1] // 2 :]
     # The logistic function by tanh, which cannot overflow: silu(x) = x / 2 (1 + tanh(x / 2)).
+    if gate == "clamped":
+        a = a.clip(None, _LIMIT)
+        result = a * np.float32(0.5)
+        result += result * module_of(a).tanh(_HALF_ALPHA * a)
+        result *= b.clip(-_LIMIT, _LIMIT) + np.float32(1)
+        return result
     result = a * np.float32(0.5)
-    result += result * _tanh(result if gate == "silu" else _GELU * (a + _CUBIC * a * a * a))
+    result += result * module_of(a).tanh(
+        result if gate == "silu" else _GELU * (a + _CUBIC * a * a * a)
+    )
     result *= b
     return result
 
@@ -42,20 +53,14 @@ def gated(gate_up: Array, gate: str) -> Array:
 #: gelu(x) is about x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), Hendrycks and Gimpel 2016.
 _GELU, _CUBIC = np.float32((2 / np.pi) ** 0.5), np.float32(0.044715)
 
+_LIMIT, _HALF_ALPHA = np.float32(7), np.float32(1.702 / 2)
+
 
 def softcapped(x: Array, cap: float) -> Array:
     """Return cap * tanh(x / cap)."""
-    result = _tanh(x * np.float32(1 / cap))
+    result = module_of(x).tanh(x * np.float32(1 / cap))
     result *= np.float32(cap)
     return result
-
-
-def _tanh(x: Array) -> Array:
-    if isinstance(x, np.ndarray):
-        return np.tanh(x)
-    import cupy
-
-    return cupy.tanh(x)
 
 
 def product(linear: Linear, x: Array, dtype: np.dtype) -> Array:
@@ -87,6 +92,16 @@ def gated_product(linear: Linear, x: Array, dtype: np.dtype, gate: str) -> Array
     return gated(linear(x), gate).astype(dtype, copy=False)
 
 
+def shares(logits: Array, count: int) -> tuple[Array, Array]:
+    """Return the places of the `count` largest of each row, and the softmax of these."""
+    places = top(logits, count)
+    xp = module_of(logits)
+    chosen = xp.take_along_axis(logits, places, axis=-1)
+    weights = xp.exp(chosen - chosen[:, :1])  # from the largest on
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return places, weights
+
+
 def largest(logits: Array) -> Array:
     """Return the place of the largest of each row, int64."""
     if isinstance(logits, np.ndarray):
@@ -102,6 +117,4 @@ def top(logits: Array, count: int | None) -> Array:
 
 
 def _contiguous(x: Array) -> Array:
-    import cupy
-
-    return cupy.ascontiguousarray(x)
+    return module_of(x).ascontiguousarray(x)

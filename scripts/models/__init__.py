@@ -1,6 +1,6 @@
 """What the models of these scripts share: where they run, matrix products, text, errors."""
 
-from models.backend import DTYPES, Array, HostCopy, choose_array_module
+from models.backend import DTYPES, Array, HostCopy, choose_array_module, module_of
 from models.errors import ModelError, missing_package
 from models.linear import Linear
 from models.text import FileError, open_text, shown
@@ -14,6 +14,7 @@ __all__ = [
     "ModelError",
     "choose_array_module",
     "missing_package",
+    "module_of",
     "open_text",
     "shown",
 ]

@@ -69,6 +69,15 @@ def _cupy_with_gpu() -> Any:
     return cupy
 
 
+def module_of(array: Array) -> Any:
+    """Return `numpy` or `cupy`, whichever the array is of."""
+    if isinstance(array, np.ndarray):
+        return np
+    import cupy
+
+    return cupy
+
+
 class HostCopy:
     """A copy of an array to the host, which runs while the GPU is given more work.
 

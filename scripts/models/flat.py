@@ -13,7 +13,7 @@ from models.backend import Array
 #: Rows that a product may have.
 MOST_ROWS = 64
 
-# Constants of flat_product.cu.
+# Constants of flat.cuh.
 OUTPUTS, GROUP_ROWS = 16, 8
 
 CPP = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}
@@ -48,14 +48,14 @@ def add_product(weight: Array, bias: Array | None, x: Array, sums: Array) -> Non
 def gated_product(weight: Array, bias: Array | None, x: Array, gate: str = "silu") -> Array:
     """Return gate(a) b, a and b being the halves of x W^T + b (Shazeer 2020), in x's dtype.
 
-    The gate is "silu" or "gelu", in its form by tanh.
+    The gate is "silu", "gelu", in its form by tanh, or "clamped", gpt-oss's.
     """
     y = cuda.empty((len(x), len(weight) // 2), x.dtype)
     return _launch(f"GATE_{gate.upper()}", weight, bias, x, y)
 
 
 class Tile(NamedTuple):
-    """What a block of flat_product.cu has: its template arguments of these names."""
+    """What a block of flat.cuh has: its template arguments of these names."""
 
     groups: int
     warps: int
@@ -77,6 +77,13 @@ def tile_of(rows: int, itemsize: int) -> Tile:
     return Tile(groups=2 if rows <= 2 * GROUP_ROWS else 4, warps=8, tiles=2, lines=1, blocks=2)
 
 
+def arguments(weight: Array, y: Array, finish: str, tile: Tile) -> str:
+    """Return the template arguments of a kernel whose blocks have such a tile."""
+    types = CPP[weight.dtype.name], CPP[y.dtype.name]
+    sizes = tile.groups, finish, tile.warps, tile.tiles, tile.lines, tile.blocks
+    return ", ".join(map(str, (*types, *sizes)))
+
+
 def _launch(finish: str, weight: Array, bias: Array | None, x: Array, y: Array) -> Array:
     outputs, inputs = weight.shape
     rows = len(x)
@@ -84,11 +91,7 @@ def _launch(finish: str, weight: Array, bias: Array | None, x: Array, y: Array) 
     block_rows, block_outputs = tile.groups * GROUP_ROWS, tile.tiles * OUTPUTS
     halves = 2 if finish.startswith("GATE") else 1
     blocks = -(-y.shape[1] // (block_outputs // halves)) * -(-rows // block_rows)
-    arguments = (
-        *(CPP[weight.dtype.name], CPP[y.dtype.name], tile.groups, finish),
-        *(tile.warps, tile.tiles, tile.lines, tile.blocks),
-    )
-    function = cuda.kernel("flat_product", f"flat_product<{', '.join(map(str, arguments))}>")
+    function = cuda.kernel("flat_product", f"flat_product<{arguments(weight, y, finish, tile)}>")
     smem_bytes = 4 * tile.warps * block_rows * block_outputs
     threads = 32 * tile.warps
     cuda.launch(function, blocks, threads, smem_bytes, weight, bias, x, y, outputs, inputs, rows)

@@ -1,6 +1,7 @@
 """A matrix of a network, with or without a bias, for NumPy and CuPy arrays."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,14 @@ class Linear:
             rounded = weight.astype(dtype, copy=False)
             self.weight[start : start + len(weight)] = xp.asarray(rounded)
             start += len(weight)
-        self.bias = biases and xp.asarray(np.concatenate(biases).astype(np.float32))
+        self.bias: Array | None = biases and xp.asarray(np.concatenate(biases).astype(np.float32))
+
+    def part(self, start: int, end: int) -> "Linear":
+        """Return some of its outputs alone, as a view."""
+        part = copy(self)
+        part.weight = self.weight[start:end]
+        part.bias = None if self.bias is None else self.bias[start:end]
+        return part
 
     def __call__(self, x: Array) -> Array:
         """Return the product, (n, all outputs) float32, of `x` (n, inputs)."""

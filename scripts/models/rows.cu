@@ -1,6 +1,7 @@
 // What is done with whole rows between products, a block for each row.
 #include "chunk.cuh"
 #include "gates.cuh"
+#include "keys.cuh"
 #include "streams.cuh"
 
 // The sum of all threads of a block.
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(THREADS) gated(const T* x, T* y, int width) {
         load_chunk(a, x + i);
         load_chunk(b, x + width + i);
 #pragma unroll
-        for (int e = 0; e < VEC; ++e) a[e] = gate<GATE>(a[e]) * b[e];
+        for (int e = 0; e < VEC; ++e) a[e] = gate<GATE>(a[e], b[e]);
         store_chunk(y + i, a);
     }
 }
@@ -80,13 +81,6 @@ __global__ void __launch_bounds__(THREADS) largest(const float* x, long long* pl
     at = lane < THREADS / 32 ? places[lane] : width;
     reduce();
     if (threadIdx.x == 0) place[blockIdx.x] = at < width ? at : 0;  // of NaN alone
-}
-
-// Larger for larger elements, of equal ones for the first; no two are the same.
-__device__ inline uint64_t key_of(float x, int place) {
-    const uint32_t bits = __float_as_uint(x + 0.f);  // -0 is 0
-    const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
-    return static_cast<uint64_t>(ordered) << 32 | ~static_cast<uint32_t>(place);
 }
 
 // A bound such that `count` keys are not below it: a search digit by digit. `each` hands all keys of this thread over.
@@ -149,5 +143,5 @@ __global__ void __launch_bounds__(THREADS) top(const float* x, long long* places
             keys[thread] = larger ? max(a, b) : min(a, b);
         }
     }
-    if (thread < count) places[static_cast<long long>(blockIdx.x) * count + thread] = ~static_cast<uint32_t>(keys[thread]);
+    if (thread < count) places[static_cast<long long>(blockIdx.x) * count + thread] = place_of(keys[thread]);
 }

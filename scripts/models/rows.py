@@ -39,8 +39,8 @@ def gated(x: Array, gate: str = "silu") -> Array:
     Parameters
     ----------
     x : cupy.ndarray, (rows, 2 * width), contiguous
-    gate : {"silu", "gelu"}
-        "gelu" in its form by tanh.
+    gate : {"silu", "gelu", "clamped"}
+        "gelu" in its form by tanh; "clamped" is gpt-oss's.
     """
     width, chunk = x.shape[1] // 2, 16 // x.itemsize
     threads = 256

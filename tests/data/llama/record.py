@@ -1,8 +1,9 @@
 """Record the logits of transformers for the small checkpoints of tests/llama_folders.py.
 
-    PYTHONPATH=scripts:tests python tests/data/llama/record.py
+    PYTHONPATH=.:scripts:tests python tests/data/llama/record.py
 
-Needs PyTorch and transformers, which the tests do not: they compare with what is recorded here.
+Needs PyTorch, transformers and accelerate, which the tests do not: they compare with what is
+recorded here.
 """
 
 import tempfile
