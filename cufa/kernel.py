@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cufa.device import Device
-from cufa.score import OWN, PARTS, Parameter, edges
+from cufa.score import OWN, PARTS, Parameter, edges, part_named
 
 if TYPE_CHECKING:
     from cufa.variant import Variant
@@ -118,10 +118,21 @@ def panel_columns(columns: int) -> int:
 # --- fa3_wgmma: a producer's warpgroup, and a consumer for each 64 rows ---
 
 
+def _pair_bytes(v: Variant) -> int:
+    """Each warp's 16 rows of biases and masks, as kernels/pair_tiles_sm90.cuh lays them out."""
+    of_warp = 0
+    for part in map(part_named, v.score):
+        if "k" in part.axes:
+            bits = part.dtype == "uint8"
+            row = -(-v.bn // 32) * 4 if bits else v.bn * ELEMENT_BYTES.get(part.dtype, 1)
+            of_warp += 16 * 8 + -(-16 * row // 128) * 128  # where the rows are, and the rows
+    return v.bm // 16 * of_warp
+
+
 def _fa3_smem_bytes(v: Variant) -> int:
     """As fa3_wgmma.cu lays it out: up to three slots of Q and O, rings of K and V, barriers."""
     slot = 2 * v.bm * max(v.head_dim, v.head_dim_v)
-    rings = 2 * v.stages * v.bn * (v.head_dim + v.head_dim_v)
+    rings = 2 * v.stages * v.bn * (v.head_dim + v.head_dim_v) + _pair_bytes(v)
     room = 227 * 1024 // v.blocks_per_sm - 1024 - rings
     slots = max(1, min(3, room // slot))
     parts = v.bm // 64 if edges(v.score) else 1
@@ -148,6 +159,9 @@ def _fa3_complaint(v: Variant, device: Device) -> str | None:
         return f"a warpgroup skips {skipped} masked tiles of keys: as many stages are needed"
     if v.ping_pong and v.bm == 64:
         return "ping_pong needs two warpgroups, bm of 128 or more"
+    # What the system takes of each block comes on top.
+    if _pair_bytes(v) and v.blocks_per_sm * (v.smem_bytes + 1024) > device.smem_per_sm:
+        return f"{v.blocks_per_sm} blocks and their biases or masks do not fit a multiprocessor"
     return None
 
 

@@ -6,6 +6,7 @@
 // PING_PONG the consumers take turns to queue their products: one's softmax then runs under the products of the others.
 #include "epilogue_sm90.cuh"
 #include "kv.cuh"
+#include "pair_tiles_sm90.cuh"
 #include "params.cuh"
 #include "ptx_sm90.cuh"
 #include "rescore_sm90.cuh"
@@ -54,13 +55,18 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // three slots, if they fit beside what the system and the barriers take: the next Q then comes early.
     constexpr int QO_BYTES = QTile::bytes > OTile::bytes ? QTile::bytes : OTile::bytes;
     constexpr int KV_BYTES = STAGES * (KTile::bytes + VTile::bytes);
-    constexpr auto fits = [](int slots) { return (slots * QO_BYTES + KV_BYTES + 1024) * BLOCKS_PER_SM <= 227 * 1024; };
+    using Pairs = PairTiles<SCORE, BN>;  // a warp's, of biases and masks
+    constexpr int PAIR_BYTES = BM / 16 * Pairs::BYTES;
+    constexpr auto fits = [](int slots) {
+        return (slots * QO_BYTES + KV_BYTES + PAIR_BYTES + 1024) * BLOCKS_PER_SM <= 227 * 1024;
+    };
     constexpr int Q_STAGES = fits(3) ? 3 : fits(2) ? 2 : 1;
     constexpr int WORK_STAGES = Q_STAGES == 1 ? 2 : Q_STAGES;  // two: O is written after the next Q has come
     // Whether each thread frees a slot of Q, and with it the tile's Work, or one of each consumer for all that it has waited
     // for. The second takes less time where there are several consumers; of one, racecheck does not see that it is enough.
     constexpr bool ALL_FREE_Q = Q_STAGES == 1 || CONSUMERS == 1;
-    constexpr int BARRIERS = Q_STAGES * QO_BYTES + KV_BYTES, WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
+    constexpr int PAIRS = Q_STAGES * QO_BYTES + KV_BYTES, BARRIERS = PAIRS + PAIR_BYTES;
+    constexpr int WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
     // Keys may be masked for all rows of a consumer, if not for all of another's: it skips them. With more than one slot of Q
     // it still holds the last V of the tile before.
     constexpr bool SKIPS = UNEVEN && CONSUMERS > 1;
@@ -261,21 +267,40 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             return (work.q0 + consumer * 64 + 63) >> p.pack_log2 >= seq_q;
         };
 
-        // The scores of keys from the tile's `column` on, as the softmax takes them.
-        auto apply_score = [&](auto& rS, int column, bool masked) {
+        // The scores of keys from the tile's `column` on, as the softmax takes them. What has `tiles` is read there.
+        auto apply_score = [&](auto& rS, int column, bool masked, const auto& tiles) {
             if (!SCORE::EVERYWHERE && !masked) return;
             const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
             const At at{thread_index_anew() % 32, work.q0 + warp_row(), j * BN + column, work.batch,
                         SCORE::EVERYWHERE ? work.head : 0, p.pack_log2};
             if constexpr (KV::TAILS)
-                score.apply(rS, work.lengths(), p.scale_log2, at, masked);
+                score.apply(rS, work.lengths(), p.scale_log2, at, masked, tiles);
             else
-                score.apply(rS, KV::sequence(p, at.batch), p.scale_log2, at, masked);
+                score.apply(rS, KV::sequence(p, at.batch), p.scale_log2, at, masked, tiles);
+        };
+        auto pairs = [&] { return Pairs{sQ + PAIRS + (thread_index_anew() - 128) / 32 * Pairs::BYTES}; };
+        // Takes up a tile of rows, and starts to copy what the score reads of its first keys.
+        auto begin_pairs = [&] {
+            const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
+            const At at{thread_index_anew() % 32, work.q0 + warp_row(), j * BN, work.batch, work.head, p.pack_log2};
+            Sequence sequence;
+            if constexpr (KV::TAILS)
+                sequence = work.lengths();
+            else
+                sequence = KV::sequence(p, at.batch);
+            pairs().aim(score, sequence, at);
+            pairs().template fill<false>(score, at.key, sequence.seq_kv);
         };
         // P = exp(S - m), m being raised to the row maxima where it must. Whether O must follow it.
         auto exponentiate_checked = [&] {
             release_k();
-            apply_score(rS, 0, SCORE::needs_mask(keys, j));
+            if constexpr (Pairs::BYTES) {
+                pairs().wait();
+                apply_score(rS, 0, SCORE::needs_mask(keys, j), pairs());
+                if (j > keys.first) pairs().template fill<true>(score, (j - 1) * BN, p.seq_kv);
+            } else {
+                apply_score(rS, 0, SCORE::needs_mask(keys, j), NoTiles());
+            }
             const bool raised = softmax.raise(rS);
             softmax.exponentiate(rS);
             return raised;
@@ -285,7 +310,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if constexpr (SCORE::LINEAR)
                 softmax.scale_log2 = parameter_anew(p.scale_log2);
             else
-                apply_score(rS, 0, false);
+                apply_score(rS, 0, false, NoTiles());
             softmax.exponentiate(rS);
         };
         // Where P came out too large, m moves by what their sum says, or if that is far too large, by scores computed once more.
@@ -296,7 +321,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if (!__any_sync(0xffffffff, again[0][0] || again[0][1])) return;
             exponentiate_again<T, QTile, KTile>(softmax, rS, again, l, sQ + ring_q.slot(round) * QO_BYTES, warp_row(),
                                                 sK + ring_k.slot(n) * KTile::bytes,
-                                                [&](auto& rS, int column) { apply_score(rS, column, true); });
+                                                [&](auto& rS, int column) { apply_score(rS, column, true, NoTiles()); });
         };
         // Whether m may have to move a long way at the keys after the present ones: some rows do not see all of these, and
         // may have seen none. Of two loops, the first ends where all see them.
@@ -326,6 +351,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 }
             }
             j_begin = j;
+            if constexpr (Pairs::BYTES) {
+                if (more) begin_pairs();
+            }
             turns.wait();
             queue_s(more);
         };

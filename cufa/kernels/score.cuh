@@ -273,8 +273,10 @@ struct At {
     int batch, pack;
     int pack_log2 = 0;
 
-    __device__ int query(int mt, int h) const { return row_of(mt, h) >> pack_log2; }
-    __device__ int head(int mt, int h) const { return (pack << pack_log2) + row_of(mt, h) % (1 << pack_log2); }
+    __device__ int query(int mt, int h) const { return query_of(row_of(mt, h)); }
+    __device__ int head(int mt, int h) const { return head_of(row_of(mt, h)); }
+    __device__ int query_of(int row) const { return row >> pack_log2; }
+    __device__ int head_of(int row) const { return (pack << pack_log2) + row % (1 << pack_log2); }
     __device__ int row_of(int mt, int h) const { return row + lane / 4 + mt * 16 + h * 8; }
     __device__ int key_of(int nt, int i) const { return key + lane % 4 * 2 + nt * 8 + i; }
 };
@@ -295,6 +297,12 @@ struct GroupedAt {
 struct KeyTiles {
     int first, end;
     int whole_first, whole_end;
+};
+
+// Of the arrays that have a number for each pair, those that a kernel has brought nearer: none. See pair_tiles_sm90.cuh.
+struct NoTiles {
+    template <class Part>
+    static constexpr bool HAS = false;
 };
 
 template <class... Parts>
@@ -328,24 +336,26 @@ struct Score : Parts... {
     }
 
     // The score of a query and a key that are within its `sees`, from S, in the units that the softmax is handed. BEGUN:
-    // whether `apply_all` has been there, which leaves this factor.
-    template <bool BEGUN = false>
+    // whether `apply_all` has been there, which leaves this factor; parts with Tiles are then left out.
+    template <bool BEGUN = false, class Tiles = NoTiles>
     __device__ float of(float s, float factor, const Pair& pair) const {
         if constexpr (!LINEAR) {
             s *= factor;
-            ((s = BEGUN && Parts::TOGETHER ? s : Parts::score(s, pair)), ...);
+            ((s = (BEGUN && Parts::TOGETHER) || Tiles::template HAS<Parts> ? s : Parts::score(s, pair)), ...);
         }
-        if constexpr (PAIRWISE) set_if_equal(s, (Parts::hides(pair) || ...), true, -INF);
+        if constexpr (((Parts::PAIRWISE && !Tiles::template HAS<Parts>) || ...))
+            set_if_equal(s, ((!Tiles::template HAS<Parts> && Parts::hides(pair)) || ...), true, -INF);
         return s;
     }
 
     // The step that every S takes before the softmax. `masked`: whether some rows may not see all of these keys.
-    template <class At, int MT, int NT>
-    __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at,
-                          bool masked) const {
+    template <class At, int MT, int NT, class Tiles = NoTiles>
+    __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at, bool masked,
+                          const Tiles& tiles = {}) const {
         float factor = scale_log2;
-        (apply_all<Parts>(rS, sequence, factor, at), ...);
-        constexpr bool EACH = PAIRWISE || ((!Parts::LINEAR && !Parts::TOGETHER) || ...);
+        (apply_all<Parts>(rS, sequence, factor, at, tiles), ...);
+        constexpr bool EACH =
+            (((Parts::PAIRWISE || (!Parts::LINEAR && !Parts::TOGETHER)) && !Tiles::template HAS<Parts>) || ...);
         if constexpr (EACH && BY_KEY) {
 #pragma unroll
             for (int nt = 0; nt < NT; ++nt)
@@ -358,7 +368,7 @@ struct Score : Parts... {
                         for (int h = 0; h < 2; ++h) {
                             float& s = rS[mt][nt][2 * h + i];
                             const int query = min(at.query(mt, h), sequence.seq_q - 1);
-                            s = of<true>(s, factor, {sequence, at.batch, at.head(mt, h), query, key});
+                            s = of<true, Tiles>(s, factor, {sequence, at.batch, at.head(mt, h), query, key});
                         }
                 }
         } else if constexpr (EACH) {
@@ -373,10 +383,11 @@ struct Score : Parts... {
                         for (int i = 0; i < 2; ++i) {
                             float& s = rS[mt][nt][2 * h + i];
                             const int key = max(min(at.key_of(nt, i), sequence.seq_kv - 1), 0);
-                            s = of<true>(s, factor, {sequence, at.batch, at.head(mt, h), query, key});
+                            s = of<true, Tiles>(s, factor, {sequence, at.batch, at.head(mt, h), query, key});
                         }
                 }
         }
+        (hide<Parts>(rS, at, tiles), ...);
         if (!masked) return;
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
@@ -437,9 +448,15 @@ struct Score : Parts... {
     }
 
  private:
-    template <class Part, class At, int MT, int NT>
-    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
+    template <class Part, class At, int MT, int NT, class Tiles>
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at,
+                              const Tiles& tiles) const {
         if constexpr (Part::TOGETHER) Part::apply_all(rS, sequence, factor, at);
+        if constexpr (Tiles::template HAS<Part> && !Part::LINEAR) tiles.template add<Part>(rS, factor), factor = 1.f;
+    }
+    template <class Part, class At, int MT, int NT, class Tiles>
+    __device__ void hide(float (&rS)[MT][NT][4], const At& at, const Tiles& tiles) const {
+        if constexpr (Tiles::template HAS<Part> && Part::PAIRWISE) tiles.template hide<Part>(rS, at.key);
     }
     static __device__ Keys both(const Keys& a, const Keys& b) { return {max(a.first, b.first), min(a.end, b.end)}; }
 };
