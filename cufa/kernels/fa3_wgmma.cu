@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr int KV_BYTES = STAGES * (KTile::bytes + VTile::bytes);
     using Pairs = PairTiles<SCORE, BN>;  // a warp's, of biases and masks
     constexpr int PAIR_BYTES = BM / 16 * Pairs::BYTES;
+    static_assert(!Pairs::BYTES || !SCORE::STEADY, "what is read once is not there for scores that are computed once more");
     constexpr auto fits = [](int slots) {
         return (slots * QO_BYTES + KV_BYTES + PAIR_BYTES + 1024) * BLOCKS_PER_SM <= 227 * 1024;
     };
@@ -97,7 +98,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         if (threadIdx.x != 0) return;
         auto tile_of = [&](int i) -> Tile {
             if constexpr (KV::RAGGED) return KV::template tile<BM>(p, i, p.pack_log2);
-            return tile_in_order<UNEVEN>(p, i);
+            const Tile tile = tile_in_order<UNEVEN>(p, i);
+            if constexpr (Pairs::BYTES) {
+                if (Pairs().belong_to_heads(score)) return by_heads(p, tile);
+            }
+            return tile;
         };
         auto load_q = [&](int i, uint32_t round) {  // and hands the tile over, or says that there is none
             volatile WorkOfTile& work = sWork[round % WORK_STAGES];
@@ -186,7 +191,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         const uint32_t operand_k = KTile::operand(sK), operand_v = VTile::operand(sV);
 
         constexpr int COPIES = HEAD_DIM_V > 128 ? 1 : 2;  // of m
-        OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, COPIES> softmax(SCORE::LINEAR ? p.scale_log2 : 1.f);
+        OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, COPIES> softmax(SCORE::LINEAR    ? p.scale_log2
+                                                                             : Pairs::NATURAL ? LOG2_E
+                                                                                              : 1.f);
         float rO[1][OT][4] = {};
         float rS[1][NT][4];
         uint32_t rP[BN / 16][4];

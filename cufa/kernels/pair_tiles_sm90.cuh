@@ -106,10 +106,11 @@ struct PairTile<Bias<T>, BN> : PairRows<T, 1, BN> {
     using Rows = PairRows<T, 1, BN>;
     static __device__ const OfPairs<T>& array(const Bias<T>& part) { return part.bias; }
 
-    // S factor + bias, in log2 units.
+    // S factor + bias, both NATURAL or in log2 units.
+    template <bool NATURAL>
     static __device__ void add(uint32_t tile, float (&rS)[1][BN / 8][4], float factor) {
         const int lane = thread_index_anew() % 32;
-        auto add = [&](float& s, float bias) { s = fmaf(s, factor, LOG2_E * bias); };
+        auto add = [&](float& s, float bias) { s = fmaf(s, factor, NATURAL ? bias : LOG2_E * bias); };
         if constexpr (sizeof(T) == 2) {  // 8x8 matrices are as the accumulators are
             const uint32_t from = tile + Rows::offset(lane % 16, lane / 16 * 16);
 #pragma unroll
@@ -181,7 +182,18 @@ struct PairTiles<Score<Parts...>, BN> {
     template <class Part>
     static constexpr bool HAS = PairTile<Part, BN>::BYTES > 0;
     static constexpr int BYTES = (0 + ... + PairTile<Parts, BN>::BYTES);
+    static constexpr bool NATURAL = !Score<Parts...>::LINEAR && ((Parts::LINEAR || HAS<Parts>) && ...);
     uint32_t place;
+
+    // Whether sequences have them in common, and heads have not: the same heads of all sequences then belong together.
+    __device__ bool belong_to_heads(const Score<Parts...>& score) const {
+        long long of_batch = 0, of_head = 0;
+        auto look = [&](auto of, const auto& part, uint32_t) {
+            of_batch |= of.array(part).stride_batch, of_head |= of.array(part).stride_head;
+        };
+        each(look, score);
+        return of_batch == 0 && of_head != 0;
+    }
 
     // Takes up a tile of rows.
     template <class At>
@@ -202,7 +214,7 @@ struct PairTiles<Score<Parts...>, BN> {
     }
     template <class Part>
     __device__ void add(float (&rS)[1][BN / 8][4], float factor) const {
-        PairTile<Part, BN>::add(of<Part>(), rS, factor);
+        PairTile<Part, BN>::template add<NATURAL>(of<Part>(), rS, factor);
     }
     template <class Part>
     __device__ void hide(float (&rS)[1][BN / 8][4], int key) const {

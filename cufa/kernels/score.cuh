@@ -303,6 +303,8 @@ struct KeyTiles {
 struct NoTiles {
     template <class Part>
     static constexpr bool HAS = false;
+    // Whether scores are handed to the softmax as what is added to them is, in natural units, and not in log2 units.
+    static constexpr bool NATURAL = false;
 };
 
 template <class... Parts>
@@ -352,7 +354,7 @@ struct Score : Parts... {
     template <class At, int MT, int NT, class Tiles = NoTiles>
     __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at, bool masked,
                           const Tiles& tiles = {}) const {
-        float factor = scale_log2;
+        float factor = Tiles::NATURAL ? scale_log2 * (1.f / LOG2_E) : scale_log2;
         (apply_all<Parts>(rS, sequence, factor, at, tiles), ...);
         constexpr bool EACH =
             (((Parts::PAIRWISE || (!Parts::LINEAR && !Parts::TOGETHER)) && !Tiles::template HAS<Parts>) || ...);
