@@ -237,6 +237,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             // After the last S. All threads arrive, as each has looked up what this tile and the one before are.
             if (Q_STAGES == 1 && j == keys.first) ring_q.arrive(round);
         };
+        auto pairs = [&] { return Pairs{sQ + PAIRS + (thread_index_anew() - 128) / 32 * Pairs::BYTES}; };
         auto pack_p = [&] {
             if constexpr (SCORE::DROPS) {
                 const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
@@ -247,6 +248,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     rP[kk][i] = pack2<T>(rS[0][2 * kk + i / 2][i % 2 * 2], rS[0][2 * kk + i / 2][i % 2 * 2 + 1]);
+            if constexpr (Pairs::BYTES) {  // S is not needed any more
+                if (j > keys.first) pairs().template fill_others<true>(score, (j - 1) * BN);
+            }
         };
         // Frees those V from the i-th on whose keys were skipped.
         auto skip_v = [&](uint32_t i) {
@@ -285,7 +289,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             else
                 score.apply(rS, KV::sequence(p, at.batch), p.scale_log2, at, masked, tiles);
         };
-        auto pairs = [&] { return Pairs{sQ + PAIRS + (thread_index_anew() - 128) / 32 * Pairs::BYTES}; };
         // Takes up a tile of rows, and starts to copy what the score reads of its first keys.
         auto begin_pairs = [&] {
             const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
@@ -297,6 +300,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 sequence = KV::sequence(p, at.batch);
             pairs().aim(score, sequence, at);
             pairs().template fill<false>(score, at.key, sequence.seq_kv);
+            pairs().template fill_others<false>(score, at.key, sequence.seq_kv);
         };
         // P = exp(S - m), m being raised to the row maxima where it must. Whether O must follow it.
         auto exponentiate_checked = [&] {
@@ -304,7 +308,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if constexpr (Pairs::BYTES) {
                 pairs().wait();
                 apply_score(rS, 0, SCORE::needs_mask(keys, j), pairs());
-                if (j > keys.first) pairs().template fill<true>(score, (j - 1) * BN, p.seq_kv);
+                if (j > keys.first) pairs().template fill<true>(score, (j - 1) * BN);
             } else {
                 apply_score(rS, 0, SCORE::needs_mask(keys, j), NoTiles());
             }

@@ -43,11 +43,7 @@ struct PairRows {
     template <bool WHOLE>
     static __device__ void fill(uint32_t tile, const OfPairs<T>& array, int key, int seq_kv) {
         const int lane = thread_index_anew() % 32;
-        const int first = key / KEYS, count = (seq_kv + KEYS - 1) / KEYS - first;
-        if (!lies_in_pieces(array)) {
-            fill_by_elements<WHOLE>(tile, array, lane, first, count);
-            return;
-        }
+        const int first = key / KEYS, count = elements<WHOLE>(first, seq_kv);
         constexpr int PIECES = ROW_BYTES / PIECE;
         constexpr int STEP = PIECES > 16 ? 1 : PIECES > 8 ? 2 : PIECES > 4 ? 4 : PIECES > 2 ? 8 : 16;  // rows at once
         constexpr int LANES = 32 / STEP;                                                               // of a row
@@ -59,22 +55,34 @@ struct PairRows {
             const long long from = static_cast<long long>(first) * SIZE - before + byte;
             const int bytes = WHOLE && KEYS == 1 ? PIECE : min(max(count * SIZE + before - byte, 0), PIECE);
             const uint32_t to = tile + offset(row, byte);
+            constexpr int AT_ONCE = ROWS / STEP < 2 ? 1 : 2;
 #pragma unroll
-            for (int i = 0; i < ROWS; i += STEP)
-                cp_async<PIECE>(advance(to, i, 0), lds_64(tile + (row + i) * 8) + from, bytes);
+            for (int i = 0; i < ROWS; i += STEP * AT_ONCE) {
+                uint64_t rows[AT_ONCE];
+#pragma unroll
+                for (int e = 0; e < AT_ONCE; ++e) rows[e] = lds_64(tile + (row + i + STEP * e) * 8);
+#pragma unroll
+                for (int e = 0; e < AT_ONCE; ++e) cp_async<PIECE>(advance(to, i + STEP * e, 0), rows[e] + from, bytes);
+            }
         }
     }
-
- private:
-    // Whether all rows begin with whole pieces, and their elements follow each other.
+    // Whether that can be done: all rows begin with whole pieces, and their elements follow each other.
     static __device__ bool lies_in_pieces(const OfPairs<T>& array) {
         const uint64_t strides = array.stride_batch | array.stride_head | array.stride_query;
         return array.stride_key == 1 && (reinterpret_cast<uint64_t>(array.data) | strides * SIZE) % PIECE == 0;
     }
-    // Other arrays are read element by element, neighbouring lanes' from where they are neighbours.
+    // How many elements of a row there are from the `first` on, BN keys at most.
     template <bool WHOLE>
-    static __device__ void fill_by_elements(uint32_t tile, const OfPairs<T>& array, int lane, int first, int count) {
-        constexpr int COLS = BN / KEYS, AT_ONCE = KEYS == 1 ? 2 : 1;
+    static __device__ int elements(int first, int seq_kv) {
+        return WHOLE ? BN / KEYS : min((seq_kv + KEYS - 1) / KEYS - first, BN / KEYS);
+    }
+    // The same of other arrays, element by element, neighbouring lanes' from where they are neighbours.
+    template <bool WHOLE>
+    static __device__ void fill_by_elements(uint32_t tile, const OfPairs<T>& array, int key, int seq_kv) {
+        constexpr int COLS = BN / KEYS, AT_ONCE = KEYS == 1 ? 8 : ROWS * COLS / 32;
+        static_assert(ROWS * COLS % (32 * AT_ONCE) == 0, "all at once are there");
+        const int lane = thread_index_anew() % 32;
+        const int first = key / KEYS, count = elements<WHOLE>(first, seq_kv);
         const bool by_rows = array.stride_key > array.stride_query;
         const int before = first * SIZE % PIECE;
 #pragma unroll 1
@@ -85,13 +93,18 @@ struct PairRows {
             for (int e = 0; e < AT_ONCE; ++e) {
                 const int n = i + 32 * e;
                 const int row = by_rows ? n % ROWS : n / COLS, column = by_rows ? n / ROWS : n % COLS;
-                const T* from = reinterpret_cast<const T*>(lds_64(tile + row * 8));
-                elements[e] = {};
-                if (WHOLE || column < count) elements[e] = from[(first + column) * array.stride_key];
+                const T* from = reinterpret_cast<const T*>(lds_64(tile + row * 8)) + (first + column) * array.stride_key;
+                const bool is_there = WHOLE || column < count;
                 places[e] = tile + offset(row, before + column * SIZE);
+                if constexpr (SIZE == 4)
+                    cp_async<4>(places[e], reinterpret_cast<uint64_t>(from), is_there ? 4 : 0);
+                else
+                    elements[e] = is_there ? *from : T{};
             }
+            if constexpr (SIZE < 4) {
 #pragma unroll
-            for (int e = 0; e < AT_ONCE; ++e) sts(places[e], elements[e]);
+                for (int e = 0; e < AT_ONCE; ++e) sts(places[e], elements[e]);
+            }
         }
     }
 };
@@ -203,9 +216,21 @@ struct PairTiles<Score<Parts...>, BN> {
     }
     // Starts to copy the keys from `key` on; those before have been used.
     template <bool WHOLE>
-    __device__ void fill(const Score<Parts...>& score, int key, int seq_kv) const {
+    __device__ void fill(const Score<Parts...>& score, int key, int seq_kv = 0) const {
         __syncwarp();
-        each([&](auto of, const auto& part, uint32_t tile) { of.template fill<WHOLE>(tile, of.array(part), key, seq_kv); }, score);
+        auto start = [&](auto of, const auto& part, uint32_t tile) {
+            if (of.lies_in_pieces(of.array(part))) of.template fill<WHOLE>(tile, of.array(part), key, seq_kv);
+        };
+        each(start, score);
+        cp_async_commit();
+    }
+    // The same of arrays that cannot be copied so; it takes some registers.
+    template <bool WHOLE>
+    __device__ void fill_others(const Score<Parts...>& score, int key, int seq_kv = 0) const {
+        auto copy = [&](auto of, const auto& part, uint32_t tile) {
+            if (!of.lies_in_pieces(of.array(part))) of.template fill_by_elements<WHOLE>(tile, of.array(part), key, seq_kv);
+        };
+        each(copy, score);
         cp_async_commit();
     }
     __device__ void wait() const {
