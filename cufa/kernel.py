@@ -160,7 +160,8 @@ def _fa3_complaint(v: Variant, device: Device) -> str | None:
     if v.ping_pong and v.bm == 64:
         return "ping_pong needs two warpgroups, bm of 128 or more"
     # What the system takes of each block comes on top.
-    if _pair_bytes(v) and v.blocks_per_sm * (v.smem_bytes + 1024) > device.smem_per_sm:
+    at_once = v.blocks_per_sm * (v.smem_bytes + 1024)
+    if v.blocks_per_sm > 1 and _pair_bytes(v) and at_once > device.smem_per_sm:
         return f"{v.blocks_per_sm} blocks and their biases or masks do not fit a multiprocessor"
     return None
 

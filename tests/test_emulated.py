@@ -126,7 +126,9 @@ def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
         assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
 
 
-@pytest.mark.parametrize("form", [FA3, FA3_TURNS, FA3_ONE_LOOP], ids=lambda f: f[:50])
+@pytest.mark.parametrize(
+    "form", [FA3, FA3_TURNS, FA3_TWO_SLOTS, FA3_ONE_LOOP], ids=lambda f: f[:50]
+)
 @pytest.mark.parametrize("kind", PAIRS)
 def test_arrays_of_pairs_however_they_lie(rng: np.random.Generator, form: str, kind: str) -> None:
     """In chunks, and not so: every one is the same to the kernel."""
