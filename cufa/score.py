@@ -47,6 +47,10 @@ class Part(NamedTuple):
         Of the struct, if it was made of a caller's own expression.
     arrays : tuple of int
         Numbers of axes of the arrays that such a one reads.
+    linear : bool
+        Whether scores stay proportional to Q K^T.
+    tilts : bool
+        Whether what it adds to them, if they do not, grows evenly from key to key.
     """
 
     name: str
@@ -58,6 +62,8 @@ class Part(NamedTuple):
     dtype: str = ""
     source: str = ""
     arrays: tuple[int, ...] = ()
+    linear: bool = True
+    tilts: bool = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -94,13 +100,13 @@ _SOFTCAP = Parameter("softcap_log2", "f4"), Parameter("softcap_inverse", "f4")
 PARTS: dict[str, Part] = {
     part.name: part
     for part in (
-        Part("Softcap", "softcap", _SOFTCAP),
-        Part("FineSoftcap", "softcap", _SOFTCAP),
-        Part("ExactSoftcap", "softcap", _SOFTCAP),
-        Part("Alibi", "alibi_slopes", axes="bh", dtype="float32"),
-        Part("BiasFloat16", "bias", axes="bhqk", dtype="float16"),
-        Part("BiasBfloat16", "bias", axes="bhqk", dtype="bfloat16"),
-        Part("BiasFloat32", "bias", axes="bhqk", dtype="float32"),
+        Part("Softcap", "softcap", _SOFTCAP, linear=False),
+        Part("FineSoftcap", "softcap", _SOFTCAP, linear=False),
+        Part("ExactSoftcap", "softcap", _SOFTCAP, linear=False),
+        Part("Alibi", "alibi_slopes", axes="bh", dtype="float32", linear=False, tilts=True),
+        Part("BiasFloat16", "bias", axes="bhqk", dtype="float16", linear=False),
+        Part("BiasBfloat16", "bias", axes="bhqk", dtype="bfloat16", linear=False),
+        Part("BiasFloat32", "bias", axes="bhqk", dtype="float32", linear=False),
         Part("Causal", "causal", right_edge=True),
         Part("TopLeft", "causal", right_edge=True),
         Part("WindowLeft", "window", (Parameter("window_left", "i4"),), left_edge=True),
@@ -153,3 +159,13 @@ def edges(score: tuple[str, ...]) -> int:
     """Return how many edges a score has, left and right; with any, rows see different keys."""
     parts = [part_named(name) for name in score]
     return any(part.left_edge for part in parts) + any(part.right_edge for part in parts)
+
+
+@functools.cache
+def tilts(score: tuple[str, ...]) -> bool:
+    """Return whether all that is not proportional to Q K^T in a score grows evenly over the keys.
+
+    See ``kernels/tilt_sm90.cuh``.
+    """
+    parts = [part_named(name) for name in score]
+    return not all(p.linear for p in parts) and all(p.linear or p.tilts for p in parts)

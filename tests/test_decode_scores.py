@@ -125,9 +125,8 @@ def test_on_the_gpu(cupy: Any, rng: np.random.Generator, dtype: str, name: str) 
 def test_on_the_gpu_as_attention(cupy: Any, rng: np.random.Generator, name: str) -> None:
     """A few queries beside as many keys run so, and alone as in any batch."""
     case = Case(rng, name, 0, (5001, 5001), hq=8, d=64)
-    given = case.there(cupy)
-    q, k, v = (given.pop(each) for each in ("q", "k_cache", "v_cache"))
-    options = {n: x for n, x in given.items() if n != "lengths"}
+    q, k, v = (cupy.asarray(x) for x in case.host)
+    options = {n: cupy.asarray(x) if hasattr(x, "dtype") else x for n, x in case.options.items()}
     for batch_invariant in (False, True):
         options["batch_invariant"] = batch_invariant
         out, lse = cufa.attention(q, k, v, return_lse=True, **options)

@@ -120,7 +120,7 @@ def _of_text(argument: str, text: str) -> str:
     traced = _known.get(key)
     if traced is None:
         name, source = cpp.of_text(argument, text)
-        register(Part(name, argument, source=source))
+        register(Part(name, argument, source=source, linear=argument == MASK_MOD))
         traced = _Traced(name, ())
         _remember(key, traced)
     assert traced.part is not None
@@ -158,7 +158,8 @@ def _traced(argument: str, function: FunctionType, found: Closure) -> _Traced:
             f"{size} bytes: a kernel has room for {_MOST_BYTES}"
         )
     name, source = cpp.of_graph(argument, graph, root, used)
-    register(Part(name, argument, source=source, arrays=tuple(array.ndim for array in used)))
+    ndims = tuple(array.ndim for array in used)
+    register(Part(name, argument, source=source, arrays=ndims, linear=argument == MASK_MOD))
     return _Traced(name, tuple((a.number, f"{argument}: {a.name}") for a in used))
 
 

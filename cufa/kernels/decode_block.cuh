@@ -326,7 +326,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
                 // P = exp(S - m); m, l and O follow
                 const GroupedAt rows_at{lane, tile.first + first_row, j * BN, p.group, tile.batch, tile.first_head};
-                score.apply(rS, sequence, p.scale_log2, rows_at, j >= whole_end || (SCORE::LEFT_EDGE && j < whole_first));
+                score.apply(rS, sequence, p.scale_log2, rows_at, {j >= whole_end, SCORE::LEFT_EDGE && j < whole_first});
                 if (exact)
                     softmax.update(rS, rO);
                 else

@@ -144,7 +144,7 @@ struct Fa2Block {
         if (!SCORE::EVERYWHERE && !masked) return;
         const Tile tile = this->tile();
         const At at{thread_index_anew() % 32, row0(), j * BN, tile.batch, tile.head};
-        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile.batch), p.scale_log2, at, masked);
+        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile.batch), p.scale_log2, at, {masked, masked});
     }
     // The weights that are left of the tile's.
     template <int NT>

@@ -14,6 +14,7 @@
 #include "score.cuh"
 #include "softmax.cuh"
 #include "tile_sm90.cuh"
+#include "tilt.cuh"
 
 // Forms of a consumer's step: of keys that need row maxima, of keys that do without, of either, chosen where it runs, and of
 // a tile's last keys, under which the next tile begins.
@@ -45,7 +46,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr bool UNCHECKED = SCORE::STEADY;
     constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE;  // rows see different keys
     constexpr int PARTS = UNEVEN ? CONSUMERS : 1;
-    constexpr float MAX_SUM = PScale<T>::MAX_SUM;
 
     using QTile = WgmmaTile<BM, HEAD_DIM>;
     using KTile = WgmmaTile<BN, HEAD_DIM>;
@@ -201,7 +201,21 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         int j, j_begin;             // the tile of keys at hand, and this tile's first
         KeyTiles keys{};            // of this consumer's rows
         bool more = true;           // whether there is a tile under way
+        Tilt<SCORE::TILTS> tilt;    // of this thread's rows
+        SumLimits<PScale<T>, SCORE::CURVES> limits;
 
+        // Where this warp's scores are, of the tile's keys from `column` on.
+        auto place = [&](int column) {
+            const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
+            return At{thread_index_anew() % 32, work.q0 + warp_row(), j * BN + column, work.batch,
+                      SCORE::EVERYWHERE ? work.head : 0, p.pack_log2};
+        };
+        auto sequence_of = [&](int batch) {
+            if constexpr (KV::TAILS)
+                return sWork[round % WORK_STAGES].lengths();
+            else
+                return KV::sequence(p, batch);
+        };
         auto queue_s = [&](bool loaded) {  // S = Q K^T
             if (loaded) ring_k.wait(n);
             wgmma_fence();
@@ -279,25 +293,15 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
 
         // The scores of keys from the tile's `column` on, as the softmax takes them. What has `tiles` is read there.
-        auto apply_score = [&](auto& rS, int column, bool masked, const auto& tiles) {
-            if (!SCORE::EVERYWHERE && !masked) return;
-            const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
-            const At at{thread_index_anew() % 32, work.q0 + warp_row(), j * BN + column, work.batch,
-                        SCORE::EVERYWHERE ? work.head : 0, p.pack_log2};
-            if constexpr (KV::TAILS)
-                score.apply(rS, work.lengths(), p.scale_log2, at, masked, tiles);
-            else
-                score.apply(rS, KV::sequence(p, at.batch), p.scale_log2, at, masked, tiles);
+        auto apply_score = [&](auto& rS, int column, Masked masked, const auto& tiles) {
+            if (!SCORE::EVERYWHERE && !masked.right && !masked.left) return;
+            const At at = place(column);
+            score.apply(rS, sequence_of(at.batch), p.scale_log2, at, masked, tiles);
         };
         // Takes up a tile of rows, and starts to copy what the score reads of its first keys.
         auto begin_pairs = [&] {
-            const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
-            const At at{thread_index_anew() % 32, work.q0 + warp_row(), j * BN, work.batch, work.head, p.pack_log2};
-            Sequence sequence;
-            if constexpr (KV::TAILS)
-                sequence = work.lengths();
-            else
-                sequence = KV::sequence(p, at.batch);
+            const At at = place(0);
+            const Sequence sequence = sequence_of(at.batch);
             pairs().aim(score, sequence, at);
             pairs().template fill<false>(score, at.key, sequence.seq_kv);
             pairs().template fill_others<false>(score, at.key, sequence.seq_kv);
@@ -307,10 +311,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             release_k();
             if constexpr (Pairs::BYTES) {
                 pairs().wait();
-                apply_score(rS, 0, SCORE::needs_mask(keys, j), pairs());
+                apply_score(rS, 0, SCORE::masked(keys, j), pairs());
                 if (j > keys.first) pairs().template fill<true>(score, (j - 1) * BN);
             } else {
-                apply_score(rS, 0, SCORE::needs_mask(keys, j), NoTiles());
+                apply_score(rS, 0, SCORE::masked(keys, j), NoTiles());
             }
             const bool raised = softmax.raise(rS);
             softmax.exponentiate(rS);
@@ -318,27 +322,55 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
         // P = exp(S - m) without looking for row maxima: m is near the score of a key that the row has seen, or NONE.
         auto exponentiate_unchecked = [&] {
-            if constexpr (SCORE::LINEAR)
+            const Masked masked{false, SCORE::masked(keys, j).left};
+            auto mask = [&] {
+                if (masked.left) {
+                    const At at = place(0);
+                    score.mask(rS, sequence_of(at.batch), at, masked);
+                }
+            };
+            if constexpr (SCORE::TILTS) {
+                const At at = place(0);
+                if (tilt.template find<BN>(score, sequence_of(at.batch), at)) {
+                    mask();
+                    const float scale_log2 = parameter_anew(p.scale_log2);
+                    const float first[2] = {tilt.of(0, at.key_of(0, 0)), tilt.of(1, at.key_of(0, 0))};
+                    softmax.exponentiate(rS, [&](float s, float m, int h, int column) {
+                        return fmaf(s, scale_log2, fmaf(tilt.step[h], static_cast<float>(column), first[h] - m));
+                    });
+                    return;
+                }
+            }
+            if constexpr (SCORE::CURVES) {
+                const auto curve = score.curve(p.scale_log2);
+                if (limits.take(softmax, curve.end)) {
+                    mask();
+                    softmax.exponentiate(rS, [&](float s, float m, int, int) { return fmaf(s, curve(s), -m); });
+                    return;
+                }
+            }
+            if constexpr (SCORE::LINEAR) {
                 softmax.scale_log2 = parameter_anew(p.scale_log2);
-            else
-                apply_score(rS, 0, false, NoTiles());
+                mask();
+            } else {
+                apply_score(rS, 0, masked, NoTiles());
+            }
             softmax.exponentiate(rS);
         };
         // Where P came out too large, m moves by what their sum says, or if that is far too large, by scores computed once more.
         // `l` is what had been summed up before. O must follow m.
         auto correct = [&](const float (&l)[1][2]) {
             bool again[1][2];
-            softmax.shift(rS, MAX_SUM, again);
+            softmax.shift(rS, limits, again);
             if (!__any_sync(0xffffffff, again[0][0] || again[0][1])) return;
             exponentiate_again<T, QTile, KTile>(softmax, rS, again, l, sQ + ring_q.slot(round) * QO_BYTES, warp_row(),
                                                 sK + ring_k.slot(n) * KTile::bytes,
-                                                [&](auto& rS, int column) { apply_score(rS, column, true, NoTiles()); });
+                                                [&](auto& rS, int column) { apply_score(rS, column, {true, true}, NoTiles()); });
         };
         // Whether m may have to move a long way at the keys after the present ones: some rows do not see all of these, and
         // may have seen none. Of two loops, the first ends where all see them.
         auto needs_maxima = [&] {
-            return !UNCHECKED || (SCORE::RIGHT_EDGE && j >= keys.whole_end) ||
-                   (ONE_LOOP && SCORE::LEFT_EDGE && j <= keys.whole_first);
+            return !UNCHECKED || (SCORE::RIGHT_EDGE && j >= keys.whole_end);
         };
 
         // Takes up the next tile, and starts on its S. Without one S is computed of what is there, and not looked at.
@@ -362,6 +394,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 }
             }
             j_begin = j;
+            if constexpr (SCORE::TILTS) tilt.piece = 0;
             if constexpr (Pairs::BYTES) {
                 if (more) begin_pairs();
             }
@@ -427,7 +460,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                     moved = exponentiate_checked();
                 } else {
                     exponentiate_unchecked();
-                    moved = softmax.too_large(MAX_SUM);
+                    moved = softmax.too_large(limits);
                     if (moved) correct(l);
                     release_k();
                 }
@@ -441,7 +474,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if (moved) softmax.rescale(rO);
             pack_p();
             if constexpr (FORM == Form::UNCHECKED) {  // the check comes after P is packed: it runs under the exponentials
-                if (softmax.too_large(MAX_SUM)) {
+                if (softmax.too_large(limits)) {
                     correct(l);
                     softmax.rescale(rO);
                     pack_p();
@@ -460,8 +493,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             } else {
                 while (j > keys.first && needs_maxima()) step(As<Form::CHECKED>());
                 if constexpr (UNCHECKED) {
-                    while (j > keys.whole_first && j > keys.first) step(As<Form::UNCHECKED>());
-                    while (SCORE::LEFT_EDGE && j > keys.first) step(As<Form::CHECKED>());
+                    while (j > keys.first) step(As<Form::UNCHECKED>());
                 }
             }
 

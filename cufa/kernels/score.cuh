@@ -36,6 +36,12 @@ struct Part {
     // Whether all scores of a warp are handed over together, to `apply_all`. It brings them to log2 units, from those in which
     // they are by `factor`, and makes that 1. So do the parts before it in a score.
     static constexpr bool TOGETHER = false;
+    // Whether what it adds grows evenly from key to key, by `step`, in pieces: see tilt.cuh.
+    static constexpr bool TILTS = false;
+    // Whether a query sees no keys beyond the one it stands at.
+    static constexpr bool BEHIND = false;
+    // Whether scores are multiplied by a polynomial of them as long as they are small: by `curve`; of one that is TOGETHER.
+    static constexpr bool CURVES = false;
     // Whether the first scores of a row tell about where the others are; where not, row maxima are looked for everywhere.
     static constexpr bool STEADY = true;
     // Whether each pair must be asked for.
@@ -54,6 +60,12 @@ struct Part {
     __device__ Keys sees(const Sequence& sequence, int query) const { return {0, sequence.seq_kv}; }
     // A score in log2 units; of parts that are not LINEAR.
     __device__ float score(float s, const Pair& pair) const { return s; }
+    // By how much it grows from that key to the next, log2 units; and on which piece, 1 or 2, all queries and keys of a range are,
+    // 0 if on none; of parts with TILTS.
+    __device__ float step(const Pair& pair) const { return 0.f; }
+    __device__ int piece(const Sequence& sequence, int first_query, int last_query, int first_key, int last_key) const {
+        return 1;
+    }
     // Whether the query does not see the key; of parts that are PAIRWISE.
     __device__ bool hides(const Pair& pair) const { return false; }
     // That logit; of parts with SINKS.
@@ -61,7 +73,7 @@ struct Part {
 };
 
 struct Causal : Part<Causal> {
-    static constexpr bool RIGHT_EDGE = true;
+    static constexpr bool RIGHT_EDGE = true, BEHIND = true;
     __device__ Keys sees(const Sequence& sequence, int query) const { return {0, query + 1 + sequence.diagonal()}; }
 };
 
@@ -87,34 +99,56 @@ struct WindowRight : Part<WindowRight> {
     }
 };
 
+// An even polynomial of S, by which S is multiplied. Right up to a product of `end`, log2 units, in magnitude; beyond, the product
+// is larger still.
+template <int TERMS>
+struct Curve {
+    float terms[TERMS];
+    float end;
+
+    __device__ float operator()(float s) const {
+        const float square = s * s;
+        float sum = terms[TERMS - 1];
+#pragma unroll
+        for (int t = TERMS - 2; t >= 0; --t) sum = fmaf(sum, square, terms[t]);
+        return sum;
+    }
+};
+
 // c tanh(score / c), in log2 units. The special function unit has its hands full with exponentials: where all scores of a
 // warp are less than 3/4 c, as they nearly always are, a polynomial on the multiply-add units takes the place of tanh.
 template <class Self, int TERMS>
 struct Capping : Part<Self> {
-    static constexpr bool LINEAR = false, TOGETHER = true;
+    static constexpr bool LINEAR = false, TOGETHER = true, CURVES = true;
+    static constexpr float LIMIT = 0.75f, TANH_LIMIT = 0.635148952f;
     float softcap_log2, softcap_inverse;  // c and its reciprocal
 
+    __device__ Curve<TERMS> curve(float scale_log2) const {
+        const float inverse = scale_log2 * softcap_inverse;
+        Curve<TERMS> curve;
+        float power = softcap_log2 * inverse;
+#pragma unroll
+        for (int i = 0; i < TERMS; ++i) curve.terms[i] = Self::TANH[i] * power, power *= inverse * inverse;
+        // Of other factors, powers would leave float32's range.
+        curve.end = inverse > 0x1p-12f && inverse < 0x1p12f ? TANH_LIMIT * softcap_log2 : 0.f;
+        return curve;
+    }
     template <class At, int MT, int NT>
     __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
-        constexpr float LIMIT = 0.75f;
-        const float scale_log2 = factor, inverse = scale_log2 * softcap_inverse;
-        float largest = 0.f;
+        const float scale_log2 = factor;
+        const Curve<TERMS> curve = this->curve(scale_log2);
+        constexpr int CHAINS = 8;  // a maximum waits for the one before
+        float largest[CHAINS] = {};
 #pragma unroll
-        for (int i = 0; i < MT * NT * 4; ++i) largest = fmaxf(largest, fabsf(rS[i / (NT * 4)][i / 4 % NT][i % 4]));
-        // Of other factors, powers would leave float32's range.
-        if (__all_sync(0xffffffff, largest * inverse <= LIMIT && inverse > 0x1p-12f && inverse < 0x1p12f)) {
-            float terms[TERMS];  // of an odd polynomial of S
-            float power = softcap_log2 * inverse;
+        for (int i = 0; i < MT * NT * 4; ++i)
+            largest[i % CHAINS] = fmaxf(largest[i % CHAINS], fabsf(rS[i / (NT * 4)][i / 4 % NT][i % 4]));
 #pragma unroll
-            for (int i = 0; i < TERMS; ++i) terms[i] = Self::TANH[i] * power, power *= inverse * inverse;
+        for (int i = 1; i < CHAINS; ++i) largest[0] = fmaxf(largest[0], largest[i]);
+        if (__all_sync(0xffffffff, curve.end > 0.f && largest[0] * scale_log2 * softcap_inverse <= LIMIT)) {
 #pragma unroll
             for (int i = 0; i < MT * NT * 4; ++i) {
                 float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
-                const float square = s * s;
-                float sum = terms[TERMS - 1];
-#pragma unroll
-                for (int t = TERMS - 2; t >= 0; --t) sum = fmaf(sum, square, terms[t]);
-                s *= sum;
+                s *= curve(s);
             }
         } else {
 #pragma unroll
@@ -183,7 +217,7 @@ constexpr float LOG2_E = 1.442695040888963407f;
 
 // Attention with linear biases (Press et al. 2022): the further a key is from where its query stands, the less it counts.
 struct Alibi : Part<Alibi> {
-    static constexpr bool LINEAR = false, TOGETHER = true;
+    static constexpr bool LINEAR = false, TOGETHER = true, TILTS = true;
     OfHeads<float> alibi_slopes;
 
     // Distances are counted on in float32: the conversion of an integer takes as long as an exponential.
@@ -206,6 +240,14 @@ struct Alibi : Part<Alibi> {
     __device__ float score(float s, const Pair& pair) const {
         const float distance = fabsf(static_cast<float>(pair.query + pair.sequence.diagonal() - pair.key));
         return fmaf(-LOG2_E * alibi_slopes.at(pair.batch, pair.head), distance, s);
+    }
+    __device__ float step(const Pair& pair) const {
+        const float slope = LOG2_E * alibi_slopes.at(pair.batch, pair.head);
+        return pair.key < pair.query + pair.sequence.diagonal() ? slope : -slope;
+    }
+    __device__ int piece(const Sequence& sequence, int first_query, int last_query, int first_key, int last_key) const {
+        if (last_key <= first_query + sequence.diagonal()) return 1;
+        return first_key >= last_query + sequence.diagonal() ? 2 : 0;
     }
 };
 
@@ -299,6 +341,11 @@ struct KeyTiles {
     int whole_first, whole_end;
 };
 
+// Whether some rows may not see all of a tile's keys: keys beyond their last, or before their first.
+struct Masked {
+    bool right, left;
+};
+
 // Of the arrays that have a number for each pair, those that a kernel has brought nearer: none. See pair_tiles_sm90.cuh.
 struct NoTiles {
     template <class Part>
@@ -314,6 +361,10 @@ struct Score : Parts... {
     static constexpr bool STEADY = (Parts::STEADY && ...) && !PAIRWISE && !DROPS;
     // Whether tiles that all rows see take a step, too.
     static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE;
+    // Whether all that is not LINEAR are tilts, or a curve, and nothing is asked of each pair.
+    static constexpr bool TILTS = !LINEAR && ((Parts::LINEAR || Parts::TILTS) && ...) && !PAIRWISE;
+    static constexpr bool CURVES = (Parts::CURVES || ...) && ((Parts::LINEAR || Parts::CURVES) && ...) && !PAIRWISE;
+    static constexpr bool BEHIND = (Parts::BEHIND || ...);
     static constexpr bool LEFT_EDGE = (Parts::LEFT_EDGE || ...), RIGHT_EDGE = (Parts::RIGHT_EDGE || ...);
 
     // The keys that all parts let a query see.
@@ -332,11 +383,23 @@ struct Score : Parts... {
         return {begin, max((of_last.end + BN - 1) / BN, begin + 1), LEFT_EDGE ? (max(0, of_last.first) + BN - 1) / BN : 0,
                 max(0, of_first.end) / BN};
     }
-    template <class Tiles>  // KeyTiles, or volatile ones
-    __device__ static bool needs_mask(Tiles& tiles, int j) {
-        return j >= tiles.whole_end || (LEFT_EDGE && j < tiles.whole_first);
+    // What of the j-th tile of keys needs a mask.
+    __device__ static Masked masked(const KeyTiles& tiles, int j) {
+        return {j >= tiles.whole_end, LEFT_EDGE && j < tiles.whole_first};
     }
 
+    // What the tilts add to a score, in log2 units; how much more it is at the next key; and the piece they are on.
+    __device__ float tilt(const Pair& pair) const {
+        float sum = 0.f;
+        ((sum = Parts::TILTS ? Parts::score(sum, pair) : sum), ...);
+        return sum;
+    }
+    __device__ float step(const Pair& pair) const { return (0.f + ... + Parts::step(pair)); }
+    __device__ int piece(const Sequence& sequence, int first_query, int last_query, int first_key, int last_key) const {
+        int piece = 1;  // no two parts have several
+        ((piece = Parts::TILTS ? Parts::piece(sequence, first_query, last_query, first_key, last_key) : piece), ...);
+        return piece;
+    }
     // The score of a query and a key that are within its `sees`, from S, in the units that the softmax is handed. BEGUN:
     // whether `apply_all` has been there, which leaves this factor; parts with Tiles are then left out.
     template <bool BEGUN = false, class Tiles = NoTiles>
@@ -350,9 +413,9 @@ struct Score : Parts... {
         return s;
     }
 
-    // The step that every S takes before the softmax. `masked`: whether some rows may not see all of these keys.
+    // The step that every S takes before the softmax.
     template <class At, int MT, int NT, class Tiles = NoTiles>
-    __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at, bool masked,
+    __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at, Masked masked,
                           const Tiles& tiles = {}) const {
         float factor = Tiles::NATURAL ? scale_log2 * (1.f / LOG2_E) : scale_log2;
         (apply_all<Parts>(rS, sequence, factor, at, tiles), ...);
@@ -390,21 +453,36 @@ struct Score : Parts... {
                 }
         }
         (hide<Parts>(rS, at, tiles), ...);
-        if (!masked) return;
+        mask(rS, sequence, at, masked);
+    }
+
+    // Hides the keys that rows do not see.
+    template <class At, int MT, int NT>
+    __device__ void mask(float (&rS)[MT][NT][4], const Sequence& sequence, const At& at, Masked masked) const {
+        if (masked.right) {
 #pragma unroll
-        for (int mt = 0; mt < MT; ++mt)
+            for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const Keys keys = sees(sequence, at.query(mt, h));
-                const int last = keys.end - 1 - at.key_of(0, 0), first = keys.first - at.key_of(0, 0);
+                for (int h = 0; h < 2; ++h) {
+                    const int last = sees(sequence, at.query(mt, h)).end - 1 - at.key_of(0, 0);
 #pragma unroll
-                for (int nt = 0; nt < NT; ++nt)
+                    for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        set_if_less(rS[mt][nt][2 * h + i], last, nt * 8 + i, -INF);
-                        if constexpr (LEFT_EDGE) set_if_less(rS[mt][nt][2 * h + i], nt * 8 + i, first, -INF);
-                    }
-            }
+                        for (int i = 0; i < 2; ++i) set_if_less(rS[mt][nt][2 * h + i], last, nt * 8 + i, -INF);
+                }
+        }
+        if (LEFT_EDGE && masked.left) {
+#pragma unroll
+            for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const int first = sees(sequence, at.query(mt, h)).first - at.key_of(0, 0);
+#pragma unroll
+                    for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i) set_if_less(rS[mt][nt][2 * h + i], nt * 8 + i, first, -INF);
+                }
+        }
     }
 
     // Between P, which has been added up, and O += P V.

@@ -19,6 +19,38 @@ struct PScale<bfloat16> {
     static constexpr float MAX_SUM = 0x1p8f;
 };
 
+// Up to where a thread's part of a row sum tells that P is right, where row maxima are not looked for.
+template <class SCALE, bool CURVES>
+struct SumLimits {
+    __device__ float operator()(int) const { return SCALE::MAX_SUM; }
+    __device__ float most_shifted(float most) const { return most; }
+};
+// The same where a curve took the place of scores, which may not be right beyond its end: P there is larger than at the end.
+template <class SCALE>
+struct SumLimits<SCALE, true> {
+    // What scores that are as low as the curve's other end may weigh, beside the largest, so that it does not matter.
+    static constexpr float LEAST_LOG2 = -25.f;
+    float of_row[2] = {SCALE::MAX_SUM, SCALE::MAX_SUM};
+    bool curved = false;
+
+    // Takes the curve, unless one of the warp's rows may have scores beyond its ends, +-end in log2 units.
+    template <class Softmax>
+    __device__ bool take(const Softmax& softmax, float end) {
+        curved = end > 0.f;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float m = softmax.m[0][h][0], sum = exp2_approx(end - m);
+            curved &= softmax.l[0][h] < sum && -end - m < LEAST_LOG2 + SCALE::AT_MAX_LOG2;
+            of_row[h] = fminf(sum, SCALE::MAX_SUM);
+        }
+        curved = __all_sync(0xffffffff, curved);
+        if (!curved) of_row[0] = of_row[1] = SCALE::MAX_SUM;
+        return curved;
+    }
+    __device__ float operator()(int h) const { return of_row[h]; }
+    __device__ float most_shifted(float most) const { return curved ? 0.f : most; }
+};
+
 // State of the rows that one thread holds: 16 mt + {0, 8} of its warp's rows, shared with three other lanes.
 // P = exp2(scale_log2 S - m). EXACT spends an instruction a score, and a division an output, on rounding errors that float32
 // would show: there m is in the units of S, and P = exp2(scale_log2 (S - m)) exactly 1 at a row's maximum, so that a row with
@@ -91,6 +123,11 @@ struct OnlineSoftmax {
     // S -> P = exp(S - m) in place, added up in l.
     template <int NT>
     __device__ void exponentiate(float (&rS)[MT][NT][4]) {
+        exponentiate(rS, [&](float s, float m, int h, int column) { return exponent(s, m); });
+    }
+    // The same, where the exponents are functions of a score, m, which of its two rows it is in, and its column.
+    template <int NT, class Exponent>
+    __device__ void exponentiate(float (&rS)[MT][NT][4], Exponent exponent) {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
@@ -98,40 +135,45 @@ struct OnlineSoftmax {
 #pragma unroll
                 for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        rS[mt][nt][2 * h + i] = exponential(rS[mt][nt][2 * h + i], mt, h, i % COPIES);
+                    for (int i = 0; i < 2; ++i) {
+                        float& s = rS[mt][nt][2 * h + i];
+                        s = exp2_approx(exponent(s, m[mt][h][i % COPIES], h, nt * 8 + i));
+                        l[mt][h] += s;
+                    }
     }
     // The same of one score of a row.
-    __device__ float exponential(float s, int mt, int h, int copy = 0) {
-        const float m = this->m[mt][h][copy];
-        const float p = exp2_approx(EXACT ? (s - m) * scale_log2 : fmaf(s, scale_log2, -m));
+    __device__ float exponential(float s, int mt, int h) {
+        const float p = exp2_approx(exponent(s, m[mt][h][0]));
         l[mt][h] += p;
         return p;
     }
+    __device__ float exponent(float s, float m) const { return EXACT ? (s - m) * scale_log2 : fmaf(s, scale_log2, -m); }
 
     // Where `raise` did not look first, P may come out too large: whether a thread's part of a row sum is larger than
-    // `limit`, in the warp. NaN is not: it stays NaN.
-    __device__ bool too_large(float limit) const {
+    // its limit, in the warp. NaN is not: it stays NaN.
+    template <class Limits>
+    __device__ bool too_large(const Limits& limits) const {
         bool found = false;
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) found |= l[mt][h] > limit;
+            for (int h = 0; h < 2; ++h) found |= l[mt][h] > limits(h);
         return __any_sync(0xffffffff, found);
     }
     // Then m of such rows moves up so far that the row sum becomes what P of 16 largest scores would be, and P and l with it;
-    // O must be rescaled. `again` says which rows have sums so large that this would take P and l below float32's range; where a
-    // sum is NaN, so is the row: l says so in all lanes, and is not too large any more.
-    template <int NT>
-    __device__ void shift(float (&rP)[MT][NT][4], float limit, bool (&again)[MT][2]) {
+    // O must be rescaled. `again` says which rows have sums so large that this would take P and l below float32's range, or a limit
+    // beyond which P is something else; where a sum is NaN, so is the row: l says so in all lanes, and is not too large any more.
+    template <int NT, class Limits>
+    __device__ void shift(float (&rP)[MT][NT][4], const Limits& limits, bool (&again)[MT][2]) {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float sum = lanes_sum<4>(l[mt][h]);
-                const bool large = lanes_max<4>(l[mt][h]) > limit;
-                again[mt][h] = large && sum >= MAX_SHIFTED;
-                const float step = large && sum < MAX_SHIFTED ? fmaxf(__log2f(sum) - 4.f - AT_MAX_LOG2, 0.f) : 0.f;
+                const bool large = lanes_max<4>(l[mt][h]) > limits(h);
+                const float most = limits.most_shifted(MAX_SHIFTED);
+                again[mt][h] = large && sum >= most;
+                const float step = large && sum < most ? fmaxf(__log2f(sum) - 4.f - AT_MAX_LOG2, 0.f) : 0.f;
                 set_m(m[mt][h][0] + step, mt, h);
                 alpha[mt][h] = exp2_approx(-step);
                 l[mt][h] = sum == sum ? l[mt][h] * alpha[mt][h] : sum;
