@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cufa.device import Device
-from cufa.score import BLOCKS, OWN, PARTS, Parameter, edges
+from cufa.score import BLOCKS, OWN, PARTS, Parameter, edges, part_named
 
 if TYPE_CHECKING:
     from cufa.variant import Variant
@@ -83,6 +83,9 @@ class Kernel(NamedTuple):
     launch_registers : callable, optional
         Variant -> registers of a thread at launch, where the kernel counts on having exactly so
         many because it moves them between its warps.
+    spare_registers : callable, optional
+        Variant -> how many a thread of those that compute has beside its S, P and O, where it has
+        not as many as it may ask for.
     """
 
     name: str
@@ -104,6 +107,7 @@ class Kernel(NamedTuple):
     decodes: bool = False
     is_dependent: bool = False
     launch_registers: Callable[[Variant], int] | None = None
+    spare_registers: Callable[[Variant], int] | None = None
 
     def runs_on(self, device: Device) -> bool:
         """Whether a device has the instructions that this kernel needs."""
@@ -118,10 +122,21 @@ def panel_columns(columns: int) -> int:
 # --- fa3_wgmma: a producer's warpgroup, and a consumer for each 64 rows ---
 
 
+def _pair_bytes(v: Variant) -> int:
+    """Each warp's 16 rows of biases and masks, as kernels/pair_tiles_sm90.cuh lays them out."""
+    of_warp = 0
+    for part in map(part_named, v.score):
+        if "k" in part.axes:
+            bits = part.dtype == "uint8"
+            row = -(-v.bn // 32) * 4 if bits else v.bn * ELEMENT_BYTES.get(part.dtype, 1)
+            of_warp += 16 * 8 + -(-16 * row // 128) * 128  # where the rows are, and the rows
+    return v.bm // 16 * of_warp
+
+
 def _fa3_smem_bytes(v: Variant) -> int:
     """As fa3_wgmma.cu lays it out: up to three slots of Q and O, rings of K and V, barriers."""
     slot = 2 * v.bm * max(v.head_dim, v.head_dim_v)
-    rings = 2 * v.stages * v.bn * (v.head_dim + v.head_dim_v)
+    rings = 2 * v.stages * v.bn * (v.head_dim + v.head_dim_v) + _pair_bytes(v)
     room = 227 * 1024 // v.blocks_per_sm - 1024 - rings
     slots = max(1, min(3, room // slot))
     parts = v.bm // 64 if edges(v.score) and BLOCKS not in v.score else 1
@@ -133,6 +148,13 @@ def _fa3_smem_bytes(v: Variant) -> int:
 def _fa3_registers(v: Variant) -> int:
     # An equal part, but no more than the 240 that setmaxnreg gives the consumers at most.
     return min(65536 // (v.threads * v.blocks_per_sm) // 8 * 8, 240)
+
+
+def _fa3_spare_registers(v: Variant) -> int:
+    consumers = v.bm // 64
+    at_launch = 65536 // (v.threads * v.blocks_per_sm) // 8 * 8
+    share = (at_launch * (consumers + 1) - 32) // consumers // 8 * 8
+    return min(share, 240) - (v.bn // 2 + v.bn // 4 + v.head_dim_v // 2)
 
 
 def _fa3_complaint(v: Variant, device: Device) -> str | None:
@@ -148,6 +170,10 @@ def _fa3_complaint(v: Variant, device: Device) -> str | None:
         return f"a warpgroup skips {skipped} masked tiles of keys: as many stages are needed"
     if v.ping_pong and v.bm == 64:
         return "ping_pong needs two warpgroups, bm of 128 or more"
+    # What the system takes of each block comes on top.
+    at_once = v.blocks_per_sm * (v.smem_bytes + 1024)
+    if v.blocks_per_sm > 1 and _pair_bytes(v) and at_once > device.smem_per_sm:
+        return f"{v.blocks_per_sm} blocks and their biases or masks do not fit a multiprocessor"
     return None
 
 
@@ -286,6 +312,7 @@ KERNELS: dict[str, Kernel] = {
             needs_keys=True,  # TMA cannot describe an array of none
             flops_per_byte=116,
             launch_registers=_fa3_registers,
+            spare_registers=_fa3_spare_registers,
         ),
         Kernel(
             "fa2_mma",

@@ -101,3 +101,48 @@ def options_of(
     """Return the options of a call: NumPy arrays, and others."""
     arrays, others = features[name]
     return {argument: make(rng, sizes) for argument, make in arrays.items()} | others
+
+
+PAIRS = ("bias of 16 bits", "bias of 32 bits", "mask", "mask of bits")
+"""Kinds of arrays with a number for each query and key."""
+
+
+def pairs(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw one; some rows see no key."""
+    if kind.startswith("bias"):
+        found = 2 * rng.standard_normal(shape, np.float32)
+        found[rng.random(shape) < 0.1] = -np.inf
+        return found.astype(ml_dtypes.bfloat16 if "16" in kind else np.float32)
+    seen = rng.random(shape) < 0.4
+    seen[..., shape[2] // 2, :] = False
+    return np.packbits(seen, axis=-1) if kind == "mask of bits" else seen
+
+
+Place = Callable[[np.ndarray], Any]
+"""Copies an array to a device."""
+
+
+def _in_rows_of(columns: int, first: int, step: int = 1) -> Callable[[Place, np.ndarray], Any]:
+    """Return what places an array in one whose rows are longer, multiples of so many elements."""
+
+    def placed(place: Place, x: np.ndarray) -> Any:
+        last = first + step * x.shape[-1]
+        wide = np.zeros((*x.shape[:-1], -(-last // columns) * columns), x.dtype)
+        wide[..., first:last:step] = x
+        return place(wide)[..., first:last:step]
+
+    return placed
+
+
+LIES: dict[str, Callable[[Place, np.ndarray], Any]] = {
+    "dense": lambda place, x: place(x),
+    "rows of whole chunks": _in_rows_of(16, 0),
+    "rows that begin a chunk late": _in_rows_of(16, 16),
+    "rows that begin an element late": _in_rows_of(16, 1),
+    "rows of odd lengths": _in_rows_of(17, 0),
+    "every other element": _in_rows_of(16, 0, 2),
+    "backwards": lambda place, x: place(x[..., ::-1].copy())[..., ::-1],
+    "queries beside each other": lambda place, x: place(x.swapaxes(2, 3).copy()).swapaxes(2, 3),
+    "heads beside each other": lambda place, x: place(x.swapaxes(1, 3).copy()).swapaxes(1, 3),
+}
+"""Ways in which an array can lie in memory."""

@@ -100,7 +100,7 @@ def any_of_all(rng: np.random.Generator, sizes: Sizes) -> Arrays:
         **slopes(rng, sizes),
         **documents(rng, sizes),
         "alibi_slopes": rng.random(hq, np.float32),
-        "bias": rng.standard_normal((hq, 1, sk), np.float32),
+        "bias": rng.standard_normal((hq, 1, sk), np.float32).astype(np.float16),
         "mask": rng.random((sq, sk)) < 0.8,
         "sinks": rng.standard_normal(hq, np.float32),
         "strength": np.float32(1.5).reshape(()),

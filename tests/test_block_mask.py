@@ -85,7 +85,7 @@ FORMS = (
     "fa3_wgmma<bfloat16, 64, 64, 64, 64, 3, 8, 3, false, Score<>, Dense>",
     "fa3_wgmma<float16, 64, 64, 192, 128, 3, 16, 1, true, Score<>, Dense>",
     "fa3_wgmma<bfloat16, 128, 128, 128, 128, 2, 12, 1, true, Score<>, Dense>",
-    "fa3_wgmma<bfloat16, 192, 192, 128, 96, 2, 12, 1, false, Score<>, Dense>",
+    "fa3_wgmma<bfloat16, 192, 192, 128, 80, 2, 12, 1, false, Score<>, Dense>",
 )
 
 

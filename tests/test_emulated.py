@@ -6,6 +6,7 @@ pages that cannot be read lie around each array.
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
@@ -15,7 +16,7 @@ import score_mods
 from emulated import Emulator, emulate, needs_compiler
 from played_gpu import Gpu, on_gpu
 from reference import assert_accepted, random_inputs
-from score_arrays import FEATURES, options_of
+from score_arrays import FEATURES, LIES, PAIRS, options_of, pairs
 
 import cufa
 from cufa import device
@@ -32,7 +33,7 @@ MMA_ONE_STAGE = "fa2_mma<float16, 32, 96, 128, 32, 1, 4, 2, Score<{score}>, Dens
 FA3 = "fa3_wgmma<bfloat16, 64, 64, 64, 64, 3, 8, 3, false, Score<{score}>, Dense>"
 FA3_TURNS = "fa3_wgmma<float16, 64, 64, 192, 128, 3, 16, 1, true, Score<{score}>, Dense>"
 FA3_TWO_SLOTS = "fa3_wgmma<bfloat16, 128, 128, 128, 128, 2, 12, 1, true, Score<{score}>, Dense>"
-FA3_ONE_LOOP = "fa3_wgmma<bfloat16, 192, 192, 128, 96, 2, 12, 1, false, Score<{score}>, Dense>"
+FA3_ONE_LOOP = "fa3_wgmma<bfloat16, 192, 192, 128, 80, 2, 12, 1, false, Score<{score}>, Dense>"
 ALL = [
     *(FA1, FP32, FP32_HALVES, MMA, MMA_ONE_STAGE),
     *(FA3, FA3_TURNS, FA3_TWO_SLOTS, FA3_ONE_LOOP),
@@ -123,6 +124,31 @@ def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
         chosen = variant._replace(score=plan.variant.score)
         out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **there)
         assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
+
+
+@pytest.mark.parametrize(
+    "form", [FA3, FA3_TURNS, FA3_TWO_SLOTS, FA3_ONE_LOOP], ids=lambda f: f[:50]
+)
+@pytest.mark.parametrize("kind", PAIRS)
+def test_arrays_of_pairs_however_they_lie(rng: np.random.Generator, form: str, kind: str) -> None:
+    """In chunks, and not so: every one is the same to the kernel."""
+    variant = Variant.parse(form.format(score=""))
+    d, dv = variant.head_dim, variant.head_dim_v
+    shapes = (2, 8, 2, 13, 160), (1, 2, 1, 75, 333), (1, 1, 1, 140, 208)
+    for (b, hq, hk, sq, sk), lie in itertools.product(shapes, LIES):
+        arrays = random_inputs(rng, variant.dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d, dv=dv)
+        host = pairs(rng, kind, (b, hq, sq, sk))
+        there = LIES[lie](on_gpu, host)
+        assert there.host.tobytes() == host.tobytes()
+        argument = "bias" if "bias" in kind else "mask"
+        options: dict[str, Any] = {"causal": variant.stages == 3, argument: there}
+        given = [on_gpu(x) for x in arrays]
+        plan: Any = cufa.explain(*given, **options)
+        chosen = variant._replace(score=plan.variant.score)
+        out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **options)
+        what = f"{sk} keys, {lie}: {chosen}"
+        options[argument] = host
+        assert_accepted(out.get(), lse.get(), *arrays, what=what, **options)
 
 
 @pytest.mark.parametrize("form", [form for form in ALL if form is not FA1], ids=lambda f: f[:50])

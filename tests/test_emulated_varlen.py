@@ -119,14 +119,15 @@ def test_padded_batches(rng: np.random.Generator, form: str) -> None:
             case.assert_accepts(out.get()[i : i + 1], lse.get()[i : i + 1], f"{i} {options}", bound)
 
 
+@pytest.mark.parametrize("keys", [150, 160])  # 160: rows begin with whole chunks
 @pytest.mark.parametrize("name", ["alibi of sequences", "bias", "mask", "all"])
-def test_arrays_beside(rng: np.random.Generator, name: str) -> None:
+def test_arrays_beside(rng: np.random.Generator, name: str, keys: int) -> None:
     """Whatever variant is planned."""
     arrays = ragged(rng, "bfloat16", ((30, 5, 61, 100), (40, 0, 61, 150)))
-    options = options_of(rng, name, (4, 4, 2, 100, 150))
+    options = options_of(rng, name, (4, 4, 2, 100, keys))
     there: dict[str, Any] = {k: on_gpu(x) if hasattr(x, "dtype") else x for k, x in options.items()}
     out, lse = cufa.attention_varlen(
-        *map(on_gpu, arrays), max_seqlen_q=100, max_seqlen_k=150, return_lse=True, **there
+        *map(on_gpu, arrays), max_seqlen_q=100, max_seqlen_k=keys, return_lse=True, **there
     )
     assert_each_is_right((out.get(), lse.get()), arrays, **options)
 

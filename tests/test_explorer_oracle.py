@@ -36,14 +36,20 @@ def judge_of(
     return found, oracle(*inputs, **options)[0], inputs
 
 
-@pytest.mark.parametrize("causal", [False, True])
+SCORES: tuple[dict[str, Any], ...] = (
+    *({}, {"causal": True}, {"causal": "top-left"}, {"window": (9, 3)}),
+    {"softcap": 0.5, "causal": True, "window": (20, None)},
+)
+
+
+@pytest.mark.parametrize("score", SCORES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_accepts_right_results(
-    xp: ModuleType, dtype: str, shape: dict[str, int], causal: bool
+    xp: ModuleType, dtype: str, shape: dict[str, int], score: dict[str, Any]
 ) -> None:
-    judge, expected, inputs = judge_of(xp, dtype, shape, causal=causal)
-    for out in (expected.astype(inputs[0].dtype), twin(*inputs, causal=causal)):
+    judge, expected, inputs = judge_of(xp, dtype, shape, **score)
+    for out in (expected.astype(inputs[0].dtype), twin(*inputs, **score)):
         verdict = judge.judge(xp.asarray(out))
         assert verdict.complaint is None
         assert verdict.max_error < 0.02

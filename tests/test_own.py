@@ -19,6 +19,7 @@ from cufa.score import part_named
 from cufa.variant import Variant
 
 TABLE, SAME = np.ones(3, np.float32), np.ones(3, np.float32)
+SLOPES = np.ones(3, np.float32)
 COMPLEX = np.zeros(3, np.complex64)
 
 # --- units ---
@@ -40,6 +41,32 @@ def test_what_is_proportional_needs_no_conversion(score_mod: Any, line: str) -> 
     text = part_named(own(score_mod, None).parts[0]).source
     assert f"= {line};" in text
     assert "LN_2" not in text
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "is_even"),
+    [
+        (lambda s, b, h, i, j: s + SLOPES[h] * (j - i), True),
+        (lambda s, b, h, i, j: SAME[i] + (s - SLOPES[h] * (i - 2 * j)), True),
+        (lambda s, b, h, i, j: s + j * 0.5 - (j - i) / 8.0 + np.where(i > 3, 1.0, 2.0), True),
+        (lambda s, b, h, i, j: s + SAME[i], True),
+        (lambda s, b, h, i, j: s - SLOPES[h] * abs(i - j), False),
+        (lambda s, b, h, i, j: s + SAME[j], False),
+        (lambda s, b, h, i, j: 2 * s + j, False),
+        (lambda s, b, h, i, j: s * j, False),
+        (lambda s, b, h, i, j: s + j * j, False),
+        (lambda s, b, h, i, j: s + j // 2, False),
+        (lambda s, b, h, i, j: s + j * 100000, False),
+        (lambda s, b, h, i, j: s + j / SLOPES[h], False),
+        (lambda s, b, h, i, j: j - s, False),
+        (lambda s, b, h, i, j: np.where(j > 3, s, -np.inf), False),
+        (lambda s, b, h, i, j: s + np.where(j > 3, j, 2 * j), False),
+    ],
+    ids=range(15),
+)
+def test_what_grows_evenly_from_key_to_key(score_mod: Any, is_even: bool) -> None:
+    text = part_named(own(score_mod, None).parts[0]).source
+    assert ("TILTS = true" in text) == ("float step(" in text) == is_even
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from played_gpu import Gpu, on_gpu
 from reference import assert_accepted, random_inputs, to_host
-from score_arrays import FEATURES, options_of
+from score_arrays import FEATURES, LIES, PAIRS, options_of, pairs
 
 import cufa
 from cufa import device
@@ -61,6 +61,31 @@ def test_on_the_gpu(
             assert_accepted(out, lse, *arrays, what=f"{sizes}, {d}", **options)
             again = cufa.attention(*given, kernel=kernel, **there)
             assert to_host(again).tobytes() == to_host(out).tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernel_runs_here")
+@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("d", [32, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("kernel", ["fa3_wgmma"])
+def test_arrays_of_pairs_however_they_lie(
+    cupy: Any, rng: np.random.Generator, kernel: str, d: int, kind: str
+) -> None:
+    """In chunks, and not so; of few rows, which share tiles, and of many."""
+    for b, hq, hk, sq, sk in ((2, 8, 2, 13, 160), (1, 2, 1, 700, 1000), (2, 2, 1, 333, 525)):
+        arrays = inputs(rng, "bfloat16", (b, hq, hk, sq, sk), d)
+        given = [cupy.asarray(x) for x in arrays]
+        host = pairs(rng, kind, (b, hq, sq, sk))
+        argument = "bias" if "bias" in kind else "mask"
+        for causal, window in ((False, None), (True, None), (True, 100)):
+            options: dict[str, Any] = {"causal": causal, "window": (window, None)}
+            found = []
+            for lie, lay in LIES.items():
+                options[argument] = lay(cupy.asarray, host)
+                found.append(cufa.attention(*given, kernel=kernel, return_lse=True, **options))
+                for x, y in zip(found[0], found[-1], strict=True):
+                    assert to_host(x).tobytes() == to_host(y).tobytes(), f"{sk} keys, {lie}"
+            assert_accepted(*found[0], *arrays, what=f"{sk} keys", **options | {argument: host})
 
 
 def test_arrays_of_fewer_axes(xp: ModuleType, rng: np.random.Generator) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from cufa.checks import NO_WINDOW
 from cufa.cli import machine, table
 from cufa.cli.parser import (
     CommandError,
@@ -15,7 +14,7 @@ from cufa.cli.parser import (
     add_problem,
     one_problem,
 )
-from cufa.cli.values import kernel, window
+from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text
 from cufa.kernel import KERNELS
@@ -59,14 +58,6 @@ def add(commands: Commands) -> None:
         ),
     )
     add_problem(parser)
-    parser.add_argument(
-        "--window",
-        type=window,
-        default=NO_WINDOW,
-        metavar="L,R",
-        help="keys before and after its own that a query sees: 4096,0 or --window=-5,none",
-    )
-    parser.add_argument("--softcap", type=float, metavar="C", help="bound of the scores, by tanh")
     parser.add_argument("--kernel", type=kernel, metavar="NAME", help="a kernel to force")
     parser.add_argument(
         "--batch-invariant", action="store_true", help="the same bits alone and in any batch"
@@ -76,7 +67,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan."""
-    problem = one_problem(options, window=options.window, softcap=options.softcap)
+    problem = one_problem(options)
     device = machine.chosen_gpu(options)
     try:
         found = explained(

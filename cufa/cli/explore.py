@@ -41,6 +41,7 @@ def add(commands: Commands) -> None:
         examples=(
             "--q 4,32,4096,128 --dtype bfloat16 --causal --plot tiles.png",
             "--q 2,16,8192,128 --dtype bfloat16 --arch sm_90a --space bm=64,128 --json x.json",
+            "--q 2,16,8192,128 --dtype bfloat16 --causal --window 1023,none --arch sm_90a",
         ),
     )
     add_problem(parser)

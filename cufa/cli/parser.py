@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from cufa.checks import CAUSAL
-from cufa.cli.values import Shapes, architecture, count, gpu, shape
+from cufa.checks import CAUSAL, NO_WINDOW
+from cufa.cli.values import Shapes, architecture, count, gpu, shape, window
 from cufa.problem import DTYPES, Problem
 
 PROGRAM = "python -m cufa"
@@ -77,12 +77,21 @@ def add_problem(parser: Parser) -> None:
         choices=CAUSAL,
         help="with a causal mask, aligned so (default: bottom-right)",
     )
+    group.add_argument(
+        "--window",
+        type=window,
+        default=NO_WINDOW,
+        metavar="L,R",
+        help="keys before and after its own that a query sees: 4096,0 or --window=-5,none",
+    )
+    group.add_argument("--softcap", type=float, metavar="C", help="bound of the scores, by tanh")
 
 
-def one_problem(options: argparse.Namespace, **score: Any) -> Problem:
-    """Return the problem that the options of `add_problem` say, and `score` beside."""
+def one_problem(options: argparse.Namespace) -> Problem:
+    """Return the problem that the options of `add_problem` say."""
     k = options.k or options.q
     shapes = Shapes(options.q, k, options.v or k)
+    score = {"window": options.window, "softcap": options.softcap}
     return problem_of(shapes, options.dtype, options.causal, **score)
 
 

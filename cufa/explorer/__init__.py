@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from cufa import device as devices
 from cufa import optional
 from cufa.arrays import Array, Operands, array_module
+from cufa.checks import NO_WINDOW
 from cufa.device import Device
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, variants
 from cufa.problem import Problem, checked, parse, refuse_scores
+from cufa.score import SOFTCAPS
+
+_SCORES = ("Causal", "TopLeft", "WindowLeft", "WindowRight", *SOFTCAPS.values())
+_DEFAULTS = {"causal": False, "window": NO_WINDOW, "softcap": None, "scale": None, "layout": "bhsd"}
 
 __all__ = ["Exploration", "Interrupted", "Progress", "Row", "explore"]
 
@@ -22,7 +28,9 @@ def explore(
     k: Array | None = None,
     v: Array | None = None,
     *,
-    causal: bool | None = None,
+    causal: bool | str | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     layout: str | None = None,
     kernels: Iterable[str] | None = None,
@@ -41,7 +49,7 @@ def explore(
         are (those of NumPy in a copy on the GPU).
     k, v : array, optional
         Keys and values, with an array `q`.
-    causal, scale, layout
+    causal, window, softcap, scale, layout
         As in `cufa.attention`, with an array `q`.
     kernels : iterable of str, optional
         The kernels to look at; by default the one that the planner takes for the dtype.
@@ -75,7 +83,8 @@ def explore(
     """
     kernels = checked_kernels(kernels)
     check_options(jobs, progress)
-    problem, operands = _problem(q, k, v, causal=causal, scale=scale, layout=layout)
+    options = {"causal": causal, "window": window, "softcap": softcap}
+    problem, operands = _problem(q, k, v, {**options, "scale": scale, "layout": layout})
     target, timed = _target(arch, device)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
@@ -92,25 +101,17 @@ def explore(
 
 
 def _problem(
-    q: Problem | Array,
-    k: Array | None,
-    v: Array | None,
-    *,
-    causal: bool | None,
-    scale: float | None,
-    layout: str | None,
+    q: Problem | Array, k: Array | None, v: Array | None, options: dict[str, Any]
 ) -> tuple[Problem, Operands | None]:
     if isinstance(q, Problem):
-        options = {"causal": causal, "scale": scale, "layout": layout}
         for name, value in {"k": k, "v": v, **options}.items():
             if value is not None:
                 raise TypeError(f"{name} must not be given beside a Problem, which says all")
-        return refuse_scores(checked(q)), None
+        return refuse_scores(checked(q), _SCORES), None
     xp = array_module(q, k, v)
-    causal = False if causal is None else causal
-    layout = "bhsd" if layout is None else layout
-    problem, operands = parse(q, k, v, causal=causal, scale=scale, layout=layout, out=None, xp=xp)
-    return refuse_scores(problem), operands
+    given = {name: value for name, value in options.items() if value is not None}
+    problem, operands = parse(q, k, v, **{**_DEFAULTS, **given}, out=None, xp=xp)
+    return refuse_scores(problem, _SCORES), operands
 
 
 def _target(arch: str | None, device: str | Device | None) -> tuple[Device, bool]:

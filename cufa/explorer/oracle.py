@@ -68,14 +68,19 @@ def _formula(
     q: Any,
     k: Any,
     v: Any,
-    seen: Any,
-    scale: float,
+    seen: tuple[Any, Any],
+    problem: Problem,
     rounded: Callable[[Any], Any],
     steps: tuple[int, int],
 ) -> Any:
-    """Return attention of stacked heads, each row seeing the first `seen` keys; zeros for none."""
-    scores = rounded(_product(xp, q, k.swapaxes(1, 2), steps[0])) * q.dtype.type(scale)
-    scores = xp.where(xp.arange(k.shape[1]) < seen[:, :, None], scores, q.dtype.type(-np.inf))
+    """Return attention of stacked heads; rows see keys from a first one to an end, 0 for none."""
+    scores = rounded(_product(xp, q, k.swapaxes(1, 2), steps[0])) * q.dtype.type(problem.scale)
+    if problem.softcap:
+        cap = q.dtype.type(problem.softcap)
+        scores = cap * xp.tanh(scores / cap)
+    first, end = (x[:, :, None] for x in seen)
+    keys = xp.arange(k.shape[1])
+    scores = xp.where((keys >= first) & (keys < end), scores, q.dtype.type(-np.inf))
     top = scores.max(axis=-1, keepdims=True)
     scores -= xp.where(top == -np.inf, q.dtype.type(0), top)
     xp.exp(scores, out=scores)
@@ -133,10 +138,7 @@ class Oracle:
         )
         if not all(bool(xp.isfinite(x).all()) for x in (rows, keys, values)):
             raise ValueError("q, k, v: values that are not finite cannot be checked nor timed")
-        seen = np.full(self._rows.shape, problem.seq_kv)
-        if problem.causal:
-            seen = np.clip(self._rows + 1 + problem.seq_kv - problem.seq_q, 0, problem.seq_kv)
-        seen = xp.asarray(seen)
+        seen = [xp.asarray(ends[self._rows]) for ends in problem.sees(slice(0, problem.seq_q))]
 
         def rounded(x: Any) -> Any:
             return x.astype(dtype).astype(np.float32)
@@ -150,12 +152,12 @@ class Oracle:
         chunk = max(1, _CHUNK_BYTES // (8 * len(self._heads) * problem.seq_kv))
         parts, worst = [], xp.zeros((), np.float64)
         for i in range(0, rows.shape[1], chunk):
-            part, visible = rows[:, i : i + chunk], seen[:, i : i + chunk]
+            part = rows[:, i : i + chunk]
+            first, end = (ends[:, i : i + chunk] for ends in seen)
+            visible = first, end
             wide = part.astype(np.float64)
-            exact = _formula(
-                xp, wide, wide_keys, wide_values, visible, problem.scale, lambda x: x, _FAST
-            )
-            naive = _formula(xp, part, keys, values, visible, problem.scale, rounded, steps)
+            exact = _formula(xp, wide, wide_keys, wide_values, visible, problem, lambda x: x, _FAST)
+            naive = _formula(xp, part, keys, values, visible, problem, rounded, steps)
             # A product that overflows in 16 bits allows no error by itself.
             errors = xp.abs(xp.where(xp.isfinite(naive), naive.astype(np.float64) - exact, 0.0))
             worst = xp.maximum(worst, errors.max())

@@ -7,10 +7,16 @@ from cufa.problem import Problem
 
 
 def flops(problem: Problem) -> float:
-    """Return the operations of both products; those of a causal problem count half."""
-    pairs = problem.batch * problem.heads_q * problem.seq_q * problem.seq_kv
-    total = 2.0 * pairs * (problem.head_dim + problem.head_dim_v)
-    return total / 2 if problem.causal else total
+    """Return the operations of both products; those of a causal problem count half.
+
+    With a window, or aligned top-left, those of the pairs that are seen.
+    """
+    heads = problem.batch * problem.heads_q
+    pairs = problem.seq_q * problem.seq_kv / (2 if problem.causal else 1)
+    if problem.has_window or problem.top_left:
+        first, end = problem.sees(slice(0, problem.seq_q))
+        pairs = int((end - first).sum())
+    return 2.0 * heads * pairs * (problem.head_dim + problem.head_dim_v)
 
 
 def nbytes(problem: Problem) -> int:

@@ -32,6 +32,7 @@ SCORE_MOD, MASK_MOD = "score_mod", "mask_mod"
 """The arguments whose parts are written here."""
 
 _SAYS = {SCORE_MOD: "LINEAR = false, BY_KEY = true", MASK_MOD: "PAIRWISE = true, BY_KEY = true"}
+_STEP = "float step(const Pair& pair) const"
 _METHODS = {
     SCORE_MOD: "float score(float s, const Pair& pair) const",
     MASK_MOD: "bool hides(const Pair& pair) const",
@@ -39,7 +40,7 @@ _METHODS = {
 
 
 def of_graph(
-    argument: str, graph: Graph, root: int, arrays: Sequence[ReadArray]
+    argument: str, graph: Graph, root: int, arrays: Sequence[ReadArray], step: int | None = None
 ) -> tuple[str, str]:
     """Return name and source of the struct of a traced function.
 
@@ -52,12 +53,23 @@ def of_graph(
         A score in log2 units, or whether a query sees a key.
     arrays : sequence of ReadArray
         Those that nodes name by their numbers.
+    step : int, optional
+        What a score grows by from key to key, if it does so evenly.
     """
     names = {array.number: f"a{i}" for i, array in enumerate(arrays)}
     members = [
         f"numpy::Array<{_ELEMENTS[array.dtype.name]}, {array.ndim}> {names[array.number]};"
         for array in arrays
     ]
+    value = f"{'!' if argument == MASK_MOD else ''}{{}}"
+    lines = _returning(graph, root, names, value)
+    if step is None:
+        return _struct(argument, members, lines)
+    return _struct(argument, members, lines, _returning(graph, step, names))
+
+
+def _returning(graph: Graph, root: int, names: Mapping[int, str], value: str = "{}") -> list[str]:
+    """Return the statements that return a node's value."""
     texts: dict[int, str] = {}
     lines: list[str] = []
     for i in graph.reachable(root):
@@ -66,8 +78,7 @@ def of_graph(
         if node.operands or node.name == SCORE:
             lines.append(f"const {node.kind} x{len(lines)} = {texts[i]};")
             texts[i] = f"x{len(lines) - 1}"
-    lines.append(f"return {'!' if argument == MASK_MOD else ''}{texts[root]};")
-    return _struct(argument, members, lines)
+    return [*lines, f"return {value.format(texts[root])};"]
 
 
 def of_text(argument: str, text: str) -> tuple[str, str]:
@@ -90,18 +101,27 @@ def of_text(argument: str, text: str) -> tuple[str, str]:
     return _struct(argument, [f"static __device__ {of} {{\n{body}\n}}"], lines)
 
 
-def _struct(argument: str, members: Sequence[str], lines: Sequence[str]) -> tuple[str, str]:
+def _struct(
+    argument: str, members: Sequence[str], lines: Sequence[str], step: Sequence[str] = ()
+) -> tuple[str, str]:
     """Return name, which says what is in it, and source of a struct."""
+    says, methods = _SAYS[argument], [(_METHODS[argument], lines)]
+    if step:
+        says += ", TILTS = true"
+        methods.append((_STEP, step))
 
     def written(name: str) -> str:
         return "\n    ".join(
             (
                 f'{_BEGINS}#line 1 "{argument}"\nstruct {name} : Part<{name}> {{',
-                f"static constexpr bool {_SAYS[argument]};",
+                f"static constexpr bool {says};",
                 *members,
-                f"__device__ {_METHODS[argument]} {{",
-                *(f"    {line}" for line in lines),
-                "}\n};\n",
+                *(
+                    line
+                    for head, body in methods
+                    for line in (f"__device__ {head} {{", *(f"    {x}" for x in body), "}")
+                ),
+                "};\n",
             )
         )
 

@@ -6,6 +6,7 @@
 // PING_PONG the consumers take turns to queue their products: one's softmax then runs under the products of the others.
 #include "epilogue_sm90.cuh"
 #include "kv.cuh"
+#include "pair_tiles_sm90.cuh"
 #include "params.cuh"
 #include "ptx_sm90.cuh"
 #include "rescore_sm90.cuh"
@@ -57,13 +58,19 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // three slots, if they fit beside what the system and the barriers take: the next Q then comes early.
     constexpr int QO_BYTES = QTile::bytes > OTile::bytes ? QTile::bytes : OTile::bytes;
     constexpr int KV_BYTES = STAGES * (KTile::bytes + VTile::bytes);
-    constexpr auto fits = [](int slots) { return (slots * QO_BYTES + KV_BYTES + 1024) * BLOCKS_PER_SM <= 227 * 1024; };
+    using Pairs = PairTiles<SCORE, BN>;  // a warp's, of biases and masks
+    constexpr int PAIR_BYTES = BM / 16 * Pairs::BYTES;
+    static_assert(!Pairs::BYTES || !SCORE::STEADY, "what is read once is not there for scores that are computed once more");
+    constexpr auto fits = [](int slots) {
+        return (slots * QO_BYTES + KV_BYTES + PAIR_BYTES + 1024) * BLOCKS_PER_SM <= 227 * 1024;
+    };
     constexpr int Q_STAGES = fits(3) ? 3 : fits(2) ? 2 : 1;
     constexpr int WORK_STAGES = Q_STAGES == 1 ? 2 : Q_STAGES;  // two: O is written after the next Q has come
     // Whether each thread frees a slot of Q, and with it the tile's Work, or one of each consumer for all that it has waited
     // for. The second takes less time where there are several consumers; of one, racecheck does not see that it is enough.
     constexpr bool ALL_FREE_Q = Q_STAGES == 1 || CONSUMERS == 1;
-    constexpr int BARRIERS = Q_STAGES * QO_BYTES + KV_BYTES, WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
+    constexpr int PAIRS = Q_STAGES * QO_BYTES + KV_BYTES, BARRIERS = PAIRS + PAIR_BYTES;
+    constexpr int WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
     // Keys may be masked for all rows of a consumer, if not for all of another's: it skips them. With more than one slot of Q
     // it still holds the last V of the tile before.
     constexpr bool SKIPS = APART && CONSUMERS > 1;
@@ -101,7 +108,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         if (threadIdx.x != 0) return;
         auto tile_of = [&](int i) -> Tile {
             if constexpr (KV::RAGGED) return KV::template tile<BM>(p, i, p.pack_log2);
-            return tile_in_order<UNEVEN>(p, i);
+            const Tile tile = tile_in_order<UNEVEN>(p, i);
+            if constexpr (Pairs::BYTES) {
+                if (Pairs().belong_to_heads(score)) return by_heads(p, tile);
+            }
+            return tile;
         };
         auto load_q = [&](int i, uint32_t round) {  // and hands the tile over, or says that there is none
             volatile WorkOfTile& work = sWork[round % WORK_STAGES];
@@ -192,7 +203,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         const uint32_t operand_k = KTile::operand(sK), operand_v = VTile::operand(sV);
 
         constexpr int COPIES = HEAD_DIM_V > 128 ? 1 : 2;  // of m
-        OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, COPIES> softmax(SCORE::LINEAR ? p.scale_log2 : 1.f);
+        OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, COPIES> softmax(SCORE::LINEAR    ? p.scale_log2
+                                                                             : Pairs::NATURAL ? LOG2_E
+                                                                                              : 1.f);
         float rO[1][OT][4] = {};
         float rS[1][NT][4];
         uint32_t rP[BN / 16][4];
@@ -250,8 +263,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             // After the last S. All threads arrive, as each has looked up what this tile and the one before are.
             if (Q_STAGES == 1 && j == keys.first) ring_q.arrive(round);
         };
-        // The number of the keys at hand among all tiles of keys.
-        auto key_tile = [&] { return visits_of(sWork[round % WORK_STAGES]).tile(j); };
+        // The number, among all tiles of keys, of those at hand, or so many visits before them.
+        auto key_tile = [&](int before = 0) { return visits_of(sWork[round % WORK_STAGES]).tile(j - before); };
+        auto pairs = [&] { return Pairs{sQ + PAIRS + (thread_index_anew() - 128) / 32 * Pairs::BYTES}; };
         auto pack_p = [&] {
             if constexpr (SCORE::DROPS) {
                 const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
@@ -263,6 +277,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     rP[kk][i] = pack2<T>(rS[0][2 * kk + i / 2][i % 2 * 2], rS[0][2 * kk + i / 2][i % 2 * 2 + 1]);
+            if constexpr (Pairs::BYTES) {  // S is not needed any more
+                if (j > keys.first) pairs().template fill_others<true>(score, key_tile(1) * BN);
+            }
         };
         // Frees those V from the i-th on whose keys were skipped.
         auto skip_v = [&](uint32_t i) {
@@ -290,16 +307,31 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             return (work.q0 + consumer * 64 + 63) >> p.pack_log2 >= seq_q;
         };
 
-        // The scores of keys from the tile's `column` on, as the softmax takes them.
-        auto apply_score = [&](auto& rS, int column, Masked masked) {
+        // The scores of keys from the tile's `column` on, as the softmax takes them. What has `tiles` is read there.
+        auto apply_score = [&](auto& rS, int column, Masked masked, const auto& tiles) {
             if (!SCORE::EVERYWHERE && !masked.right && !masked.left) return;
             const At at = place(column);
-            score.apply(rS, sequence_of(at.batch), p.scale_log2, at, masked, visits_of(sWork[round % WORK_STAGES]).is_partial(j));
+            score.apply(rS, sequence_of(at.batch), p.scale_log2, at, masked,
+                        visits_of(sWork[round % WORK_STAGES]).is_partial(j), tiles);
+        };
+        // Takes up a tile of rows, and starts to copy what the score reads of its first keys.
+        auto begin_pairs = [&] {
+            const At at = place(0);
+            const Sequence sequence = sequence_of(at.batch);
+            pairs().aim(score, sequence, at);
+            pairs().template fill<false>(score, at.key, sequence.seq_kv);
+            pairs().template fill_others<false>(score, at.key, sequence.seq_kv);
         };
         // P = exp(S - m), m being raised to the row maxima where it must. Whether O must follow it.
         auto exponentiate_checked = [&] {
             release_k();
-            apply_score(rS, 0, SCORE::masked(keys, key_tile()));
+            if constexpr (Pairs::BYTES) {
+                pairs().wait();
+                apply_score(rS, 0, SCORE::masked(keys, key_tile()), pairs());
+                if (j > keys.first) pairs().template fill<true>(score, key_tile(1) * BN);
+            } else {
+                apply_score(rS, 0, SCORE::masked(keys, key_tile()), NoTiles());
+            }
             const bool raised = softmax.raise(rS);
             softmax.exponentiate(rS);
             return raised;
@@ -337,7 +369,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 softmax.scale_log2 = parameter_anew(p.scale_log2);
                 mask();
             } else {
-                apply_score(rS, 0, masked);
+                apply_score(rS, 0, masked, NoTiles());
             }
             softmax.exponentiate(rS);
         };
@@ -349,7 +381,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if (!__any_sync(0xffffffff, again[0][0] || again[0][1])) return;
             exponentiate_again<T, QTile, KTile>(softmax, rS, again, l, sQ + ring_q.slot(round) * QO_BYTES, warp_row(),
                                                 sK + ring_k.slot(n) * KTile::bytes,
-                                                [&](auto& rS, int column) { apply_score(rS, column, {true, true}); });
+                                                [&](auto& rS, int column) { apply_score(rS, column, {true, true}, NoTiles()); });
         };
         // Whether m may have to move a long way at the keys after the present ones: some rows do not see all of these, and
         // may have seen none. Of two loops, the first ends where all see them.
@@ -379,6 +411,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
             j_begin = j;
             if constexpr (SCORE::TILTS) tilt.piece = 0;
+            if constexpr (Pairs::BYTES) {
+                if (more) begin_pairs();
+            }
             turns.wait();
             queue_s(more);
         };

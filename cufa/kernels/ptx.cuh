@@ -146,6 +146,14 @@ __device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read, u
 __device__ inline void cp_async_4(uint32_t smem, const void* gmem, bool read) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(gmem), "r"(read ? 4 : 0) : "memory");
 }
+// The same of BYTES bytes, 16 or 4, of which as many are read as there are; zeros stand for the others.
+template <int BYTES>
+__device__ inline void cp_async(uint32_t smem, uint64_t gmem, int bytes) {
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(gmem), "r"(bytes) : "memory");
+}
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 __device__ inline void cp_async_wait() {
@@ -175,6 +183,34 @@ __device__ inline void lds(float (&v)[4], uint32_t smem) {
                  : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
                  : "r"(smem)
                  : "memory");
+}
+__device__ inline float2 lds_2(uint32_t smem) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(smem) : "memory");
+    return v;
+}
+__device__ inline uint64_t lds_64(uint32_t smem) {
+    uint64_t v;
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(v) : "r"(smem) : "memory");
+    return v;
+}
+__device__ inline uint32_t lds_16(uint32_t smem) {
+    uint32_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(v) : "r"(smem) : "memory");
+    return v;
+}
+__device__ inline void sts_64(uint32_t smem, uint64_t v) {
+    asm volatile("st.shared.b64 [%0], %1;" ::"r"(smem), "l"(v) : "memory");
+}
+__device__ inline void sts(uint32_t smem, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(smem), "f"(v) : "memory");
+}
+template <class T>
+__device__ void sts(uint32_t smem, T v) {  // float16 and bfloat16
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(smem), "h"(v.bits) : "memory");
+}
+__device__ inline void sts(uint32_t smem, unsigned char v) {
+    asm volatile("st.shared.u8 [%0], %1;" ::"r"(smem), "r"(static_cast<uint32_t>(v)) : "memory");
 }
 __device__ inline void sts_32(uint32_t smem, uint32_t v) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem), "r"(v) : "memory");

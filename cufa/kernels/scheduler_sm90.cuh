@@ -23,6 +23,12 @@ __device__ Tile tile_in_order(const Params& p, int i) {
     return {bh / p.heads_q, bh % p.heads_q, UNEVEN ? (is_late ? late : p.q_tiles) - 1 - row : row};
 }
 
+// The tile whose turn it is where heads come in the order of their sequences' first, all sequences' second, and so on.
+__device__ inline Tile by_heads(const Params& p, const Tile& tile) {
+    const int bh = tile.batch * p.heads_q + tile.head, sequences = p.heads / p.heads_q;
+    return {bh % sequences, bh / sequences, tile.q_tile};
+}
+
 // The tile that follows `tile`, the round-th of a block that takes one after the other. Where tiles differ in length, blocks draw
 // them, one tile ahead, the first of each being its own number: those whose tiles are short draw more. Of few tiles the second
 // of each is its own, too, numbered backwards, so that the longest first tile goes with the shortest second: when it is asked

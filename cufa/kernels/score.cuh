@@ -347,8 +347,10 @@ struct At {
     int batch, pack;
     int pack_log2 = 0;
 
-    __device__ int query(int mt, int h) const { return row_of(mt, h) >> pack_log2; }
-    __device__ int head(int mt, int h) const { return (pack << pack_log2) + row_of(mt, h) % (1 << pack_log2); }
+    __device__ int query(int mt, int h) const { return query_of(row_of(mt, h)); }
+    __device__ int head(int mt, int h) const { return head_of(row_of(mt, h)); }
+    __device__ int query_of(int row) const { return row >> pack_log2; }
+    __device__ int head_of(int row) const { return (pack << pack_log2) + row % (1 << pack_log2); }
     __device__ int row_of(int mt, int h) const { return row + lane / 4 + mt * 16 + h * 8; }
     __device__ int key_of(int nt, int i) const { return key + lane % 4 * 2 + nt * 8 + i; }
 };
@@ -374,6 +376,14 @@ struct KeyTiles {
 // Whether some rows may not see all of a tile's keys: keys beyond their last, or before their first.
 struct Masked {
     bool right, left;
+};
+
+// Of the arrays that have a number for each pair, those that a kernel has brought nearer: none. See pair_tiles_sm90.cuh.
+struct NoTiles {
+    template <class Part>
+    static constexpr bool HAS = false;
+    // Whether scores are handed to the softmax as what is added to them is, in natural units, and not in log2 units.
+    static constexpr bool NATURAL = false;
 };
 
 template <class... Parts>
@@ -434,26 +444,28 @@ struct Score : Parts... {
         return piece;
     }
     // The score of a query and a key that are within its `sees`, from S, in the units that the softmax is handed. BEGUN:
-    // whether `apply_all` has been there, which leaves this factor.
-    template <bool BEGUN = false>
+    // whether `apply_all` has been there, which leaves this factor; parts with Tiles are then left out.
+    template <bool BEGUN = false, class Tiles = NoTiles>
     __device__ float of(float s, float factor, const Pair& pair) const {
-        return hidden(changed<BEGUN>(s, factor, pair), pair);
+        return hidden<Tiles>(changed<BEGUN, Tiles>(s, factor, pair), pair);
     }
 
     // The step that every S takes before the softmax. `partial`: whether a mask that a map is of may hide some of these keys.
-    template <class At, int MT, int NT>
+    template <class At, int MT, int NT, class Tiles = NoTiles>
     __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at, Masked masked,
-                          bool partial = true) const {
-        float factor = scale_log2;
-        (apply_all<Parts>(rS, sequence, factor, at), ...);
-        constexpr bool CHANGES = ((!Parts::LINEAR && !Parts::TOGETHER) || ...), EACH = PAIRWISE || CHANGES;
+                          bool partial = true, const Tiles& tiles = {}) const {
+        float factor = Tiles::NATURAL ? scale_log2 * (1.f / LOG2_E) : scale_log2;
+        (apply_all<Parts>(rS, sequence, factor, at, tiles), ...);
+        constexpr bool CHANGES = ((!Parts::LINEAR && !Parts::TOGETHER && !Tiles::template HAS<Parts>) || ...);
+        constexpr bool HIDES = ((Parts::PAIRWISE && !Tiles::template HAS<Parts>) || ...), EACH = HIDES || CHANGES;
         if constexpr (BLOCKS) {
             if constexpr (CHANGES)
-                by_key(rS, sequence, at, [&](float s, const Pair& pair) { return changed<true>(s, factor, pair); });
+                by_key(rS, sequence, at, [&](float s, const Pair& pair) { return changed<true, Tiles>(s, factor, pair); });
             constexpr bool MAPPED = ((!Parts::PAIRWISE || Parts::BY_KEY) && ...);  // no other mask is there
-            if (partial || !MAPPED) by_key(rS, sequence, at, [&](float s, const Pair& pair) { return hidden(s, pair); });
+            if (HIDES && (partial || !MAPPED))
+                by_key(rS, sequence, at, [&](float s, const Pair& pair) { return hidden<Tiles>(s, pair); });
         } else if constexpr (EACH && BY_KEY) {
-            by_key(rS, sequence, at, [&](float s, const Pair& pair) { return of<true>(s, factor, pair); });
+            by_key(rS, sequence, at, [&](float s, const Pair& pair) { return of<true, Tiles>(s, factor, pair); });
         } else if constexpr (EACH) {
 #pragma unroll
             for (int mt = 0; mt < MT; ++mt)
@@ -466,10 +478,11 @@ struct Score : Parts... {
                         for (int i = 0; i < 2; ++i) {
                             float& s = rS[mt][nt][2 * h + i];
                             const int key = max(min(at.key_of(nt, i), sequence.seq_kv - 1), 0);
-                            s = of<true>(s, factor, {sequence, at.batch, at.head(mt, h), query, key});
+                            s = of<true, Tiles>(s, factor, {sequence, at.batch, at.head(mt, h), query, key});
                         }
                 }
         }
+        (hide<Parts>(rS, at, tiles), ...);
         mask(rS, sequence, at, masked);
     }
 
@@ -545,16 +558,18 @@ struct Score : Parts... {
     }
 
  private:
-    template <bool BEGUN>
+    template <bool BEGUN, class Tiles>
     __device__ float changed(float s, float factor, const Pair& pair) const {
         if constexpr (!LINEAR) {
             s *= factor;
-            ((s = BEGUN && Parts::TOGETHER ? s : Parts::score(s, pair)), ...);
+            ((s = (BEGUN && Parts::TOGETHER) || Tiles::template HAS<Parts> ? s : Parts::score(s, pair)), ...);
         }
         return s;
     }
+    template <class Tiles>
     __device__ float hidden(float s, const Pair& pair) const {
-        if constexpr (PAIRWISE) set_if_equal(s, (Parts::hides(pair) || ...), true, -INF);
+        if constexpr (((Parts::PAIRWISE && !Tiles::template HAS<Parts>) || ...))
+            set_if_equal(s, ((!Tiles::template HAS<Parts> && Parts::hides(pair)) || ...), true, -INF);
         return s;
     }
     // f(score, pair) for all of a tile, the pairs of a key one after the other.
@@ -575,9 +590,15 @@ struct Score : Parts... {
                     }
             }
     }
-    template <class Part, class At, int MT, int NT>
-    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
+    template <class Part, class At, int MT, int NT, class Tiles>
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at,
+                              const Tiles& tiles) const {
         if constexpr (Part::TOGETHER) Part::apply_all(rS, sequence, factor, at);
+        if constexpr (Tiles::template HAS<Part> && !Part::LINEAR) tiles.template add<Part>(rS, factor), factor = 1.f;
+    }
+    template <class Part, class At, int MT, int NT, class Tiles>
+    __device__ void hide(float (&rS)[MT][NT][4], const At& at, const Tiles& tiles) const {
+        if constexpr (Tiles::template HAS<Part> && Part::PAIRWISE) tiles.template hide<Part>(rS, at.key);
     }
     static __device__ Keys both(const Keys& a, const Keys& b) { return {max(a.first, b.first), min(a.end, b.end)}; }
 };

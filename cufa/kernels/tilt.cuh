@@ -19,7 +19,6 @@ struct Tilt {
             SCORE::BEHIND ? 1 : score.piece(sequence, first_query, last_query, at.key, at.key + BN - 1);
         if (piece == 0) return false;
         if (piece == this->piece) return true;
-        this->piece = piece;
         const int behind = max(min(first_query + sequence.diagonal(), sequence.seq_kv) - 1, 0);
         origin = SCORE::BEHIND ? behind : at.key;
 #pragma unroll
@@ -28,6 +27,10 @@ struct Tilt {
             const Pair pair{sequence, at.batch, at.head(0, h), query, origin};
             at_origin[h] = score.tilt(pair), step[h] = score.step(pair);
         }
+        // Infinite ones are not multiplied, for 0 times them is NaN.
+        const float sum = fabsf(at_origin[0]) + fabsf(at_origin[1]) + fabsf(step[0]) + fabsf(step[1]);
+        if (!__all_sync(0xffffffff, sum < INF)) return false;
+        this->piece = piece;
         return true;
     }
     // What is added to the score of that key, log2 units.

@@ -13,7 +13,7 @@ from cufa.planner.costs import Cost, boxes, work
 from cufa.planner.hopper_costs import COSTS
 from cufa.planner.tiles import all_head_dims, padded, tiles
 from cufa.problem import Problem
-from cufa.score import edges
+from cufa.score import OWN, edges, kind_of
 from cufa.variant import Variant
 
 KEY_STEP = 16
@@ -22,6 +22,7 @@ KEY_STEP = 16
 _ROW_STEP = 64  # that of the rows; with a causal mask what they see counts, in steps of keys
 _PACKED = 192  # rows, beyond which no tile holds those of several heads
 _KNOWN = 4096  # choices that are remembered
+_OF_FUNCTIONS = 40  # registers: with less, functions of a few lines spill hundreds of bytes
 
 
 class _Priced(NamedTuple):
@@ -81,17 +82,17 @@ class Choice:
         self._boxes = boxes(head_dims, compiled)
         self._uneven = edges(score) > 0
         costs = COSTS.get((kernel.name, *compiled, self._uneven), {})
-        self.variants: list[Variant] = []
+        all_of_them = (
+            (tile, Variant(kernel.name, dtype, *compiled, **tile._asdict(), score=score, kv=kv))
+            for tile in costs or tiles(kernel.name, compiled, device)
+        )
+        legal = {v: tile for tile, v in all_of_them if v.illegal(device) is None}
+        self.variants = _with_room(kernel, score, list(legal))
         priced: list[_Priced] = []
-        for tile in costs or tiles(kernel.name, compiled, device):
-            variant = Variant(kernel.name, dtype, *compiled, **tile._asdict(), score=score, kv=kv)
-            if variant.illegal(device) is not None:
-                continue
-            self.variants.append(variant)
-            if costs:
-                cost, sizes = costs[tile], (tile.bm, tile.bn, tile.blocks_per_sm)
-                per_pair = cost.keys[0] / (math.prod(sizes) * device.sm_count)
-                priced.append(_Priced(per_pair, variant, sizes, cost))
+        for variant in self.variants if costs else ():
+            cost, sizes = costs[legal[variant]], (variant.bm, variant.bn, variant.blocks_per_sm)
+            per_pair = cost.keys[0] / (math.prod(sizes) * device.sm_count)
+            priced.append(_Priced(per_pair, variant, sizes, cost))
         self._priced = sorted(priced, key=lambda each: each.per_pair)
         self._known: dict[tuple[int | None, ...], tuple[Variant, float]] = {}
 
@@ -168,6 +169,14 @@ class Choice:
         keys = min(keys, rows) if problem.top_left else keys
         sizes = batch * heads_q, batch * heads_kv, packable, rows, keys, problem.most_seen
         return {each.variant: self._time(each, *sizes) for each in self._priced}
+
+
+def _with_room(kernel: Kernel, score: tuple[str, ...], variants: list[Variant]) -> list[Variant]:
+    """Return those in which a caller's own functions have registers, or else all."""
+    spare = kernel.spare_registers
+    if spare is None or not any(kind_of(part) in OWN.values() for part in score):
+        return variants
+    return [each for each in variants if spare(each) >= _OF_FUNCTIONS] or variants
 
 
 @functools.lru_cache(maxsize=4096)

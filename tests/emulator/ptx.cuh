@@ -112,19 +112,22 @@ inline void prefetch_l2(const void* p, uint32_t bytes) {
 inline void named_barrier_sync(int id, int threads) { emulator::sync(id, threads); }
 
 template <int BYTES>
-void cp_async(uint32_t to, const void* from, bool read) {
+void cp_async(uint32_t to, uint64_t from, int bytes) {
     unsigned char* place = emulator::shared(to, BYTES);
-    if (read && reinterpret_cast<uint64_t>(from) % BYTES) emulator::fail("cp.async from an address that is not aligned");
+    if (bytes && from % BYTES) emulator::fail("cp.async from an address that is not aligned");
+    if (bytes < 0 || bytes > BYTES) emulator::fail("cp.async of that many bytes", bytes);
     emulator::thread->copies.add([=] {
-        if (read)
-            std::memcpy(place, from, BYTES);
-        else
-            std::memset(place, 0, BYTES);
+        std::memset(place, 0, BYTES);
+        if (bytes) std::memcpy(place, reinterpret_cast<const void*>(from), bytes);
     });
 }
 constexpr unsigned long long L2_NORMAL = 0, L2_READ_ONCE = 1;
-inline void cp_async_16(uint32_t to, const void* from, bool read, unsigned long long = L2_NORMAL) { cp_async<16>(to, from, read); }
-inline void cp_async_4(uint32_t to, const void* from, bool read) { cp_async<4>(to, from, read); }
+inline void cp_async_16(uint32_t to, const void* from, bool read, unsigned long long = L2_NORMAL) {
+    cp_async<16>(to, reinterpret_cast<uint64_t>(from), read ? 16 : 0);
+}
+inline void cp_async_4(uint32_t to, const void* from, bool read) {
+    cp_async<4>(to, reinterpret_cast<uint64_t>(from), read ? 4 : 0);
+}
 inline void cp_async_commit() { emulator::thread->copies.commit(); }
 template <int PENDING>
 void cp_async_wait() {
@@ -151,6 +154,20 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row) {
     });
 }
 inline void lds(float (&v)[4], uint32_t address) { std::memcpy(v, emulator::shared(address, 16), 16); }
+template <class T>
+T value_at(uint32_t address) {
+    T v;
+    std::memcpy(&v, emulator::shared(address, sizeof v), sizeof v);
+    return v;
+}
+inline float2 lds_2(uint32_t address) { return value_at<float2>(address); }
+inline uint64_t lds_64(uint32_t address) { return value_at<uint64_t>(address); }
+inline uint32_t lds_16(uint32_t address) { return value_at<uint16_t>(address); }
+inline void sts_64(uint32_t address, uint64_t v) { std::memcpy(emulator::shared(address, 8), &v, 8); }
+template <class T>
+void sts(uint32_t address, T v) {
+    std::memcpy(emulator::shared(address, sizeof v), &v, sizeof v);
+}
 inline void sts_32(uint32_t address, uint32_t v) { std::memcpy(emulator::shared(address, 4), &v, 4); }
 
 inline void sts_128(uint32_t address, float4 v) { std::memcpy(emulator::shared(address, 16), &v, 16); }

@@ -1,0 +1,109 @@
+"""What is added to a score, if it grows evenly from key to key: by how much.
+
+Kernels then add it without a step of its own, see ``kernels/tilt.cuh``.
+"""
+
+from __future__ import annotations
+
+import math
+
+from cufa.expression.graph import FLOAT, INT, LONG, PAIR, SCORE, SCORE_LOG2, Graph
+from cufa.expression.rules import applied
+
+_KEY = PAIR[-1]
+_SMALL = 64  # factors of integers that no number of keys makes wrap around
+
+
+def step_of(graph: Graph, root: int) -> int | None:
+    """Return the node of what a score grows by from a key to the next, or None if it is not even.
+
+    Parameters
+    ----------
+    graph : Graph
+    root : int
+        A score in log2 units.
+    """
+    of_key: list[bool] = []
+    of_score: list[bool] = []
+    for node in graph.nodes[: root + 1]:
+        of_key.append(node.name == _KEY or any(of_key[i] for i in node.operands))
+        score = node.name in (SCORE, SCORE_LOG2)
+        of_score.append(score or any(of_score[i] for i in node.operands))
+
+    def total(a: int | None, b: int | None, name: str) -> int | None:
+        """Return the sum or the difference of two steps, None being that of what is the same."""
+        if b is None:
+            return a
+        if a is None:
+            return b if name == "add" else applied(graph, "negative", [b])
+        return applied(graph, name, [a, b])
+
+    def of_sum(i: int) -> int | None:
+        """Return the step of what the score is added to, itself or such a sum."""
+        node = graph.nodes[i]
+        if node.name == SCORE_LOG2:
+            return None
+        inner = [of_score[j] for j in node.operands]
+        if node.name == "multiply_add" and inner == [False, False, True]:
+            factor, other = node.operands[1], of_sum(node.operands[2])
+            step = even(node.operands[0])
+            return total(step if step is None else product(step, factor), other, "add")
+        if node.name == "add" and inner.count(True) == 1:
+            score, other = node.operands if inner[0] else node.operands[::-1]
+            return total(of_sum(score), even(other), "add")
+        if node.name == "subtract" and inner == [True, False]:
+            return total(of_sum(node.operands[0]), even(node.operands[1]), "subtract")
+        raise _UnevenError
+
+    def product(step: int, factor: int) -> int:
+        return applied(graph, "multiply", [step, factor])
+
+    def even(i: int) -> int | None:
+        """Return the step of a node without the score; None if it is the same for all keys."""
+        node = graph.nodes[i]
+        if not of_key[i]:
+            return None
+        if node.kind == INT and not all(of_key[j] or is_small(j) for j in node.operands):
+            raise _UnevenError  # it may wrap around
+        if node.name == _KEY:
+            return graph.constant(1, INT)
+        if node.kind not in (INT, LONG, FLOAT):
+            raise _UnevenError
+        inner = [of_key[j] for j in node.operands]
+        if node.name in ("add", "subtract"):
+            return total(even(node.operands[0]), even(node.operands[1]), node.name)
+        if node.name == "negative" or (node.name == "cast" and node.kind != INT):
+            step = even(node.operands[0])
+            assert step is not None
+            if node.name == "cast":
+                return graph.cast(step, node.kind)
+            return applied(graph, "negative", [step])
+        if node.name == "divide" and not is_number(node.operands[1]):
+            raise _UnevenError  # that may be 0
+        if node.name in ("multiply", "divide") and inner == [True, False]:
+            step = even(node.operands[0])
+            assert step is not None
+            return applied(graph, node.name, [step, node.operands[1]])
+        if node.name == "multiply" and inner == [False, True]:
+            step = even(node.operands[1])
+            assert step is not None
+            return product(step, node.operands[0])
+        raise _UnevenError
+
+    def is_small(i: int) -> bool:
+        name, *_, text, _, _ = graph.nodes[i]
+        return name in PAIR or (name == "constant" and abs(int(text)) <= _SMALL)
+
+    def is_number(i: int) -> bool:
+        name, *_, text, _, _ = graph.nodes[i]
+        return name == "constant" and float.fromhex(text) not in (0.0, math.inf, -math.inf)
+
+    try:
+        step = of_sum(root)
+    except _UnevenError:
+        return None
+    return graph.constant(0.0, FLOAT) if step is None else graph.cast(step, FLOAT)
+
+
+class _UnevenError(Exception):
+    """What is added does not grow evenly."""
