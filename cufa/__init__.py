@@ -13,7 +13,7 @@ from cufa.merging import merge
 from cufa.problem import Problem
 from cufa.rotary import Rotary
 from cufa.variant import Variant
-from cufa.varlen import attention_varlen
+from cufa.varlen import attention_varlen, explain_varlen
 
 __version__ = "0.2.0.dev0"
 
@@ -32,6 +32,7 @@ __all__ = [
     "decode",
     "dropout_mask",
     "explain",
+    "explain_varlen",
     "explore",
     "merge",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module
 from cufa.beside import parse_beside
 from cufa.checks import NO_WINDOW, check_flag, check_out, check_seed, check_size, refuse_kernel
+from cufa.cpu import attention as cpu_attention
 from cufa.cpu import lengths as cpu
 from cufa.cpu.own import Own, checked
 from cufa.expression.own import NOTHING, own
@@ -19,7 +20,9 @@ from cufa.launch import calls
 from cufa.launch.decode_kind import on_device
 from cufa.launch.kind import Kind
 from cufa.lengths import parse_offsets
-from cufa.planner.plan import Planner
+from cufa.planner.attention import explained
+from cufa.planner.decode import DecodePlan
+from cufa.planner.plan import Plan, Planner
 from cufa.problem import Problem, parse
 from cufa.score import ARRAYS
 from cufa.variant import Variant
@@ -142,45 +145,23 @@ def attention_varlen(
         if result is not None:
             return _without_batch(result, out, return_lse)
     check_flag("return_lse", return_lse)
-    xp = array_module(q, k, v, out)
-    for name, array in zip(("q", "k", "v", "out"), arrays, strict=True):
-        if array is not None and array.ndim != 3:
-            raise ValueError(f"{name} has shape {array.shape}: (total, heads, head_dim) is needed")
-    of_one = [None if array is None else array[None] for array in arrays]
-    problem, operands = parse(
-        *of_one[:3],
+    problem, operands, lengths, xp = _parsed(
+        arrays,
+        dict(zip(ARRAYS, beside, strict=False)),
+        {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k},
+        (max_seqlen_q, max_seqlen_k),
+        mods,
+        seed,
         causal=causal,
         window=window,
         softcap=softcap,
         scale=scale,
-        layout=_LAYOUT,
-        out=of_one[3],
-        xp=xp,
         dropout_p=dropout_p,
     )
-    operands = operands._replace(seed=check_seed(seed))
-    given = dict(zip(ARRAYS, beside, strict=False))
-    lengths = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_k": seqused_k,
-    }
-    totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
-    sequences, lengths = parse_offsets(lengths, totals, xp)
-    if out is not None:
-        there = {n: x for n, x in {**given, **lengths}.items() if isinstance(x, type(out))}
-        check_out(out, out.shape, there)
-    problem = problem._replace(
-        kv="Varlen",
-        sequences=sequences,
-        max_seqlen_q=_longest("max_seqlen_q", max_seqlen_q),
-        max_seqlen_k=_longest("max_seqlen_k", max_seqlen_k),
-    )
-    problem, operands = _with_arrays(problem, operands, given, mods, xp)
     if xp is np:
         refuse_kernel(kernel)
-        functions = (checked(*each) for each in (("score_mod", score_mod), ("mask_mod", mask_mod)))
-        return _on_cpu(problem, operands, Own(*functions), q, out, return_lse, lengths)
+        functions = Own(checked("score_mod", score_mod), checked("mask_mod", mask_mod))
+        return _on_cpu(problem, operands, functions, q, out, return_lse, lengths)
     read = tuple(on_device(name, array) for name, array in lengths.items())
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
@@ -191,6 +172,135 @@ def attention_varlen(
         beside=(*beside[: len(ARRAYS)], *read, *mods.arrays, *of_dropout),
     )
     return _without_batch(result, out, return_lse)
+
+
+def explain_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_k: Array | None = None,
+    causal: bool | str = False,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float | None = None,
+    alibi_slopes: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    sinks: Array | None = None,
+    score_mod: Callable[..., Any] | str | None = None,
+    mask_mod: Callable[..., Any] | str | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    scale: float | None = None,
+    out: Array | None = None,
+    return_lse: bool = False,
+    kernel: str | Variant | None = None,
+) -> Plan | DecodePlan | cpu_attention.Plan:
+    """Return how `attention_varlen` would run this call; nothing is compiled, launched or written.
+
+    Parameters
+    ----------
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, causal, window
+        As for `attention_varlen`.
+    softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod, dropout_p, seed, scale, out
+        As for `attention_varlen`.
+    return_lse, kernel
+        As for `attention_varlen`.
+
+    Returns
+    -------
+    cufa.planner.plan.Plan or cufa.cpu.attention.Plan
+        As of `cufa.explain`. `expected_us`, and the tiles of a plan for NumPy arrays, are those of
+        as many sequences of the average length.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attention_varlen`.
+    """
+    check_flag("return_lse", return_lse)
+    beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
+    problem, _, _, xp = _parsed(
+        (q, k, v, out),
+        beside,
+        {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k},
+        (max_seqlen_q, max_seqlen_k),
+        NOTHING if isinstance(q, np.ndarray) else own(score_mod, mask_mod),
+        seed,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        scale=scale,
+        dropout_p=dropout_p,
+    )
+    if xp is np:
+        refuse_kernel(kernel)
+        checked("score_mod", score_mod), checked("mask_mod", mask_mod)
+        return cpu_attention.plan(problem.alike)
+    return explained(problem, devices.of_id(xp.cuda.runtime.getDevice()), kernel)
+
+
+def _parsed(
+    arrays: Sequence[Array | None],
+    given: Mapping[str, Array | None],
+    lengths: Mapping[str, Array | None],
+    longest: tuple[int | None, int | None],
+    mods: Traced,
+    seed: int,
+    **score: Any,
+) -> tuple[Problem, Operands, dict[str, Array | None], Any]:
+    """Check a call's arguments.
+
+    Parameters
+    ----------
+    arrays : sequence
+        q, k, v and out.
+    given : mapping
+        Those that parts of the score read, by argument.
+    lengths : mapping
+        As of `parse_offsets`.
+    longest : tuple
+        `max_seqlen_q` and `max_seqlen_k`.
+    mods : Own
+        The caller's functions.
+    seed : int
+    **score
+        As of `cufa.problem.parse`.
+
+    Returns
+    -------
+    Problem
+    Operands
+    dict
+        `lengths`, as int32 if they are on the host.
+    module
+        That the arrays belong to.
+    """
+    xp = array_module(*arrays)
+    for name, array in zip(("q", "k", "v", "out"), arrays, strict=True):
+        if array is not None and array.ndim != 3:
+            raise ValueError(f"{name} has shape {array.shape}: (total, heads, head_dim) is needed")
+    *of_one, out = (None if array is None else array[None] for array in arrays)
+    problem, operands = parse(*of_one, layout=_LAYOUT, out=out, xp=xp, **score)
+    operands = operands._replace(seed=check_seed(seed))
+    totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
+    sequences, lengths = parse_offsets(lengths, totals, xp)
+    out = arrays[3]
+    if out is not None:
+        there = {n: x for n, x in {**given, **lengths}.items() if isinstance(x, type(out))}
+        check_out(out, out.shape, there)
+    problem = problem._replace(
+        kv="Varlen",
+        sequences=sequences,
+        max_seqlen_q=_longest("max_seqlen_q", longest[0]),
+        max_seqlen_k=_longest("max_seqlen_k", longest[1]),
+    )
+    problem, operands = _with_arrays(problem, operands, given, mods, xp)
+    return problem, operands, lengths, xp
 
 
 def _longest(name: str, most: int | None) -> int:

@@ -135,8 +135,8 @@ def test_public_names() -> None:
             "Problem",
         ),
         *("Rotary", "Variant"),
-        *("attention", "attention_varlen", "decode", "dropout_mask", "explain", "explore"),
-        "merge",
+        *("attention", "attention_varlen", "decode", "dropout_mask"),
+        *("explain", "explain_varlen", "explore", "merge"),
     ]
     for name in cufa.__all__:
         assert getattr(cufa, name).__doc__, name

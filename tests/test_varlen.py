@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from played_gpu import Gpu, on_gpu
 from reference import DTYPES, Expected, random_inputs, to_host
 from score_arrays import FEATURES, options_of
 
 import cufa
+from cufa.compiler import jit
+from cufa.variant import Variant
 
 #: Queries and keys of each sequence.
 LENGTHS = (
@@ -290,9 +293,48 @@ def test_bad_calls(
     call |= {name: np.array([0, 4, 8]) for name in ("cu_seqlens_q", "cu_seqlens_k")} | changes
     on_device = ("q", "k", "v", "bias", "out")
     given = {n: xp.asarray(x) if n in on_device else x for n, x in call.items()}
-    for _ in range(2):
+    for function in (cufa.attention_varlen, cufa.explain_varlen, cufa.attention_varlen):
         with pytest.raises(error, match=f"^{message}"):
-            cufa.attention_varlen(**given)
+            function(**given)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"kernel": "fa2_mma"}, {"seqused_k": np.array([1, 0, 9])}, {"bias": 3}],
+    ids=str,
+)
+def test_how_a_call_runs(
+    gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """The plan is that of the call, and nothing is compiled for it; on a GPU that is played."""
+    asked: list[Variant] = []
+
+    def kernel(variant: Variant, *_: Any) -> Any:
+        asked.append(variant)
+        return lambda *_: None
+
+    monkeypatch.setattr(jit, "kernel", kernel)
+    given = [on_gpu(x) for x in ragged(rng, "bfloat16", ((30, 700, 61), (40, 900, 61)), d=64)]
+    if "bias" in options:
+        bias = on_gpu(np.ones((61, 61), np.float32))
+        options = {"bias": bias, "max_seqlen_q": 61, "max_seqlen_k": 61}
+    plan: Any = cufa.explain_varlen(*given, **options)
+    assert not asked
+    cufa.attention_varlen(*given, **options)
+    assert asked == [plan.variant]
+    assert plan.variant.kv == "Varlen"
+    assert "\n" not in str(plan)
+    priced = [variant for variant, _ in plan.expected_us]
+    assert not priced or plan.variant in priced
+    assert bool(priced) == (plan.variant.kernel == "fa3_wgmma")
+
+
+def test_how_a_call_runs_on_the_cpu(rng: np.random.Generator) -> None:
+    """In tiles of sequences of the average length."""
+    arrays = ragged(rng, "float32", ((30, 50), (20, 300)))
+    x = np.ones((2, 4, 42, 32), np.float32)  # with the rows that follow the last sequence
+    y = np.ones((2, 2, 162, 32), np.float32)
+    assert cufa.explain_varlen(*arrays, causal=True) == cufa.explain(x, y, y, causal=True)
 
 
 def test_bad_lengths(xp: ModuleType) -> None:
