@@ -22,7 +22,13 @@ HEAD_DIMS = (
 HEADS = ((1, 1), (2, 2), (4, 2), (4, 1), (6, 2), (7, 1), (8, 2))
 #: Of a caller's own functions, see `score_mods.FEATURES`.
 OWN = {
-    "score_mod": ("alibi", "relative positions", "softcap", "functions of functions"),
+    "score_mod": (
+        "alibi",
+        "even steps",
+        "relative positions",
+        "softcap",
+        "functions of functions",
+    ),
     "mask_mod": ("documents", "sliding window", "prefix"),
 }
 #: That a GPU may be asked for.

@@ -30,6 +30,14 @@ def alibi(arrays: Arrays) -> Options:
     return {"score_mod": lambda score, b, h, q_idx, kv_idx: score - slopes[h] * abs(q_idx - kv_idx)}
 
 
+def even_steps(arrays: Arrays) -> Options:
+    """Make one that grows evenly from key to key."""
+    slopes = arrays["slopes"]
+    return {
+        "score_mod": lambda score, b, h, q_idx, kv_idx: score + slopes[h] * (kv_idx - q_idx) / 8
+    }
+
+
 def table(rng: np.random.Generator, sizes: Sizes) -> Arrays:
     return {"table": rng.standard_normal((63, sizes[1])).astype(np.float16).T}
 
@@ -126,6 +134,7 @@ def all_at_once(arrays: Arrays) -> Options:
 
 FEATURES: dict[str, tuple[Callable[..., Arrays], Callable[[Arrays], Options]]] = {
     "alibi": (slopes, alibi),
+    "even steps": (slopes, even_steps),
     "relative positions": (table, relative_positions),
     "documents": (documents, document_mask),
     "sliding window": (no_arrays, sliding_window),

@@ -440,7 +440,7 @@ struct Score : Parts... {
     __device__ float step(const Pair& pair) const { return (0.f + ... + Parts::step(pair)); }
     __device__ int piece(const Sequence& sequence, int first_query, int last_query, int first_key, int last_key) const {
         int piece = 1;  // no two parts have several
-        ((piece = Parts::TILTS ? Parts::piece(sequence, first_query, last_query, first_key, last_key) : piece), ...);
+        ((piece *= Parts::TILTS ? Parts::piece(sequence, first_query, last_query, first_key, last_key) : 1), ...);
         return piece;
     }
     // The score of a query and a key that are within its `sees`, from S, in the units that the softmax is handed. BEGUN:

@@ -1,0 +1,150 @@
+"""What the exponent takes in without row maxima, over many tiles of keys, by fa3_wgmma's source.
+
+ALiBi and other functions that grow evenly from key to key; a polynomial in place of a softcap, of
+whose range row sums tell; the left edges of windows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import needs_compiler
+from played_gpu import on_gpu
+from reference import Expected, random_inputs
+from test_emulated import FA3, FA3_ONE_LOOP, FA3_TURNS, emulated, emulator  # noqa: F401
+
+import cufa
+from cufa.variant import Variant
+
+pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
+
+forms = pytest.mark.parametrize(
+    "form", [FA3, FA3_TURNS, FA3_ONE_LOOP], ids=lambda form: form.split(", Score")[0]
+)
+
+#: Heads of q and of K/V, queries and keys; of the second, several heads share a tile.
+SHAPES = ((2, 1, 300, 450), (8, 2, 37, 500), (2, 2, 450, 200))
+WINDOWS: tuple[dict[str, Any], ...] = (
+    {},
+    {"causal": True},
+    {"window": (200, -150)},
+    {"window": (5, 3)},
+)
+
+
+def drawn(rng: np.random.Generator, form: str, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    variant = Variant.parse(form.format(score=""))
+    hq, hk, sq, sk = shape
+    d, dv = variant.head_dim, variant.head_dim_v
+    return random_inputs(rng, variant.dtype, hq=hq, hk=hk, sq=sq, sk=sk, d=d, dv=dv)
+
+
+def checked(
+    form: str,
+    arrays: tuple[np.ndarray, ...],
+    options: dict[str, Any],
+    there: dict[str, Any],
+    lse_slack: float = 0.0,
+) -> None:
+    """Make a call of a form, with options of the device, and compare it to the oracle."""
+    given = [on_gpu(x) for x in arrays]
+    plan: Any = cufa.explain(*given, **there)
+    chosen = Variant.parse(form.format(score=""))._replace(score=plan.variant.score)
+    out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **there)
+    what = f"{chosen}, {[x.shape for x in arrays]}, {options}"
+    expected = Expected(*arrays, **options)
+    expected.assert_accepts(out.get(), lse.get(), what, lse_slack=lse_slack)
+
+
+@forms
+@pytest.mark.parametrize("options", WINDOWS, ids=str)
+def test_alibi(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
+    """Where slopes are steep, row maxima are far beyond those of the tile before."""
+    for shape in SHAPES:
+        arrays = drawn(rng, form, shape)
+        for steepness in (0.0, 0.05, -0.3, 3.0):
+            slopes = (rng.random(shape[0], np.float32) + 0.1) * np.float32(steepness)
+            its = options | {"alibi_slopes": slopes}
+            checked(form, arrays, its, its | {"alibi_slopes": on_gpu(slopes)})
+
+
+@forms
+@pytest.mark.parametrize("options", WINDOWS[:2], ids=str)
+@pytest.mark.parametrize("alibi", [False, True])
+def test_even_steps(
+    rng: np.random.Generator, form: str, options: dict[str, Any], alibi: bool
+) -> None:
+    """Of a caller's own function, and beside ALiBi, whose slopes change their sign."""
+    for shape in SHAPES:
+        arrays = drawn(rng, form, shape)
+        slopes = rng.standard_normal(shape[0]).astype(np.float32)
+        table = rng.standard_normal(shape[2]).astype(np.float32)
+
+        def made(slopes: Any, table: Any) -> Any:
+            return lambda s, b, h, i, j: table[i] + (s - slopes[h] * (i - 2 * j) / 4)
+
+        there = options | {"score_mod": made(on_gpu(slopes), on_gpu(table))}
+        its = options | {"score_mod": made(slopes, table)}
+        if alibi:
+            its["alibi_slopes"] = np.abs(slopes)[::-1].copy()
+            there["alibi_slopes"] = on_gpu(its["alibi_slopes"])
+        checked(form, arrays, its, there)
+
+
+def factors(rng: np.random.Generator, kind: str, keys: int) -> np.ndarray:
+    """Draw by how much scores are larger than others, of each key."""
+    found = np.ones(keys, np.float32)
+    if kind == "few":
+        found[rng.integers(0, keys, 5)] = 30, -60, 90, 20, -40
+    elif kind == "the last ones to come":
+        found[:3] = 40, 100, -70
+    elif kind == "all":
+        found[:] = 30
+    elif kind == "growing":
+        found = np.linspace(30, 0, keys, dtype=np.float32)
+    return found
+
+
+@forms
+@pytest.mark.parametrize("options", [{}, {"causal": True, "window": (250, None)}], ids=str)
+def test_softcap(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
+    """Scores are far beyond where the polynomial ends, some of them or all."""
+    for kind in ("few", "the last ones to come", "all", "growing"):
+        q, k, v = drawn(rng, form, (2, 1, 200, 450))
+        k = (k.astype(np.float32) * factors(rng, kind, 450)[:, None]).astype(k.dtype)
+        for softcap in (1e-3, 1.0, 20.0, 50.0, 1e4):
+            its = options | {"softcap": softcap}
+            largest = min(softcap, 3e3)
+            slack = largest * (2**-11 if "bfloat16" in form else 2**-20)
+            checked(form, (q, k, v), its, its, slack)
+
+
+@forms
+def test_softcap_of_infinite_scores(rng: np.random.Generator, form: str) -> None:
+    """They are the cap, with their sign."""
+    q, k, v = drawn(rng, form, (1, 1, 100, 450))
+    q = np.abs(q)
+    k[..., (3, 200), :], k[..., (40, 440), :] = np.inf, -np.inf
+    largest = k.copy()
+    largest[..., (3, 200), :], largest[..., (40, 440), :] = 500, -500
+    for softcap in (0.5, 20.0):
+        given = [on_gpu(x) for x in (q, k, v)]
+        plan: Any = cufa.explain(*given, softcap=softcap)
+        chosen = Variant.parse(form.format(score=""))._replace(score=plan.variant.score)
+        out, lse = cufa.attention(*given, softcap=softcap, kernel=chosen, return_lse=True)
+        expected = Expected(q, largest, v, softcap=softcap)
+        slack = softcap * 2**-11
+        expected.assert_accepts(out.get(), lse.get(), f"{form}, {softcap}", lse_slack=slack)
+
+
+@forms
+@pytest.mark.parametrize("options", WINDOWS[2:], ids=str)
+def test_windows(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
+    """Rows that see none, and rows whose first keys come late; scores that grow."""
+    for shape in SHAPES:
+        q, k, v = drawn(rng, form, shape)
+        checked(form, (q, k, v), options, options)
+        k = (k.astype(np.float32) * factors(rng, "growing", shape[3])[:, None]).astype(k.dtype)
+        checked(form, (q, k, v), options, options)
