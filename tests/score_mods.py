@@ -33,9 +33,11 @@ def alibi(arrays: Arrays) -> Options:
 def even_steps(arrays: Arrays) -> Options:
     """Make one that grows evenly from key to key."""
     slopes = arrays["slopes"]
-    return {
-        "score_mod": lambda score, b, h, q_idx, kv_idx: score + slopes[h] * (kv_idx - q_idx) / 8
-    }
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + slopes[h] * (kv_idx - q_idx) / 32
+
+    return {"score_mod": score_mod}
 
 
 def table(rng: np.random.Generator, sizes: Sizes) -> Arrays:
