@@ -204,7 +204,8 @@ def check_own(own: Own, sizes: Sizes, xp: ModuleType, why: str) -> None:
     for name, array in zip(own.names, own.arrays, strict=True):
         if module_of(name, array) is not xp:
             raise TypeError(f"{name} must be a {xp.__name__} array, {why}")
-        check_devices({name: array}, xp)
+        if xp is not np:
+            check_devices({name: array}, xp)
         complaint = _complaint(array.shape, array.strides, array.dtype, sizes)
         if complaint is not None:
             raise ValueError(f"{name} has shape {array.shape}: {complaint}")
@@ -229,23 +230,51 @@ def _parse_arrays(
         if its is None:
             raise ValueError(f"{argument} has shape {array.shape}: {_needed(part, ndim, sizes)}")
         if xp is np:
-            shape = [sizes[axis] for axis in part.axes]
-            if part.dtype == "uint8":
-                shape[-1] = -(-shape[-1] // 8)
-            views[argument] = np.lib.stride_tricks.as_strided(
-                np.asarray(array), shape, its, writeable=False
-            )
+            views[argument] = _spread(np.asarray(array), part, sizes, its, np)
         else:
             check_devices({argument: array}, xp)
         reads.append(part.name)
     return reads, views
 
 
-def _needed(part: Part, ndim: int, sizes: Sizes) -> str:
-    axes = _PAIRS[ndim] if "q" in part.axes else part.axes
+def all_axes(argument: str, array: Array, ndim: int, sizes: Sizes, xp: Any) -> Array:
+    """Return a view of an array that fits whose axes are those of its part.
+
+    Parameters
+    ----------
+    argument : str
+    array : array
+    ndim, sizes
+        As of `steps`.
+    xp : module
+        Of the array.
+    """
+    part = part_of(argument, array.dtype)
+    its = part and steps(part, ndim, sizes, array.shape, array.strides)
+    assert part is not None
+    assert its is not None
+    return _spread(array, part, sizes, its, xp)
+
+
+def _spread(array: Array, part: Part, sizes: Sizes, its: Ints, xp: Any) -> Array:
+    as_strided = xp.lib.stride_tricks.as_strided
+    view: Array = as_strided(array, _lengths(part, part.axes, sizes), its)
+    if xp is np:
+        view.flags.writeable = False
+    return view
+
+
+def _lengths(part: Part, axes: str, sizes: Sizes) -> list[int]:
+    """Return what an array of a part measures along axes."""
     shape = [sizes[axis] for axis in axes]
     if part.dtype == "uint8":
         shape[-1] = -(-shape[-1] // 8)
+    return shape
+
+
+def _needed(part: Part, ndim: int, sizes: Sizes) -> str:
+    axes = _PAIRS[ndim] if "q" in part.axes else part.axes
+    shape = _lengths(part, axes, sizes)
     shown = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
     if part.axes == "bh":
         return f"({shape[1]},) or ({shown}) is needed"

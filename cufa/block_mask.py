@@ -180,10 +180,9 @@ def with_block_mask(
     if difference is not None:
         what, has, needed = difference
         raise ValueError(f"block_mask has {has} {what}, but the call has {needed}")
-    if xp is np:
-        return problem
-    check_devices({"block_mask": block_mask.kinds}, xp)
+    if xp is not np:
+        check_devices({"block_mask": block_mask.kinds}, xp)
     own = tuple(name for name in problem.reads if name not in PARTS)
-    if not any(kind_of(name) == OWN["mask_mod"] for name in own):  # all is seen
+    if not any(kind_of(name) == OWN["mask_mod"] for name in own):  # on the CPU, or all is seen
         return problem
     return problem._replace(reads=(*problem.reads[: -len(own)], BLOCKS, *own))

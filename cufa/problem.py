@@ -7,7 +7,7 @@ Everything after this module works on integers that have been checked here and o
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -309,15 +309,6 @@ def checked(problem: Problem) -> Problem:
 def _is_beside(part: Part) -> bool:
     """Whether `Problem.reads` may hold a part."""
     return bool(part.axes or part.source)
-
-
-def refuse_scores(problem: Problem, accepted: Collection[str] = ("Causal",)) -> Problem:
-    """Return a problem whose score has only such parts; ValueError for others."""
-    others = [part_named(name) for name in problem.score if name not in accepted]
-    if others or problem.kv != "Dense":
-        which = dict.fromkeys(part.argument for part in others) or ("lengths_k",)
-        raise ValueError(f"{', '.join(which)}: no such scores can be explored or tuned")
-    return problem
 
 
 def parse(

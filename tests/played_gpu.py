@@ -177,7 +177,7 @@ class Array:
 
     def __getattr__(self, name: str) -> Any:
         """Return what NumPy knows, too."""
-        known = ("shape", "strides", "dtype", "ndim", "size", "itemsize", "nbytes", "flags")
+        known = ("shape", "strides", "dtype", "ndim", "size", "itemsize", "nbytes", "flags", "base")
         assert name in known, name
         return getattr(self.host, name)
 
@@ -202,6 +202,10 @@ class Array:
             key = tuple(each.host if isinstance(each, Array) else each for each in key)
         self.host[key] = value.host
 
+    def __neg__(self) -> Array:
+        """Copy with the other sign."""
+        return on_gpu(-self.host)
+
     def fill(self, value: Any) -> None:
         """Write a value everywhere."""
         self.host.fill(value)
@@ -216,7 +220,9 @@ class Array:
 
 
 def on_gpu(host: np.ndarray) -> Array:
-    """Copy of a host array in memory of its own."""
+    """Copy of a host array in memory of its own; one that is there already is itself."""
+    if isinstance(host, Array):
+        return host
     array = Array(host.shape, host.dtype)
     array.host[...] = host
     return array

@@ -11,6 +11,7 @@ from reference import oracle, random_inputs
 
 from cufa.arrays import Operands
 from cufa.device import Device
+from cufa.explorer.beside import NOTHING_BESIDE, Beside
 from cufa.problem import Problem
 from cufa.variant import Variant
 
@@ -28,7 +29,13 @@ class PlayedStage:
     errors = (RuntimeError, MemoryError)
     broken = False
 
-    def __init__(self, problem: Problem, operands: Operands | None, device: Device) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        operands: Operands | None,
+        device: Device,
+        beside: Beside = NOTHING_BESIDE,
+    ) -> None:
         p = problem
         sizes = {"b": p.batch, "hq": p.heads_q, "hk": p.heads_kv, "sq": p.seq_q, "sk": p.seq_kv}
         inputs = random_inputs(

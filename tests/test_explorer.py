@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import score_mods
 from played_stage import PlayedStage
+from score_arrays import FEATURES, options_of
 
 import cufa
 from cufa import device
@@ -133,6 +135,43 @@ def test_arrays_of_numpy_stand_for_their_problem() -> None:
     space = {**SPACE, "bn": (32,)}
     found = explore(q, k, k, causal=True, scale=2.0, layout="bshd", space=space, arch="sm_80")
     assert found.problem == Problem("float16", 1, 4, 2, 100, 50, 32, 32, True, 2.0)
+
+
+def test_what_stands_beside_is_compiled(rng: np.random.Generator) -> None:
+    q, k = np.zeros((2, 4, 100, 32), np.float16), np.zeros((2, 2, 150, 32), np.float16)
+    table = rng.standard_normal(301, np.float32)
+
+    def after(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return q_idx >= kv_idx
+
+    found = explore(
+        *(q, k, k),
+        softcap=5.0,
+        alibi_slopes=np.ones(4, np.float32),
+        bias=np.zeros((100, 150), np.float32),
+        mask=np.ones(150, bool),
+        sinks=np.zeros(4, np.float32),
+        score_mod=lambda score, b, h, q_idx, kv_idx: score + table[q_idx - kv_idx],
+        mask_mod=after,
+        block_mask=cufa.BlockMask.of(after, None, None, 100, 150),
+        dropout_p=0.1,
+        space={"bm": (64,), "bn": (32,), "stages": (2,), "warps": (4,)},
+        arch="sm_80",
+    )
+    assert {row.error for row in found.rows} == {None}
+    kinds = [name.partition("_")[0] for name in found.rows[0].variant.score]
+    assert kinds == [
+        *("FineSoftcap", "Alibi", "BiasFloat32", "Mask", "Sinks", "Blocks", "Dropout"),
+        *("ScoreMod", "MaskMod"),
+    ]
+    assert "alibi_slopes, bias, mask, sinks, block_mask, score_mod, mask_mod" in str(found)
+
+
+def test_cplusplus_is_compiled() -> None:
+    q = np.zeros((1, 1, 64, 32), np.float16)
+    space = {"bm": (64,), "bn": (32,), "stages": (2,), "warps": (4,)}
+    found = explore(q, q, q, score_mod="2 * score", space=space, arch="sm_80")
+    assert found.rows[0].error is None
 
 
 def test_progress() -> None:
@@ -326,6 +365,34 @@ def test_own_arrays_on_the_gpu(xp: Any, rng: np.random.Generator) -> None:
     found = explore(q, k, k, causal=True, layout="bshd", space=space)
     assert found.problem[:6] == ("float16", 1, 4, 2, 300, 400)
     assert [row.correct for row in found.rows] == [True, True]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize("kernel", ["fa2_mma", "fa3_wgmma"])
+@pytest.mark.parametrize("name", [*FEATURES, *score_mods.FEATURES])
+def test_what_stands_beside_on_the_gpu(
+    xp: Any, rng: np.random.Generator, name: str, kernel: str
+) -> None:
+    sizes = b, hq, hk, sq, sk = 2, 8, 2, 130, 500
+    if name in FEATURES:
+        options = options_of(rng, name, sizes)
+    else:
+        _, options = score_mods.made(rng, name, sizes, xp.asarray)
+    shapes = (b, hq, sq, 64), (b, hk, sk, 64), (b, hk, sk, 64)
+    arrays = [rng.standard_normal(shape, np.float32).astype(np.float16) for shape in shapes]
+    space = {"bm": (64, 128), "bn": (64,), "stages": (2,)}
+    found = explore(*arrays, **options, kernels=[kernel], space=space)
+    assert found.rows
+    assert {(row.correct, row.error) for row in found.rows} == {(True, None)}
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("cupy")
+def test_cplusplus_is_not_timed(xp: Any) -> None:
+    q = xp.zeros((1, 1, 64, 32), np.float16)
+    with pytest.raises(TypeError, match=r"^score_mod is C\+\+: only what a function computes"):
+        explore(q, q, q, score_mod="2 * score")
 
 
 @pytest.mark.gpu

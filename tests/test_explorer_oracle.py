@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import score_mods
 from reference import hidden_keys, oracle, random_inputs, twin
+from score_arrays import FEATURES, options_of
 
 import cufa
-from cufa.explorer import oracle as module
+from cufa.explorer import _of_arrays, formula
 from cufa.explorer.oracle import Oracle, same_bits, sampled_heads, sampled_rows
 from cufa.problem import Problem
 
@@ -53,6 +55,46 @@ def test_accepts_right_results(
         verdict = judge.judge(xp.asarray(out))
         assert verdict.complaint is None
         assert verdict.max_error < 0.02
+
+
+SIZES = 2, 6, 2, 70, 250
+
+
+@pytest.mark.parametrize("name", [*FEATURES, *score_mods.FEATURES])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_stands_beside(
+    xp: ModuleType, rng: np.random.Generator, dtype: str, name: str
+) -> None:
+    """It is in what is right: what is right without it is wrong."""
+    if name in FEATURES:
+        options = options_of(rng, name, SIZES)
+        there = {k: xp.asarray(x) if hasattr(x, "dtype") else x for k, x in options.items()}
+    else:
+        options, there = score_mods.made(rng, name, SIZES, xp.asarray)
+    b, hq, hk, sq, sk = SIZES
+    inputs = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=16)
+    given = tuple(map(xp.asarray, inputs))
+    problem, operands, beside = _of_arrays(given, dict(there), 0, timed=False)  # type: ignore[arg-type]
+    judge = Oracle(xp, problem, *operands[:3], beside)
+    expected, _ = oracle(*inputs, **options)
+    for out in (expected.astype(inputs[0].dtype), twin(*inputs, **options)):
+        assert judge.judge(xp.asarray(out)).complaint is None
+    if dtype == "float32":  # in 16 bits a sink may be less than what is allowed
+        others = {"causal": options["causal"]} if "causal" in options else {}
+        without, _ = oracle(*inputs, **others)
+        assert judge.judge(xp.asarray(without.astype(np.float32))).complaint is not None
+
+
+def test_dropped_weights(xp: ModuleType, rng: np.random.Generator) -> None:
+    inputs = random_inputs(rng, "float16", b=2, hq=3, sq=40, sk=90, d=16)
+    given = tuple(map(xp.asarray, inputs))
+    options = {"dropout_p": 0.4, "causal": True}
+    for seed, right in ((5, True), (6, False)):
+        problem, operands, beside = _of_arrays(given, dict(options), seed, timed=False)
+        keep = cufa.dropout_mask((2, 3, 40, 90), 0.4, 5) / problem.dropout_keep
+        out = oracle(*inputs, causal=True, keep=keep)[0].astype(np.float16)
+        judge = Oracle(xp, problem, *operands[:3], beside)
+        assert (judge.judge(xp.asarray(out)).complaint is None) == right
 
 
 def test_reference_is_float64(xp: ModuleType) -> None:
@@ -133,7 +175,7 @@ def test_nan_outside_the_sample_is_found(xp: ModuleType) -> None:
 def test_chunks_make_no_difference(xp: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, expected, _ = judge_of(xp, "float16", SHAPES[1], causal=True)
     out = xp.asarray(expected.astype(np.float16))
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 3000)
+    monkeypatch.setattr(formula, "CHUNK_BYTES", 3000)
     chunked, _, _ = judge_of(xp, "float16", SHAPES[1], causal=True)
     assert chunked.judge(out).max_error == pytest.approx(whole.judge(out).max_error, abs=1e-12)
     assert chunked._bound == pytest.approx(whole._bound, rel=0.3)

@@ -17,6 +17,7 @@ from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
 from cufa.explorer import build, stage, tune
 from cufa.explorer import run as module
+from cufa.explorer.beside import Beside
 from cufa.explorer.build import Built
 from cufa.explorer.oracle import Oracle
 from cufa.explorer.race import Duel
@@ -73,7 +74,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
 
     class Stage(PlayedStage):
-        def __init__(self, problem: Problem, operands: None, device: Device) -> None:
+        def __init__(
+            self, problem: Problem, operands: None, device: Device, beside: Beside
+        ) -> None:
             if problem in world.fails:
                 raise MemoryError("out of memory")
             if problem == world.interrupt_at:

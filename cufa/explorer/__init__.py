@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from cufa import device as devices
 from cufa import optional
 from cufa.arrays import Array, Operands, array_module
-from cufa.checks import NO_WINDOW
+from cufa.block_mask import BlockMask, with_block_mask
+from cufa.checks import NO_WINDOW, check_seed
 from cufa.device import Device
+from cufa.explorer.beside import NOTHING_BESIDE, Beside
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, variants
-from cufa.problem import Problem, checked, parse, refuse_scores
-from cufa.score import SOFTCAPS
+from cufa.expression.own import own
+from cufa.problem import Problem, checked, parse
+from cufa.score import part_named
 
-_SCORES = ("Causal", "TopLeft", "WindowLeft", "WindowRight", *SOFTCAPS.values())
-_DEFAULTS = {"causal": False, "window": NO_WINDOW, "softcap": None, "scale": None, "layout": "bhsd"}
+_DEFAULTS = {
+    **{"causal": False, "window": NO_WINDOW, "softcap": None, "dropout_p": 0.0, "scale": None},
+    "layout": "bhsd",
+}
+_ARRAYS = ("alibi_slopes", "bias", "mask", "sinks")
 
 __all__ = ["Exploration", "Interrupted", "Progress", "Row", "explore"]
 
@@ -31,6 +39,15 @@ def explore(
     causal: bool | str | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    alibi_slopes: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    sinks: Array | None = None,
+    score_mod: Callable[..., Any] | str | None = None,
+    mask_mod: Callable[..., Any] | str | None = None,
+    block_mask: BlockMask | None = None,
+    dropout_p: float | None = None,
+    seed: int = 0,
     scale: float | None = None,
     layout: str | None = None,
     kernels: Iterable[str] | None = None,
@@ -49,7 +66,10 @@ def explore(
         are (those of NumPy in a copy on the GPU).
     k, v : array, optional
         Keys and values, with an array `q`.
-    causal, window, softcap, scale, layout
+    causal, window, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod, block_mask
+        As in `cufa.attention`, with an array `q`. Arrays that functions read must be on the GPU
+        where variants are timed; strings of C++ can only be compiled.
+    dropout_p, seed, scale, layout
         As in `cufa.attention`, with an array `q`.
     kernels : iterable of str, optional
         The kernels to look at; by default the one that the planner takes for the dtype.
@@ -83,9 +103,18 @@ def explore(
     """
     kernels = checked_kernels(kernels)
     check_options(jobs, progress)
-    options = {"causal": causal, "window": window, "softcap": softcap}
-    problem, operands = _problem(q, k, v, {**options, "scale": scale, "layout": layout})
+    options = {
+        **{"causal": causal, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes},
+        **{"bias": bias, "mask": mask, "sinks": sinks, "score_mod": score_mod},
+        **{"mask_mod": mask_mod, "block_mask": block_mask, "dropout_p": dropout_p},
+        **{"scale": scale, "layout": layout},
+    }
     target, timed = _target(arch, device)
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(q, Problem):
+        problem, operands, beside = _of_problem(q, {"k": k, "v": v, **given}), None, NOTHING_BESIDE
+    else:
+        problem, operands, beside = _of_arrays((q, k, v), given, check_seed(seed), timed)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
     chosen = variants(problem, target, kernels, space)
@@ -94,24 +123,48 @@ def explore(
     try:
         run.build(chosen)
         if timed:
-            run.measure(operands)
+            run.measure(operands, beside)
     except KeyboardInterrupt:
         raise Interrupted(run.exploration()) from None
     return run.exploration()
 
 
-def _problem(
-    q: Problem | Array, k: Array | None, v: Array | None, options: dict[str, Any]
-) -> tuple[Problem, Operands | None]:
-    if isinstance(q, Problem):
-        for name, value in {"k": k, "v": v, **options}.items():
-            if value is not None:
-                raise TypeError(f"{name} must not be given beside a Problem, which says all")
-        return refuse_scores(checked(q), _SCORES), None
-    xp = array_module(q, k, v)
-    given = {name: value for name, value in options.items() if value is not None}
-    problem, operands = parse(q, k, v, **{**_DEFAULTS, **given}, out=None, xp=xp)
-    return refuse_scores(problem, _SCORES), operands
+def _of_problem(problem: Problem, given: dict[str, Any]) -> Problem:
+    """Return a problem that can be explored as it is."""
+    for name, value in given.items():
+        if value is not None:
+            raise TypeError(f"{name} must not be given beside a Problem, which says all")
+    found = checked(problem)
+    if found.reads:
+        arguments = ", ".join(dict.fromkeys(part_named(name).argument for name in found.reads))
+        raise ValueError(f"q: a Problem has no arrays such as {arguments}: give q, k and v")
+    return found
+
+
+def _of_arrays(
+    arrays: tuple[Any, Any, Any], given: dict[str, Any], seed: int, timed: bool
+) -> tuple[Problem, Operands, Beside]:
+    """Return the problem of a call of `attention`, and its arrays: on the GPU, if it is timed."""
+    beside = Beside(
+        ndim=np.ndim(arrays[0]),
+        arrays={name: given.pop(name) for name in _ARRAYS if name in given},
+        own=own(given.get("score_mod"), given.get("mask_mod")),
+        score_mod=given.pop("score_mod", None),
+        mask_mod=given.pop("mask_mod", None),
+        block_mask=given.pop("block_mask", None),
+        seed=seed,
+    )
+    xp = array_module(*arrays)
+    if timed:
+        xp = optional.cupy()
+        beside = beside.on(xp)
+        arrays = tuple(map(xp.asarray, arrays))
+    problem, operands = parse(
+        *arrays, **{**_DEFAULTS, **given}, out=None, xp=xp, beside=beside.arrays, own=beside.own
+    )
+    if beside.block_mask is not None:
+        problem = with_block_mask(problem, beside.block_mask, beside.mask_mod, xp)
+    return problem, operands, beside
 
 
 def _target(arch: str | None, device: str | Device | None) -> tuple[Device, bool]:

@@ -1,25 +1,25 @@
 """Is a result right? Sampled rows against attention in float64, by the rule of the tests.
 
 A result is accepted when its error is at most twice that of the same formula computed naively in
-the input dtype, plus the rounding noise of the output dtype. Products are sums of products here, so
-that no matrix library is needed, and none can compute float32 in TF32.
+the input dtype, plus the rounding noise of the output dtype.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cufa.explorer import formula
+from cufa.explorer.beside import NOTHING_BESIDE, Beside
+from cufa.explorer.formula import Formula
 from cufa.problem import Problem
 
 _PAIRS = 4  # of batch and head, at most
 _ROWS = 512  # of all pairs together
 _PERIOD = 3 * 256  # rows after which tiles of any usual size begin together
 _TILE_FACTORS = 2 * 3 * 5 * 7  # primes that the rows of a tile are made of
-_CHUNK_BYTES = 1 << 28
 _FAST = (128, 128)  # terms that are summed at once in Q K^T and in P V
 
 
@@ -49,46 +49,6 @@ def sampled_rows(seq: int, pairs: int) -> np.ndarray:
     return np.hstack([ends, begin + step * np.arange(count)])
 
 
-def _product(xp: Any, a: Any, b: Any, step: int) -> Any:
-    """Return the stacked matrix products a @ b, summed over `step` terms, then one by one."""
-    pairs, rows, terms = a.shape
-    columns = b.shape[2]
-    width = max(1, _CHUNK_BYTES // (pairs * rows * step * a.itemsize))
-    total = xp.zeros((pairs, rows, columns), a.dtype)
-    for j in range(0, columns, width):
-        part = total[:, :, j : j + width]
-        for i in range(0, terms, step):
-            products = a[:, :, i : i + step, None] * b[:, None, i : i + step, j : j + width]
-            part += products.sum(axis=2)
-    return total
-
-
-def _formula(
-    xp: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    seen: tuple[Any, Any],
-    problem: Problem,
-    rounded: Callable[[Any], Any],
-    steps: tuple[int, int],
-) -> Any:
-    """Return attention of stacked heads; rows see keys from a first one to an end, 0 for none."""
-    scores = rounded(_product(xp, q, k.swapaxes(1, 2), steps[0])) * q.dtype.type(problem.scale)
-    if problem.softcap:
-        cap = q.dtype.type(problem.softcap)
-        scores = cap * xp.tanh(scores / cap)
-    first, end = (x[:, :, None] for x in seen)
-    keys = xp.arange(k.shape[1])
-    scores = xp.where((keys >= first) & (keys < end), scores, q.dtype.type(-np.inf))
-    top = scores.max(axis=-1, keepdims=True)
-    scores -= xp.where(top == -np.inf, q.dtype.type(0), top)
-    xp.exp(scores, out=scores)
-    total = scores.sum(axis=-1, keepdims=True)
-    scores /= xp.where(total == 0, q.dtype.type(1), total)
-    return rounded(_product(xp, rounded(scores), v, steps[1]))
-
-
 class Verdict(NamedTuple):
     """The largest error of a result, and what is wrong with it, or None."""
 
@@ -100,13 +60,17 @@ class Oracle:
     """Judges results of one problem, which has a query and a key; what is right is computed once.
 
     `q`, `k` and `v` are (batch, heads, seq, head_dim) arrays of `xp`, ``numpy`` or ``cupy``, of any
-    strides. ValueError where they hold values that are not finite.
+    strides, and so are those beside them. ValueError where the former hold values that are not
+    finite.
     """
 
-    def __init__(self, xp: Any, problem: Problem, q: Any, k: Any, v: Any) -> None:
+    def __init__(
+        self, xp: Any, problem: Problem, q: Any, k: Any, v: Any, beside: Beside = NOTHING_BESIDE
+    ) -> None:
         self._xp = xp
         self._heads = sampled_heads(problem.batch, problem.heads_q)
         self._rows = sampled_rows(problem.seq_q, len(self._heads))
+        self._formula = Formula(xp, problem, self._heads, self._rows, beside)
         self._reference, self._bound = self._expected(problem, q, k, v)
 
     def judge(self, out: Any) -> Verdict:
@@ -138,7 +102,6 @@ class Oracle:
         )
         if not all(bool(xp.isfinite(x).all()) for x in (rows, keys, values)):
             raise ValueError("q, k, v: values that are not finite cannot be checked nor timed")
-        seen = [xp.asarray(ends[self._rows]) for ends in problem.sees(slice(0, problem.seq_q))]
 
         def rounded(x: Any) -> Any:
             return x.astype(dtype).astype(np.float32)
@@ -149,15 +112,14 @@ class Oracle:
         if problem.dtype == "float32":
             steps = 1, max(1, problem.seq_kv // 512)
         wide_keys, wide_values = keys.astype(np.float64), values.astype(np.float64)
-        chunk = max(1, _CHUNK_BYTES // (8 * len(self._heads) * problem.seq_kv))
+        chunk = max(1, formula.CHUNK_BYTES // (8 * len(self._heads) * problem.seq_kv))
         parts, worst = [], xp.zeros((), np.float64)
         for i in range(0, rows.shape[1], chunk):
-            part = rows[:, i : i + chunk]
-            first, end = (ends[:, i : i + chunk] for ends in seen)
-            visible = first, end
-            wide = part.astype(np.float64)
-            exact = _formula(xp, wide, wide_keys, wide_values, visible, problem, lambda x: x, _FAST)
-            naive = _formula(xp, part, keys, values, visible, problem, rounded, steps)
+            part = slice(i, i + chunk)
+            narrow = rows[:, part]
+            wide = narrow.astype(np.float64)
+            exact = self._formula(wide, wide_keys, wide_values, part, lambda x: x, _FAST)
+            naive = self._formula(narrow, keys, values, part, rounded, steps)
             # A product that overflows in 16 bits allows no error by itself.
             errors = xp.abs(xp.where(xp.isfinite(naive), naive.astype(np.float64) - exact, 0.0))
             worst = xp.maximum(worst, errors.max())
@@ -173,7 +135,7 @@ class Oracle:
 
 def _finite(xp: Any, array: Any) -> bool:
     flat = array.reshape(-1)
-    step = _CHUNK_BYTES // 4
+    step = formula.CHUNK_BYTES // 4
     parts = (flat[i : i + step].astype(np.float32) for i in range(0, flat.size, step))
     return all(bool(xp.isfinite(part).all()) for part in parts)
 

@@ -8,6 +8,7 @@ from typing import Any
 from cufa.explorer.result import Findings, Row
 from cufa.planner.tile_shape import TileShape
 from cufa.problem import Problem
+from cufa.score import part_named
 from cufa.variant import Variant
 
 
@@ -92,6 +93,9 @@ def problem_text(problem: Problem) -> str:
         mask += f", window {','.join(ends)}"
     if p.softcap:
         mask += f", softcap {p.softcap:g}"
+    mask += "".join(f", {each}" for each in dict.fromkeys(part_named(n).argument for n in p.reads))
+    if p.dropout_p:
+        mask += f", dropout {p.dropout_p:g}"
     return f"{p.dtype}, batch {p.batch}, heads {heads}, seq {seq}, head dim {dim}{mask}"
 
 

@@ -19,7 +19,7 @@ from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
-from cufa.problem import Problem, checked, refuse_scores
+from cufa.problem import Problem, checked
 from cufa.variant import Variant
 
 _FASTER = 1.01  # times that a winner is as fast, over the problems of its class together
@@ -167,6 +167,7 @@ def tune(
     Parameters
     ----------
     problems : iterable of Problem
+        With a causal mask, aligned bottom-right, or without any; scores as they are.
     kernels, space, jobs
         As in `cufa.explore`.
     progress : callable, optional
@@ -183,7 +184,7 @@ def tune(
     """
     names = checked_kernels(kernels)
     check_options(jobs, progress)
-    distinct = list(dict.fromkeys(refuse_scores(checked(problem)) for problem in problems))
+    distinct = list(dict.fromkeys(map(_plain, problems)))
     device = devices.current()
     classes: dict[ProblemClass, dict[Problem, Variant]] = {}
     for problem in distinct:
@@ -205,6 +206,14 @@ def tune(
     except KeyboardInterrupt:
         raise Interrupted(tuner.tuning) from None
     return tuner.tuning
+
+
+def _plain(problem: Problem) -> Problem:
+    """Return a problem if a table can hold its like."""
+    problem = checked(problem)
+    if not problem.is_plain:
+        raise ValueError(f"problems: tables know causal masks, and no other scores: {problem}")
+    return problem
 
 
 class _Tuner:

@@ -1,0 +1,88 @@
+"""What an exploration has beside q, k and v: arrays, functions of the caller's own, a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cufa import beside
+from cufa.arrays import Array, Ints
+from cufa.block_mask import BlockMask
+from cufa.expression.own import NOTHING, Own
+from cufa.problem import Problem
+from cufa.score import ARRAYS, BLOCKS
+from cufa.variant import Variant
+
+
+class Beside(NamedTuple):
+    """What stands beside q, k and v.
+
+    Attributes
+    ----------
+    ndim : int
+        Of the caller's q.
+    arrays : mapping
+        By argument of `cufa.attention`; those that are there.
+    own : Own
+        What was made of `score_mod` and `mask_mod`.
+    score_mod, mask_mod : function, str or None
+        These themselves.
+    block_mask : BlockMask or None
+    seed : int
+        Of a dropout.
+    """
+
+    ndim: int = 4
+    arrays: Mapping[str, Array] = MappingProxyType({})
+    own: Own = NOTHING
+    score_mod: Callable[..., Any] | str | None = None
+    mask_mod: Callable[..., Any] | str | None = None
+    block_mask: BlockMask | None = None
+    seed: int = 0
+
+    def on(self, xp: Any) -> Beside:
+        """Return the same with all arrays but those that functions read as ones of a module.
+
+        TypeError where functions read others, or are C++, of which no results can be checked.
+        """
+        for name in ("score_mod", "mask_mod"):
+            if isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} is C++: only what a function computes can be checked")
+        for name, array in zip(self.own.names, self.own.arrays, strict=True):
+            if not isinstance(array, xp.ndarray):
+                raise TypeError(f"{name} must be a {xp.__name__} array, to be read on the GPU")
+        arrays = {name: xp.asarray(array) for name, array in self.arrays.items()}
+        tiles = self.block_mask
+        if isinstance(tiles, BlockMask):
+            tiles = BlockMask(xp.asarray(tiles.kinds), tiles.block, tiles.seq_q, tiles.seq_kv)
+        return self._replace(arrays=arrays, block_mask=tiles)
+
+    def placed(self, problem: Problem) -> tuple[Ints, ...]:
+        """Return what a launch is to know of the arrays; see `cufa.beside.placed`."""
+        lying: list[Any] = [
+            None if name not in self.arrays else _lying(self.arrays[name]) for name in ARRAYS
+        ]
+        if self.block_mask is not None:
+            lying[ARRAYS.index("block_mask")] = self.block_mask.key
+        lying += map(_lying, self.own.arrays)
+        found = beside.placed(problem.reads, self.ndim, problem.sizes, lying)
+        assert found is not None
+        return found
+
+    def addresses(self, problem: Problem, variant: Variant) -> Ints:
+        """Return those that a launch of a variant is given."""
+        found = [self.arrays[name].data.ptr if name in self.arrays else 0 for name in ARRAYS]
+        if self.block_mask is not None and BLOCKS in problem.reads:
+            lists = self.block_mask.lists(variant)
+            found[ARRAYS.index("block_mask")] = lists.data.ptr
+        return *found, *(array.data.ptr for array in self.own.arrays), self.seed
+
+
+def _lying(array: Array) -> tuple[Ints, Ints, np.dtype[Any]]:
+    return array.shape, array.strides, array.dtype
+
+
+NOTHING_BESIDE = Beside()
