@@ -34,7 +34,7 @@ class PlayedStage:
         problem: Problem,
         operands: Operands | None,
         device: Device,
-        beside: Beside = NOTHING_BESIDE,
+        beside: Beside | None = None,
     ) -> None:
         p = problem
         sizes = {"b": p.batch, "hq": p.heads_q, "hk": p.heads_kv, "sq": p.seq_q, "sk": p.seq_kv}
@@ -42,6 +42,7 @@ class PlayedStage:
             np.random.default_rng(3), p.dtype, **sizes, d=p.head_dim, dv=p.head_dim_v
         )
         right = oracle(*inputs, causal=p.causal)[0].astype(inputs[0].dtype)
+        self.beside = beside or NOTHING_BESIDE
         self.operands = Operands(*inputs, np.empty_like(right))
         self.right = right
         self.rest_s: float | None = None

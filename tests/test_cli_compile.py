@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from played_gpu import on_gpu
 
 import cufa
 from cufa import cache, cli, device, tuned
@@ -143,6 +145,29 @@ def test_kernels_of_decode(builder: Builder, page_size: int) -> None:
             cache = (8, 2, seq, 100, pages, page_size, d, dv)
             problem = DecodeProblem("float16", 3, *cache, causal, d**-0.5)
             assert plan_decode(problem, device.named("a100")).variant in builder.asked
+
+
+@pytest.mark.parametrize("lengths", ["", "padded", "varlen"])
+def test_kernels_of_other_scores(builder: Builder, lengths: str) -> None:
+    """Those that calls would take: of a window and sinks, as gpt-oss has them."""
+    words = ["compile", "--gpu", "h200", "--dtype", "bfloat16", "--causal", "--window", "127,0"]
+    words += ["--beside", "sinks", "--for", "2,64,300,64:2,8,300,64"]
+    words += ["--decode", "2,64,1,64:2,8,4096,64"]
+    assert cli.main([*words, *(["--lengths", lengths] if lengths else ())]) == 0
+    score = ("Causal", "WindowLeft", "Sinks")
+    kinds = {(v.score, v.kv) for v in builder.asked}
+    kv = {"": "Dense", "padded": "Padded", "varlen": "Varlen"}[lengths]
+    assert kinds == {(score, kv), (score[1:], "Contiguous")}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_call_of_sequences_finds_its_kernel(builder: Builder) -> None:
+    words = ["compile", "--gpu", "h200", "--dtype", "float16", "--no-causal"]
+    assert cli.main([*words, "--lengths", "varlen", "--for", "4,2,100,64"]) == 0
+    q = on_gpu(np.zeros((400, 2, 64), np.float16))
+    offsets = on_gpu(np.arange(0, 401, 100, dtype=np.int32))
+    found: Any = cufa.explain_varlen(q, q, q, offsets, offsets)
+    assert [found.variant] == builder.asked
 
 
 def test_one_kernel_of_decode_for_real(capsys: Captured) -> None:

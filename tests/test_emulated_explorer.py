@@ -45,10 +45,10 @@ def judged(gpu: Gpu, emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Jud
     def judged(form: str, host: dict[str, Any], there: dict[str, Any]) -> Verdict:
         variant = Variant.parse(form.format(score=""))
         arrays: Any = random_inputs(np.random.default_rng(3), variant.dtype, **DIMS)
-        right, of_host, beside_host = explorer._of_arrays(arrays, host, 7, timed=False)
+        right, of_host, beside_host = explorer._of_arrays(arrays, host, timed=False)
         oracle = Oracle(np, right, *of_host[:3], beside_host)
         given: Any = tuple(map(on_gpu, arrays))
-        problem, operands, beside = explorer._of_arrays(given, there, 7, timed=False)
+        problem, operands, beside = explorer._of_arrays(given, there, timed=False)
         on_stage = stage.Stage(problem, operands, H200, beside)
         variant = variant._replace(score=problem.score)
         monkeypatch.setattr(stage.jit, "load", lambda *_: emulated.kernel(variant, None, 0))

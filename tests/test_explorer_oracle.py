@@ -14,6 +14,7 @@ from score_arrays import FEATURES, options_of
 
 import cufa
 from cufa.explorer import _of_arrays, formula
+from cufa.explorer.beside import drawn
 from cufa.explorer.oracle import Oracle, same_bits, sampled_heads, sampled_rows
 from cufa.problem import Problem
 
@@ -74,7 +75,7 @@ def test_what_stands_beside(
     b, hq, hk, sq, sk = SIZES
     inputs = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=16)
     given = tuple(map(xp.asarray, inputs))
-    problem, operands, beside = _of_arrays(given, dict(there), 0, timed=False)  # type: ignore[arg-type]
+    problem, operands, beside = _of_arrays(given, dict(there), timed=False)  # type: ignore[arg-type]
     judge = Oracle(xp, problem, *operands[:3], beside)
     expected, _ = oracle(*inputs, **options)
     for out in (expected.astype(inputs[0].dtype), twin(*inputs, **options)):
@@ -90,11 +91,27 @@ def test_dropped_weights(xp: ModuleType, rng: np.random.Generator) -> None:
     given = tuple(map(xp.asarray, inputs))
     options = {"dropout_p": 0.4, "causal": True}
     for seed, right in ((5, True), (6, False)):
-        problem, operands, beside = _of_arrays(given, dict(options), seed, timed=False)
+        problem, operands, beside = _of_arrays(given, {**options, "seed": seed}, timed=False)
         keep = cufa.dropout_mask((2, 3, 40, 90), 0.4, 5) / problem.dropout_keep
         out = oracle(*inputs, causal=True, keep=keep)[0].astype(np.float16)
         judge = Oracle(xp, problem, *operands[:3], beside)
         assert (judge.judge(xp.asarray(out)).complaint is None) == right
+
+
+@pytest.mark.parametrize("name", ["Alibi", "BiasBfloat16", "Mask", "MaskBits", "Sinks"])
+def test_what_is_drawn_beside(xp: ModuleType, rng: np.random.Generator, name: str) -> None:
+    inputs = random_inputs(rng, "float32", b=2, hq=4, sq=60, sk=130, d=16)
+    problem = problem_of(*inputs, "float32")._replace(reads=(name,))
+    beside = drawn(problem, xp)
+    (argument,) = beside.arrays
+    array = beside.arrays[argument]
+    q, k, v = map(xp.asarray, inputs)
+    judge = Oracle(xp, problem, q, k, v, beside)
+    host: Any = {argument: array if xp is np else array.get()}
+    out = oracle(*inputs, **host)[0].astype(np.float32)
+    assert judge.judge(xp.asarray(out)).complaint is None
+    out = oracle(*inputs)[0].astype(np.float32)
+    assert judge.judge(xp.asarray(out)).complaint is not None
 
 
 def test_reference_is_float64(xp: ModuleType) -> None:

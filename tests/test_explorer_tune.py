@@ -75,7 +75,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     class Stage(PlayedStage):
         def __init__(
-            self, problem: Problem, operands: None, device: Device, beside: Beside
+            self, problem: Problem, operands: None, device: Device, beside: Beside | None
         ) -> None:
             if problem in world.fails:
                 raise MemoryError("out of memory")

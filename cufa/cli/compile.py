@@ -8,6 +8,7 @@ from contextlib import closing
 
 from cufa import cache
 from cufa import device as devices
+from cufa.checks import NO_WINDOW
 from cufa.cli import machine, table
 from cufa.cli.parser import (
     CommandError,
@@ -15,6 +16,7 @@ from cufa.cli.parser import (
     add_command,
     add_device,
     add_jobs,
+    add_scores,
     problem_of,
 )
 from cufa.cli.values import Shapes, count, shapes
@@ -24,7 +26,7 @@ from cufa.decode_problem import DecodeProblem, of_attention
 from cufa.device import Device
 from cufa.explorer import build
 from cufa.explorer.table import counted
-from cufa.kernel import ATTENTION_KERNELS, ELEMENT_BYTES, default_kernel
+from cufa.kernel import ATTENTION_KERNELS, DECODE_SCORE, ELEMENT_BYTES, default_kernel
 from cufa.planner.attention import decode_variants, plan
 from cufa.planner.decode import plan as plan_decode
 from cufa.planner.plan import plan as plan_own
@@ -32,8 +34,11 @@ from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
 from cufa.planner.tiles import all_head_dims, padded
 from cufa.problem import DTYPES, Problem
+from cufa.score import part_named
 from cufa.tuned import user_table
 from cufa.variant import Variant
+
+_NO_SCORES = (NO_WINDOW, None, None, 0.0)
 
 
 def add(commands: Commands) -> None:
@@ -54,6 +59,7 @@ def add(commands: Commands) -> None:
             "--arch sm_90a --for 4,32,4096,128:4,8,4096,128 1,32,1,128 --dtype bfloat16",
             "--gpu rtx4090 --dtype float16 --causal",
             "--arch sm_90a --decode 16,32,1,128:16,8,8192,128 --page-size 64 --dtype bfloat16",
+            "--arch sm_90a --for 1,64,4096,64:1,8,4096,64 --window 127,0 --beside sinks",
         ),
     )
     parser.add_argument(
@@ -77,6 +83,12 @@ def add(commands: Commands) -> None:
         type=count,
         metavar="N",
         help="with --decode: keys of a page, of caches that are paged",
+    )
+    add_scores(parser.add_argument_group("the scores, with --for or --decode"))
+    parser.add_argument(
+        "--lengths",
+        choices=("padded", "varlen"),
+        help="with --for: such problems with lengths_k, or as batches of cufa.attention_varlen",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="one element type (default: all)")
     parser.add_argument(
@@ -154,13 +166,17 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
     dtypes = DTYPES if options.dtype is None else (options.dtype,)
     if options.page_size and not options.decodes:
         raise CommandError("--page-size is for --decode")
+    if options.lengths and not options.problems:
+        raise CommandError("--lengths is for --for")
     if options.problems is None and options.decodes is None:
+        if (options.window, options.softcap, options.beside, options.dropout) != _NO_SCORES:
+            raise CommandError("scores are for problems of --for or --decode")
         own = [v for v in _all(device) if v.causal in masks]
         return [v for v in [*own, *decode_variants(device, masks)] if v.dtype in dtypes]
 
     def problems(given: list[Shapes] | None) -> list[Problem]:
         return [
-            problem_of(each, dtype, causal)
+            problem_of(each, dtype, causal, options)
             for each in given or ()
             for dtype in dtypes
             for causal in masks
@@ -171,7 +187,7 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
         return [
             *(
                 found.variant
-                for each in problems(options.problems)
+                for each in _with_lengths(problems(options.problems), options.lengths)
                 # What takes the place of decode in a capture without memory for it, too.
                 for found in (plan(each, device, table=table), plan_own(each, device, table=table))
             ),
@@ -184,8 +200,31 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
         raise CommandError(error) from error
 
 
+def _with_lengths(problems: list[Problem], how: str | None) -> list[Problem]:
+    """Return problems whose sequences may have other lengths, the longest ones as they are."""
+    if how is None:
+        return problems
+    if how == "padded":
+        return [problem._replace(kv="Padded") for problem in problems]
+    return [
+        problem._replace(
+            batch=1,
+            seq_q=problem.batch * problem.seq_q,
+            seq_kv=problem.batch * problem.seq_kv,
+            kv="Varlen",
+            sequences=problem.batch,
+            max_seqlen_q=problem.seq_q,
+            max_seqlen_k=problem.seq_kv,
+        )
+        for problem in problems
+    ]
+
+
 def _of_decode(problem: Problem, page_size: int | None) -> DecodeProblem:
     """Return the problem of `cufa.decode` whose sequences all have the keys of a problem."""
+    others = [name for name in problem.score if name not in DECODE_SCORE]
+    if others:
+        raise CommandError(f"--decode: no {part_named(others[0]).argument} there")
     found = of_attention(problem)
     if page_size is None:
         return found

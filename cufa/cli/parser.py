@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from cufa.checks import CAUSAL, NO_WINDOW
-from cufa.cli.values import Shapes, architecture, count, gpu, shape, window
+from cufa.checks import CAUSAL, NO_WINDOW, check_dropout
+from cufa.cli.values import Shapes, architecture, beside, count, gpu, shape, window
 from cufa.problem import DTYPES, Problem
+from cufa.score import ARRAYS
 
 PROGRAM = "python -m cufa"
 
@@ -77,6 +78,11 @@ def add_problem(parser: Parser) -> None:
         choices=CAUSAL,
         help="with a causal mask, aligned so (default: bottom-right)",
     )
+    add_scores(group)
+
+
+def add_scores(group: Any) -> None:
+    """Add the options that say what becomes of the scores, but for causal masks."""
     group.add_argument(
         "--window",
         type=window,
@@ -85,22 +91,43 @@ def add_problem(parser: Parser) -> None:
         help="keys before and after its own that a query sees: 4096,0 or --window=-5,none",
     )
     group.add_argument("--softcap", type=float, metavar="C", help="bound of the scores, by tanh")
+    group.add_argument(
+        "--beside",
+        type=beside,
+        action="append",
+        metavar="NAME[:DTYPE]",
+        help="an array: alibi_slopes, sinks, mask:bool, mask:uint8, bias:bfloat16 (repeatable)",
+    )
+    group.add_argument("--dropout", type=float, default=0.0, metavar="P", help="how many weights")
 
 
 def one_problem(options: argparse.Namespace) -> Problem:
     """Return the problem that the options of `add_problem` say."""
     k = options.k or options.q
     shapes = Shapes(options.q, k, options.v or k)
-    score = {"window": options.window, "softcap": options.softcap}
-    return problem_of(shapes, options.dtype, options.causal, **score)
+    return problem_of(shapes, options.dtype, options.causal, options)
 
 
-def problem_of(shapes: Shapes, dtype: str, causal: bool | str, **score: Any) -> Problem:
-    """Return the problem of three shapes; `CommandError` where they do not fit each other."""
+def problem_of(
+    shapes: Shapes, dtype: str, causal: bool | str, scores: argparse.Namespace | None = None
+) -> Problem:
+    """Return the problem of three shapes, and of the options of `add_scores` if there are any.
+
+    `CommandError` where they do not fit each other.
+    """
     try:
-        return Problem.of_shapes(*shapes, dtype=dtype, causal=causal, **score)
+        if scores is None:
+            return Problem.of_shapes(*shapes, dtype=dtype, causal=causal)
+        options = {"window": scores.window, "softcap": scores.softcap}
+        problem = Problem.of_shapes(*shapes, dtype=dtype, causal=causal, **options)
+        dropout_p = check_dropout(scores.dropout)
     except ValueError as error:
         raise CommandError(error) from error
+    read = {part.argument: part.name for part in scores.beside or ()}
+    if len(read) < len(scores.beside or ()):
+        raise CommandError("--beside: each array has one dtype, and comes once")
+    reads = tuple(read[name] for name in ARRAYS if name in read)
+    return problem._replace(reads=reads, dropout_p=dropout_p)
 
 
 def add_device(parser: Parser, why: str, of_arch: str = "a typical GPU of it") -> None:

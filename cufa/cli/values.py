@@ -12,6 +12,7 @@ from cufa import optional
 from cufa.device import Device
 from cufa.kernel import ATTENTION_KERNELS, KERNELS
 from cufa.planner.tile_shape import TileShape
+from cufa.score import BLOCKS, PARTS, Part
 from cufa.variant import Variant
 
 Shape = tuple[int, ...]
@@ -52,6 +53,17 @@ def window(text: str) -> tuple[int | None, int | None]:
             f"{text!r} is no window: keys before and after are needed, such as 4096,0 or 512,none"
         ) from None
     return left, right
+
+
+def beside(text: str) -> Part:
+    """Return the part that reads an array beside q, k and v: ``sinks``, ``bias:bfloat16``."""
+    name, colon, dtype = text.partition(":")
+    known = [part for part in PARTS.values() if part.axes and part.name != BLOCKS]
+    found = [part for part in known if part.argument == name and dtype in ("", part.dtype)]
+    if len(found) != 1 or (colon and not dtype):
+        whole = ", ".join(f"{part.argument}:{part.dtype}" for part in known)
+        raise ArgumentTypeError(f"{text!r} is none of {whole}; a lone dtype may be left out")
+    return found[0]
 
 
 def shapes(text: str) -> Shapes:

@@ -13,7 +13,7 @@ from cufa.arrays import Array, Operands, array_module
 from cufa.block_mask import BlockMask, with_block_mask
 from cufa.checks import NO_WINDOW, check_seed
 from cufa.device import Device
-from cufa.explorer.beside import NOTHING_BESIDE, Beside
+from cufa.explorer.beside import Beside
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
@@ -47,7 +47,7 @@ def explore(
     mask_mod: Callable[..., Any] | str | None = None,
     block_mask: BlockMask | None = None,
     dropout_p: float | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     scale: float | None = None,
     layout: str | None = None,
     kernels: Iterable[str] | None = None,
@@ -62,8 +62,8 @@ def explore(
     Parameters
     ----------
     q : Problem or array
-        The problem, timed on random data; or queries as `cufa.attention` takes them, timed as they
-        are (those of NumPy in a copy on the GPU).
+        The problem, timed on random data, a bias and a mask included; or queries as
+        `cufa.attention` takes them, timed as they are (those of NumPy in a copy on the GPU).
     k, v : array, optional
         Keys and values, with an array `q`.
     causal, window, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod, block_mask
@@ -107,14 +107,14 @@ def explore(
         **{"causal": causal, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes},
         **{"bias": bias, "mask": mask, "sinks": sinks, "score_mod": score_mod},
         **{"mask_mod": mask_mod, "block_mask": block_mask, "dropout_p": dropout_p},
-        **{"scale": scale, "layout": layout},
+        **{"seed": seed, "scale": scale, "layout": layout},
     }
     target, timed = _target(arch, device)
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(q, Problem):
-        problem, operands, beside = _of_problem(q, {"k": k, "v": v, **given}), None, NOTHING_BESIDE
+        problem, operands, beside = _of_problem(q, {"k": k, "v": v, **given}), None, None
     else:
-        problem, operands, beside = _of_arrays((q, k, v), given, check_seed(seed), timed)
+        problem, operands, beside = _of_arrays((q, k, v), given, timed)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
     chosen = variants(problem, target, kernels, space)
@@ -135,14 +135,17 @@ def _of_problem(problem: Problem, given: dict[str, Any]) -> Problem:
         if value is not None:
             raise TypeError(f"{name} must not be given beside a Problem, which says all")
     found = checked(problem)
-    if found.reads:
-        arguments = ", ".join(dict.fromkeys(part_named(name).argument for name in found.reads))
-        raise ValueError(f"q: a Problem has no arrays such as {arguments}: give q, k and v")
+    missing = [part_named(name).argument for name in found.reads]
+    missing = [name for name in missing if name not in _ARRAYS]
+    if problem.kv != "Dense":
+        missing.append("lengths")
+    if missing:
+        raise ValueError(f"q: what {missing[0]} is like is not in a Problem: give q, k and v")
     return found
 
 
 def _of_arrays(
-    arrays: tuple[Any, Any, Any], given: dict[str, Any], seed: int, timed: bool
+    arrays: tuple[Any, Any, Any], given: dict[str, Any], timed: bool
 ) -> tuple[Problem, Operands, Beside]:
     """Return the problem of a call of `attention`, and its arrays: on the GPU, if it is timed."""
     beside = Beside(
@@ -152,7 +155,7 @@ def _of_arrays(
         score_mod=given.pop("score_mod", None),
         mask_mod=given.pop("mask_mod", None),
         block_mask=given.pop("block_mask", None),
-        seed=seed,
+        seed=check_seed(given.pop("seed", 0)),
     )
     xp = array_module(*arrays)
     if timed:

@@ -11,9 +11,10 @@ import numpy as np
 from cufa import beside
 from cufa.arrays import Array, Ints
 from cufa.block_mask import BlockMask
+from cufa.explorer.normal import mostly, normal
 from cufa.expression.own import NOTHING, Own
 from cufa.problem import Problem
-from cufa.score import ARRAYS, BLOCKS
+from cufa.score import ARRAYS, BLOCKS, part_named
 from cufa.variant import Variant
 
 
@@ -86,3 +87,25 @@ def _lying(array: Array) -> tuple[Ints, Ints, np.dtype[Any]]:
 
 
 NOTHING_BESIDE = Beside()
+
+
+def drawn(problem: Problem, xp: Any) -> Beside:
+    """Return random arrays for what a problem reads: a bias of each head, a mask of each sequence.
+
+    Slopes are those of the ALiBi paper (Press et al. 2022, section 3).
+    """
+    p, arrays = problem, {}
+    for seed, part in enumerate(map(part_named, p.reads), 3):
+        dtype = np.dtype(part.dtype)
+        if part.argument == "alibi_slopes":
+            heads = np.arange(1, p.heads_q + 1, dtype=np.float32)
+            array = xp.asarray(np.exp2(-8 * heads / max(1, p.heads_q), dtype=np.float32))
+        elif part.argument == "sinks":
+            array = normal(xp, (p.heads_q,), dtype, seed)
+        elif part.argument == "bias":
+            array = normal(xp, (1, p.heads_q, p.seq_q, p.seq_kv), dtype, seed)
+        else:
+            columns = -(-p.seq_kv // 8) if dtype == np.uint8 else p.seq_kv
+            array = mostly(xp, (p.batch, 1, p.seq_q, columns), dtype, seed)
+        arrays[part.argument] = array
+    return Beside(arrays=arrays)

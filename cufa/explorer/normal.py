@@ -15,10 +15,23 @@ def normal(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> 
 
     `xp` is ``numpy`` or ``cupy``; of the latter no more than NVRTC is needed.
     """
+    rng = np.random.default_rng(seed)
+    drawn = rng.standard_normal(min(math.prod(shape), _PERIOD), dtype=np.float32)
+    return _repeated(xp, shape, drawn.astype(dtype))
+
+
+def mostly(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> Any:
+    """Return truth values of which nine in ten are true, as bool, or eight in each uint8."""
+    rng = np.random.default_rng(seed)
+    bits = 8 if dtype == np.uint8 else 1
+    drawn = rng.random(bits * min(math.prod(shape), _PERIOD), np.float32) < 0.9
+    return _repeated(xp, shape, np.packbits(drawn) if bits == 8 else drawn)
+
+
+def _repeated(xp: Any, shape: tuple[int, ...], drawn: np.ndarray) -> Any:
     size = math.prod(shape)
-    drawn = np.random.default_rng(seed).standard_normal(min(size, _PERIOD), dtype=np.float32)
-    block = xp.asarray(drawn.astype(dtype))
-    flat = xp.empty(size, dtype)
+    block = xp.asarray(drawn)
+    flat = xp.empty(size, drawn.dtype)
     for first in range(0, size, _PERIOD):
         part = flat[first : first + _PERIOD]
         part[...] = block[: part.size]

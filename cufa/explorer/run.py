@@ -15,7 +15,7 @@ from cufa.compiler import nvrtc
 from cufa.compiler.nvrtc import Compiled
 from cufa.device import Device
 from cufa.explorer import build
-from cufa.explorer.beside import NOTHING_BESIDE, Beside
+from cufa.explorer.beside import Beside
 from cufa.explorer.clock import Call
 from cufa.explorer.exploration import Exploration
 from cufa.explorer.knockout import knock_out
@@ -112,21 +112,21 @@ class Run:
             if cubin:
                 self._cubins[variant] = cubin
 
-    def measure(self, operands: Operands | None, beside: Beside = NOTHING_BESIDE) -> None:
+    def measure(self, operands: Operands | None, beside: Beside | None = None) -> None:
         """Check the variants that were compiled one by one, then race those that are right.
 
-        `operands` are 4-D CuPy arrays, or None for random ones, `beside` CuPy arrays, too;
-        ValueError where the former hold values that are not finite.
+        `operands` are 4-D CuPy arrays, and `beside` has some, too; None for random ones. ValueError
+        where the former hold values that are not finite.
         """
         from cufa.explorer.stage import Stage
 
         if self._cubins:
             stage = Stage(self._problem, operands, self._device, beside)
-            self._race(stage, self._check(stage, beside))
+            self._race(stage, self._check(stage))
 
-    def _check(self, stage: Stage, beside: Beside) -> dict[Variant, Call]:
+    def _check(self, stage: Stage) -> dict[Variant, Call]:
         """Compare the result of each variant with the oracle; return the calls of right ones."""
-        oracle = Oracle(stage.xp, self._problem, *stage.operands[:3], beside)
+        oracle = Oracle(stage.xp, self._problem, *stage.operands[:3], stage.beside)
         calls = {}
         for done, (variant, cubin) in enumerate(self._cubins.items(), 1):
             row, call = self.rows[variant], None

@@ -11,7 +11,7 @@ from cufa.arrays import Operands, as_readable, padded
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import ceilings
-from cufa.explorer.beside import NOTHING_BESIDE, Beside
+from cufa.explorer.beside import Beside, drawn
 from cufa.explorer.clock import REST_S, Call, CudaClock
 from cufa.explorer.normal import normal
 from cufa.explorer.race import Duel, duel
@@ -34,8 +34,8 @@ class Stage:
         4-D CuPy arrays, used as they are where the kernels take them; None for random ones.
     device : Device
         The current GPU.
-    beside : Beside
-        CuPy arrays, too.
+    beside : Beside, optional
+        CuPy arrays, too; by default random ones.
 
     Attributes
     ----------
@@ -45,6 +45,7 @@ class Stage:
         What the GPU and its driver raise.
     operands : Operands
         Q, K and V as the caller gave them, and the result.
+    beside : Beside
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Stage:
         problem: Problem,
         operands: Operands | None,
         device: Device,
-        beside: Beside = NOTHING_BESIDE,
+        beside: Beside | None = None,
     ) -> None:
         import cupy
 
@@ -62,7 +63,8 @@ class Stage:
             cupy.cuda.driver.CUDADriverError,
             MemoryError,
         )
-        self._device, self._beside = device, beside
+        self._device = device
+        self.beside = drawn(problem, cupy) if beside is None else beside
         self._flush_bytes = max(_LEAST_FLUSH_BYTES, 4 * device.l2_bytes)
         b, hq, hk = problem.batch, problem.heads_q, problem.heads_kv
         sq, sk, d, dv = problem.seq_q, problem.seq_kv, problem.head_dim, problem.head_dim_v
@@ -94,10 +96,10 @@ class Stage:
         shapes = tuple(x.shape for x in self._taken)
         strides = tuple(x.strides for x in self._taken)
         q, k, v, out = (x.data.ptr for x in self._taken)
-        placed = self._beside.placed(self._problem)
+        placed = self.beside.placed(self._problem)
         run = Launch(loaded, chosen, self._problem, shapes, strides, q, placed)
         workspace = self.xp.empty(chosen.workspace_floats, np.float32)
-        addresses = self._beside.addresses(self._problem, variant)
+        addresses = self.beside.addresses(self._problem, variant)
         beside = (workspace.data.ptr,) if chosen.workspace_floats else addresses
         return lambda: run(q, k, v, out, 0, beside)
 
