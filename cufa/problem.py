@@ -138,13 +138,6 @@ class Problem(NamedTuple):
         return (*(name for name in PARTS if found.get(name)), *own)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether a causal mask is all that there may be between Q K^T and the softmax."""
-        masks = self.top_left or self.has_window
-        others = self.softcap or self.reads or self.dropout_p
-        return not (masks or others) and self.kv == "Dense"
-
-    @property
     def has_window(self) -> bool:
         """Whether there is a bound beside those of causal masks."""
         return self.left is not None or self.right is not None

@@ -139,6 +139,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     ),
     (("tune",), "--q"),
     (("tune", *SMALL, *SMALL, "--k", "1,2,128,64"), "as many --k"),
+    (("tune", "--standard", "--softcap", "3"), "--standard has scores of its own"),
     (("tune", *SMALL, "--json", "no/such/x.json"), "there is no folder 'no/such'"),
 ]
 

@@ -211,13 +211,15 @@ def test_an_architecture_is_all_of_its_gpus(builder: Builder, capsys: Captured) 
 def test_tuned_variants_are_compiled_too(builder: Builder) -> None:
     gpu = device.named("a100")
     entries = {
-        ProblemClass(2, 64, 64, True, 1024, 1024, 8): Entry(kernel, TileShape(*tile))
+        ProblemClass(2, 64, 64, ("Causal",), 1024, 1024, 8): Entry(kernel, TileShape(*tile))
         for kernel, tile in (("fa2_mma", (64, 96, 2, 4, 2)),)
     }
-    entries[ProblemClass(2, 64, 64, True, 512, 512, 8)] = Entry(
+    entries[ProblemClass(2, 64, 64, ("Causal",), 512, 512, 8)] = Entry(
         "fa2_mma", TileShape(256, 256, 9, 4, 2)
     )
-    entries[ProblemClass(2, 999, -1, True, 0, 0, 8)] = Entry("fa2_mma", TileShape(64, 96, 2, 4, 2))
+    entries[ProblemClass(2, 999, -1, ("Causal",), 0, 0, 8)] = Entry(
+        "fa2_mma", TileShape(64, 96, 2, 4, 2)
+    )
     tuned.store(gpu, entries, "a test")
     assert cli.main(["compile", "--gpu", "a100", "--dtype", "float16"]) == 0
     assert (

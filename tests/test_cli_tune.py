@@ -96,6 +96,16 @@ def test_both_masks_by_default_and_several_problems(fake: Fake) -> None:
     assert {p.dtype for p in fake.problems} == {"bfloat16"}
 
 
+def test_other_scores_are_kept_and_used(fake: Fake) -> None:
+    score = ["--softcap", "50", "--beside", "sinks"]
+    assert cli.main(["tune", *Q, *score, "--causal"]) == 0
+    (problem,) = fake.problems
+    assert problem.score == ("FineSoftcap", "Causal", "Sinks")
+    chosen = plan(problem._replace(softcap=30.0), GPU, table=tuned.user_table(GPU))
+    assert chosen.variant == plan(problem, GPU).variant._replace(bn=96)
+    assert plan(problem._replace(softcap=0.0), GPU, table=tuned.user_table(GPU)).variant.bn != 96
+
+
 def test_the_standard_table(fake: Fake) -> None:
     assert cli.main(["tune", "--standard", "--dtype", "bfloat16", "--dry-run"]) == 0
     assert len(fake.problems) == len(set(fake.problems)) == 36

@@ -70,7 +70,6 @@ def test_a_problem_names_its_parts(options: dict[str, Any], score: tuple[str, ..
     q = (1, 2, 3, 64)
     problem = Problem.of_shapes(q, q, q, **options)
     assert problem.score == score
-    assert problem.is_plain == (score in ((), ("Causal",)))
     assert checked(problem) == problem
     for part in problem.score:
         for parameter in PARTS[part].parameters:

@@ -27,11 +27,12 @@ from cufa.planner.tile_shape import TileShape
 from cufa.planner.tiles import padded
 from cufa.planner.tuned_table import VERSION, Entry, Table, dump, parse
 from cufa.problem import Problem
+from cufa.score import PARTS
 from cufa.variant import Variant
 
 H200 = device.named("h200")
 PROBLEM = Problem("bfloat16", 4, 32, 8, 4000, 4096, 128, 128, True, 0.1)
-CLASS = ProblemClass(2, 128, 128, True, 4096, 4096, 8)
+CLASS = ProblemClass(2, 128, 128, ("Causal",), 4096, 4096, 8)
 ENTRY = Entry("fa2_mma", TileShape(64, 32, 2, 4, 3))
 FP32_PROBLEM = PROBLEM._replace(dtype="float32")
 FP32_CLASS = CLASS._replace(element_bytes=4)
@@ -76,7 +77,17 @@ def test_problem_class() -> None:
     assert problem_class(FP32_PROBLEM, H200) == FP32_CLASS
     small = PROBLEM._replace(head_dim=72, head_dim_v=40, causal=False)
     head_dims = padded("fa2_mma", H200, 72, 40)
-    assert problem_class(small, H200)[1:4] == (*head_dims, False)
+    assert problem_class(small, H200)[1:4] == (*head_dims, ())
+
+
+def test_scores_have_classes_of_their_own() -> None:
+    softcap = PROBLEM._replace(softcap=5.0)
+    assert problem_class(softcap, H200).score == ("Softcap", "Causal")
+    assert problem_class(softcap._replace(softcap=9.0), H200) == problem_class(softcap, H200)
+    window = PROBLEM._replace(left=1000)
+    assert problem_class(window, H200) == CLASS._replace(
+        score=("Causal", "WindowLeft"), seq_kv=1024
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,7 +150,12 @@ def test_table_name(name: str, expected: str) -> None:
 
 
 entries = st.dictionaries(
-    st.builds(ProblemClass, *[st.integers(0, 300)] * 3, st.booleans(), *[st.integers()] * 3),
+    st.builds(
+        ProblemClass,
+        *[st.integers(0, 300)] * 3,
+        st.lists(st.sampled_from(list(PARTS))).map(tuple),
+        *[st.integers()] * 3,
+    ),
     st.builds(Entry, st.text(), st.builds(TileShape, *[st.integers()] * 5, st.booleans())),
     max_size=5,
 )
@@ -158,13 +174,19 @@ def test_a_row_may_leave_out_what_has_a_default() -> None:
 
 
 def test_one_entry_a_line_in_order() -> None:
-    keys = [CLASS._replace(seq_q=n, causal=c) for n in (512, 64, 4096) for c in (True, False)]
+    keys = [CLASS._replace(seq_q=n, score=c) for n in (512, 64, 4096) for c in (("Causal",), ())]
     text = dump(table_of(dict.fromkeys(keys, ENTRY)))
     rows = [line for line in text.splitlines() if "element_bytes" in line]
     assert len(rows) == len(keys)
     read = [json.loads(row.rstrip(",")) for row in rows]
-    assert [(r["causal"], r["seq_q"]) for r in read] == sorted((k.causal, k.seq_q) for k in keys)
-    assert read[0] == {**min(keys)._asdict(), "kernel": "fa2_mma", **ENTRY.shape._asdict()}
+    found = [(tuple(r["score"]), r["seq_q"]) for r in read]
+    assert found == sorted((k.score, k.seq_q) for k in keys)
+    assert read[0] == {
+        **min(keys)._asdict(),
+        "score": [],
+        "kernel": "fa2_mma",
+        **ENTRY.shape._asdict(),
+    }
     assert json.loads(text)["version"] == VERSION
     assert dump(table_of(dict.fromkeys(reversed(keys), ENTRY))) == text
 
@@ -180,7 +202,7 @@ def test_store() -> None:
 
 
 def test_store_keeps_what_was_there() -> None:
-    other = CLASS._replace(causal=False)
+    other = CLASS._replace(score=())
     newer = ENTRY._replace(shape=ENTRY.shape._replace(bm=128))
     tuned.store(H200, {CLASS: ENTRY, other: ENTRY}, "first")
     tuned.store(H200, {CLASS: newer}, "second")
@@ -192,7 +214,7 @@ def test_store_keeps_what_was_there() -> None:
 
 @pytest.mark.parametrize("old", ["of other kernels", "damaged", "of no text"])
 def test_store_replaces_what_no_longer_holds(old: str) -> None:
-    write_user(table_of({CLASS._replace(causal=False): ENTRY}, sources="0" * 16))
+    write_user(table_of({CLASS._replace(score=()): ENTRY}, sources="0" * 16))
     path = tuned.user_path(H200)
     if old != "of other kernels":
         path.write_bytes(b"{" if old == "damaged" else b"\xff")
@@ -244,7 +266,7 @@ def test_what_no_table_names_follows_the_rules() -> None:
 
 def test_the_variant_is_the_problems() -> None:
     """Type, mask and head dims are not the table's; what the class leaves open is filled in."""
-    write_user(table_of({CLASS: ENTRY, CLASS._replace(causal=False): ENTRY}))
+    write_user(table_of({CLASS: ENTRY, CLASS._replace(score=()): ENTRY}))
     for dtype in ("float16", "bfloat16"):
         for causal in (False, True):
             for head_dim in (100, 128):
@@ -347,8 +369,8 @@ DAMAGED: dict[str, tuple[bytes | dict[str, Any], str]] = {
     "no text": (b"\xff\xfe", "decode"),
     "deep": (b"[" * 100_000, ""),
     "list": (b"[]", "no table"),
-    "older": ({**GOOD, "version": 0}, "version is 0, not 1"),
-    "newer": ({**GOOD, "version": 2}, "version is 2, not 1"),
+    "older": ({**GOOD, "version": 1}, "version is 1, not 2"),
+    "newer": ({**GOOD, "version": 3}, "version is 3, not 2"),
     "no version": (without(GOOD, "version"), "version is None"),
     "no entries": (without(GOOD, "entries"), "entries is None"),
     "no date": (without(GOOD, "date"), "date is None"),
@@ -357,7 +379,9 @@ DAMAGED: dict[str, tuple[bytes | dict[str, Any], str]] = {
     "text for a number": ({**GOOD, "entries": [{**ROW, "bm": "64"}]}, "bm is '64'"),
     "fraction": ({**GOOD, "entries": [{**ROW, "bm": 64.0}]}, "bm is 64.0"),
     "bool for a number": ({**GOOD, "entries": [{**ROW, "waves": True}]}, "waves is True"),
-    "number for a bool": ({**GOOD, "entries": [{**ROW, "causal": 1}]}, "causal is 1"),
+    "number for a bool": ({**GOOD, "entries": [{**ROW, "ping_pong": 1}]}, "ping_pong is 1"),
+    "no such score": ({**GOOD, "entries": [{**ROW, "score": ["Moon"]}]}, "score is ['Moon']"),
+    "text for scores": ({**GOOD, "entries": [{**ROW, "score": "Causal"}]}, "score is 'Causal'"),
     "no kernel": ({**GOOD, "entries": [without(ROW, "kernel")]}, "kernel is None"),
     "of other kernels": ({**GOOD, "sources": "0" * 16}, "the kernels have changed"),
 }

@@ -8,9 +8,9 @@ from contextlib import closing
 
 from cufa import cache
 from cufa import device as devices
-from cufa.checks import NO_WINDOW
 from cufa.cli import machine, table
 from cufa.cli.parser import (
+    NO_SCORES,
     CommandError,
     Commands,
     add_command,
@@ -18,6 +18,7 @@ from cufa.cli.parser import (
     add_jobs,
     add_scores,
     problem_of,
+    scores,
 )
 from cufa.cli.values import Shapes, count, shapes
 from cufa.compiler import cubins, elf, nvrtc
@@ -34,11 +35,9 @@ from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
 from cufa.planner.tiles import all_head_dims, padded
 from cufa.problem import DTYPES, Problem
-from cufa.score import part_named
+from cufa.score import SOFTCAPS, part_named
 from cufa.tuned import user_table
 from cufa.variant import Variant
-
-_NO_SCORES = (NO_WINDOW, None, None, 0.0)
 
 
 def add(commands: Commands) -> None:
@@ -169,7 +168,7 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
     if options.lengths and not options.problems:
         raise CommandError("--lengths is for --for")
     if options.problems is None and options.decodes is None:
-        if (options.window, options.softcap, options.beside, options.dropout) != _NO_SCORES:
+        if scores(options) != NO_SCORES:
             raise CommandError("scores are for problems of --for or --decode")
         own = [v for v in _all(device) if v.causal in masks]
         return [v for v in [*own, *decode_variants(device, masks)] if v.dtype in dtypes]
@@ -236,14 +235,13 @@ def _all(device: Device) -> list[Variant]:
     """Return the variants of attention's own kernels, by the rules and by the user's table."""
     table = user_table(device)
     tuned_ones = (
-        Variant(
-            kernel.name, dtype, *head_dims, **entry.shape._asdict(), score=("Causal",) * key.causal
-        )
+        Variant(kernel.name, dtype, *head_dims, **entry.shape._asdict(), score=key.score)
         for key, entry in (table.entries.items() if table is not None else ())
         for kernel in (ATTENTION_KERNELS.get(entry.kernel),)
         if kernel is not None and kernel.runs_on(device)
         for dtype in kernel.dtypes
         if ELEMENT_BYTES[dtype] == key.element_bytes
+        and not {*SOFTCAPS.values()}.difference([SOFTCAPS[dtype]]).intersection(key.score)
         for head_dims in _head_dims(key, kernel.name, dtype, device)
     )
     legal = (variant for variant in tuned_ones if variant.illegal(device) is None)

@@ -101,6 +101,15 @@ def add_scores(group: Any) -> None:
     group.add_argument("--dropout", type=float, default=0.0, metavar="P", help="how many weights")
 
 
+NO_SCORES = (NO_WINDOW, None, None, 0.0)
+"""`scores` of options that were not given."""
+
+
+def scores(options: argparse.Namespace) -> tuple[object, ...]:
+    """Return what the options of `add_scores` say."""
+    return options.window, options.softcap, options.beside, options.dropout
+
+
 def one_problem(options: argparse.Namespace) -> Problem:
     """Return the problem that the options of `add_problem` say."""
     k = options.k or options.q
@@ -109,22 +118,21 @@ def one_problem(options: argparse.Namespace) -> Problem:
 
 
 def problem_of(
-    shapes: Shapes, dtype: str, causal: bool | str, scores: argparse.Namespace | None = None
+    shapes: Shapes, dtype: str, causal: bool | str, options: argparse.Namespace
 ) -> Problem:
-    """Return the problem of three shapes, and of the options of `add_scores` if there are any.
+    """Return the problem of three shapes, and of the options of `add_scores`.
 
     `CommandError` where they do not fit each other.
     """
+    score = {"window": options.window, "softcap": options.softcap}
     try:
-        if scores is None:
-            return Problem.of_shapes(*shapes, dtype=dtype, causal=causal)
-        options = {"window": scores.window, "softcap": scores.softcap}
-        problem = Problem.of_shapes(*shapes, dtype=dtype, causal=causal, **options)
-        dropout_p = check_dropout(scores.dropout)
+        problem = Problem.of_shapes(*shapes, dtype=dtype, causal=causal, **score)
+        dropout_p = check_dropout(options.dropout)
     except ValueError as error:
         raise CommandError(error) from error
-    read = {part.argument: part.name for part in scores.beside or ()}
-    if len(read) < len(scores.beside or ()):
+    given = options.beside or ()
+    read = {part.argument: part.name for part in given}
+    if len(read) < len(given):
         raise CommandError("--beside: each array has one dtype, and comes once")
     reads = tuple(read[name] for name in ARRAYS if name in read)
     return problem._replace(reads=reads, dropout_p=dropout_p)

@@ -8,7 +8,16 @@ import sys
 from statistics import geometric_mean
 
 from cufa.cli import machine, table
-from cufa.cli.parser import CommandError, Commands, add_command, add_jobs, problem_of
+from cufa.cli.parser import (
+    NO_SCORES,
+    CommandError,
+    Commands,
+    add_command,
+    add_jobs,
+    add_scores,
+    problem_of,
+    scores,
+)
 from cufa.cli.values import Shapes, output, shape
 from cufa.cli.watch import watch
 from cufa.explorer.standard import standard_problems
@@ -31,6 +40,7 @@ def add(commands: Commands) -> None:
         ),
         examples=(
             "--q 4,32,4096,128 --k 4,8,4096,128 --dtype bfloat16 --causal",
+            "--q 1,16,8192,256 --dtype bfloat16 --causal --softcap 50",
             "--standard --dtype bfloat16 --json tuned.json",
         ),
     )
@@ -56,6 +66,7 @@ def add(commands: Commands) -> None:
         action=argparse.BooleanOptionalAction,
         help="with a causal mask only, or without only (default: both)",
     )
+    add_scores(group)
     add_jobs(parser)
     parser.add_argument("--dry-run", action="store_true", help="keep nothing, only print")
     parser.add_argument("--json", type=output, metavar="FILE", help="write everything as JSON")
@@ -89,9 +100,11 @@ def _problems(options: argparse.Namespace) -> list[Problem]:
     if options.standard:
         if options.k or options.v:
             raise CommandError("--standard has shapes of its own: give no --k and no --v")
+        if scores(options) != NO_SCORES:
+            raise CommandError("--standard has scores of its own: say nothing of them")
         return standard_problems((options.dtype,), masks=masks)
     shapes = _shapes(options)
-    return [problem_of(each, options.dtype, causal) for each in shapes for causal in masks]
+    return [problem_of(each, options.dtype, causal, options) for each in shapes for causal in masks]
 
 
 def _shapes(options: argparse.Namespace) -> list[Shapes]:

@@ -20,6 +20,7 @@ from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem, checked
+from cufa.score import BLOCKS, PARTS, part_named
 from cufa.variant import Variant
 
 _FASTER = 1.01  # times that a winner is as fast, over the problems of its class together
@@ -167,7 +168,7 @@ def tune(
     Parameters
     ----------
     problems : iterable of Problem
-        With a causal mask, aligned bottom-right, or without any; scores as they are.
+        Timed on random data, a bias and a mask included.
     kernels, space, jobs
         As in `cufa.explore`.
     progress : callable, optional
@@ -184,7 +185,7 @@ def tune(
     """
     names = checked_kernels(kernels)
     check_options(jobs, progress)
-    distinct = list(dict.fromkeys(map(_plain, problems)))
+    distinct = list(dict.fromkeys(map(_known, problems)))
     device = devices.current()
     classes: dict[ProblemClass, dict[Problem, Variant]] = {}
     for problem in distinct:
@@ -208,12 +209,14 @@ def tune(
     return tuner.tuning
 
 
-def _plain(problem: Problem) -> Problem:
-    """Return a problem if a table can hold its like."""
-    problem = checked(problem)
-    if not problem.is_plain:
-        raise ValueError(f"problems: tables know causal masks, and no other scores: {problem}")
-    return problem
+def _known(problem: Problem) -> Problem:
+    """Return a problem if a table can hold its like: with no part of the caller's own."""
+    for name in problem.reads:
+        if name not in PARTS or name == BLOCKS:
+            raise ValueError(f"problems: {part_named(name).argument} cannot be tuned")
+    if problem.kv != "Dense":
+        raise ValueError("problems: sequences of unequal lengths cannot be tuned")
+    return checked(problem)
 
 
 class _Tuner:

@@ -227,7 +227,7 @@ def _by_table(
     problem: Problem, device: Device, table: Table, forced: Kernel | None
 ) -> Variant | None:
     """Return what a table says for a problem, if it can run."""
-    entry = table.entries.get(problem_class(problem, device)) if problem.is_plain else None
+    entry = table.entries.get(problem_class(problem, device)) if problem.kv == "Dense" else None
     kernel = None if entry is None else ATTENTION_KERNELS.get(entry.kernel)
     if entry is None or kernel is None or kernel is not (forced or kernel):
         return None

@@ -21,9 +21,9 @@ class ProblemClass(NamedTuple):
     element_bytes : int
     head_dim, head_dim_v : int
         As compiled in the default kernel.
-    causal : bool
+    score : tuple of str
     seq_q, seq_kv : int
-        A power of two, the problem's or the next.
+        A power of two, the problem's or the next; of a window, the most keys that a query sees.
     waves : int
         Row tiles a multiprocessor: 0 up to a half, 1, 2, 4 up to so many, 8 for more.
     """
@@ -31,7 +31,7 @@ class ProblemClass(NamedTuple):
     element_bytes: int
     head_dim: int
     head_dim_v: int
-    causal: bool
+    score: tuple[str, ...]
     seq_q: int
     seq_kv: int
     waves: int
@@ -60,8 +60,8 @@ def problem_class(problem: Problem, device: Device) -> ProblemClass:
     return ProblemClass(
         ELEMENT_BYTES[problem.dtype],
         *head_dims,
-        problem.causal,
+        problem.score,
         _seq_class(problem.seq_q),
-        _seq_class(problem.seq_kv),
+        _seq_class(min(problem.seq_kv, problem.most_seen or problem.seq_kv)),
         waves,
     )

@@ -10,9 +10,10 @@ from cufa.planner.problem_class import ProblemClass
 from cufa.planner.tile_shape import TileShape
 from cufa.planner.tiles import padded
 from cufa.problem import Problem
+from cufa.score import PARTS
 from cufa.variant import Variant
 
-VERSION = 1
+VERSION = 2
 
 
 class Entry(NamedTuple):
@@ -62,8 +63,15 @@ class Table(NamedTuple):
 _Fields = TypeVar("_Fields", ProblemClass, TileShape)
 
 
-def _checked(data: dict[str, Any], name: str, kind: type) -> Any:
+_SCORE = tuple[str, ...]
+
+
+def _checked(data: dict[str, Any], name: str, kind: Any) -> Any:
     value = data.get(name)
+    if kind == _SCORE:
+        kind = tuple
+        if isinstance(value, list) and all(each in list(PARTS) for each in value):
+            value = tuple(value)
     if type(value) is not kind:  # a bool is no number here
         raise ValueError(f"{name} is {value!r}")
     return value
