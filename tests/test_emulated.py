@@ -58,7 +58,7 @@ def emulated(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> E
     two = device.named("h200")._replace(sm_count=2)
     monkeypatch.setattr(device, "of_id", lambda device_id: two)
     emulate(monkeypatch, emulator)
-    emulator.last_first = False
+    emulator.last_first, emulator.seed = False, 0
     return emulator
 
 

@@ -6,11 +6,12 @@ whose range row sums tell; the left edges of windows.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
 import pytest
-from emulated import needs_compiler
+from emulated import Emulator, needs_compiler
 from played_gpu import on_gpu
 from reference import Expected, random_inputs
 from test_emulated import FA3, FA3_ONE_LOOP, FA3_TURNS, emulated, emulator  # noqa: F401
@@ -68,6 +69,25 @@ def test_alibi(rng: np.random.Generator, form: str, options: dict[str, Any]) -> 
             slopes = (rng.random(shape[0], np.float32) + 0.1) * np.float32(steepness)
             its = options | {"alibi_slopes": slopes}
             checked(form, arrays, its, its | {"alibi_slopes": on_gpu(slopes)})
+
+
+@forms
+@pytest.mark.parametrize("queries", [8, 70, 150, 200])
+def test_rows_that_there_are_not_take_no_time(
+    emulated: Emulator,  # noqa: F811
+    rng: np.random.Generator,
+    form: str,
+    queries: int,
+) -> None:
+    """No scores are computed once more for them: only that takes mma.sync."""
+    arrays = drawn(rng, form, (1, 1, queries, 900))
+    slopes = np.array([0.5], np.float32)
+    options = {"causal": True, "alibi_slopes": slopes}
+    variant = Variant.parse(form.format(score="Alibi, Causal"))
+    count = ctypes.c_longlong.in_dll(emulated.library(variant), "emulator_mmas")
+    before = count.value
+    checked(form, arrays, options, options | {"alibi_slopes": on_gpu(slopes)})
+    assert count.value == before
 
 
 @forms

@@ -10,10 +10,21 @@ from emulated import Emulator, needs_compiler
 from played_gpu import on_gpu
 from reference import Expected, random_inputs
 from score_arrays import options_of
-from test_emulated import ALL, FA1, FA3, FP32, MMA, emulated, emulator  # noqa: F401
+from test_emulated import (  # noqa: F401
+    ALL,
+    FA1,
+    FA3,
+    FA3_TURNS,
+    FA3_TWO_SLOTS,
+    FP32,
+    MMA,
+    emulated,
+    emulator,
+)
 from test_varlen import LENGTHS, OPTIONS, assert_each_is_right, ragged
 
 import cufa
+from cufa import device
 from cufa.variant import Variant
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
@@ -57,6 +68,24 @@ def test_sequences_of_any_lengths(
     for emulated.last_first, lengths in zip((False, True), (LENGTHS[0], LENGTHS[3]), strict=True):
         arrays = ragged(rng, variant.dtype, lengths, d=variant.head_dim)
         assert_each_is_right(varlen(form, arrays, **options), arrays, **options)
+
+
+@pytest.mark.parametrize("form", [FA3_TWO_SLOTS, FA3_TURNS], ids=lambda f: f[:50])
+def test_warps_that_are_not_in_step(
+    emulated: Emulator,  # noqa: F811
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+) -> None:
+    """Of short sequences, a warp is at the next tile while another still writes the one before."""
+    one = device.named("h200")._replace(sm_count=1)
+    monkeypatch.setattr(device, "of_id", lambda device_id: one)
+    variant = Variant.parse(form.format(score=""))
+    for emulated.seed in range(1, 5):
+        lengths = tuple(rng.integers(1, 100, 10).tolist()), tuple(rng.integers(1, 60, 10).tolist())
+        arrays = ragged(rng, variant.dtype, lengths, d=variant.head_dim)
+        for causal in (False, True):
+            assert_each_is_right(varlen(form, arrays, causal=causal), arrays, causal=causal)
 
 
 @pytest.mark.parametrize("form", [FA3, MMA, FP32], ids=lambda f: f[:50])

@@ -61,8 +61,13 @@ def test_what_is_proportional_needs_no_conversion(score_mod: Any, line: str) -> 
         (lambda s, b, h, i, j: j - s, False),
         (lambda s, b, h, i, j: np.where(j > 3, s, -np.inf), False),
         (lambda s, b, h, i, j: s + np.where(j > 3, j, 2 * j), False),
+        (lambda s, b, h, i, j: s + (8 * (j - 2 * i) + 5), True),
+        (lambda s, b, h, i, j: s + j * i, False),  # beyond 32 bits it wraps around
+        (lambda s, b, h, i, j: s + j * 64 * 64, False),
+        (lambda s, b, h, i, j: s + (j * 0.5).astype(np.int64), False),  # a staircase
+        (lambda s, b, h, i, j: s + j.astype(np.int64) * i, True),
     ],
-    ids=range(15),
+    ids=range(20),
 )
 def test_what_grows_evenly_from_key_to_key(score_mod: Any, is_even: bool) -> None:
     text = part_named(own(score_mod, None).parts[0]).source

@@ -63,7 +63,7 @@ def step_of(graph: Graph, root: int) -> int | None:
         node = graph.nodes[i]
         if not of_key[i]:
             return None
-        if node.kind == INT and not all(of_key[j] or is_small(j) for j in node.operands):
+        if node.kind == INT and times(i) > _SMALL:
             raise _UnevenError  # it may wrap around
         if node.name == _KEY:
             return graph.constant(1, INT)
@@ -72,6 +72,8 @@ def step_of(graph: Graph, root: int) -> int | None:
         inner = [of_key[j] for j in node.operands]
         if node.name in ("add", "subtract"):
             return total(even(node.operands[0]), even(node.operands[1]), node.name)
+        if node.name == "cast" and node.kind != FLOAT and graph.kind(node.operands[0]) == FLOAT:
+            raise _UnevenError  # what is cut off differs
         if node.name == "negative" or (node.name == "cast" and node.kind != INT):
             step = even(node.operands[0])
             assert step is not None
@@ -90,9 +92,18 @@ def step_of(graph: Graph, root: int) -> int | None:
             return product(step, node.operands[0])
         raise _UnevenError
 
-    def is_small(i: int) -> bool:
-        name, *_, text, _, _ = graph.nodes[i]
-        return name in PAIR or (name == "constant" and abs(int(text)) <= _SMALL)
+    def times(i: int) -> int:
+        """Return how many times as large as a position an integer may be."""
+        name, _, operands, text, _, _ = graph.nodes[i]
+        if name in PAIR or (name == "constant" and abs(int(text)) <= _SMALL):
+            return 1
+        if name in ("add", "subtract", "negative"):
+            return sum(map(times, operands))
+        factors = [j for j in operands if graph.nodes[j].name == "constant"]
+        if name == "multiply" and len(factors) == 1:
+            (other,) = (j for j in operands if j not in factors)
+            return abs(int(graph.nodes[factors[0]].text)) * times(other)
+        raise _UnevenError
 
     def is_number(i: int) -> bool:
         name, *_, text, _, _ = graph.nodes[i]

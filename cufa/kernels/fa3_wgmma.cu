@@ -518,11 +518,14 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             // O = O / l
             softmax.divide(rO, divisor);
             if constexpr (Q_STAGES > 1) {
-                if (KV::RAGGED && has_partial_rows())
+                if (KV::RAGGED && has_partial_rows()) {
                     store_o_direct<T>(rO[0], p, packed_rows());
-                else
+                    // Else one thread would free the slot, and the tile's Work, while other warps still look it up.
+                    if (!ALL_FREE_Q) named_barrier_sync(8 + consumer, 128);
+                } else {
                     store_o_tma<T, OTile, KV::RAGGED>(rO[0], sQ + ring_q.slot(round - 1) * QO_BYTES, maps.o, p,
                                                       sWork[(round - 1) % WORK_STAGES], consumer);
+                }
             } else {
                 store_o_direct<T>(rO[0], p, packed_rows());
                 __syncwarp();  // for the compiler: else it makes no use of what is the same in all lanes

@@ -19,7 +19,8 @@ struct Tilt {
             SCORE::BEHIND ? 1 : score.piece(sequence, first_query, last_query, at.key, at.key + BN - 1);
         if (piece == 0) return false;
         if (piece == this->piece) return true;
-        const int behind = max(min(first_query + sequence.diagonal(), sequence.seq_kv) - 1, 0);
+        // Those of rows that there are not, too, lie behind the query that stands for these.
+        const int behind = max(min(first_query, sequence.seq_q - 1) + sequence.diagonal() - 1, 0);
         origin = SCORE::BEHIND ? behind : at.key;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {

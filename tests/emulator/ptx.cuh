@@ -186,8 +186,11 @@ void mma(float (&d)[4], const uint64_t (&mine)[6], A a, B b) {
         return 0;
     });
 }
+extern "C" long long emulator_mmas;  // of all threads so far
+long long emulator_mmas = 0;
 template <class T>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    ++emulator_mmas;
     mma<16>(
         d, {a[0], a[1], a[2], a[3], b0, b1},
         [](auto& words, int row, int k) { return element<T>(words[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2); },
