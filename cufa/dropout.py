@@ -1,6 +1,6 @@
 """Which weights are dropped: random bits that depend on nothing but their place.
 
-The same as in ``kernels/philox.cuh`` and ``Dropout`` of ``kernels/score.cuh``, bit for bit.
+The same as in ``kernels/philox.cuh`` and ``kernels/dropout.cuh``, bit for bit.
 """
 
 from __future__ import annotations

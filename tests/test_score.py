@@ -1,4 +1,4 @@
-"""score.py: the parts of a score are those of score.cuh, with parameters that problems have."""
+"""score.py: the parts of a score are structs of the kernels, with parameters that problems have."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import cufa
 from cufa.problem import Problem, checked
 from cufa.score import PARTS, edges
 
-SOURCE = Path(cufa.__file__).parent / "kernels" / "score.cuh"
+FOLDER = Path(cufa.__file__).parent / "kernels"
+HEADERS = "masks", "softcap", "beside", "blocks", "dropout"
 
 
 def struct_of(name: str) -> str:
     """Return the text of a part's struct, or of the template that it is an instance of."""
-    source = SOURCE.read_text()
+    source = "".join((FOLDER / f"{header}.cuh").read_text() for header in HEADERS)
     alias = re.search(rf"^using {name} = (\w+)<", source, re.MULTILINE)
     found = re.search(
         rf"^struct {alias[1] if alias else name} .*?^}};", source, re.MULTILINE | re.DOTALL

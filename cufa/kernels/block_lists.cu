@@ -1,5 +1,5 @@
 // Which tiles of keys each tile of rows of attention visits, from the kinds of a mask's own tiles: block_mask.cu says what these
-// are, and score.cuh, at Visits, what is written.
+// are, and blocks.cuh, at Visits, what is written.
 #include "ptx.cuh"
 
 // cufa/launch/block_lists.py holds the same layout as a NumPy dtype.

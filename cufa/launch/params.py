@@ -289,7 +289,7 @@ class Layout:
 def list_sizes(seq_q: int, seq_kv: int, bm: int, bn: int) -> tuple[int, int]:
     """Return how many lists a head has where tiles of keys are left out, and how long one is.
 
-    See ``Visits`` of ``kernels/score.cuh``.
+    See ``Visits`` of ``kernels/blocks.cuh``.
     """
     return -(-seq_q // bm), 2 * (-(-seq_kv // bn) + 1)
 

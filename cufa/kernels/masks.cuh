@@ -1,0 +1,30 @@
+// Causal masks and windows: which keys a query sees by its place.
+#pragma once
+#include "part.cuh"
+
+struct Causal : Part<Causal> {
+    static constexpr bool RIGHT_EDGE = true, BEHIND = true;
+    __device__ Keys sees(const Sequence& sequence, int query) const { return {0, query + 1 + sequence.diagonal()}; }
+};
+
+// Aligned top-left: query i stands at key i.
+struct TopLeft : Part<TopLeft> {
+    static constexpr bool RIGHT_EDGE = true;
+    __device__ Keys sees(const Sequence& sequence, int query) const { return {0, query + 1}; }
+};
+
+// A window around the key that a query stands at: so many keys before it and after it; fewer than none where negative.
+struct WindowLeft : Part<WindowLeft> {
+    static constexpr bool LEFT_EDGE = true;
+    int window_left;
+    __device__ Keys sees(const Sequence& sequence, int query) const {
+        return {query + sequence.diagonal() - window_left, sequence.seq_kv};
+    }
+};
+struct WindowRight : Part<WindowRight> {
+    static constexpr bool RIGHT_EDGE = true;
+    int window_right;
+    __device__ Keys sees(const Sequence& sequence, int query) const {
+        return {0, query + 1 + sequence.diagonal() + window_right};
+    }
+};

@@ -1,0 +1,70 @@
+// A part of a score: what it may say of the keys that a query sees, and of a score.
+#pragma once
+#include "ptx.cuh"
+
+// The sequences that a tile belongs to: how long they are, and where they begin in arrays of several.
+struct Sequence {
+    int seq_q, seq_kv;
+    int first_q = 0, first_k = 0;
+
+    // Query i stands at key i + diagonal: aligned bottom-right.
+    __device__ int diagonal() const { return seq_kv - seq_q; }
+};
+
+struct Keys {
+    int first, end;  // [first, end); none where end <= first
+};
+
+// Whose score it is; a query and a key that there are.
+struct Pair {
+    const Sequence& sequence;
+    int batch, head, query, key;
+};
+
+// What a part may say; it overrides what it changes. Its members are its run-time parameters: they follow Params in the
+// kernel's parameter, in the order of the parts, and a part without any takes no place there: for that, the bases of two
+// parts must not be of one type.
+template <class Self>
+struct Part {
+    // Whether scores stay proportional to Q K^T, with the scale as the factor. Else the softmax is handed log2 units.
+    static constexpr bool LINEAR = true;
+    // Whether all scores of a warp are handed over together, to `apply_all`. It brings them to log2 units, from those in which
+    // they are by `factor`, and makes that 1. So do the parts before it in a score.
+    static constexpr bool TOGETHER = false;
+    // Whether what it adds grows evenly from key to key, by `step`, in pieces: see tilt.cuh.
+    static constexpr bool TILTS = false;
+    // Whether a query sees no keys beyond the one it stands at.
+    static constexpr bool BEHIND = false;
+    // Whether scores are multiplied by a polynomial of them as long as they are small: by `curve`; of one that is TOGETHER.
+    static constexpr bool CURVES = false;
+    // Whether the first scores of a row tell about where the others are; where not, row maxima are looked for everywhere.
+    static constexpr bool STEADY = true;
+    // Whether each pair must be asked for.
+    static constexpr bool PAIRWISE = false;
+    // Whether the scores of a key follow each other, and not those of a query: what is the same for all queries is then not
+    // kept in registers.
+    static constexpr bool BY_KEY = false;
+    // Whether a head has a logit beside those of its keys.
+    static constexpr bool SINKS = false;
+    // Whether weights are dropped, after they have been added up.
+    static constexpr bool DROPS = false;
+    // Whether a map says which tiles of keys are visited.
+    static constexpr bool BLOCKS = false;
+    // Whether `sees` leaves out keys before the first, or after the last, that a query sees.
+    static constexpr bool LEFT_EDGE = false, RIGHT_EDGE = false;
+
+    // The keys that a query sees. From one query to the next, neither end may fall, or rise by more than one.
+    __device__ Keys sees(const Sequence& sequence, int query) const { return {0, sequence.seq_kv}; }
+    // A score in log2 units; of parts that are not LINEAR.
+    __device__ float score(float s, const Pair& pair) const { return s; }
+    // By how much it grows from that key to the next, log2 units; and on which piece, 1 or 2, all queries and keys of a range are,
+    // 0 if on none; of parts with TILTS.
+    __device__ float step(const Pair& pair) const { return 0.f; }
+    __device__ int piece(const Sequence& sequence, int first_query, int last_query, int first_key, int last_key) const {
+        return 1;
+    }
+    // Whether the query does not see the key; of parts that are PAIRWISE.
+    __device__ bool hides(const Pair& pair) const { return false; }
+    // That logit; of parts with SINKS.
+    __device__ float sink(int head) const { return -INF; }
+};

@@ -1,0 +1,98 @@
+// c tanh(score / c) in place of a score.
+#pragma once
+#include "part.cuh"
+#include "ptx.cuh"
+
+// An even polynomial of S, by which S is multiplied. Right up to a product of `end`, log2 units, in magnitude; beyond, the product
+// is larger still.
+template <int TERMS>
+struct Curve {
+    float terms[TERMS];
+    float end;
+
+    __device__ float operator()(float s) const {
+        const float square = s * s;
+        float sum = terms[TERMS - 1];
+#pragma unroll
+        for (int t = TERMS - 2; t >= 0; --t) sum = fmaf(sum, square, terms[t]);
+        return sum;
+    }
+};
+
+// c tanh(score / c), in log2 units. The special function unit has its hands full with exponentials: where all scores of a
+// warp are less than 3/4 c, as they nearly always are, a polynomial on the multiply-add units takes the place of tanh.
+template <class Self, int TERMS>
+struct Capping : Part<Self> {
+    static constexpr bool LINEAR = false, TOGETHER = true, CURVES = true;
+    static constexpr float LIMIT = 0.75f, TANH_LIMIT = 0.635148952f;
+    float softcap_log2, softcap_inverse;  // c and its reciprocal
+
+    __device__ Curve<TERMS> curve(float scale_log2) const {
+        const float inverse = scale_log2 * softcap_inverse;
+        Curve<TERMS> curve;
+        float power = softcap_log2 * inverse;
+#pragma unroll
+        for (int i = 0; i < TERMS; ++i) curve.terms[i] = Self::TANH[i] * power, power *= inverse * inverse;
+        // Of other factors, powers would leave float32's range.
+        curve.end = inverse > 0x1p-12f && inverse < 0x1p12f ? TANH_LIMIT * softcap_log2 : 0.f;
+        return curve;
+    }
+    template <class At, int MT, int NT>
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
+        const float scale_log2 = factor;
+        const Curve<TERMS> curve = this->curve(scale_log2);
+        constexpr int CHAINS = 8;  // a maximum waits for the one before
+        float largest[CHAINS] = {};
+#pragma unroll
+        for (int i = 0; i < MT * NT * 4; ++i)
+            largest[i % CHAINS] = fmaxf(largest[i % CHAINS], fabsf(rS[i / (NT * 4)][i / 4 % NT][i % 4]));
+#pragma unroll
+        for (int i = 1; i < CHAINS; ++i) largest[0] = fmaxf(largest[0], largest[i]);
+        if (__all_sync(0xffffffff, curve.end > 0.f && largest[0] * scale_log2 * softcap_inverse <= LIMIT)) {
+#pragma unroll
+            for (int i = 0; i < MT * NT * 4; ++i) {
+                float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
+                s *= curve(s);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < MT * NT * 4; ++i) {
+                float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
+                s = static_cast<const Self*>(this)->capped(s * scale_log2);
+            }
+        }
+        factor = 1.f;
+    }
+    __device__ float score(float s, const Pair& pair) const { return static_cast<const Self*>(this)->capped(s); }
+};
+// By the hardware's tanh, whose error of 2^-11 is a quarter of what bfloat16 leaves of a score; the polynomial's is 2^-12.
+struct Softcap : Capping<Softcap, 3> {
+    static constexpr float TANH[] = {0.9997853637f, -0.3262980283f, 0.0973573104f};
+    __device__ float capped(float s) const { return softcap_log2 * tanh_approx(s * softcap_inverse); }
+};
+// By an exponential and a reciprocal, to some 2^-22 of c, as float16 leaves four times as much; the polynomial's is 2^-20 of
+// the score.
+struct FineSoftcap : Capping<FineSoftcap, 5> {
+    static constexpr float TANH[] = {0.9999994636f, -0.3332825303f, 0.1325899065f, -0.0500564910f, 0.0129297795f};
+    __device__ float capped(float s) const {
+        constexpr float TWO_LOG2_E = 2.885390081777926815f;
+        // tanh(x) = 1 - 2 / (e^2x + 1)
+        const float power = exp2_approx(s * softcap_inverse * TWO_LOG2_E);
+        return fmaf(-2.f * softcap_log2, reciprocal_approx(power + 1.f), softcap_log2);
+    }
+};
+struct ExactSoftcap : Part<ExactSoftcap> {
+    static constexpr bool LINEAR = false, TOGETHER = true;
+    float softcap_log2, softcap_inverse;
+
+    template <class At, int MT, int NT>
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
+#pragma unroll
+        for (int i = 0; i < MT * NT * 4; ++i) {
+            float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
+            s = softcap_log2 * tanhf(s * factor * softcap_inverse);
+        }
+        factor = 1.f;
+    }
+    __device__ float score(float s, const Pair& pair) const { return softcap_log2 * tanhf(s * softcap_inverse); }
+};
