@@ -174,6 +174,21 @@ def test_two_names_of_an_array(traces: list[str]) -> None:
     assert len(traces) == 2
 
 
+def test_methods_of_what_changes_are_asked_each_time(traces: list[str]) -> None:
+    numbers = {"factor": 2.0}
+    get, largest = numbers.get, max  # a function of a module's is not
+
+    def made() -> Any:
+        return own(lambda s, b, h, i, j: s * get("factor"), None)
+
+    two = made()
+    numbers["factor"] = largest(2.5, 3.0)
+    assert made() != two
+    for _ in range(2):
+        own(lambda s, b, h, i, j: s * largest(1.0, 2.0), None)
+    assert len(traces) == 3
+
+
 def test_what_has_attributes_is_asked_each_time(traces: list[str]) -> None:
     settings = SimpleNamespace(window=3)
 

@@ -55,6 +55,8 @@ def closure(function: FunctionType) -> Closure:
             key.append(value or repr(value))  # zeros of either sign are equal
         elif category == "fixed":
             key.append(value)
+            owner = getattr(value, "__self__", None)  # of a method, which may read what changes
+            is_known &= owner is None or isinstance(owner, ModuleType)
         elif category == "module":
             key.append(value)
             is_known &= value.__name__ in _MODULES
