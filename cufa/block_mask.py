@@ -108,19 +108,23 @@ class BlockMask:
         )
         if not isinstance(block, tuple) or len(block) != 2:
             raise TypeError(f"block must be a tuple (queries, keys), not {block!r}")
-        for n in block:
-            if check_size("block", n, 1024) < 16:
-                raise ValueError(f"block must be 16 to 1024, not {n}")
-        rows, columns = -(-seq_q // block[0]), -(-seq_kv // block[1])
+        # Of plain integers: those of NumPy may have too few bits, or no sign.
+        queries, keys = (check_size("block", n, 1024) for n in block)
+        if min(queries, keys) < 16:
+            raise ValueError(f"block must be 16 to 1024, not {min(queries, keys)}")
+        block = queries, keys
+        rows, columns = -(-sizes[2] // queries), -(-sizes[3] // keys)
         if math.prod((*sizes[:2], rows, columns)) >= 2**31:
             raise ValueError(f"block {block} makes {rows} x {columns} tiles, too many of all heads")
+        if mask_mod is None:
+            raise TypeError("mask_mod must be a function or a string of C++, not None")
         kinds = xp.empty((*sizes[:2], rows, columns), np.uint8)
         if xp is np:
             function = checked("mask_mod", mask_mod)
             cpu.fill(kinds, function, sizes, block)
         else:
             launch.fill(kinds, own(None, mask_mod), sizes, block)
-        return cls(kinds, (int(block[0]), int(block[1])), sizes[2], sizes[3])
+        return cls(kinds, block, sizes[2], sizes[3])
 
     def lists(self, variant: Variant) -> Array:
         """Return what a kernel reads of it, made on the current stream where there is none yet.

@@ -296,6 +296,15 @@ def test_bad_arguments(arguments: Any, options: Any, error: type[Exception], mes
         cufa.BlockMask.of(within, *arguments, **options)
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint16, np.uint64])
+def test_sizes_that_are_integers_of_numpy(kind: Any) -> None:
+    block = kind(16), kind(48)
+    found = cufa.BlockMask.of(within, None, None, kind(100), kind(120), block=block)
+    expected = cufa.BlockMask.of(within, None, None, 100, 120, block=(16, 48))
+    assert found.key == expected.key
+    np.testing.assert_array_equal(found.kinds, expected.kinds)
+
+
 def test_bad_functions() -> None:
     with pytest.raises(TypeError, match="mask_mod must be a function"):
         cufa.BlockMask.of(np.tanh, 1, 1, 5, 5)
@@ -303,6 +312,12 @@ def test_bad_functions() -> None:
         cufa.BlockMask.of("true", 1, 1, 5, 5)
     with pytest.raises(TypeError, match="mask_mod returns what is int64"):
         cufa.BlockMask.of(lambda b, h, i, j: i + j, 1, 1, 5, 5)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_there_must_be_a_function(played_cupy: Any, there: bool) -> None:
+    with pytest.raises(TypeError, match=r"mask_mod must be a function .*, not None"):
+        cufa.BlockMask.of(None, 1, 1, 5, 5, xp=played_cupy if there else np)  # type: ignore[arg-type]
 
 
 def test_what_is_printed() -> None:
