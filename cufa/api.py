@@ -10,7 +10,7 @@ import numpy as np
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
 from cufa.block_mask import BlockMask, with_block_mask
-from cufa.checks import NO_WINDOW, check_flag, check_seed, refuse_kernel
+from cufa.checks import NO_WINDOW, check_dropout, check_flag, check_seed, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.cpu import own as cpu_own
 from cufa.cpu.lengths import attention_padded
@@ -176,6 +176,8 @@ def attention(
     mods = NOTHING
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
         mods = own(score_mod, mask_mod)
+    if type(dropout_p) is not float:
+        check_dropout(dropout_p)  # an array has no truth
     alone = alibi_slopes is bias is mask is sinks is block_mask is lengths_k is None
     if dropout_p or mods.parts or not alone:
         lengths = () if lengths_k is None else (lengths_k,)

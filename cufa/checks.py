@@ -120,16 +120,21 @@ def check_devices(arrays: Mapping[str, Array], cupy: Any) -> None:
             )
 
 
+def as_float(number: Real) -> float:
+    """Return a real number as a float; an integer or a fraction beyond all of them is infinite."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
+
+
 def check_scale(scale: float | None, head_dim: int) -> float:
     """Return the factor of the scores; 1 / sqrt(head_dim) for None."""
     if scale is None:
         return 1.0 / math.sqrt(head_dim)
     if isinstance(scale, bool) or not isinstance(scale, Real):
         raise TypeError(f"scale must be a real number or None, not {type(scale).__name__}")
-    try:
-        value = float(scale)
-    except OverflowError:  # an integer or a fraction beyond float64
-        value = math.inf
+    value = as_float(scale)
     if not abs(value) < _MAX_SCALE:  # also true for NaN
         raise ValueError(f"scale must be less than 2^64 in magnitude, not {value!r}")
     return value
@@ -175,10 +180,7 @@ def check_softcap(softcap: object) -> float:
         return 0.0
     if isinstance(softcap, bool) or not isinstance(softcap, Real):
         raise TypeError(f"softcap must be a real number or None, not {type(softcap).__name__}")
-    try:
-        value = float(softcap)
-    except OverflowError:
-        value = math.inf
+    value = as_float(softcap)
     if not _LEAST_SOFTCAP <= value <= _MOST_SOFTCAP:  # also true for NaN
         bounds = f"{_LEAST_SOFTCAP:g} to {_MOST_SOFTCAP:g}"
         raise ValueError(f"softcap must be {bounds}, not {value!r}")
@@ -189,7 +191,7 @@ def check_dropout(dropout_p: object) -> float:
     """Return how many of the weights are dropped."""
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, Real):
         raise TypeError(f"dropout_p must be a real number, not {type(dropout_p).__name__}")
-    value = float(dropout_p)
+    value = as_float(dropout_p)
     if not 0 <= value < 1:  # also true for NaN
         raise ValueError(f"dropout_p must be 0 or more, and less than 1, not {value!r}")
     return value

@@ -17,6 +17,7 @@ from cufa.arrays import Array, as_bhsd, module_of, module_of_all
 from cufa.beside import parse_beside
 from cufa.checks import (
     NO_WINDOW,
+    as_float,
     check_devices,
     check_dtypes,
     check_flag,
@@ -342,7 +343,7 @@ def _checked_max(unified_max: float | None, dtype: str) -> float | None:
         raise TypeError(f"unified_max must be a number or None, not {type(unified_max).__name__}")
     if dtype == "float32":
         raise ValueError("unified_max is for float16 and bfloat16, q has float32")
-    value = float(unified_max)
+    value = as_float(unified_max)
     if not abs(value) <= MAX_UNIFIED:
         raise ValueError(f"unified_max must be {MAX_UNIFIED} at most in magnitude, not {value!r}")
     return value

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cufa.arrays import Array, module_of_all
-from cufa.checks import DTYPES, check_flag, check_module, check_size, shown_dtype
+from cufa.checks import DTYPES, as_float, check_flag, check_module, check_size, shown_dtype
 
 
 class Rotary:
@@ -184,10 +184,7 @@ def _number(name: str, value: object) -> float:
     """Return a finite real number as a float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a real number, not {type(value).__name__}")
-    try:
-        number = float(value)
-    except OverflowError:  # an integer or a fraction beyond float64
-        number = math.inf
+    number = as_float(value)
     if not math.isfinite(number):
         raise ValueError(f"{name} must be finite, not {number}")
     return number

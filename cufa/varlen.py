@@ -10,7 +10,15 @@ import numpy as np
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module
 from cufa.beside import parse_beside
-from cufa.checks import NO_WINDOW, check_flag, check_out, check_seed, check_size, refuse_kernel
+from cufa.checks import (
+    NO_WINDOW,
+    check_dropout,
+    check_flag,
+    check_out,
+    check_seed,
+    check_size,
+    refuse_kernel,
+)
 from cufa.cpu import attention as cpu_attention
 from cufa.cpu import lengths as cpu
 from cufa.cpu.own import Own, checked
@@ -125,6 +133,8 @@ def attention_varlen(
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
         mods = own(score_mod, mask_mod)
         beside = *beside, *mods.arrays
+    if type(dropout_p) is not float:
+        check_dropout(dropout_p)  # an array has no truth
     if dropout_p:
         beside = *beside, seed
     if known and q is not None:

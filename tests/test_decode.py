@@ -240,6 +240,13 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], message: str)
         cufa.decode(**arguments)
 
 
+@pytest.mark.parametrize("unified_max", [float("nan"), -1e7, 10**400])
+def test_a_bad_unified_maximum(unified_max: float) -> None:
+    q, cache = Q.astype(np.float16), CACHE.astype(np.float16)
+    with pytest.raises(ValueError, match=r"unified_max must be 1000000\.0 at most"):
+        cufa.decode(q, cache, cache, unified_max=unified_max)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [case[1:] for case in BAD_PAGED],

@@ -115,6 +115,8 @@ def test_sequences_of_any_lengths(xp: ModuleType, rng: np.random.Generator) -> N
         ({"dropout_p": -0.1}, ValueError, "dropout_p must be 0 or more"),
         ({"dropout_p": float("nan")}, ValueError, "dropout_p must be 0 or more"),
         ({"dropout_p": "0.1"}, TypeError, "dropout_p must be a real number"),
+        ({"dropout_p": 10**400}, ValueError, "dropout_p must be 0 or more"),
+        ({"dropout_p": np.array([0.1, 0.2])}, TypeError, "dropout_p must be a real number"),
         ({"dropout_p": True}, TypeError, "dropout_p must be a real number"),
         ({"dropout_p": 0.1, "seed": -1}, ValueError, "seed must be 0 to"),
         ({"dropout_p": 0.1, "seed": 2**64}, ValueError, "seed must be 0 to"),
@@ -131,6 +133,9 @@ def test_bad_options(
         for _ in range(2):
             with pytest.raises(error, match=f"^{message}"):
                 function(q, q, q, **options)
+    offsets = np.array([0, 1])
+    with pytest.raises(error, match=f"^{message}"):
+        cufa.attention_varlen(q[0], q[0], q[0], offsets, offsets, **options)
 
 
 def test_a_bad_mask() -> None:
