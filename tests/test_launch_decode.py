@@ -263,6 +263,8 @@ SPOILERS: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "v pages": (lambda c: {"v_cache": c["v_cache"][1:]}, ValueError, "v_cache .* pages"),
     "k bytes": (lambda c: {"k_cache": odd_bytes(c["k_cache"])}, ValueError, "k_cache .* no mult"),
+    "lengths number": (lambda c: {"lengths": 5}, TypeError, "lengths must be a NumPy or"),
+    "table number": (lambda c: {"block_table": 0}, TypeError, "block_table must be a NumPy or"),
     "lengths shape": (lambda c: {"lengths": c["lengths"][:3]}, ValueError, "lengths has shape"),
     "lengths dtype": (
         lambda c: {"lengths": on_gpu(c["lengths"].host.astype(np.int64))},
@@ -320,6 +322,16 @@ def test_what_is_illegal_after_a_legal_call(
             cufa.decode(**{**given, **changes(given)})
         assert len(gpu.launches) == launches
     case.checked()
+
+
+def test_numbers_after_calls_without_arrays(gpu: Gpu, rng: np.random.Generator) -> None:
+    """They are no addresses."""
+    q, k, v = map(on_gpu, random_inputs(rng, "float16", hq=4, hk=2, sq=1, sk=50, d=64))
+    cufa.decode(q, k, v)
+    launches = len(gpu.launches)
+    with pytest.raises(TypeError, match=r"^lengths must be a NumPy or a CuPy array, not int"):
+        cufa.decode(q, k, v, lengths=5)  # type: ignore[arg-type]
+    assert len(gpu.launches) == launches
 
 
 def test_out_over_lengths_and_the_table(gpu: Gpu, rng: np.random.Generator) -> None:

@@ -190,6 +190,26 @@ def test_a_kernel_that_reads_none() -> None:
             plan(problem, device.named("h200"), "fa1_fp32")
 
 
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_what_is_no_array_after_a_call_without_one(
+    gpu: Gpu, rng: np.random.Generator, dropout_p: float
+) -> None:
+    """On a played GPU: no number but a seed is one that may be, nor tiles in other places."""
+    q, k, v = (on_gpu(x) for x in inputs(rng, "float16", (1, 2, 1, 8, 16)))
+    tiles = cufa.BlockMask(on_gpu(np.ones((1, 1, 1, 1), np.uint8)), (128, 128), 8, 16)
+    bias = on_gpu(np.zeros((8, 16), np.float32))
+    options: dict[str, Any] = {"bias": bias, "dropout_p": dropout_p, "seed": 3}
+    cufa.attention(q, k, v, **options)
+    launches = len(gpu.launches)
+    for name in ("alibi_slopes", "mask", "sinks", "lengths_k"):
+        for bad in (0, 5, True, tiles):
+            with pytest.raises(TypeError, match=f"^{name} must be a NumPy or a CuPy array"):
+                cufa.attention(q, k, v, **(options | {name: bad}))
+    with pytest.raises(TypeError, match=r"^block_mask must be a BlockMask, not int"):
+        cufa.attention(q, k, v, **(options | {"block_mask": 5}))
+    assert len(gpu.launches) == launches
+
+
 @pytest.mark.parametrize("changed", ["out", "shape", "dtype", "device", "kind"])
 def test_a_call_that_is_like_another(gpu: Gpu, rng: np.random.Generator, changed: str) -> None:
     """What a first one refuses, those after it refuse; on a GPU that the host plays."""

@@ -329,6 +329,18 @@ def test_how_a_call_runs(
     assert bool(priced) == (plan.variant.kernel == "fa3_wgmma")
 
 
+def test_numbers_after_calls_without_arrays(gpu: Gpu, rng: np.random.Generator) -> None:
+    """They are no addresses; on a GPU that is played."""
+    given = [on_gpu(x) for x in ragged(rng, "float32", ((30, 50), (20, 300)), d=64)]
+    cufa.attention_varlen(*given)
+    launches = len(gpu.launches)
+    for name in ("seqused_k", "sinks", "alibi_slopes"):
+        options: dict[str, Any] = {name: 5}
+        with pytest.raises(TypeError, match=f"^{name} must be a NumPy or a CuPy array, not int"):
+            cufa.attention_varlen(*given, **options)
+    assert len(gpu.launches) == launches
+
+
 def test_how_a_call_runs_on_the_cpu(rng: np.random.Generator) -> None:
     """In tiles of sequences of the average length."""
     arrays = ragged(rng, "float32", ((30, 50), (20, 300)))

@@ -76,7 +76,7 @@ def again(
     of_beside: Key = ()
     addresses: Ints = ()
     if beside:
-        found = _placed(beside, device_id)
+        found = _placed(beside, device_id, kind.has_seed)
         if found is None:
             return None
         of_beside, addresses = found
@@ -114,17 +114,28 @@ def again(
     return (out, lse) if return_lse else out
 
 
-def _placed(arrays: tuple[Any, ...], device_id: int) -> tuple[Key, Ints] | None:
-    """Return what arrays are like, and their addresses; None if one may not be."""
+def _placed(arrays: tuple[Any, ...], device_id: int, has_seed: bool) -> tuple[Key, Ints] | None:
+    """Return what arrays are like, and their addresses; None if one may not be.
+
+    No other number than a seed, and no `BlockMask` elsewhere, is what may be: a call that has none
+    there is of the same kind.
+    """
     key: list[Any] = []
     addresses = []
-    for array in arrays:
-        if array is None or (type(array) is int and 0 <= array < 2**64):
+    seed_at = len(arrays) - 1 if has_seed else -1
+    for i, array in enumerate(arrays):
+        if array is None:
             key.append(None)
-            addresses.append(array or 0)
+            addresses.append(0)
+            continue
+        if i == seed_at:
+            if type(array) is not int or not 0 <= array < 2**64:
+                return None
+            key.append(None)
+            addresses.append(array)
             continue
         if not isinstance(array, _ndarray):
-            kinds = array.kinds if isinstance(array, BlockMask) else None
+            kinds = array.kinds if i == _BLOCK_MASK and isinstance(array, BlockMask) else None
             if not isinstance(kinds, _ndarray) or kinds.data.device_id != device_id:
                 return None
             key.append(array.key)

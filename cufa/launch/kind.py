@@ -104,6 +104,8 @@ class Kind:
         Of the user's arrays that are q, k, v and out.
     problem : Problem or DecodeProblem
     layout : str
+    has_seed : bool
+        Whether a seed comes last of what is beside the arrays.
     calls : dict
         Those that came twice and are ready, the oldest first.
     latest : tuple
@@ -132,6 +134,7 @@ class Kind:
         whole = problem.head_dim * size % ALIGNMENT == problem.head_dim_v * size % ALIGNMENT == 0
         self._may_be_plain = whole and problem.scale >= 0
         self._uneven = is_uneven(problem.score)
+        self.has_seed = "Dropout" in problem.score
         self._device, self._device_id = device, device_id
         self._planned, self._otherwise = planned, otherwise
         self._loaded: dict[Variant, Loaded | LoadedDecode] = {}
