@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
-from cufa.arrays import Array, Operands, array_module
+from cufa.arrays import Array, Operands, array_module, module_of
 from cufa.beside import parse_beside
 from cufa.checks import (
     NO_WINDOW,
@@ -301,7 +301,9 @@ def _parsed(
     sequences, lengths = parse_offsets(lengths, totals, xp)
     out = arrays[3]
     if out is not None:
-        there = {n: x for n, x in {**given, **lengths}.items() if isinstance(x, type(out))}
+        of_mods = dict(zip(mods.names, mods.arrays, strict=True))
+        beside = {**given, **lengths, **of_mods}.items()
+        there = {n: x for n, x in beside if x is not None and module_of(n, x) is xp}
         check_out(out, out.shape, there)
     problem = problem._replace(
         kv="Varlen",

@@ -341,6 +341,23 @@ def test_numbers_after_calls_without_arrays(gpu: Gpu, rng: np.random.Generator) 
     assert len(gpu.launches) == launches
 
 
+def test_out_over_what_a_function_reads(gpu: Gpu, rng: np.random.Generator) -> None:
+    """On a GPU that is played; also after a call in which they are apart."""
+    arrays = ragged(rng, "float32", ((30, 50), (20, 300)), d=64)
+    given = [on_gpu(x) for x in arrays]
+    out = on_gpu(np.zeros_like(arrays[0]))
+
+    def reads(array: Any) -> Any:
+        return lambda score, b, h, q_idx, kv_idx: score + array[kv_idx % 64]
+
+    cufa.attention_varlen(*given, score_mod=reads(on_gpu(np.zeros(64, np.float32))), out=out)
+    launches = len(gpu.launches)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^out .* shares memory with score_mod: array"):
+            cufa.attention_varlen(*given, score_mod=reads(out[0, 0]), out=out)
+    assert len(gpu.launches) == launches
+
+
 def test_how_a_call_runs_on_the_cpu(rng: np.random.Generator) -> None:
     """In tiles of sequences of the average length."""
     arrays = ragged(rng, "float32", ((30, 50), (20, 300)))
