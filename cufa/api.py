@@ -98,9 +98,9 @@ def attention(
         Of the `mask_mod`: tiles of queries and keys that this hides are not computed, and in those
         that are whole it is not asked. Beside other masks and `lengths_k`, too.
     lengths_k : array, shape (b,), int32
-        How many keys each sequence has, 0 to sk: those behind them are no keys, and masks are
-        aligned to the last one that there is. On the device, where nothing is read back, or
-        integers on the host. Beyond sk, lengths on the device count as sk.
+        How many keys each sequence has, 0 to sk: those behind them are no keys, and masks and
+        ALiBi's distances are aligned to the last one that there is. On the device, where nothing
+        is read back, or integers on the host. Beyond sk, lengths on the device count as sk.
     dropout_p : float
         How many of the weights are dropped at random, the others being divided by 1 - dropout_p
         (Dao et al. 2022, algorithm 2): 0 or more, and less than 1. `cufa.dropout_mask` says which.
@@ -160,16 +160,16 @@ def attention(
     and 0 times infinity is NaN. In "fa2_fp32" it reaches no others.
 
     In 16-bit types on the GPU, rows whose scores exceed 1.8e8 in magnitude are NaN: float32 cannot
-    tell such scores apart.
+    tell such scores apart. A score below -2.35e38 there counts as -inf, as that of a hidden key.
 
     `score_mod` and `mask_mod` are called with NumPy arrays that broadcast, on the CPU. On the GPU
     they are traced once and compiled into the kernel. Arrays are read where they are, with an index
     for each axis: they may change their values, lengths and places without another kernel; numbers
     to which names refer are constants of it. Integers have 32 bits there, or the 64 of an array's
-    elements, and floats have 32; of an index that an array does not have, the nearest is read. What
-    depends on a value, such as `if`, `min` or `and`, cannot be traced: `numpy.where`,
-    `numpy.minimum` and `&` can. A string instead of a function is C++ for the GPU: an expression,
-    or a body that returns it, of `score`, `b`, `h`, `q_idx` and `kv_idx`.
+    elements, also where elements have fewer, and floats have 32; of an index that an array does not
+    have, the nearest is read. What depends on a value, such as `if`, `min` or `and`, cannot be
+    traced: `numpy.where`, `numpy.minimum` and `&` can. A string instead of a function is C++ for
+    the GPU: an expression, or a body that returns it, of `score`, `b`, `h`, `q_idx` and `kv_idx`.
     """
     beside: tuple[Array | None, ...] = ()
     dtypes: tuple[Any, ...] = ()
@@ -331,8 +331,13 @@ def _on_cpu(
     if out is None:
         out = np.empty(shape, q.dtype)
         operands = operands._replace(out=as_bhsd(out, layout))
+    given = operands.out
+    if functions.is_called:  # whatever they raise, `out` is whole
+        operands = operands._replace(out=np.empty(given.shape, given.dtype))
     if lengths_k is None:
         _, lse = cpu.attention(problem, operands, functions)
     else:
         lse = attention_padded(problem, operands, lengths_k, functions)
+    if given is not operands.out:
+        given[...] = operands.out
     return (out, lse.reshape(lse_shape)) if return_lse else out

@@ -66,7 +66,8 @@ def merge(
     -----
     A part whose log-sum-exp is -inf has seen no key, and its result is not read; where all are so,
     the result is 0 and -inf. Parts of a log-sum-exp of +inf outweigh all others, each as much as
-    the other. NaN makes NaN. The formula is that of FlashAttention-2 (Dao 2023, section 2.3.1).
+    the other. NaN makes NaN. Sinks of `attention` and `decode` belong into one part only. The
+    formula is that of FlashAttention-2 (Dao 2023, section 2.3.1).
 
     Examples
     --------

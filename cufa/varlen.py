@@ -353,5 +353,10 @@ def _on_cpu(
     if out is None:
         out = np.empty((*q.shape[:2], problem.head_dim_v), q.dtype)
         operands = operands._replace(out=out.swapaxes(0, 1)[None])
+    given = operands.out
+    if functions.is_called:  # whatever they raise, `out` is whole
+        operands = operands._replace(out=given.copy())
     lse = cpu.attention_varlen(problem, operands, **lengths, own=functions)
+    if given is not operands.out:
+        given[...] = operands.out
     return (out, lse[0]) if return_lse else out

@@ -9,8 +9,8 @@ those parts.
 
 from __future__ import annotations
 
+import argparse
 import itertools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,7 +44,13 @@ def main() -> None:
         **{"attention": attention, "scores": scores, "own": own, "varlen": varlen},
         **{"decode": decode, "caches": caches, "merge": merge},
     }
-    for name in sys.argv[1:] or parts:
+    parser = argparse.ArgumentParser(description="Calls that reach every kernel.")
+    parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(parts))
+    chosen = parser.parse_args().parts
+    for name in chosen:
+        if name not in parts:
+            parser.error(f"{name!r} is none of {', '.join(parts)}")
+    for name in chosen or parts:
         calls = sum(1 for _ in parts[name]())
         cupy.cuda.get_current_stream().synchronize()
         print(f"{name}: {calls} calls")

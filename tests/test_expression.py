@@ -60,6 +60,9 @@ CASES: dict[str, Callable[..., Any]] = {
     "rounding": lambda x, y, i, j, m, n, p, q: np.floor(x) + np.ceil(y) * np.trunc(x) + np.rint(y),
     "rounding of integers": lambda x, y, i, j, m, n, p, q: np.floor(i) // 2 - np.ceil(j) // 3,
     "squares": lambda x, y, i, j, m, n, p, q: np.square(x) - np.square(i % 100),
+    "bounds": lambda x, y, i, j, m, n, p, q: (
+        np.clip(x, None, 1) + np.clip(i, a_min=3, a_max=None) + np.clip(y, min=-1, max=2)
+    ),
     "comparisons": lambda x, y, i, j, m, n, p, q: (x < y) | (i >= j) & (m != n) ^ (y <= 2),
     "others": lambda x, y, i, j, m, n, p, q: (x == y) | ~(i > j) | (p == q),
     "logic": lambda x, y, i, j, m, n, p, q: np.logical_or(

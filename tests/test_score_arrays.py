@@ -120,8 +120,8 @@ def test_what_is_hidden_stays_hidden(xp: ModuleType, rng: np.random.Generator) -
 
 def test_sinks_of_any_size(xp: ModuleType, rng: np.random.Generator) -> None:
     """Large ones leave nothing of the values; without a key, the sink is all that there is."""
-    sizes = (1, 5, 1, 40, 33)
-    sinks = np.array([1e30, -1e30, np.inf, -np.inf, 200.0], np.float32)
+    sizes = (1, 6, 1, 40, 33)
+    sinks = np.array([1e30, -1e30, np.inf, -np.inf, 200.0, np.nan], np.float32)
     for dtype in ("float16", "bfloat16", "float32"):
         arrays = inputs(rng, dtype, sizes, 32)
         given = [xp.asarray(x) for x in arrays]
@@ -136,6 +136,8 @@ def test_sinks_of_any_size(xp: ModuleType, rng: np.random.Generator) -> None:
             seen = to_host(plain_lse)[:, head] > -np.inf
             assert (lse[:, head][seen] == to_host(plain_lse)[:, head][seen]).all()
             assert (lse[:, head][~seen] == sinks[head]).all()
+        assert np.isnan(lse[:, 5]).all()
+        assert np.isnan(out[:, 5][to_host(plain_lse)[:, 5] > -np.inf]).all()
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,8 @@ def test_what_is_refused(gpu: Gpu, rng: np.random.Generator, argument: str) -> N
     cases: Any = (
         (host, {argument: "1 > 0"}, ValueError, f"{argument} must be a function for NumPy arrays"),
         (host, {argument: np.tanh}, TypeError, f"{argument} must be a function"),
+        (host, {argument: lambda b: b}, TypeError, f"{argument}: .* it is called with"),
+        (there, {argument: lambda b: b}, TypeError, f"{argument} cannot be traced"),
         (there, {argument: np.tanh}, TypeError, f"{argument} must be a function"),
         (there, {argument: lambda *_: "x"}, TypeError, f"{argument} cannot be traced"),
         (there, {argument: reads(table)}, TypeError, f"{argument}: array must be a cupy array"),
@@ -178,6 +180,23 @@ def test_what_is_refused(gpu: Gpu, rng: np.random.Generator, argument: str) -> N
                 with pytest.raises(error, match=message):
                     function(*arrays, **options)
     assert not gpu.launches
+
+
+def test_a_function_that_fails_on_the_cpu_leaves_out_whole(rng: np.random.Generator) -> None:
+    q, k, v = inputs(rng, "float32", (1, 2, 2, 700, 20))
+    out = np.full_like(q, 7.0)
+
+    def fails(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score / 0 if q_idx.max() < 600 else np.zeros(3)[q_idx]
+
+    with pytest.raises(IndexError):
+        cufa.attention(q, k, v, score_mod=fails, out=out)
+    flat_q, flat_k, flat_v = (x.reshape(-1, 2, x.shape[-1]) for x in (q, k, v))
+    ragged, ends = np.full_like(flat_q, 7.0), (np.array([0, 700]), np.array([0, 20]))
+    with pytest.raises(IndexError):
+        cufa.attention_varlen(flat_q, flat_k, flat_v, *ends, score_mod=fails, out=ragged)
+    for each in (out, ragged):
+        np.testing.assert_array_equal(each, 7.0)
 
 
 def test_what_functions_return_on_the_cpu(rng: np.random.Generator) -> None:

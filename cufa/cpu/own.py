@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,11 @@ import numpy as np
 from cufa.expression.own import check
 
 Function = Callable[..., Any]
+
+_ARGUMENTS = {
+    "score_mod": ("score", "b", "h", "q_idx", "kv_idx"),
+    "mask_mod": ("b", "h", "q_idx", "kv_idx"),
+}
 
 Tiles = tuple[np.ndarray, tuple[int, int]]
 """The kinds of a mask's tiles, and their queries and keys; see `cufa.BlockMask`."""
@@ -21,7 +27,7 @@ def checked(argument: str, given: object) -> Any:
     Raises
     ------
     TypeError
-        It is neither.
+        It is neither, or takes other arguments than it is called with.
     ValueError
         It is a string of C++.
     """
@@ -29,7 +35,16 @@ def checked(argument: str, given: object) -> Any:
         raise ValueError(
             f"{argument} must be a function for NumPy arrays, which run on the CPU, not C++"
         )
-    return None if given is None else check(argument, given)
+    if given is None:
+        return None
+    function = check(argument, given)
+    called_with = _ARGUMENTS[argument]
+    try:
+        inspect.signature(function).bind(*called_with)
+    except TypeError as error:
+        wanted = ", ".join(called_with)
+        raise TypeError(f"{argument}: {error}; it is called with ({wanted})") from None
+    return function
 
 
 class Own:
@@ -67,6 +82,11 @@ class Own:
     def beginning_with(self, first: int) -> Own:
         """Return the same for sequences of which the first has this number."""
         return Own(self.score_mod, self.mask_mod, first=first, tiles=self._tiles)
+
+    @property
+    def is_called(self) -> bool:
+        """Whether there is a function, which may raise what it likes."""
+        return not (self.score_mod is self.mask_mod is None)
 
     def is_hidden(self, rows: slice, keys: slice) -> bool:
         """Whether it is known that none of these queries sees any of these keys."""

@@ -31,7 +31,11 @@ ELEMENTS: dict[np.dtype, str] = {
 _ELSEWHERE = "an index of a list, or of an array that is no global name and no name around"
 _NAME_IT = "make it an array and give it such a name"
 
-_FUNCTIONS = {np.where: "where", np.clip: "clip"}
+_COMPUTED = {
+    np.dtype(kind): ELEMENTS[np.dtype(kind)]
+    for kind in (np.bool_, np.int32, np.int64, np.float32, np.float64)
+}
+"""Of what a value may be converted to; `ELEMENTS` are of what may be read."""
 
 
 class ReadArray(NamedTuple):
@@ -85,11 +89,12 @@ class _Traced(NDArrayOperatorsMixin):
         self, function: Any, types: Any, operands: tuple[Any, ...], options: dict[str, Any]
     ) -> Value:
         """Note a function that is no ufunc."""
-        name = _FUNCTIONS.get(function)
-        if name is None or options or len(operands) != 3:
-            known = "numpy.where and numpy.clip, with three arguments"
+        if function is np.clip:
+            return _clip(*operands, **options)
+        if function is not np.where or options or len(operands) != 3:
+            known = "numpy.clip and numpy.where, with three arguments"
             raise TypeError(f"numpy.{function.__name__} is none of {known}, and no ufunc")
-        return self._applied(name, operands)
+        return self._applied("where", operands)
 
     def __cupy_override_elementwise_kernel__(
         self, function: Any, *operands: Any, **options: Any
@@ -101,9 +106,10 @@ class _Traced(NDArrayOperatorsMixin):
 
     def astype(self, dtype: Any, copy: bool = True) -> Value:
         """Note a conversion: integers have 32 bits, or 64 if asked for, and floats have 32."""
-        kind = ELEMENTS.get(np.dtype(dtype))
+        kind = _COMPUTED.get(np.dtype(dtype))
         if kind is None:
-            raise TypeError(f"dtype {np.dtype(dtype)} is none that kernels compute in")
+            known = ", ".join(map(str, _COMPUTED))
+            raise TypeError(f"dtype {np.dtype(dtype)} is none that kernels compute in: {known}")
         return Value(self._graph, self._graph.cast(self._node(), kind))
 
     def _is_unknown(self, what: str, instead: str) -> NoReturn:
@@ -145,6 +151,13 @@ class _Traced(NDArrayOperatorsMixin):
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         """Refuse."""
         self._is_unknown(f"{_ELSEWHERE}, or an array of it,", _NAME_IT)
+
+
+def _clip(x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
+    """Note `numpy.clip`, by the names that its bounds have or had."""
+    low, high = (a if b is None else b for a, b in ((a_min, min), (a_max, max)))
+    x = x if low is None else np.maximum(x, low)
+    return x if high is None else np.minimum(x, high)
 
 
 class Value(_Traced):

@@ -220,7 +220,8 @@ struct Score : Parts... {
             if (lse == -INF) {
                 lse = logit;
             } else if (logit != -INF) {
-                divisor *= fminf(1.f + exp2f(beside), 0x1p100f);
+                const float more = 1.f + exp2f(beside);
+                divisor *= more > 0x1p100f ? 0x1p100f : more;  // NaN stays
                 lse = fmaxf(lse, logit) + log1pf(exp2f(-fabsf(beside)));
             }
         }
