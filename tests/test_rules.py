@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cufa import device
+from cufa.compiler import nvrtc
 from cufa.device import Device
 from cufa.kernel import KERNELS
 from cufa.planner.costs import Cost, Work, boxes, work
@@ -209,6 +210,29 @@ def test_rows_of_half_sectors() -> None:
     assert plain == parts._replace(unaligned=0.0)
     rows = 20 * (2 * 64 + 2 * 2 * 32)  # Q and O, K and V
     assert parts.unaligned == pytest.approx(3 * rows / 5 / 1000)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("reads", "options"),
+    [
+        (("BiasBfloat16",), {"softcap": 9.0}),
+        (("BiasBfloat16", "Mask"), {}),
+        (("BiasBfloat16",), {"dropout_p": 0.1}),
+        (("Alibi",), {"softcap": 9.0, "dropout_p": 0.1}),
+        (("Mask",), {"softcap": 9.0, "dropout_p": 0.1}),
+    ],
+    ids=str,
+)
+def test_scores_of_many_parts_have_registers(
+    head_dim: int, reads: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    pytest.importorskip("cupy")
+    shape = (4, 2048 // head_dim, 4096, head_dim)
+    plain = Problem.of_shapes(shape, shape, shape, dtype="bfloat16")
+    problem = plain._replace(reads=reads, **options)
+    compiled = nvrtc.compile_variant(plan(problem, H200).variant, "sm_90a")
+    assert compiled.spill_bytes < 128
 
 
 @pytest.mark.parametrize("causal", [False, True])

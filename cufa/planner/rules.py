@@ -13,7 +13,7 @@ from cufa.planner.costs import Cost, boxes, work
 from cufa.planner.hopper_costs import COSTS
 from cufa.planner.tiles import all_head_dims, padded, tiles
 from cufa.problem import Problem
-from cufa.score import OWN, edges, kind_of
+from cufa.score import OWN, edges, kind_of, part_named
 from cufa.variant import Variant
 
 KEY_STEP = 16
@@ -22,7 +22,9 @@ KEY_STEP = 16
 _ROW_STEP = 64  # that of the rows; with a causal mask what they see counts, in steps of keys
 _PACKED = 192  # rows, beyond which no tile holds those of several heads
 _KNOWN = 4096  # choices that are remembered
-_OF_FUNCTIONS = 40  # registers: with less, functions of a few lines spill hundreds of bytes
+_ROOM = 40  # registers: with less, functions of a few lines spill hundreds of bytes
+_BUSY = ("softcap", "alibi_slopes", "bias", "mask", "dropout_p")
+"""Arguments whose parts hold registers for each score; a bias and one more want room, or three."""
 
 
 class _Priced(NamedTuple):
@@ -172,11 +174,14 @@ class Choice:
 
 
 def _with_room(kernel: Kernel, score: tuple[str, ...], variants: list[Variant]) -> list[Variant]:
-    """Return those in which a caller's own functions have registers, or else all."""
+    """Return those in which the parts of a score have registers, or else all."""
     spare = kernel.spare_registers
-    if spare is None or not any(kind_of(part) in OWN.values() for part in score):
+    busy = [part_named(part).argument for part in score]
+    busy = [argument for argument in busy if argument in _BUSY]
+    crowded = len(busy) > 2 or (len(busy) == 2 and "bias" in busy)
+    if spare is None or not (crowded or any(kind_of(part) in OWN.values() for part in score)):
         return variants
-    return [each for each in variants if spare(each) >= _OF_FUNCTIONS] or variants
+    return [each for each in variants if spare(each) >= _ROOM] or variants
 
 
 @functools.lru_cache(maxsize=4096)
