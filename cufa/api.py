@@ -18,10 +18,11 @@ from cufa.expression.own import NOTHING, own
 from cufa.launch import calls
 from cufa.launch.decode_kind import on_device
 from cufa.launch.kind import Kind
+from cufa.parse import parse, restore_shape
 from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
-from cufa.problem import Problem, parse, restore_shape
+from cufa.problem import Problem
 from cufa.score import ARRAYS
 from cufa.tuned import user_table
 from cufa.variant import Variant

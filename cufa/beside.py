@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -33,6 +33,9 @@ _PARTS = {
 
 #: Of the axes that arrays of so many have: (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
 _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
+
+NO_ARRAYS: Mapping[str, Array | None] = MappingProxyType({})
+"""Beside q, k and v."""
 
 Sizes = Mapping[str, int]
 """Batch, query heads, queries and keys, by their letters: b, h, q and k."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cufa.arrays import Array, as_bhsd, module_of, module_of_all
-from cufa.beside import parse_beside
+from cufa.beside import NO_ARRAYS, parse_beside
 from cufa.checks import (
     NO_WINDOW,
     as_float,
@@ -29,7 +29,7 @@ from cufa.checks import (
 )
 from cufa.expression.own import NOTHING
 from cufa.lengths import check_integers, check_lengths
-from cufa.problem import MAX_HEAD_DIM, NO_ARRAYS, Problem, right_edge
+from cufa.problem import MAX_HEAD_DIM, Problem, right_edge
 
 MAX_KEYS = 2**31 - 2**20
 """Of a sequence: positions are 32-bit integers in the kernels, rounded up to tiles."""

@@ -9,13 +9,14 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, as_bhsd
+from cufa.beside import NO_ARRAYS
 from cufa.checks import NO_WINDOW, check_flag, refuse_kernel
 from cufa.cpu import decode as cpu
 from cufa.decode_problem import DecodeOperands, DecodeProblem, parse_decode
 from cufa.launch import calls
 from cufa.launch.decode_kind import DecodeKind, on_device
+from cufa.parse import restore_shape
 from cufa.planner.decode import plan
-from cufa.problem import NO_ARRAYS, restore_shape
 from cufa.score import ARRAYS
 from cufa.variant import Variant
 

@@ -28,10 +28,11 @@ from cufa.launch import calls
 from cufa.launch.decode_kind import on_device
 from cufa.launch.kind import Kind
 from cufa.lengths import parse_offsets
+from cufa.parse import parse
 from cufa.planner.attention import explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan, Planner
-from cufa.problem import Problem, parse
+from cufa.problem import Problem
 from cufa.score import ARRAYS
 from cufa.variant import Variant
 
@@ -279,7 +280,7 @@ def _parsed(
         The caller's functions.
     seed : int
     **score
-        As of `cufa.problem.parse`.
+        As of `cufa.parse.parse`.
 
     Returns
     -------

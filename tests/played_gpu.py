@@ -23,7 +23,7 @@ from cufa.compiler import jit
 from cufa.decode_problem import parse_decode
 from cufa.kernel import KERNELS, panel_columns
 from cufa.launch import append, calls, counters, params, scratch, tensor_map
-from cufa.problem import parse
+from cufa.parse import parse
 from cufa.variant import Variant
 
 # --- the driver ---

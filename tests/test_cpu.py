@@ -14,7 +14,8 @@ from reference import assert_accepted, hidden_keys, oracle, random_inputs
 
 from cufa.arrays import Operands
 from cufa.cpu import attention as cpu
-from cufa.problem import Problem, parse
+from cufa.parse import parse
+from cufa.problem import Problem
 
 
 def attention(

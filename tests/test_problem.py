@@ -1,4 +1,4 @@
-"""problem.py: a legal call becomes a Problem, an illegal one an error naming the argument."""
+"""parse.py, problem.py: a legal call becomes a Problem, an illegal one an error that says why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from reference import DTYPES
 from test_arrays import device_array
 
 from cufa.arrays import array_module, as_bhsd
-from cufa.problem import Problem, checked, parse, restore_shape
+from cufa.parse import parse, restore_shape
+from cufa.problem import Problem, checked
 
 Call = dict[str, Any]
 

@@ -90,7 +90,7 @@ def attention(
     ----------
     problem : Problem
     operands : Operands
-        Views as `problem.parse` returns them: q (b, hq, sq, d), k (b, hk, sk, d),
+        Views as `parse` returns them: q (b, hq, sq, d), k (b, hk, sk, d),
         v (b, hk, sk, dv), and out (b, hq, sq, dv) or None. Any strides.
     own : Own
         The caller's functions.

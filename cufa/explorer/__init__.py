@@ -19,7 +19,8 @@ from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, variants
 from cufa.expression.own import own
-from cufa.problem import Problem, checked, parse
+from cufa.parse import parse
+from cufa.problem import Problem, checked
 from cufa.score import part_named
 
 _DEFAULTS = {

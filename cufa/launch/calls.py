@@ -12,7 +12,7 @@ from cufa.launch.counters import is_capturing
 from cufa.launch.kind import Call, Key, Kind, remember
 from cufa.launch.params import Ints
 from cufa.launch.scratch import NotSetAsideError
-from cufa.problem import restore_shape
+from cufa.parse import restore_shape
 from cufa.score import ARRAYS, BLOCKS
 
 _KINDS = 64  # that are remembered

@@ -1,0 +1,164 @@
+"""Arrays -> `Problem`, and the errors that a user can make.
+
+What comes out are integers that have been checked, and 4-D views in (batch, heads, seq, head_dim)
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+
+import numpy as np
+
+from cufa.arrays import Array, Operands, as_bhsd
+from cufa.beside import NO_ARRAYS, parse_beside
+from cufa.checks import (
+    NO_WINDOW,
+    check_devices,
+    check_dropout,
+    check_dtypes,
+    check_layout,
+    check_out,
+)
+from cufa.decode_problem import DecodeProblem
+from cufa.expression.own import NOTHING, Own
+from cufa.lengths import check_integers, check_lengths
+from cufa.problem import Problem, Score, from_shapes
+
+
+def parse(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool | str,
+    scale: float | None,
+    layout: str,
+    out: Array | None,
+    xp: ModuleType,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float | None = None,
+    beside: Mapping[str, Array | None] = NO_ARRAYS,
+    lengths_k: Array | None = None,
+    dropout_p: float = 0.0,
+    own: Own = NOTHING,
+) -> tuple[Problem, Operands]:
+    """Check the arguments of a call and bring the arrays to 4-D. Nothing is written or copied.
+
+    Parameters
+    ----------
+    q, k, v : array
+        All of the same rank, 2 to 4, and of one dtype. With rank 4 and `layout` "bhsd":
+        (b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv).
+    causal, window, softcap
+        As in `attention`.
+    scale : float or None
+        None stands for 1 / sqrt(d).
+    layout : str
+        "bhsd" or "bshd": the order of the axes of 4-D arrays.
+    out : array or None
+        Where the result shall go: q's shape with v's last axis, q's dtype, writable, and
+        sharing no element with q, k, v or itself.
+    xp : module
+        What `array_module` returned for these arrays.
+    beside : mapping
+        Arguments of `attention` that are other arrays, or None.
+    lengths_k : array or None
+    dropout_p : float
+        As in `attention`.
+    own : Own
+        What was made of its `score_mod` and `mask_mod`.
+
+    Returns
+    -------
+    Problem
+    Operands
+        (batch, heads, seq, head_dim) views of the arrays.
+
+    Raises
+    ------
+    TypeError
+        For dtypes that are not supported or not the same, and arguments of the wrong type.
+    ValueError
+        For shapes, layout, scale and devices that do not fit, and an unusable `out`.
+    """
+    check_layout(layout)
+    if xp is np:  # subclasses (memmap, matrix) become the plain arrays that they are views of
+        q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
+        out = None if out is None else np.asarray(out)
+    inputs: dict[str, Array] = {"q": q, "k": k, "v": v}
+    arrays = inputs if out is None else {**inputs, "out": out}
+    dtype = check_dtypes(arrays)
+    _check_ranks(q, k, v)
+    if xp is not np:
+        check_devices(arrays, xp)
+    operands = Operands(as_bhsd(q, layout), as_bhsd(k, layout), as_bhsd(v, layout), None)
+    problem = from_shapes(
+        dtype,
+        operands.q.shape,
+        operands.k.shape,
+        operands.v.shape,
+        score=Score(causal, scale, window, softcap),
+        shown=(q.shape, k.shape, v.shape),
+    )
+    if beside or own.parts:
+        reads, views = parse_beside(beside, own, q.ndim, problem.sizes, xp)
+        problem = problem._replace(reads=reads)
+        operands = operands._replace(beside=views)
+        inputs |= {name: array for name, array in beside.items() if array is not None}
+        inputs |= dict(zip(own.names, own.arrays, strict=True))
+    problem = problem._replace(dropout_p=check_dropout(dropout_p))
+    if lengths_k is not None:
+        check_integers("lengths_k", lengths_k, (problem.batch,), xp)
+        problem = problem._replace(kv="Padded")
+        if isinstance(lengths_k, np.ndarray):
+            check_lengths("lengths_k", lengths_k, problem.seq_kv)
+        if not isinstance(lengths_k, np.ndarray) or xp is np:  # else its copy is read
+            inputs["lengths_k"] = lengths_k
+    if out is not None:
+        check_out(out, restore_shape(problem, q.ndim, layout)[0], inputs)
+        operands = operands._replace(out=as_bhsd(out, layout))
+    return problem, operands
+
+
+def restore_shape(
+    problem: Problem | DecodeProblem, ndim: int, layout: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the result and of its LSE, in the rank and layout of the caller's arrays.
+
+    Parameters
+    ----------
+    problem : Problem or DecodeProblem
+    ndim : int
+        Rank of the caller's q: 2, 3 or 4.
+    layout : str
+        "bhsd" or "bshd"; it matters for rank 4 only, and not for the LSE.
+
+    Returns
+    -------
+    tuple of int
+        Of the result: (sq, dv), (b, sq, dv), (b, hq, sq, dv) or (b, sq, hq, dv).
+    tuple of int
+        Of the LSE: (sq,), (b, sq) or (b, hq, sq).
+    """
+    b, h, s, d = problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v
+    if ndim == 2:
+        return (s, d), (s,)
+    if ndim == 3:
+        return (b, s, d), (b, s)
+    return ((b, h, s, d) if layout == "bhsd" else (b, s, h, d)), (b, h, s)
+
+
+def _check_ranks(q: Array, k: Array, v: Array) -> None:
+    if q.ndim not in (2, 3, 4):
+        raise ValueError(
+            f"q has shape {q.shape}: 4 axes, 3 (batch, seq, head_dim) or 2 (seq, head_dim) "
+            "are needed"
+        )
+    for name, array in (("k", k), ("v", v)):
+        if array.ndim != q.ndim:
+            raise ValueError(
+                f"{name} has shape {array.shape}, but q has shape {q.shape}: "
+                "the number of axes must be the same"
+            )
