@@ -126,7 +126,9 @@ def _rows(
     if o.bench == "jit":
         from benchmarks import jit
 
-        return jit.rows(o.kernel), None
+        if o.features:
+            return jit.rows(jit.feature_cases(o.features), repeats=1), None
+        return jit.rows(jit.standard_cases(o.kernel)), None
     if o.bench == "generate":
         from benchmarks import generate
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from benchmarks import accuracy, environment, options, plain, results, summary
 from benchmarks.cells import Cell, standard_cells
-from benchmarks.jit import standard_cases
+from benchmarks.jit import feature_cases, standard_cases
 from benchmarks.report import markdown, write_report
 
 from cufa import device as devices
@@ -197,6 +197,16 @@ def test_standard_variants() -> None:
     cases = standard_cases(["auto", "fa2_mma"])
     assert len(set(map(str, cases))) == 2 * 6 + 4
     assert cases[0].arguments() == ["bfloat16", "64", "0", "auto"]
+
+
+def test_first_calls_with_each_feature() -> None:
+    pytest.importorskip("cupy")
+    cases = feature_cases([128])
+    assert len(set(map(str, cases))) == len(cases) > 12
+    assert {case.head_dim for case in cases} == {128}
+    softcap = next(case for case in cases if case.feature == "softcap")
+    assert softcap.arguments() == ["bfloat16", "128", "1", "auto", "softcap"]
+    assert str(softcap) == "bfloat16 d128 softcap auto"
 
 
 # plain attention and the float64 reference

@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from benchmarks import environment
@@ -15,21 +15,23 @@ REPEATS = 3
 
 
 class Case(NamedTuple):
-    """One standard variant: what the child process is asked to run."""
+    """One standard variant, or one with a feature: what the child process is asked to run."""
 
     dtype: str
     head_dim: int
     causal: bool
     kernel: str
+    feature: str = ""
 
     def arguments(self) -> list[str]:
         """Return the command-line arguments of the child."""
-        return [self.dtype, str(self.head_dim), str(int(self.causal)), self.kernel]
+        given = [self.dtype, str(self.head_dim), str(int(self.causal)), self.kernel]
+        return [*given, self.feature] if self.feature else given
 
     def __str__(self) -> str:
         """Label of the row."""
         mask = "causal" if self.causal else "full"
-        return f"{self.dtype} d{self.head_dim} {mask} {self.kernel}"
+        return f"{self.dtype} d{self.head_dim} {self.feature or mask} {self.kernel}"
 
 
 def standard_cases(kernels: list[str]) -> list[Case]:
@@ -39,15 +41,28 @@ def standard_cases(kernels: list[str]) -> list[Case]:
     return half + [Case("float32", d, c, "auto") for d in (64, 128) for c in masks]
 
 
-def rows(kernels: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield a row a variant, and print a line for each.
+def feature_cases(head_dims: Iterable[int]) -> list[Case]:
+    """Return a case for each feature of the table of masks, at its shortest sequences."""
+    from benchmarks import masks
 
-    Each of `REPEATS` times, two new processes run after each other over a fresh cache directory:
+    dims = tuple(head_dims)
+    found = (
+        Case(case.cell.dtype, case.cell.d, case.cell.causal, "auto", case.feature)
+        for case in masks.cases()
+        if case.cell.d in dims
+    )
+    return list(dict.fromkeys(found))
+
+
+def rows(cases: Iterable[Case], repeats: int = REPEATS) -> Iterator[dict[str, Any]]:
+    """Yield a row a case, and print a line for each.
+
+    Each of so many times, two new processes run after each other over a fresh cache directory:
     the first finds it empty, the second finds what the first left. The figures are medians.
     """
-    for case in standard_cases(kernels):
+    for case in cases:
         cold, warm = [], []
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             with tempfile.TemporaryDirectory() as cache:
                 cold.append(_first_call_s(case, cache))
                 warm.append(_first_call_s(case, cache))

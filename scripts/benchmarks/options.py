@@ -154,6 +154,14 @@ def parser() -> argparse.ArgumentParser:
     jit.add_argument(
         "--kernel", nargs="+", default=["auto", "fa2_mma"], help="kernels for bfloat16"
     )
+    jit.add_argument(
+        "--features",
+        nargs="+",
+        type=int,
+        choices=(64, 128),
+        metavar="D",
+        help="instead, each feature of the table of masks, of these head dims, once",
+    )
 
     explore = commands.add_parser("explore", parents=[run], help="the explorer's own time and aim")
     explore.add_argument("--kernel", default="fa2_mma", help="kernel to explore")
