@@ -16,7 +16,6 @@ from reference import assert_accepted, hidden_keys, random_inputs, to_host
 import cufa
 from cufa import device
 from cufa.explorer import explore
-from cufa.explorer.tune import tune
 from cufa.planner import rules
 from cufa.planner.attention import plan
 from cufa.planner.decode import DecodePlan
@@ -258,20 +257,9 @@ def test_lengths_beyond_which_a_window_is_not_for(window: Any) -> None:
         planner(many)
 
 
-def test_masks_cannot_be_tuned_yet() -> None:
+def test_a_problem_does_not_say_what_cannot_be_drawn() -> None:
     q = (1, 1, 64, 64)
-    for options, name in (
-        ({"causal": "top-left"}, "causal"),
-        ({"window": (3, 3)}, "window"),
-        ({"softcap": 2.0, "causal": True}, "softcap"),
-    ):
-        problem = Problem.of_shapes(q, q, q, dtype="bfloat16", **options)
-        with pytest.raises(ValueError, match=f"^{name}: no such scores"):
-            tune([problem])
-
-
-def test_arrays_beside_cannot_be_explored_yet() -> None:
-    q = (1, 1, 64, 64)
-    problem = Problem.of_shapes(q, q, q, softcap=2.0)._replace(reads=("Alibi",))
-    with pytest.raises(ValueError, match=r"^alibi_slopes: no such scores"):
-        explore(problem, arch="sm_90a")
+    problem = Problem.of_shapes(q, q, q, softcap=2.0)
+    for change, name in (({"reads": ("Blocks",)}, "block_mask"), ({"kv": "Padded"}, "lengths")):
+        with pytest.raises(ValueError, match=rf"^q: what {name} is like is not in a Problem"):
+            explore(problem._replace(**change), arch="sm_90a")
