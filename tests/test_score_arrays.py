@@ -238,3 +238,29 @@ def test_a_call_that_is_like_another(gpu: Gpu, rng: np.random.Generator, changed
         with pytest.raises((TypeError, ValueError), match="bias"):
             cufa.attention(q, k, v, **options)
     assert len(gpu.launches) == launches
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["bias", "mask", "bits"])
+def test_keys_for_which_an_array_is_too_short(
+    gpu: Gpu, rng: np.random.Generator, name: str, causal: bool
+) -> None:
+    """Of a cache that grows, beside an array that does not; on a GPU that the host plays."""
+    q, k, v = (on_gpu(x) for x in inputs(rng, "float16", (1, 2, 2, 4, 200), 64))
+    arrays = {
+        "bias": rng.standard_normal((4, 100), np.float32),
+        "mask": np.ones((4, 100), bool),
+        "bits": np.full((4, 13), 255, np.uint8),
+    }
+    argument = "mask" if name == "bits" else name
+    options: dict[str, Any] = {argument: on_gpu(arrays[name]), "causal": causal}
+    one_for_all: dict[str, Any] = {argument: on_gpu(arrays[name][:, :1]), "causal": causal}
+    for _ in range(2):
+        cufa.attention(q, k[:, :, :100], v[:, :, :100], **options)
+    launches = len(gpu.launches)
+    for n in (105, 112, 130, 96):
+        with pytest.raises(ValueError, match=rf"^{argument} has shape .* \(1, 2, 4, "):
+            cufa.attention(q, k[:, :, :n], v[:, :, :n], **options)
+    assert len(gpu.launches) == launches
+    for n in () if name == "bits" else (100, 101, 112, 130):
+        cufa.attention(q, k[:, :, :n], v[:, :, :n], **one_for_all)

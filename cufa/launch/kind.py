@@ -24,7 +24,7 @@ from cufa.launch.params import FourInts, Ints
 from cufa.lengths import arrays_of_lengths, of_lengths
 from cufa.planner.rules import KEY_STEP
 from cufa.problem import Problem
-from cufa.score import ARRAYS, BLOCKS, is_uneven
+from cufa.score import ARRAYS, BLOCKS, is_uneven, part_named
 from cufa.variant import Variant
 
 _CALLS = 128  # of a kind that are remembered
@@ -134,6 +134,7 @@ class Kind:
         whole = problem.head_dim * size % ALIGNMENT == problem.head_dim_v * size % ALIGNMENT == 0
         self._may_be_plain = whole and problem.scale >= 0
         self._uneven = is_uneven(problem.score)
+        self._pairs = [name for name in problem.reads if "k" in part_named(name).axes]
         self.has_seed = "Dropout" in problem.score
         self._device, self._device_id = device, device_id
         self._planned, self._otherwise = planned, otherwise
@@ -212,6 +213,10 @@ class Kind:
         before = getattr(problem, self._keys)
         if keys < 2 or before < 2:
             return None
+        if self._pairs:  # arrays that are as before may not fit other keys
+            sizes = problem._replace(**{self._keys: keys}).sizes
+            if placed(self._pairs, len(key[0]), sizes, beside) is None:
+                return None
         if self._uneven or (keys - 1) // KEY_STEP != (before - 1) // KEY_STEP:
             problem = problem._replace(**{self._keys: keys})
             if self._planned(problem) != call.launch.plan:
