@@ -7,6 +7,8 @@ Attention runs on `cufa.attention`: on a GPU with CuPy, on the CPU with NumPy, t
 """
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from minilm import MiniLM
-from models import DTYPES, FileError, ModelError, missing_package, open_text, shown
+from models import DTYPES, FileError, ModelError, is_text, missing_package, open_text, shown
 
 # Seconds of work before a progress bar appears.
 PROGRESS_DELAY = 1.0
@@ -112,6 +114,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("nothing to do: give --query, --save or both")
     if any(not query.strip() for query in arguments.query):
         parser.error("--query is empty")
+    if not all(map(is_text, arguments.query)):
+        parser.error("--query is not UTF-8 text")
     if arguments.save is not None and not arguments.save.parent.is_dir():
         parser.error(f"--save: there is no folder {arguments.save.parent}")
     return arguments
@@ -146,11 +150,19 @@ def run(arguments: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status."""
+    arguments = parse_arguments(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # lines may hold what the terminal cannot show
     try:
-        run(parse_arguments(argv))
+        run(arguments)
+        sys.stdout.flush()
     except (FileError, ModelError) as error:
         print(f"embed.py: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read has gone: as Python's documentation has it, so that its exit is silent.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return 0
 
 

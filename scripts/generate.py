@@ -63,7 +63,7 @@ class Assistant:
         Raises
         ------
         ModelError
-            The chat template fails, or it is too long for the model or empty.
+            The chat template fails, or it is too long for the model, empty or not UTF-8.
         """
         if self.chats:
             tokens = self._tokenizer.chat([*self._system, *messages])
@@ -337,6 +337,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a model may say what the terminal cannot
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # what is not UTF-8 is refused line by line
     try:
         run(arguments)
     except (FileError, ModelError) as error:

@@ -278,6 +278,7 @@ def test_command_dtypes(dtype: str) -> None:
     [
         ((), "text", "nothing to do"),
         (("-q", " "), "text", "--query is empty"),
+        (("-q", "caf\udce9"), "text", "--query is not UTF-8 text"),
         (("-q", "x"), "", "no text in standard input"),
         (("-q", "x"), "\n \n\t\n", "no text in standard input"),
         (("-q", "x"), b"\xff\xfe", "standard input is not UTF-8"),
@@ -297,6 +298,28 @@ def test_command_errors_are_clear(
     assert done.stdout == ""
     assert message in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_command_shows_what_the_terminal_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = embed("--device", "cpu", "-q", "té", text="green té\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "green t?  (standard input:1)" in done.stdout
+
+
+def test_command_is_silent_when_nobody_reads_on() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "embed.py"), DEMO_TEXT, "-q", "tea", "--device", "cpu"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_command_says_when_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -394,6 +394,9 @@ def test_command_converses(run: Command, folder: Path, expected: Callable[[str],
     done = run(folder, "-i", "-n", 9, stdin=f"Hi\n{'x' * 200}\nAnd?\n")
     assert done.stdout == f"{first}\n{second}\n"
     assert "exceed the model's 200 positions" in done.stderr
+    done = run(folder, "-i", "-n", 9, stdin=b"Hi\n\xe9\nAnd?\n")
+    assert done.stdout == f"{first}\n{second}\n"
+    assert "the text is not UTF-8" in done.stderr
 
 
 def test_command_samples(run: Command, folder: Path) -> None:
@@ -475,6 +478,7 @@ def test_command_is_silent_when_nobody_reads_on(folder: Path) -> None:
         (("{folder}",), b"\xff\xfe", "standard input is not UTF-8"),
         (("{folder}", "-l", "-"), b"\n\n", "no text in standard input"),
         (("{folder}", "", "--raw"), b"", "the prompt is empty"),
+        (("{folder}", "caf\udce9", "--raw"), b"", "the text is not UTF-8"),
         (("{folder}", "x" * 200, "--raw"), b"", "201 tokens, of the prompt and new ones, exceed"),
         (("{folder}", "x", "--raw", "-n", 200), b"", "201 tokens, of the prompt and new ones"),
         (("{folder}", "x", "--raw", "--system", "y"), b"", "--system needs a chat template"),

@@ -460,6 +460,9 @@ def test_no_value_of_a_key_surprises(tmp_path: Path, name: str) -> None:
             path.write_text(json.dumps({**config, **change}))
             with contextlib.suppress(ModelError):
                 read_config(tmp_path)
+    path.write_text(json.dumps({**config, "rms_norm_eps": 10**400}))
+    with pytest.raises(ModelError, match="rms_norm_eps must be a positive number"):
+        read_config(tmp_path)
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"

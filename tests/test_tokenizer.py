@@ -93,6 +93,11 @@ def test_chat(bytes_: Tokenizer) -> None:
         ("{{ messages[0].content.__class__.__mro__ }}", "unsafe"),
         ("{% for %}", "the chat template fails"),
         ("{{ messages + 1 }}", "the chat template fails"),
+        ("{{ 1 // 0 }}", "the chat template fails"),
+        ("{{ '%(a)s' % {} }}", "the chat template fails"),
+        ("{% for i in range(10**9) %}{% endfor %}", "the chat template fails"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the chat template fails"),
+        ("{{ '\\udce9' }}", "the text is not UTF-8"),
     ],
 )
 def test_templates_see_what_transformers_shows_them(
@@ -106,7 +111,7 @@ def test_templates_see_what_transformers_shows_them(
     (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
     tokenizer = Tokenizer(tmp_path)
     messages = [{"role": "user", "content": "<é & ü>"}]
-    if expected in ("unsafe", "the chat template fails"):
+    if expected in ("unsafe", "the chat template fails", "the text is not UTF-8"):
         with pytest.raises(ModelError, match=expected) as raised:
             tokenizer.chat(messages)
         assert "\n" not in str(raised.value)

@@ -1,6 +1,7 @@
 """Reading the JSON files of a model's folder; every error names the file and the key."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class Values:
     def number(self, key: str, default: Any = _REQUIRED) -> float:
         """Return a positive number."""
         value = self._value(key, default)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self._error(key, "a positive number", value)
         return float(value)
 

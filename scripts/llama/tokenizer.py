@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from models import ModelError, missing_package
+from models import ModelError, is_text, missing_package
 
 from llama.folder import read_json
 
@@ -79,8 +79,14 @@ class Tokenizer:
         return template
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, with the marks that the tokenizer puts around one."""
-        return self._tokenizer.encode(text).ids
+        """Return the tokens of a text, with the marks that the tokenizer puts around one.
+
+        Raises
+        ------
+        ModelError
+            It has bytes that are not UTF-8.
+        """
+        return self._ids(text, marks=True)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the tokens of a conversation up to where the model's answer begins.
@@ -93,7 +99,8 @@ class Tokenizer:
         Raises
         ------
         ModelError
-            There is no chat template, or it refuses these messages.
+            There is no chat template, it refuses these messages or fails, or they have bytes that
+            are not UTF-8.
         """
         if self.template is None:
             raise ModelError("the model's folder has no chat template")
@@ -127,9 +134,17 @@ class Tokenizer:
                 strftime_now=datetime.now().strftime,
                 **tokens,
             )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ModelError(f"the chat template fails: {error}") from None
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        except MemoryError:
+            raise
+        except Exception as error:  # a template is a program, which may raise anything
+            what = f"{error}" if isinstance(error, TemplateError) else repr(error)
+            raise ModelError(f"the chat template fails: {what}") from None
+        return self._ids(text, marks=False)
+
+    def _ids(self, text: str, *, marks: bool) -> list[int]:
+        if not is_text(text):
+            raise ModelError("the text is not UTF-8")
+        return self._tokenizer.encode(text, add_special_tokens=marks).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""

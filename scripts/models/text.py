@@ -15,6 +15,15 @@ def shown(name: str) -> str:
     return "standard input" if name == "-" else name
 
 
+def is_text(text: str) -> bool:
+    """Return whether all of it is text, and nothing bytes of a command line that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @contextmanager
 def open_text(name: str) -> Iterator[TextIO]:
     """Open a UTF-8 file, or standard input as "-".
