@@ -49,6 +49,18 @@ def test_a_stream_after_half_a_character(bytes_: Tokenizer) -> None:
     assert "".join(stream.push(token) for token in rest).endswith("!")
 
 
+@pytest.mark.parametrize("before", ["日日☃😀", "\n😀é", "é" * 9, "hi 本", "日", ""])
+@pytest.mark.parametrize("after", ["本☃é", "😀", "é hi 日"])
+def test_characters_of_several_bytes_after_others(
+    pieces: Tokenizer, before: str, after: str
+) -> None:
+    """A decoder that falls back to bytes makes nothing of those that follow a part of one."""
+    prompt = pieces.encode(f"x{before}")
+    tokens = pieces.encode(f"x{before}{after}")[len(prompt) :]
+    stream = pieces.stream(prompt)
+    assert "".join(stream.push(token) for token in tokens) == after
+
+
 def test_special_tokens_are_not_text(bytes_: Tokenizer) -> None:
     stream = bytes_.stream(bytes_.encode("<|im_start|>"))
     found = [stream.push(token) for token in bytes_.encode("a<|im_start|>b")]

@@ -16,6 +16,10 @@ FILE = "tokenizer.json"
 #: a word belongs to the word only where something stands before it.
 CONTEXT = 5
 
+#: Tokens more where these begin within a character, of four bytes at most: a decoder that falls
+#: back to bytes makes nothing of any that follow each other if one of them is of a part.
+MORE_CONTEXT = 3
+
 REPLACEMENT = "\ufffd"  # what a decoder makes of a character that is not whole yet
 
 
@@ -167,8 +171,12 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        # The tokens before `_shown` are out; the next are decoded together with them.
-        self._tokens = list(prompt[-CONTEXT:])
+        first = max(0, len(prompt) - CONTEXT)
+        for start in range(first, max(0, first - MORE_CONTEXT) - 1, -1):
+            # The tokens before `_shown` are out; the next are decoded together with them.
+            self._tokens = list(prompt[start:])
+            if not tokenizer.decode(self._tokens).startswith(REPLACEMENT):
+                break
         self._shown = len(self._tokens)
 
     def push(self, token: int) -> str:
