@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -123,6 +124,19 @@ def test_what_is_planned_fits(name: str, dtype: str) -> None:
             assert found.variant.illegal(gpu) is None
             blocks = found.variant.blocks_per_sm
             assert blocks * (found.smem_bytes + 1024) <= gpu.smem_per_sm
+
+
+@pytest.mark.parametrize("name", ["rtx3090", "rtx4090", "rtx5090"])
+def test_float32_head_dims_for_which_there_is_no_room(name: str) -> None:
+    """As `cufa.decode` says."""
+    gpu, dims = device.named(name), (32, 64, 96, 128, 192, 256)
+    for dim, dim_v in itertools.product(dims, dims):
+        sizes = {"head_dim": dim, "head_dim_v": dim_v}
+        if dim + dim_v <= 320:
+            plan(problem(dtype="float32", **sizes), gpu)
+        else:
+            with pytest.raises(ValueError, match=f"^k_cache: {name} cannot decode float32"):
+                plan(problem(dtype="float32", **sizes), gpu)
 
 
 @pytest.mark.parametrize(("batch", "sq"), [(1, 1), (16, 3), (132, 1), (300, 16)])
