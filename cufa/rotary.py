@@ -90,8 +90,9 @@ class Rotary:
         Raises
         ------
         TypeError, ValueError
-            As of `Rotary`; frequencies or a magnitude that are no finite numbers, positions that
-            are no integer of 1 or more, an `xp` that is no such module.
+            As of `Rotary`; frequencies or a magnitude that are no finite numbers, or too large for
+            finite tables; positions that are no integer of 1 or more, an `xp` that is no such
+            module.
         """
         check_module(xp)
         positions = check_size("positions", positions)
@@ -101,10 +102,15 @@ class Rotary:
                 f"frequencies has shape {frequencies.shape}: (rotary_dim / 2,) is needed"
             )
         magnitude = _number("magnitude", magnitude)
-        angles = np.arange(positions)[:, None] * frequencies
-        cos, sin = (
-            xp.asarray((magnitude * of(angles)).astype(np.float32)) for of in (np.cos, np.sin)
-        )
+        with np.errstate(over="ignore", invalid="ignore"):  # found below
+            angles = np.arange(positions)[:, None] * frequencies
+            tables = [(magnitude * of(angles)).astype(np.float32) for of in (np.cos, np.sin)]
+        if not all(np.isfinite(table).all() for table in tables):
+            raise ValueError(
+                f"frequencies up to {abs(frequencies).max()} and magnitude {magnitude} give "
+                "cosines and sines that are no finite float32 numbers"
+            )
+        cos, sin = map(xp.asarray, tables)
         return cls(cos, sin, interleaved=interleaved)
 
     @classmethod

@@ -112,6 +112,8 @@ BAD_THETA: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"factors": "2"}, TypeError, "factors has dtype str"),
     ({"magnitude": "2"}, TypeError, "magnitude must be a real number"),
     ({"magnitude": np.inf}, ValueError, "magnitude must be finite"),
+    ({"magnitude": 1e39}, ValueError, "magnitude 1e.39 give cosines and sines that are no finite"),
+    ({"factors": 1e-308}, ValueError, "frequencies up to .* give cosines and sines that are no"),
     ({"interleaved": 0}, TypeError, "interleaved must be True or False"),
     ({"xp": "numpy"}, TypeError, "xp must be the module numpy or cupy"),
     ({"xp": None}, TypeError, "xp must be the module numpy or cupy"),
