@@ -184,3 +184,10 @@ def test_variants_that_can_be_taken() -> None:
         )
     assert not decodes(problem(1, 32, 8, 1, 8192, 128, dv=32))
     assert all(not v.causal for v in decode_variants(H200, [False]))
+
+
+def test_no_queries_where_a_table_has_a_kernel_that_takes_whole_heads() -> None:
+    empty = problem(1, 8, 8, 0, 4096, dtype="float32")
+    entry = Entry("fa1_fp32", TileShape(64, 64, 1, 8, 1))
+    table = Table("h200", "", "2026-01-01", "", {problem_class(empty, H200): entry})
+    assert attention.plan(empty, H200, table=table).variant.kernel == "fa1_fp32"

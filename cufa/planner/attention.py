@@ -144,7 +144,9 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
         What is expected of it where memory is no limit; 0.0 if that is not known.
     """
     rows = problem.group * problem.seq_q
-    if other.grid == 0 or rows > _MOST_ROWS or problem.seq_kv > MAX_KEYS or problem.kv != "Dense":
+    if 0 in (other.grid, rows) or rows > _MOST_ROWS:
+        return other
+    if problem.seq_kv > MAX_KEYS or problem.kv != "Dense":
         return other
     if _keys(problem) < _FEWEST_KEYS or not set(problem.score) <= set(DECODE_SCORE):
         return other
