@@ -118,7 +118,8 @@ def attention(
     batch_invariant : bool
         Whether a sequence gives the same bits alone and in any batch: the variant, and the number
         of parts that keys are cut into, are then those of a batch of one. Few queries beside many
-        keys need memory for the parts' results then, at most about as much as k and v take.
+        keys need memory for the parts' results then, at most about as much as k and v take. What
+        names the sequence, a dropout or a function of `b`, still tells them apart.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32") or one instantiation; GPU
         only.

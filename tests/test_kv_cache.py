@@ -247,6 +247,11 @@ def test_refused_and_unchanged(rng: np.random.Generator, empty: Any) -> None:
         (ValueError, "v has shape", lambda: cache.append(k, v[:, :, 1:])),
         (ValueError, "v has shape", lambda: cache.append(k, k)),
         (ValueError, "q has shape", lambda: cache.append(k, v, q[..., 1:])),
+        (
+            ValueError,
+            "heads 3 is no multiple of the cache's 2",
+            lambda: cache.append(k, v, q[:, :3]),
+        ),
         (ValueError, "counts: 10 of 9 tokens", lambda: cache.append(k, v, counts=10)),
         (ValueError, "counts must not be negative", lambda: cache.extend(-1)),
         (ValueError, r"counts has shape \(2,\)", lambda: cache.extend([1, 2])),

@@ -441,6 +441,11 @@ class Cache:
                     f"{name} (shape {arrays[name].shape}) shares memory with the cache, where it "
                     "would change while it is read: give a copy"
                 )
+        if q is not None and views["q"].shape[1] % store.shape[1]:
+            raise ValueError(
+                f"q has shape {arrays['q'].shape}: heads {views['q'].shape[1]} is no multiple of "
+                f"the cache's {store.shape[1]}"
+            )
         if xp is not np:
             check_devices({**arrays, "the cache": store.k}, xp)
         result, turned_q = q, None
