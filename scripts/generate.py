@@ -341,7 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdin.reconfigure(errors="surrogateescape")  # what is not UTF-8 is refused line by line
     try:
         run(arguments)
-    except (FileError, ModelError) as error:
+    except (FileError, ModelError, ValueError) as error:  # the last is what cufa refuses
         print(f"generate.py: {error}", file=sys.stderr)
         return 2
     except MemoryError as error:  # CuPy's is one, too

@@ -315,6 +315,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         change_config(hidden_size="48"),
         "hidden_size must be an integer of 1 or",
     ),
+    "many layers": (
+        change_config(num_hidden_layers=10**400),
+        "num_hidden_layers must be an integer of 10000 or less",
+    ),
     "zero": (change_config(vocab_size=0), "vocab_size must be an integer of 1 or more, not 0"),
     "eps": (change_config(rms_norm_eps=-1), "rms_norm_eps must be a positive number, not -1"),
     "flag": (change_config(tie_word_embeddings="no"), "must be true or false, not 'no'"),

@@ -9,6 +9,8 @@ from llama.frequencies import Rotation, read_rotation
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
+MOST_LAYERS = 10_000  # which no model comes near
+
 #: Softcaps that cufa takes.
 LEAST_SOFTCAP, MOST_SOFTCAP = 1e-6, 1e4
 
@@ -63,7 +65,7 @@ def read_attentions(raw: Values, model_type: str, head_dim: int) -> tuple[Attent
 
 def _types(raw: Values, model_type: str) -> list[str]:
     """Return which layers see all keys before them, and which a window."""
-    layers = raw.integer("num_hidden_layers")
+    layers = raw.integer("num_hidden_layers", most=MOST_LAYERS)
     is_qwen = model_type.startswith("qwen")
     is_null = raw.has("sliding_window") and raw.get("sliding_window") is None
     if model_type == "llama":

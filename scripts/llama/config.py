@@ -6,7 +6,7 @@ from pathlib import Path
 from models import DTYPES, ModelError
 
 from llama import mxfp4
-from llama.attention import Attention, read_attentions
+from llama.attention import MOST_LAYERS, Attention, read_attentions
 from llama.folder import Values, read_json
 
 #: Values of model_type that are understood.
@@ -133,7 +133,7 @@ def config_of(raw: Values, name: str) -> Config:
         vocabulary=raw.integer("vocab_size"),
         hidden=hidden,
         inner=inner,
-        layers=raw.integer("num_hidden_layers"),
+        layers=raw.integer("num_hidden_layers", most=MOST_LAYERS),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,

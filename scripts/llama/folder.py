@@ -9,6 +9,7 @@ from typing import Any
 from models import ModelError
 
 _REQUIRED = object()
+_MOST = 2**31 - 1
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -53,11 +54,15 @@ class Values:
         """Return the value as it is, or None."""
         return self._values.get(key)
 
-    def integer(self, key: str, default: Any = _REQUIRED, *, least: int = 1) -> int:
-        """Return an integer of `least` or more."""
+    def integer(
+        self, key: str, default: Any = _REQUIRED, *, least: int = 1, most: int = _MOST
+    ) -> int:
+        """Return an integer of `least` to `most`."""
         value = self._value(key, default)
         if type(value) is not int or value < least:
             raise self._error(key, f"an integer of {least} or more", value)
+        if value > most:
+            raise self._error(key, f"an integer of {most} or less", value)
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:
