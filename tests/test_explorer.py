@@ -368,17 +368,16 @@ def test_own_arrays_on_the_gpu(xp: Any, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("kernel", ["fa2_mma", "fa3_wgmma"])
 @pytest.mark.parametrize("name", [*FEATURES, *score_mods.FEATURES])
 def test_what_stands_beside_on_the_gpu(
-    xp: Any, rng: np.random.Generator, name: str, kernel: str
+    cupy: Any, rng: np.random.Generator, name: str, kernel: str
 ) -> None:
     sizes = b, hq, hk, sq, sk = 2, 8, 2, 130, 500
     if name in FEATURES:
         options = options_of(rng, name, sizes)
     else:
-        _, options = score_mods.made(rng, name, sizes, xp.asarray)
+        _, options = score_mods.made(rng, name, sizes, cupy.asarray)
     shapes = (b, hq, sq, 64), (b, hk, sk, 64), (b, hk, sk, 64)
     arrays = [rng.standard_normal(shape, np.float32).astype(np.float16) for shape in shapes]
     space = {"bm": (64, 128), "bn": (64,), "stages": (2,)}
@@ -388,9 +387,8 @@ def test_what_stands_beside_on_the_gpu(
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("cupy")
-def test_cplusplus_is_not_timed(xp: Any) -> None:
-    q = xp.zeros((1, 1, 64, 32), np.float16)
+def test_cplusplus_is_not_timed(cupy: Any) -> None:
+    q = cupy.zeros((1, 1, 64, 32), np.float16)
     with pytest.raises(TypeError, match=r"^score_mod is C\+\+: only what a function computes"):
         explore(q, q, q, score_mod="2 * score")
 

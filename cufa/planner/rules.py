@@ -26,6 +26,10 @@ _ROOM = 40  # registers: with less, functions of a few lines spill hundreds of b
 _BUSY = ("softcap", "alibi_slopes", "bias", "mask", "dropout_p")
 """Arguments whose parts hold registers for each score; a bias and one more want room, or three."""
 
+_OF_THREE = {"softcap": 1.07, "alibi_slopes": 1.05}
+"""What a tile of keys takes longer, beside one of two consumers, where three have such scores and
+wide values: their products leave less time for instructions (docs/trials.json)."""
+
 
 class _Priced(NamedTuple):
     """A variant of which costs were measured.
@@ -92,7 +96,8 @@ class Choice:
         self.variants = _with_room(kernel, score, list(legal))
         priced: list[_Priced] = []
         for variant in self.variants if costs else ():
-            cost, sizes = costs[legal[variant]], (variant.bm, variant.bn, variant.blocks_per_sm)
+            cost = _with_scores(costs[legal[variant]], variant)
+            sizes = variant.bm, variant.bn, variant.blocks_per_sm
             per_pair = cost.keys[0] / (math.prod(sizes) * device.sm_count)
             priced.append(_Priced(per_pair, variant, sizes, cost))
         self._priced = sorted(priced, key=lambda each: each.per_pair)
@@ -171,6 +176,15 @@ class Choice:
         keys = min(keys, rows) if problem.top_left else keys
         sizes = batch * heads_q, batch * heads_kv, packable, rows, keys, problem.most_seen
         return {each.variant: self._time(each, *sizes) for each in self._priced}
+
+
+def _with_scores(cost: Cost, variant: Variant) -> Cost:
+    """Return a variant's cost with what its scores take longer than in others."""
+    if variant.bm // 64 < 3 or variant.head_dim_v < 128:
+        return cost
+    arguments = (part_named(part).argument for part in variant.score)
+    factor = max((_OF_THREE.get(argument, 1.0) for argument in arguments), default=1.0)
+    return cost._replace(keys=tuple(factor * price for price in cost.keys))
 
 
 def _with_room(kernel: Kernel, score: tuple[str, ...], variants: list[Variant]) -> list[Variant]:
