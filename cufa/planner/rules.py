@@ -27,8 +27,8 @@ _BUSY = ("softcap", "alibi_slopes", "bias", "mask", "dropout_p")
 """Arguments whose parts hold registers for each score; a bias and one more want room, or three."""
 
 _OF_THREE = {"softcap": 1.07, "alibi_slopes": 1.05}
-"""What a tile of keys takes longer, beside one of two consumers, where three have such scores and
-wide values: their products leave less time for instructions (docs/trials.json)."""
+"""What a tile of keys takes longer, beside one of two consumers, where three have such scores, a
+causal mask and wide values: their products leave less time for instructions (docs/trials.json)."""
 
 
 class _Priced(NamedTuple):
@@ -180,7 +180,7 @@ class Choice:
 
 def _with_scores(cost: Cost, variant: Variant) -> Cost:
     """Return a variant's cost with what its scores take longer than in others."""
-    if variant.bm // 64 < 3 or variant.head_dim_v < 128:
+    if variant.bm // 64 < 3 or variant.head_dim_v < 128 or not variant.causal:
         return cost
     arguments = (part_named(part).argument for part in variant.score)
     factor = max((_OF_THREE.get(argument, 1.0) for argument in arguments), default=1.0)
