@@ -331,7 +331,7 @@ def test_scale_of_zero_and_many_keys(cupy: Any, rng: np.random.Generator, d: int
 
 
 def many_tiles(
-    cupy: Any, rng: np.random.Generator, hopper: Device, *, d: int = 64, heads: int = 50
+    cupy: Any, rng: np.random.Generator, hopper: Device, *, d: int = 64, heads: int = 60
 ) -> tuple[list[np.ndarray], list[Any], dict[str, Any]]:
     """Return a causal problem with more tiles than blocks: on the host, on the GPU, its options."""
     host = list(random_inputs(rng, "bfloat16", b=2, hq=heads, sq=300, sk=250, d=d))
