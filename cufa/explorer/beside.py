@@ -11,7 +11,7 @@ import numpy as np
 from cufa import beside
 from cufa.arrays import Array, Ints
 from cufa.block_mask import BlockMask
-from cufa.explorer.normal import mostly, normal
+from cufa.explorer.random_arrays import mostly, normal
 from cufa.expression.own import NOTHING, Own
 from cufa.problem import Problem
 from cufa.score import ARRAYS, BLOCKS, part_named

@@ -13,8 +13,8 @@ from cufa.device import Device
 from cufa.explorer import ceilings
 from cufa.explorer.beside import Beside, drawn
 from cufa.explorer.clock import REST_S, Call, CudaClock
-from cufa.explorer.normal import normal
 from cufa.explorer.race import Duel, duel
+from cufa.explorer.random_arrays import normal
 from cufa.explorer.work import memory_bound
 from cufa.launch.launch import Launch, Loaded
 from cufa.planner.plan import plan

@@ -1,4 +1,4 @@
-"""Random operands, quickly made."""
+"""Random operands, masks among them, quickly made."""
 
 from __future__ import annotations
 
