@@ -87,8 +87,9 @@ def placed(
 ) -> tuple[Ints, ...] | None:
     """Return the numbers of the arrays that parts read; None if one does not fit.
 
-    They are the last ones of `Part.numbers`: steps in elements, and 0 for addresses. In place of
-    the steps of a `cufa.BlockMask`, which has others for each kernel, are the lengths of its axes.
+    They are the last ones of `Part.numbers`: steps in elements, of arrays of a caller's own
+    expressions in bytes, and 0 for addresses. In place of the steps of a `cufa.BlockMask`, which
+    has others for each kernel, are the lengths of its axes.
 
     Parameters
     ----------
@@ -132,7 +133,7 @@ def _own_numbers(part: Part, arrays: Iterable[Lying], sizes: Sizes) -> Ints | No
     for shape, strides, dtype in filter(None, arrays):
         if _complaint(shape, strides, dtype, sizes) is not None:
             return None
-        found += 0, *(step // dtype.itemsize for step in strides), *shape
+        found += 0, *strides, *shape
     return tuple(found)
 
 

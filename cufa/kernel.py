@@ -142,6 +142,8 @@ def _fa3_smem_bytes(v: Variant) -> int:
     parts = v.bm // 64 if edges(v.score) and BLOCKS not in v.score else 1
     # A tile, which keys its parts' rows visit, and its sequence's lengths.
     work = 4 * (3 + 4 * parts) + 16 * (v.kv in LENGTHS)
+    if BLOCKS in v.score:  # and where the map has which keys it visits, an address
+        work = -(-(work + 8) // 8) * 8
     return rings + slots * (slot + 16) + 32 * v.stages + work * max(2, slots)
 
 

@@ -47,6 +47,8 @@ class Part(NamedTuple):
         Of the struct, if it was made of a caller's own expression.
     arrays : tuple of int
         Numbers of axes of the arrays that such a one reads.
+    tilts : bool
+        Whether what such a one adds grows evenly from key to key, see ``kernels/tilt.cuh``.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Part(NamedTuple):
     dtype: str = ""
     source: str = ""
     arrays: tuple[int, ...] = ()
+    tilts: bool = False
 
     @property
     def addresses(self) -> tuple[str, ...]:

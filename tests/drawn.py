@@ -25,6 +25,7 @@ OWN = {
     "score_mod": (
         "alibi",
         "even steps",
+        "two distances",
         "relative positions",
         "softcap",
         "functions of functions",

@@ -40,6 +40,16 @@ def even_steps(arrays: Arrays) -> Options:
     return {"score_mod": score_mod}
 
 
+def two_distances(arrays: Arrays) -> Options:
+    """Make one that turns where a query does not stand, beside ALiBi, which turns there."""
+    slopes = arrays["slopes"]
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score - slopes[h] * np.abs(2 * kv_idx - q_idx - 40) / 64
+
+    return {"score_mod": score_mod, "alibi_slopes": slopes}
+
+
 def table(rng: np.random.Generator, sizes: Sizes) -> Arrays:
     return {"table": rng.standard_normal((63, sizes[1])).astype(np.float16).T}
 
@@ -137,6 +147,7 @@ def all_at_once(arrays: Arrays) -> Options:
 FEATURES: dict[str, tuple[Callable[..., Arrays], Callable[[Arrays], Options]]] = {
     "alibi": (slopes, alibi),
     "even steps": (slopes, even_steps),
+    "two distances": (slopes, two_distances),
     "relative positions": (table, relative_positions),
     "documents": (documents, document_mask),
     "sliding window": (no_arrays, sliding_window),

@@ -93,8 +93,9 @@ def test_rows_that_there_are_not_take_no_time(
 @forms
 @pytest.mark.parametrize("options", WINDOWS[:2], ids=str)
 @pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("turns", [False, True])
 def test_even_steps(
-    rng: np.random.Generator, form: str, options: dict[str, Any], alibi: bool
+    rng: np.random.Generator, form: str, options: dict[str, Any], alibi: bool, turns: bool
 ) -> None:
     """Of a caller's own function, and beside ALiBi, whose slopes change their sign."""
     for shape in SHAPES:
@@ -103,6 +104,8 @@ def test_even_steps(
         table = rng.standard_normal(shape[2]).astype(np.float32)
 
         def made(slopes: Any, table: Any) -> Any:
+            if turns:
+                return lambda s, b, h, i, j: s - slopes[h] * abs(3 * j - 2 * i - 80) / 8 + j / 16
             return lambda s, b, h, i, j: table[i] + (s - slopes[h] * (i - 2 * j) / 4)
 
         there = options | {"score_mod": made(on_gpu(slopes), on_gpu(table))}
@@ -111,6 +114,22 @@ def test_even_steps(
             its["alibi_slopes"] = np.abs(slopes)[::-1].copy()
             there["alibi_slopes"] = on_gpu(its["alibi_slopes"])
         checked(form, arrays, its, there)
+
+
+@forms
+@pytest.mark.parametrize("options", [*WINDOWS, {"causal": "top-left"}], ids=str)
+def test_distances(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
+    """To the key that a query stands at, or to others: where rows have few keys on a piece."""
+    for sq, sk in ((390, 390), (200, 450)):
+        arrays = drawn(rng, form, (2, 1, sq, sk))
+        slopes = np.array([0.4, -0.03], np.float32)
+        for beyond in (0, 3, -50, 150):
+
+            def made(slopes: Any, beyond: int = beyond) -> Any:
+                return lambda s, b, h, i, j: s - slopes[h] * abs(i - j + beyond)
+
+            its, there = ({**options, "score_mod": made(x)} for x in (slopes, on_gpu(slopes)))
+            checked(form, arrays, its, there)
 
 
 def factors(rng: np.random.Generator, kind: str, keys: int) -> np.ndarray:

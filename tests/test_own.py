@@ -50,7 +50,12 @@ def test_what_is_proportional_needs_no_conversion(score_mod: Any, line: str) -> 
         (lambda s, b, h, i, j: SAME[i] + (s - SLOPES[h] * (i - 2 * j)), True),
         (lambda s, b, h, i, j: s + j * 0.5 - (j - i) / 8.0 + np.where(i > 3, 1.0, 2.0), True),
         (lambda s, b, h, i, j: s + SAME[i], True),
-        (lambda s, b, h, i, j: s - SLOPES[h] * abs(i - j), False),
+        (lambda s, b, h, i, j: s - SLOPES[h] * abs(i - j), True),
+        (lambda s, b, h, i, j: s + np.fabs(3 - 2 * j) / 4 - abs(2 * j - i), False),
+        (lambda s, b, h, i, j: s + j + np.fabs(2 * (j - 3) + i) / 4, True),
+        (lambda s, b, h, i, j: s - abs(i - j + h), False),
+        (lambda s, b, h, i, j: s - abs(i - SAME[j]), False),
+        (lambda s, b, h, i, j: s - abs(0.5 * i - j), False),
         (lambda s, b, h, i, j: s + SAME[j], False),
         (lambda s, b, h, i, j: 2 * s + j, False),
         (lambda s, b, h, i, j: s * j, False),
@@ -67,7 +72,7 @@ def test_what_is_proportional_needs_no_conversion(score_mod: Any, line: str) -> 
         (lambda s, b, h, i, j: s + (j * 0.5).astype(np.int64), False),  # a staircase
         (lambda s, b, h, i, j: s + j.astype(np.int64) * i, True),
     ],
-    ids=range(20),
+    ids=range(25),
 )
 def test_what_grows_evenly_from_key_to_key(score_mod: Any, is_even: bool) -> None:
     text = part_named(own(score_mod, None).parts[0]).source

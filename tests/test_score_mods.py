@@ -284,7 +284,7 @@ def test_a_call_that_is_like_another(gpu: Gpu, rng: np.random.Generator, changed
 def test_addresses_are_those_of_each_call(
     gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of both functions' arrays, their steps and lengths, behind those of arguments."""
+    """Those of both functions' arrays, with steps and lengths, behind those of arguments."""
     seen = []
 
     def noted(variant: Variant, device: Any, device_id: int) -> Any:
@@ -310,5 +310,5 @@ def test_addresses_are_those_of_each_call(
         )
         _, of_sinks, score_mod, mask_mod = seen[-1].item()
         assert of_sinks == (sinks.data.ptr, 1)
-        assert score_mod == (one.data.ptr, 3, 1, n, 3, two.data.ptr, 1, n)
-        assert mask_mod == (two.data.ptr, 1, n)
+        assert score_mod == (one.data.ptr, 3, 1, n, 3, two.data.ptr, 4, n)
+        assert mask_mod == (two.data.ptr, 4, n)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from cufa.expression.graph import BOOL, FLOAT, INT, LONG, PAIR, SCORE, SCORE_LOG2, Graph, Node
+from cufa.expression.graph import BOOL, FLOAT, INT, LONG, PAIR, SCORE, SCORE_LOG2, SIDE, Graph, Node
+from cufa.expression.tilt import Tilt
 from cufa.expression.values import ReadArray
 from cufa.score import OWN
 
@@ -26,13 +27,14 @@ _ELEMENTS = {
     "float64": "double",
 }
 _BEGINS = '\n#include "expression.cuh"\n'
-_INLINE = {**{name: name for name in PAIR}, SCORE_LOG2: "s"}
+_INLINE = {**{name: name for name in PAIR}, SCORE_LOG2: "s", SIDE: SIDE}
 
 SCORE_MOD, MASK_MOD = "score_mod", "mask_mod"
 """The arguments whose parts are written here."""
 
 _SAYS = {SCORE_MOD: "LINEAR = false, BY_KEY = true", MASK_MOD: "PAIRWISE = true, BY_KEY = true"}
-_STEP = "float step(const Pair& pair) const"
+_STEP = "float step(const Pair& pair, int side) const"
+_TURN = "int turn(const Pair& pair) const"
 _METHODS = {
     SCORE_MOD: "float score(float s, const Pair& pair) const",
     MASK_MOD: "bool hides(const Pair& pair) const",
@@ -40,7 +42,7 @@ _METHODS = {
 
 
 def of_graph(
-    argument: str, graph: Graph, root: int, arrays: Sequence[ReadArray], step: int | None = None
+    argument: str, graph: Graph, root: int, arrays: Sequence[ReadArray], tilt: Tilt | None = None
 ) -> tuple[str, str]:
     """Return name and source of the struct of a traced function.
 
@@ -53,8 +55,8 @@ def of_graph(
         A score in log2 units, or whether a query sees a key.
     arrays : sequence of ReadArray
         Those that nodes name by their numbers.
-    step : int, optional
-        What a score grows by from key to key, if it does so evenly.
+    tilt : Tilt, optional
+        Of a score that grows evenly from key to key.
     """
     names = {array.number: f"a{i}" for i, array in enumerate(arrays)}
     members = [
@@ -63,9 +65,14 @@ def of_graph(
     ]
     value = f"{'!' if argument == MASK_MOD else ''}{{}}"
     lines = _returning(graph, root, names, value)
-    if step is None:
-        return _struct(argument, members, lines)
-    return _struct(argument, members, lines, _returning(graph, step, names))
+    says, methods = _SAYS[argument], [(_METHODS[argument], lines)]
+    if tilt is not None:
+        says += ", TILTS = true"
+        methods.append((_STEP, _returning(graph, tilt.step, names)))
+        if tilt.turn is not None:
+            says += ", TURNS = true"
+            methods.append((_TURN, _returning(graph, tilt.turn, names)))
+    return _struct(argument, says, members, methods)
 
 
 def _returning(graph: Graph, root: int, names: Mapping[int, str], value: str = "{}") -> list[str]:
@@ -97,18 +104,15 @@ def of_text(argument: str, text: str) -> tuple[str, str]:
         of, call = f"float of(float score, {names})", f"LOG2_E * of(s * LN_2, {pair})"
     else:
         of, call = f"bool of({names})", f"!of({pair})"
-    lines = [f"return {call};"]
-    return _struct(argument, [f"static __device__ {of} {{\n{body}\n}}"], lines)
+    methods = [(_METHODS[argument], [f"return {call};"])]
+    members = [f"static __device__ {of} {{\n{body}\n}}"]
+    return _struct(argument, _SAYS[argument], members, methods)
 
 
 def _struct(
-    argument: str, members: Sequence[str], lines: Sequence[str], step: Sequence[str] = ()
+    argument: str, says: str, members: Sequence[str], methods: Sequence[tuple[str, Sequence[str]]]
 ) -> tuple[str, str]:
     """Return name, which says what is in it, and source of a struct."""
-    says, methods = _SAYS[argument], [(_METHODS[argument], lines)]
-    if step:
-        says += ", TILTS = true"
-        methods.append((_STEP, step))
 
     def written(name: str) -> str:
         return "\n    ".join(

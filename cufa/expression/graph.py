@@ -12,6 +12,9 @@ BOOL, INT, LONG, FLOAT = KINDS = ("bool", "int", "long long", "float")
 PAIR = ("pair.batch", "pair.head", "pair.query", "pair.key")
 """Nodes of the pair whose score it is: integers that are not negative."""
 
+SIDE = "side"
+"""A node of the piece on which a pair is, see `cufa.expression.tilt`: 1, or -1."""
+
 SCORE, SCORE_LOG2 = "score", "score_log2"
 """Nodes of the score, in natural units and in those of the kernels."""
 

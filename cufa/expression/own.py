@@ -12,7 +12,7 @@ from cufa.expression import cpp
 from cufa.expression.closures import Closure, closure, rebuilt
 from cufa.expression.cpp import MASK_MOD, SCORE_MOD
 from cufa.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, SCORE_LOG2, Graph, Node
-from cufa.expression.tilt import step_of
+from cufa.expression.tilt import tilt_of
 from cufa.expression.units import in_log2
 from cufa.expression.values import Lookup, ReadArray, Value, node_of
 from cufa.score import Part, register
@@ -158,9 +158,10 @@ def _traced(argument: str, function: FunctionType, found: Closure) -> _Traced:
             f"{argument} reads {len(used)} arrays, whose addresses, strides and lengths take "
             f"{size} bytes: a kernel has room for {_MOST_BYTES}"
         )
-    step = step_of(graph, root) if argument == SCORE_MOD else None
-    name, source = cpp.of_graph(argument, graph, root, used, step)
-    register(Part(name, argument, source=source, arrays=tuple(array.ndim for array in used)))
+    tilt = tilt_of(graph, root) if argument == SCORE_MOD else None
+    name, source = cpp.of_graph(argument, graph, root, used, tilt)
+    ndims = tuple(array.ndim for array in used)
+    register(Part(name, argument, source=source, arrays=ndims, tilts=tilt is not None))
     return _Traced(name, tuple((a.number, f"{argument}: {a.name}") for a in used))
 
 

@@ -1,21 +1,40 @@
 """What is added to a score, if it grows evenly from key to key: by how much.
 
-Kernels then add it without a step of its own, see ``kernels/tilt.cuh``.
+Kernels then add it without a step of its own, see ``kernels/tilt.cuh``. It may do so in two pieces,
+with a distance: the absolute value of what is linear in the positions of query and key.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from cufa.expression.graph import FLOAT, INT, LONG, PAIR, SCORE, SCORE_LOG2, Graph
+from cufa.expression.graph import FLOAT, INT, LONG, PAIR, SCORE, SCORE_LOG2, SIDE, Graph, Node
 from cufa.expression.rules import applied
 
-_KEY = PAIR[-1]
+_QUERY, _KEY = PAIR[-2:]
+_LINEAR = {_QUERY, _KEY, "constant", "add", "subtract", "negative", "multiply"}
 _SMALL = 64  # factors of integers that no number of keys makes wrap around
 
 
-def step_of(graph: Graph, root: int) -> int | None:
-    """Return the node of what a score grows by from a key to the next, or None if it is not even.
+class Tilt(NamedTuple):
+    """Nodes of what is added to a score evenly.
+
+    Attributes
+    ----------
+    step : int
+        What it grows by from a key to the next on the same piece; of `SIDE`.
+    turn : int, optional
+        An integer whose sign, which is `SIDE`, says on which of two pieces a pair is: linear in
+        query and key.
+    """
+
+    step: int
+    turn: int | None
+
+
+def tilt_of(graph: Graph, root: int) -> Tilt | None:
+    """Return what is added to a score, or None if it does not grow evenly from key to key.
 
     Parameters
     ----------
@@ -23,6 +42,7 @@ def step_of(graph: Graph, root: int) -> int | None:
     root : int
         A score in log2 units.
     """
+    turns: set[int] = set()
     of_key: list[bool] = []
     of_score: list[bool] = []
     for node in graph.nodes[: root + 1]:
@@ -63,6 +83,8 @@ def step_of(graph: Graph, root: int) -> int | None:
         node = graph.nodes[i]
         if not of_key[i]:
             return None
+        if node.name in ("absolute", "fabs"):
+            return of_distance(node.operands[0])
         if node.kind == INT and times(i) > _SMALL:
             raise _UnevenError  # it may wrap around
         if node.name == _KEY:
@@ -92,12 +114,24 @@ def step_of(graph: Graph, root: int) -> int | None:
             return product(step, node.operands[0])
         raise _UnevenError
 
+    def of_distance(i: int) -> int:
+        """Return the step of the absolute value of a node."""
+        while graph.nodes[i].name == "cast" and graph.kind(i) != INT:
+            (i,) = graph.nodes[i].operands
+        reached = {graph.nodes[j].name for j in graph.reachable(i)}
+        if graph.kind(i) != INT or not reached <= _LINEAR or times(i) > _SMALL:
+            raise _UnevenError
+        step = even(i)
+        assert step is not None
+        turns.add(i)
+        return product(step, graph.add(Node(SIDE, INT)))
+
     def times(i: int) -> int:
         """Return how many times as large as a position an integer may be."""
         name, _, operands, text, _, _ = graph.nodes[i]
         if name in PAIR or (name == "constant" and abs(int(text)) <= _SMALL):
             return 1
-        if name in ("add", "subtract", "negative"):
+        if name in ("add", "subtract", "negative", "absolute"):
             return sum(map(times, operands))
         factors = [j for j in operands if graph.nodes[j].name == "constant"]
         if name == "multiply" and len(factors) == 1:
@@ -113,7 +147,10 @@ def step_of(graph: Graph, root: int) -> int | None:
         step = of_sum(root)
     except _UnevenError:
         return None
-    return graph.constant(0.0, FLOAT) if step is None else graph.cast(step, FLOAT)
+    if len(turns) > 1:
+        return None
+    step = graph.constant(0.0, FLOAT) if step is None else graph.cast(step, FLOAT)
+    return Tilt(step, turns.pop() if turns else None)
 
 
 class _UnevenError(Exception):

@@ -52,14 +52,10 @@ struct Alibi : Part<Alibi> {
         const float distance = fabsf(static_cast<float>(pair.query + pair.sequence.diagonal() - pair.key));
         return fmaf(-LOG2_E * alibi_slopes.at(pair.batch, pair.head), distance, s);
     }
-    __device__ float step(const Pair& pair) const {
-        const float slope = LOG2_E * alibi_slopes.at(pair.batch, pair.head);
-        return pair.key < pair.query + pair.sequence.diagonal() ? slope : -slope;
+    __device__ float step(const Pair& pair, int side) const {
+        return side * LOG2_E * alibi_slopes.at(pair.batch, pair.head);
     }
-    __device__ int piece(const Sequence& sequence, int first_query, int last_query, int first_key, int last_key) const {
-        if (last_key <= first_query + sequence.diagonal()) return 1;
-        return first_key >= last_query + sequence.diagonal() ? 2 : 0;
-    }
+    __device__ int turn(const Pair& pair) const { return pair.query + pair.sequence.diagonal() - pair.key; }
 };
 
 // What is added to a score.

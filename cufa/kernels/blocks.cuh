@@ -2,22 +2,44 @@
 #pragma once
 #include "beside.cuh"
 
-// The tiles of keys that a tile of rows visits are counted from the first one on: all of them,
+// A tile of keys: the one of that number,
+template <bool BLOCKS>
+struct Visit {
+    // Its number among all tiles of keys, and whether PAIRWISE parts may hide some pairs of it.
+    __device__ static int tile(int number) { return number; }
+    __device__ static bool is_partial() { return true; }
+};
+// or as a map has it: twice its number, and 1 more if partial.
+template <>
+struct Visit<true> {
+    int entry;
+
+    __device__ int tile(int) const { return entry >> 1; }
+    __device__ bool is_partial() const { return entry & 1; }
+};
+
+// The tiles of keys that a tile of rows visits, counted from the first one on: all of them,
 template <bool BLOCKS>
 struct Visits {
-    // The number of one among all tiles of keys, and whether PAIRWISE parts may hide some pairs of it.
-    __device__ static int tile(int visit) { return visit; }
-    __device__ static bool is_partial(int visit) { return true; }
+    __device__ static Visit<false> visit(int) { return {}; }
+    __device__ static int tile(int number) { return number; }
 };
-// or those of a line of a map: how many are visited before each of so many tiles, and before their end; then which they are,
-// twice their number, and 1 more if partial; and at the end of the line a tile beyond all keys, for rows that visit none.
+// or those of a map.
 template <>
 struct Visits<true> {
+    const int* entries;
+
+    __device__ Visit<true> visit(int number) const { return {entries[number]}; }
+    __device__ int tile(int number) const { return visit(number).tile(number); }
+};
+
+// What a map has of a tile of rows: how many tiles of keys are visited before each of so many, and before their end; then which
+// they are; and at the end of the line a tile beyond all keys, for rows that visit none.
+struct BlockLine {
     const int* line;
     int tiles;
 
-    __device__ int tile(int visit) const { return line[tiles + 1 + visit] >> 1; }
-    __device__ bool is_partial(int visit) const { return line[tiles + 1 + visit] & 1; }
+    __device__ Visits<true> visits() const { return {line + tiles + 1}; }
     // Makes of tiles from `first` to `end` visits.
     __device__ void count(int& first, int& end) const {
         first = line[first], end = line[end];
@@ -27,6 +49,6 @@ struct Visits<true> {
 
 // Which tiles of keys are visited, a line for each tile of rows of (batch, heads).
 struct Blocks : Part<Blocks> {
-    static constexpr bool BLOCKS = true, STEADY = false;
+    static constexpr bool BLOCKS = true;
     OfHeads<int> block_mask;
 };

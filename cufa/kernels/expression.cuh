@@ -199,14 +199,14 @@ __device__ T right_shift(T a, T b) {
 // --- arrays ---
 
 // The place that an index means: a negative one counts from the end. Of one that there is not, the nearest; `length` > 0.
-__device__ inline int place(uint32_t index, int length) { return min(index, static_cast<uint32_t>(length - 1)); }
+__device__ inline uint32_t place(uint32_t index, int length) { return min(index, static_cast<uint32_t>(length - 1)); }
 template <class I>
-__device__ int place(I index, int length) {
+__device__ uint32_t place(I index, int length) {
     if (index < 0) index += length;
-    return static_cast<int>(max(min(index, static_cast<I>(length - 1)), static_cast<I>(0)));
+    return static_cast<uint32_t>(max(min(index, static_cast<I>(length - 1)), static_cast<I>(0)));
 }
 
-// One of any lengths and strides, in elements; nothing beyond it is read.
+// One of any lengths and strides, in bytes: an address then takes two multiply-adds. Nothing beyond it is read.
 template <class T, int RANK>
 struct Array {
     const T* data;
@@ -216,10 +216,10 @@ struct Array {
     template <class... Indices>
     __device__ T at(Indices... indices) const {
         static_assert(sizeof...(Indices) == RANK, "an index an axis");
-        const T* found = data;
+        const char* found = reinterpret_cast<const char*>(data);
         int axis = 0;
         ((found += place(indices, lengths[axis]) * strides[axis], ++axis), ...);
-        return *found;
+        return *reinterpret_cast<const T*>(found);
     }
 };
 template <class T>

@@ -66,8 +66,9 @@ struct Fa2Block {
         first = SCORE::LEFT_EDGE ? keys.first : 0, end = keys.end, whole_end = keys.whole_end;
         if constexpr (SCORE::BLOCKS) {
             const SCORE& score = p;
-            load_k.visits = load_v.visits = score.template visits<BN>(p.seq_kv, tile.batch, tile.head, tile.q_tile);
-            load_k.visits.count(first, end);
+            const BlockLine line = score.template block_line<BN>(p.seq_kv, tile.batch, tile.head, tile.q_tile);
+            line.count(first, end);
+            load_k.visits = load_v.visits = line.visits();
         }
         if (!UNEVEN && !KV::RAGGED) return;
         if (KV::RAGGED) __syncthreads();
@@ -181,7 +182,7 @@ struct Fa2Block {
         if (!SCORE::EVERYWHERE && !masked) return;
         const Tile tile = this->tile();
         const At at{thread_index_anew() % 32, row0(), visits().tile(j) * BN, tile.batch, tile.head};
-        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile.batch), p.scale_log2, at, {masked, masked}, visits().is_partial(j));
+        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile.batch), p.scale_log2, at, {masked, masked}, visits().visit(j).is_partial());
     }
     // The weights that are left of the tile's.
     template <int NT>

@@ -82,17 +82,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const uint32_t barriers = sQ + BARRIERS;
     const Ring<Q_STAGES> ring_q(barriers);
     const Ring<STAGES> ring_k(barriers + ring_q.bytes), ring_v(barriers + ring_q.bytes + ring_k.bytes);
-    using WorkOfTile = Work<PARTS, KV::TAILS>;
+    using WorkOfTile = Work<PARTS, KV::TAILS, SCORE::BLOCKS>;
     // The tiles under way. Consumers look theirs up at each use, for registers are scarce.
     volatile WorkOfTile* sWork = reinterpret_cast<WorkOfTile*>(smem + WORK);
     const int tiles = p.heads * p.q_tiles;
-    // The tiles of keys that a tile visits.
-    auto visits_of = [&](const volatile WorkOfTile& work) {
-        if constexpr (SCORE::BLOCKS)
-            return score.template visits<BN>(p.seq_kv, work.batch, work.head, work.q0 / BM);
-        else
-            return Visits<false>{};
-    };
 
     if (threadIdx.x == 0) {
         if (dynamic_smem_bytes() < WORK + WORK_STAGES * sizeof(WorkOfTile)) __trap();
@@ -134,8 +127,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 constexpr int ROWS = BM / PARTS;
                 KeyTiles keys = score.template key_tiles<BN>(sequence, (q0 + ROWS * c) >> p.pack_log2,
                                                              (q0 + ROWS * c + ROWS - 1) >> p.pack_log2);
-                if constexpr (SCORE::BLOCKS)
-                    score.template visits<BN>(p.seq_kv, tile.batch, tile.head, tile.q_tile).count(keys.first, keys.end);
+                if constexpr (SCORE::BLOCKS) {
+                    const BlockLine line = score.template block_line<BN>(p.seq_kv, tile.batch, tile.head, tile.q_tile);
+                    line.count(keys.first, keys.end);
+                    work.entries = line.visits().entries;
+                }
                 work.keys[c].end = keys.end, work.keys[c].whole_end = keys.whole_end;
                 if constexpr (FIRST) work.keys[c].first = keys.first, work.keys[c].whole_first = keys.whole_first;
             }
@@ -165,31 +161,34 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
             const int first = FIRST ? work.first() : 0, end = work.end();
             const int kv_head = work.head / p.group, batch = work.batch;
-            const Visits<SCORE::BLOCKS> visits = visits_of(work);
+            const Visits<SCORE::BLOCKS> visits = work.visits();
             const int k_head = KV::map_head(p.k, kv_head), k_batch = KV::map_batch(p.k, batch);
             const int v_head = KV::map_head(p.v, kv_head), v_batch = KV::map_batch(p.v, batch);
             int first_k = 0;
             if constexpr (KV::RAGGED) first_k = work.sequence.first_k;
-            auto load_k = [&](int j, uint32_t n) {
+            auto load_k = [&](int j, const auto& visit, uint32_t n) {
                 ring_k.acquire(n);
                 KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes),
-                            first_k + visits.tile(j) * BN, k_head, k_batch);
+                            first_k + visit.tile(j) * BN, k_head, k_batch);
             };
-            auto load_v = [&](int j, uint32_t n) {
+            auto load_v = [&](int j, const auto& visit, uint32_t n) {
                 ring_v.acquire(n);
                 VTile::load(sV + ring_v.slot(n) * VTile::bytes, 0, maps.v, ring_v.expect(n, VTile::bytes),
-                            first_k + visits.tile(j) * BN, v_head, v_batch);
+                            first_k + visit.tile(j) * BN, v_head, v_batch);
             };
             // The next Q is asked for when its slot should be free: of three at once, of two when the last O has been
             // written, which is about when the first V are done with, and of one at the end. Of two never before V number
             // STAGES: until then, consumers that skip keys free the slot only after the loads that come later here.
             const int load_q_at = Q_STAGES == 3 ? end - 1 : Q_STAGES == 2 ? max(first, end - 1 - STAGES) : first;
             i = next(i, round);
-            load_k(end - 1, n);
+            auto visit = visits.visit(end - 1);
+            load_k(end - 1, visit, n);
             for (int j = end - 1; j >= first; --j, ++n) {
-                if (j > first) load_k(j - 1, n + 1);
-                load_v(j, n);
+                const auto ahead = visits.visit(j - 1);  // looked up before the slot of its K is free
+                if (j > first) load_k(j - 1, ahead, n + 1);
+                load_v(j, visit, n);
                 if (j == load_q_at) load_q(i, round + 1);
+                visit = ahead;
             }
         }
     } else {
@@ -211,15 +210,18 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         uint32_t rP[BN / 16][4];
         uint32_t round = 0, n = 0;  // tiles and tiles of keys so far
         int j, j_begin;             // the tile of keys at hand, and this tile's first
+        Visit<SCORE::BLOCKS> visit, ahead;  // that tile among all tiles of keys, and the next one
         KeyTiles keys{};            // of this consumer's rows
         bool more = true;           // whether there is a tile under way
         Tilt<SCORE::TILTS> tilt;    // of this thread's rows
         SumLimits<PScale<T>, SCORE::CURVES> limits;
 
+        auto uniform = [](int x) { return __shfl_sync(0xffffffff, x, 0); };  // the same in all lanes, for the compiler
+
         // Where this warp's scores are, of the tile's keys from `column` on.
         auto place = [&](int column) {
             const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
-            return At{thread_index_anew() % 32, work.q0 + warp_row(), visits_of(work).tile(j) * BN + column, work.batch,
+            return At{thread_index_anew() % 32, work.q0 + warp_row(), visit.tile(j) * BN + column, work.batch,
                       SCORE::EVERYWHERE ? work.head : 0, p.pack_log2};
         };
         auto sequence_of = [&](int batch) {
@@ -263,8 +265,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             // After the last S. All threads arrive, as each has looked up what this tile and the one before are.
             if (Q_STAGES == 1 && j == keys.first) ring_q.arrive(round);
         };
-        // The number, among all tiles of keys, of those at hand, or so many visits before them.
-        auto key_tile = [&](int before = 0) { return visits_of(sWork[round % WORK_STAGES]).tile(j - before); };
+        // The place of the keys at hand among all tiles of keys, and of the next ones.
+        auto key_tile = [&] { return visit.tile(j); };
+        auto next_key_tile = [&] { return ahead.tile(j - 1); };
+        // Looks these up, long before they are asked for; behind a tile's last keys there is something, too.
+        auto look_up = [&] { visit = sWork[round % WORK_STAGES].visits().visit(j); };
+        auto look_ahead = [&] { ahead = sWork[round % WORK_STAGES].visits().visit(j - 1); };
         auto pairs = [&] { return Pairs{sQ + PAIRS + (thread_index_anew() - 128) / 32 * Pairs::BYTES}; };
         auto pack_p = [&] {
             if constexpr (SCORE::DROPS) {
@@ -278,7 +284,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 for (int i = 0; i < 4; ++i)
                     rP[kk][i] = pack2<T>(rS[0][2 * kk + i / 2][i % 2 * 2], rS[0][2 * kk + i / 2][i % 2 * 2 + 1]);
             if constexpr (Pairs::BYTES) {  // S is not needed any more
-                if (j > keys.first) pairs().template fill_others<true>(score, key_tile(1) * BN);
+                if (j > keys.first) pairs().template fill_others<true>(score, next_key_tile() * BN);
             }
         };
         // Frees those V from the i-th on whose keys were skipped.
@@ -312,7 +318,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if (!SCORE::EVERYWHERE && !masked.right && !masked.left) return;
             const At at = place(column);
             score.apply(rS, sequence_of(at.batch), p.scale_log2, at, masked,
-                        visits_of(sWork[round % WORK_STAGES]).is_partial(j), tiles);
+                        visit.is_partial(), tiles);
         };
         // Takes up a tile of rows, and starts to copy what the score reads of its first keys.
         auto begin_pairs = [&] {
@@ -322,13 +328,36 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             pairs().template fill<false>(score, at.key, sequence.seq_kv);
             pairs().template fill_others<false>(score, at.key, sequence.seq_kv);
         };
+        // Takes up what grows evenly over the keys at hand, if no more is asked of each pair.
+        auto find_tilt = [&](auto& tilt, const At& at) {
+            if (SCORE::PAIRWISE && visit.is_partial()) return false;
+            return tilt.template find<BN>(score, sequence_of(at.batch), at);
+        };
+        // Then adds it, in place of `apply_score`.
+        auto tilt_score = [&](auto& tilt, Masked masked) {
+            const At at = place(0);
+            if (!find_tilt(tilt, at)) return false;
+            const float scale_log2 = parameter_anew(p.scale_log2);
+            const float first[2] = {tilt.of(0, at.key_of(0, 0)), tilt.of(1, at.key_of(0, 0))};
+#pragma unroll
+            for (int i = 0; i < NT * 4; ++i) {
+                const int h = i / 2 % 2, column = i / 4 * 8 + i % 2;
+                float& s = rS[0][i / 4][i % 4];
+                s = fmaf(s, scale_log2, fmaf(tilt.step[h], static_cast<float>(column), first[h]));
+            }
+            score.mask(rS, sequence_of(at.batch), at, masked);
+            return true;
+        };
         // P = exp(S - m), m being raised to the row maxima where it must. Whether O must follow it.
         auto exponentiate_checked = [&] {
             release_k();
             if constexpr (Pairs::BYTES) {
                 pairs().wait();
                 apply_score(rS, 0, SCORE::masked(keys, key_tile()), pairs());
-                if (j > keys.first) pairs().template fill<true>(score, key_tile(1) * BN);
+                if (j > keys.first) pairs().template fill<true>(score, next_key_tile() * BN);
+            } else if constexpr (SCORE::TILTS) {
+                const Masked masked = SCORE::masked(keys, key_tile());
+                if (!tilt_score(tilt, masked)) apply_score(rS, 0, masked, NoTiles());
             } else {
                 apply_score(rS, 0, SCORE::masked(keys, key_tile()), NoTiles());
             }
@@ -347,7 +376,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             };
             if constexpr (SCORE::TILTS) {
                 const At at = place(0);
-                if (tilt.template find<BN>(score, sequence_of(at.batch), at)) {
+                if (find_tilt(tilt, at)) {
                     mask();
                     const float scale_log2 = parameter_anew(p.scale_log2);
                     const float first[2] = {tilt.of(0, at.key_of(0, 0)), tilt.of(1, at.key_of(0, 0))};
@@ -384,16 +413,18 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                                                 [&](auto& rS, int column) { apply_score(rS, column, {true, true}, NoTiles()); });
         };
         // Whether m may have to move a long way at the keys after the present ones: some rows do not see all of these, and
-        // may have seen none. Of two loops, the first ends where all see them.
+        // may have seen none. Of two loops, the first ends where all see them; with a map, they take turns.
         auto needs_maxima = [&] {
-            return !UNCHECKED || (SCORE::RIGHT_EDGE && j >= keys.whole_end);
+            if constexpr (SCORE::BLOCKS)
+                return !UNCHECKED || uniform(ahead.is_partial() || SCORE::masked(keys, next_key_tile()).right);
+            else
+                return !UNCHECKED || (SCORE::RIGHT_EDGE && j >= keys.whole_end);
         };
 
         // Takes up the next tile, and starts on its S. Without one S is computed of what is there, and not looked at.
         auto start_tile = [&] {
             ring_q.wait(round);
             const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
-            auto uniform = [](int x) { return __shfl_sync(0xffffffff, x, 0); };
             if constexpr (SKIPS && SCORE::LEFT_EDGE) {  // what the others visited of the tile before
                 for (int first = keys.first; round > 0 && first > uniform(sWork[(round - 1) % WORK_STAGES].first()); --first)
                     turns.wait(), turns.pass(), ring_k.pass_over(n++);
@@ -410,7 +441,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 }
             }
             j_begin = j;
-            if constexpr (SCORE::TILTS) tilt.piece = 0;
+            if (more) look_up(), look_ahead();
+            if constexpr (SCORE::TILTS) tilt = {};
             if constexpr (Pairs::BYTES) {
                 if (more) begin_pairs();
             }
@@ -447,11 +479,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                     turns.wait();
             } else {
                 turns.wait();
-                --j;
+                --j, visit = ahead;
                 queue_s(true);
             }
             queue_o(present, first, end);
             turns.pass();
+            if (FORM != Form::LAST) look_ahead();
             if (FORM != Form::LAST && first) free_q();
 
             const float l[1][2] = {{softmax.l[0][0], softmax.l[0][1]}};
@@ -507,10 +540,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if constexpr (ONE_LOOP) {
                 while (j > keys.first) step(As<Form::EITHER>());
             } else {
-                while (j > keys.first && needs_maxima()) step(As<Form::CHECKED>());
-                if constexpr (UNCHECKED) {
-                    while (j > keys.first) step(As<Form::UNCHECKED>());
-                }
+                do {
+                    while (j > keys.first && needs_maxima()) step(As<Form::CHECKED>());
+                    if constexpr (UNCHECKED) {
+                        while (j > keys.first && !(SCORE::BLOCKS && needs_maxima())) step(As<Form::UNCHECKED>());
+                    }
+                } while (SCORE::BLOCKS && UNCHECKED && j > keys.first);
             }
 
             step(As<Form::LAST>());

@@ -31,8 +31,10 @@ struct Part {
     // Whether all scores of a warp are handed over together, to `apply_all`. It brings them to log2 units, from those in which
     // they are by `factor`, and makes that 1. So do the parts before it in a score.
     static constexpr bool TOGETHER = false;
-    // Whether what it adds grows evenly from key to key, by `step`, in pieces: see tilt.cuh.
+    // Whether what it adds grows evenly from key to key, by `step`, in one piece or two: see tilt.cuh.
     static constexpr bool TILTS = false;
+    // Whether these may meet elsewhere than at the key that a query stands at.
+    static constexpr bool TURNS = false;
     // Whether a query sees no keys beyond the one it stands at.
     static constexpr bool BEHIND = false;
     // Whether scores are multiplied by a polynomial of them as long as they are small: by `curve`; of one that is TOGETHER.
@@ -57,12 +59,10 @@ struct Part {
     __device__ Keys sees(const Sequence& sequence, int query) const { return {0, sequence.seq_kv}; }
     // A score in log2 units; of parts that are not LINEAR.
     __device__ float score(float s, const Pair& pair) const { return s; }
-    // By how much it grows from that key to the next, log2 units; and on which piece, 1 or 2, all queries and keys of a range are,
-    // 0 if on none; of parts with TILTS.
-    __device__ float step(const Pair& pair) const { return 0.f; }
-    __device__ int piece(const Sequence& sequence, int first_query, int last_query, int first_key, int last_key) const {
-        return 1;
-    }
+    // By how much it grows from key to key on the piece of that side, 1 or -1, log2 units; and what is linear in query and key,
+    // whose sign is the side; of parts with TILTS.
+    __device__ float step(const Pair& pair, int side) const { return 0.f; }
+    __device__ int turn(const Pair& pair) const { return 0; }
     // Whether the query does not see the key; of parts that are PAIRWISE.
     __device__ bool hides(const Pair& pair) const { return false; }
     // That logit; of parts with SINKS.

@@ -59,10 +59,22 @@ struct Lengths {
 template <>
 struct Lengths<false> {};
 
+// Which tiles of keys a tile visits, if a map says so.
+template <bool BLOCKS>
+struct VisitsOfTile {
+    __device__ Visits<false> visits() const volatile { return {}; }
+};
+template <>
+struct VisitsOfTile<true> {
+    const int* entries;
+
+    __device__ Visits<true> visits() const volatile { return {entries}; }
+};
+
 // A tile as the producer of fa3_wgmma hands it to the consumers, who are PARTS that visit different keys, or one. Later rows
 // see no earlier keys: all of them together visit the tiles of keys from the first part's first to the last one's end.
-template <int PARTS, bool LENGTHS>
-struct Work : Lengths<LENGTHS> {
+template <int PARTS, bool LENGTHS, bool BLOCKS>
+struct Work : Lengths<LENGTHS>, VisitsOfTile<BLOCKS> {
     int q0, head, batch;
     KeyTiles keys[PARTS];  // what each one's rows visit; none after the last tile
 

@@ -61,13 +61,18 @@ struct Score : Parts... {
     static constexpr bool LINEAR = (Parts::LINEAR && ...), PAIRWISE = (Parts::PAIRWISE || ...);
     static constexpr bool BY_KEY = (Parts::BY_KEY || ...), SINKS = (Parts::SINKS || ...), DROPS = (Parts::DROPS || ...);
     static constexpr bool BLOCKS = (Parts::BLOCKS || ...);
-    static constexpr bool STEADY = (Parts::STEADY && ...) && !PAIRWISE && !DROPS;
+    // Whether a map knows all tiles in which pairs are hidden one by one.
+    static constexpr bool MAPPED = BLOCKS && ((!Parts::PAIRWISE || Parts::BY_KEY) && ...);
+    // Whether there are tiles of which no pair is asked for; those alone are then TILTS, or a curve.
+    static constexpr bool WHOLE = !PAIRWISE || MAPPED;
+    static constexpr bool STEADY = (Parts::STEADY && ...) && WHOLE && !DROPS;
     // Whether tiles that all rows see take a step, too.
     static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE;
     // Whether all that is not LINEAR are tilts, or a curve, and nothing is asked of each pair.
-    static constexpr bool TILTS = !LINEAR && ((Parts::LINEAR || Parts::TILTS) && ...) && !PAIRWISE;
-    static constexpr bool CURVES = (Parts::CURVES || ...) && ((Parts::LINEAR || Parts::CURVES) && ...) && !PAIRWISE;
-    static constexpr bool BEHIND = (Parts::BEHIND || ...);
+    static constexpr bool TILTS = !LINEAR && ((Parts::LINEAR || Parts::TILTS) && ...) && WHOLE;
+    static constexpr bool CURVES = (Parts::CURVES || ...) && ((Parts::LINEAR || Parts::CURVES) && ...) && WHOLE;
+    // Whether all that is seen of a tilt is its first piece.
+    static constexpr bool BEHIND = (Parts::BEHIND || ...) && !(Parts::TURNS || ...);
     static constexpr bool LEFT_EDGE = (Parts::LEFT_EDGE || ...), RIGHT_EDGE = (Parts::RIGHT_EDGE || ...);
 
     // The keys that all parts let a query see.
@@ -90,28 +95,43 @@ struct Score : Parts... {
     __device__ static Masked masked(const KeyTiles& tiles, int j) {
         return {j >= tiles.whole_end, LEFT_EDGE && j < tiles.whole_first};
     }
-    // What the row_tile-th tile of rows visits of `seq_kv` keys, those included that a short sequence lacks.
+    // What the map has of the row_tile-th tile of rows, for `seq_kv` keys, those included that a short sequence lacks.
     template <int BN>
-    __device__ Visits<BLOCKS> visits(int seq_kv, int batch, int head, int row_tile) const {
-        if constexpr (BLOCKS) {
-            const int tiles = (seq_kv + BN - 1) / BN;
-            return {this->block_mask.line(batch, head) + row_tile * 2ll * (tiles + 1), tiles};
-        } else {
-            return {};
-        }
+    __device__ BlockLine block_line(int seq_kv, int batch, int head, int row_tile) const {
+        const int tiles = (seq_kv + BN - 1) / BN;
+        return {this->block_mask.line(batch, head) + row_tile * 2ll * (tiles + 1), tiles};
     }
 
-    // What the tilts add to a score, in log2 units; how much more it is at the next key; and the piece they are on.
+    // What the tilts add to a score, in log2 units; and how much more it is at the next key of these pieces.
     __device__ float tilt(const Pair& pair) const {
         float sum = 0.f;
         ((sum = Parts::TILTS ? Parts::score(sum, pair) : sum), ...);
         return sum;
     }
-    __device__ float step(const Pair& pair) const { return (0.f + ... + Parts::step(pair)); }
-    __device__ int piece(const Sequence& sequence, int first_query, int last_query, int first_key, int last_key) const {
-        int piece = 1;  // no two parts have several
-        ((piece *= Parts::TILTS ? Parts::piece(sequence, first_query, last_query, first_key, last_key) : 1), ...);
-        return piece;
+    __device__ float step(const Pair& pair, int pieces) const {
+        float sum = 0.f;
+        ((sum += Parts::TILTS ? Parts::step(pair, (pieces >>= 1) & 1 ? -1 : 1) : 0.f), ...);
+        return sum;
+    }
+    // The pieces on which all is that queries see of some keys, 0 if on none: 1, and a bit for each tilt. The pairs that are seen
+    // have five corners, at which what is linear is least and most.
+    __device__ int pieces(const Sequence& sequence, int first_query, int last_query, int first_key, int last_key) const {
+        const int first_sees = min(last_key, sees(sequence, first_query).end - 1);
+        const int last_sees = min(last_key, sees(sequence, last_query).end - 1);
+        const int sees_last = min(last_query, first_query + last_key - first_sees);
+        const int corners[][2] = {{last_query, first_key}, {first_query, first_sees}, {last_query, last_sees}, {sees_last, last_sees}};
+        int pieces = 1, bit = 1;
+        bool none = false;
+        auto look_at = [&](const auto& part) {
+            int least = part.turn({sequence, 0, 0, first_query, first_key}), most = least;
+            for (const auto& [query, key] : corners) {
+                const int turn = part.turn({sequence, 0, 0, query, key});
+                least = min(least, turn), most = max(most, turn);
+            }
+            pieces += (bit *= 2) * (least < 0), none |= least < 0 && most > 0;
+        };
+        ((Parts::TILTS ? look_at(static_cast<const Parts&>(*this)) : void()), ...);
+        return none ? 0 : pieces;
     }
     // The score of a query and a key that are within its `sees`, from S, in the units that the softmax is handed. BEGUN:
     // whether `apply_all` has been there, which leaves this factor; parts with Tiles are then left out.
@@ -131,7 +151,6 @@ struct Score : Parts... {
         if constexpr (BLOCKS) {
             if constexpr (CHANGES)
                 by_key(rS, sequence, at, [&](float s, const Pair& pair) { return changed<true, Tiles>(s, factor, pair); });
-            constexpr bool MAPPED = ((!Parts::PAIRWISE || Parts::BY_KEY) && ...);  // no other mask is there
             if (HIDES && (partial || !MAPPED))
                 by_key(rS, sequence, at, [&](float s, const Pair& pair) { return hidden<Tiles>(s, pair); });
         } else if constexpr (EACH && BY_KEY) {

@@ -6,33 +6,36 @@
 // Of the two rows of a lane, where there is ANY.
 template <bool ANY>
 struct Tilt {
-    int piece = 0;   // of those that the function is made of; 0 before any
-    int origin = 0;  // the key that it starts at
+    int pieces = 0;        // as of Score; 0 before any
+    bool settled = false;  // whether all earlier keys are on them, too
+    int origin = 0;        // the key that the function starts at
     float at_origin[2] = {}, step[2] = {};
 
-    // Takes up the piece on which the warp's rows and BN keys are that `at` names, if there is one. Where no query sees keys
-    // beyond its own, there is, and it is taken up in front of these, as it may end before the tile does.
+    // Takes up the pieces on which all is that the warp's rows see of the BN keys that `at` names, if it is on one of each. Where
+    // no query sees keys beyond its own, it is, and they are taken up in front of these, as they may end before the tile does.
     template <int BN, class SCORE>
     __device__ bool find(const SCORE& score, const Sequence& sequence, const At& at) {
-        const int first_query = at.row >> at.pack_log2, last_query = (at.row + 15) >> at.pack_log2;
-        const int piece =
-            SCORE::BEHIND ? 1 : score.piece(sequence, first_query, last_query, at.key, at.key + BN - 1);
-        if (piece == 0) return false;
-        if (piece == this->piece) return true;
-        // Those of rows that there are not, too, lie behind the query that stands for these.
-        const int behind = max(min(first_query, sequence.seq_q - 1) + sequence.diagonal() - 1, 0);
+        if (settled) return true;
+        auto query_of = [&](int row) { return min(at.query_of(row), sequence.seq_q - 1); };  // the last, of rows that there are not
+        const int first_query = query_of(at.row), last_query = query_of(at.row + 15);
+        auto pieces_from = [&](int key) {
+            return SCORE::BEHIND ? 1 : score.pieces(sequence, first_query, last_query, key, at.key + BN - 1);
+        };
+        const int pieces = pieces_from(at.key);
+        if (pieces == 0) return false;
+        if (pieces == this->pieces) return true;
+        const int behind = max(first_query + sequence.diagonal() - 1, 0);
         origin = SCORE::BEHIND ? behind : at.key;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int query = min(at.query(0, h), sequence.seq_q - 1);
-            const Pair pair{sequence, at.batch, at.head(0, h), query, origin};
-            at_origin[h] = score.tilt(pair), step[h] = score.step(pair);
+            const Pair pair{sequence, at.batch, at.head(0, h), query_of(at.row_of(0, h)), origin};
+            at_origin[h] = score.tilt(pair), step[h] = score.step(pair, pieces);
         }
         // Infinite ones are not multiplied, for 0 times them is NaN.
         const float sum = fabsf(at_origin[0]) + fabsf(at_origin[1]) + fabsf(step[0]) + fabsf(step[1]);
-        if (!__all_sync(0xffffffff, sum < INF)) return false;
-        this->piece = piece;
-        return true;
+        const bool finite = __all_sync(0xffffffff, sum < INF);
+        this->pieces = finite ? pieces : 0, settled = finite && pieces_from(0) == pieces;
+        return finite;
     }
     // What is added to the score of that key, log2 units.
     __device__ float of(int h, int key) const { return fmaf(step[h], static_cast<float>(key - origin), at_origin[h]); }

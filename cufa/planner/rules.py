@@ -13,7 +13,7 @@ from cufa.planner.costs import Cost, boxes, work
 from cufa.planner.hopper_costs import COSTS
 from cufa.planner.tiles import all_head_dims, padded, tiles
 from cufa.problem import Problem
-from cufa.score import OWN, edges, kind_of, part_named
+from cufa.score import BLOCKS, OWN, edges, kind_of, part_named
 from cufa.variant import Variant
 
 KEY_STEP = 16
@@ -26,7 +26,10 @@ _ROOM = 40  # registers: with less, functions of a few lines spill hundreds of b
 _BUSY = ("softcap", "alibi_slopes", "bias", "mask", "dropout_p")
 """Arguments whose parts hold registers for each score; a bias and one more want room, or three."""
 
-_OF_THREE = {"softcap": 1.07, "alibi_slopes": 1.05}
+_BLOCK = 128
+"""Queries and keys of a map's tiles, unless a caller wants others, as a power of two mostly."""
+
+_OF_THREE = {"softcap": 1.07, "alibi_slopes": 1.05, "score_mod": 1.05}
 """What a tile of keys takes longer, beside one of two consumers, where three have such scores, a
 causal mask and wide values: their products leave less time for instructions (docs/trials.json)."""
 
@@ -93,7 +96,7 @@ class Choice:
             for tile in costs or tiles(kernel.name, compiled, device)
         )
         legal = {v: tile for tile, v in all_of_them if v.illegal(device) is None}
-        self.variants = _with_room(kernel, score, list(legal))
+        self.variants = _with_room(kernel, score, _within_blocks(score, list(legal)))
         priced: list[_Priced] = []
         for variant in self.variants if costs else ():
             cost = _with_scores(costs[legal[variant]], variant)
@@ -187,13 +190,24 @@ def _with_scores(cost: Cost, variant: Variant) -> Cost:
     return cost._replace(keys=tuple(factor * price for price in cost.keys))
 
 
+def _within_blocks(score: tuple[str, ...], variants: list[Variant]) -> list[Variant]:
+    """Return those whose tiles are parts of a map's own, or whole numbers of them, or else all.
+
+    Others visit what their neighbours' tiles see, and ask for each pair there.
+    """
+    if BLOCKS not in score:
+        return variants
+    return [each for each in variants if _BLOCK % each.bm == _BLOCK % each.bn == 0] or variants
+
+
 def _with_room(kernel: Kernel, score: tuple[str, ...], variants: list[Variant]) -> list[Variant]:
     """Return those in which the parts of a score have registers, or else all."""
     spare = kernel.spare_registers
     busy = [part_named(part).argument for part in score]
     busy = [argument for argument in busy if argument in _BUSY]
     crowded = len(busy) > 2 or (len(busy) == 2 and "bias" in busy)
-    if spare is None or not (crowded or any(kind_of(part) in OWN.values() for part in score)):
+    calls = any(kind_of(part) in OWN.values() and not part_named(part).tilts for part in score)
+    if spare is None or not (crowded or calls):
         return variants
     return [each for each in variants if spare(each) >= _ROOM] or variants
 
