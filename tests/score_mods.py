@@ -22,7 +22,11 @@ def no_arrays(rng: np.random.Generator, sizes: Sizes) -> Arrays:
 
 
 def slopes(rng: np.random.Generator, sizes: Sizes) -> Arrays:
-    return {"slopes": rng.random(2 * sizes[1], np.float32)[::2]}
+    """Draw slopes that leave scores of some tens: float32 has 2^-17 of a hundred.
+
+    Of those, the units in which scores are rounded would decide.
+    """
+    return {"slopes": rng.random(2 * sizes[1], np.float32)[::2] / 8}
 
 
 def alibi(arrays: Arrays) -> Options:
