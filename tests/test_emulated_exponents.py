@@ -17,6 +17,8 @@ from reference import Expected, random_inputs
 from test_emulated import FA3, FA3_ONE_LOOP, FA3_TURNS, emulated, emulator  # noqa: F401
 
 import cufa
+from cufa.expression.own import own
+from cufa.score import part_named
 from cufa.variant import Variant
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
@@ -123,13 +125,32 @@ def test_distances(rng: np.random.Generator, form: str, options: dict[str, Any])
     for sq, sk in ((390, 390), (200, 450)):
         arrays = drawn(rng, form, (2, 1, sq, sk))
         slopes = np.array([0.4, -0.03], np.float32)
-        for beyond in (0, 3, -50, 150):
+        for steps, beyond in (((1, -1), 0), ((1, -1), -50), ((-1, 1), 150), ((1, -2), 33)):
 
-            def made(slopes: Any, beyond: int = beyond) -> Any:
-                return lambda s, b, h, i, j: s - slopes[h] * abs(i - j + beyond)
+            def made(slopes: Any, steps: Any = steps, beyond: int = beyond) -> Any:
+                of_query, of_key = steps
+                return lambda s, b, h, i, j: s - slopes[h] * abs(of_query * i + of_key * j + beyond)
 
             its, there = ({**options, "score_mod": made(x)} for x in (slopes, on_gpu(slopes)))
+            assert part_named(own(its["score_mod"], None).parts[0]).tilts
             checked(form, arrays, its, there)
+
+
+@forms
+@pytest.mark.parametrize(
+    "options", [{"causal": "top-left"}, {"window": (None, 5)}, {"window": (40, 3)}], ids=str
+)
+def test_distances_that_turn_at_the_last_key(
+    rng: np.random.Generator, form: str, options: dict[str, Any]
+) -> None:
+    """Where the last tile of keys has fewer, and rows see it beginning with one in their midst."""
+    for sq, sk in ((60, 40), (45, 40), (150, 110)):
+        arrays = drawn(rng, form, (1, 1, sq, sk))
+        for beyond in (-33, -34, -7):
+            its = options | {
+                "score_mod": lambda s, b, h, i, j, c=beyond: s - 8.0 * abs(2 * j - i + c)
+            }
+            checked(form, arrays, its, its)
 
 
 def factors(rng: np.random.Generator, kind: str, keys: int) -> np.ndarray:

@@ -56,6 +56,9 @@ def test_what_is_proportional_needs_no_conversion(score_mod: Any, line: str) -> 
         (lambda s, b, h, i, j: s - abs(i - j + h), False),
         (lambda s, b, h, i, j: s - abs(i - SAME[j]), False),
         (lambda s, b, h, i, j: s - abs(0.5 * i - j), False),
+        (lambda s, b, h, i, j: s - abs(i - j + 1000), True),
+        (lambda s, b, h, i, j: s - abs(i - j + 2**25), False),  # it may wrap around
+        (lambda s, b, h, i, j: s - np.fabs((i - j).astype(bool)), False),
         (lambda s, b, h, i, j: s + SAME[j], False),
         (lambda s, b, h, i, j: 2 * s + j, False),
         (lambda s, b, h, i, j: s * j, False),
@@ -72,11 +75,21 @@ def test_what_is_proportional_needs_no_conversion(score_mod: Any, line: str) -> 
         (lambda s, b, h, i, j: s + (j * 0.5).astype(np.int64), False),  # a staircase
         (lambda s, b, h, i, j: s + j.astype(np.int64) * i, True),
     ],
-    ids=range(25),
+    ids=range(28),
 )
 def test_what_grows_evenly_from_key_to_key(score_mod: Any, is_even: bool) -> None:
     text = part_named(own(score_mod, None).parts[0]).source
     assert ("TILTS = true" in text) == ("float step(" in text) == is_even
+
+
+def test_what_is_used_twice_is_looked_at_once() -> None:
+    def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        more = j * 0.5
+        for _ in range(60):
+            more = more + more
+        return s + more
+
+    assert part_named(own(score_mod, None).parts[0]).tilts
 
 
 @pytest.mark.parametrize(

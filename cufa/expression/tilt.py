@@ -6,6 +6,7 @@ with a distance: the absolute value of what is linear in the positions of query 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -14,7 +15,8 @@ from cufa.expression.rules import applied
 
 _QUERY, _KEY = PAIR[-2:]
 _LINEAR = {_QUERY, _KEY, "constant", "add", "subtract", "negative", "multiply"}
-_SMALL = 64  # factors of integers that no number of keys makes wrap around
+_POSITION = 1 << 24  # integers that are as positions are
+_SMALL = 64  # factors of these that do not make them wrap around
 
 
 class Tilt(NamedTuple):
@@ -78,6 +80,7 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
     def product(step: int, factor: int) -> int:
         return applied(graph, "multiply", [step, factor])
 
+    @functools.cache
     def even(i: int) -> int | None:
         """Return the step of a node without the score; None if it is the same for all keys."""
         node = graph.nodes[i]
@@ -116,7 +119,7 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
 
     def of_distance(i: int) -> int:
         """Return the step of the absolute value of a node."""
-        while graph.nodes[i].name == "cast" and graph.kind(i) != INT:
+        while graph.nodes[i].name == "cast" and graph.kind(i) in (LONG, FLOAT):
             (i,) = graph.nodes[i].operands
         reached = {graph.nodes[j].name for j in graph.reachable(i)}
         if graph.kind(i) != INT or not reached <= _LINEAR or times(i) > _SMALL:
@@ -126,10 +129,11 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
         turns.add(i)
         return product(step, graph.add(Node(SIDE, INT)))
 
+    @functools.cache
     def times(i: int) -> int:
         """Return how many times as large as a position an integer may be."""
         name, _, operands, text, _, _ = graph.nodes[i]
-        if name in PAIR or (name == "constant" and abs(int(text)) <= _SMALL):
+        if name in PAIR or (name == "constant" and abs(int(text)) <= _POSITION):
             return 1
         if name in ("add", "subtract", "negative", "absolute"):
             return sum(map(times, operands))

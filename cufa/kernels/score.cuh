@@ -116,6 +116,7 @@ struct Score : Parts... {
     // The pieces on which all is that queries see of some keys, 0 if on none: 1, and a bit for each tilt. The pairs that are seen
     // have five corners, at which what is linear is least and most.
     __device__ int pieces(const Sequence& sequence, int first_query, int last_query, int first_key, int last_key) const {
+        last_key = min(last_key, sequence.seq_kv - 1);
         const int first_sees = min(last_key, sees(sequence, first_query).end - 1);
         const int last_sees = min(last_key, sees(sequence, last_query).end - 1);
         const int sees_last = min(last_query, first_query + last_key - first_sees);
