@@ -72,7 +72,8 @@ class BlockMask:
         seq_q, seq_kv : int
             Queries and keys.
         block : tuple of int
-            Queries and keys of a tile: 16 to 1024. Small ones leave out more; large ones are fewer.
+            Queries and keys of a tile: 16 to 1024, best powers of two, as those of the kernels are
+            then. Small ones leave out more; large ones are fewer.
         xp : module
             `numpy` or `cupy`, of the arrays that `attention` is called with; with `cupy`, on the
             current device and stream.
