@@ -10,6 +10,7 @@ import timeit
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from cufa import device
 from cufa.compiler import nvrtc
 from cufa.device import Device
+from cufa.expression.own import own
 from cufa.kernel import KERNELS
 from cufa.planner.costs import Cost, Work, boxes, work
 from cufa.planner.hopper_costs import COSTS
@@ -233,6 +235,28 @@ def test_scores_of_many_parts_have_registers(
     problem = plain._replace(reads=reads, **options)
     compiled = nvrtc.compile_variant(plan(problem, H200).variant, "sm_90a")
     assert compiled.spill_bytes < 128
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_tiles_beside_a_map_are_within_its_own(head_dim: int, causal: bool) -> None:
+    """Or made of some of them, whatever powers of two these have."""
+    (mask_mod,) = own(None, lambda b, h, i, j: i // 300 == j // 300).parts
+    shape = (2, 2048 // head_dim, 8192, head_dim)
+    problem = Problem.of_shapes(shape, shape, shape, dtype="bfloat16", causal=causal)
+    mapped = plan(problem._replace(reads=("Blocks", mask_mod)), H200).variant
+    assert 128 % mapped.bm == 128 % mapped.bn == 0
+
+
+def test_lines_need_no_registers() -> None:
+    """As ALiBi of one's own, they run in the tiles of ALiBi."""
+    shape = (2, 32, 8192, 64)
+    problem = Problem.of_shapes(shape, shape, shape, dtype="bfloat16", causal=True)
+    tiles = []
+    for score_mod in (lambda s, b, h, i, j: s - abs(i - j), lambda s, b, h, i, j: s - np.sqrt(j)):
+        found = plan(problem._replace(reads=own(score_mod, None).parts), H200).variant
+        tiles.append((found.bm, found.bn))
+    assert tiles == [(192, 128), (192, 96)]
 
 
 @pytest.mark.parametrize("causal", [False, True])
