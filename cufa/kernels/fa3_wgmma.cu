@@ -317,8 +317,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         auto apply_score = [&](auto& rS, int column, Masked masked, const auto& tiles) {
             if (!SCORE::EVERYWHERE && !masked.right && !masked.left) return;
             const At at = place(column);
-            score.apply(rS, sequence_of(at.batch), p.scale_log2, at, masked,
-                        visit.is_partial(), tiles);
+            score.apply(rS, sequence_of(at.batch), p.scale_log2, at, masked, visit.is_partial(), tiles);
         };
         // Takes up a tile of rows, and starts to copy what the score reads of its first keys.
         auto begin_pairs = [&] {
