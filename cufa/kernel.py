@@ -133,18 +133,30 @@ def _pair_bytes(v: Variant) -> int:
     return v.bm // 16 * of_warp
 
 
+def _fa3_slot_and_rings(v: Variant) -> tuple[int, int]:
+    """Return the bytes of a slot of Q and O, and of what is beside all slots, but for barriers."""
+    slot = 2 * v.bm * max(v.head_dim, v.head_dim_v)
+    return slot, 2 * v.stages * v.bn * (v.head_dim + v.head_dim_v) + _pair_bytes(v)
+
+
+def q_slots(v: Variant) -> int:
+    """Return how many slots of Q and O a variant of fa3_wgmma has."""
+    slot, rings = _fa3_slot_and_rings(v)
+    return max(1, min(3, (227 * 1024 // v.blocks_per_sm - 1024 - rings) // slot))
+
+
 def _fa3_smem_bytes(v: Variant) -> int:
     """As fa3_wgmma.cu lays it out: up to three slots of Q and O, rings of K and V, barriers."""
-    slot = 2 * v.bm * max(v.head_dim, v.head_dim_v)
-    rings = 2 * v.stages * v.bn * (v.head_dim + v.head_dim_v) + _pair_bytes(v)
-    room = 227 * 1024 // v.blocks_per_sm - 1024 - rings
-    slots = max(1, min(3, room // slot))
+    slot, rings = _fa3_slot_and_rings(v)
+    slots = q_slots(v)
     parts = v.bm // 64 if edges(v.score) and BLOCKS not in v.score else 1
     # A tile, which keys its parts' rows visit, and its sequence's lengths.
     work = 4 * (3 + 4 * parts) + 16 * (v.kv in LENGTHS)
     if BLOCKS in v.score:  # and where the map has which keys it visits, an address
         work = -(-(work + 8) // 8) * 8
-    return rings + slots * (slot + 16) + 32 * v.stages + work * max(2, slots)
+    from_registers = slots < 3 - (v.bm == 192)  # O, which then is written later
+    works = 2 * slots if from_registers else slots
+    return rings + slots * (slot + 16) + 32 * v.stages + work * works
 
 
 def _fa3_registers(v: Variant) -> int:

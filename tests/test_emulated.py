@@ -21,6 +21,7 @@ from score_arrays import FEATURES, LIES, PAIRS, options_of, pairs
 
 import cufa
 from cufa import device
+from cufa.kernel import q_slots
 from cufa.variant import Variant
 
 pytestmark = needs_compiler
@@ -30,14 +31,17 @@ FP32 = "fa2_fp32<float, 64, 64, 64, 32, 2, 4, 2, Score<{score}>, Dense>"
 FP32_HALVES = "fa2_fp32<float, 32, 192, 32, 32, 1, 4, 1, Score<{score}>, Dense>"
 MMA = "fa2_mma<bfloat16, 64, 64, 64, 64, 2, 4, 2, Score<{score}>, Dense>"
 MMA_ONE_STAGE = "fa2_mma<float16, 32, 96, 128, 32, 1, 4, 2, Score<{score}>, Dense>"
-#: Three slots of Q, two and one.
+#: Three slots of Q, or two, with which O leaves from registers.
 FA3 = "fa3_wgmma<bfloat16, 64, 64, 64, 64, 3, 8, 3, false, Score<{score}>, Dense>"
 FA3_TURNS = "fa3_wgmma<float16, 64, 64, 192, 128, 3, 16, 1, true, Score<{score}>, Dense>"
-FA3_TWO_SLOTS = "fa3_wgmma<bfloat16, 128, 128, 128, 128, 2, 12, 1, true, Score<{score}>, Dense>"
+FA3_WIDE = "fa3_wgmma<bfloat16, 128, 128, 128, 128, 2, 12, 1, true, Score<{score}>, Dense>"
 FA3_ONE_LOOP = "fa3_wgmma<bfloat16, 192, 192, 128, 80, 2, 12, 1, false, Score<{score}>, Dense>"
+#: Without room for arrays: two slots, with which O leaves as of three, and one.
+FA3_TWO_OF_THREE = "fa3_wgmma<float16, 128, 128, 192, 80, 3, 16, 1, true, Score<{score}>, Dense>"
+FA3_ONE_SLOT = "fa3_wgmma<bfloat16, 192, 192, 128, 112, 2, 12, 1, false, Score<{score}>, Dense>"
 ALL = [
     *(FA1, FP32, FP32_HALVES, MMA, MMA_ONE_STAGE),
-    *(FA3, FA3_TURNS, FA3_TWO_SLOTS, FA3_ONE_LOOP),
+    *(FA3, FA3_TURNS, FA3_WIDE, FA3_ONE_LOOP),
 ]
 variants = pytest.mark.parametrize("form", ALL, ids=lambda form: form.split(", Score")[0])
 
@@ -84,7 +88,15 @@ def checked(variant: Variant, *arrays: np.ndarray) -> None:
     assert_accepted(*called(variant, *arrays), *arrays, causal=variant.causal)
 
 
-@variants
+def test_forms_have_slots() -> None:
+    """As the names above say."""
+    forms = FA3, FA3_TURNS, FA3_WIDE, FA3_ONE_LOOP, FA3_TWO_OF_THREE, FA3_ONE_SLOT
+    assert [q_slots(variant_of(form, False)) for form in forms] == [3, 3, 3, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "form", [*ALL, FA3_TWO_OF_THREE, FA3_ONE_SLOT], ids=lambda f: f.split(", Score")[0]
+)
 @pytest.mark.parametrize("causal", [False, True])
 def test_odd_lengths(emulated: Emulator, rng: np.random.Generator, form: str, causal: bool) -> None:
     variant = variant_of(form, causal)
@@ -135,9 +147,7 @@ def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
         assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
 
 
-@pytest.mark.parametrize(
-    "form", [FA3, FA3_TURNS, FA3_TWO_SLOTS, FA3_ONE_LOOP], ids=lambda f: f[:50]
-)
+@pytest.mark.parametrize("form", [FA3, FA3_TURNS, FA3_WIDE, FA3_ONE_LOOP], ids=lambda f: f[:50])
 @pytest.mark.parametrize("kind", PAIRS)
 def test_arrays_of_pairs_however_they_lie(rng: np.random.Generator, form: str, kind: str) -> None:
     """In chunks, and not so: every one is the same to the kernel."""
@@ -285,7 +295,7 @@ def test_scores_at_the_low_end_of_float32(rng: np.random.Generator, form: str) -
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 9])
 def test_tiles_for_two_blocks(emulated: Emulator, rng: np.random.Generator, heads: int) -> None:
     """Of up to six, each block has two of its own; it draws the others, and leaves none drawn."""
-    variant = variant_of(FA3_TWO_SLOTS, True)
+    variant = variant_of(FA3_WIDE, True)
     arrays = random_inputs(rng, variant.dtype, hq=heads, sq=20, sk=40, d=128)
     for emulated.last_first in (False, True):
         checked(variant, *arrays)

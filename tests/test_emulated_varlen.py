@@ -14,8 +14,10 @@ from test_emulated import (  # noqa: F401
     ALL,
     FA1,
     FA3,
+    FA3_ONE_LOOP,
     FA3_TURNS,
-    FA3_TWO_SLOTS,
+    FA3_TWO_OF_THREE,
+    FA3_WIDE,
     FP32,
     MMA,
     emulated,
@@ -70,7 +72,9 @@ def test_sequences_of_any_lengths(
         assert_each_is_right(varlen(form, arrays, **options), arrays, **options)
 
 
-@pytest.mark.parametrize("form", [FA3_TWO_SLOTS, FA3_TURNS], ids=lambda f: f[:50])
+@pytest.mark.parametrize(
+    "form", [FA3_WIDE, FA3_TWO_OF_THREE, FA3_ONE_LOOP, FA3_TURNS], ids=lambda f: f[:50]
+)
 def test_warps_that_are_not_in_step(
     emulated: Emulator,  # noqa: F811
     rng: np.random.Generator,

@@ -37,6 +37,10 @@ ENTRIES = [
     for head_dims in all_head_dims(kernel, device.of_arch(arch))
 ]
 
+#: Bytes a thread may spill, in fa3_wgmma: registers that are not looked at in each tile of keys.
+#: Tiles of 192 x 48 at head dims of 192 do, and are faster than all that do not.
+MOST_SPILLED = 80
+
 #: What ptxas says when it puts wgmma instructions one after the other, or waits between them.
 SERIALIZED = re.compile(r"\bC75\d\d\b|serializ", re.IGNORECASE)
 
@@ -44,8 +48,8 @@ SERIALIZED = re.compile(r"\bC75\d\d\b|serializ", re.IGNORECASE)
 def assert_lean(variant: Variant, gpu: Device) -> None:
     """Compile a variant, which must fit the GPU without anything that costs speed."""
     compiled = nvrtc.compile_variant(variant, gpu.arch)
-    assert compiled.spill_bytes == 0, variant
-    assert compiled.stack_bytes == 0, variant
+    assert compiled.spill_bytes <= (MOST_SPILLED if variant.kernel == "fa3_wgmma" else 0), variant
+    assert compiled.stack_bytes <= compiled.spill_bytes, variant
     assert compiled.dynamic_smem_bytes == variant.smem_bytes
     smem_bytes = compiled.static_smem_bytes + compiled.dynamic_smem_bytes
     assert smem_bytes <= gpu.smem_per_block, variant

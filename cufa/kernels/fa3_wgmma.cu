@@ -42,8 +42,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // Where O is wide, one loop over the keys: two take long to compile. In it O is waited for after the exponentials, which
     // then run under the one consumer's own O, if there is but one on the multiprocessor.
     constexpr bool ONE_LOOP = HEAD_DIM_V > 128;
-    // Row maxima can be done without where a row's first scores tell about the others.
+    // Row maxima can be done without where a row's first scores tell about the others, and tilts rise by less from tile to tile.
     constexpr bool UNCHECKED = SCORE::STEADY;
+    constexpr float STEEP_LOG2 = 60.f;
     // Whether tiles of rows visit different keys, and whether their consumers do, each for itself.
     constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE || SCORE::BLOCKS;
     constexpr bool APART = UNEVEN && !SCORE::BLOCKS;
@@ -65,10 +66,14 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         return (slots * QO_BYTES + KV_BYTES + PAIR_BYTES + 1024) * BLOCKS_PER_SM <= 227 * 1024;
     };
     constexpr int Q_STAGES = fits(3) ? 3 : fits(2) ? 2 : 1;
-    constexpr int WORK_STAGES = Q_STAGES == 1 ? 2 : Q_STAGES;  // two: O is written after the next Q has come
-    // Whether each thread frees a slot of Q, and with it the tile's Work, or one of each consumer for all that it has waited
-    // for. The second takes less time where there are several consumers; of one, racecheck does not see that it is enough.
-    constexpr bool ALL_FREE_Q = Q_STAGES == 1 || CONSUMERS == 1;
+    // With fewer than three, a slot is free when the last S has been computed, and O is written from registers, if there are enough:
+    // else the next Q but one would wait for it. O is then written after the next Q has come, or two more: so long a tile's Work
+    // is kept.
+    constexpr bool O_FROM_REGISTERS = Q_STAGES == 1 || (Q_STAGES == 2 && CONSUMERS < 3);
+    constexpr int WORK_STAGES = O_FROM_REGISTERS ? 2 * Q_STAGES : Q_STAGES;
+    // Whether each thread frees a slot of Q, or one of each consumer for all that it has waited for, and the tile's Work with it. The
+    // second takes less time where there are several consumers; of one, racecheck does not see that it is enough.
+    constexpr bool ALL_FREE_Q = O_FROM_REGISTERS || CONSUMERS == 1;
     constexpr int PAIRS = Q_STAGES * QO_BYTES + KV_BYTES, BARRIERS = PAIRS + PAIR_BYTES;
     constexpr int WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
     // Keys may be masked for all rows of a consumer, if not for all of another's: it skips them. With more than one slot of Q
@@ -176,10 +181,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 VTile::load(sV + ring_v.slot(n) * VTile::bytes, 0, maps.v, ring_v.expect(n, VTile::bytes),
                             first_k + visit.tile(j) * BN, v_head, v_batch);
             };
-            // The next Q is asked for when its slot should be free: of three at once, of two when the last O has been
-            // written, which is about when the first V are done with, and of one at the end. Of two never before V number
-            // STAGES: until then, consumers that skip keys free the slot only after the loads that come later here.
-            const int load_q_at = Q_STAGES == 3 ? end - 1 : Q_STAGES == 2 ? max(first, end - 1 - STAGES) : first;
+            // The next Q is asked for when its slot should be free: of several at once, of one at the end; of two when the last O
+            // has been written, which is about when the first V are done with. There never before V number STAGES: until then,
+            // consumers that skip keys free the slot only after the loads that come later here.
+            const int load_q_at = Q_STAGES == 1 ? first : Q_STAGES == 3 || O_FROM_REGISTERS ? end - 1 : max(first, end - 1 - STAGES);
             i = next(i, round);
             auto visit = visits.visit(end - 1);
             load_k(end - 1, visit, n);
@@ -263,7 +268,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         auto release_k = [&] {
             ring_k.release(n);
             // After the last S. All threads arrive, as each has looked up what this tile and the one before are.
-            if (Q_STAGES == 1 && j == keys.first) ring_q.arrive(round);
+            if (O_FROM_REGISTERS && j == keys.first) ring_q.arrive(round);
         };
         // The place of the keys at hand among all tiles of keys, and of the next ones.
         auto key_tile = [&] { return visit.tile(j); };
@@ -293,7 +298,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
         // Frees the slot of Q that the last O was written from.
         auto free_q = [&] {
-            if (Q_STAGES > 1 && round > 0) release_after_store<ALL_FREE_Q>(ring_q, round - 1);
+            if (!O_FROM_REGISTERS && round > 0) release_after_store<ALL_FREE_Q>(ring_q, round - 1);
         };
 
         // The rows of the tile before.
@@ -411,13 +416,27 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                                                 sK + ring_k.slot(n) * KTile::bytes,
                                                 [&](auto& rS, int column) { apply_score(rS, column, {true, true}, NoTiles()); });
         };
+        // Whether tilts rise by so much from one tile of keys to the next that S would be computed again: looked at in the
+        // warpgroup's first row. Beside wide O, a tile of fewer keys and no registers to spare, it costs more than it saves.
+        auto climbs = [&] {
+            if constexpr (SCORE::TILTS && !SCORE::BEHIND && HEAD_DIM_V <= 64) {
+                At at = place(0);
+                at.row = at.row / 64 * 64;
+                const Sequence sequence = sequence_of(at.batch);
+                const Pair pair{sequence, at.batch, at.head_of(at.row), min(at.query_of(at.row), sequence.seq_q - 1),
+                                next_key_tile() * BN};
+                const int pieces = score.pieces(sequence, pair.query, pair.query, pair.key, pair.key);
+                return uniform(score.step(pair, pieces) * -BN > STEEP_LOG2) != 0;
+            }
+            return false;
+        };
         // Whether m may have to move a long way at the keys after the present ones: some rows do not see all of these, and
         // may have seen none. Of two loops, the first ends where all see them; with a map, they take turns.
         auto needs_maxima = [&] {
             if constexpr (SCORE::BLOCKS)
                 return !UNCHECKED || uniform(ahead.is_partial() || SCORE::masked(keys, next_key_tile()).right);
             else
-                return !UNCHECKED || (SCORE::RIGHT_EDGE && j >= keys.whole_end);
+                return !UNCHECKED || (SCORE::RIGHT_EDGE && j >= keys.whole_end) || climbs();
         };
 
         // Takes up the next tile, and starts on its S. Without one S is computed of what is there, and not looked at.
@@ -551,7 +570,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
             // O = O / l
             softmax.divide(rO, divisor);
-            if constexpr (Q_STAGES > 1) {
+            if constexpr (!O_FROM_REGISTERS) {
                 if (KV::RAGGED && has_partial_rows()) {
                     store_o_direct<T>(rO[0], p, packed_rows());
                     // Else one thread would free the slot, and the tile's Work, while other warps still look it up.

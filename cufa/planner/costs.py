@@ -21,15 +21,19 @@ class Work(NamedTuple):
         Of Q, K, V and O.
     blank : float
         Tiles, a multiprocessor, none of whose rows sees a key.
-    unaligned : float
-        Thousands of rows that a multiprocessor copies whose length is no multiple of 32 bytes,
-        box by box.
+    fetched : float
+        Megabytes of K and V that a multiprocessor copies, tile by tile.
+    ragged, unaligned : float
+        Thousands of rows that a multiprocessor copies whose length is no multiple of 128 bytes; or
+        not even of 32, box by box.
     """
 
     waves: float
     keys: tuple[float, ...]
     megabytes: float
     blank: float
+    fetched: float
+    ragged: float
     unaligned: float
 
 
@@ -49,8 +53,10 @@ class Cost(NamedTuple):
         For a megabyte of operands.
     blank : float
         For a tile of rows that see no key.
-    unaligned : float
-        For a thousand rows that TMA copies in parts of sectors.
+    fetched : float
+        For a megabyte of K and V, each time that it is copied.
+    ragged, unaligned : float
+        For a thousand rows that TMA copies in parts of lines, or of sectors.
     """
 
     launch: float
@@ -58,30 +64,52 @@ class Cost(NamedTuple):
     keys: tuple[float, ...]
     megabyte: float
     blank: float
+    fetched: float
+    ragged: float
     unaligned: float
 
     def of(self, work: Work) -> float:
         """Return the time of a problem."""
-        launch, wave, keys, megabyte, blank, unaligned = self
-        time = launch + work.waves * wave + work.megabytes * megabyte
-        time += work.blank * blank + work.unaligned * unaligned
-        for each, number in zip(keys, work.keys, strict=True):
+        time = self.launch + work.waves * self.wave + work.megabytes * self.megabyte
+        time += work.blank * self.blank + work.fetched * self.fetched
+        time += work.ragged * self.ragged + work.unaligned * self.unaligned
+        for each, number in zip(self.keys, work.keys, strict=True):
             time += each * number
         return time
 
 
-def boxes(head_dims: tuple[int, int], compiled: tuple[int, int]) -> int:
-    """Return in how many parts TMA copies a row of K and of V, on average; 0 for whole sectors.
+class Copies(NamedTuple):
+    """How TMA copies rows.
+
+    Attributes
+    ----------
+    bytes : int
+        Of a row of K and one of V, in shared memory.
+    ragged : bool
+        Whether they are whole sectors, of 32 bytes, but no whole lines of 128.
+    boxes : int
+        In how many parts it copies one, on average, where they are no whole sectors; else 0.
+    """
+
+    bytes: int
+    ragged: bool
+    boxes: int
+
+
+def copies(head_dims: tuple[int, int], compiled: tuple[int, int]) -> Copies:
+    """Return how TMA copies the rows of a problem, of 16-bit columns.
 
     Parameters
     ----------
     head_dims, compiled : tuple of int
-        16-bit columns of a problem's rows, and of a variant's.
+        Columns of a problem's rows, and of a variant's.
     """
+    size = 2 * sum(compiled)
     if all(columns % 16 == 0 for columns in head_dims):
-        return 0
+        return Copies(size, any(columns % 64 for columns in head_dims), 0)
     widths = (next(n for n in (64, 32, 16) if columns % n == 0) for columns in compiled)
-    return sum(columns // width for columns, width in zip(compiled, widths, strict=True)) // 2
+    parts = sum(columns // width for columns, width in zip(compiled, widths, strict=True)) // 2
+    return Copies(size, False, parts)
 
 
 def work(
@@ -91,7 +119,7 @@ def work(
     pack: int,
     causal: bool,
     megabytes: float,
-    boxes: int,
+    copies: Copies,
     tile: tuple[int, int, int],
     sms: int,
 ) -> Work:
@@ -110,8 +138,7 @@ def work(
         Heads whose rows a tile holds together; such a tile visits all keys.
     causal : bool
     megabytes : float
-    boxes : int
-        Parts in which TMA copies a row, or 0 where rows are whole sectors.
+    copies : Copies
     tile : tuple of int
         Its rows, its keys, and how many blocks a multiprocessor runs.
     sms : int
@@ -143,8 +170,9 @@ def work(
         last = (last_wave + 1) * (longest - fall * places * last_wave)
         of_places = [max(longest, share, last)] * blocks
         waves = max(1.0, tiles / places)
-    copied = 0.0
-    if boxes:
-        visited = seeing * (longest + shortest) / 2 + blank
-        copied = 2e-3 * boxes * (tiles * bm + visited * bn) / sms
-    return Work(waves, tuple(of_places), megabytes, blank / sms, copied)
+    visited = bn * (seeing * (longest + shortest) / 2 + blank) / sms
+    copied = 2e-3 * (tiles * bm / sms + visited)
+    return Work(
+        *(waves, tuple(of_places), megabytes, blank / sms, 1e-6 * copies.bytes * visited),
+        *(copied * copies.ragged, copied * copies.boxes),
+    )

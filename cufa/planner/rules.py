@@ -9,8 +9,9 @@ from typing import NamedTuple
 from cufa.device import Device
 from cufa.kernel import ATTENTION_KERNELS, ELEMENT_BYTES, Kernel
 from cufa.planner import scheduler
-from cufa.planner.costs import Cost, boxes, work
+from cufa.planner.costs import Cost, copies, work
 from cufa.planner.hopper_costs import COSTS
+from cufa.planner.tile_shape import TileShape
 from cufa.planner.tiles import all_head_dims, padded, tiles
 from cufa.problem import Problem
 from cufa.score import BLOCKS, OWN, edges, kind_of, part_named
@@ -88,12 +89,13 @@ class Choice:
         self._kernel, self._sm_count = kernel, device.sm_count
         compiled = padded(kernel.name, device, *head_dims)
         self._element_mb = sum(head_dims) * ELEMENT_BYTES[dtype] / 1e6  # of a row of Q and of O
-        self._boxes = boxes(head_dims, compiled)
+        self._copies = copies(head_dims, compiled)
         self._uneven = edges(score) > 0
         costs = COSTS.get((kernel.name, *compiled, self._uneven), {})
         all_of_them = (
-            (tile, Variant(kernel.name, dtype, *compiled, **tile._asdict(), score=score, kv=kv))
+            (tile, Variant(kernel.name, dtype, *compiled, **shape._asdict(), score=score, kv=kv))
             for tile in costs or tiles(kernel.name, compiled, device)
+            for shape in (tile._replace(ping_pong=_turns(tile, score, compiled[1])),)
         )
         legal = {v: tile for tile, v in all_of_them if v.illegal(device) is None}
         self.variants = _with_room(kernel, score, _within_blocks(score, list(legal)))
@@ -164,11 +166,12 @@ class Choice:
         megabytes = (heads * rows + heads_kv * keys) * self._element_mb
         falls = self._uneven and seen is None
         if seen is not None:  # by all rows of a tile, of which each stands a key on
-            keys = min(keys, seen + min(rows, priced.tile[0]))
+            bm, bn, _ = priced.tile  # and at both ends, on average, those that none of them sees
+            keys = min(keys, seen + min(rows, bm) + bn - math.gcd(bm, bn))
         return priced.cost.of(
             work(
                 *(heads, rows, keys, pack, falls, megabytes),
-                *(self._boxes, priced.tile, self._sm_count),
+                *(self._copies, priced.tile, self._sm_count),
             )
         )
 
@@ -179,6 +182,19 @@ class Choice:
         keys = min(keys, rows) if problem.top_left else keys
         sizes = batch * heads_q, batch * heads_kv, packable, rows, keys, problem.most_seen
         return {each.variant: self._time(each, *sizes) for each in self._priced}
+
+
+def _turns(tile: TileShape, score: tuple[str, ...], head_dim_v: int) -> bool:
+    """Return whether a tile's consumers take turns where those of a plain problem may.
+
+    With few keys a tile of rows, or much to compute of each score, waiting costs more than it
+    gives, in those tiles in which it has been measured (docs/trials.json).
+    """
+    if tile.bm == 128 and head_dim_v >= 128 and "WindowLeft" in score:
+        return False
+    if tile.bm == 192 and head_dim_v <= 64 and "softcap" in (part_named(x).argument for x in score):
+        return False
+    return tile.ping_pong
 
 
 def _with_scores(cost: Cost, variant: Variant) -> Cost:

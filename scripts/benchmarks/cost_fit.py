@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,16 +13,17 @@ import numpy as np
 from benchmarks import model_shapes
 from benchmarks.cells import Cell
 from cufa import device
-from cufa.kernel import ATTENTION_KERNELS
+from cufa.kernel import ATTENTION_KERNELS, q_slots
 from cufa.planner import scheduler
-from cufa.planner.costs import Cost, Work, boxes, work
+from cufa.planner.costs import Cost, Work, copies, work
 from cufa.planner.tile_shape import TileShape
 from cufa.planner.tiles import padded
+from cufa.variant import Variant
 
 KERNEL = "fa3_wgmma"
 """Whose costs are measured."""
 
-CHOSEN = 14
+CHOSEN = 18
 """Variants at most of a pair of head dims, with and without a mask."""
 
 LEFT_OUT = 1.7
@@ -33,8 +35,8 @@ _SWEEPS = 300
 _LEAST = 0.02  # deviations below are as good
 _SPARSE = 7e-5  # of each sample, what a cost must give to be
 _PRIOR = 10  # samples that the family of a variant counts
-_GAIN = 1e-4  # of each row, what a variant must lessen the losses by
-_MODELS_COUNT = 3.0
+_GAIN = 5e-5  # of each row, what a variant must lessen the losses by
+_USUAL = 6.0  # what the standard table's problems and models' prompts count
 _DEAR = 1.1  # losses beyond count several times
 _TOO_DEAR = 4.0
 
@@ -66,56 +68,84 @@ def work_of(row: Row, shape: TileShape, gpu: device.Device) -> Work:
     packable = scheduler.packable(row["hq"], row["hk"], ATTENTION_KERNELS[KERNEL])
     pack = packable if sq < shape.bm else 1
     megabytes = b * (row["hq"] * sq + row["hk"] * sk) * (row["d"] + row["dv"]) * 2e-6
-    parts = boxes((row["d"], row["dv"]), (d, dv))
+    rows = copies((row["d"], row["dv"]), (d, dv))
     tile = shape.bm, shape.bn, shape.blocks_per_sm
-    return work(b * row["hq"], sq, sk, pack, causal, megabytes, parts, tile, gpu.sm_count)
+    return work(b * row["hq"], sq, sk, pack, causal, megabytes, rows, tile, gpu.sm_count)
 
 
 def fitted(rows: Sequence[Row], gpu: device.Device) -> dict[TileShape, Cost]:
     """Return the costs of all variants of some rows, which have one key.
 
-    Those that differ only in the keys of a tile, and in stages, are a family: their costs are
-    proportional to keys, or have a constant part beside, and are found together. A factor says how
-    each differs from its family.
+    Those that differ only in the keys of a tile, and in stages, and have as many slots of Q, are a
+    family: their costs are proportional to keys, or have a constant part beside, and are found
+    together. A factor says how each differs from its family.
     """
-    families: dict[tuple[int, int, bool], list[TileShape]] = {}
+    families: dict[tuple[int, int, bool, int], list[TileShape]] = {}
+    _, d, dv, _ = key_of(rows[0], gpu)
     for name in sorted({name for row in rows for name in row["us"]}):
         shape = shape_of(name)
-        family = shape.bm, shape.blocks_per_sm, shape.ping_pong
+        slots = q_slots(Variant(KERNEL, "bfloat16", d, dv, **shape._asdict()))
+        if shape.bm == 192:  # two are used as three are
+            slots = min(2, slots)
+        family = shape.bm, shape.blocks_per_sm, shape.ping_pong, slots
         families.setdefault(family, []).append(shape)
     found: dict[TileShape, Cost] = {}
     for shapes in families.values():
         samples = [(row, s) for row in rows for s in shapes if name_of(s) in row["us"]]
         asked = np.array([_features(work_of(row, s, gpu), s.bn) for row, s in samples])
         us = np.array([row["us"][name_of(s)] for row, s in samples])
-        costs = _least_deviating(asked, us)
+        count = np.array([_count(row) for row, _ in samples])
+        costs = _least_deviating(asked, us, count)
         deviations = np.log(us / (asked @ costs))
         for shape in shapes:
-            own = deviations[[s == shape for _, s in samples]]
-            factor = math.exp(float(np.median(own)) * len(own) / (len(own) + _PRIOR))
+            own = [s == shape for _, s in samples]
+            weight = float(count[own].sum())
+            factor = math.exp(_median(deviations[own], count[own]) * weight / (weight + _PRIOR))
             found[shape] = _cost(costs * factor, shape)
     return found
+
+
+def _median(numbers: np.ndarray, count: np.ndarray) -> float:
+    """Return the median of numbers that count differently."""
+    order = np.argsort(numbers)
+    total = np.cumsum(count[order])
+    return float(numbers[order][np.searchsorted(total, total[-1] / 2)])
+
+
+def _count(row: Row) -> float:
+    """Return what a row counts: users run some problems more than others."""
+    heads = 2048 // max(row["d"], row["dv"])
+    tokens = row["sq"] == row["sk"] == 16384 // row["b"]
+    is_standard = tokens and row["hq"] == row["hk"] == heads
+    return _USUAL if is_standard or _cell(row) in _prompts() else 1.0
+
+
+@functools.cache
+def _prompts() -> frozenset[Cell]:
+    return frozenset(shape.cell for shape in model_shapes.chosen(None))
 
 
 def _features(work: Work, bn: int) -> list[float]:
     """Return what a family's costs are multiplied with."""
     wide = bn / 64
     per_tile = work.waves, work.unaligned, *work.keys
-    return [1.0, work.megabytes, work.blank, *per_tile, *(x * wide for x in per_tile)]
+    once = work.megabytes, work.blank, work.fetched, work.ragged
+    return [1.0, *once, *per_tile, *(x * wide for x in per_tile)]
 
 
 def _cost(costs: np.ndarray, shape: TileShape) -> Cost:
     """Return those of a variant from those of its family."""
-    launch, megabyte, blank, *more = (float(x) for x in costs)
+    launch, megabyte, blank, fetched, ragged, *more = (float(x) for x in costs)
     half = len(more) // 2
     each = [x + y * shape.bn / 64 for x, y in zip(more[:half], more[half:], strict=True)]
     wave, unaligned, *keys = each
-    return Cost(launch, wave, tuple(keys), megabyte, blank, unaligned)
+    return Cost(launch, wave, tuple(keys), megabyte, blank, fetched, ragged, unaligned)
 
 
-def _least_deviating(asked: np.ndarray, us: np.ndarray) -> np.ndarray:
+def _least_deviating(asked: np.ndarray, us: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Return costs of which none is negative, by least deviations of quotients."""
-    weights, costs = 1 / us, np.zeros(asked.shape[1])
+    once = np.sqrt(count) / us
+    weights, costs = once, np.zeros(asked.shape[1])
     for _ in range(_ROUNDS):
         scaled = asked * weights[:, None]
         square, towards = scaled.T @ scaled, scaled.T @ (us * weights) - _SPARSE * len(us)
@@ -124,7 +154,7 @@ def _least_deviating(asked: np.ndarray, us: np.ndarray) -> np.ndarray:
             for i in range(len(costs)):
                 costs[i] = max(0.0, costs[i] + (towards[i] - square[i] @ costs) / diagonal[i])
         off = np.abs(asked @ costs / us - 1)
-        weights = 1 / us / np.sqrt(np.maximum(off, _LEAST) / _LEAST)
+        weights = once / np.sqrt(np.maximum(off, _LEAST) / _LEAST)
     return costs
 
 
@@ -143,17 +173,29 @@ class Forecast(NamedTuple):
             Those that can be chosen; all by default.
         """
         some = self.predicted if names is None else [x for x in names if x in self.predicted]
+        if not some:
+            return LEFT_OUT
         chosen = min(some, key=self.predicted.__getitem__)
         fastest = min(self.measured.values())
         return self.measured.get(chosen, LEFT_OUT * fastest) / fastest
 
 
 def forecasts(
-    rows: Iterable[Row], costs: Mapping[TileShape, Cost], gpu: device.Device
+    rows: Sequence[Row], costs: Mapping[TileShape, Cost], gpu: device.Device
 ) -> list[Forecast]:
-    """Return what costs predict of each row."""
+    """Return what costs predict of each row, for the variants that its run tried at all."""
+    tried: dict[int, set[str]] = {}
+    for row in rows:
+        tried.setdefault(row["seed"], set()).update(row["us"])
     return [
-        Forecast({name_of(s): c.of(work_of(row, s, gpu)) for s, c in costs.items()}, row["us"])
+        Forecast(
+            {
+                name_of(shape): cost.of(work_of(row, shape, gpu))
+                for shape, cost in costs.items()
+                if name_of(shape) in tried[row["seed"]]
+            },
+            row["us"],
+        )
         for row in rows
     ]
 
@@ -161,12 +203,10 @@ def forecasts(
 def chosen(rows: Sequence[Row], costs: Mapping[TileShape, Cost], gpu: device.Device) -> list[str]:
     """Return the names of the variants by which the least is lost, in rows of one key.
 
-    One after the other is taken, and then replaced by others as long as that is better. Problems
-    of models count several times.
+    One after the other is taken, and then replaced by others as long as that is better.
     """
-    prompts = {shape.cell for shape in model_shapes.chosen(None)}
     found = forecasts(rows, costs, gpu)
-    weights = [_MODELS_COUNT if _cell(row) in prompts else 1.0 for row in rows]
+    weights = [_count(row) for row in rows]
     near = {
         name
         for row in rows
@@ -248,7 +288,7 @@ def module(result: Mapping[str, Any]) -> str:
         for shape, cost in of_tiles.items():
             numbers = ", ".join(str(x) for x in shape)
             keys = ", ".join(f"{x:.4g}" for x in cost.keys) + ("," if len(cost.keys) == 1 else "")
-            rest = (f"{x:.4g}" for x in (cost.megabyte, cost.blank, cost.unaligned))
+            rest = (f"{x:.4g}" for x in cost[3:])
             words = f"{cost.launch:.4g}, {cost.wave:.4g}, ({keys}), {', '.join(rest)}"
             line = f"        TileShape({numbers}): Cost({words}),"
             wrapped = [line.split("Cost(")[0] + "Cost(", f"            {words}", "        ),"]

@@ -41,6 +41,7 @@ PROBLEMS = {
 BURST_MS = 0.3
 BUDGET = Budget(rounds=5)
 _DRAWN = 4000
+_MOST_SPILLED = 80  # bytes a thread: registers that are not looked at in each tile of keys
 
 
 def cells(seed: int) -> list[Cell]:
@@ -114,7 +115,7 @@ def rows(seed: int, seconds: float | None) -> Iterator[dict[str, Any]]:
         race.running = [v for v in race.running if v not in complaints]
         race.run(BUDGET)
         us = {_name(v): rounded(1e3 * race.median(v), 4) for v in race.running}
-        return {**cell.row(), "us": us}
+        return {**cell.row(), "seed": seed, "us": us}
 
     return rows_of(todo, row_of)
 
@@ -124,7 +125,7 @@ def _name(variant: Variant) -> str:
 
 
 def _compiled(todo: list[Cell]) -> dict[Variant, bytes]:
-    """Return the cubins of all variants that keep to the registers."""
+    """Return the cubins of all variants that keep to the registers, but for a few."""
     device = devices.current()
     one_each = {(padded(KERNEL, device, cell.d, cell.dv), cell.causal): cell for cell in todo}
     wanted = [v for cell in one_each.values() for v in variants(cell.problem, device, [KERNEL])]
@@ -133,5 +134,5 @@ def _compiled(todo: list[Cell]) -> dict[Variant, bytes]:
         return {
             built.variant: built.compiled.cubin
             for built in results
-            if isinstance(built.compiled, Compiled) and not built.compiled.spill_bytes
+            if isinstance(built.compiled, Compiled) and built.compiled.spill_bytes <= _MOST_SPILLED
         }
