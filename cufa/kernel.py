@@ -154,7 +154,7 @@ def _fa3_smem_bytes(v: Variant) -> int:
     work = 4 * (3 + 4 * parts) + 16 * (v.kv in LENGTHS)
     if BLOCKS in v.score:  # and where the map has which keys it visits, an address
         work = -(-(work + 8) // 8) * 8
-    from_registers = slots < 3 - (v.bm == 192)  # O, which then is written later
+    from_registers = slots == 1 or (slots == 2 and v.bm < 192)  # O, which is written later then
     works = 2 * slots if from_registers else slots
     return rings + slots * (slot + 16) + 32 * v.stages + work * works
 

@@ -192,10 +192,11 @@ def fa3_memory(variant: Variant) -> tuple[int, int]:
     slots = 1
     while slots < 3 and variant.blocks_per_sm * (kv + (slots + 1) * q_tile + 1024) <= 227 * 1024:
         slots += 1
-    # Two barriers of 8 bytes a tile of Q, K and V; for one of Q, at least twice, three numbers and
-    # four for each 64 rows that see keys of their own.
+    # Two barriers of 8 bytes a tile of Q, K and V; for one of Q three numbers, and four for each 64
+    # rows that see keys of their own, twice where its slot is given free before O is written.
     numbers = 3 + 4 * (variant.bm // 64 if variant.causal else 1)
-    small = slots * 16 + max(slots, 2) * numbers * 4 + 2 * variant.stages * 16
+    early = slots == 1 or (slots == 2 and variant.bm <= 128)
+    small = slots * 16 + slots * (1 + early) * numbers * 4 + 2 * variant.stages * 16
     assert small <= 1024
     return slots, kv + slots * q_tile + small
 

@@ -102,11 +102,13 @@ def copies(head_dims: tuple[int, int], compiled: tuple[int, int]) -> Copies:
     Parameters
     ----------
     head_dims, compiled : tuple of int
-        Columns of a problem's rows, and of a variant's.
+        Columns of a problem's rows, which are copied to whole chunks of 16 bytes where they are
+        none, and of a variant's.
     """
     size = 2 * sum(compiled)
-    if all(columns % 16 == 0 for columns in head_dims):
-        return Copies(size, any(columns % 64 for columns in head_dims), 0)
+    chunks = [-(-columns // 8) for columns in head_dims]
+    if all(n % 2 == 0 for n in chunks):
+        return Copies(size, any(n % 8 for n in chunks), 0)
     widths = (next(n for n in (64, 32, 16) if columns % n == 0) for columns in compiled)
     parts = sum(columns // width for columns, width in zip(compiled, widths, strict=True)) // 2
     return Copies(size, False, parts)

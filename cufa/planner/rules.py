@@ -167,7 +167,7 @@ class Choice:
         falls = self._uneven and seen is None
         if seen is not None:  # by all rows of a tile, of which each stands a key on
             bm, bn, _ = priced.tile  # and at both ends, on average, those that none of them sees
-            keys = min(keys, seen + min(rows, bm) + bn - math.gcd(bm, bn))
+            keys = min(keys, seen + min(rows, bm) - 1 + bn - math.gcd(bm, bn))
         return priced.cost.of(
             work(
                 *(heads, rows, keys, pack, falls, megabytes),
