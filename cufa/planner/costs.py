@@ -70,10 +70,11 @@ class Cost(NamedTuple):
 
     def of(self, work: Work) -> float:
         """Return the time of a problem."""
-        time = self.launch + work.waves * self.wave + work.megabytes * self.megabyte
-        time += work.blank * self.blank + work.fetched * self.fetched
-        time += work.ragged * self.ragged + work.unaligned * self.unaligned
-        for each, number in zip(self.keys, work.keys, strict=True):
+        launch, wave, keys, megabyte, blank, fetched, ragged, unaligned = self
+        waves, tiles, megabytes, blanks, copied, ragged_rows, unaligned_rows = work
+        time = launch + waves * wave + megabytes * megabyte + blanks * blank + copied * fetched
+        time += ragged_rows * ragged + unaligned_rows * unaligned
+        for each, number in zip(keys, tiles, strict=True):
             time += each * number
         return time
 
@@ -172,9 +173,8 @@ def work(
         last = (last_wave + 1) * (longest - fall * places * last_wave)
         of_places = [max(longest, share, last)] * blocks
         waves = max(1.0, tiles / places)
+    row_bytes, is_ragged, boxes = copies
     visited = bn * (seeing * (longest + shortest) / 2 + blank) / sms
-    copied = 2e-3 * (tiles * bm / sms + visited)
-    return Work(
-        *(waves, tuple(of_places), megabytes, blank / sms, 1e-6 * copies.bytes * visited),
-        *(copied * copies.ragged, copied * copies.boxes),
-    )
+    copied = 2e-3 * (tiles * bm / sms + visited) if is_ragged or boxes else 0.0
+    fetched, ragged, unaligned = 1e-6 * row_bytes * visited, copied * is_ragged, copied * boxes
+    return Work(waves, tuple(of_places), megabytes, blank / sms, fetched, ragged, unaligned)

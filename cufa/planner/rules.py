@@ -92,12 +92,12 @@ class Choice:
         self._copies = copies(head_dims, compiled)
         self._uneven = edges(score) > 0
         costs = COSTS.get((kernel.name, *compiled, self._uneven), {})
-        all_of_them = (
-            (tile, Variant(kernel.name, dtype, *compiled, **shape._asdict(), score=score, kv=kv))
-            for tile in costs or tiles(kernel.name, compiled, device)
-            for shape in (tile._replace(ping_pong=_turns(tile, score, compiled[1])),)
-        )
-        legal = {v: tile for tile, v in all_of_them if v.illegal(device) is None}
+        legal: dict[Variant, TileShape] = {}
+        for tile in costs or tiles(kernel.name, compiled, device):
+            shape = tile._replace(ping_pong=_turns(tile, score, compiled[1]))._asdict()
+            variant = Variant(kernel.name, dtype, *compiled, **shape, score=score, kv=kv)
+            if variant.illegal(device) is None:
+                legal[variant] = tile
         self.variants = _with_room(kernel, score, _within_blocks(score, list(legal)))
         priced: list[_Priced] = []
         for variant in self.variants if costs else ():
