@@ -17,8 +17,8 @@
 #include "tilt.cuh"
 
 // Forms of a consumer's step: of keys that need row maxima, of keys that do without, of either, chosen where it runs, and of
-// a tile's last keys, under which the next tile begins.
-enum class Form { CHECKED, UNCHECKED, EITHER, LAST };
+// none, after a tile's last ones.
+enum class Form { CHECKED, UNCHECKED, EITHER, NONE };
 template <Form FORM>
 struct As {
     static constexpr Form form = FORM;
@@ -71,6 +71,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // is kept.
     constexpr bool O_FROM_REGISTERS = Q_STAGES == 1 || (Q_STAGES == 2 && CONSUMERS < 3);
     constexpr int WORK_STAGES = O_FROM_REGISTERS ? 2 * Q_STAGES : Q_STAGES;
+    // Whether the first S of a tile is computed beside the last O of the one before.
+    constexpr bool ACROSS = Q_STAGES > 1;
     // Whether each thread frees a slot of Q, or one of each consumer for all that it has waited for, and the tile's Work with it. The
     // second takes less time where there are several consumers; of one, racecheck does not see that it is enough.
     constexpr bool ALL_FREE_Q = O_FROM_REGISTERS || CONSUMERS == 1;
@@ -212,9 +214,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                                                                                               : 1.f);
         float rO[1][OT][4] = {};
         float rS[1][NT][4];
-        uint32_t rP[BN / 16][4];
-        uint32_t round = 0, n = 0;  // tiles and tiles of keys so far
-        int j, j_begin;             // the tile of keys at hand, and this tile's first
+        uint32_t rP[BN / 16][4] = {};
+        uint32_t round = ACROSS ? ~0u : 0, n = round;  // tiles and tiles of keys so far
+        int j = 0, j_begin = 0;       // the tile of keys at hand, and this tile's first
         Visit<SCORE::BLOCKS> visit, ahead;  // that tile among all tiles of keys, and the next one
         KeyTiles keys{};            // of this consumer's rows
         bool more = true;           // whether there is a tile under way
@@ -255,8 +257,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             fence_proxy_async();
             named_barrier_sync(8 + consumer, 128);
         };
-        auto queue_o = [&](uint32_t i, bool first, int end = BN) {  // O += P V, or O = P V
-            ring_v.wait(i);
+        auto queue_o = [&](uint32_t i, bool begun, bool first, int end) {  // O += P V, or O = P V
+            if (begun) ring_v.wait(i);
             if (KV::TAILS) clear_tail(i, end);
             wgmma_fence();
 #pragma unroll
@@ -298,7 +300,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
         // Frees the slot of Q that the last O was written from.
         auto free_q = [&] {
-            if (!O_FROM_REGISTERS && round > 0) release_after_store<ALL_FREE_Q>(ring_q, round - 1);
+            if (!O_FROM_REGISTERS && static_cast<int>(round) > 0) release_after_store<ALL_FREE_Q>(ring_q, round - 1);
         };
 
         // The rows of the tile before.
@@ -439,8 +441,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 return !UNCHECKED || (SCORE::RIGHT_EDGE && j >= keys.whole_end) || climbs();
         };
 
-        // Takes up the next tile, and starts on its S. Without one S is computed of what is there, and not looked at.
-        auto start_tile = [&] {
+        // Takes up the next tile, if there is one.
+        auto take_up = [&] {
+            if constexpr (ACROSS) ++round;
             ring_q.wait(round);
             const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
             if constexpr (SKIPS && SCORE::LEFT_EDGE) {  // what the others visited of the tile before
@@ -464,111 +467,34 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if constexpr (Pairs::BYTES) {
                 if (more) begin_pairs();
             }
-            turns.wait();
-            queue_s(more);
         };
+
         // Takes up a tile when none is under way.
         auto begin_tile = [&] {
             const uint32_t skipped = n;
-            start_tile();
+            take_up();
+            turns.wait();
+            queue_s(more);
             turns.pass();
             skip_v(skipped);
             wgmma_wait<0>();
             if (more) exponentiate_checked();
         };
 
-        // A step of algorithm 2: S = Q K^T of the next keys and O += P V of the present ones are queued, and P of the next
-        // computed under them. After a tile's last keys come the next tile's first, if its Q has a slot of its own.
         float divisor[1][2];  // of O, at the end of a tile
-        auto step = [&](auto as) {
-            constexpr Form FORM = as.form;
-            const bool checked = FORM != Form::UNCHECKED && (FORM != Form::EITHER || needs_maxima());
-            const bool first = j == j_begin;
-            const uint32_t present = n++;
-            int end = BN;  // of the present tile's keys, where some may be none
-            if constexpr (KV::TAILS)
-                if (first) end = sWork[round % WORK_STAGES].sequence.seq_kv - key_tile() * BN;
-            if constexpr (FORM == Form::LAST) {
-                if (first) free_q();
-                ++round;
-                if constexpr (Q_STAGES > 1)
-                    start_tile();
-                else
-                    turns.wait();
-            } else {
-                turns.wait();
-                --j, visit = ahead;
-                queue_s(true);
-            }
-            queue_o(present, first, end);
-            turns.pass();
-            if (FORM != Form::LAST) look_ahead();
-            if (FORM != Form::LAST && first) free_q();
-
-            const float l[1][2] = {{softmax.l[0][0], softmax.l[0][1]}};
-            bool moved = false;
-            if constexpr (FORM == Form::LAST) {
-                float lse[1][2];
-                if constexpr (Q_STAGES > 1) wgmma_wait<1>();
-                softmax.conclude(divisor, lse);
-                if constexpr (SCORE::CONCLUDES) {
-                    const PackedRows rows = packed_rows();
+        // Ends the sums of a tile, and begins the next one's.
+        auto conclude = [&] {
+            float lse[1][2];
+            softmax.conclude(divisor, lse);
+            if constexpr (SCORE::CONCLUDES) {
+                const PackedRows rows = packed_rows();
 #pragma unroll
-                    for (int h = 0; h < 2; ++h) score.conclude(divisor[0][h], lse[0][h], rows.head[h]);
-                }
-                store_lse(lse[0], p, packed_rows());
-                if (Q_STAGES > 1 && more) exponentiate_checked();  // O begins anew, and need not follow m
-            } else if constexpr (FORM == Form::UNCHECKED) {
-                wgmma_wait<CONSUMERS == 3 ? 0 : 1>();  // of three, the others keep the tensor cores busy
-                exponentiate_unchecked();
-            } else {
-                wgmma_wait<1>();
-                if (checked) {
-                    moved = exponentiate_checked();
-                } else {
-                    exponentiate_unchecked();
-                    moved = softmax.too_large(limits);
-                    if (moved) correct(l);
-                    release_k();
-                }
+                for (int h = 0; h < 2; ++h) score.conclude(divisor[0][h], lse[0][h], rows.head[h]);
             }
-            wgmma_wait<0>();
-            ring_v.release(present);
-            if constexpr (FORM == Form::LAST) {
-                if (Q_STAGES > 1) skip_v(present + 1);
-                return;
-            }
-            if (moved) softmax.rescale(rO);
-            pack_p();
-            if constexpr (FORM == Form::UNCHECKED) {  // the check comes after P is packed: it runs under the exponentials
-                if (softmax.too_large(limits)) {
-                    correct(l);
-                    softmax.rescale(rO);
-                    pack_p();
-                }
-                release_k();
-            }
+            store_lse(lse[0], p, packed_rows());
         };
-
-        if (Q_STAGES > 1) begin_tile();
-        while (more) {
-            if (Q_STAGES == 1) begin_tile();  // with more slots, a tile begins at the end of the one before
-            if (Q_STAGES == 1 && !more) break;
-            pack_p();
-            if constexpr (ONE_LOOP) {
-                while (j > keys.first) step(As<Form::EITHER>());
-            } else {
-                do {
-                    while (j > keys.first && needs_maxima()) step(As<Form::CHECKED>());
-                    if constexpr (UNCHECKED) {
-                        while (j > keys.first && !(SCORE::BLOCKS && needs_maxima())) step(As<Form::UNCHECKED>());
-                    }
-                } while (SCORE::BLOCKS && UNCHECKED && j > keys.first);
-            }
-
-            step(As<Form::LAST>());
-
-            // O = O / l
+        // Writes O / l of the tile before.
+        auto store = [&] {
             softmax.divide(rO, divisor);
             if constexpr (!O_FROM_REGISTERS) {
                 if (KV::RAGGED && has_partial_rows()) {
@@ -582,6 +508,99 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             } else {
                 store_o_direct<T>(rO[0], p, packed_rows());
                 __syncwarp();  // for the compiler: else it makes no use of what is the same in all lanes
+            }
+        };
+
+        // A step of algorithm 2: S = Q K^T of the next keys and O += P V of the present ones are queued, and P of the next
+        // computed under them. After a tile's last keys come the next tile's first, if its Q has a slot of its own. So the
+        // first step of all has no present keys, and O of it is nothing.
+        auto step = [&](auto as) {
+            constexpr Form FORM = as.form;
+            const bool checked = FORM == Form::CHECKED || (FORM == Form::EITHER && needs_maxima());
+            const bool first = j == j_begin, last = FORM == Form::NONE || (ACROSS && FORM != Form::UNCHECKED && j <= keys.first);
+            const uint32_t present = n++;
+            int end = BN;  // of the present tile's keys, where some may be none
+            if constexpr (KV::TAILS)
+                if (first && static_cast<int>(round) >= 0) end = sWork[round % WORK_STAGES].sequence.seq_kv - key_tile() * BN;
+            if (first && last) free_q();
+            if (!last)
+                --j, visit = ahead;
+            else if constexpr (ACROSS)
+                take_up();
+            else
+                ++round;
+            turns.wait();
+            if constexpr (FORM != Form::NONE) queue_s(!last || more);
+            const bool begun = !last || round > 0;
+            queue_o(present, begun, first, end);
+            turns.pass();
+            if (!last) look_ahead();
+            if (first && !last) free_q();
+
+            const float l[1][2] = {{softmax.l[0][0], softmax.l[0][1]}};
+            bool moved = false;
+            if constexpr (FORM == Form::UNCHECKED) {
+                wgmma_wait<CONSUMERS == 3 ? 0 : 1>();  // of three, the others keep the tensor cores busy
+                exponentiate_unchecked();
+            } else {
+                if constexpr (FORM != Form::NONE) wgmma_wait<1>();
+                if (last) conclude();
+                if constexpr (FORM != Form::NONE) {
+                    if (last ? more : checked) {
+                        moved = exponentiate_checked();
+                    } else if (FORM == Form::EITHER && !last) {
+                        exponentiate_unchecked();
+                        moved = softmax.too_large(limits);
+                        if (moved) correct(l);
+                        release_k();
+                    }
+                }
+            }
+            wgmma_wait<0>();
+            if (begun) ring_v.release(present);
+            if (last) {
+                if (ACROSS) skip_v(present + 1);
+                if (begun) store();
+            } else if (moved) {
+                softmax.rescale(rO);
+            }
+            if constexpr (FORM == Form::NONE) return;
+            pack_p();
+            if constexpr (FORM == Form::UNCHECKED) {  // the check comes after P is packed: it runs under the exponentials
+                if (softmax.too_large(limits)) {
+                    correct(l);
+                    softmax.rescale(rO);
+                    pack_p();
+                }
+                release_k();
+            }
+        };
+        // The steps from a tile's first keys to its last.
+        auto steps = [&] {
+            if constexpr (!ONE_LOOP && UNCHECKED) {
+                if (!needs_maxima()) {
+                    while (j > keys.first && !(SCORE::BLOCKS && needs_maxima())) step(As<Form::UNCHECKED>());
+                }
+            }
+        };
+
+        constexpr Form CHECKED = ONE_LOOP ? Form::EITHER : Form::CHECKED;
+        if constexpr (ACROSS) {
+            while (true) {
+                step(As<CHECKED>());
+                if (!more) break;
+                steps();
+            }
+        } else {
+            while (true) {
+                begin_tile();
+                if (!more) break;
+                pack_p();
+                while (j > keys.first) {
+                    if constexpr (!ONE_LOOP) steps();
+                    if (j > keys.first) step(As<CHECKED>());
+                }
+                step(As<Form::NONE>());
             }
         }
         tma_store_wait_read();
