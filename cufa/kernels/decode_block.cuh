@@ -368,7 +368,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         for (int i = 0; i < MT * 2; ++i) {
             const float l = lanes_sum<4>(softmax.l[i / 2][i % 2]);
             const int row = first_row + i * 8 + lane / 4;
-            if (lane % 4 == 0) sM[team][row] = softmax.m[i / 2][i % 2][0], sL[team][row] = l;
+            if (lane % 4 == 0) sM[team][row] = softmax.m[i / 2][i % 2].value(), sL[team][row] = l;
         }
 #pragma unroll 1
         for (int begin = 0; begin < rows; begin += FEW) {

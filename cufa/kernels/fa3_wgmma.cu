@@ -16,9 +16,9 @@
 #include "tile_sm90.cuh"
 #include "tilt.cuh"
 
-// Forms of a consumer's step: of keys that need row maxima, of keys that do without, of either, chosen where it runs, and of
-// none, after a tile's last ones.
-enum class Form { CHECKED, UNCHECKED, EITHER, NONE };
+// Forms of a consumer's step, by the keys that it takes up: those that need row maxima, those that do without, either, chosen where
+// it runs; after a tile's last ones the next tile's first, or none; CHECKED or FIRST, chosen where it runs.
+enum class Form { CHECKED, UNCHECKED, EITHER, FIRST, NONE, CHECKED_OR_FIRST };
 template <Form FORM>
 struct As {
     static constexpr Form form = FORM;
@@ -39,9 +39,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr int SHARE = (REGISTERS * (CONSUMERS + 1) - REGISTERS_PRODUCER) / CONSUMERS / 8 * 8;
     constexpr int REGISTERS_CONSUMER = SHARE < 240 ? SHARE : 240;
     constexpr int NT = BN / 8, OT = HEAD_DIM_V / 8;  // 8-column pieces of S and of O
-    // Where O is wide, one loop over the keys: two take long to compile. In it O is waited for after the exponentials, which
-    // then run under the one consumer's own O, if there is but one on the multiprocessor.
-    constexpr bool ONE_LOOP = HEAD_DIM_V > 128;
     // Row maxima can be done without where a row's first scores tell about the others, and tilts rise by less from tile to tile.
     constexpr bool UNCHECKED = SCORE::STEADY;
     constexpr float STEEP_LOG2 = 60.f;
@@ -73,6 +70,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr int WORK_STAGES = O_FROM_REGISTERS ? 2 * Q_STAGES : Q_STAGES;
     // Whether the first S of a tile is computed beside the last O of the one before.
     constexpr bool ACROSS = Q_STAGES > 1;
+    // Whether keys that need row maxima, a tile's first ones, and those of a block's first tile share a step. That takes half as long
+    // to compile, and up to 0.03 longer to run: of scores that take long to compile.
+    constexpr bool FOLDED = ACROSS && (!SCORE::LINEAR || SCORE::LEFT_EDGE || SCORE::BLOCKS || KV::RAGGED);
+    // Where O is wide, and a tile ends before the next begins, one loop over the keys: two take long to compile. In it O is
+    // waited for after the exponentials, which then run under the one consumer's own O, if there is but one on the multiprocessor.
+    constexpr bool ONE_LOOP = HEAD_DIM_V > 128 && !ACROSS;
     // Whether each thread frees a slot of Q, or one of each consumer for all that it has waited for, and the tile's Work with it. The
     // second takes less time where there are several consumers; of one, racecheck does not see that it is enough.
     constexpr bool ALL_FREE_Q = O_FROM_REGISTERS || CONSUMERS == 1;
@@ -208,15 +211,16 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         const uint32_t operand_q = QTile::operand(sQ + consumer * 64 * QTile::ROW_BYTES);
         const uint32_t operand_k = KTile::operand(sK), operand_v = VTile::operand(sV);
 
-        constexpr int COPIES = HEAD_DIM_V > 128 ? 1 : 2;  // of m
-        OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, COPIES> softmax(SCORE::LINEAR    ? p.scale_log2
-                                                                             : Pairs::NATURAL ? LOG2_E
-                                                                                              : 1.f);
+        constexpr bool TWICE = HEAD_DIM_V <= 128 && !SCORE::TILTS;  // m: wide O leaves no registers, tilts have taken it in
+        OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, TWICE> softmax(SCORE::LINEAR    ? p.scale_log2
+                                                                       : Pairs::NATURAL ? LOG2_E
+                                                                                        : 1.f);
         float rO[1][OT][4] = {};
         float rS[1][NT][4];
-        uint32_t rP[BN / 16][4] = {};
-        uint32_t round = ACROSS ? ~0u : 0, n = round;  // tiles and tiles of keys so far
-        int j = 0, j_begin = 0;       // the tile of keys at hand, and this tile's first
+        uint32_t rP[BN / 16][4];
+        // Tiles and tiles of keys so far; less one where taking up the first counts, too.
+        uint32_t round = ACROSS ? -1u : 0, n = FOLDED ? -1u : 0;
+        int j = 0, j_begin = 0;  // the tile of keys at hand, and this tile's first
         Visit<SCORE::BLOCKS> visit, ahead;  // that tile among all tiles of keys, and the next one
         KeyTiles keys{};            // of this consumer's rows
         bool more = true;           // whether there is a tile under way
@@ -237,7 +241,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             else
                 return KV::sequence(p, batch);
         };
-        auto queue_s = [&](bool loaded) {  // S = Q K^T
+        // Queues S = Q K^T, when it is this consumer's turn. Without a tile, of what is there; it is not looked at.
+        auto queue_s = [&](bool loaded) {
+            turns.wait();
             if (loaded) ring_k.wait(n);
             wgmma_fence();
 #pragma unroll
@@ -257,8 +263,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             fence_proxy_async();
             named_barrier_sync(8 + consumer, 128);
         };
-        auto queue_o = [&](uint32_t i, bool begun, bool first, int end) {  // O += P V, or O = P V
-            if (begun) ring_v.wait(i);
+        auto queue_o = [&](uint32_t i, bool loaded, bool first, int end) {  // O += P V, or O = P V
+            if (loaded) ring_v.wait(i);
             if (KV::TAILS) clear_tail(i, end);
             wgmma_fence();
 #pragma unroll
@@ -291,7 +297,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 for (int i = 0; i < 4; ++i)
                     rP[kk][i] = pack2<T>(rS[0][2 * kk + i / 2][i % 2 * 2], rS[0][2 * kk + i / 2][i % 2 * 2 + 1]);
             if constexpr (Pairs::BYTES) {  // S is not needed any more
-                if (j > keys.first) pairs().template fill_others<true>(score, next_key_tile() * BN);
+                if (more && j > keys.first) pairs().template fill_others<true>(score, next_key_tile() * BN);
             }
         };
         // Frees those V from the i-th on whose keys were skipped.
@@ -339,9 +345,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if (SCORE::PAIRWISE && visit.is_partial()) return false;
             return tilt.template find<BN>(score, sequence_of(at.batch), at);
         };
-        // Then adds it, in place of `apply_score`.
-        auto tilt_score = [&](auto& tilt, Masked masked) {
-            const At at = place(0);
+        // Then adds it.
+        auto tilt_score = [&](auto& tilt, const At& at) {
             if (!find_tilt(tilt, at)) return false;
             const float scale_log2 = parameter_anew(p.scale_log2);
             const float first[2] = {tilt.of(0, at.key_of(0, 0)), tilt.of(1, at.key_of(0, 0))};
@@ -351,7 +356,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 float& s = rS[0][i / 4][i % 4];
                 s = fmaf(s, scale_log2, fmaf(tilt.step[h], static_cast<float>(column), first[h]));
             }
-            score.mask(rS, sequence_of(at.batch), at, masked);
             return true;
         };
         // P = exp(S - m), m being raised to the row maxima where it must. Whether O must follow it.
@@ -362,13 +366,16 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 apply_score(rS, 0, SCORE::masked(keys, key_tile()), pairs());
                 if (j > keys.first) pairs().template fill<true>(score, next_key_tile() * BN);
             } else if constexpr (SCORE::TILTS) {
-                const Masked masked = SCORE::masked(keys, key_tile());
-                if (!tilt_score(tilt, masked)) apply_score(rS, 0, masked, NoTiles());
+                const At at = place(0);
+                const Sequence sequence = sequence_of(at.batch);
+                if (!tilt_score(tilt, at)) score.change(rS, sequence, p.scale_log2, at, visit.is_partial());
+                score.mask(rS, sequence, at, SCORE::masked(keys, key_tile()));
             } else {
                 apply_score(rS, 0, SCORE::masked(keys, key_tile()), NoTiles());
             }
             const bool raised = softmax.raise(rS);
             softmax.exponentiate(rS);
+            if constexpr (SCORE::CURVES) limits.follow(softmax, score.curve(p.scale_log2).end);
             return raised;
         };
         // P = exp(S - m) without looking for row maxima: m is near the score of a key that the row has seen, or NONE.
@@ -393,14 +400,15 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 }
             }
             if constexpr (SCORE::CURVES) {
-                const auto curve = score.curve(p.scale_log2);
-                if (limits.take(softmax, curve.end)) {
+                if (limits.curved) {
+                    const auto curve = score.curve(p.scale_log2);
                     mask();
                     softmax.exponentiate(rS, [&](float s, float m, int, int) { return fmaf(s, curve(s), -m); });
                     return;
                 }
-            }
-            if constexpr (SCORE::LINEAR) {
+                score.cap(rS, p.scale_log2);
+                mask();
+            } else if constexpr (SCORE::LINEAR) {
                 softmax.scale_log2 = parameter_anew(p.scale_log2);
                 mask();
             } else {
@@ -417,6 +425,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             exponentiate_again<T, QTile, KTile>(softmax, rS, again, l, sQ + ring_q.slot(round) * QO_BYTES, warp_row(),
                                                 sK + ring_k.slot(n) * KTile::bytes,
                                                 [&](auto& rS, int column) { apply_score(rS, column, {true, true}, NoTiles()); });
+            if constexpr (SCORE::CURVES) limits.follow(softmax, score.curve(p.scale_log2).end);
         };
         // Whether tilts rise by so much from one tile of keys to the next that S would be computed again: looked at in the
         // warpgroup's first row. Beside wide O, a tile of fewer keys and no registers to spare, it costs more than it saves.
@@ -473,7 +482,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         auto begin_tile = [&] {
             const uint32_t skipped = n;
             take_up();
-            turns.wait();
             queue_s(more);
             turns.pass();
             skip_v(skipped);
@@ -512,13 +520,14 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
 
         // A step of algorithm 2: S = Q K^T of the next keys and O += P V of the present ones are queued, and P of the next
-        // computed under them. After a tile's last keys come the next tile's first, if its Q has a slot of its own. So the
-        // first step of all has no present keys, and O of it is nothing.
+        // computed under them. After a tile's last keys come the next tile's first, if its Q has a slot of its own. If FOLDED,
+        // the first step of all has no present keys: what it makes of O is nothing, and goes nowhere.
         auto step = [&](auto as) {
             constexpr Form FORM = as.form;
-            const bool checked = FORM == Form::CHECKED || (FORM == Form::EITHER && needs_maxima());
-            const bool first = j == j_begin, last = FORM == Form::NONE || (ACROSS && FORM != Form::UNCHECKED && j <= keys.first);
-            const uint32_t present = n++;
+            const bool checked = FORM != Form::UNCHECKED && (FORM != Form::EITHER || needs_maxima());
+            const bool first = j == j_begin;
+            const bool last = FORM == Form::FIRST || FORM == Form::NONE || (FORM == Form::CHECKED_OR_FIRST && j <= keys.first);
+            const uint32_t present = n++;  // keys
             int end = BN;  // of the present tile's keys, where some may be none
             if constexpr (KV::TAILS)
                 if (first && static_cast<int>(round) >= 0) end = sWork[round % WORK_STAGES].sequence.seq_kv - key_tile() * BN;
@@ -529,9 +538,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 take_up();
             else
                 ++round;
-            turns.wait();
-            if constexpr (FORM != Form::NONE) queue_s(!last || more);
-            const bool begun = !last || round > 0;
+            if constexpr (FORM != Form::NONE)
+                queue_s(!last || more);
+            else
+                turns.wait();
+            const bool begun = !FOLDED || !last || round > 0;
             queue_o(present, begun, first, end);
             turns.pass();
             if (!last) look_ahead();
@@ -543,9 +554,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 wgmma_wait<CONSUMERS == 3 ? 0 : 1>();  // of three, the others keep the tensor cores busy
                 exponentiate_unchecked();
             } else {
-                if constexpr (FORM != Form::NONE) wgmma_wait<1>();
-                if (last) conclude();
+                if (last && begun) conclude();
                 if constexpr (FORM != Form::NONE) {
+                    wgmma_wait<1>();
                     if (last ? more : checked) {
                         moved = exponentiate_checked();
                     } else if (FORM == Form::EITHER && !last) {
@@ -564,7 +575,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             } else if (moved) {
                 softmax.rescale(rO);
             }
-            if constexpr (FORM == Form::NONE) return;
+            if constexpr (FORM == Form::FIRST || FORM == Form::NONE) return;  // P is packed where the tile begins
             pack_p();
             if constexpr (FORM == Form::UNCHECKED) {  // the check comes after P is packed: it runs under the exponentials
                 if (softmax.too_large(limits)) {
@@ -575,33 +586,31 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 release_k();
             }
         };
-        // The steps from a tile's first keys to its last.
+        // Steps between a tile's first keys and its last; if FOLDED, up to those that need row maxima.
         auto steps = [&] {
-            if constexpr (!ONE_LOOP && UNCHECKED) {
-                if (!needs_maxima()) {
+            if constexpr (ONE_LOOP) {
+                while (j > keys.first) step(As<Form::EITHER>());
+            } else if constexpr (!UNCHECKED) {
+                while (j > keys.first) step(As<Form::CHECKED>());
+            } else {
+                do {
+                    if (FOLDED && j > keys.first && needs_maxima()) return;
+                    if constexpr (!FOLDED) {
+                        while (j > keys.first && needs_maxima()) step(As<Form::CHECKED>());
+                    }
                     while (j > keys.first && !(SCORE::BLOCKS && needs_maxima())) step(As<Form::UNCHECKED>());
-                }
+                } while (SCORE::BLOCKS && !FOLDED && j > keys.first);
             }
         };
 
-        constexpr Form CHECKED = ONE_LOOP ? Form::EITHER : Form::CHECKED;
-        if constexpr (ACROSS) {
-            while (true) {
-                step(As<CHECKED>());
-                if (!more) break;
-                steps();
-            }
-        } else {
-            while (true) {
-                begin_tile();
-                if (!more) break;
-                pack_p();
-                while (j > keys.first) {
-                    if constexpr (!ONE_LOOP) steps();
-                    if (j > keys.first) step(As<CHECKED>());
-                }
-                step(As<Form::NONE>());
-            }
+        if constexpr (ACROSS && !FOLDED) begin_tile();
+        while (true) {
+            if constexpr (!ACROSS) begin_tile();
+            if constexpr (FOLDED) step(As<Form::CHECKED_OR_FIRST>());
+            if (!more) break;
+            if constexpr (!FOLDED) pack_p();
+            steps();
+            if constexpr (!FOLDED) step(As<ACROSS ? Form::FIRST : Form::NONE>());
         }
         tma_store_wait_read();
     }

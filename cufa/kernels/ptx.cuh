@@ -37,12 +37,26 @@ __device__ inline int thread_index_anew() {
     return i;
 }
 
-// The same value in a register of its own.
-__device__ inline float copy_of(float x) {
-    float y;
-    asm volatile("mov.b32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+// A value twice over, in two registers that follow each other, the first of even number.
+class Twice {
+    uint64_t pair;
+
+ public:
+    __device__ Twice& operator=(float x) {
+        asm volatile("mov.b64 %0, {%1, %1};" : "=l"(pair) : "f"(x));
+        return *this;
+    }
+    __device__ float even() const { return half<0>(); }
+    __device__ float odd() const { return half<1>(); }
+
+ private:
+    template <int I>
+    __device__ float half() const {
+        float x[2];
+        asm("mov.b64 {%0, %1}, %2;" : "=f"(x[0]), "=f"(x[1]) : "l"(pair));
+        return x[I];
+    }
+};
 
 // What follows takes this value from a register: it is not computed where it is used.
 __device__ inline void computed_here(int& x) { asm volatile("mov.b32 %0, %0;" : "+r"(x)); }

@@ -145,6 +145,13 @@ struct Score : Parts... {
     template <class At, int MT, int NT, class Tiles = NoTiles>
     __device__ void apply(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at, Masked masked,
                           bool partial = true, const Tiles& tiles = {}) const {
+        change(rS, sequence, scale_log2, at, partial, tiles);
+        mask(rS, sequence, at, masked);
+    }
+    // The same, but for the edges of what rows see.
+    template <class At, int MT, int NT, class Tiles = NoTiles>
+    __device__ void change(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2, const At& at, bool partial = true,
+                           const Tiles& tiles = {}) const {
         float factor = Tiles::NATURAL ? scale_log2 * (1.f / LOG2_E) : scale_log2;
         (apply_all<Parts>(rS, sequence, factor, at, tiles), ...);
         constexpr bool CHANGES = ((!Parts::LINEAR && !Parts::TOGETHER && !Tiles::template HAS<Parts>) || ...);
@@ -173,7 +180,6 @@ struct Score : Parts... {
                 }
         }
         (hide<Parts>(rS, at, tiles), ...);
-        mask(rS, sequence, at, masked);
     }
 
     // Hides the keys that rows do not see.

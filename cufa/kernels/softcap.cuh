@@ -55,29 +55,37 @@ struct Capping : Part<Self> {
                 s *= curve(s);
             }
         } else {
-#pragma unroll
-            for (int i = 0; i < MT * NT * 4; ++i) {
-                float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
-                s = static_cast<const Self*>(this)->capped(s * scale_log2);
-            }
+            cap(rS, scale_log2);
         }
         factor = 1.f;
     }
-    __device__ float score(float s, const Pair& pair) const { return static_cast<const Self*>(this)->capped(s); }
+    // The same without the curve.
+    template <int MT, int NT>
+    __device__ void cap(float (&rS)[MT][NT][4], float scale_log2) const {
+        const float inverse = scale_log2 * softcap_inverse;
+#pragma unroll
+        for (int i = 0; i < MT * NT * 4; ++i) {
+            float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
+            s = static_cast<const Self*>(this)->capped(s, inverse);
+        }
+    }
+    __device__ float score(float s, const Pair& pair) const {
+        return static_cast<const Self*>(this)->capped(s, softcap_inverse);
+    }
 };
 // By the hardware's tanh, whose error of 2^-11 is a quarter of what bfloat16 leaves of a score; the polynomial's is 2^-12.
 struct Softcap : Capping<Softcap, 3> {
     static constexpr float TANH[] = {0.9997853637f, -0.3262980283f, 0.0973573104f};
-    __device__ float capped(float s) const { return softcap_log2 * tanh_approx(s * softcap_inverse); }
+    __device__ float capped(float s, float inverse) const { return softcap_log2 * tanh_approx(s * inverse); }
 };
 // By an exponential and a reciprocal, to some 2^-22 of c, as float16 leaves four times as much; the polynomial's is 2^-20 of
 // the score.
 struct FineSoftcap : Capping<FineSoftcap, 5> {
     static constexpr float TANH[] = {0.9999994636f, -0.3332825303f, 0.1325899065f, -0.0500564910f, 0.0129297795f};
-    __device__ float capped(float s) const {
+    __device__ float capped(float s, float inverse) const {
         constexpr float TWO_LOG2_E = 2.885390081777926815f;
         // tanh(x) = 1 - 2 / (e^2x + 1)
-        const float power = exp2_approx(s * softcap_inverse * TWO_LOG2_E);
+        const float power = exp2_approx(s * (inverse * TWO_LOG2_E));
         return fmaf(-2.f * softcap_log2, reciprocal_approx(power + 1.f), softcap_log2);
     }
 };

@@ -33,30 +33,48 @@ struct SumLimits<SCALE, true> {
     float of_row[2] = {SCALE::MAX_SUM, SCALE::MAX_SUM};
     bool curved = false;
 
-    // Takes the curve, unless one of the warp's rows may have scores beyond its ends, +-end in log2 units.
+    // Takes the curve from here on, unless one of the warp's rows may have scores beyond its ends, +-end in log2 units. To be asked
+    // when m has moved; that sums grow is seen by the limits.
     template <class Softmax>
-    __device__ bool take(const Softmax& softmax, float end) {
+    __device__ void follow(const Softmax& softmax, float end) {
         curved = end > 0.f;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float m = softmax.m[0][h][0], sum = exp2_approx(end - m);
+            const float m = softmax.m[0][h].value(), sum = exp2_approx(end - m);
             curved &= softmax.l[0][h] < sum && -end - m < LEAST_LOG2 + SCALE::AT_MAX_LOG2;
             of_row[h] = fminf(sum, SCALE::MAX_SUM);
         }
         curved = __all_sync(0xffffffff, curved);
         if (!curved) of_row[0] = of_row[1] = SCALE::MAX_SUM;
-        return curved;
     }
     __device__ float operator()(int h) const { return of_row[h]; }
     __device__ float most_shifted(float most) const { return curved ? 0.f : most; }
 };
 
+// m of a row, once, or in registers of either bank: accumulators begin at an even one, and so do even columns.
+template <bool TWICE>
+struct Reference {
+    float m;
+
+    __device__ Reference& operator=(float x) { return m = x, *this; }
+    __device__ float value() const { return m; }
+    __device__ float of_column(int i) const { return m; }
+};
+template <>
+struct Reference<true> {
+    Twice m;
+
+    __device__ Reference& operator=(float x) { return m = x, *this; }
+    __device__ float value() const { return m.even(); }
+    __device__ float of_column(int i) const { return i % 2 ? m.even() : m.odd(); }
+};
+
 // State of the rows that one thread holds: 16 mt + {0, 8} of its warp's rows, shared with three other lanes.
 // P = exp2(scale_log2 S - m). EXACT spends an instruction a score, and a division an output, on rounding errors that float32
 // would show: there m is in the units of S, and P = exp2(scale_log2 (S - m)) exactly 1 at a row's maximum, so that a row with
-// one key gives back its V. COPIES of m, one for the even and one for the odd columns, decide in which order ptxas puts the
-// multiply-adds of P, and how many of them wait for a register bank: see docs/kernels.md.
-template <int MT, bool EXACT, int AT_MAX_LOG2 = 0, int COPIES = 1>
+// one key gives back its V. With m TWICE, the multiply-adds of P take it from a register of the other bank than the score's: see
+// docs/kernels.md.
+template <int MT, bool EXACT, int AT_MAX_LOG2 = 0, bool TWICE = false>
 struct OnlineSoftmax {
     // The accumulators are rescaled only when a row maximum has outgrown the reference by this factor
     // (as a power of two): P then stays below 2^8, and the division by l at the end is exact all the same.
@@ -69,7 +87,7 @@ struct OnlineSoftmax {
     static constexpr float NONE = -0x1.fffffep127f;
 
     float scale_log2;
-    float m[MT][2][COPIES];  // reference
+    Reference<TWICE> m[MT][2];
     float l[MT][2];          // this thread's part of the row sum
     float alpha[MT][2];      // exp(old reference - new one), of the last time that they moved
 
@@ -78,7 +96,7 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) set_m(NONE, mt, h), l[mt][h] = 0.f;
+            for (int h = 0; h < 2; ++h) m[mt][h] = NONE, l[mt][h] = 0.f;
     }
 
     // P = exp(S - value) from now on, whatever the scores are, unless `update` or `raise` are called.
@@ -86,7 +104,7 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) set_m(value, mt, h);
+            for (int h = 0; h < 2; ++h) m[mt][h] = value;
     }
 
     // S -> P = exp(S - m) in place; l, and O when m has moved, are brought up to date.
@@ -137,13 +155,13 @@ struct OnlineSoftmax {
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         float& s = rS[mt][nt][2 * h + i];
-                        s = exp2_approx(exponent(s, m[mt][h][i % COPIES], h, nt * 8 + i));
+                        s = exp2_approx(exponent(s, m[mt][h].of_column(i), h, nt * 8 + i));
                         l[mt][h] += s;
                     }
     }
     // The same of one score of a row.
     __device__ float exponential(float s, int mt, int h) {
-        const float p = exp2_approx(exponent(s, m[mt][h][0]));
+        const float p = exp2_approx(exponent(s, m[mt][h].value()));
         l[mt][h] += p;
         return p;
     }
@@ -174,7 +192,7 @@ struct OnlineSoftmax {
                 const float most = limits.most_shifted(MAX_SHIFTED);
                 again[mt][h] = large && sum >= most;
                 const float step = large && sum < most ? fmaxf(__log2f(sum) - 4.f - AT_MAX_LOG2, 0.f) : 0.f;
-                set_m(m[mt][h][0] + step, mt, h);
+                m[mt][h] = m[mt][h].value() + step;
                 alpha[mt][h] = exp2_approx(-step);
                 l[mt][h] = sum == sum ? l[mt][h] * alpha[mt][h] : sum;
             }
@@ -194,9 +212,9 @@ struct OnlineSoftmax {
 
     // Sets m of a row by its largest score, if that has outgrown it.
     __device__ void move_to(float row_max, int mt, int h, float slack_log2 = SLACK_LOG2) {
-        const float m_old = m[mt][h][0];
-        if (outgrown(row_max, mt, h, slack_log2)) set_m(EXACT ? row_max : fmaf(row_max, scale_log2, -AT_MAX_LOG2), mt, h);
-        alpha[mt][h] = exp2_approx((m_old - m[mt][h][0]) * (EXACT ? scale_log2 : 1.f));
+        const float m_old = m[mt][h].value();
+        if (outgrown(row_max, mt, h, slack_log2)) m[mt][h] = EXACT ? row_max : fmaf(row_max, scale_log2, -AT_MAX_LOG2);
+        alpha[mt][h] = exp2_approx((m_old - m[mt][h].value()) * (EXACT ? scale_log2 : 1.f));
         l[mt][h] *= alpha[mt][h];
     }
 
@@ -208,7 +226,7 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 float sum = lanes_sum<4>(l[mt][h]);
-                const float m_log2 = EXACT ? m[mt][h][0] * scale_log2 : m[mt][h][0];
+                const float m_log2 = EXACT ? m[mt][h].value() * scale_log2 : m[mt][h].value();
                 if (!EXACT) sum = beyond(m_log2, sum);
                 divisor[mt][h] = sum;
                 lse[mt][h] = log_sum_exp(m_log2, sum);
@@ -254,13 +272,9 @@ struct OnlineSoftmax {
     }
 
  private:
-    __device__ void set_m(float value, int mt, int h) {
-        m[mt][h][0] = value;
-        if constexpr (COPIES == 2) m[mt][h][1] = copy_of(value);
-    }
     // Whether P of this score would be too large. False for -inf, and for NaN.
     __device__ bool outgrown(float row_max, int mt, int h, float slack_log2) const {
-        if constexpr (EXACT) return (row_max - m[mt][h][0]) * scale_log2 > slack_log2;
-        return fmaf(row_max, scale_log2, -m[mt][h][0]) > slack_log2 + AT_MAX_LOG2;
+        if constexpr (EXACT) return (row_max - m[mt][h].value()) * scale_log2 > slack_log2;
+        return fmaf(row_max, scale_log2, -m[mt][h].value()) > slack_log2 + AT_MAX_LOG2;
     }
 };
