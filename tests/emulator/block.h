@@ -91,7 +91,7 @@ struct Block {
     std::vector<Warp> warps;
     Barrier barriers[16];
     int any = 0;
-    std::deque<Step> in_flight;  // loads of TMA: they end when nothing else can go on
+    std::deque<Step> in_flight;  // loads of TMA that end when nothing else can go on
     std::vector<unsigned char> shared;  // while another runs
 };
 // Does a step of the kernel in front. Whether it goes on.
@@ -105,6 +105,8 @@ inline uint32_t smem_bytes;
 inline uint64_t events;  // after which a thread that waits may go on
 inline Front front;      // null when it has ended
 inline Step kernel;
+inline size_t hurry;  // one in so many loads of TMA ends at once; 0: none
+inline std::minstd_rand dice;
 
 inline void yield() { swapcontext(&thread->context, &scheduler); }
 inline void fail(const char* what, long long value = 0) {
@@ -198,6 +200,7 @@ inline bool run(int grid, int block_threads, uint32_t bytes, bool last_first, St
     std::minstd_rand random(seed);
     auto below = [&](size_t n) { return seed ? static_cast<size_t>(random()) / 8 % n : 0; };
     const size_t at_once = 1 + below(16), pace = 1 << below(7);
+    hurry = below(3), dice.seed(seed + 1);
     std::vector<std::unique_ptr<Block>> begun;
     for (int next = 0, turns = 0, idle = 0; next < grid || !begun.empty(); ++turns) {
         if (next < grid && begun.size() < at_once && (begun.empty() || below(4) == 0))
