@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr int WORK_STAGES = O_FROM_REGISTERS ? 2 * Q_STAGES : Q_STAGES;
     // Whether the first S of a tile is computed beside the last O of the one before.
     constexpr bool ACROSS = Q_STAGES > 1;
-    // Whether keys that need row maxima, a tile's first ones, and those of a block's first tile share a step. That takes half as long
-    // to compile, and up to 0.03 longer to run: of scores that take long to compile.
-    constexpr bool FOLDED = ACROSS && (!SCORE::LINEAR || SCORE::LEFT_EDGE || SCORE::BLOCKS || KV::RAGGED);
+    // Whether keys that need row maxima, a tile's first ones, and those of a block's first tile share a step. That takes 0.6 of the
+    // time to compile, and up to 1.02 of it to run: of wide tiles whose scores take long to compile.
+    constexpr bool FOLDED = ACROSS && BN > 64 && (!SCORE::LINEAR || SCORE::LEFT_EDGE || SCORE::BLOCKS || KV::RAGGED);
     // Where O is wide, and a tile ends before the next begins, one loop over the keys: two take long to compile. In it O is
     // waited for after the exponentials, which then run under the one consumer's own O, if there is but one on the multiprocessor.
     constexpr bool ONE_LOOP = HEAD_DIM_V > 128 && !ACROSS;
@@ -211,7 +211,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         const uint32_t operand_q = QTile::operand(sQ + consumer * 64 * QTile::ROW_BYTES);
         const uint32_t operand_k = KTile::operand(sK), operand_v = VTile::operand(sV);
 
-        constexpr bool TWICE = HEAD_DIM_V <= 128 && !SCORE::TILTS;  // m: wide O leaves no registers, tilts have taken it in
+        // m: wide O leaves no registers for it, nor do tilts of tiles as wide as those of narrow O.
+        constexpr bool TWICE = HEAD_DIM_V <= 128 && !(SCORE::TILTS && HEAD_DIM_V <= 64);
         OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, TWICE> softmax(SCORE::LINEAR    ? p.scale_log2
                                                                        : Pairs::NATURAL ? LOG2_E
                                                                                         : 1.f);
