@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr int WORK_STAGES = O_FROM_REGISTERS ? 2 * Q_STAGES : Q_STAGES;
     // Whether the first S of a tile is computed beside the last O of the one before.
     constexpr bool ACROSS = Q_STAGES > 1;
-    // Whether keys that need row maxima, a tile's first ones, and those of a block's first tile share a step. That takes 0.6 of the
-    // time to compile, and up to 1.02 of it to run: of wide tiles whose scores take long to compile.
+    // Whether keys that need row maxima, a tile's first ones, and those of a block's first tile share a step. That takes two thirds
+    // of the time to compile, and up to 1.02 of it to run: of wide tiles whose scores take long to compile.
     constexpr bool FOLDED = ACROSS && BN > 64 && (!SCORE::LINEAR || SCORE::LEFT_EDGE || SCORE::BLOCKS || KV::RAGGED);
     // Where O is wide, and a tile ends before the next begins, one loop over the keys: two take long to compile. In it O is
     // waited for after the exponentials, which then run under the one consumer's own O, if there is but one on the multiprocessor.
