@@ -35,13 +35,13 @@ MMA_ONE_STAGE = "fa2_mma<float16, 32, 96, 128, 32, 1, 4, 2, Score<{score}>, Dens
 FA3 = "fa3_wgmma<bfloat16, 64, 64, 64, 64, 3, 8, 3, false, Score<{score}>, Dense>"
 FA3_TURNS = "fa3_wgmma<float16, 64, 64, 192, 128, 3, 16, 1, true, Score<{score}>, Dense>"
 FA3_WIDE = "fa3_wgmma<bfloat16, 128, 128, 128, 128, 2, 12, 1, true, Score<{score}>, Dense>"
-FA3_ONE_LOOP = "fa3_wgmma<bfloat16, 192, 192, 128, 80, 2, 12, 1, false, Score<{score}>, Dense>"
+FA3_TWO_SLOTS = "fa3_wgmma<bfloat16, 192, 192, 128, 80, 2, 12, 1, false, Score<{score}>, Dense>"
 #: Without room for arrays: two slots, with which O leaves as of three, and one.
 FA3_TWO_OF_THREE = "fa3_wgmma<float16, 128, 128, 192, 80, 3, 16, 1, true, Score<{score}>, Dense>"
 FA3_ONE_SLOT = "fa3_wgmma<bfloat16, 192, 192, 128, 112, 2, 12, 1, false, Score<{score}>, Dense>"
 ALL = [
     *(FA1, FP32, FP32_HALVES, MMA, MMA_ONE_STAGE),
-    *(FA3, FA3_TURNS, FA3_WIDE, FA3_ONE_LOOP),
+    *(FA3, FA3_TURNS, FA3_WIDE, FA3_TWO_SLOTS),
 ]
 variants = pytest.mark.parametrize("form", ALL, ids=lambda form: form.split(", Score")[0])
 
@@ -90,7 +90,7 @@ def checked(variant: Variant, *arrays: np.ndarray) -> None:
 
 def test_forms_have_slots() -> None:
     """As the names above say."""
-    forms = FA3, FA3_TURNS, FA3_WIDE, FA3_ONE_LOOP, FA3_TWO_OF_THREE, FA3_ONE_SLOT
+    forms = FA3, FA3_TURNS, FA3_WIDE, FA3_TWO_SLOTS, FA3_TWO_OF_THREE, FA3_ONE_SLOT
     assert [q_slots(variant_of(form, False)) for form in forms] == [3, 3, 3, 2, 2, 1]
 
 
@@ -147,7 +147,7 @@ def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
         assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
 
 
-@pytest.mark.parametrize("form", [FA3, FA3_TURNS, FA3_WIDE, FA3_ONE_LOOP], ids=lambda f: f[:50])
+@pytest.mark.parametrize("form", [FA3, FA3_TURNS, FA3_WIDE, FA3_TWO_SLOTS], ids=lambda f: f[:50])
 @pytest.mark.parametrize("kind", PAIRS)
 def test_arrays_of_pairs_however_they_lie(rng: np.random.Generator, form: str, kind: str) -> None:
     """In chunks, and not so: every one is the same to the kernel."""

@@ -14,7 +14,14 @@ import pytest
 from emulated import Emulator, needs_compiler
 from played_gpu import on_gpu
 from reference import Expected, random_inputs
-from test_emulated import FA3, FA3_ONE_LOOP, FA3_TURNS, emulated, emulator  # noqa: F401
+from test_emulated import (  # noqa: F401
+    FA3,
+    FA3_ONE_SLOT,
+    FA3_TURNS,
+    FA3_TWO_SLOTS,
+    emulated,
+    emulator,
+)
 
 import cufa
 from cufa.expression.own import own
@@ -24,7 +31,7 @@ from cufa.variant import Variant
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
 
 forms = pytest.mark.parametrize(
-    "form", [FA3, FA3_TURNS, FA3_ONE_LOOP], ids=lambda form: form.split(", Score")[0]
+    "form", [FA3, FA3_TURNS, FA3_TWO_SLOTS], ids=lambda form: form.split(", Score")[0]
 )
 
 #: Heads of q and of K/V, queries and keys; of the second, several heads share a tile.
@@ -167,7 +174,9 @@ def factors(rng: np.random.Generator, kind: str, keys: int) -> np.ndarray:
     return found
 
 
-@forms
+@pytest.mark.parametrize(
+    "form", [FA3, FA3_TURNS, FA3_TWO_SLOTS, FA3_ONE_SLOT], ids=lambda form: form.split(", Score")[0]
+)
 @pytest.mark.parametrize("options", [{}, {"causal": True, "window": (250, None)}], ids=str)
 def test_softcap(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
     """Scores are far beyond where the polynomial ends, some of them or all."""

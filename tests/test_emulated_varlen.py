@@ -14,9 +14,9 @@ from test_emulated import (  # noqa: F401
     ALL,
     FA1,
     FA3,
-    FA3_ONE_LOOP,
     FA3_TURNS,
     FA3_TWO_OF_THREE,
+    FA3_TWO_SLOTS,
     FA3_WIDE,
     FP32,
     MMA,
@@ -73,7 +73,7 @@ def test_sequences_of_any_lengths(
 
 
 @pytest.mark.parametrize(
-    "form", [FA3_WIDE, FA3_TWO_OF_THREE, FA3_ONE_LOOP, FA3_TURNS], ids=lambda f: f[:50]
+    "form", [FA3_WIDE, FA3_TWO_OF_THREE, FA3_TWO_SLOTS, FA3_TURNS], ids=lambda f: f[:50]
 )
 def test_warps_that_are_not_in_step(
     emulated: Emulator,  # noqa: F811
