@@ -73,9 +73,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // Whether keys that need row maxima, a tile's first ones, and those of a block's first tile share a step. That takes two thirds
     // of the time to compile, and up to 1.02 of it to run: of wide tiles whose scores take long to compile.
     constexpr bool FOLDED = ACROSS && BN > 64 && (!SCORE::LINEAR || SCORE::LEFT_EDGE || SCORE::BLOCKS || KV::RAGGED);
-    // Where O is wide, and a tile ends before the next begins, one loop over the keys: two take long to compile. In it O is
-    // waited for after the exponentials, which then run under the one consumer's own O, if there is but one on the multiprocessor.
-    constexpr bool ONE_LOOP = HEAD_DIM_V > 128 && !ACROSS;
+    // Else, where O is wide, one loop over the keys: two take long to compile. In it O is waited for after the exponentials, which
+    // then run under the one consumer's own O, if there is but one on the multiprocessor.
+    constexpr bool ONE_LOOP = HEAD_DIM_V > 128 && !FOLDED;
     // Whether each thread frees a slot of Q, or one of each consumer for all that it has waited for, and the tile's Work with it. The
     // second takes less time where there are several consumers; of one, racecheck does not see that it is enough.
     constexpr bool ALL_FREE_Q = O_FROM_REGISTERS || CONSUMERS == 1;
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         const uint32_t operand_q = QTile::operand(sQ + consumer * 64 * QTile::ROW_BYTES);
         const uint32_t operand_k = KTile::operand(sK), operand_v = VTile::operand(sV);
 
-        // m: beside wide O there are no registers for it, nor beside tilts in the wide tiles of narrow O.
+        // m: wide O leaves no registers for it, nor do tilts of tiles as wide as those of narrow O.
         constexpr bool TWICE = HEAD_DIM_V <= 128 && !(SCORE::TILTS && HEAD_DIM_V <= 64);
         OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, TWICE> softmax(SCORE::LINEAR    ? p.scale_log2
                                                                        : Pairs::NATURAL ? LOG2_E
