@@ -49,12 +49,14 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     constexpr int LEAST = WARPS / Piece::PARTS > 4 ? WARPS / Piece::PARTS : 4;
     constexpr int FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST, PITCH = HEAD_DIM_V + 8;
     constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + TEAMS * FEW * PITCH * 4;
+    // Whether all fit where a block's last keys were.
+    constexpr bool ALL_FIT = BM > FEW && QTile::bytes + TEAMS * BM * PITCH * 4 <= STATE;
 
     static_assert(TEAMS * FEW * PITCH >= THREADS * 3, "what is looked at once more comes there");
 
     extern __shared__ __align__(1024) unsigned char smem[];
     const uint32_t sQ = smem_address(smem);
-    float* sSum = reinterpret_cast<float*>(smem + SUM);  // [TEAMS][FEW][PITCH]
+    float* sSum = reinterpret_cast<float*>(smem + SUM);  // [TEAMS][FEW][PITCH]; [TEAMS][BM][PITCH] from the first ring on
     float(*sM)[BM] = reinterpret_cast<float(*)[BM]>(smem + STATE), (*sL)[BM] = sM + TEAMS;  // [TEAMS][BM] each
     const uint32_t thread = threadIdx.x;
     const int lane = thread % 32, warp = __shfl_sync(0xffffffff, thread / 32, 0);
@@ -117,9 +119,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         k_from = source(KTile(), p.k, 0) + thread % TEAM_THREADS / KTile::PANEL * p.k.stride_seq;
         v_from = source(VTile(), p.v, 0) + thread % TEAM_THREADS / VTile::PANEL * p.v.stride_seq;
     };
-    // What is read once leaves L2 first, unless other row tiles read it, too: pieces stay there. A warpgroup is slower then, if there
-    // are none.
-    unsigned long long kept = TEAM < 4 && p.row_tiles.divisor == 1 ? L2_READ_ONCE : L2_NORMAL;
+    // What is read once leaves L2 first, unless other row tiles read it, too: pieces stay there.
+    const unsigned long long kept = p.row_tiles.divisor == 1 ? L2_READ_ONCE : L2_NORMAL;
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
     auto ask = [&](int slot, bool found_sources = false) {
         const int keys = of_asked.keys - (asked - of_asked.zero) * BN;
@@ -184,20 +185,29 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         });
     };
 
-    // While the kernel in front still runs, L2 gets the first tile of this team, if that lies in one piece: with more on the way,
-    // what is merged then comes late.
-    auto fetch_ahead = [&] {
-        const int rows = min(BN, of_asked.keys - (asked - of_asked.zero) * BN);
-        if (GRAIN < BN || warp % TEAM > 0 || asked >= share.count) return;
-        auto fetch = [&](const T* from, const Tensor& t, int cols) {
+    // L2 gets the next tiles of this team, unless they lie in several pieces: of what is asked for when the kernel in front has
+    // ended, while that still runs, and of a long share what follows, as memory would be idle until the first keys have been taken.
+    auto fetch_ahead = [&](int tiles) {
+        if (GRAIN < BN || warp % TEAM > 0) return;
+        auto fetch = [&](const T* from, const Tensor& t, int rows, int cols) {
             const bool at_once = t.stride_seq == cols;
             const int bytes = (at_once ? rows : 1) * cols * int(sizeof(T)) / 16 * 16;
             // The first lane's; ptxas takes the warp for divergent without a shuffle here.
             from = reinterpret_cast<const T*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(from), 0));
             if (bytes > 0 && lane < (at_once ? min(rows, 1) : rows)) prefetch_l2(from + lane * t.stride_seq, bytes);
         };
-        fetch(k_from, p.k, p.head_dim), fetch(v_from, p.v, p.head_dim_v);
+        const int first = asked, first_entry = at_entries, end = min(share.count, of_asked.end());
+#pragma unroll 1
+        for (; tiles > 0 && asked < end && at_entries < LOOKED_UP; --tiles, asked += TEAMS, ++at_entries) {
+            find_sources();
+            const int rows = min(BN, of_asked.keys - (asked - of_asked.zero) * BN);
+            fetch(k_from, p.k, rows, p.head_dim), fetch(v_from, p.v, rows, p.head_dim_v);
+        }
+        asked = first, at_entries = first_entry;
+        find_sources();
     };
+    constexpr int LONG = 16;  // rings
+    auto is_long = [&] { return share.count >= LONG * STAGES * TEAMS; };
 
     // The share is found before the kernel in front has ended, and again if lengths or the table are others then. Of many
     // sequences it is only guessed, from the own one.
@@ -214,9 +224,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const bool guesses = lengths.few || begun || !__syncthreads_or(!share.is_even());
         const int first_entries = entries, *first_entry = find_entries_asked();
         first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
-        if (TEAM == 4 && p.row_tiles.divisor == 1 && !first_pieces.one()) kept = L2_READ_ONCE;
         find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
-        if (!begun && lengths.few) fetch_ahead();
+        if (!begun && lengths.few) fetch_ahead(is_long() ? STAGES : 1);
         computed_here(k_from), computed_here(v_from), computed_here(first_entry);
         computed_here(first_pieces.begin), computed_here(first_pieces.end);
         if (!begun) {
@@ -231,6 +240,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 #pragma unroll 1
         for (int i = KV::PAGED; i < STAGES; ++i) ask(i, i == 0);
         if (begun) break;
+        if (is_long()) fetch_ahead(STAGES);
         cp_async_wait<2 * STAGES>();
         const int* looked_at = reinterpret_cast<const int*>(sSum) + thread * 3;
         lengths.have_come(p, looked_at);
@@ -302,7 +312,6 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 #pragma unroll
             for (int i = 0; i < PER_THREAD; ++i) q_next[i] = fetched_q(q_from[i]);
         }
-        PRODUCTS::written();
         __syncthreads();
 
         // Tiles of keys that all rows see
@@ -363,22 +372,26 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const Piece partial(p, pieces.begin, BM);
         const bool one = pieces.one();
 
-        // The teams' m, l and O, FEW rows at a time
+        // The teams' m, l and O, FEW rows at a time beside the next unit's keys
 #pragma unroll
         for (int i = 0; i < MT * 2; ++i) {
             const float l = lanes_sum<4>(softmax.l[i / 2][i % 2]);
             const int row = first_row + i * 8 + lane / 4;
             if (lane % 4 == 0) sM[team][row] = softmax.m[i / 2][i % 2].value(), sL[team][row] = l;
         }
+        const bool all = ALL_FIT && last && rows > FEW;
+        const int at_once = all ? BM : FEW;
+        float* sum = all ? sSum - TEAMS * RING / 4 : sSum;
+        if (all) __syncthreads();
 #pragma unroll 1
-        for (int begin = 0; begin < rows; begin += FEW) {
-            const int some = min(rows - begin, FEW);
+        for (int begin = 0; begin < rows; begin += at_once) {
+            const int some = min(rows - begin, at_once);
             if (begin > 0) __syncthreads();
 #pragma unroll
             for (int i = 0; i < MT * 2; ++i) {
                 const int row = first_row + i * 8 + lane / 4 - begin;
                 if (row < 0 || row >= some) continue;
-                float* of_row = sSum + (team * FEW + row) * PITCH;
+                float* of_row = sum + (team * at_once + row) * PITCH;
 #pragma unroll
                 for (int ot = 0; ot < OT; ++ot) {
                     const float x = rO[i / 2][ot][i % 2 * 2], y = rO[i / 2][ot][i % 2 * 2 + 1];
@@ -404,7 +417,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 #pragma unroll
                     for (int t = 0; t < TEAMS; ++t) {
                         const float weight = exp2_approx((sM[t][row] - m[i]) * m_to_log2);
-                        const float2 of_team = *reinterpret_cast<const float2*>(sSum + (t * FEW + of_some) * PITCH + col);
+                        const float2 of_team = *reinterpret_cast<const float2*>(sum + (t * at_once + of_some) * PITCH + col);
                         l[i] = fmaf(sL[t][row], weight, l[i]);
                         o[i].x = fmaf(of_team.x, weight, o[i].x), o[i].y = fmaf(of_team.y, weight, o[i].y);
                     }

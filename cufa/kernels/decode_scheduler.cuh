@@ -147,7 +147,7 @@ struct Share {
     __device__ bool is_even() const { return even; }
     static __device__ bool is_even(const DecodeParams& p, int total, int longest) {
         const int each = p.blocks.quotient(total * p.units.divisor);
-        return p.splits || (p.batch * p.units.divisor <= p.blocks.divisor && steps_of(p, longest) <= each + each / 32 + 8);
+        return p.splits || (p.batch * p.units.divisor <= p.blocks.divisor && steps_of(p, longest) <= each + p.slack);
     }
 
     // The blocks that have pieces of a unit of this share: from `begin` to the one before `end`.

@@ -379,9 +379,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if constexpr (SCORE::CURVES) limits.follow(softmax, score.curve(p.scale_log2).end);
             return raised;
         };
+        // The masks of keys that need no row maxima.
+        auto unchecked = [&] { return Masked{false, SCORE::masked(keys, key_tile()).left}; };
         // P = exp(S - m) without looking for row maxima: m is near the score of a key that the row has seen, or NONE.
         auto exponentiate_unchecked = [&] {
-            const Masked masked{false, SCORE::masked(keys, key_tile()).left};
+            const Masked masked = unchecked();
             auto mask = [&] {
                 if (masked.left) {
                     const At at = place(0);
@@ -397,6 +399,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                     softmax.exponentiate(rS, [&](float s, float m, int h, int column) {
                         return fmaf(s, scale_log2, fmaf(tilt.step[h], static_cast<float>(column), first[h] - m));
                     });
+                    return;
+                }
+                if constexpr (SCORE::BEHIND) {  // infinite ones: `correct` computes these scores
+                    softmax.l[0][0] += INF, softmax.l[0][1] += INF;
                     return;
                 }
             }
@@ -425,7 +431,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             if (__any_sync(0xffffffff, again[0][0] || again[0][1]))
                 exponentiate_again<T, QTile, KTile>(
                     softmax, rS, again, l, sQ + ring_q.slot(round) * QO_BYTES, warp_row(), sK + ring_k.slot(n) * KTile::bytes,
-                    [&](auto& rS, int column) { apply_score(rS, column, {true, true}, NoTiles()); });
+                    [&](auto& rS, int column) { apply_score(rS, column, unchecked(), NoTiles()); });
             if constexpr (SCORE::CURVES) limits.follow(softmax, score.curve(p.scale_log2).end);
         };
         // Whether tilts rise by so much from one tile of keys to the next that S would be computed again: looked at in the

@@ -149,15 +149,17 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
-            for (int h = 0; h < 2; ++h)
+            for (int h = 0; h < 2; ++h) {
+                const float of_column[2] = {m[mt][h].of_column(0), m[mt][h].of_column(1)};
 #pragma unroll
                 for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         float& s = rS[mt][nt][2 * h + i];
-                        s = exp2_approx(exponent(s, m[mt][h].of_column(i), h, nt * 8 + i));
+                        s = exp2_approx(exponent(s, of_column[i], h, nt * 8 + i));
                         l[mt][h] += s;
                     }
+            }
     }
     // The same of one score of a row.
     __device__ float exponential(float s, int mt, int h) {

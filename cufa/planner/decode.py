@@ -26,6 +26,10 @@ _SHORT_PART = 64  # tiles: of 35, 15 parts of 8192 keys were faster than 16, of 
 _SOME_PARTS = 12  # one less is not much more for the others
 _MANY_PARTS = 32  # of 1, 2 and 4 units of 8192 keys, more were slower, as pieces have to be merged
 _MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal shares, not of 3.0
+_SECOND_END, _SECOND_ROW = 60 << 10, 12 << 10
+"""Bytes that a multiprocessor of an H200 reads in the time that the end of a second unit takes it,
+and each row of that: 2.8 us for 2 rows of 256 columns, 3.3 for 4 of 128, 7 for 16, 26 for 64."""
+
 _MOST_PARTIAL = 16 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
 _Rings = tuple[tuple[int, int, int], ...]
 _RINGS = ((16, 3, 8), (16, 2, 8), (16, 2, 4), (16, 2, 2))
@@ -65,6 +69,8 @@ class DecodePlan(NamedTuple):
         The same, or into how many each can be cut where lengths differ little.
     rows : int
         Rows of a tile that are used, at most.
+    slack : int
+        By how many tiles of keys an equal part may exceed an equal share of all keys.
     reason : str
         Why it is not a kernel of attention's own, for a call of `attention`.
     expected_us : tuple of (Variant, float)
@@ -79,6 +85,7 @@ class DecodePlan(NamedTuple):
     splits: int
     parts: int
     rows: int
+    slack: int
     reason: str = ""
     expected_us: tuple[tuple[Variant, float], ...] = ()
 
@@ -158,7 +165,14 @@ def plan(
         splits = parts = min(num_splits, tiles)  # others would have no key in any sequence
         grid = units * splits
     block, smem_bytes, used = variant.threads, variant.smem_bytes, min(rows, variant.bm)
-    return DecodePlan(variant, grid, block, smem_bytes, row_tiles, splits, parts, used)
+    slack = (_SECOND_END + used * _SECOND_ROW) // _tile_bytes(variant)
+    return DecodePlan(variant, grid, block, smem_bytes, row_tiles, splits, parts, used, slack)
+
+
+def _tile_bytes(variant: Variant) -> int:
+    """Return the bytes of K and V in a tile of keys."""
+    columns = variant.head_dim + variant.head_dim_v
+    return variant.bn * columns * ELEMENT_BYTES[variant.dtype]
 
 
 def _shares(
