@@ -262,15 +262,23 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         return;
     }
 
-    // O = O / l of two columns of a row, and once a row's log-sum-exp
-    auto write = [&](const UnitRows& tile, int row, int col, T* of_row, float2 o, float m, float l) {
+    // O = O / l of some columns of a row, from `of_row` on, and once a row's log-sum-exp
+    auto write = [&](const UnitRows& tile, int row, int col, T* of_row, const auto& o, float m, float l) {
+        constexpr int COLS = sizeof(o) / sizeof(float);
         if (!FP32) l = Softmax::beyond(m, l);
         float lse = -INF;  // with the sink, which joins once
         if constexpr (SCORE::SINKS) lse = Softmax::log_sum_exp(m * m_to_log2, l), score.conclude(l, lse, tile.head(p, row));
         const float inverse = reciprocal_approx(l);
-        auto divided = [&](float x) { return narrow<T>(l == 0.f ? 0.f : FP32 ? x / l : x * inverse); };
-        if (col < p.head_dim_v) of_row[0] = divided(o.x);
-        if (col + 1 < p.head_dim_v) of_row[1] = divided(o.y);
+        auto divided = [&](int i) { return l == 0.f ? 0.f : FP32 ? o[i] / l : o[i] * inverse; };
+        const bool whole = COLS == 4 && col + 3 < p.head_dim_v && reinterpret_cast<unsigned long long>(of_row) % 8 == 0;
+        if constexpr (COLS == 4) {  // of 16 bits
+            if (whole)
+                *reinterpret_cast<uint2*>(of_row) =
+                    make_uint2(pack2<T>(divided(0), divided(1)), pack2<T>(divided(2), divided(3)));
+        }
+#pragma unroll
+        for (int i = 0; i < COLS; ++i)
+            if (!whole && col + i < p.head_dim_v) of_row[i] = narrow<T>(divided(i));
         if (p.lse && col == 0)
             p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
                 SCORE::SINKS ? lse : Softmax::log_sum_exp(m * m_to_log2, l);
@@ -403,39 +411,54 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 }
             }
             __syncthreads();
-            constexpr int AT_ONCE = BM > 32 && FEW % 4 == 0 ? 4 : 1;
-            for_each_part<WARPS, HEAD_DIM_V>((some + AT_ONCE - 1) / AT_ONCE, [&](int group, int part) {
-                const int col = min(part * 64 + lane * 2, HEAD_DIM_V - 2);
-                float m[AT_ONCE], l[AT_ONCE];
-                float2 o[AT_ONCE];
+            // Adds up so many columns of a row from each of these on, and hands them on, once each: what came again after the
+            // merging block took it would stay there for the next launch. Of many rows a warp takes several, in fewer instructions.
+            constexpr bool MANY = BM > 16;
+            constexpr int COLS = MANY ? 4 : 2, COUNT = MANY ? 2 : 1;
+            auto add_up = [&](int of_some, const int (&cols)[COUNT]) {
+                const int row = begin + of_some;
+                float m = Softmax::NONE, l = 0.f, o[COUNT][COLS] = {};
 #pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i) {
-                    const int of_some = group * AT_ONCE + i, row = begin + of_some;
-                    m[i] = Softmax::NONE, l[i] = 0.f, o[i] = make_float2(0.f, 0.f);
+                for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
 #pragma unroll
-                    for (int t = 0; t < TEAMS; ++t) m[i] = fmaxf(m[i], sM[t][row]);
+                for (int t = 0; t < TEAMS; ++t) {
+                    const float weight = exp2_approx((sM[t][row] - m) * m_to_log2);
+                    l = fmaf(sL[t][row], weight, l);
 #pragma unroll
-                    for (int t = 0; t < TEAMS; ++t) {
-                        const float weight = exp2_approx((sM[t][row] - m[i]) * m_to_log2);
-                        const float2 of_team = *reinterpret_cast<const float2*>(sum + (t * at_once + of_some) * PITCH + col);
-                        l[i] = fmaf(sL[t][row], weight, l[i]);
-                        o[i].x = fmaf(of_team.x, weight, o[i].x), o[i].y = fmaf(of_team.y, weight, o[i].y);
+                    for (int c = 0; c < COUNT; ++c) {
+                        const float* of_team = sum + (t * at_once + of_some) * PITCH + min(cols[c], HEAD_DIM_V - COLS);
+#pragma unroll
+                        for (int i = 0; i < COLS; ++i) o[c][i] = fmaf(of_team[i], weight, o[c][i]);
                     }
                 }
 #pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i) {
-                    const int of_some = group * AT_ONCE + i, row = begin + of_some;
-                    if (of_some >= some) break;
+                for (int c = 0; c < COUNT; ++c) {
+                    const int col = cols[c];
+                    if (HEAD_DIM_V % 64 != 0 && col >= HEAD_DIM_V) continue;
                     if (one) {
-                        write(tile, row, col, tile.template of<T>(p, p.o, row) + col, o[i], m[i], l[i]);
+                        write(tile, row, col, tile.template of<T>(p, p.o, row) + col, o[c], m, l);
                         continue;
                     }
-                    // Once each: what came again after the merging block took it would stay there for the next launch.
-                    if (HEAD_DIM_V % 64 == 0 || part * 64 + lane * 2 < HEAD_DIM_V)
-                        leave(partial.of(block) + partial.column(row, col), o[i]);
-                    if (lane == 0) leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m[i], l[i]));
+#pragma unroll
+                    for (int i = 0; i < COLS; i += 2)
+                        leave(partial.of(block) + partial.column(row, col + i), make_float2(o[c][i], o[c][i + 1]));
+                    if (col % 64 == 0) leave(partial.of(block) + partial.m_and_l(row, col / 64), make_float2(m, l));
                 }
-            });
+            };
+            if constexpr (MANY) {
+                constexpr int LANES = HEAD_DIM_V / 8, ROWS = 32 / LANES;
+#pragma unroll 1
+                for (int group = warp; group * ROWS < some; group += WARPS) {
+                    const int of_some = group * ROWS + lane / LANES, col = lane % LANES * 4;
+                    const int cols[2] = {col, col + HEAD_DIM_V / 2};
+                    if (lane < ROWS * LANES && of_some < some) add_up(of_some, cols);
+                }
+            } else {
+                for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
+                    const int cols[1] = {part * 64 + lane * 2};
+                    add_up(of_some, cols);
+                });
+            }
         }
         if (last) break;
         unit = next, pieces = share.pieces(p, unit, block), first = false;
@@ -448,6 +471,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         merge_pieces<WARPS, (BM > 16 ? 2 : 1)>(
             merging.partial, merging.end, first_rows.rows, share, shares, m_to_log2,
             [&](int row, int col) { return first_rows.template of<T>(p, p.o, row) + col; },
-            [&](T* of_row, int row, int col, float2 o, float m, float l) { write(first_rows, row, col, of_row, o, m, l); });
+            [&](T* of_row, int row, int col, float2 o, float m, float l) {
+                const float two[2] = {o.x, o.y};
+                write(first_rows, row, col, of_row, two, m, l);
+            });
     });
 }
