@@ -119,8 +119,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         k_from = source(KTile(), p.k, 0) + thread % TEAM_THREADS / KTile::PANEL * p.k.stride_seq;
         v_from = source(VTile(), p.v, 0) + thread % TEAM_THREADS / VTile::PANEL * p.v.stride_seq;
     };
-    // What is read once leaves L2 first, unless other row tiles read it, too: pieces stay there.
-    const unsigned long long kept = p.row_tiles.divisor == 1 ? L2_READ_ONCE : L2_NORMAL;
+    // What is read once leaves L2 first, unless other row tiles read it, too: pieces stay there. Warpgroups are slower then, if their
+    // tiles lie in several pieces.
+    const unsigned long long kept = p.row_tiles.divisor == 1 && (TEAM < 4 || GRAIN == BN) ? L2_READ_ONCE : L2_NORMAL;
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
     auto ask = [&](int slot, bool found_sources = false) {
         const int keys = of_asked.keys - (asked - of_asked.zero) * BN;
@@ -185,29 +186,20 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         });
     };
 
-    // L2 gets the next tiles of this team, unless they lie in several pieces: of what is asked for when the kernel in front has
-    // ended, while that still runs, and of a long share what follows, as memory would be idle until the first keys have been taken.
-    auto fetch_ahead = [&](int tiles) {
-        if (GRAIN < BN || warp % TEAM > 0) return;
-        auto fetch = [&](const T* from, const Tensor& t, int rows, int cols) {
+    // While the kernel in front still runs, L2 gets the first tile of this team, if that lies in one piece: with more on the way,
+    // what is merged then comes late.
+    auto fetch_ahead = [&] {
+        const int rows = min(BN, of_asked.keys - (asked - of_asked.zero) * BN);
+        if (GRAIN < BN || warp % TEAM > 0 || asked >= share.count) return;
+        auto fetch = [&](const T* from, const Tensor& t, int cols) {
             const bool at_once = t.stride_seq == cols;
             const int bytes = (at_once ? rows : 1) * cols * int(sizeof(T)) / 16 * 16;
             // The first lane's; ptxas takes the warp for divergent without a shuffle here.
             from = reinterpret_cast<const T*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(from), 0));
             if (bytes > 0 && lane < (at_once ? min(rows, 1) : rows)) prefetch_l2(from + lane * t.stride_seq, bytes);
         };
-        const int first = asked, first_entry = at_entries, end = min(share.count, of_asked.end());
-#pragma unroll 1
-        for (; tiles > 0 && asked < end && at_entries < LOOKED_UP; --tiles, asked += TEAMS, ++at_entries) {
-            find_sources();
-            const int rows = min(BN, of_asked.keys - (asked - of_asked.zero) * BN);
-            fetch(k_from, p.k, rows, p.head_dim), fetch(v_from, p.v, rows, p.head_dim_v);
-        }
-        asked = first, at_entries = first_entry;
-        find_sources();
+        fetch(k_from, p.k, p.head_dim), fetch(v_from, p.v, p.head_dim_v);
     };
-    constexpr int LONG = 16;  // rings
-    auto is_long = [&] { return share.count >= LONG * STAGES * TEAMS; };
 
     // The share is found before the kernel in front has ended, and again if lengths or the table are others then. Of many
     // sequences it is only guessed, from the own one.
@@ -225,7 +217,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const int first_entries = entries, *first_entry = find_entries_asked();
         first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
         find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
-        if (!begun && lengths.few) fetch_ahead(is_long() ? STAGES : 1);
+        if (!begun && lengths.few) fetch_ahead();
         computed_here(k_from), computed_here(v_from), computed_here(first_entry);
         computed_here(first_pieces.begin), computed_here(first_pieces.end);
         if (!begun) {
@@ -240,7 +232,6 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 #pragma unroll 1
         for (int i = KV::PAGED; i < STAGES; ++i) ask(i, i == 0);
         if (begun) break;
-        if (is_long()) fetch_ahead(STAGES);
         cp_async_wait<2 * STAGES>();
         const int* looked_at = reinterpret_cast<const int*>(sSum) + thread * 3;
         lengths.have_come(p, looked_at);
@@ -411,52 +402,43 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 }
             }
             __syncthreads();
-            // Adds up so many columns of a row from each of these on, and hands them on, once each: what came again after the
-            // merging block took it would stay there for the next launch. Of many rows a warp takes several, in fewer instructions.
-            constexpr bool MANY = BM > 16;
-            constexpr int COLS = MANY ? 4 : 2, COUNT = MANY ? 2 : 1;
-            auto add_up = [&](int of_some, const int (&cols)[COUNT]) {
+            // Adds up COLS columns of a row from `col` on, and hands them on, once each: what came again after the merging block took it
+            // would stay there for the next launch. Of many rows it takes fewer instructions to have more columns a lane, if there are
+            // registers: not where tiles lie in several pieces.
+            constexpr int COLS = BM > 16 && GRAIN == BN ? 4 : 2;
+            auto add_up = [&](int of_some, int col) {
                 const int row = begin + of_some;
-                float m = Softmax::NONE, l = 0.f, o[COUNT][COLS] = {};
+                float m = Softmax::NONE, l = 0.f, o[COLS] = {};
 #pragma unroll
                 for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
 #pragma unroll
                 for (int t = 0; t < TEAMS; ++t) {
                     const float weight = exp2_approx((sM[t][row] - m) * m_to_log2);
+                    const float* of_team = sum + (t * at_once + of_some) * PITCH + col;
                     l = fmaf(sL[t][row], weight, l);
 #pragma unroll
-                    for (int c = 0; c < COUNT; ++c) {
-                        const float* of_team = sum + (t * at_once + of_some) * PITCH + min(cols[c], HEAD_DIM_V - COLS);
-#pragma unroll
-                        for (int i = 0; i < COLS; ++i) o[c][i] = fmaf(of_team[i], weight, o[c][i]);
-                    }
+                    for (int i = 0; i < COLS; ++i) o[i] = fmaf(of_team[i], weight, o[i]);
+                }
+                if (one) {
+                    write(tile, row, col, tile.template of<T>(p, p.o, row) + col, o, m, l);
+                    return;
                 }
 #pragma unroll
-                for (int c = 0; c < COUNT; ++c) {
-                    const int col = cols[c];
-                    if (HEAD_DIM_V % 64 != 0 && col >= HEAD_DIM_V) continue;
-                    if (one) {
-                        write(tile, row, col, tile.template of<T>(p, p.o, row) + col, o[c], m, l);
-                        continue;
-                    }
-#pragma unroll
-                    for (int i = 0; i < COLS; i += 2)
-                        leave(partial.of(block) + partial.column(row, col + i), make_float2(o[c][i], o[c][i + 1]));
-                    if (col % 64 == 0) leave(partial.of(block) + partial.m_and_l(row, col / 64), make_float2(m, l));
-                }
+                for (int i = 0; i < COLS; i += 2)
+                    leave(partial.of(block) + partial.column(row, col + i), make_float2(o[i], o[i + 1]));
+                if (col % 64 == 0) leave(partial.of(block) + partial.m_and_l(row, col / 64), make_float2(m, l));
             };
-            if constexpr (MANY) {
-                constexpr int LANES = HEAD_DIM_V / 8, ROWS = 32 / LANES;
+            if constexpr (COLS == 4) {
+                constexpr int LANES = HEAD_DIM_V / COLS, ROWS = 32 / LANES;  // of a row, and of a warp at once
 #pragma unroll 1
                 for (int group = warp; group * ROWS < some; group += WARPS) {
-                    const int of_some = group * ROWS + lane / LANES, col = lane % LANES * 4;
-                    const int cols[2] = {col, col + HEAD_DIM_V / 2};
-                    if (lane < ROWS * LANES && of_some < some) add_up(of_some, cols);
+                    const int of_some = group * ROWS + lane / LANES;
+                    if (lane < ROWS * LANES && of_some < some) add_up(of_some, lane % LANES * COLS);
                 }
             } else {
                 for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
-                    const int cols[1] = {part * 64 + lane * 2};
-                    add_up(of_some, cols);
+                    const int col = part * 64 + lane * COLS;
+                    if (HEAD_DIM_V % 64 == 0 || col < HEAD_DIM_V) add_up(of_some, col);
                 });
             }
         }

@@ -428,10 +428,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         auto correct = [&](const float (&l)[1][2]) {
             bool again[1][2];
             softmax.shift(rS, limits, again);
+            // Without the mask that is not needed ptxas spills more of wide O; with scores it takes less time to compile.
+            const Masked masked = SCORE::LINEAR ? Masked{true, true} : unchecked();
             if (__any_sync(0xffffffff, again[0][0] || again[0][1]))
                 exponentiate_again<T, QTile, KTile>(
                     softmax, rS, again, l, sQ + ring_q.slot(round) * QO_BYTES, warp_row(), sK + ring_k.slot(n) * KTile::bytes,
-                    [&](auto& rS, int column) { apply_score(rS, column, unchecked(), NoTiles()); });
+                    [&](auto& rS, int column) { apply_score(rS, column, masked, NoTiles()); });
             if constexpr (SCORE::CURVES) limits.follow(softmax, score.curve(p.scale_log2).end);
         };
         // Whether tilts rise by so much from one tile of keys to the next that S would be computed again: looked at in the
