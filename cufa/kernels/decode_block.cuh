@@ -49,8 +49,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     constexpr int LEAST = WARPS / Piece::PARTS > 4 ? WARPS / Piece::PARTS : 4;
     constexpr int FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST, PITCH = HEAD_DIM_V + 8;
     constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + TEAMS * FEW * PITCH * 4;
-    // Whether all fit where a block's last keys were.
-    constexpr bool ALL_FIT = BM > FEW && QTile::bytes + TEAMS * BM * PITCH * 4 <= STATE;
+    // Whether all of many rows fit where a block's last keys were.
+    constexpr bool ALL_FIT = BM > 16 && BM > FEW && QTile::bytes + TEAMS * BM * PITCH * 4 <= STATE;
 
     static_assert(TEAMS * FEW * PITCH >= THREADS * 3, "what is looked at once more comes there");
 
@@ -119,9 +119,10 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         k_from = source(KTile(), p.k, 0) + thread % TEAM_THREADS / KTile::PANEL * p.k.stride_seq;
         v_from = source(VTile(), p.v, 0) + thread % TEAM_THREADS / VTile::PANEL * p.v.stride_seq;
     };
-    // What is read once leaves L2 first, unless other row tiles read it, too: pieces stay there. Warpgroups are slower then, if their
-    // tiles lie in several pieces.
-    const unsigned long long kept = p.row_tiles.divisor == 1 && (TEAM < 4 || GRAIN == BN) ? L2_READ_ONCE : L2_NORMAL;
+    // What is read once leaves L2 first, unless other row tiles read it, too: pieces stay there. Not what warpgroups read in tiles of
+    // several pages, if they leave none.
+    constexpr bool ALL_ONCE = TEAM < 4 || GRAIN == BN;
+    unsigned long long kept = ALL_ONCE && p.row_tiles.divisor == 1 ? L2_READ_ONCE : L2_NORMAL;
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
     auto ask = [&](int slot, bool found_sources = false) {
         const int keys = of_asked.keys - (asked - of_asked.zero) * BN;
@@ -216,6 +217,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const bool guesses = lengths.few || begun || !__syncthreads_or(!share.is_even());
         const int first_entries = entries, *first_entry = find_entries_asked();
         first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
+        if (!ALL_ONCE && p.row_tiles.divisor == 1 && !first_pieces.one()) kept = L2_READ_ONCE;
         find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
         if (!begun && lengths.few) fetch_ahead();
         computed_here(k_from), computed_here(v_from), computed_here(first_entry);
@@ -404,7 +406,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             __syncthreads();
             // Adds up COLS columns of a row from `col` on, and hands them on, once each: what came again after the merging block took it
             // would stay there for the next launch. Of many rows it takes fewer instructions to have more columns a lane, if there are
-            // registers: not where tiles lie in several pieces.
+            // registers: not where tiles are of several pages.
             constexpr int COLS = BM > 16 && GRAIN == BN ? 4 : 2;
             auto add_up = [&](int of_some, int col) {
                 const int row = begin + of_some;
