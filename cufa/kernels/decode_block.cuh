@@ -406,8 +406,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             __syncthreads();
             // Adds up COLS columns of a row from `col` on, and hands them on, once each: what came again after the merging block took it
             // would stay there for the next launch. Of many rows it takes fewer instructions to have more columns a lane, if there are
-            // registers: not where tiles are of several pages.
-            constexpr int COLS = BM > 16 && GRAIN == BN ? 4 : 2;
+            // registers: not where tiles are of several pages. A warp has all of a row, or of several.
+            constexpr int COLS = BM > 16 && GRAIN == BN && HEAD_DIM_V <= 128 ? 4 : 2;
             auto add_up = [&](int of_some, int col) {
                 const int row = begin + of_some;
                 float m = Softmax::NONE, l = 0.f, o[COLS] = {};
