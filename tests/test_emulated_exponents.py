@@ -209,6 +209,24 @@ def test_softcap_of_infinite_scores(rng: np.random.Generator, form: str) -> None
 
 
 @forms
+@pytest.mark.parametrize("shape", [(8, 2, 300, 450), (8, 8, 450, 200)], ids=str)
+def test_slopes_that_are_not_finite(
+    rng: np.random.Generator, form: str, shape: tuple[int, ...]
+) -> None:
+    """Rows of such heads are NaN, if they see a key, and only these."""
+    arrays = drawn(rng, form, shape)
+    slopes = np.array([np.inf, 0.5, -np.inf, 0.0, np.nan, 0.25, 1.0, np.inf], np.float32)
+    given = [on_gpu(x) for x in (*arrays, slopes)]
+    its: dict[str, Any] = {"causal": True, "alibi_slopes": given.pop()}
+    plan: Any = cufa.explain(*given, **its)
+    chosen = Variant.parse(form.format(score=""))._replace(score=plan.variant.score)
+    out = cufa.attention(*given, **its, kernel=chosen).get().astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        expected = cufa.attention(*arrays, **its | {"alibi_slopes": slopes}).astype(np.float32)
+    np.testing.assert_allclose(out, expected, rtol=0.02, atol=0.02, equal_nan=True)
+
+
+@forms
 @pytest.mark.parametrize("options", WINDOWS[2:], ids=str)
 def test_windows(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
     """Rows that see none, and rows whose first keys come late; scores that grow."""
