@@ -20,7 +20,6 @@ HEADERS = {
     "ptx_convert.cuh": """
 #pragma once
 #include "ptx.cuh"
-struct uint2 { unsigned x, y; };
 inline float to_float(float16 x) { return wide(x); }
 inline float to_float(bfloat16 x) { return wide(x); }
 inline float to_float(float x) { return x; }
