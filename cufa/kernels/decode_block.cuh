@@ -313,6 +313,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 #pragma unroll
             for (int i = 0; i < PER_THREAD; ++i) q_next[i] = fetched_q(q_from[i]);
         }
+        PRODUCTS::written();
         __syncthreads();
 
         // Tiles of keys that all rows see

@@ -380,10 +380,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             return raised;
         };
         // The masks of keys that need no row maxima.
-        auto unchecked = [&] { return Masked{false, SCORE::masked(keys, key_tile()).left}; };
+        auto masked_left = [&] { return Masked{false, SCORE::masked(keys, key_tile()).left}; };
         // P = exp(S - m) without looking for row maxima: m is near the score of a key that the row has seen, or NONE.
         auto exponentiate_unchecked = [&] {
-            const Masked masked = unchecked();
+            const Masked masked = masked_left();
             auto mask = [&] {
                 if (masked.left) {
                     const At at = place(0);
@@ -429,7 +429,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             bool again[1][2];
             softmax.shift(rS, limits, again);
             // Without the mask that is not needed ptxas spills more of wide O; with scores it takes less time to compile.
-            const Masked masked = SCORE::LINEAR ? Masked{true, true} : unchecked();
+            const Masked masked = SCORE::LINEAR ? Masked{true, true} : masked_left();
             if (__any_sync(0xffffffff, again[0][0] || again[0][1]))
                 exponentiate_again<T, QTile, KTile>(
                     softmax, rS, again, l, sQ + ring_q.slot(round) * QO_BYTES, warp_row(), sK + ring_k.slot(n) * KTile::bytes,
