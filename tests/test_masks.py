@@ -50,7 +50,7 @@ FEATURES: tuple[dict[str, Any], ...] = (
 )
 
 #: Batch, heads of q and of K/V, queries, keys.
-SHAPES = ((2, 4, 2, 131, 257), (1, 6, 1, 300, 190), (1, 8, 2, 5, 400), (2, 2, 2, 333, 333))
+SHAPES = ((2, 4, 2, 131, 257), (1, 6, 1, 300, 190), (5, 8, 2, 5, 400), (2, 2, 2, 333, 333))
 
 features = pytest.mark.parametrize("options", FEATURES, ids=str)
 

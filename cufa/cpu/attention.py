@@ -240,9 +240,9 @@ def query_tile(
     log_sum = m * scale + np.log(row_sum)
     sinks = score.sinks()
     if sinks is not None:
-        with_sink = np.logaddexp(log_sum, sinks)
-        acc *= np.where(row_sum == 0, np.float32(1), np.exp(log_sum - with_sink))
-        log_sum = with_sink
+        # What keys and sink have of the sum, from their distance: large logarithms are rounded.
+        acc *= np.where(row_sum == 0, np.float32(1), 1 / (1 + np.exp(sinks - log_sum)))
+        log_sum = np.logaddexp(log_sum, sinks)
     out[...] = acc.reshape(out.shape)
     lse[...] = log_sum.reshape(lse.shape)
 
