@@ -31,7 +31,7 @@ from cufa.variant import Variant
 #: CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion of cuda.h.
 TYPES = {6: "float16", 9: "bfloat16"}
 SWIZZLE_BYTES = {1: 32, 2: 64, 3: 128}
-L2_256B = 3
+L2_128B = 2
 INVALID_VALUE, INVALID_CONTEXT = 1, 201  # CUresult
 
 POINTER, INT, UNSIGNED = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32
@@ -95,7 +95,7 @@ class Driver:
             and place % 64 == 0
             and address % 16 == 0
             and numbers(element_strides, ctypes.c_uint32, rank) == (1,) * rank
-            and (interleave, l2_promotion, fill) == (0, L2_256B, 0)
+            and (interleave, l2_promotion, fill) == (0, L2_128B, 0)
             and {dtype} <= set(TYPES)
             and {swizzle} <= set(SWIZZLE_BYTES)
         )

@@ -76,6 +76,17 @@ def test_how_pages_are_found(page_size: int, rows: int, kv: str) -> None:
     assert found.kv == kv
 
 
+@pytest.mark.parametrize(
+    ("page_size", "dim", "keys"), [(16, 128, 16), (48, 128, 16), (64, 128, 32), (16, 64, 32)]
+)
+def test_tiles_of_32_rows_are_of_one_page_if_these_are_sixteens(
+    page_size: int, dim: int, keys: int
+) -> None:
+    sizes: dict[str, Any] = {"head_dim": dim, "head_dim_v": dim, "page_size": page_size}
+    found = plan(problem(heads_q=8, seq_q=8, pages=9, **sizes), H200).variant
+    assert (found.bm, found.bn) == (32, keys)
+
+
 def test_more_warpgroups_where_no_unit_is_cut() -> None:
     def warps(batch: int, splits: int | None = None, **sizes: Any) -> int:
         return plan(problem(seq_q=16, batch=batch, **sizes), H200, splits).variant.warps

@@ -46,6 +46,13 @@ def test_longest_rows_of_all_heads_come_first_if_l2_holds_their_keys() -> None:
     assert plan(long, H200).section_heads < 32 * batch
 
 
+def test_heads_are_few_if_what_passes_drives_their_keys_out_of_l2() -> None:
+    problem = problem_of(batch=61, heads_q=18, heads_kv=9, seq_q=154, seq_kv=96)
+    kv_bytes = 61 * 9 * 96 * (128 + 128) * 2
+    assert kv_bytes <= H200.l2_bytes / 2
+    assert plan(problem, H200).section_heads < 61 * 18 / 4
+
+
 @pytest.mark.parametrize("seq", [3000, 8192, 40000])
 def test_late_rows_of_all_heads_come_last(seq: int) -> None:
     """They are short, and fill the gaps that long ones leave at the end."""

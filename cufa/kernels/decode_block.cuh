@@ -453,7 +453,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     // All other units are done by now, and so are those of the blocks that this one waits for, or nearly so.
     if (block == first_pieces.begin) return;
     merging.each_share([&](int share, int shares) {
-        merge_pieces<WARPS, (BM > 16 ? 2 : 1)>(
+        merge_pieces<WARPS, (BM > 16 || HEAD_DIM_V > 128 ? 2 : 1)>(
             merging.partial, merging.end, first_rows.rows, share, shares, m_to_log2,
             [&](int row, int col) { return first_rows.template of<T>(p, p.o, row) + col; },
             [&](T* of_row, int row, int col, float2 o, float m, float l) {

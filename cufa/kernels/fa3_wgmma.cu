@@ -68,6 +68,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // is kept.
     constexpr bool O_FROM_REGISTERS = Q_STAGES == 1 || (Q_STAGES == 2 && CONSUMERS < 3);
     constexpr int WORK_STAGES = O_FROM_REGISTERS ? 2 * Q_STAGES : Q_STAGES;
+    // Whether a tile's first K is asked for in front of its Q, whose only slot is free later: not where consumers free some of the
+    // tile before when they take up its Q, nor of the widest rows with a mask, which wait for Q longer.
+    constexpr bool K_FIRST =
+        Q_STAGES == 1 && !SCORE::LEFT_EDGE && !SCORE::BLOCKS && !(SCORE::RIGHT_EDGE && HEAD_DIM > 192);
     // Whether the first S of a tile is computed beside the last O of the one before.
     constexpr bool ACROSS = Q_STAGES > 1;
     // Whether keys that need row maxima, a tile's first ones, and those of a block's first tile share a step. That takes two thirds
@@ -109,6 +113,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // Producer
         registers_decrease<REGISTERS_PRODUCER>();
         if (threadIdx.x != 0) return;
+        // K and V are read by several tiles of rows, and Q by one: where not all fits L2, Q leaves it first.
+        const long long rows = (static_cast<long long>(p.seq_q) << p.pack_log2) + p.seq_kv / p.group;
+        const bool fits_l2 = rows * p.heads * (p.head_dim + p.head_dim_v) * sizeof(T) <= 40 << 20;
+        const unsigned long long policy_q = fits_l2 ? L2_NORMAL : L2_READ_ONCE;
         auto tile_of = [&](int i) -> Tile {
             if constexpr (KV::RAGGED) return KV::template tile<BM>(p, i, p.pack_log2);
             const Tile tile = tile_in_order<UNEVEN>(p, i);
@@ -117,7 +125,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
             return tile;
         };
-        auto load_q = [&](int i, uint32_t round) {  // and hands the tile over, or says that there is none
+        // Hands the tile over, or says that there is none; the first of its tiles of keys is the n-th.
+        auto load_q = [&](int i, uint32_t round, uint32_t n) {
             volatile WorkOfTile& work = sWork[round % WORK_STAGES];
             if (i >= tiles) {
                 ring_q.acquire(round);
@@ -129,14 +138,24 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const Tile tile = tile_of(i);
             const Sequence sequence = KV::sequence(p, tile.batch);
             const int q0 = tile.q_tile * BM;
+            auto keys_of = [&](int part) {
+                constexpr int ROWS = BM / PARTS;
+                return score.template key_tiles<BN>(sequence, (q0 + ROWS * part) >> p.pack_log2,
+                                                    (q0 + ROWS * part + ROWS - 1) >> p.pack_log2);
+            };
+            if constexpr (K_FIRST) {
+                const int kv_head = tile.head / p.group;
+                ring_k.acquire(n);
+                KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes),
+                            sequence.first_k + (keys_of(PARTS - 1).end - 1) * BN, KV::map_head(p.k, kv_head),
+                            KV::map_batch(p.k, tile.batch), L2_KEPT);
+            }
             ring_q.acquire(round);
             work.q0 = q0, work.head = tile.head, work.batch = tile.batch;
             if constexpr (KV::TAILS) work.set(sequence);
 #pragma unroll
             for (int c = 0; c < PARTS; ++c) {
-                constexpr int ROWS = BM / PARTS;
-                KeyTiles keys = score.template key_tiles<BN>(sequence, (q0 + ROWS * c) >> p.pack_log2,
-                                                             (q0 + ROWS * c + ROWS - 1) >> p.pack_log2);
+                KeyTiles keys = keys_of(c);
                 if constexpr (SCORE::BLOCKS) {
                     const BlockLine line = score.template block_line<BN>(p.seq_kv, tile.batch, tile.head, tile.q_tile);
                     line.count(keys.first, keys.end);
@@ -149,7 +168,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll 1
             for (int row = 0; row < BM; row += 64)
                 QTile::load(sQ + ring_q.slot(round) * QO_BYTES, row, maps.q, bar,
-                            sequence.first_q + ((q0 + row) >> p.pack_log2), tile.head, KV::RAGGED ? 0 : tile.batch);
+                            sequence.first_q + ((q0 + row) >> p.pack_log2), tile.head, KV::RAGGED ? 0 : tile.batch, policy_q);
         };
         // The tile that follows the i-th, the round-th of this block; where some numbers stand for no rows, the first that has
         // any, with `skipped` more numbers drawn.
@@ -166,7 +185,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         };
         int i = block_index();
         if (KV::RAGGED && i < tiles && !has_rows(i)) i = next(i, 0), ++skipped;
-        load_q(i, 0);
+        load_q(i, 0, 0);
         for (uint32_t round = 0, n = 0; i < tiles; ++round) {  // n: tiles of keys so far
             const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
             const int first = FIRST ? work.first() : 0, end = work.end();
@@ -179,12 +198,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             auto load_k = [&](int j, const auto& visit, uint32_t n) {
                 ring_k.acquire(n);
                 KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes),
-                            first_k + visit.tile(j) * BN, k_head, k_batch);
+                            first_k + visit.tile(j) * BN, k_head, k_batch, L2_KEPT);
             };
             auto load_v = [&](int j, const auto& visit, uint32_t n) {
                 ring_v.acquire(n);
                 VTile::load(sV + ring_v.slot(n) * VTile::bytes, 0, maps.v, ring_v.expect(n, VTile::bytes),
-                            first_k + visit.tile(j) * BN, v_head, v_batch);
+                            first_k + visit.tile(j) * BN, v_head, v_batch, L2_KEPT);
             };
             // The next Q is asked for when its slot should be free: of several at once, of one at the end; of two when the last O
             // has been written, which is about when the first V are done with. There never before V number STAGES: until then,
@@ -192,12 +211,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const int load_q_at = Q_STAGES == 1 ? first : Q_STAGES == 3 || O_FROM_REGISTERS ? end - 1 : max(first, end - 1 - STAGES);
             i = next(i, round);
             auto visit = visits.visit(end - 1);
-            load_k(end - 1, visit, n);
+            if (!K_FIRST) load_k(end - 1, visit, n);
             for (int j = end - 1; j >= first; --j, ++n) {
                 const auto ahead = visits.visit(j - 1);  // looked up before the slot of its K is free
                 if (j > first) load_k(j - 1, ahead, n + 1);
                 load_v(j, visit, n);
-                if (j == load_q_at) load_q(i, round + 1);
+                if (j == load_q_at) load_q(i, round + 1, n + 1);
                 visit = ahead;
             }
         }

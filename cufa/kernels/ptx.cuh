@@ -150,8 +150,9 @@ __device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(read ? 16 : 0)
                  : "memory");
 }
-// The same, and L2 keeps what it reads as `policy` says: as all else, or as what goes first, for what is read only once.
-constexpr unsigned long long L2_NORMAL = 0x10F0000000000000, L2_READ_ONCE = 0x12F0000000000000;
+// How L2 keeps what is read: as all else; as what goes first, for what is read only once; or as what goes last.
+constexpr unsigned long long L2_NORMAL = 0x10F0000000000000, L2_READ_ONCE = 0x12F0000000000000, L2_KEPT = 0x14F0000000000000;
+// The same, with such a policy.
 __device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read, unsigned long long policy) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(smem), "l"(gmem),
                  "r"(read ? 16 : 0), "l"(policy)

@@ -53,13 +53,13 @@ __device__ inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
 }
 
 // Copies a box of a five-dimensional tensor, whose innermost coordinate is c0, to shared memory; what lies outside the
-// tensor is zero. The bytes count at the barrier.
+// tensor is zero. The bytes count at the barrier. `policy`: how L2 keeps what is read, see ptx.cuh.
 __device__ inline void tma_load(uint32_t smem, const TensorMap& map, uint32_t bar, int c0, int c1, int c2, int c3,
-                                int c4) {
+                                int c4, unsigned long long policy) {
     asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
-        "%6, %7}], [%2];" ::"r"(smem),
-        "l"(&map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, "
+        "%4, %5, %6, %7}], [%2], %8;" ::"r"(smem),
+        "l"(&map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(policy)
         : "memory");
 }
 // The other way; what lies outside the tensor is not written.

@@ -36,10 +36,10 @@ struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
     // Starts the copy of the tile's rows from `tile_row` on, as many as the map says, from `row` and on. A row of Q is one of the
     // packed heads at a query.
     static __device__ void load(uint32_t tile, int tile_row, const TensorMap& map, uint32_t bar, int row, int head,
-                                int batch) {
+                                int batch, unsigned long long policy) {
 #pragma unroll
         for (int i = 0; i < COLS_ / PANEL_COLS; ++i)
-            tma_load(tile + i * PANEL_BYTES + tile_row * ROW_BYTES, map, bar, i * PANEL_COLS, 0, row, head, batch);
+            tma_load(tile + i * PANEL_BYTES + tile_row * ROW_BYTES, map, bar, i * PANEL_COLS, 0, row, head, batch, policy);
     }
     // The other way.
     static __device__ void store(const TensorMap& map, uint32_t tile, int tile_row, int row, int head, int batch) {

@@ -13,7 +13,7 @@ WORDS = 16
 
 _TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
 _SWIZZLE = {16: 1, 32: 2, 64: 3}  # CUtensorMapSwizzle by 16-bit columns of a box: 32, 64, 128 bytes
-_L2_PROMOTION_256B = 3
+_L2_PROMOTION_128B = 2
 _RANK = 5
 _INVALID_CONTEXT = 201  # CUresult
 _NUMBERS = struct.Struct("=5Q4q5I")  # sizes, strides, sizes of a box
@@ -134,7 +134,7 @@ class Encoder:
             _STEPS_IN_BOX,
             0,  # not interleaved
             _SWIZZLE[columns],
-            _L2_PROMOTION_256B,
+            _L2_PROMOTION_128B,
             0,  # zeros for what lies outside
         )
         status = _encode_tiled()(*arguments)

@@ -67,10 +67,14 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     tiles = heads * q_tiles
     if not is_uneven(problem.score):  # tiles are of one length: those of a head follow each other
         return Order(pack, q_tiles, tiles, 1, 0)
-    # As many heads as have their K and V in half of L2 together.
-    size = ELEMENT_BYTES[problem.dtype]
-    kv_bytes = max(1, problem.seq_kv * (problem.head_dim + problem.head_dim_v) * size)
+    # As many heads as have their K and V in half of L2 together, and in all of it beside the Q and
+    # O that pass through it from one row tile of all of these to the next.
+    row_bytes = (problem.head_dim + problem.head_dim_v) * ELEMENT_BYTES[problem.dtype]
+    kv_bytes = max(1, problem.seq_kv * row_bytes)
     kv_heads = max(1, device.l2_bytes // 2 // kv_bytes)
+    if kernel.persistent:
+        passing = problem.group // pack * variant.bm * row_bytes
+        kv_heads = max(1, min(kv_heads, device.l2_bytes // (kv_bytes + passing)))
     if kernel.persistent and kv_heads < batch * heads_kv:
         blocks = device.sm_count * variant.blocks_per_sm
         return Order(pack, q_tiles, tiles, *_drawn(max(1, heads), max(1, q_tiles), blocks))

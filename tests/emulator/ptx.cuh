@@ -126,7 +126,7 @@ void cp_async(uint32_t to, uint64_t from, int bytes) {
         if (bytes) std::memcpy(place, reinterpret_cast<const void*>(from), bytes);
     });
 }
-constexpr unsigned long long L2_NORMAL = 0, L2_READ_ONCE = 1;
+constexpr unsigned long long L2_NORMAL = 0, L2_READ_ONCE = 1, L2_KEPT = 2;
 inline void cp_async_16(uint32_t to, const void* from, bool read, unsigned long long = L2_NORMAL) {
     cp_async<16>(to, reinterpret_cast<uint64_t>(from), read ? 16 : 0);
 }

@@ -62,7 +62,8 @@ void each_of_box(const TensorMap& map, uint32_t tile, const int (&corner)[5], F 
         f(emulator::shared(swizzled(tile + 2 * i, map.swizzle_bytes), 2), inside ? map.address + offset : nullptr);
     }
 }
-inline void tma_load(uint32_t tile, const TensorMap& map, uint32_t bar, int c0, int c1, int c2, int c3, int c4) {
+inline void tma_load(uint32_t tile, const TensorMap& map, uint32_t bar, int c0, int c1, int c2, int c3, int c4,
+                     unsigned long long) {
     emulator::Step load = [=, &map] {
         int bytes = 0;
         each_of_box(map, tile, {c0, c1, c2, c3, c4}, [&](unsigned char* to, const unsigned char* from) {
