@@ -39,6 +39,7 @@ FA3_TWO_SLOTS = "fa3_wgmma<bfloat16, 192, 192, 128, 80, 2, 12, 1, false, Score<{
 #: Without room for arrays: two slots, with which O leaves as of three, and one.
 FA3_TWO_OF_THREE = "fa3_wgmma<float16, 128, 128, 192, 80, 3, 16, 1, true, Score<{score}>, Dense>"
 FA3_ONE_SLOT = "fa3_wgmma<bfloat16, 192, 192, 128, 112, 2, 12, 1, false, Score<{score}>, Dense>"
+FA3_ONE_OF_THREE = "fa3_wgmma<float16, 128, 128, 192, 144, 2, 16, 1, true, Score<{score}>, Dense>"
 ALL = [
     *(FA1, FP32, FP32_HALVES, MMA, MMA_ONE_STAGE),
     *(FA3, FA3_TURNS, FA3_WIDE, FA3_TWO_SLOTS),
@@ -90,12 +91,22 @@ def checked(variant: Variant, *arrays: np.ndarray) -> None:
 
 def test_forms_have_slots() -> None:
     """As the names above say."""
-    forms = FA3, FA3_TURNS, FA3_WIDE, FA3_TWO_SLOTS, FA3_TWO_OF_THREE, FA3_ONE_SLOT
-    assert [q_slots(variant_of(form, False)) for form in forms] == [3, 3, 3, 2, 2, 1]
+    forms = (
+        FA3,
+        FA3_TURNS,
+        FA3_WIDE,
+        FA3_TWO_SLOTS,
+        FA3_TWO_OF_THREE,
+        FA3_ONE_SLOT,
+        FA3_ONE_OF_THREE,
+    )
+    assert [q_slots(variant_of(form, False)) for form in forms] == [3, 3, 3, 2, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
-    "form", [*ALL, FA3_TWO_OF_THREE, FA3_ONE_SLOT], ids=lambda f: f.split(", Score")[0]
+    "form",
+    [*ALL, FA3_TWO_OF_THREE, FA3_ONE_SLOT, FA3_ONE_OF_THREE],
+    ids=lambda f: f.split(", Score")[0],
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_odd_lengths(emulated: Emulator, rng: np.random.Generator, form: str, causal: bool) -> None:
@@ -128,7 +139,9 @@ def test_masks(rng: np.random.Generator, form: str, options: dict[str, Any]) -> 
         assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
 
 
-@pytest.mark.parametrize("form", [form for form in ALL if form is not FA1], ids=lambda f: f[:50])
+@pytest.mark.parametrize(
+    "form", [*(form for form in ALL if form is not FA1), FA3_ONE_SLOT], ids=lambda f: f[:50]
+)
 @pytest.mark.parametrize("name", FEATURES)
 def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
     variant = Variant.parse(form.format(score=""))
@@ -143,6 +156,8 @@ def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
         }
         plan: Any = cufa.explain(*given, **there)
         chosen = variant._replace(score=plan.variant.score)
+        if form is FA3_ONE_SLOT and chosen.illegal(device.named("h200")):
+            pytest.skip("there is no room for biases and masks beside its K and V")
         out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **there)
         assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
 

@@ -18,6 +18,7 @@ from test_emulated import emulator  # noqa: F401
 import cufa
 from cufa import device
 from cufa.launch import scratch
+from cufa.planner import decode as planner
 from cufa.planner.decode import DecodePlan
 
 pytestmark = needs_compiler
@@ -35,6 +36,20 @@ def emulated(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> E
     emulator.last_first = False  # a block waits for those before it
     emulator.stale = emulator.seed = 0
     return emulator
+
+
+@pytest.fixture(params=[False, True], ids=["", "equal shares"])
+def shares(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut units as planned; or by equal shares of all keys, if equal parts take any longer.
+
+    The keys here are so few that equal parts of a unit would always do otherwise.
+    """
+    if request.param:
+        monkeypatch.setattr(planner, "_SECOND_END", 0)
+        monkeypatch.setattr(planner, "_SECOND_ROW", 0)
+
+
+both_shares = pytest.mark.usefixtures("shares")
 
 
 def checked(
@@ -76,6 +91,7 @@ def checked(
     return np.asarray(out.get())
 
 
+@both_shares
 @pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(
     "lengths", [[300], [0, 500, 77], [1, 3, 97, 0, 299], [500] * 3, [7] * 20], ids=str
@@ -98,6 +114,7 @@ def test_rows_of_a_group(
     checked(rng, [150, 2], hq=hq, hk=hk, sq=sq)
 
 
+@both_shares
 @pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(("sq", "bm"), [(5, 32), (8, 32)])
 def test_rows_that_two_warps_share(
@@ -109,6 +126,7 @@ def test_rows_that_two_warps_share(
     assert {v.bm for v in emulated._libraries} & {bm}
 
 
+@both_shares
 @pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(
     "options",
@@ -144,6 +162,7 @@ def test_whole_units_of_four_warpgroups(
     assert {v.warps for v in emulated._libraries} & {16}
 
 
+@both_shares
 @pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(
     "lengths", [[100] * 40, list(range(0, 200, 5)), [20] * 39 + [900], [50] * 100], ids=str
@@ -360,6 +379,7 @@ def test_many_small_weights(emulated: Emulator) -> None:
     assert np.all(out.get() == 1)
 
 
+@both_shares
 @pytest.mark.parametrize("stale", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize(
     "lengths", [[100] * 40, list(range(0, 200, 5)), [20] * 39 + [400]], ids=lambda x: str(x[-3:])

@@ -14,13 +14,14 @@ import pytest
 from emulated import Emulator, needs_compiler
 from score_arrays import DECODE_FEATURES, options_of
 from test_emulated import emulator  # noqa: F401
-from test_emulated_decode import checked, emulated  # noqa: F401
+from test_emulated_decode import both_shares, checked, emulated, shares  # noqa: F401
 
 from cufa import device
 
 pytestmark = needs_compiler
 
 
+@both_shares
 @pytest.mark.parametrize(
     ("sm_count", "lengths", "options", "seeds"),
     [
@@ -51,6 +52,7 @@ def test_lengths_and_pages_that_are_still_written(
         checked(rng, lengths, **{"hq": 4, "hk": 1, **options})
 
 
+@both_shares
 @pytest.mark.parametrize(
     ("sm_count", "lengths", "options", "seeds"),
     [

@@ -14,6 +14,7 @@ from test_emulated import (  # noqa: F401
     ALL,
     FA1,
     FA3,
+    FA3_ONE_SLOT,
     FA3_TURNS,
     FA3_TWO_OF_THREE,
     FA3_TWO_SLOTS,
@@ -31,7 +32,9 @@ from cufa.variant import Variant
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
 
-forms = pytest.mark.parametrize("form", [f for f in ALL if f is not FA1], ids=lambda f: f[:50])
+forms = pytest.mark.parametrize(
+    "form", [*(f for f in ALL if f is not FA1), FA3_ONE_SLOT], ids=lambda f: f[:50]
+)
 
 
 def score_of(**options: Any) -> tuple[str, ...]:
@@ -73,7 +76,9 @@ def test_sequences_of_any_lengths(
 
 
 @pytest.mark.parametrize(
-    "form", [FA3_WIDE, FA3_TWO_OF_THREE, FA3_TWO_SLOTS, FA3_TURNS], ids=lambda f: f[:50]
+    "form",
+    [FA3_WIDE, FA3_TWO_OF_THREE, FA3_TWO_SLOTS, FA3_TURNS, FA3_ONE_SLOT],
+    ids=lambda f: f[:50],
 )
 def test_warps_that_are_not_in_step(
     emulated: Emulator,  # noqa: F811

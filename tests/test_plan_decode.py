@@ -197,3 +197,17 @@ def test_lengths_beyond_which_a_window_is_not_for() -> None:
     for window in windows:
         with pytest.raises(ValueError, match=r"^window: 1073741825 keys a sequence, or queries"):
             plan(problem(capacity=2**30 + 1, heads_kv=1, **window), H200)
+
+
+def test_equal_parts_may_take_as_much_longer_as_the_end_of_a_second_unit() -> None:
+    """That is 60 KB and 12 KB a row, of tiles of 16 KB here."""
+
+    def slack(heads_q: int, seq_q: int = 1) -> int:
+        sizes = {"heads_q": heads_q, "heads_kv": 8, "head_dim": 256, "head_dim_v": 256}
+        found = plan(problem(seq_q=seq_q, **sizes), H200)
+        assert found.variant.bn == 16
+        return found.slack
+
+    assert slack(8) == 72 // 16
+    assert slack(16) == 84 // 16
+    assert slack(16, 8) == slack(16, 9) == (60 + 16 * 12) // 16

@@ -69,9 +69,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     constexpr bool O_FROM_REGISTERS = Q_STAGES == 1 || (Q_STAGES == 2 && CONSUMERS < 3);
     constexpr int WORK_STAGES = O_FROM_REGISTERS ? 2 * Q_STAGES : Q_STAGES;
     // Whether a tile's first K is asked for in front of its Q, whose only slot is free later: not where consumers free some of the
-    // tile before when they take up its Q, nor of the widest rows with a mask, which wait for Q longer.
-    constexpr bool K_FIRST =
-        Q_STAGES == 1 && !SCORE::LEFT_EDGE && !SCORE::BLOCKS && !(SCORE::RIGHT_EDGE && HEAD_DIM > 192);
+    // tile before when they take up its Q, nor of the widest rows with a mask, which wait for Q longer, nor of three consumers, which
+    // would spill more.
+    constexpr bool K_FIRST = Q_STAGES == 1 && CONSUMERS < 3 && !SCORE::LEFT_EDGE && !SCORE::BLOCKS &&
+                             !(SCORE::RIGHT_EDGE && HEAD_DIM > 192);
     // Whether the first S of a tile is computed beside the last O of the one before.
     constexpr bool ACROSS = Q_STAGES > 1;
     // Whether keys that need row maxima, a tile's first ones, and those of a block's first tile share a step. That takes two thirds
