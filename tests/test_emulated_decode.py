@@ -38,7 +38,7 @@ def emulated(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> E
     return emulator
 
 
-@pytest.fixture(params=[False, True], ids=["", "equal shares"])
+@pytest.fixture(params=[False, True], ids=["as planned", "equal shares"])
 def shares(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut units as planned; or by equal shares of all keys, if equal parts take any longer.
 

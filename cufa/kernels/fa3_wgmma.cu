@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // Producer
         registers_decrease<REGISTERS_PRODUCER>();
         if (threadIdx.x != 0) return;
-        // K and V are read by several tiles of rows, and Q by one: where not all fits L2, Q leaves it first.
+        // K and V are read by several tiles of rows, and Q by one: where not all fits L2, of 50 MB or more, Q leaves it first.
         const long long rows = (static_cast<long long>(p.seq_q) << p.pack_log2) + p.seq_kv / p.group;
         const bool fits_l2 = rows * p.heads * (p.head_dim + p.head_dim_v) * sizeof(T) <= 40 << 20;
         const unsigned long long policy_q = fits_l2 ? L2_NORMAL : L2_READ_ONCE;
@@ -125,6 +125,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 if (Pairs().belong_to_heads(score)) return by_heads(p, tile);
             }
             return tile;
+        };
+        // The n-th tile of keys of this block: K from `key` on.
+        auto load_keys = [&](int key, int head, int batch, uint32_t n) {
+            ring_k.acquire(n);
+            KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes), key, head, batch, L2_KEPT);
         };
         // Hands the tile over, or says that there is none; the first of its tiles of keys is the n-th.
         auto load_q = [&](int i, uint32_t round, uint32_t n) {
@@ -144,13 +149,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 return score.template key_tiles<BN>(sequence, (q0 + ROWS * part) >> p.pack_log2,
                                                     (q0 + ROWS * part + ROWS - 1) >> p.pack_log2);
             };
-            if constexpr (K_FIRST) {
-                const int kv_head = tile.head / p.group;
-                ring_k.acquire(n);
-                KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes),
-                            sequence.first_k + (keys_of(PARTS - 1).end - 1) * BN, KV::map_head(p.k, kv_head),
-                            KV::map_batch(p.k, tile.batch), L2_KEPT);
-            }
+            if constexpr (K_FIRST)
+                load_keys(sequence.first_k + (keys_of(PARTS - 1).end - 1) * BN, KV::map_head(p.k, tile.head / p.group),
+                          KV::map_batch(p.k, tile.batch), n);
             ring_q.acquire(round);
             work.q0 = q0, work.head = tile.head, work.batch = tile.batch;
             if constexpr (KV::TAILS) work.set(sequence);
@@ -197,9 +198,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             int first_k = 0;
             if constexpr (KV::RAGGED) first_k = work.sequence.first_k;
             auto load_k = [&](int j, const auto& visit, uint32_t n) {
-                ring_k.acquire(n);
-                KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes),
-                            first_k + visit.tile(j) * BN, k_head, k_batch, L2_KEPT);
+                load_keys(first_k + visit.tile(j) * BN, k_head, k_batch, n);
             };
             auto load_v = [&](int j, const auto& visit, uint32_t n) {
                 ring_v.acquire(n);
