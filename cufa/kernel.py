@@ -324,6 +324,7 @@ KERNELS: dict[str, Kernel] = {
             packs_heads=True,
             kvs=("Dense", *LENGTHS),
             needs_keys=True,  # TMA cannot describe an array of none
+            is_dependent=True,
             flops_per_byte=116,
             launch_registers=_fa3_registers,
             spare_registers=_fa3_spare_registers,

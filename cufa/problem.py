@@ -22,6 +22,7 @@ from cufa.checks import (
 )
 from cufa.dropout import threshold
 from cufa.score import PARTS, SOFTCAPS, Part, part_named
+from cufa.softcap import curve
 
 MAX_HEAD_DIM = 256
 
@@ -155,6 +156,26 @@ class Problem(NamedTuple):
     def softcap_inverse(self) -> float:
         """Its reciprocal."""
         return 1 / self.softcap_log2
+
+    @property
+    def softcap_root(self) -> float:
+        """`cufa.softcap.Curve.root`; the others likewise."""
+        return curve(self.scale, self.softcap).root
+
+    @property
+    def softcap_middle(self) -> float:
+        """See `softcap_root`."""
+        return curve(self.scale, self.softcap).middle
+
+    @property
+    def softcap_rest(self) -> float:
+        """See `softcap_root`."""
+        return curve(self.scale, self.softcap).rest
+
+    @property
+    def softcap_end(self) -> float:
+        """See `softcap_root`."""
+        return curve(self.scale, self.softcap).end
 
     @property
     def visited(self) -> int:

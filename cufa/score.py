@@ -93,11 +93,12 @@ _DROPOUT = (
     Parameter("dropout_keep", "f4"),
 )
 _SOFTCAP = Parameter("softcap_log2", "f4"), Parameter("softcap_inverse", "f4")
+_CURVE = tuple(Parameter(f"softcap_{name}", "f4") for name in ("root", "middle", "rest", "end"))
 
 PARTS: dict[str, Part] = {
     part.name: part
     for part in (
-        Part("Softcap", "softcap", _SOFTCAP),
+        Part("Softcap", "softcap", (*_SOFTCAP, *_CURVE)),
         Part("FineSoftcap", "softcap", _SOFTCAP),
         Part("ExactSoftcap", "softcap", _SOFTCAP),
         Part("Alibi", "alibi_slopes", axes="bh", dtype="float32"),

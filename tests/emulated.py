@@ -6,20 +6,20 @@ A compiler of C++ takes the place of NVRTC, and ``tests/emulator`` that of the G
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import played_gpu
 import pytest
+from guarded import new_memory
 from kernel_in_front import kernel_in_front
-from played_gpu import at
 
 import cufa
 from cufa.compiler import source
@@ -39,6 +39,8 @@ SOURCE = """
 #include "ptx_sm90.cuh"
 #include "{kernel}.cu"
 {own}
+extern "C" int argument_bytes;
+int argument_bytes = sizeof({arguments});
 extern "C" bool run(const {arguments}& arguments, int grid, int threads, unsigned smem_bytes,
                     bool last_first, unsigned seed, emulator::Front front) {{
     return emulator::run(grid, threads, smem_bytes, last_first, [&] {{ {variant}(arguments); }},
@@ -66,7 +68,8 @@ class Emulator:
     stale : int
         How lengths and tables are before `wait_for_kernel_in_front`: as after it, else other ones.
     seed : int
-        If not 0, blocks and warps take turns at random, and so does what `kernel_in_front` writes.
+        If not 0, blocks and warps take turns at random, and so does what `kernel_in_front` writes
+        while those of a dependent launch have begun.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -118,14 +121,19 @@ class Emulator:
             (pointer,) = args
             ctypes.c_int.in_dll(library, "emulator_stale").value = self.stale
             front = _FRONT()  # none
-            if self.seed and isinstance(variant, Variant) and KERNELS[variant.kernel].decodes:
-                steps = kernel_in_front(variant, pointer.ptr, np.random.default_rng(self.seed))
+            steps: Iterator[bool] = iter(())
+            if self.seed and variant.is_dependent:
+                nbytes = ctypes.c_int.in_dll(library, "argument_bytes").value
+                rng = np.random.default_rng(self.seed)
+                steps = kernel_in_front(variant, pointer.ptr, nbytes, rng)
+                next(steps)
                 front = _FRONT(lambda: next(steps, False))
-                front()
             ended = library.run(
                 ctypes.c_void_p(pointer.ptr),
                 *(grid[0], block[0], smem_bytes, self.last_first, self.seed, front),
             )
+            for _ in steps:  # if it was not waited for
+                pass
             assert ended, f"{variant}: threads wait for each other"
 
         return launch
@@ -138,26 +146,6 @@ def _arguments(variant: Variant | Instance) -> str:
     decodes = "Decode" if KERNELS[variant.kernel].decodes else ""
     arguments = f"{decodes}Arguments<Score<{', '.join(variant.score)}>, {variant.kv}>"
     return f"TmaArguments<{arguments}>" if KERNELS[variant.kernel].tma else arguments
-
-
-def new_memory(nbytes: int) -> np.ndarray:
-    """Return memory of NaN, a multiple of 16 bytes, between pages that nobody can access.
-
-    It begins at a multiple of 512 bytes if it is large, so that its end is near the end of a page.
-    """
-    size = max(16, -(-nbytes // 16) * 16)
-    page = mmap.PAGESIZE
-    pages = -(-size // page) * page
-    libc = ctypes.CDLL(None)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    start = libc.mmap(None, pages + 2 * page, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-    for guard in (start, start + page + pages):
-        assert libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
-    memory = at(start + page + pages - size, (size,), (1,), np.dtype(np.uint8))
-    memory[...] = 0xFF
-    return memory[:nbytes]
 
 
 def emulate(monkeypatch: pytest.MonkeyPatch, emulator: Emulator) -> None:

@@ -39,7 +39,7 @@ def score_of(variant: Variant, parameter: np.void) -> dict[str, Any]:
         if PARTS[name].argument == "window":
             window[name == "WindowRight"] = int(parameter[name].item()[0])
         if PARTS[name].argument == "softcap":
-            softcap_log2, inverse = parameter[name].item()
+            softcap_log2, inverse, *_ = parameter[name].item()
             assert softcap_log2 * inverse == pytest.approx(1)
             found["softcap"] = softcap_log2 * math.log(2)
     return found | {"window": tuple(window)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -43,11 +44,20 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 
 
 @pytest.fixture
-def played_cupy(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Play a GPU that runs the kernels' source, with two multiprocessors."""
+def played_cupy(
+    gpu: Gpu,
+    emulator: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Any:
+    """Play a GPU that runs the kernels' source, with two multiprocessors.
+
+    Warps take turns at random, or in order: in each test always the same way.
+    """
     two = device.named("h200")._replace(sm_count=2)
     monkeypatch.setattr(device, "of_id", lambda device_id: two)
     emulate(monkeypatch, emulator)
+    emulator.seed = crc32(request.node.name.encode()) % 8
     return sys.modules["cupy"]
 
 

@@ -7,11 +7,16 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from played_gpu import Gpu, at, on_gpu
 
 cupy = pytest.importorskip("cupy")
 
-from cufa.compiler import dependent  # noqa: E402
+import cufa  # noqa: E402
+from cufa.compiler import dependent, jit  # noqa: E402
+from cufa.launch import params  # noqa: E402
+from cufa.variant import Variant  # noqa: E402
 
 
 class Driver:
@@ -52,6 +57,34 @@ def test_the_driver_is_told_all(driver: Driver) -> None:
     overlaps = [(6, 1)]
     first = ((5, 2, 1), (256, 1, 1), 1000, 77, overlaps, 123, 4096)
     assert driver.launches == [first, ((9, 1, 1), (64, 1, 1), 0, 77, overlaps, 123, 4096), first]
+
+
+def test_the_driver_is_told_of_attention(
+    driver: Driver, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parameter is there until the driver has it."""
+    variant = Variant("fa3_wgmma", "float16", 64, 64, 128, 64, 2, 12, 1)
+    layout = params.dtype_of(variant)
+    found = []
+
+    def launched(*told: Any) -> int:
+        error = driver(*told)
+        parameter = at(driver.launches[-1][-1], (1,), (layout.itemsize,), layout)[0]
+        maps, o = parameter["maps"], parameter["params"]["o"]
+        found.append([*(int(maps[name][0]) for name in "qkvo"), int(o["data"])])
+        return error
+
+    kernel = dependent.Dependent(SimpleNamespace(ptr=123))
+    monkeypatch.setattr(jit, "kernel", lambda *_: kernel)
+    monkeypatch.setattr(dependent, "launch_kernel", lambda: launched)
+    gpu.stream.ptr = 5
+    q, k, v = (on_gpu(np.ones((1, 2, 300, 64), np.float16)) for _ in "qkv")
+    for other in (k, v, k):
+        out = cufa.attention(q, other, v, kernel=variant)
+        assert found.pop() == [x.data.ptr for x in (q, other, v, out, out)]
+        *told, address = driver.launches.pop()
+        assert told == [(6, 1, 1), (384, 1, 1), variant.smem_bytes, 5, [(6, 1)], 123]
+        assert address % 64 == 0
 
 
 def test_without_overlap(driver: Driver) -> None:

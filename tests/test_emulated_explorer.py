@@ -51,7 +51,10 @@ def judged(gpu: Gpu, emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Jud
         problem, operands, beside = explorer._of_arrays(given, there, timed=False)
         on_stage = stage.Stage(problem, operands, H200, beside)
         variant = variant._replace(score=problem.score)
-        monkeypatch.setattr(stage.jit, "load", lambda *_: emulated.kernel(variant, None, 0))
+        monkeypatch.setattr(stage.jit, "load", lambda *_: None)
+        monkeypatch.setattr(
+            stage.jit, "launchable", lambda _, variant, gpu: emulated.kernel(variant, gpu, 0)
+        )
         on_stage.operands.out.fill(np.nan)
         on_stage.ready(variant, b"")()
         return oracle.judge(np.ascontiguousarray(on_stage.operands.out.get()))

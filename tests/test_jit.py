@@ -11,7 +11,9 @@ import pytest
 import cufa
 from cufa import device
 from cufa.compiler import cubins, jit, nvrtc, source
+from cufa.compiler.dependent import Dependent
 from cufa.device import Device
+from cufa.instance import Instance
 from cufa.kernel import KERNELS
 from cufa.launch import calls
 from cufa.planner.rules import all_variants
@@ -155,6 +157,42 @@ def test_compile_error_of_a_call(
     assert jit.kernel(SMALL, H200, 0).name == SMALL.name_expression
 
 
+# --- kernels that overlap the one in front ---
+
+DECODE = Variant("decode", "bfloat16", 64, 64, 16, 32, 2, 4, 1, kv="Contiguous")
+VARLEN = Variant("fa3_wgmma", "bfloat16", 64, 64, 128, 64, 2, 12, 1, kv="Varlen")
+#: Each with whether it waits for the kernel in front itself.
+WAITS: list[tuple[Variant | Instance, bool]] = [
+    (SMALL, False),
+    (VARLEN, True),
+    (DECODE, True),
+    (Instance("block_lists", (), (128,)), True),
+]
+
+
+def loaded(kernel: Any) -> Any:
+    """Return the function that a kernel launches so that it overlaps the one in front."""
+    assert isinstance(kernel, Dependent)
+    return kernel._function
+
+
+@pytest.mark.parametrize(("variant", "waits"), WAITS, ids=str)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_launchable(arch: str, variant: Variant | Instance, waits: bool) -> None:
+    gpu, function = device.of_arch(arch), _Function("")
+    found = jit.launchable(function, variant, gpu)
+    if waits and gpu.compute_capability >= 90:
+        assert loaded(found) is function
+    else:
+        assert found is function
+
+
+def test_kernels_are_made_ready_to_be_launched_so(raw_module: type[_RawModule]) -> None:
+    for variant in (VARLEN, DECODE):
+        assert loaded(jit.kernel(variant, H200, 0)).smem_bytes == variant.smem_bytes
+    assert jit.kernel(DECODE, device.named("a100"), 0).smem_bytes == DECODE.smem_bytes
+
+
 # --- registers ---
 
 #: Has 65536 // 384 // 8 * 8 = 168 registers a thread at launch, which its warpgroups share out.
@@ -173,7 +211,7 @@ def test_a_kernel_with_other_registers_than_it_shares_out_is_an_error(
     assert info.value.options == (*nvrtc.common_options(), "-arch=sm_90a")
     jit.kernel(SMALL, H200, 0)  # it shares nothing out
     monkeypatch.setattr(_Function, "registers", 168)
-    assert jit.kernel(SHARING, H200, 0).smem_bytes == SHARING.smem_bytes
+    assert loaded(jit.kernel(SHARING, H200, 0)).smem_bytes == SHARING.smem_bytes
 
 
 # --- kernels that were compiled ahead of time ---
@@ -275,7 +313,7 @@ def test_a_file_with_other_registers_is_ignored_with_one_warning(
     path = cubins.store(SHARING, H200.arch, nvrtc.version(), cubin)
     monkeypatch.setattr(_Module, "registers", 128)
     with pytest.warns(RuntimeWarning, match=r"counts on 168 .* gave it 128") as caught:
-        assert jit.kernel(SHARING, H200, 0).name == SHARING.name_expression
+        assert loaded(jit.kernel(SHARING, H200, 0)).name == SHARING.name_expression
     (warning,) = caught
     assert str(path) in str(warning.message)
     assert len(raw_module.made) == 1

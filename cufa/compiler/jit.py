@@ -128,6 +128,22 @@ def _kernel(variant: Variant | Instance, device: Device, device_id: int) -> Any:
         if complaint is not None:
             raise CompileError(variant, _raw_module_options(device), complaint)
         _allow_shared_memory(function, variant.smem_bytes)
+    return launchable(function, variant, device)
+
+
+def launchable(function: Any, variant: Variant | Instance, device: Device) -> Any:
+    """Return what launches a loaded kernel as it is launched on a device.
+
+    Parameters
+    ----------
+    function : cupy.cuda.Function
+    variant : Variant or Instance
+    device : Device
+
+    Returns
+    -------
+    cupy.cuda.Function or Dependent
+    """
     if variant.is_dependent and device.compute_capability >= dependent.FIRST_CAPABILITY:
         return dependent.Dependent(function)
     return function

@@ -81,6 +81,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // Else, where O is wide, one loop over the keys: two take long to compile. In it O is waited for after the exponentials, which
     // then run under the one consumer's own O, if there is but one on the multiprocessor.
     constexpr bool ONE_LOOP = HEAD_DIM_V > 128 && !FOLDED;
+    // Whether O is waited for in front of the softmax: of three consumers, the others keep the tensor cores busy. P that comes out of
+    // the curve or of what stands for it is packed in either branch then, as ptxas does not mix what follows a branch with its
+    // exponentials, which leave room for that; of float16, whose curve takes more registers, they do not.
+    constexpr bool O_FIRST = CONSUMERS == 3;
+    constexpr bool PACKS_EARLY = O_FIRST && SCORE::CURVES && SCORE::CURVE_TERMS == 3;
     // Whether each thread frees a slot of Q, or one of each consumer for all that it has waited for, and the tile's Work with it. The
     // second takes less time where there are several consumers; of one, racecheck does not see that it is enough.
     constexpr bool ALL_FREE_Q = O_FROM_REGISTERS || CONSUMERS == 1;
@@ -103,16 +108,19 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const int tiles = p.heads * p.q_tiles;
 
     if (threadIdx.x == 0) {
+        tma_prefetch(maps.q), tma_prefetch(maps.k), tma_prefetch(maps.v);
         if (dynamic_smem_bytes() < WORK + WORK_STAGES * sizeof(WorkOfTile)) __trap();
         ring_q.init(ALL_FREE_Q ? 128 * CONSUMERS : CONSUMERS), ring_k.init(4 * CONSUMERS), ring_v.init(4 * CONSUMERS);
         mbarrier_fence_init();
     }
     __syncthreads();
+    wait_for_kernel_in_front();  // from here on, memory is as it left it
 
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);  // the same in all lanes, for the compiler
     if (warpgroup == 0) {
         // Producer
         registers_decrease<REGISTERS_PRODUCER>();
+        launch_dependents();
         if (threadIdx.x != 0) return;
         // K and V are read by several tiles of rows, and Q by one: where not all fits L2, of 50 MB or more, Q leaves it first.
         const long long rows = (static_cast<long long>(p.seq_q) << p.pack_log2) + p.seq_kv / p.group;
@@ -401,7 +409,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // The masks of keys that need no row maxima.
         auto masked_left = [&] { return Masked{false, SCORE::masked(keys, key_tile()).left}; };
         // P = exp(S - m) without looking for row maxima: m is near the score of a key that the row has seen, or NONE.
-        auto exponentiate_unchecked = [&] {
+        auto exponentiate_unchecked = [&](auto take_p) {
             const Masked masked = masked_left();
             auto mask = [&] {
                 if (masked.left) {
@@ -430,6 +438,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                     const auto curve = score.curve(p.scale_log2);
                     mask();
                     softmax.exponentiate(rS, [&](float s, float m, int, int) { return fmaf(s, curve(s), -m); });
+                    take_p();
                     return;
                 }
                 score.cap(rS, p.scale_log2);
@@ -441,6 +450,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 apply_score(rS, 0, masked, NoTiles());
             }
             softmax.exponentiate(rS);
+            take_p();
         };
         // Where P came out too large, m moves by what their sum says, or if that is far too large, by scores computed once more.
         // `l` is what had been summed up before. O must follow m.
@@ -579,8 +589,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const float l[1][2] = {{softmax.l[0][0], softmax.l[0][1]}};
             bool moved = false;
             if constexpr (FORM == Form::UNCHECKED) {
-                wgmma_wait<CONSUMERS == 3 ? 0 : 1>();  // of three, the others keep the tensor cores busy
-                exponentiate_unchecked();
+                wgmma_wait<O_FIRST ? 0 : 1>();
+                exponentiate_unchecked([&] {
+                    if constexpr (PACKS_EARLY) pack_p();
+                });
             } else {
                 if (last && begun) conclude();
                 if constexpr (FORM != Form::NONE) {
@@ -588,7 +600,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                     if (last ? more : checked) {
                         moved = exponentiate_checked();
                     } else if (FORM == Form::EITHER && !last) {
-                        exponentiate_unchecked();
+                        exponentiate_unchecked([] {});
                         moved = softmax.too_large(limits);
                         if (moved) correct(l);
                         release_k();
@@ -604,7 +616,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 softmax.rescale(rO);
             }
             if constexpr (FORM == Form::FIRST || FORM == Form::NONE) return;  // P is packed where the tile begins
-            pack_p();
+            if (!(FORM == Form::UNCHECKED && PACKS_EARLY)) pack_p();
             if constexpr (FORM == Form::UNCHECKED) {  // the check comes after P is packed: it runs under the exponentials
                 if (softmax.too_large(limits)) {
                     correct(l);

@@ -37,8 +37,8 @@ struct Part {
     static constexpr bool TURNS = false;
     // Whether a query sees no keys beyond the one it stands at.
     static constexpr bool BEHIND = false;
-    // Whether scores are multiplied by a polynomial of them as long as they are small: by `curve`; of one that is TOGETHER.
-    static constexpr bool CURVES = false;
+    // How many terms the polynomial has by which scores are multiplied as long as they are small, `curve`; of one that is TOGETHER.
+    static constexpr int CURVE_TERMS = 0;
     // Whether the first scores of a row tell about where the others are; where not, row maxima are looked for everywhere.
     static constexpr bool STEADY = true;
     // Whether each pair must be asked for.

@@ -52,6 +52,8 @@ __device__ inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
 #endif
 }
 
+// Fetches what TMA is about to ask a tensor map for.
+__device__ inline void tma_prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 // Copies a box of a five-dimensional tensor, whose innermost coordinate is c0, to shared memory; what lies outside the
 // tensor is zero. The bytes count at the barrier. `policy`: how L2 keeps what is read, see ptx.cuh.
 __device__ inline void tma_load(uint32_t smem, const TensorMap& map, uint32_t bar, int c0, int c1, int c2, int c3,

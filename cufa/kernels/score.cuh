@@ -70,7 +70,8 @@ struct Score : Parts... {
     static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE;
     // Whether all that is not LINEAR are tilts, or a curve, and nothing is asked of each pair.
     static constexpr bool TILTS = !LINEAR && ((Parts::LINEAR || Parts::TILTS) && ...) && WHOLE;
-    static constexpr bool CURVES = (Parts::CURVES || ...) && ((Parts::LINEAR || Parts::CURVES) && ...) && WHOLE;
+    static constexpr int CURVE_TERMS = (0 + ... + Parts::CURVE_TERMS);
+    static constexpr bool CURVES = CURVE_TERMS > 0 && ((Parts::LINEAR || Parts::CURVE_TERMS > 0) && ...) && WHOLE;
     // Whether all that is seen of a tilt is its first piece.
     static constexpr bool BEHIND = (Parts::BEHIND || ...) && !(Parts::TURNS || ...);
     static constexpr bool LEFT_EDGE = (Parts::LEFT_EDGE || ...), RIGHT_EDGE = (Parts::RIGHT_EDGE || ...);

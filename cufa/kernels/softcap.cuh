@@ -3,10 +3,10 @@
 #include "part.cuh"
 #include "ptx.cuh"
 
-// An even polynomial of S, by which S is multiplied. Right up to a product of `end`, log2 units, in magnitude; beyond, the product
+// Even polynomials of S, by which S is multiplied. Right up to a product of `end`, log2 units, in magnitude; beyond, the product
 // is larger still.
 template <int TERMS>
-struct Curve {
+struct Series {
     float terms[TERMS];
     float end;
 
@@ -18,29 +18,29 @@ struct Curve {
         return sum;
     }
 };
+// Of three terms, as a square: in between there is one number of each score, and none of the multiply-adds needs two of the
+// parameters, so that those need no registers. See cufa/softcap.py.
+struct Square {
+    float root, middle, rest, end;
+
+    __device__ float operator()(float s) const {
+        const float inner = fmaf(s * root, s, middle);
+        return fmaf(inner, inner, rest);
+    }
+};
 
 // c tanh(score / c), in log2 units. The special function unit has its hands full with exponentials: where all scores of a
 // warp are less than 3/4 c, as they nearly always are, a polynomial on the multiply-add units takes the place of tanh.
-template <class Self, int TERMS>
+template <class Self>
 struct Capping : Part<Self> {
-    static constexpr bool LINEAR = false, TOGETHER = true, CURVES = true;
-    static constexpr float LIMIT = 0.75f, TANH_LIMIT = 0.635148952f;
+    static constexpr bool LINEAR = false, TOGETHER = true;
+    static constexpr float LIMIT = 0.75f;
     float softcap_log2, softcap_inverse;  // c and its reciprocal
 
-    __device__ Curve<TERMS> curve(float scale_log2) const {
-        const float inverse = scale_log2 * softcap_inverse;
-        Curve<TERMS> curve;
-        float power = softcap_log2 * inverse;
-#pragma unroll
-        for (int i = 0; i < TERMS; ++i) curve.terms[i] = Self::TANH[i] * power, power *= inverse * inverse;
-        // Of other factors, powers would leave float32's range.
-        curve.end = inverse > 0x1p-12f && inverse < 0x1p12f ? TANH_LIMIT * softcap_log2 : 0.f;
-        return curve;
-    }
     template <class At, int MT, int NT>
     __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
         const float scale_log2 = factor;
-        const Curve<TERMS> curve = this->curve(scale_log2);
+        const auto curve = static_cast<const Self*>(this)->curve(scale_log2);
         constexpr int CHAINS = 8;  // a maximum waits for the one before
         float largest[CHAINS] = {};
 #pragma unroll
@@ -74,14 +74,30 @@ struct Capping : Part<Self> {
     }
 };
 // By the hardware's tanh, whose error of 2^-11 is a quarter of what bfloat16 leaves of a score; the polynomial's is 2^-12.
-struct Softcap : Capping<Softcap, 3> {
-    static constexpr float TANH[] = {0.9997853637f, -0.3262980283f, 0.0973573104f};
+struct Softcap : Capping<Softcap> {
+    static constexpr int CURVE_TERMS = 3;
+    float softcap_root, softcap_middle, softcap_rest, softcap_end;
+
+    __device__ Square curve(float) const { return {softcap_root, softcap_middle, softcap_rest, softcap_end}; }
     __device__ float capped(float s, float inverse) const { return softcap_log2 * tanh_approx(s * inverse); }
 };
 // By an exponential and a reciprocal, to some 2^-22 of c, as float16 leaves four times as much; the polynomial's is 2^-20 of
 // the score.
-struct FineSoftcap : Capping<FineSoftcap, 5> {
+struct FineSoftcap : Capping<FineSoftcap> {
+    static constexpr int CURVE_TERMS = 5;
+    static constexpr float TANH_LIMIT = 0.635148952f;
     static constexpr float TANH[] = {0.9999994636f, -0.3332825303f, 0.1325899065f, -0.0500564910f, 0.0129297795f};
+
+    __device__ Series<CURVE_TERMS> curve(float scale_log2) const {
+        const float inverse = scale_log2 * softcap_inverse;
+        Series<CURVE_TERMS> curve;
+        float power = softcap_log2 * inverse;
+#pragma unroll
+        for (int i = 0; i < CURVE_TERMS; ++i) curve.terms[i] = TANH[i] * power, power *= inverse * inverse;
+        // Of other factors, powers would leave float32's range.
+        curve.end = inverse > 0x1p-12f && inverse < 0x1p12f ? TANH_LIMIT * softcap_log2 : 0.f;
+        return curve;
+    }
     __device__ float capped(float s, float inverse) const {
         constexpr float TWO_LOG2_E = 2.885390081777926815f;
         // tanh(x) = 1 - 2 / (e^2x + 1)

@@ -39,7 +39,7 @@ class Prepared:
         smem_bytes: int = 0,
     ) -> None:
         content = bytes(parameter)
-        self._launch = _launcher(function, grid, (threads, 1, 1), smem_bytes)
+        self._launch = launcher(function, grid, (threads, 1, 1), smem_bytes)
         self._constants = self._launch, content, len(content), places
 
     def with_parameter(self, parameter: Any) -> Prepared:
@@ -67,7 +67,7 @@ class Prepared:
         free_buffers.append(buffer)
 
 
-def _launcher(
+def launcher(
     function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], smem_bytes: int
 ) -> Callable[[Buffer], None]:
     """Return what launches a kernel whose parameter is in a buffer."""

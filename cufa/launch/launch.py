@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cufa.kernel import KERNELS, LENGTHS, panel_columns
+from cufa.launch.argument import launcher
 from cufa.launch.counters import low, of_device, refill
 from cufa.launch.params import FourInts, Ints, Layout, free_buffers, taken_buffer
 from cufa.planner.plan import Plan
@@ -21,7 +22,7 @@ class Loaded:
     Parameters
     ----------
     variant : Variant
-    function : cupy.cuda.Function
+    function : cupy.cuda.Function or Dependent
     device_id : int
 
     Attributes
@@ -111,10 +112,7 @@ class Launch:
         draws = loaded.draws_tiles and tiles > 2 * grid
         layout = loaded.layout
         self._constants = (
-            loaded.function,
-            (grid, 1, 1),
-            (block, 1, 1),
-            smem_bytes,
+            launcher(loaded.function, (grid, 1, 1), (block, 1, 1), smem_bytes),
             layout.nbytes,
             layout.places,
             layout.places_beside,
@@ -179,7 +177,7 @@ class Launch:
             Those of `cufa.score.ARRAYS`, of lengths and of a caller's own expressions, if any are
             read; or that of the workspace.
         """
-        function, grid, block, smem_bytes, nbytes, places, places_beside, counters = self._constants
+        launch, nbytes, places, places_beside, counters = self._constants
         q_at, k_at, v_at, out_at, map_at, lse_at, tiles_drawn_at = places
         buffer = taken_buffer()
         buffer.bytes[:nbytes] = self._bytes
@@ -194,7 +192,7 @@ class Launch:
         if counters is not None:
             words[tiles_drawn_at] = counters.take()
         # When it returns, the driver has copied the parameter.
-        function(grid, block, buffer.args, smem_bytes)
+        launch(buffer)
         free_buffers.append(buffer)
         if low:
             refill()

@@ -187,12 +187,10 @@ class Choice:
 def _turns(tile: TileShape, score: tuple[str, ...], head_dim_v: int) -> bool:
     """Return whether a tile's consumers take turns where those of a plain problem may.
 
-    With few keys a tile of rows, or much to compute of each score, waiting costs more than it
-    gives, in those tiles in which it has been measured (docs/trials.json).
+    With few keys a tile of rows waiting costs more than it gives, in those tiles in which it has
+    been measured (docs/trials.json).
     """
     if tile.bm == 128 and head_dim_v >= 128 and "WindowLeft" in score:
-        return False
-    if tile.bm == 192 and head_dim_v <= 64 and "softcap" in (part_named(x).argument for x in score):
         return False
     return tile.ping_pong
 

@@ -62,6 +62,7 @@ void each_of_box(const TensorMap& map, uint32_t tile, const int (&corner)[5], F 
         f(emulator::shared(swizzled(tile + 2 * i, map.swizzle_bytes), 2), inside ? map.address + offset : nullptr);
     }
 }
+inline void tma_prefetch(const TensorMap&) {}
 inline void tma_load(uint32_t tile, const TensorMap& map, uint32_t bar, int c0, int c1, int c2, int c3, int c4,
                      unsigned long long) {
     emulator::Step load = [=, &map] {
