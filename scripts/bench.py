@@ -127,7 +127,7 @@ def _rows(
         from benchmarks import jit
 
         if o.features:
-            return jit.rows(jit.feature_cases(o.features), repeats=1), None
+            return jit.rows(jit.feature_cases(o.features)), None
         return jit.rows(jit.standard_cases(o.kernel)), None
     if o.bench == "generate":
         from benchmarks import generate
