@@ -14,7 +14,7 @@ from played_gpu import Gpu, at, on_gpu
 cupy = pytest.importorskip("cupy")
 
 import cufa  # noqa: E402
-from cufa.compiler import dependent, jit  # noqa: E402
+from cufa.compiler import context, dependent, jit  # noqa: E402
 from cufa.launch import params  # noqa: E402
 from cufa.variant import Variant  # noqa: E402
 
@@ -97,6 +97,24 @@ def test_an_error_of_the_driver(driver: Driver) -> None:
     launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
     with pytest.raises(RuntimeError):  # without a driver, that it is not there
         launch(SimpleNamespace(address=4096))
+
+
+def test_a_thread_that_has_no_context_yet(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
+    driver.error = context.INVALID
+    made = []
+
+    def make_current() -> None:
+        made.append(threading.get_ident())
+        driver.error = 0
+
+    monkeypatch.setattr(context, "make_current", make_current)
+    launch(SimpleNamespace(address=4096))
+    assert made == [threading.get_ident()]
+    assert len(driver.launches) == 2
+    assert driver.launches[0] == driver.launches[1]
+    launch(SimpleNamespace(address=4096))
+    assert len(made) == 1
 
 
 def test_threads_do_not_share_what_they_pass(driver: Driver) -> None:

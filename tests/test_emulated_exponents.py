@@ -30,6 +30,9 @@ from cufa.variant import Variant
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
 
+#: Three consumers, whose P is packed beside the curve.
+FA3_THREE = "fa3_wgmma<bfloat16, 64, 64, 192, 128, 3, 16, 1, true, Score<{score}>, Dense>"
+
 forms = pytest.mark.parametrize(
     "form", [FA3, FA3_TURNS, FA3_TWO_SLOTS], ids=lambda form: form.split(", Score")[0]
 )
@@ -175,7 +178,9 @@ def factors(rng: np.random.Generator, kind: str, keys: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "form", [FA3, FA3_TURNS, FA3_TWO_SLOTS, FA3_ONE_SLOT], ids=lambda form: form.split(", Score")[0]
+    "form",
+    [FA3, FA3_TURNS, FA3_THREE, FA3_TWO_SLOTS, FA3_ONE_SLOT],
+    ids=lambda form: form.split(", Score")[0],
 )
 @pytest.mark.parametrize("options", [{}, {"causal": True, "window": (250, None)}], ids=str)
 def test_softcap(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:

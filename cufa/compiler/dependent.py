@@ -1,8 +1,8 @@
 """Programmatic dependent launch: a kernel begins while the one before it in its stream still ends.
 
 Its blocks are then there, and wait in ``wait_for_kernel_in_front`` of ``kernels/ptx.cuh``, when the
-last block of the other is done: docs/kernels.md says what that gives `decode`. Without the
-attribute that this sets, or after kernels that know nothing of it, that wait is over at once.
+last block of the other is done: docs/kernels.md says what that gives. Without the attribute that
+this sets, or after kernels that know nothing of it, that wait is over at once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
+
+from cufa.compiler import context
 
 FIRST_CAPABILITY = 90
 """The first devices that can, ten times their compute capability."""
@@ -114,7 +116,11 @@ class Dependent:
             passed.bytes[:] = content
             passed.config.stream = current_stream().ptr
             passed.parameters[0] = parameter.address
-            error = launch(passed.config_address, self._pointer, passed.parameters_address, None)
+            arguments = passed.config_address, self._pointer, passed.parameters_address, None
+            error = launch(*arguments)
+            if error == context.INVALID:
+                context.make_current()
+                error = launch(*arguments)
             if error:
                 raise cupy.cuda.driver.CUDADriverError(error)
 

@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // exponentials, which leave room for that; of float16, whose curve takes more registers, they do not.
     constexpr bool O_FIRST = CONSUMERS == 3;
     constexpr bool PACKS_EARLY = O_FIRST && SCORE::CURVES && SCORE::CURVE_TERMS == 3;
+    static_assert(!PACKS_EARLY || !SCORE::TILTS, "lines do not pack");
     // Whether each thread frees a slot of Q, or one of each consumer for all that it has waited for, and the tile's Work with it. The
     // second takes less time where there are several consumers; of one, racecheck does not see that it is enough.
     constexpr bool ALL_FREE_Q = O_FROM_REGISTERS || CONSUMERS == 1;

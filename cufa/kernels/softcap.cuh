@@ -78,6 +78,7 @@ struct Softcap : Capping<Softcap> {
     static constexpr int CURVE_TERMS = 3;
     float softcap_root, softcap_middle, softcap_rest, softcap_end;
 
+    // Of the launch's scale, which comes in front of all other parts.
     __device__ Square curve(float) const { return {softcap_root, softcap_middle, softcap_rest, softcap_end}; }
     __device__ float capped(float s, float inverse) const { return softcap_log2 * tanh_approx(s * inverse); }
 };

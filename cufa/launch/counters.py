@@ -71,7 +71,7 @@ class Counters:
                 low.discard(self._device_id)
 
     def take(self) -> int:
-        """Return the address of a word that is 0 when the next kernel of this stream begins.
+        """Return the address of a word that is 0 when the next kernel of this stream draws.
 
         Raises
         ------

@@ -8,6 +8,8 @@ import struct
 import sys
 from typing import Any
 
+from cufa.compiler import context
+
 WORDS = 16
 """64-bit words of a map."""
 
@@ -15,7 +17,6 @@ _TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
 _SWIZZLE = {16: 1, 32: 2, 64: 3}  # CUtensorMapSwizzle by 16-bit columns of a box: 32, 64, 128 bytes
 _L2_PROMOTION_128B = 2
 _RANK = 5
-_INVALID_CONTEXT = 201  # CUresult
 _NUMBERS = struct.Struct("=5Q4q5I")  # sizes, strides, sizes of a box
 
 _pointer = ctypes.c_void_p.from_param  # of what ctypes makes of an address, it passes this at once
@@ -28,13 +29,6 @@ def _encode_tiled() -> Any:
     """Return the driver's function; it only computes, and so may keep the interpreter's lock."""
     library = ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     return library.cuTensorMapEncodeTiled
-
-
-def _make_context_current() -> None:
-    """Do what the runtime does at a thread's first call of it, and the driver's functions need."""
-    from cupy.cuda import runtime
-
-    runtime.setDevice(runtime.getDevice())
 
 
 class Encoder:
@@ -138,8 +132,8 @@ class Encoder:
             0,  # zeros for what lies outside
         )
         status = _encode_tiled()(*arguments)
-        if status == _INVALID_CONTEXT:
-            _make_context_current()
+        if status == context.INVALID:
+            context.make_current()
             status = _encode_tiled()(*arguments)
         if status or self._maps[index][0] != address:
             raise RuntimeError(
