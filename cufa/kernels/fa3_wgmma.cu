@@ -480,13 +480,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
             return false;
         };
-        // Whether m may have to move a long way at the keys after the present ones: some rows do not see all of these, and
-        // may have seen none. Of two loops, the first ends where all see them; with a map, they take turns.
+        // Whether m may have to move a long way at the keys after the present ones: some rows have seen none. Of two loops, the
+        // first ends where all have; with a map, they take turns.
         auto needs_maxima = [&] {
             if constexpr (SCORE::BLOCKS)
                 return !UNCHECKED || uniform(ahead.is_partial() || SCORE::masked(keys, next_key_tile()).right);
             else
-                return !UNCHECKED || (SCORE::RIGHT_EDGE && j >= keys.whole_end) || climbs();
+                return !UNCHECKED || (SCORE::RIGHT_EDGE && j > keys.whole_end) || climbs();
         };
 
         // Takes up the next tile, if there is one.

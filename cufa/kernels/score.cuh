@@ -37,7 +37,8 @@ struct GroupedAt {
     __device__ int key_of(int nt, int i) const { return key + lane % 4 * 2 + nt * 8 + i; }
 };
 
-// The tiles of BN keys that some rows visit, the last first: [first, end). Those of [whole_first, whole_end) need no mask.
+// The tiles of BN keys that some rows visit, the last first: [first, end). Those of [whole_first, whole_end) need no mask, and
+// each row has seen a key by then.
 struct KeyTiles {
     int first, end;
     int whole_first, whole_end;
@@ -90,7 +91,7 @@ struct Score : Parts... {
         const Keys of_first = sees(sequence, first), of_last = sees(sequence, last);
         const int begin = LEFT_EDGE ? max(0, min(of_first.first, sequence.seq_kv - 1)) / BN : 0;
         return {begin, max((of_last.end + BN - 1) / BN, begin + 1), LEFT_EDGE ? (max(0, of_last.first) + BN - 1) / BN : 0,
-                max(0, of_first.end) / BN};
+                max(0, of_first.end - RIGHT_EDGE) / BN};
     }
     // What of the j-th tile of keys needs a mask.
     __device__ static Masked masked(const KeyTiles& tiles, int j) {
