@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+_FEW = 4
+"""Row tiles of a head whose keys are counted tile by tile; of more the average will do."""
+
 
 class Work(NamedTuple):
     """What a problem asks of a variant.
@@ -153,10 +156,18 @@ def work(
     if causal and pack == 1:
         unseen = max(0, rows - keys) // bm
         seeing -= heads * unseen
-        # From a tile's last row to its last key, on average
-        fill = (bn - math.gcd(bm, bn)) / 2
-        end = keys - rows + min(rows, (unseen + 1) * bm) + fill
-        shortest = min(longest, max(1.0, end / bn))
+        each = -(-rows // bm) - unseen
+        if 0 < each <= _FEW:
+            total, end = longest, keys - rows + unseen * bm
+            for _ in range(each - 1):
+                end += bm
+                total -= -end // bn
+            shortest = min(longest, max(1.0, 2 * total / each - longest))
+        else:
+            # From a tile's last row to its last key, on average
+            fill = (bn - math.gcd(bm, bn)) / 2
+            end = keys - rows + min(rows, (unseen + 1) * bm) + fill
+            shortest = min(longest, max(1.0, end / bn))
     blank = tiles - seeing
     places = sms * blocks
     waves: float = -(-tiles // places)
