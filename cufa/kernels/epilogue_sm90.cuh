@@ -24,7 +24,7 @@ struct PackedRows {
 };
 
 __device__ inline void store_lse(const float (&lse)[2], const Params& p, const PackedRows& rows) {
-    if (!p.lse || rows.lane % 4 != 0) return;
+    if (rows.lane % 4 != 0) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h)
         if (rows.query[h] < rows.seq_q)

@@ -192,11 +192,11 @@ struct Fa2Block {
             p.drop(rP, At{thread_index_anew() % 32, row0(), visits().tile(j) * BN, tile.batch, tile.head});
         }
     }
-    // O = O / l, and the log-sum-exp.
+    // O = O / l, and the log-sum-exp where it is asked for.
     template <class Softmax, int OT>
     __device__ void finish(Softmax& softmax, float (&rO)[MT][OT][4], float (&lse)[MT][2]) const {
         float divisor[MT][2];
-        softmax.conclude(divisor, lse);
+        softmax.conclude(divisor, lse, SCORE::SINKS || p.lse);
         if constexpr (SCORE::CONCLUDES) {
             const int head = tile().head;
 #pragma unroll

@@ -532,13 +532,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // Ends the sums of a tile, and begins the next one's.
         auto conclude = [&] {
             float lse[1][2];
-            softmax.conclude(divisor, lse);
+            softmax.conclude(divisor, lse, SCORE::SINKS || p.lse);
             if constexpr (SCORE::CONCLUDES) {
                 const PackedRows rows = packed_rows();
 #pragma unroll
                 for (int h = 0; h < 2; ++h) score.conclude(divisor[0][h], lse[0][h], rows.head[h]);
             }
-            store_lse(lse[0], p, packed_rows());
+            if (p.lse) store_lse(lse[0], p, packed_rows());
         };
         // Writes O / l of the tile before.
         auto store = [&] {

@@ -221,8 +221,9 @@ struct OnlineSoftmax {
     }
 
     // Ends a tile of rows, and begins the next: sums l over the four lanes of a row, and returns what O is to be divided
-    // by and the log-sum-exp (natural log). A row that saw no key has l = 0: `divide` makes its O 0; its log-sum-exp is -inf.
-    __device__ void conclude(float (&divisor)[MT][2], float (&lse)[MT][2]) {
+    // by and the log-sum-exp (natural log), if it is asked for. A row that saw no key has l = 0: `divide` makes its O 0; its
+    // log-sum-exp is -inf.
+    __device__ void conclude(float (&divisor)[MT][2], float (&lse)[MT][2], bool with_lse) {
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
@@ -231,7 +232,7 @@ struct OnlineSoftmax {
                 const float m_log2 = EXACT ? m[mt][h].value() * scale_log2 : m[mt][h].value();
                 if (!EXACT) sum = beyond(m_log2, sum);
                 divisor[mt][h] = sum;
-                lse[mt][h] = log_sum_exp(m_log2, sum);
+                if (with_lse) lse[mt][h] = log_sum_exp(m_log2, sum);
             }
         reset();
     }
@@ -242,7 +243,7 @@ struct OnlineSoftmax {
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float inverse = 1.f / divisor[mt][h];
+                const float inverse = EXACT ? 1.f / divisor[mt][h] : reciprocal_approx(divisor[mt][h]);
                 none |= divisor[mt][h] == 0.f;
 #pragma unroll
                 for (int ot = 0; ot < OT; ++ot)
@@ -270,7 +271,7 @@ struct OnlineSoftmax {
     // Of a row that saw no key, too.
     static __device__ float log_sum_exp(float m_log2, float sum) {
         constexpr float LN_2 = 0.693147180559945309f;
-        return sum == 0.f ? -INF : (m_log2 + log2f(sum)) * LN_2;
+        return sum == 0.f ? -INF : (m_log2 + (EXACT ? log2f(sum) : __log2f(sum))) * LN_2;
     }
 
  private:

@@ -158,7 +158,8 @@ def work(
         seeing -= heads * unseen
         each = -(-rows // bm) - unseen
         if 0 < each <= _FEW:
-            total, end = longest, keys - rows + unseen * bm
+            end = keys - rows + unseen * bm
+            total = longest
             for _ in range(each - 1):
                 end += bm
                 total -= -end // bn
