@@ -8,6 +8,9 @@ from typing import NamedTuple
 _FEW = 4
 """Row tiles of a head whose keys are counted tile by tile; of more the average will do."""
 
+_BRISK = 30000
+"""Keys that a block visits, one tile of rows after the other, before the card's clock falls."""
+
 
 class Work(NamedTuple):
     """What a problem asks of a variant.
@@ -29,6 +32,8 @@ class Work(NamedTuple):
     ragged, unaligned : float
         Thousands of rows that a multiprocessor copies whose length is no multiple of 128 bytes; or
         not even of 32, box by box.
+    sustained : float
+        Thousands of keys that the busiest place visits when the card's clock has fallen.
     """
 
     waves: float
@@ -38,6 +43,7 @@ class Work(NamedTuple):
     fetched: float
     ragged: float
     unaligned: float
+    sustained: float
 
 
 class Cost(NamedTuple):
@@ -60,6 +66,8 @@ class Cost(NamedTuple):
         For a megabyte of K and V, each time that it is copied.
     ragged, unaligned : float
         For a thousand rows that TMA copies in parts of lines, or of sectors.
+    sustained : float
+        What a thousand keys take longer when the clock has fallen.
     """
 
     launch: float
@@ -70,13 +78,14 @@ class Cost(NamedTuple):
     fetched: float
     ragged: float
     unaligned: float
+    sustained: float
 
     def of(self, work: Work) -> float:
         """Return the time of a problem."""
-        launch, wave, keys, megabyte, blank, fetched, ragged, unaligned = self
-        waves, tiles, megabytes, blanks, copied, ragged_rows, unaligned_rows = work
+        launch, wave, keys, megabyte, blank, fetched, ragged, unaligned, sustained = self
+        waves, tiles, megabytes, blanks, copied, ragged_rows, unaligned_rows, later = work
         time = launch + waves * wave + megabytes * megabyte + blanks * blank + copied * fetched
-        time += ragged_rows * ragged + unaligned_rows * unaligned
+        time += ragged_rows * ragged + unaligned_rows * unaligned + later * sustained
         for each, number in zip(keys, tiles, strict=True):
             time += each * number
         return time
@@ -158,11 +167,10 @@ def work(
         seeing -= heads * unseen
         each = -(-rows // bm) - unseen
         if 0 < each <= _FEW:
-            end = keys - rows + unseen * bm
-            total = longest
+            seen, total = keys - rows + unseen * bm, longest
             for _ in range(each - 1):
-                end += bm
-                total -= -end // bn
+                seen += bm
+                total -= -seen // bn
             shortest = min(longest, max(1.0, 2 * total / each - longest))
         else:
             # From a tile's last row to its last key, on average
@@ -189,4 +197,5 @@ def work(
     visited = bn * (seeing * (longest + shortest) / 2 + blank) / sms
     copied = 2e-3 * (tiles * bm / sms + visited) if is_ragged or boxes else 0.0
     fetched, ragged, unaligned = 1e-6 * row_bytes * visited, copied * is_ragged, copied * boxes
-    return Work(waves, tuple(of_places), megabytes, blank / sms, fetched, ragged, unaligned)
+    later = max(0.0, 1e-3 * (bn * of_places[0] - _BRISK))
+    return Work(waves, tuple(of_places), megabytes, blank / sms, fetched, ragged, unaligned, later)

@@ -30,9 +30,10 @@ _BUSY = ("softcap", "alibi_slopes", "bias", "mask", "dropout_p")
 _BLOCK = 128
 """Queries and keys of a map's tiles, unless a caller wants others, as a power of two mostly."""
 
-_OF_THREE = {"softcap": 1.07, "alibi_slopes": 1.05, "score_mod": 1.05}
-"""What a tile of keys takes longer, beside one of two consumers, where three have such scores, a
-causal mask and wide values: their products leave less time for instructions (docs/trials.json)."""
+_DEARER = {"softcap": 1.07, "alibi_slopes": 1.05, "score_mod": 1.05}
+"""What a tile of keys takes longer, beside one of two consumers and up to 128 keys, where three, or
+two of more keys, have such scores, a causal mask and wide values: there are fewer registers, or
+less time beside the products, for what scores take (docs/trials.json)."""
 
 
 class _Priced(NamedTuple):
@@ -197,10 +198,11 @@ def _turns(tile: TileShape, score: tuple[str, ...], head_dim_v: int) -> bool:
 
 def _with_scores(cost: Cost, variant: Variant) -> Cost:
     """Return a variant's cost with what its scores take longer than in others."""
-    if variant.bm // 64 < 3 or variant.head_dim_v < 128 or not variant.causal:
+    is_dear = variant.bm // 64 > 2 or variant.bn > 128
+    if not is_dear or variant.head_dim_v < 128 or not variant.causal:
         return cost
     arguments = (part_named(part).argument for part in variant.score)
-    factor = max((_OF_THREE.get(argument, 1.0) for argument in arguments), default=1.0)
+    factor = max((_DEARER.get(argument, 1.0) for argument in arguments), default=1.0)
     return cost._replace(keys=tuple(factor * price for price in cost.keys))
 
 

@@ -129,17 +129,18 @@ def _features(work: Work, bn: int) -> list[float]:
     """Return what a family's costs are multiplied with."""
     wide = bn / 64
     per_tile = work.waves, work.unaligned, *work.keys
-    once = work.megabytes, work.blank, work.fetched, work.ragged
+    once = work.megabytes, work.blank, work.fetched, work.ragged, work.sustained
     return [1.0, *once, *per_tile, *(x * wide for x in per_tile)]
 
 
 def _cost(costs: np.ndarray, shape: TileShape) -> Cost:
     """Return those of a variant from those of its family."""
-    launch, megabyte, blank, fetched, ragged, *more = (float(x) for x in costs)
+    launch, megabyte, blank, fetched, ragged, sustained, *more = (float(x) for x in costs)
     half = len(more) // 2
     each = [x + y * shape.bn / 64 for x, y in zip(more[:half], more[half:], strict=True)]
     wave, unaligned, *keys = each
-    return Cost(launch, wave, tuple(keys), megabyte, blank, fetched, ragged, unaligned)
+    once = megabyte, blank, fetched, ragged, unaligned, sustained
+    return Cost(launch, wave, tuple(keys), *once)
 
 
 def _least_deviating(asked: np.ndarray, us: np.ndarray, count: np.ndarray) -> np.ndarray:
