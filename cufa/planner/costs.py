@@ -86,6 +86,8 @@ class Cost(NamedTuple):
         waves, tiles, megabytes, blanks, copied, ragged_rows, unaligned_rows, later = work
         time = launch + waves * wave + megabytes * megabyte + blanks * blank + copied * fetched
         time += ragged_rows * ragged + unaligned_rows * unaligned + later * sustained
+        if len(keys) == 1:  # most have one block a multiprocessor
+            return time + keys[0] * tiles[0]
         for each, number in zip(keys, tiles, strict=True):
             time += each * number
         return time
@@ -180,22 +182,29 @@ def work(
     blank = tiles - seeing
     places = sms * blocks
     waves: float = -(-tiles // places)
+    average = (longest + shortest) / 2
     fall = (longest - shortest) / max(1, seeing)
-    if fall == 0.0:
-        of_places = [-(-max(0, seeing - i) // places) * longest for i in range(0, places, sms)]
+    of_places: tuple[float, ...]
+    if blocks == 1 and seeing <= places:
+        of_places = (longest if seeing else 0.0,)
+    elif fall == 0.0:
+        if blocks == 1:
+            of_places = (-(-seeing // places) * longest,)
+        else:
+            firsts = range(seeing, seeing - places, -sms)
+            of_places = tuple(-(-max(0, left) // places) * longest for left in firsts)
     elif seeing <= places:
-        of_places = [
-            max(0.0, longest - fall * i) if i < seeing else 0.0 for i in range(0, places, sms)
-        ]
+        firsts = range(0, places, sms)
+        of_places = tuple(max(0.0, longest - fall * i) if i < seeing else 0.0 for i in firsts)
     else:
         last_wave = -(-seeing // places) - 1
-        share = seeing * (longest + shortest) / 2 / places
+        share = seeing * average / places
         last = (last_wave + 1) * (longest - fall * places * last_wave)
-        of_places = [max(longest, share, last)] * blocks
+        of_places = (max(longest, share, last),) * blocks
         waves = max(1.0, tiles / places)
     row_bytes, is_ragged, boxes = copies
-    visited = bn * (seeing * (longest + shortest) / 2 + blank) / sms
+    visited = bn * (seeing * average + blank) / sms
     copied = 2e-3 * (tiles * bm / sms + visited) if is_ragged or boxes else 0.0
     fetched, ragged, unaligned = 1e-6 * row_bytes * visited, copied * is_ragged, copied * boxes
     later = max(0.0, 1e-3 * (bn * of_places[0] - _BRISK))
-    return Work(waves, tuple(of_places), megabytes, blank / sms, fetched, ragged, unaligned, later)
+    return Work(waves, of_places, megabytes, blank / sms, fetched, ragged, unaligned, later)

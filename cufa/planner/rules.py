@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -41,14 +42,20 @@ class _Priced(NamedTuple):
 
     Attributes
     ----------
-    per_pair : float
-        Microseconds for a row and a key: no problem takes less.
+    launch, megabyte, wave, per_row, per_key, per_pair : float
+        Microseconds that no problem takes less than: for a launch and its operands, for its first
+        tile of rows or for each row, and for each key of that tile or for each row and key.
     variant : Variant
     tile : tuple of int
         As of `cufa.planner.costs.work`.
     cost : Cost
     """
 
+    launch: float
+    megabyte: float
+    wave: float
+    per_row: float
+    per_key: float
     per_pair: float
     variant: Variant
     tile: tuple[int, int, int]
@@ -100,13 +107,17 @@ class Choice:
             if variant.illegal(device) is None:
                 legal[variant] = tile
         self.variants = _with_room(kernel, score, _within_blocks(score, list(legal)))
-        priced: list[_Priced] = []
+        self._priced: list[_Priced] = []
         for variant in self.variants if costs else ():
             cost = _with_scores(costs[legal[variant]], variant)
-            sizes = variant.bm, variant.bn, variant.blocks_per_sm
-            per_pair = cost.keys[0] / (math.prod(sizes) * device.sm_count)
-            priced.append(_Priced(per_pair, variant, sizes, cost))
-        self._priced = sorted(priced, key=lambda each: each.per_pair)
+            sizes = bm, bn, blocks = variant.bm, variant.bn, variant.blocks_per_sm
+            sm_rows = bm * device.sm_count
+            # Of a multiprocessor's blocks, none visits more keys than one before it
+            shared = min(sum(cost.keys[: i + 1]) / (i + 1) for i in range(blocks))
+            per_pair = (shared / bn + 1e-6 * self._copies.bytes * cost.fetched) / sm_rows
+            per_row, per_key = cost.wave / (sm_rows * blocks), cost.keys[0] / bn
+            floor = cost.launch, cost.megabyte, cost.wave, per_row, per_key, per_pair
+            self._priced.append(_Priced(*floor, variant, sizes, cost))
         self._known: dict[tuple[int | None, ...], tuple[Variant, float]] = {}
 
     def of(self, problem: Problem) -> tuple[Variant, float]:
@@ -144,10 +155,21 @@ class Choice:
         pairs = heads * (seeing * (keys - seeing / 2) if self._uneven else rows * keys)
         if seen is not None:
             pairs = heads * rows * min(keys, seen)
+        all_rows, visited = heads * rows, keys if seen is None else min(keys, seen)
+        megabytes = (all_rows + heads_kv * keys) * self._element_mb
+        floors = [
+            launch
+            + megabytes * megabyte
+            + max(wave, all_rows * per_row)
+            + max(visited * per_key, pairs * per_pair)
+            for launch, megabyte, wave, per_row, per_key, per_pair, *_ in self._priced
+        ]
         best, least = self._priced[0].variant, math.inf
-        for each in self._priced:
-            if pairs * each.per_pair >= least:  # nor do the others take less
+        # Most need not be looked at any closer
+        for at_least, i in sorted(zip(floors, itertools.count())):
+            if at_least >= least:
                 break
+            each = self._priced[i]
             time = self._time(each, heads, heads_kv, packable, rows, keys, seen)
             if time < least:
                 best, least = each.variant, time
