@@ -37,8 +37,8 @@ struct GroupedAt {
     __device__ int key_of(int nt, int i) const { return key + lane % 4 * 2 + nt * 8 + i; }
 };
 
-// The tiles of BN keys that some rows visit, the last first: [first, end). Those of [whole_first, whole_end) need no mask, and
-// each row has seen a key by then.
+// The tiles of BN keys that some rows visit, the last first: [first, end). Those of [whole_first, whole_end) need no mask; with
+// a right edge, each row that sees any key has seen one by then.
 struct KeyTiles {
     int first, end;
     int whole_first, whole_end;

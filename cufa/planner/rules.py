@@ -220,7 +220,8 @@ def _turns(tile: TileShape, score: tuple[str, ...], head_dim_v: int) -> bool:
 
 def _with_scores(cost: Cost, variant: Variant) -> Cost:
     """Return a variant's cost with what its scores take longer than in others."""
-    is_dear = variant.bm // 64 > 2 or variant.bn > 128
+    consumers = variant.bm // 64
+    is_dear = consumers > 2 or (consumers == 2 and variant.bn > 128)
     if not is_dear or variant.head_dim_v < 128 or not variant.causal:
         return cost
     arguments = (part_named(part).argument for part in variant.score)
