@@ -232,6 +232,18 @@ def test_slopes_that_are_not_finite(
 
 
 @forms
+@pytest.mark.parametrize("shape", [(8, 2, 300, 450), (8, 8, 450, 200)], ids=str)
+def test_slopes_that_leave_one_key(
+    rng: np.random.Generator, form: str, shape: tuple[int, ...]
+) -> None:
+    """A few keys away they are infinite; a row has the V of its own key, and that key's score."""
+    slopes = np.array([1e30, 0.5, 3e37, 2e38, 1e29, 0.25, 1.0, 2e35], np.float32)
+    options = {"causal": True, "alibi_slopes": slopes}
+    there = options | {"alibi_slopes": on_gpu(slopes)}
+    checked(form, drawn(rng, form, shape), options, there)
+
+
+@forms
 @pytest.mark.parametrize("options", WINDOWS[2:], ids=str)
 def test_windows(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
     """Rows that see none, and rows whose first keys come late; scores that grow."""

@@ -31,9 +31,9 @@ struct Tilt {
             const Pair pair{sequence, at.batch, at.head(0, h), query_of(at.row_of(0, h)), origin};
             at_origin[h] = score.tilt(pair), step[h] = score.step(pair, pieces);
         }
-        // Infinite ones are not multiplied, for 0 times them is NaN.
+        // Infinite ones are not multiplied, for 0 times them is NaN, nor those that a distance could make infinite.
         const float sum = fabsf(at_origin[0]) + fabsf(at_origin[1]) + fabsf(step[0]) + fabsf(step[1]);
-        const bool finite = __all_sync(0xffffffff, sum < INF);
+        const bool finite = __all_sync(0xffffffff, sum < 0x1p96f);
         this->pieces = finite ? pieces : 0, settled = finite && pieces_from(0) == pieces;
         return finite;
     }
