@@ -105,6 +105,15 @@ def test_costs_are_those_of_the_results() -> None:
             assert x == pytest.approx(y, rel=5e-3, abs=1e-5)
 
 
+def test_what_spills_is_not_chosen() -> None:
+    rows = [row for row in RESULT["rows"] if (row["d"], row["causal"]) == (256, True)]
+    (key,) = cost_fit.by_key(rows, H200)
+    spilling = next(iter(COSTS[key]))
+    found = cost_fit.costs_of(rows, H200, lambda key, shape: shape != spilling)
+    assert found[key]
+    assert spilling not in found[key]
+
+
 def test_problems_that_costs_were_not_found_from() -> None:
     """Costs of three quarters of them choose well for the others, of all variants."""
     rows = [row for row in RESULT["rows"] if (row["d"], row["causal"]) == (128, True)]

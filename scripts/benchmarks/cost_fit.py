@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks import model_shapes
 from benchmarks.cells import Cell
 from cufa import device
+from cufa.compiler import nvrtc
 from cufa.kernel import ATTENTION_KERNELS, q_slots
 from cufa.planner import scheduler
 from cufa.planner.costs import Cost, Work, copies, work
@@ -25,6 +26,12 @@ KERNEL = "fa3_wgmma"
 
 CHOSEN = 18
 """Variants at most of a pair of head dims, with and without a mask."""
+
+DTYPE = "bfloat16"
+"""In which they are measured."""
+
+MOST_SPILLED = 80
+"""Bytes a thread: registers that are not looked at in each tile of keys."""
 
 LEFT_OUT = 1.7
 """Variants that take this many times as long as the fastest have no time in a row."""
@@ -212,7 +219,7 @@ def chosen(rows: Sequence[Row], costs: Mapping[TileShape, Cost], gpu: device.Dev
         name
         for row in rows
         for name, us in row["us"].items()
-        if us <= _NEAR * min(row["us"].values())
+        if us <= _NEAR * min(row["us"].values()) and shape_of(name) in costs
     }
 
     def lost(names: Sequence[str]) -> float:
@@ -253,14 +260,39 @@ def by_key(rows: Iterable[Row], gpu: device.Device) -> dict[Key, list[Row]]:
     return dict(sorted(found.items()))
 
 
-def costs_of(rows: Iterable[Row], gpu: device.Device) -> Costs:
-    """Return the chosen variants of each key, and their costs."""
+def costs_of(
+    rows: Iterable[Row],
+    gpu: device.Device,
+    is_lean: Callable[[Key, TileShape], bool] = lambda key, shape: True,
+) -> Costs:
+    """Return the chosen variants of each key, and their costs.
+
+    Parameters
+    ----------
+    rows : iterable of dict
+    gpu : Device
+    is_lean : callable, optional
+        Whether a variant keeps to its registers; others are not chosen.
+    """
     found: Costs = {}
     for key, some in by_key(rows, gpu).items():
         costs = fitted(some, gpu)
-        shapes = sorted(map(shape_of, chosen(some, costs, gpu)), reverse=True)
+        while True:
+            shapes = sorted(map(shape_of, chosen(some, costs, gpu)), reverse=True)
+            spilling = {shape for shape in shapes if not is_lean(key, shape)}
+            if not spilling:
+                break
+            costs = {shape: cost for shape, cost in costs.items() if shape not in spilling}
         found[key] = {shape: costs[shape] for shape in shapes}
     return found
+
+
+def keeps_to_registers(key: Key, shape: TileShape) -> bool:
+    """Return whether the compiler at hand spills hardly any: it may be another than measured."""
+    kernel, d, dv, causal = key
+    score = ("Causal",) if causal else ()
+    variant = Variant(kernel, DTYPE, d, dv, **shape._asdict(), score=score)
+    return nvrtc.compile_variant(variant, "sm_90a").spill_bytes <= MOST_SPILLED
 
 
 def gpu_of(result: Mapping[str, Any]) -> device.Device:
@@ -284,7 +316,9 @@ def module(result: Mapping[str, Any]) -> str:
         "",
         "COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {",
     ]
-    for (kernel, d, dv, causal), of_tiles in costs_of(result["rows"], gpu_of(result)).items():
+    for (kernel, d, dv, causal), of_tiles in costs_of(
+        result["rows"], gpu_of(result), keeps_to_registers
+    ).items():
         lines.append(f'    ("{kernel}", {d}, {dv}, {causal}): {{')
         for shape, cost in of_tiles.items():
             numbers = ", ".join(str(x) for x in shape)

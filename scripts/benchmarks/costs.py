@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks import drawn, graphs, model_shapes
 from benchmarks.cells import SEQS, Cell
 from benchmarks.contestants import reason, rounded, rows_of, say
-from benchmarks.cost_fit import KERNEL, LEFT_OUT, name_of
+from benchmarks.cost_fit import DTYPE, KERNEL, LEFT_OUT, MOST_SPILLED, name_of
 from cufa import device as devices
 from cufa.compiler.nvrtc import Compiled
 from cufa.explorer.build import compile_all
@@ -24,8 +24,6 @@ from cufa.kernel import ATTENTION_KERNELS
 from cufa.planner.tile_shape import TileShape
 from cufa.planner.tiles import padded
 from cufa.variant import Variant
-
-DTYPE = "bfloat16"
 
 PROBLEMS = {
     (32, 32): 22,
@@ -41,7 +39,6 @@ PROBLEMS = {
 BURST_MS = 0.3
 BUDGET = Budget(rounds=5)
 _DRAWN = 4000
-_MOST_SPILLED = 80  # bytes a thread: registers that are not looked at in each tile of keys
 
 
 def cells(seed: int) -> list[Cell]:
@@ -134,5 +131,5 @@ def _compiled(todo: list[Cell]) -> dict[Variant, bytes]:
         return {
             built.variant: built.compiled.cubin
             for built in results
-            if isinstance(built.compiled, Compiled) and built.compiled.spill_bytes <= _MOST_SPILLED
+            if isinstance(built.compiled, Compiled) and built.compiled.spill_bytes <= MOST_SPILLED
         }
