@@ -185,14 +185,9 @@ def work(
     average = (longest + shortest) / 2
     fall = (longest - shortest) / max(1, seeing)
     of_places: tuple[float, ...]
-    if blocks == 1 and seeing <= places:
-        of_places = (longest if seeing else 0.0,)
-    elif fall == 0.0:
-        if blocks == 1:
-            of_places = (-(-seeing // places) * longest,)
-        else:
-            firsts = range(seeing, seeing - places, -sms)
-            of_places = tuple(-(-max(0, left) // places) * longest for left in firsts)
+    if fall == 0.0:
+        firsts = range(seeing, seeing - places, -sms)
+        of_places = tuple(-(-max(0, left) // places) * longest for left in firsts)
     elif seeing <= places:
         firsts = range(0, places, sms)
         of_places = tuple(max(0.0, longest - fall * i) if i < seeing else 0.0 for i in firsts)

@@ -151,11 +151,12 @@ class Choice:
     def _least(
         self, heads: int, heads_kv: int, packable: int, rows: int, keys: int, seen: int | None
     ) -> tuple[Variant, float]:
-        seeing = min(rows, keys)
-        pairs = heads * (seeing * (keys - seeing / 2) if self._uneven else rows * keys)
-        if seen is not None:
-            pairs = heads * rows * min(keys, seen)
-        all_rows, visited = heads * rows, keys if seen is None else min(keys, seen)
+        seeing, all_rows = min(rows, keys), heads * rows
+        visited = keys if seen is None else min(keys, seen)
+        if self._uneven and seen is None:
+            pairs = heads * seeing * (keys - seeing / 2)
+        else:
+            pairs = all_rows * visited
         megabytes = (all_rows + heads_kv * keys) * self._element_mb
         floors = [
             launch
