@@ -33,11 +33,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const TensorMaps& maps = arguments.maps;
     constexpr int CONSUMERS = BM / 64;  // warpgroups
     static_assert(WARPS == 4 * (CONSUMERS + 1), "a producer and BM / 64 consumers");
-    // Registers of a thread at launch, and after the producer has left most of its own to the consumers.
+    // Registers of a thread at launch, and after the producer, which can do with 32, has left most of its own to the consumers. Some
+    // more may be left to it.
     constexpr int REGISTERS = 65536 / (WARPS * 32 * BLOCKS_PER_SM) / 8 * 8;
-    constexpr int REGISTERS_PRODUCER = 32;
-    constexpr int SHARE = (REGISTERS * (CONSUMERS + 1) - REGISTERS_PRODUCER) / CONSUMERS / 8 * 8;
+    constexpr int SHARE = (REGISTERS * (CONSUMERS + 1) - 32) / CONSUMERS / 8 * 8;
     constexpr int REGISTERS_CONSUMER = SHARE < 240 ? SHARE : 240;
+    constexpr int REST = REGISTERS * (CONSUMERS + 1) - REGISTERS_CONSUMER * CONSUMERS;
+    constexpr int REGISTERS_PRODUCER = REST < 40 ? REST : 40;
     constexpr int NT = BN / 8, OT = HEAD_DIM_V / 8;  // 8-column pieces of S and of O
     // Row maxima can be done without where a row's first scores tell about the others, and tilts rise by less from tile to tile.
     constexpr bool UNCHECKED = SCORE::STEADY;
@@ -140,6 +142,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             ring_k.acquire(n);
             KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes), key, head, batch, L2_KEPT);
         };
+        // Where the rows of a sequence begin, from tile to tile; or behind all rows, where TMA reads nothing and fills in zeros, if
+        // no row of the tile from q0 on sees a key.
+        auto first_row = [&](const Sequence& sequence, int q0, int first) {
+            if constexpr (UNEVEN || KV::TAILS)
+                if (score.sees(sequence, (q0 + BM - 1) >> p.pack_log2).end <= 0) return 1 << 30;
+            return first;
+        };
         // Hands the tile over, or says that there is none; the first of its tiles of keys is the n-th.
         auto load_q = [&](int i, uint32_t round, uint32_t n) {
             volatile WorkOfTile& work = sWork[round % WORK_STAGES];
@@ -159,8 +168,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                                                     (q0 + ROWS * part + ROWS - 1) >> p.pack_log2);
             };
             if constexpr (K_FIRST)
-                load_keys(sequence.first_k + (keys_of(PARTS - 1).end - 1) * BN, KV::map_head(p.k, tile.head / p.group),
-                          KV::map_batch(p.k, tile.batch), n);
+                load_keys(first_row(sequence, q0, sequence.first_k) + (keys_of(PARTS - 1).end - 1) * BN,
+                          KV::map_head(p.k, tile.head / p.group), KV::map_batch(p.k, tile.batch), n);
             ring_q.acquire(round);
             work.q0 = q0, work.head = tile.head, work.batch = tile.batch;
             if constexpr (KV::TAILS) work.set(sequence);
@@ -176,10 +185,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 if constexpr (FIRST) work.keys[c].first = keys.first, work.keys[c].whole_first = keys.whole_first;
             }
             const uint32_t bar = ring_q.expect(round, QTile::bytes);
+            const int first_q = first_row(sequence, q0, sequence.first_q);
 #pragma unroll 1
             for (int row = 0; row < BM; row += 64)
                 QTile::load(sQ + ring_q.slot(round) * QO_BYTES, row, maps.q, bar,
-                            sequence.first_q + ((q0 + row) >> p.pack_log2), tile.head, KV::RAGGED ? 0 : tile.batch, policy_q);
+                            first_q + ((q0 + row) >> p.pack_log2), tile.head, KV::RAGGED ? 0 : tile.batch, policy_q);
         };
         // The tile that follows the i-th, the round-th of this block; where some numbers stand for no rows, the first that has
         // any, with `skipped` more numbers drawn.
@@ -206,6 +216,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const int v_head = KV::map_head(p.v, kv_head), v_batch = KV::map_batch(p.v, batch);
             int first_k = 0;
             if constexpr (KV::RAGGED) first_k = work.sequence.first_k;
+            if constexpr (KV::TAILS)
+                first_k = first_row(work.lengths(), work.q0, first_k);
+            else
+                first_k = first_row(KV::sequence(p, batch), work.q0, first_k);
             auto load_k = [&](int j, const auto& visit, uint32_t n) {
                 load_keys(first_k + visit.tile(j) * BN, k_head, k_batch, n);
             };
