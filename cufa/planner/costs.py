@@ -11,6 +11,10 @@ _FEW = 4
 _BRISK = 30000
 """Keys that a block visits, one tile of rows after the other, before the card's clock falls."""
 
+_MEMORY_US = 2.0
+_MEGABYTE_US = 0.222
+"""What memory takes, at 4.5 TB/s, whatever the variant."""
+
 
 class Work(NamedTuple):
     """What a problem asks of a variant.
@@ -24,7 +28,7 @@ class Work(NamedTuple):
         Tiles of keys in each place of the busiest multiprocessor: where there is one block, where
         there is a second beside it, and so on.
     megabytes : float
-        Of Q, K, V and O.
+        Of K, V, O and what of Q is read: no rows of blank tiles.
     blank : float
         Tiles, a multiprocessor, none of whose rows sees a key.
     fetched : float
@@ -58,8 +62,6 @@ class Cost(NamedTuple):
     keys : tuple of float
         For a tile of keys where one block runs on a multiprocessor; what it takes longer where two
         do; and so on.
-    megabyte : float
-        For a megabyte of operands.
     blank : float
         For a tile of rows that see no key.
     fetched : float
@@ -73,7 +75,6 @@ class Cost(NamedTuple):
     launch: float
     wave: float
     keys: tuple[float, ...]
-    megabyte: float
     blank: float
     fetched: float
     ragged: float
@@ -82,15 +83,30 @@ class Cost(NamedTuple):
 
     def of(self, work: Work) -> float:
         """Return the time of a problem."""
-        launch, wave, keys, megabyte, blank, fetched, ragged, unaligned, sustained = self
+        launch, wave, keys, blank, fetched, ragged, unaligned, sustained = self
         waves, tiles, megabytes, blanks, copied, ragged_rows, unaligned_rows, later = work
-        time = launch + waves * wave + megabytes * megabyte + blanks * blank + copied * fetched
+        time = launch + waves * wave + blanks * blank + copied * fetched
         time += ragged_rows * ragged + unaligned_rows * unaligned + later * sustained
         if len(keys) == 1:  # most have one block a multiprocessor
-            return time + keys[0] * tiles[0]
-        for each, number in zip(keys, tiles, strict=True):
-            time += each * number
-        return time
+            time += keys[0] * tiles[0]
+        else:
+            for each, number in zip(keys, tiles, strict=True):
+                time += each * number
+        return beside_memory(time, megabytes)
+
+
+def memory_us(megabytes: float) -> float:
+    """Return the time in which memory moves operands."""
+    return _MEMORY_US + _MEGABYTE_US * megabytes
+
+
+def beside_memory(time: float, megabytes: float) -> float:
+    """Return the time of what multiprocessors do beside what memory does.
+
+    Neither waits for all of the other: the larger counts, and of the smaller its part the more, the
+    nearer it comes.
+    """
+    return math.cbrt(time**3 + memory_us(megabytes) ** 3)
 
 
 class Copies(NamedTuple):
@@ -104,11 +120,14 @@ class Copies(NamedTuple):
         Whether they are whole sectors, of 32 bytes, but no whole lines of 128.
     boxes : int
         In how many parts it copies one, on average, where they are no whole sectors; else 0.
+    read : int
+        Bytes of a row of Q, in memory.
     """
 
     bytes: int
     ragged: bool
     boxes: int
+    read: int
 
 
 def copies(head_dims: tuple[int, int], compiled: tuple[int, int]) -> Copies:
@@ -120,13 +139,13 @@ def copies(head_dims: tuple[int, int], compiled: tuple[int, int]) -> Copies:
         Columns of a problem's rows, which are copied to whole chunks of 16 bytes where they are
         none, and of a variant's.
     """
-    size = 2 * sum(compiled)
+    size, read = 2 * sum(compiled), 2 * head_dims[0]
     chunks = [-(-columns // 8) for columns in head_dims]
     if all(n % 2 == 0 for n in chunks):
-        return Copies(size, any(n % 8 for n in chunks), 0)
+        return Copies(size, any(n % 8 for n in chunks), 0, read)
     widths = (next(n for n in (64, 32, 16) if columns % n == 0) for columns in compiled)
     parts = sum(columns // width for columns, width in zip(compiled, widths, strict=True)) // 2
-    return Copies(size, False, parts)
+    return Copies(size, False, parts, read)
 
 
 def work(
@@ -155,6 +174,7 @@ def work(
         Heads whose rows a tile holds together; such a tile visits all keys.
     causal : bool
     megabytes : float
+        Of all of Q, K, V and O.
     copies : Copies
     tile : tuple of int
         Its rows, its keys, and how many blocks a multiprocessor runs.
@@ -197,9 +217,10 @@ def work(
         last = (last_wave + 1) * (longest - fall * places * last_wave)
         of_places = (max(longest, share, last),) * blocks
         waves = max(1.0, tiles / places)
-    row_bytes, is_ragged, boxes = copies
+    row_bytes, is_ragged, boxes, read = copies
     visited = bn * (seeing * average + blank) / sms
     copied = 2e-3 * (tiles * bm / sms + visited) if is_ragged or boxes else 0.0
     fetched, ragged, unaligned = 1e-6 * row_bytes * visited, copied * is_ragged, copied * boxes
+    megabytes -= 1e-6 * read * bm * blank
     later = max(0.0, 1e-3 * (bn * of_places[0] - _BRISK))
     return Work(waves, of_places, megabytes, blank / sms, fetched, ragged, unaligned, later)

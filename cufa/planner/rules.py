@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cufa.device import Device
 from cufa.kernel import ATTENTION_KERNELS, ELEMENT_BYTES, Kernel
 from cufa.planner import scheduler
-from cufa.planner.costs import Cost, copies, work
+from cufa.planner.costs import Cost, beside_memory, copies, work
 from cufa.planner.hopper_costs import COSTS
 from cufa.planner.tile_shape import TileShape
 from cufa.planner.tiles import all_head_dims, padded, tiles
@@ -42,17 +42,19 @@ class _Priced(NamedTuple):
 
     Attributes
     ----------
-    launch, megabyte, wave, per_row, per_key, per_pair : float
-        Microseconds that no problem takes less than: for a launch and its operands, for its first
-        tile of rows or for each row, and for each key of that tile or for each row and key.
+    bm : int
+        Rows of its tile.
+    launch, wave, per_row, per_key, per_pair : float
+        Microseconds that no problem takes less than: for a launch, for its first tile of rows or
+        for each row, and for each key of that tile or for each row and key.
     variant : Variant
     tile : tuple of int
         As of `cufa.planner.costs.work`.
     cost : Cost
     """
 
+    bm: int
     launch: float
-    megabyte: float
     wave: float
     per_row: float
     per_key: float
@@ -116,8 +118,9 @@ class Choice:
             shared = min(sum(cost.keys[: i + 1]) / (i + 1) for i in range(blocks))
             per_pair = (shared / bn + 1e-6 * self._copies.bytes * cost.fetched) / sm_rows
             per_row, per_key = cost.wave / (sm_rows * blocks), cost.keys[0] / bn
-            floor = cost.launch, cost.megabyte, cost.wave, per_row, per_key, per_pair
-            self._priced.append(_Priced(*floor, variant, sizes, cost))
+            floor = cost.launch, cost.wave, per_row, per_key, per_pair
+            self._priced.append(_Priced(bm, *floor, variant, sizes, cost))
+        self._rows = {each.bm for each in self._priced}
         self._known: dict[tuple[int | None, ...], tuple[Variant, float]] = {}
 
     def of(self, problem: Problem) -> tuple[Variant, float]:
@@ -132,13 +135,15 @@ class Choice:
             few = heads * -(-rows // long.bm) < self._sm_count
             return next((each for each in short if few or rows <= each.bm), long), 0.0
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
-        # Up to the next step, for which most new lengths have been seen before
-        if packable == 1 or rows > _PACKED:
-            step = KEY_STEP if self._uneven else _ROW_STEP
-            rows = -(-rows // step) * step
         if problem.top_left:  # of which none sees more
             keys = min(keys, rows)
-        keys, seen = -(-keys // KEY_STEP) * KEY_STEP, problem.most_seen
+        if not self._uneven or rows <= keys:  # beyond, where rows see no keys, a few more matter
+            # Up to the next step, for which most new lengths have been seen before
+            if packable == 1 or rows > _PACKED:
+                step = KEY_STEP if self._uneven else _ROW_STEP
+                rows = -(-rows // step) * step
+            keys = -(-keys // KEY_STEP) * KEY_STEP
+        seen = problem.most_seen
         sizes = heads, batch * heads_kv, packable, rows, keys, seen
         found = self._known.get(sizes)
         if found is None:
@@ -151,29 +156,38 @@ class Choice:
     def _least(
         self, heads: int, heads_kv: int, packable: int, rows: int, keys: int, seen: int | None
     ) -> tuple[Variant, float]:
-        seeing, all_rows = min(rows, keys), heads * rows
+        falls = self._uneven and seen is None
         visited = keys if seen is None else min(keys, seen)
-        if self._uneven and seen is None:
-            pairs = heads * seeing * (keys - seeing / 2)
-        else:
-            pairs = all_rows * visited
-        megabytes = (all_rows + heads_kv * keys) * self._element_mb
-        floors = [
-            launch
-            + megabytes * megabyte
-            + max(wave, all_rows * per_row)
-            + max(visited * per_key, pairs * per_pair)
-            for launch, megabyte, wave, per_row, per_key, per_pair, *_ in self._priced
-        ]
+        seeing = min(rows, keys)
+        # Of tiles of so many rows: all that they have, and the pairs of those and of keys
+        sizes: dict[int, tuple[float, float]] = {}
+        for bm in self._rows:
+            each = rows if rows < bm and packable > 1 else -(-rows // bm) * bm
+            if falls and rows > keys:
+                sizes[bm] = heads * each, heads * seeing * (keys - seeing / 2)
+            else:
+                sizes[bm] = heads * each, heads * each * (visited - max(0, rows - bm) / 2 * falls)
+        floors: list[float] = []
+        for bm, launch, wave, per_row, per_key, per_pair, *_ in self._priced:
+            filled, pairs = sizes[bm]
+            of_rows, of_keys = filled * per_row, visited * per_key
+            of_pairs = pairs * per_pair
+            floors.append(
+                launch
+                + (of_rows if of_rows > wave else wave)
+                + (of_pairs if of_pairs > of_keys else of_keys)
+            )
+        megabytes = (heads * rows + heads_kv * keys) * self._element_mb
+        megabytes -= 1e-6 * self._copies.read * heads * (rows - seeing)
         best, least = self._priced[0].variant, math.inf
         # Most need not be looked at any closer
         for at_least, i in sorted(zip(floors, itertools.count())):
-            if at_least >= least:
+            if beside_memory(at_least, megabytes) >= least:
                 break
-            each = self._priced[i]
-            time = self._time(each, heads, heads_kv, packable, rows, keys, seen)
+            priced = self._priced[i]
+            time = self._time(priced, heads, heads_kv, packable, rows, keys, seen)
             if time < least:
-                best, least = each.variant, time
+                best, least = priced.variant, time
         return best, least
 
     def _time(

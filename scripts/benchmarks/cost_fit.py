@@ -16,7 +16,7 @@ from cufa import device
 from cufa.compiler import nvrtc
 from cufa.kernel import ATTENTION_KERNELS, q_slots
 from cufa.planner import scheduler
-from cufa.planner.costs import Cost, Work, copies, work
+from cufa.planner.costs import Cost, Work, copies, memory_us, work
 from cufa.planner.tile_shape import TileShape
 from cufa.planner.tiles import padded
 from cufa.variant import Variant
@@ -37,14 +37,16 @@ LEFT_OUT = 1.7
 """Variants that take this many times as long as the fastest have no time in a row."""
 
 _NEAR = 1.1  # one that never comes as near to the fastest is not chosen
-_ROUNDS = 5
+_ROUNDS = 7
 _SWEEPS = 300
 _LEAST = 0.02  # deviations below are as good
+_HARDLY = 0.4  # of a time, that what multiprocessors do takes at least
+_SOME_US = 1e-3
 _SPARSE = 7e-5  # of each sample, what a cost must give to be
 _PRIOR = 10  # samples that the family of a variant counts
 _GAIN = 5e-5  # of each row, what a variant must lessen the losses by
 _USUAL = 6.0  # what the standard table's problems and models' prompts count
-_DEAR = 1.1  # losses beyond count several times
+_DEAR = 1.07  # losses beyond count several times
 _TOO_DEAR = 4.0
 
 Row = Mapping[str, Any]
@@ -92,18 +94,18 @@ def fitted(rows: Sequence[Row], gpu: device.Device) -> dict[TileShape, Cost]:
     for name in sorted({name for row in rows for name in row["us"]}):
         shape = shape_of(name)
         slots = q_slots(Variant(KERNEL, "bfloat16", d, dv, **shape._asdict()))
-        if shape.bm == 192:  # two are used as three are
-            slots = min(2, slots)
         family = shape.bm, shape.blocks_per_sm, shape.ping_pong, slots
         families.setdefault(family, []).append(shape)
     found: dict[TileShape, Cost] = {}
     for shapes in families.values():
         samples = [(row, s) for row in rows for s in shapes if name_of(s) in row["us"]]
-        asked = np.array([_features(work_of(row, s, gpu), s.bn) for row, s in samples])
+        works = [(work_of(row, s, gpu), s.bn) for row, s in samples]
+        asked = np.array([_features(each, bn) for each, bn in works])
+        memory = np.array([memory_us(each.megabytes) for each, _ in works])
         us = np.array([row["us"][name_of(s)] for row, s in samples])
         count = np.array([_count(row) for row, _ in samples])
-        costs = _least_deviating(asked, us, count)
-        deviations = np.log(us / (asked @ costs))
+        costs = _least_deviating(asked, memory, us, count)
+        deviations = np.log(_without_memory(us, memory) / np.maximum(asked @ costs, _SOME_US))
         for shape in shapes:
             own = [s == shape for _, s in samples]
             weight = float(count[own].sum())
@@ -136,33 +138,47 @@ def _features(work: Work, bn: int) -> list[float]:
     """Return what a family's costs are multiplied with."""
     wide = bn / 64
     per_tile = work.waves, work.unaligned, *work.keys
-    once = work.megabytes, work.blank, work.fetched, work.ragged, work.sustained
+    once = work.blank, work.fetched, work.ragged, work.sustained
     return [1.0, *once, *per_tile, *(x * wide for x in per_tile)]
 
 
 def _cost(costs: np.ndarray, shape: TileShape) -> Cost:
     """Return those of a variant from those of its family."""
-    launch, megabyte, blank, fetched, ragged, sustained, *more = (float(x) for x in costs)
+    launch, blank, fetched, ragged, sustained, *more = (float(x) for x in costs)
     half = len(more) // 2
     each = [x + y * shape.bn / 64 for x, y in zip(more[:half], more[half:], strict=True)]
     wave, unaligned, *keys = each
-    once = megabyte, blank, fetched, ragged, unaligned, sustained
-    return Cost(launch, wave, tuple(keys), *once)
+    return Cost(launch, wave, tuple(keys), blank, fetched, ragged, unaligned, sustained)
 
 
-def _least_deviating(asked: np.ndarray, us: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Return costs of which none is negative, by least deviations of quotients."""
+def _without_memory(us: np.ndarray, memory: np.ndarray) -> np.ndarray:
+    """Return what multiprocessors take of a time, so far as memory's lets it be known."""
+    return np.cbrt(np.maximum(us**3 - memory**3, (_HARDLY * us) ** 3))
+
+
+def _least_deviating(
+    asked: np.ndarray, memory: np.ndarray, us: np.ndarray, count: np.ndarray
+) -> np.ndarray:
+    """Return costs of which none is negative, by least deviations of quotients.
+
+    By Newton's method: near the last costs, the time is linear in them.
+    """
     once = np.sqrt(count) / us
     weights, costs = once, np.zeros(asked.shape[1])
+    target = _without_memory(us, memory)
     for _ in range(_ROUNDS):
         scaled = asked * weights[:, None]
-        square, towards = scaled.T @ scaled, scaled.T @ (us * weights) - _SPARSE * len(us)
+        square, towards = scaled.T @ scaled, scaled.T @ (target * weights) - _SPARSE * len(us)
         diagonal = np.diag(square) + 1e-12
         for _ in range(_SWEEPS):
             for i in range(len(costs)):
                 costs[i] = max(0.0, costs[i] + (towards[i] - square[i] @ costs) / diagonal[i])
-        off = np.abs(asked @ costs / us - 1)
-        weights = once / np.sqrt(np.maximum(off, _LEAST) / _LEAST)
+        own = np.maximum(asked @ costs, _SOME_US)
+        time = np.cbrt(own**3 + memory**3)
+        slope = (own / time) ** 2
+        off = np.abs(time / us - 1)
+        weights = once * slope / np.sqrt(np.maximum(off, _LEAST) / _LEAST)
+        target = own + (us - time) / np.maximum(slope, _HARDLY**2)
     return costs
 
 
