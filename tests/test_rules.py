@@ -20,6 +20,7 @@ from cufa.compiler import nvrtc
 from cufa.device import Device
 from cufa.expression.own import own
 from cufa.kernel import KERNELS
+from cufa.planner import rules
 from cufa.planner.costs import Copies, Cost, Work, beside_memory, copies, memory_us, work
 from cufa.planner.hopper_costs import COSTS
 from cufa.planner.plan import plan
@@ -231,6 +232,23 @@ def test_time_beside_memory(us: float, megabytes: float) -> None:
     found = beside_memory(us, megabytes)
     assert max(us, memory) * (1 - 1e-12) <= found <= 1.27 * max(us, memory)
     assert beside_memory(1e3 * memory, megabytes) == pytest.approx(1e3 * memory)
+
+
+def test_only_bottom_right_masks_hide_rows() -> None:
+    """Of more queries than keys; with another mask it takes longer, as they see keys."""
+    causal = Problem.of_shapes((2, 32, 8192, 128), *[(2, 8, 1024, 128)] * 2, dtype="bfloat16")
+    causal = causal._replace(causal=True)
+    us = {}
+    for name, problem in (
+        ("causal", causal),
+        ("top-left", causal._replace(top_left=True)),
+        ("left", causal._replace(causal=False, left=50)),
+        ("right", causal._replace(causal=False, right=4096)),
+    ):
+        us[name] = min(rules.times(problem, H200, "fa3_wgmma").values())
+    flops = 4 * 2 * 32 * 8192 * 1024 * 128
+    assert us["causal"] < 150
+    assert all(flops / us[name] < 800e6 for name in ("top-left", "left", "right"))
 
 
 def test_queries_that_are_not_read() -> None:

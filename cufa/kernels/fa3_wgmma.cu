@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const TensorMaps& maps = arguments.maps;
     constexpr int CONSUMERS = BM / 64;  // warpgroups
     static_assert(WARPS == 4 * (CONSUMERS + 1), "a producer and BM / 64 consumers");
-    // Registers of a thread at launch, and after the producer, which can do with 32, has left most of its own to the consumers. Some
-    // more may be left to it.
+    // Registers of a thread at launch, at most, and after the producer has left most of its own to the consumers: it can do with 32,
+    // and keeps up to 40 where theirs, a multiple of 8, leave some.
     constexpr int REGISTERS = 65536 / (WARPS * 32 * BLOCKS_PER_SM) / 8 * 8;
     constexpr int SHARE = (REGISTERS * (CONSUMERS + 1) - 32) / CONSUMERS / 8 * 8;
     constexpr int REGISTERS_CONSUMER = SHARE < 240 ? SHARE : 240;
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             ring_k.acquire(n);
             KTile::load(sK + ring_k.slot(n) * KTile::bytes, 0, maps.k, ring_k.expect(n, KTile::bytes), key, head, batch, L2_KEPT);
         };
-        // Where the rows of a sequence begin, from tile to tile; or behind all rows, where TMA reads nothing and fills in zeros, if
-        // no row of the tile from q0 on sees a key.
+        // Where the rows of a sequence begin; or, for a tile from q0 on none of whose rows sees a key, far behind (beyond 2^30 rows are
+        // read for nothing), where TMA reads nothing and fills in zeros.
         auto first_row = [&](const Sequence& sequence, int q0, int first) {
             if constexpr (UNEVEN || KV::TAILS)
                 if (score.sees(sequence, (q0 + BM - 1) >> p.pack_log2).end <= 0) return 1 << 30;

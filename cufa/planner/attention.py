@@ -141,7 +141,7 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
     other : Plan
         Of a kernel of attention's own.
     us : float
-        What is expected of it where memory is no limit; 0.0 if that is not known.
+        What is expected of it; 0.0 if that is not known.
     """
     rows = problem.group * problem.seq_q
     if 0 in (other.grid, rows) or rows > _MOST_ROWS:

@@ -32,7 +32,7 @@ class Work(NamedTuple):
     blank : float
         Tiles, a multiprocessor, none of whose rows sees a key.
     fetched : float
-        Megabytes of K and V that a multiprocessor copies, tile by tile.
+        Megabytes of K and V that a multiprocessor copies, tile by tile, or zeros for blank ones.
     ragged, unaligned : float
         Thousands of rows that a multiprocessor copies whose length is no multiple of 128 bytes; or
         not even of 32, box by box.

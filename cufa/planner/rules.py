@@ -101,6 +101,8 @@ class Choice:
         self._element_mb = sum(head_dims) * ELEMENT_BYTES[dtype] / 1e6  # of a row of Q and of O
         self._copies = copies(head_dims, compiled)
         self._uneven = edges(score) > 0
+        # Of more queries than keys, those in front see none; beside other masks, all that there are
+        self._hides_rows = "Causal" in score and "TopLeft" not in score
         costs = COSTS.get((kernel.name, *compiled, self._uneven), {})
         legal: dict[Variant, TileShape] = {}
         for tile in costs or tiles(kernel.name, compiled, device):
@@ -137,8 +139,9 @@ class Choice:
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
         if problem.top_left:  # of which none sees more
             keys = min(keys, rows)
-        if not self._uneven or rows <= keys:  # beyond, where rows see no keys, a few more matter
-            # Up to the next step, for which most new lengths have been seen before
+        # Up to the next step, for which most new lengths have been seen before; but where rows see
+        # no keys, or few, some more matter
+        if not self._hides_rows or rows <= keys:
             if packable == 1 or rows > _PACKED:
                 step = KEY_STEP if self._uneven else _ROW_STEP
                 rows = -(-rows // step) * step
@@ -156,7 +159,7 @@ class Choice:
     def _least(
         self, heads: int, heads_kv: int, packable: int, rows: int, keys: int, seen: int | None
     ) -> tuple[Variant, float]:
-        falls = self._uneven and seen is None
+        falls = self._falls(rows, keys, seen)
         visited = keys if seen is None else min(keys, seen)
         seeing = min(rows, keys)
         # Of tiles of so many rows: all that they have, and the pairs of those and of keys
@@ -178,7 +181,7 @@ class Choice:
                 + (of_pairs if of_pairs > of_keys else of_keys)
             )
         megabytes = (heads * rows + heads_kv * keys) * self._element_mb
-        megabytes -= 1e-6 * self._copies.read * heads * (rows - seeing)
+        megabytes -= 1e-6 * self._copies.read * heads * (rows - seeing) * falls
         best, least = self._priced[0].variant, math.inf
         # Most need not be looked at any closer
         for at_least, i in sorted(zip(floors, itertools.count())):
@@ -189,6 +192,10 @@ class Choice:
             if time < least:
                 best, least = priced.variant, time
         return best, least
+
+    def _falls(self, rows: int, keys: int, seen: int | None) -> bool:
+        """Return whether rows see ever more keys, up to all, from one to the next."""
+        return self._uneven and seen is None and (rows <= keys or self._hides_rows)
 
     def _time(
         self,
@@ -202,7 +209,7 @@ class Choice:
     ) -> float:
         pack = packable if rows < priced.tile[0] else 1
         megabytes = (heads * rows + heads_kv * keys) * self._element_mb
-        falls = self._uneven and seen is None
+        falls = self._falls(rows, keys, seen)
         if seen is not None:  # by all rows of a tile, of which each stands a key on
             bm, bn, _ = priced.tile  # and at both ends, on average, those that none of them sees
             keys = min(keys, seen + min(rows, bm) - 1 + bn - math.gcd(bm, bn))
