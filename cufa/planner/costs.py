@@ -106,7 +106,7 @@ def beside_memory(time: float, megabytes: float) -> float:
     Neither waits for all of the other: the larger counts, and of the smaller its part the more, the
     nearer it comes.
     """
-    return math.cbrt(time**3 + memory_us(megabytes) ** 3)
+    return float((time**3 + memory_us(megabytes) ** 3) ** (1 / 3))
 
 
 class Copies(NamedTuple):

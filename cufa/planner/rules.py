@@ -42,8 +42,6 @@ class _Priced(NamedTuple):
 
     Attributes
     ----------
-    bm : int
-        Rows of its tile.
     launch, wave, per_row, per_key, per_pair : float
         Microseconds that no problem takes less than: for a launch, for its first tile of rows or
         for each row, and for each key of that tile or for each row and key.
@@ -53,7 +51,6 @@ class _Priced(NamedTuple):
     cost : Cost
     """
 
-    bm: int
     launch: float
     wave: float
     per_row: float
@@ -121,8 +118,8 @@ class Choice:
             per_pair = (shared / bn + 1e-6 * self._copies.bytes * cost.fetched) / sm_rows
             per_row, per_key = cost.wave / (sm_rows * blocks), cost.keys[0] / bn
             floor = cost.launch, cost.wave, per_row, per_key, per_pair
-            self._priced.append(_Priced(bm, *floor, variant, sizes, cost))
-        self._rows = {each.bm for each in self._priced}
+            self._priced.append(_Priced(*floor, variant, sizes, cost))
+        self._rows = {each.tile[0] for each in self._priced}
         self._known: dict[tuple[int | None, ...], tuple[Variant, float]] = {}
 
     def of(self, problem: Problem) -> tuple[Variant, float]:
@@ -171,8 +168,8 @@ class Choice:
             else:
                 sizes[bm] = heads * each, heads * each * (visited - max(0, rows - bm) / 2 * falls)
         floors: list[float] = []
-        for bm, launch, wave, per_row, per_key, per_pair, *_ in self._priced:
-            filled, pairs = sizes[bm]
+        for launch, wave, per_row, per_key, per_pair, _, tile, _ in self._priced:
+            filled, pairs = sizes[tile[0]]
             of_rows, of_keys = filled * per_row, visited * per_key
             of_pairs = pairs * per_pair
             floors.append(
