@@ -191,25 +191,29 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 QTile::load(sQ + ring_q.slot(round) * QO_BYTES, row, maps.q, bar,
                             first_q + ((q0 + row) >> p.pack_log2), tile.head, KV::RAGGED ? 0 : tile.batch, policy_q);
         };
-        // The tile that follows the i-th, the round-th of this block; where some numbers stand for no rows, the first that has
-        // any, with `skipped` more numbers drawn.
+        // Of sequences of unequal lengths, a round -1 without keys takes up the first tile, 0.3 us later: what looks for tiles then
+        // stands in the code once, and it compiles in 0.85 of the time.
+        constexpr uint32_t START = KV::RAGGED ? -1u : 0;
+        auto is_first = [](uint32_t round) { return START != 0 && round == START; };
+        // The tile that follows the i-th, the round-th of this block, or in round -1 the i-th; where some numbers stand for no rows,
+        // the first that has any, with `skipped` more numbers drawn.
         int skipped = 0;
         auto has_rows = [&](int i) {
             const Tile tile = tile_of(i);
             return (tile.q_tile * BM) >> p.pack_log2 < KV::sequence(p, tile.batch).seq_q;
         };
-        auto next = [&](int i, int round) {
-            i = next_tile<UNEVEN || KV::TAILS>(p, i, tiles, round + skipped);
+        auto next = [&](int i, uint32_t round) {
+            if (!is_first(round)) i = next_tile<UNEVEN || KV::TAILS>(p, i, tiles, round + skipped);
             for (; KV::RAGGED && i < tiles && !has_rows(i); ++skipped)
                 i = next_tile<true>(p, i, tiles, round + skipped + 1);
             return i;
         };
         int i = block_index();
-        if (KV::RAGGED && i < tiles && !has_rows(i)) i = next(i, 0), ++skipped;
-        load_q(i, 0, 0);
-        for (uint32_t round = 0, n = 0; i < tiles; ++round) {  // n: tiles of keys so far
+        if (START == 0) load_q(i, 0, 0);
+        for (uint32_t round = START, n = START; is_first(round) || i < tiles; ++round) {  // n: tiles of keys so far
+            const bool has_keys = !is_first(round);
             const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
-            const int first = FIRST ? work.first() : 0, end = work.end();
+            const int first = FIRST && has_keys ? work.first() : 0, end = has_keys ? work.end() : 1;
             const int kv_head = work.head / p.group, batch = work.batch;
             const Visits<SCORE::BLOCKS> visits = work.visits();
             const int k_head = KV::map_head(p.k, kv_head), k_batch = KV::map_batch(p.k, batch);
@@ -234,11 +238,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             const int load_q_at = Q_STAGES == 1 ? first : Q_STAGES == 3 || O_FROM_REGISTERS ? end - 1 : max(first, end - 1 - STAGES);
             i = next(i, round);
             auto visit = visits.visit(end - 1);
-            if (!K_FIRST) load_k(end - 1, visit, n);
+            if (!K_FIRST && has_keys) load_k(end - 1, visit, n);
             for (int j = end - 1; j >= first; --j, ++n) {
                 const auto ahead = visits.visit(j - 1);  // looked up before the slot of its K is free
                 if (j > first) load_k(j - 1, ahead, n + 1);
-                load_v(j, visit, n);
+                if (has_keys) load_v(j, visit, n);
                 if (j == load_q_at) load_q(i, round + 1, n + 1);
                 visit = ahead;
             }
@@ -300,6 +304,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         auto clear_tail = [&](uint32_t i, int end) {
             if (end >= BN) return;
             const int first = max(end, 0) * VTile::CHUNKS;
+#pragma unroll 1
             for (int chunk = first + thread_index_anew() % 128; chunk < BN * VTile::CHUNKS; chunk += 128)
                 sts_128(sV + ring_v.slot(i) * VTile::bytes + VTile::offset(chunk / VTile::CHUNKS, chunk % VTile::CHUNKS),
                         make_float4(0.f, 0.f, 0.f, 0.f));
