@@ -358,7 +358,8 @@ def _check_table(table: np.ndarray, lengths: Array | None, problem: DecodeProble
     first = np.arange(table.shape[1]) * problem.page_size  # keys
     bad &= first < used
     if problem.left is not None:
-        bad &= first + problem.page_size > np.int64(used) - problem.seq_q - problem.left
+        ends = np.minimum(first + problem.page_size, used)
+        bad &= ends > np.int64(used) - problem.seq_q - problem.left
     if bad.any():
         i, j = (int(x) for x in np.argwhere(bad)[0])
         raise ValueError(

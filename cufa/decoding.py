@@ -253,7 +253,7 @@ def decode_padded(
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planned = partial(plan, device=device, num_splits=num_splits, kernel=kernel)
-    if not problem.has_keys:
+    if not problem.has_keys or 0 in (problem.batch, problem.heads_q, problem.seq_q):
         planned(problem)  # a kernel that cannot be is refused all the same
         return _nothing(problem, q, out, sinks, layout, return_lse)
     kind = DecodeKind(problem, layout, device, device_id, planned, padded)
@@ -269,17 +269,19 @@ def _nothing(
     layout: str,
     return_lse: bool,
 ) -> Any:
-    """Return the results on the GPU where there are no keys."""
+    """Return the results on the GPU where there are no keys, or no queries."""
     import cupy
 
     shape, lse_shape = restore_shape(problem, 4, layout)
     if out is None:
         out = cupy.empty(shape, q.dtype)
-    out[...] = 0
+    if out.size:
+        out[...] = 0
     if not return_lse:
         return out
     lse = cupy.empty(lse_shape, np.float32)
-    lse[...] = -np.inf if sinks is None else sinks[:, None]
+    if lse.size:
+        lse[...] = -np.inf if sinks is None else sinks[:, None]
     return out, lse
 
 

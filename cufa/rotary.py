@@ -165,7 +165,8 @@ class Rotary:
             )
         if not divisors.all():
             raise ValueError("factors must not be 0")
-        frequencies = theta ** -(np.arange(0, rotary_dim, 2) / rotary_dim) / divisors
+        with np.errstate(over="ignore"):  # what is infinite is refused
+            frequencies = theta ** -(np.arange(0, rotary_dim, 2) / rotary_dim) / divisors
         return cls.of_frequencies(
             frequencies, positions, magnitude=magnitude, interleaved=interleaved, xp=xp
         )

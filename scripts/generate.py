@@ -303,7 +303,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default="auto",
         help="auto: the checkpoint's on a GPU, float32 on the CPU",
     )
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     given = arguments.prompts or arguments.file or arguments.lines
     if arguments.interactive and given:
         parser.error("--interactive takes its prompts from standard input alone")

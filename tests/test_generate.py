@@ -64,6 +64,11 @@ def oracle(model: Llama, prompt: Prompt, count: int) -> list[int]:
     return text[-count:]
 
 
+def test_prompts_may_come_behind_options() -> None:
+    arguments = script.parse_arguments(["folder", "-n", "3", "one", "--seed", "1", "two"])
+    assert (arguments.prompts, arguments.max_new_tokens) == (["one", "two"], 3)
+
+
 def test_greedy_takes_the_likeliest_token_of_the_whole_text(model: Llama) -> None:
     found = tokens(model, PROMPTS, Settings())
     for prompt, row in zip(PROMPTS, found.tolist(), strict=True):

@@ -436,6 +436,37 @@ def test_what_fails_under_way_has_changed_no_page(
         np.testing.assert_array_equal(held(cache, i)[0], np.append(k[0], k[i], axis=1))
 
 
+@pytest.mark.parametrize("step", ["fork", "free", "truncate"])
+def test_what_cannot_be_sent_has_changed_nothing(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    cache = PagedKVCache(6, 4, 3, H, D, head_dim_v=DV, dtype="float32")
+    k, v = drawn(rng, 3, H, 6, D), drawn(rng, 3, H, 6, DV)
+    cache.allocate()
+    cache.append(k, v)
+    steps = {
+        "fork": lambda: cache.fork(0),
+        "free": lambda: cache.free(0),
+        "truncate": lambda: cache.truncate(1),
+    }
+
+    def fail(_: Store) -> None:
+        patch.undo()
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "send", fail)
+        with pytest.raises(MemoryError):
+            steps[step]()
+    assert (cache.free_pages, *cache.host_lengths) == (4, 6, 0, 0)
+    np.testing.assert_array_equal(held(cache, 0)[0], k[0])
+    assert cache.fork(0) == 1
+    cache.free(0)
+    np.testing.assert_array_equal(held(cache, 1)[0], k[0])
+    cache.free(1)
+    assert cache.free_pages == 6
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_any_steps_are_those_of_a_plain_model(xp: ModuleType, page_size: int) -> None:
     """Allocate, free, fork, append, truncate and decode in any order, out of room now and then."""

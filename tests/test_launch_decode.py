@@ -324,6 +324,19 @@ def test_what_is_illegal_after_a_legal_call(
     case.checked()
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 1, 8), (2, 4, 0, 8), (2, 0, 1, 8)])
+@pytest.mark.parametrize("capacity", [0, 5])
+def test_nothing_is_asked(gpu: Gpu, shape: tuple[int, ...], capacity: int) -> None:
+    b, h, _, d = shape
+    q = on_gpu(np.ones(shape, np.float16))
+    cache = on_gpu(np.ones((b, min(h, 2), capacity, d), np.float16))
+    out, lse = cufa.decode(q, cache, cache, return_lse=True)
+    assert (out.shape, lse.shape) == (shape, shape[:3])
+    with pytest.raises(ValueError, match=r"^kernel"):
+        cufa.decode(q, cache, cache, kernel="nonsense")
+    assert not gpu.launches
+
+
 def test_numbers_after_calls_without_arrays(gpu: Gpu, rng: np.random.Generator) -> None:
     """They are no addresses."""
     q, k, v = map(on_gpu, random_inputs(rng, "float16", hq=4, hk=2, sq=1, sk=50, d=64))

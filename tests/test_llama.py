@@ -289,6 +289,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "cannot read .*config.json: No such"),
     "bad JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not valid JSON"),
     "a list": (lambda f: (f / "config.json").write_text("[]"), "holds no JSON object"),
+    "deep JSON": (
+        lambda f: (f / "config.json").write_text("[" * 200_000),
+        "config.json is not valid JSON",
+    ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds neither model.safetensors"),
     "truncated": (truncate, r"model.safetensors is damaged or no safetensors file: "),
     "a pointer": (no_header, r"model.safetensors is damaged or no safetensors file: "),
@@ -339,6 +343,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "rope_theta must exceed 1",
     ),
     "scaling": (change_config(rope_scaling="yarn"), "rope_scaling must be an object, not 'yarn'"),
+    "many turns": (
+        change_config(rope_scaling={"rope_type": "yarn", "factor": 4.0, "beta_fast": 1e308}),
+        "rotary scaling: beta_fast cannot be 1e\\+308",
+    ),
+    "few turns": (
+        change_config(rope_scaling={"rope_type": "yarn", "factor": 4.0, "beta_slow": 1e-320}),
+        "rotary scaling: beta_slow cannot be ",
+    ),
+    "no frequencies": (
+        change_config(rope_scaling={"type": "linear", "factor": 1e-320}),
+        "rotary scaling gives frequencies that are not finite",
+    ),
     "factor": (
         change_config(rope_scaling={"type": "linear"}),
         "config.json: rope_scaling: factor is missing",

@@ -95,3 +95,12 @@ def test_repetition_penalty(xp: Any) -> None:
     logits = xp.asarray(np.array([[-3, -2, -2.5, -2], [-3, -2, -2.5, -2]], np.float32))
     # Twice -2 for what was there.
     assert as_numpy(sampler(logits)).tolist() == [2, 2]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("extreme", [1e-320, 1e-40, 1e300])
+def test_extremes_say_nothing(extreme: float) -> None:
+    settings = Settings(min(extreme, 1.0), repetition_penalty=extreme)
+    sampler = Sampler(np, settings, [[0]], [0], 3)
+    token = sampler(np.array([[-0.5, 3, 2]], np.float32))
+    assert extreme > 1 or token.tolist() == [1]

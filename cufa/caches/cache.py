@@ -225,11 +225,11 @@ class Cache:
                 f"lengths: {kept[i]} tokens of sequence {self._rows.start + i} cannot be kept, "
                 f"which has {store.host[1, self._rows][i]}"
             )
+        with store.changing():
+            store.host[:, self._rows] = np.minimum(store.host[:, self._rows], kept)
         if store.pages is not None:
             for i, length in enumerate(kept.tolist(), self._rows.start):
                 store.pages.cut(i, length)
-        store.host[:, self._rows] = np.minimum(store.host[:, self._rows], kept)
-        store.send()
 
     def _counts(self, name: str, counts: Counts) -> np.ndarray:
         """Return one number for each sequence."""

@@ -145,10 +145,10 @@ class PagedKVCache(Cache):
         """
         self._store.refuse_capture("free")
         self._check(sequence)
+        with self._store.changing():
+            self._store.host[:, sequence] = 0
+            self._store.in_use[sequence] = False
         self._pages.cut(sequence, 0)
-        self._store.host[:, sequence] = 0
-        self._store.in_use[sequence] = False
-        self._store.send()
 
     def fork(self, sequence: int) -> int:
         """Make a new sequence that has the same tokens, in the same pages.
@@ -178,8 +178,13 @@ class PagedKVCache(Cache):
         self._check(sequence)
         new = self.allocate()
         self._pages.share(sequence, new)
-        self._store.host[:, new] = self._store.host[1, sequence]
-        self._store.send()
+        try:
+            with self._store.changing():
+                self._store.host[:, new] = self._store.host[1, sequence]
+        except BaseException:
+            self._pages.cut(new, 0)
+            self._store.in_use[new] = False
+            raise
         return new
 
     def _check(self, sequence: int) -> None:

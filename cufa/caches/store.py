@@ -6,7 +6,8 @@ addresses, and each change is sent there. Nothing is read back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,18 @@ class Store:
             old, new = (self.xp.asarray(each) for each in zip(*copies, strict=True))
             for base in self._bases:
                 base[:, new] = base[:, old]
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Send what is changed of `host` and `in_use`, or leave both as they were."""
+        before = self.host.copy(), self.in_use.copy()
+        try:
+            yield
+            self.send()
+        except BaseException:
+            self.host[...], self.in_use[...] = before
+            self.send()
+            raise
 
     def send(self) -> None:
         """Bring the device up to what the host has decided."""

@@ -3,7 +3,7 @@
 #include "chunk.cuh"
 
 constexpr int THREADS = 256;
-constexpr int MAX_PARTS = 128;
+constexpr int MAX_PARTS = 128;  // that the parameter has room for
 
 struct Part {
     const void* out;
@@ -23,6 +23,9 @@ struct MergeParams {
     Strides of_out, of_parts, of_part_lses; // those of all parts are the same
     int rows, heads, seq, head_dim, parts;  // rows = batch * heads * seq
     Part part[MAX_PARTS];
+    const Part* others;  // those beyond
+
+    __device__ Part at(int i) const { return i < MAX_PARTS ? part[i] : others[i - MAX_PARTS]; }
 };
 
 // A thread merges VEC elements of a row: T of the parts, U of the result.
@@ -41,15 +44,16 @@ __global__ void __launch_bounds__(THREADS) merge(const __grid_constant__ MergePa
     const long long lse_offset = p.of_part_lses.offset(b, h, s);
 
     float m = -INF;  // NaN is left out of it, and comes in by its weight
-    for (int i = 0; i < p.parts; ++i) m = fmaxf(m, p.part[i].lse[lse_offset]);
+    for (int i = 0; i < p.parts; ++i) m = fmaxf(m, p.at(i).lse[lse_offset]);
 
     float acc[VEC] = {}, sum = 0.f;
     for (int i = 0; i < p.parts; ++i) {
-        const float lse = p.part[i].lse[lse_offset];
+        const Part part = p.at(i);
+        const float lse = part.lse[lse_offset];
         if (lse == -INF) continue;  // it has seen no key: its output means nothing
         const float weight = lse == m ? 1.f : expf(lse - m);  // of infinities, too
         float x[VEC];
-        load_chunk(x, static_cast<const T*>(p.part[i].out) + part_offset);
+        load_chunk(x, static_cast<const T*>(part.out) + part_offset);
 #pragma unroll
         for (int e = 0; e < VEC; ++e) acc[e] = fmaf(weight, x[e], acc[e]);
         sum += weight;

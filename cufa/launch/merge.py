@@ -15,9 +15,10 @@ from cufa.launch.counters import is_capturing
 
 THREADS = 256
 MAX_PARTS = 128
-"""Of a launch: what its parameter, of 4 KiB at most, has room for."""
+"""Whose addresses the parameter, of 4 KiB at most, has room for: those of others lie in memory."""
 
 _STRIDES = [("batch", "i8"), ("head", "i8"), ("seq", "i8")]
+_PART = np.dtype([("out", "u8"), ("lse", "u8")], align=True)
 PARAMS = np.dtype(
     [
         ("out", "u8"),
@@ -26,7 +27,8 @@ PARAMS = np.dtype(
         ("of_parts", _STRIDES),
         ("of_part_lses", _STRIDES),
         *((name, "i4") for name in ("rows", "heads", "seq", "head_dim", "parts")),
-        ("part", [("out", "u8"), ("lse", "u8")], MAX_PARTS),
+        ("part", _PART, MAX_PARTS),
+        ("others", "u8"),
     ],
     align=True,
 )
@@ -51,19 +53,7 @@ def merge(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) 
         lse[...] = -np.inf  # of no rows, or of rows of no elements
         return
     if len(outs) > MAX_PARTS:
-        _refuse_capture("outs", f"more than {MAX_PARTS} are merged in steps, and what these give")
-    while len(outs) > MAX_PARTS:  # as many at once as a launch takes, without rounding them
-        groups = [slice(i, i + MAX_PARTS) for i in range(0, len(outs), MAX_PARTS)]
-        merged = [tuple(cupy.empty(x.shape, np.float32) for x in (out, lse)) for _ in groups]
-        for group, (group_out, group_lse) in zip(groups, merged, strict=True):
-            _launch(outs[group], lses[group], group_out, group_lse)
-        outs, lses = ([each[i] for each in merged] for i in (0, 1))
-    _launch(outs, lses, out, lse)
-
-
-def _launch(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) -> None:
-    import cupy
-
+        _refuse_capture("outs", f"the addresses of more than {MAX_PARTS}")
     outs = _alike("outs", outs, rows=True)
     lses = _alike("lses", lses, rows=False)
     direct = out.shape[3] == 1 or out.strides[3] == out.itemsize
@@ -73,7 +63,11 @@ def _launch(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array
     device_id = cupy.cuda.runtime.getDevice()
     instance = instance_of(outs, written)
     function = jit.kernel(instance, devices.of_id(device_id), device_id)
+    parts = parts_at(outs, lses)
+    others = cupy.asarray(parts[MAX_PARTS:].view(np.uint64)) if len(parts) > MAX_PARTS else None
     parameter = filled(outs, lses, written, lse)
+    parameter["part"][0, : len(parts)] = parts[:MAX_PARTS]
+    parameter["others"] = 0 if others is None else others.data.ptr
     rows = THREADS // (out.shape[3] // instance.arguments[0])
     Prepared(function, (-(-lse.size // rows), 1, 1), THREADS, parameter)()
     if not direct:
@@ -116,8 +110,16 @@ def _steps(array: Array) -> list[int]:
     return [t for n, t in zip(array.shape[:3], array.strides[:3], strict=True) if n > 1]
 
 
+def parts_at(outs: Sequence[Array], lses: Sequence[Array]) -> np.ndarray:
+    """Return where the parts lie."""
+    parts = np.zeros(len(outs), _PART)
+    parts["out"] = [array.data.ptr for array in outs]
+    parts["lse"] = [array.data.ptr for array in lses]
+    return parts
+
+
 def filled(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) -> np.ndarray:
-    """Return the kernel's parameter."""
+    """Return the kernel's parameter, but where the parts lie."""
     parameter = np.zeros(1, PARAMS)
     p = parameter[0]
     p["out"], p["lse"] = out.data.ptr, lse.data.ptr
@@ -126,6 +128,4 @@ def filled(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array)
     batch, heads, seq, head_dim = out.shape
     p["rows"], p["heads"], p["seq"], p["head_dim"] = batch * heads * seq, heads, seq, head_dim
     p["parts"] = len(outs)
-    p["part"]["out"][: len(outs)] = [array.data.ptr for array in outs]
-    p["part"]["lse"][: len(outs)] = [array.data.ptr for array in lses]
     return parameter

@@ -189,7 +189,7 @@ def _shares(
     if _in_waves(units, at_once) and 4 * _partial_floats(units, rows, variant) <= _MOST_PARTIAL:
         return units, 1
     grid = min(at_once, units * tiles)
-    parts = max(1, grid // units)
+    parts = max(1, grid // max(1, units))
     # To merge many pieces takes longer than to read long ones.
     if parts > max(_MANY_PARTS, tiles // _SHORT_PART):
         parts = max(_MANY_PARTS, tiles // _SHORT_PART)

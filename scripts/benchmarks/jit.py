@@ -54,27 +54,30 @@ def feature_cases(head_dims: Iterable[int]) -> list[Case]:
 
 
 def rows(cases: Iterable[Case], repeats: int = REPEATS) -> Iterator[dict[str, Any]]:
-    """Yield a row a case, and print a line for each.
+    """Yield a row a case, and print a line for each, when all are measured.
 
-    Each of so many times, two new processes run after each other over a fresh cache directory:
-    the first finds it empty, the second finds what the first left. The figures are the least:
-    what else runs on a shared host makes the same compilation take up to twice as long, and nothing
-    makes it shorter. One process before them is not measured: it reads the libraries from disk.
+    So many times, all cases take turns. Two new processes run after each other over a fresh cache
+    directory: the first finds it empty, the second finds what the first left. The figures are the
+    least: what else runs on a shared host makes the same compilation take up to twice as long for a
+    while, and nothing makes it shorter. One process before them is not measured: it reads the
+    libraries from disk.
     """
     cases = list(cases)
     with tempfile.TemporaryDirectory() as cache:
         for case in cases[:1]:
             _first_call_s(case, cache)
-    for case in cases:
-        cold, warm = [], []
-        for _ in range(repeats):
+    cold: dict[Case, list[float]] = {case: [] for case in cases}
+    warm: dict[Case, list[float]] = {case: [] for case in cases}
+    for _ in range(repeats):
+        for case in cases:
             with tempfile.TemporaryDirectory() as cache:
-                cold.append(_first_call_s(case, cache))
-                warm.append(_first_call_s(case, cache))
+                cold[case].append(_first_call_s(case, cache))
+                warm[case].append(_first_call_s(case, cache))
+    for case in cases:
         row = {
             "variant": str(case),
-            "cold_s": round(min(cold), 4),
-            "warm_s": round(min(warm), 4),
+            "cold_s": round(min(cold[case]), 4),
+            "warm_s": round(min(warm[case]), 4),
         }
         print(f"{case}: cold {row['cold_s']} s, warm {row['warm_s']} s", flush=True)
         yield row

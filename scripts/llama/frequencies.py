@@ -1,5 +1,6 @@
 """Frequencies of rotary position embedding (Su et al. 2021), as config.json scales them."""
 
+import sys
 from math import ceil, floor, log, pi
 from typing import NamedTuple
 
@@ -47,9 +48,17 @@ def read_rotation(config: Values, head_dim: int, model_type: str, kind: str) -> 
     Raises
     ------
     ModelError
-        It asks for a scaling of another kind than linear, llama3 and yarn, or for a part of each
-        head.
+        It asks for a scaling of another kind than linear, llama3 and yarn, for one that gives no
+        frequencies, or for a part of each head.
     """
+    with np.errstate(all="ignore"):
+        rotation = _scaled(config, head_dim, model_type, kind)
+    if not np.isfinite(rotation.frequencies).all():
+        raise ModelError("rotary scaling gives frequencies that are not finite")
+    return rotation
+
+
+def _scaled(config: Values, head_dim: int, model_type: str, kind: str) -> Rotation:
     # Newer files hold everything under rope_parameters.
     rope = config.part("rope_parameters")
     is_gemma3, is_local = model_type == "gemma3_text", kind == "sliding_attention"
@@ -107,10 +116,15 @@ def _yarn(
     if theta <= 1:
         raise ModelError("rotary scaling: rope_theta must exceed 1")
     dim = 2 * len(plain)
-    fast, slow = (
-        dim * log(positions / (turns * 2 * pi)) / (2 * log(theta))
-        for turns in (rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0))
-    )
+
+    def number_of(key: str, default: float) -> float:
+        turns = rope.number(key, default)
+        ratio = positions / (turns * 2 * pi)
+        if not 0 < ratio <= sys.float_info.max:
+            raise ModelError(f"rotary scaling: {key} cannot be {turns}")
+        return dim * log(ratio) / (2 * log(theta))
+
+    fast, slow = number_of("beta_fast", 32.0), number_of("beta_slow", 1.0)
     if rope.flag("truncate", True):
         fast, slow = floor(fast), ceil(slow)
     first, last = max(fast, 0), min(slow, dim - 1)

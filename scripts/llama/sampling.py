@@ -70,8 +70,9 @@ class Sampler:
     def __call__(self, logits: Array) -> Array:
         """Return the tokens, (sequences,) int64, chosen by logits (sequences, vocabulary)."""
         if self._seen is not None:
-            penalty = np.float32(self._settings.repetition_penalty)
-            punished = self._xp.where(logits > 0, logits / penalty, logits * penalty)
+            with np.errstate(all="ignore"):  # beyond float32's ends it is 0 or infinite
+                penalty = np.float32(self._settings.repetition_penalty)
+                punished = self._xp.where(logits > 0, logits / penalty, logits * penalty)
             logits = self._xp.where(self._seen, punished, logits)
         tokens = self._draw(logits) if self._settings.temperature > 0 else largest(logits)
         if self._seen is not None:
@@ -83,7 +84,8 @@ class Sampler:
         order = top(logits, self._settings.top_k)
         scores = xp.take_along_axis(logits, order, axis=-1).astype(np.float64)
         # Likeliest first, so scores[:, :1] are the largest.
-        p = xp.exp((scores - scores[:, :1]) / self._settings.temperature)
+        with np.errstate(over="ignore"):
+            p = xp.exp((scores - scores[:, :1]) / self._settings.temperature)
         p /= p.sum(axis=-1, keepdims=True)
         below = p.cumsum(axis=-1) - p  # what is likelier has this probability together
         p *= below < self._settings.top_p
