@@ -281,7 +281,9 @@ def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) 
     dims = _padded(problem.head_dim), _padded(problem.head_dim_v)
     # With these, sixteen warps spill twice as much.
     costly = problem.softcap or "Alibi" in problem.reads
-    known = dims in _WHOLE_DIMS and num_splits is None and not costly
+    # Of 128 columns their tiles are of 32 keys: of two pages, where pages are of sixteens.
+    sixteens = dims == (128, 128) and problem.page_size % 32 == 16
+    known = dims in _WHOLE_DIMS and num_splits is None and not costly and not sixteens
     return _WGMMA_WHOLE_RINGS if whole and known else _WGMMA_RINGS
 
 
