@@ -234,6 +234,29 @@ def test_time_beside_memory(us: float, megabytes: float) -> None:
     assert beside_memory(1e3 * memory, megabytes) == pytest.approx(1e3 * memory)
 
 
+def test_what_is_not_looked_at_is_no_faster(rng: np.random.Generator) -> None:
+    """The least that each variant takes is no more than what it takes."""
+    causal: dict[str, Any] = {"causal": True}
+    masks: tuple[dict[str, Any], ...] = (
+        {},
+        causal,
+        causal | {"left": 127},
+        causal | {"top_left": True},
+    )
+    for _ in range(600):
+        hk, group, d = (int(rng.choice(n)) for n in ([1, 2, 5], [1, 2, 7, 8], [64, 72, 128, 256]))
+        b, sq, sk = int(rng.integers(1, 64)), *(int(2 ** rng.uniform(3, 13)) for _ in range(2))
+        mask = masks[int(rng.integers(4))]
+        if mask != causal or sq <= sk:  # remembered in steps
+            sq, sk = (-(-n // 64) * 64 for n in (sq, sk))
+        kv = (b, hk, sk, d)
+        problem = Problem.of_shapes((b, hk * group, sq, d), kv, kv, dtype="bfloat16")
+        problem = problem._replace(**mask)
+        found = rules.choice("fa3_wgmma", "bfloat16", (d, d), problem.score, H200)
+        _, us = found.of(problem)
+        assert us == pytest.approx(min(found.times(problem).values())), problem
+
+
 def test_only_bottom_right_masks_hide_rows() -> None:
     """Of more queries than keys; with another mask it takes longer, as they see keys."""
     causal = Problem.of_shapes((2, 32, 8192, 128), *[(2, 8, 1024, 128)] * 2, dtype="bfloat16")

@@ -148,6 +148,18 @@ def copies(head_dims: tuple[int, int], compiled: tuple[int, int]) -> Copies:
     return Copies(size, False, parts, read)
 
 
+def least_pairs(rows: int, keys: int, bm: int) -> float:
+    """Return the pairs of a row and a key, at least, that `work` counts of a head, tile by tile.
+
+    Of a head of more rows than keys, with a causal mask, in tiles of `bm` rows.
+    """
+    unseen = (rows - keys) // bm
+    seeing, first = -(-rows // bm) - unseen, keys - rows + (unseen + 1) * bm
+    if seeing > _FEW:
+        return bm * seeing * (first + keys) / 2
+    return bm * ((seeing - 1) * (first + bm * (seeing - 2) / 2) + keys)
+
+
 def work(
     heads: int,
     rows: int,

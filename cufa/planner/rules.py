@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cufa.device import Device
 from cufa.kernel import ATTENTION_KERNELS, ELEMENT_BYTES, Kernel
 from cufa.planner import scheduler
-from cufa.planner.costs import Cost, beside_memory, copies, work
+from cufa.planner.costs import Cost, beside_memory, copies, least_pairs, work
 from cufa.planner.hopper_costs import COSTS
 from cufa.planner.tile_shape import TileShape
 from cufa.planner.tiles import all_head_dims, padded, tiles
@@ -42,23 +42,40 @@ class _Priced(NamedTuple):
 
     Attributes
     ----------
-    launch, wave, per_row, per_key, per_pair : float
-        Microseconds that no problem takes less than: for a launch, for its first tile of rows or
-        for each row, and for each key of that tile or for each row and key.
     variant : Variant
     tile : tuple of int
         As of `cufa.planner.costs.work`.
     cost : Cost
     """
 
-    launch: float
-    wave: float
-    per_row: float
-    per_key: float
-    per_pair: float
     variant: Variant
     tile: tuple[int, int, int]
     cost: Cost
+
+
+class _Floor(NamedTuple):
+    """Microseconds that no problem takes less of a variant than.
+
+    Attributes
+    ----------
+    launch, wave, per_row : float
+        For a launch; for its first tile of rows, or for each row.
+    per_tile, per_pair : float
+        For each tile of that one's keys, or for each row and key.
+    per_copy : float
+        For the copies that each row and key need.
+    bm, bn : int
+        Rows and keys of a tile.
+    """
+
+    launch: float
+    wave: float
+    per_row: float
+    per_tile: float
+    per_pair: float
+    per_copy: float
+    bm: int
+    bn: int
 
 
 class Choice:
@@ -109,16 +126,19 @@ class Choice:
                 legal[variant] = tile
         self.variants = _with_room(kernel, score, _within_blocks(score, list(legal)))
         self._priced: list[_Priced] = []
+        self._floors: list[_Floor] = []
         for variant in self.variants if costs else ():
             cost = _with_scores(costs[legal[variant]], variant)
             sizes = bm, bn, blocks = variant.bm, variant.bn, variant.blocks_per_sm
             sm_rows = bm * device.sm_count
             # Of a multiprocessor's blocks, none visits more keys than one before it
             shared = min(sum(cost.keys[: i + 1]) / (i + 1) for i in range(blocks))
-            per_pair = (shared / bn + 1e-6 * self._copies.bytes * cost.fetched) / sm_rows
-            per_row, per_key = cost.wave / (sm_rows * blocks), cost.keys[0] / bn
-            floor = cost.launch, cost.wave, per_row, per_key, per_pair
-            self._priced.append(_Priced(*floor, variant, sizes, cost))
+            per_row, per_pair = cost.wave / (sm_rows * blocks), shared / (bn * sm_rows)
+            of_pairs = per_pair, 1e-6 * self._copies.bytes * cost.fetched / sm_rows
+            self._priced.append(_Priced(variant, sizes, cost))
+            self._floors.append(
+                _Floor(cost.launch, cost.wave, per_row, cost.keys[0], *of_pairs, bm, bn)
+            )
         self._rows = {each.tile[0] for each in self._priced}
         self._known: dict[tuple[int | None, ...], tuple[Variant, float]] = {}
 
@@ -158,27 +178,28 @@ class Choice:
     ) -> tuple[Variant, float]:
         falls = self._falls(rows, keys, seen)
         visited = keys if seen is None else min(keys, seen)
-        seeing = min(rows, keys)
         # Of tiles of so many rows: all that they have, and the pairs of those and of keys
         sizes: dict[int, tuple[float, float]] = {}
         for bm in self._rows:
-            each = rows if rows < bm and packable > 1 else -(-rows // bm) * bm
-            if falls and rows > keys:
-                sizes[bm] = heads * each, heads * seeing * (keys - seeing / 2)
+            is_packed = rows < bm and packable > 1
+            each = rows if is_packed else -(-rows // bm) * bm
+            if falls and rows > keys and not is_packed:
+                sizes[bm] = heads * each, heads * least_pairs(rows, keys, bm)
             else:
                 sizes[bm] = heads * each, heads * each * (visited - max(0, rows - bm) / 2 * falls)
         floors: list[float] = []
-        for launch, wave, per_row, per_key, per_pair, _, tile, _ in self._priced:
-            filled, pairs = sizes[tile[0]]
-            of_rows, of_keys = filled * per_row, visited * per_key
-            of_pairs = pairs * per_pair
+        for launch, wave, per_row, per_tile, per_pair, per_copy, bm, bn in self._floors:
+            filled, pairs = sizes[bm]
+            of_rows, of_pairs = filled * per_row, pairs * per_pair
+            of_tiles = -(-visited // bn) * per_tile
             floors.append(
                 launch
                 + (of_rows if of_rows > wave else wave)
-                + (of_pairs if of_pairs > of_keys else of_keys)
+                + (of_pairs if of_pairs > of_tiles else of_tiles)
+                + pairs * per_copy
             )
         megabytes = (heads * rows + heads_kv * keys) * self._element_mb
-        megabytes -= 1e-6 * self._copies.read * heads * (rows - seeing) * falls
+        megabytes -= 1e-6 * self._copies.read * heads * max(0, rows - keys) * falls
         best, least = self._priced[0].variant, math.inf
         # Most need not be looked at any closer
         for at_least, i in sorted(zip(floors, itertools.count())):
