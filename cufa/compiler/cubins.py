@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cufa import cache
 from cufa.compiler import source
+from cufa.compiler.nvrtc import CUPYS_OPTIONS
 from cufa.instance import Instance
 from cufa.variant import Variant
 
@@ -28,7 +29,7 @@ def path(variant: Variant | Instance, arch: str, nvrtc: tuple[int, int]) -> Path
         As `cache.folder`.
     """
     compiler = "NVRTC {}.{}".format(*nvrtc)
-    key = "\0".join((source.of(variant), variant.name_expression, arch, compiler))
+    key = "\0".join((source.of(variant), variant.name_expression, arch, compiler, *CUPYS_OPTIONS))
     return cache.folder() / "kernels" / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
 
 

@@ -17,8 +17,8 @@ from cufa.variant import Variant
 # From which version on declarations that no kernel needs can be left out.
 _MINIMAL = (12, 4)
 
-# Older NVRTC take generic lambdas for host functions without it. CuPy gives it to all modules.
-_DEFAULT_DEVICE = "--device-as-default-execution-space"
+CUPYS_OPTIONS = ("--device-as-default-execution-space", "-ftz=true")
+"""What CuPy gives to all modules: what is compiled otherwise is to compute the same."""
 
 # From which version on a compilation can be answered from the driver's cache.
 _CACHES = (13, 0)
@@ -153,7 +153,7 @@ def uncached(options: tuple[str, ...]) -> tuple[str, ...]:
     options : tuple of str
         Such as those of `common_options`, and an architecture.
     """
-    options = (*options, _DEFAULT_DEVICE)
+    options = (*options, *CUPYS_OPTIONS)
     return (*options, "--no-cache") if version() >= _CACHES else options
 
 
@@ -200,6 +200,6 @@ def ptx(variant: Variant | Instance, arch: str) -> str:
     """
     nvrtc = _nvrtc()
 
-    options = (*common_options(), _DEFAULT_DEVICE, f"-arch={arch.replace('sm_', 'compute_', 1)}")
+    options = (*common_options(), *CUPYS_OPTIONS, f"-arch={arch.replace('sm_', 'compute_', 1)}")
     with _compiled(variant, options) as program:
         return nvrtc.getPTX(program).decode()
