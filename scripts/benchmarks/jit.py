@@ -58,8 +58,8 @@ def rows(cases: Iterable[Case], repeats: int = REPEATS) -> Iterator[dict[str, An
 
     So many times, all cases take turns. Two new processes run after each other over a fresh cache
     directory: the first finds it empty, the second finds what the first left. The figures are the
-    least: what else runs on a shared host makes the same compilation take up to twice as long for a
-    while, and nothing makes it shorter. One process before them is not measured: it reads the
+    least: what else runs on a shared host makes the same compilation take longer for a while, and
+    nothing makes it shorter. One process before them is not measured: it reads the
     libraries from disk.
     """
     cases = list(cases)
