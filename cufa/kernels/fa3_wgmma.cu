@@ -80,6 +80,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // Whether keys that need row maxima, a tile's first ones, and those of a block's first tile share a step. That takes two thirds
     // of the time to compile, and up to 1.02 of it to run: of wide tiles whose scores take long to compile.
     constexpr bool FOLDED = ACROSS && BN > 64 && (!SCORE::LINEAR || SCORE::LEFT_EDGE || SCORE::BLOCKS || KV::RAGGED);
+    // Whether keys on several pieces of a tilt are among those that need row maxima: of two consumers. Scores that are computed one by
+    // one then stand in one form of the step. Three have no registers for it.
+    constexpr bool TURNS_CHECKED = FOLDED && CONSUMERS == 2 && SCORE::TILTS && !SCORE::BEHIND;
+    constexpr int TILT_ROWS = TURNS_CHECKED ? 64 : 16;  // those of a warpgroup, or a warp's, are on the same pieces
     // Else, where O is wide, one loop over the keys: two take long to compile. In it O is waited for after the exponentials, which
     // then run under the one consumer's own O, if there is but one on the multiprocessor.
     constexpr bool ONE_LOOP = HEAD_DIM_V > 128 && !FOLDED;
@@ -391,7 +395,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // Takes up what grows evenly over the keys at hand, if no more is asked of each pair.
         auto find_tilt = [&](auto& tilt, const At& at) {
             if (SCORE::PAIRWISE && visit.is_partial()) return false;
-            return tilt.template find<BN>(score, sequence_of(at.batch), at);
+            return tilt.template find<BN, TILT_ROWS>(score, sequence_of(at.batch), at);
         };
         // Then adds it.
         auto tilt_score = [&](auto& tilt, const At& at) {
@@ -406,6 +410,25 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
             return true;
         };
+        // Else scores are computed one by one, 16 keys at a time, as S moves past: that is rare, and code takes time to compile. Of three
+        // consumers, all at once, as they would spill more.
+        auto change_score = [&](const Sequence& sequence, At at) {
+            if constexpr (CONSUMERS == 3) {
+                score.change(rS, sequence, p.scale_log2, at, visit.is_partial());
+                return;
+            }
+#pragma unroll 1
+            for (int i = 0; i < NT / 2; ++i, at.key += 16) {
+                float some[1][2][4];
+#pragma unroll
+                for (int e = 0; e < 8; ++e) some[0][e / 4][e % 4] = rS[0][e / 4][e % 4];
+                score.change(some, sequence, p.scale_log2, at, visit.is_partial());
+#pragma unroll
+                for (int e = 0; e < NT * 4 - 8; ++e) rS[0][e / 4][e % 4] = rS[0][e / 4 + 2][e % 4];
+#pragma unroll
+                for (int e = 0; e < 8; ++e) rS[0][NT - 2 + e / 4][e % 4] = some[0][e / 4][e % 4];
+            }
+        };
         // P = exp(S - m), m being raised to the row maxima where it must. Whether O must follow it.
         auto exponentiate_checked = [&] {
             release_k();
@@ -416,7 +439,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             } else if constexpr (SCORE::TILTS) {
                 const At at = place(0);
                 const Sequence sequence = sequence_of(at.batch);
-                if (!tilt_score(tilt, at)) score.change(rS, sequence, p.scale_log2, at, visit.is_partial());
+                if (!tilt_score(tilt, at)) change_score(sequence, at);
                 score.mask(rS, sequence, at, SCORE::masked(keys, key_tile()));
             } else {
                 apply_score(rS, 0, SCORE::masked(keys, key_tile()), NoTiles());
@@ -448,7 +471,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                     });
                     return;
                 }
-                if constexpr (SCORE::BEHIND) {  // infinite ones: `correct` computes these scores
+                if constexpr (SCORE::BEHIND || TURNS_CHECKED) {  // infinite ones: `correct` computes these scores
                     softmax.l[0][0] += INF, softmax.l[0][1] += INF;
                     return;
                 }
@@ -465,6 +488,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 mask();
             } else if constexpr (SCORE::LINEAR) {
                 softmax.scale_log2 = parameter_anew(p.scale_log2);
+                mask();
+            } else if constexpr (SCORE::TILTS) {
+                const At at = place(0);
+                change_score(sequence_of(at.batch), at);
                 mask();
             } else {
                 apply_score(rS, 0, masked, NoTiles());
@@ -499,13 +526,23 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
             return false;
         };
+        // Whether the next keys are on several pieces of a tilt.
+        auto turns_ahead = [&] {
+            if constexpr (TURNS_CHECKED) {
+                At at = place(0);
+                at.key = next_key_tile() * BN;
+                const auto sequence = sequence_of(at.batch);
+                return uniform(tilt.settled ? 1 : tilt.template pieces_of<BN, TILT_ROWS>(score, sequence, at, at.key)) == 0;
+            }
+            return false;
+        };
         // Whether m may have to move a long way at the keys after the present ones: some rows have seen none. Of two loops, the
         // first ends where all have; with a map, they take turns.
         auto needs_maxima = [&] {
             if constexpr (SCORE::BLOCKS)
-                return !UNCHECKED || uniform(ahead.is_partial() || SCORE::masked(keys, next_key_tile()).right);
+                return !UNCHECKED || uniform(ahead.is_partial() || SCORE::masked(keys, next_key_tile()).right) || turns_ahead();
             else
-                return !UNCHECKED || (SCORE::RIGHT_EDGE && j > keys.whole_end) || climbs();
+                return !UNCHECKED || (SCORE::RIGHT_EDGE && j > keys.whole_end) || climbs() || turns_ahead();
         };
 
         // Takes up the next tile, if there is one.
@@ -658,7 +695,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                     if constexpr (!FOLDED) {
                         while (j > keys.first && needs_maxima()) step(As<Form::CHECKED>());
                     }
-                    while (j > keys.first && !(SCORE::BLOCKS && needs_maxima())) step(As<Form::UNCHECKED>());
+                    while (j > keys.first && !(SCORE::BLOCKS ? needs_maxima() : turns_ahead())) step(As<Form::UNCHECKED>());
                 } while (SCORE::BLOCKS && !FOLDED && j > keys.first);
             }
         };
