@@ -107,6 +107,19 @@ def test_lengths(
         checked(rng, lengths, page_size=32)
 
 
+@both_shares
+@pytest.mark.parametrize("stale", [0, 1, 2])
+@pytest.mark.parametrize("longest", [90, 500])
+def test_more_units_than_run_at_once(
+    emulated: Emulator, rng: np.random.Generator, longest: int, stale: int
+) -> None:
+    """A block has a whole unit, whatever the lengths are, if none is far longer than the others."""
+    emulated.stale = stale
+    lengths = [int(n) for n in rng.integers(0, 90, 40)]
+    checked(rng, [*lengths, longest])
+    checked(rng, [*lengths[:20], longest])
+
+
 @pytest.mark.parametrize(("hq", "hk", "sq"), [(4, 1, 1), (14, 2, 2), (71, 1, 1), (8, 8, 3)])
 def test_rows_of_a_group(
     emulated: Emulator, rng: np.random.Generator, hq: int, hk: int, sq: int

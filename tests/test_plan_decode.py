@@ -214,3 +214,29 @@ def test_equal_parts_may_take_as_much_longer_as_the_end_of_a_second_unit() -> No
     assert slack(8) == 72 // 16
     assert slack(16) == 84 // 16
     assert slack(16, 8) == slack(16, 9) == (60 + 16 * 12) // 16
+
+
+def test_a_few_multiprocessors_less_where_parts_then_are_equal() -> None:
+    """Of long sequences; of some more parts, one less is left out, see the planner."""
+
+    def grid(batch: int, heads: int) -> int:
+        sizes = {"heads_q": 4 * heads, "heads_kv": heads, "head_dim": 128, "head_dim_v": 128}
+        return plan(problem(batch=batch, capacity=100_000, **sizes), H200).grid
+
+    assert [grid(16, 8), grid(8, 8), grid(4, 8), grid(13, 10), grid(14, 9)] == [128] * 3 + [
+        130,
+        126,
+    ]
+    assert grid(1, 8) == grid(15, 8) == grid(7, 8) == grid(33, 4) == 132
+
+
+def test_how_unequal_sequences_may_be_that_no_blocks_share() -> None:
+    """The longest may take three quarters of the time of all, if there are more than two each."""
+
+    def spread(batch: int, splits: int | None = None) -> int:
+        sizes = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "head_dim_v": 128}
+        return plan(problem(batch=batch, capacity=20_000, **sizes), H200, splits).spread
+
+    assert spread(64) == spread(64, splits=1) == 6 * 64 * 8 // 132
+    assert spread(48) == 6 * 48 * 8 // 132
+    assert spread(32) == spread(1) == spread(64, splits=2) == 8

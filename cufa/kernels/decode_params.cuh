@@ -14,7 +14,8 @@ struct DecodeParams {
     int seq_q, seq_kv;   // seq_kv: the most that a sequence can have
     int head_dim, head_dim_v;
     int splits;          // pieces of every unit; 0: as many as fit, or as the blocks' equal shares of all work fall
-    int slack;           // tiles by which an equal part of a unit may exceed an equal share of all work
+    int slack;           // tiles by which an equal part of a unit may exceed so much of an equal share of all work:
+    int spread;          // eighths of it
     Divisor group;       // query heads that share a KV head
     Divisor row_tiles;   // of the group * seq_q rows that share a KV head
     Divisor units;       // of a sequence: heads_kv * row_tiles

@@ -143,11 +143,13 @@ struct Share {
     }
 
     // Whether units are cut into equally many pieces, of tiles of all sequences together, and of the longest: where that takes
-    // hardly longer than equal shares, since two pieces a block take longer.
+    // hardly longer than equal shares, since two pieces a block take longer. Where blocks follow each other, a whole unit each, the
+    // longest may have more, for others fill the time.
     __device__ bool is_even() const { return even; }
     static __device__ bool is_even(const DecodeParams& p, int total, int longest) {
         const int each = p.blocks.quotient(total * p.units.divisor);
-        return p.splits || (p.batch * p.units.divisor <= p.blocks.divisor && steps_of(p, longest) <= each + p.slack);
+        const int most = static_cast<int>(static_cast<long long>(each) * p.spread / 8) + p.slack;
+        return p.splits || (p.batch * p.units.divisor <= p.blocks.divisor && steps_of(p, longest) <= most);
     }
 
     // The blocks that have pieces of a unit of this share: from `begin` to the one before `end`.

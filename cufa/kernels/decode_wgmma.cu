@@ -10,18 +10,14 @@ struct WgmmaProducts {
     static __device__ void qk(float (&rS)[1][NT][4], uint32_t tile_q, uint32_t tile_k, int) {
         using Q = WgmmaTile<QTile::ROWS, QTile::COLS>;
         using K = WgmmaTile<KTile::ROWS, KTile::COLS>;
-        const uint32_t q = Q::operand(tile_q), k = K::operand(tile_k);
         wgmma_fence();
-#pragma unroll
-        for (int kd = 0; kd < QTile::COLS / 16; ++kd)
-            Wgmma<T, KTile::ROWS>::ss(rS[0], Q::columns(q, kd), K::columns(k, kd), kd > 0);
+        queue_product<T, Q, K>(rS[0], Q::operand(tile_q), K::operand(tile_k));
         wgmma_commit();
         wgmma_wait<0>();
     }
     template <class T, class VTile, int OT, int NT>
     static __device__ void pv(float (&rO)[1][OT][4], const float (&rP)[1][NT][4], uint32_t tile_v) {
         using V = WgmmaTile<VTile::ROWS, VTile::COLS>;
-        const uint32_t v = V::operand(tile_v);
         uint32_t packed[NT / 2][4];
 #pragma unroll
         for (int kk = 0; kk < NT / 2; ++kk)
@@ -29,8 +25,7 @@ struct WgmmaProducts {
             for (int i = 0; i < 4; ++i)
                 packed[kk][i] = pack2<T>(rP[0][2 * kk + i / 2][i % 2 * 2], rP[0][2 * kk + i / 2][i % 2 * 2 + 1]);
         wgmma_fence();
-#pragma unroll
-        for (int kk = 0; kk < NT / 2; ++kk) Wgmma<T, VTile::COLS>::rs(rO[0], packed[kk], V::rows(v, kk), 1);
+        queue_product<T, V>(rO[0], packed, V::operand(tile_v), true);
         wgmma_commit();
         wgmma_wait<0>();
     }

@@ -109,7 +109,8 @@ __device__ inline void wgmma_wait() {
 }
 
 // wgmma.mma_async, m64 nN k16, float32 accumulators: d[i] are the columns 8 i .. 8 i + 7. D = A B, or D += A B.
-// ss: A and B in shared memory, K along the columns of both. rs: A in registers, B in shared memory, K along its rows.
+// ss: A and B in shared memory, K along the columns of both. rs: A in registers, B in shared memory, K along its rows. Of two
+// steps of K in one statement: each statement hands on all accumulators, which takes the compiler longer than the rest of it.
 template <class T, int N>
 struct Wgmma;
 
@@ -148,37 +149,52 @@ struct Wgmma;
 #define R15 R14, R1(28)
 #define R16 R15, R1(30)
 
-#define WGMMA(TYPE, NAME, N, G, X0, X1, X2, X3, X4, X5)                                                    \
-    template <>                                                                                                     \
-    struct Wgmma<TYPE, N> {                                                                                         \
-        static __device__ void ss(float (&d)[N / 8][4], uint64_t a, uint64_t b, int accumulate) {                   \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" X2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N       \
-                         "k16.f32." NAME "." NAME " {" L##G "}, %" X0 ", %" X1 ", p, 1, 1, 0, 0;\n}"                \
-                         : R##G                                                                                     \
-                         : "l"(a), "l"(b), "r"(accumulate));                                                        \
-        }                                                                                                           \
-        static __device__ void rs(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b, int accumulate) {       \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" X5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N       \
-                         "k16.f32." NAME "." NAME " {" L##G "}, {%" X0 ",%" X1 ",%" X2 ",%" X3 "}, %" X4            \
-                         ", p, 1, 1, 1;\n}"                                                                         \
-                         : R##G                                                                                     \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                    \
-        }                                                                                                           \
+// p: whether the first step adds to D; q: that the second one does.
+#define PREDICATES(ACCUMULATE) "{\n.reg .pred p, q;\nsetp.ne.b32 p, %" ACCUMULATE ", 0;\nsetp.eq.b32 q, 0, 0;\n"
+#define STEP(N, NAME, G, OPERANDS)                                                                             \
+    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" L##G "}, " OPERANDS ";\n"
+#define WGMMA(TYPE, NAME, N, G, X0, X1, X2, X3, X4, X5, X6, X7, X8, X9, X10)                                   \
+    template <>                                                                                                \
+    struct Wgmma<TYPE, N> {                                                                                    \
+        static __device__ void ss(float (&d)[N / 8][4], uint64_t a, uint64_t b, uint64_t a2, uint64_t b2,      \
+                                  int accumulate) {                                                            \
+            asm volatile(PREDICATES(X4) STEP(N, NAME, G, "%" X0 ", %" X1 ", p, 1, 1, 0, 0")                    \
+                             STEP(N, NAME, G, "%" X2 ", %" X3 ", q, 1, 1, 0, 0") "}"                           \
+                         : R##G                                                                                \
+                         : "l"(a), "l"(b), "l"(a2), "l"(b2), "r"(accumulate));                                 \
+        }                                                                                                      \
+        static __device__ void rs(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b, int accumulate) {  \
+            asm volatile(PREDICATES(X5)                                                                        \
+                             STEP(N, NAME, G, "{%" X0 ",%" X1 ",%" X2 ",%" X3 "}, %" X4 ", p, 1, 1, 1") "}"    \
+                         : R##G                                                                                \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));               \
+        }                                                                                                      \
+        static __device__ void rs(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b,                    \
+                                  const uint32_t (&a2)[4], uint64_t b2, int accumulate) {                      \
+            asm volatile(PREDICATES(X10)                                                                       \
+                             STEP(N, NAME, G, "{%" X0 ",%" X1 ",%" X2 ",%" X3 "}, %" X4 ", p, 1, 1, 1")        \
+                             STEP(N, NAME, G, "{%" X5 ",%" X6 ",%" X7 ",%" X8 "}, %" X9 ", q, 1, 1, 1") "}"    \
+                         : R##G                                                                                \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(a2[0]), "r"(a2[1]),         \
+                           "r"(a2[2]), "r"(a2[3]), "l"(b2), "r"(accumulate));                                  \
+        }                                                                                                      \
     };
 // X0 and on are the names of the operands after them.
 #define WGMMA_BOTH(...) WGMMA(float16, "f16", __VA_ARGS__) WGMMA(bfloat16, "bf16", __VA_ARGS__)
-WGMMA_BOTH(32, 2, "16", "17", "18", "19", "20", "21")
-WGMMA_BOTH(48, 3, "24", "25", "26", "27", "28", "29")
-WGMMA_BOTH(64, 4, "32", "33", "34", "35", "36", "37")
-WGMMA_BOTH(80, 5, "40", "41", "42", "43", "44", "45")
-WGMMA_BOTH(96, 6, "48", "49", "50", "51", "52", "53")
-WGMMA_BOTH(112, 7, "56", "57", "58", "59", "60", "61")
-WGMMA_BOTH(128, 8, "64", "65", "66", "67", "68", "69")
-WGMMA_BOTH(144, 9, "72", "73", "74", "75", "76", "77")
-WGMMA_BOTH(160, 10, "80", "81", "82", "83", "84", "85")
-WGMMA_BOTH(176, 11, "88", "89", "90", "91", "92", "93")
-WGMMA_BOTH(192, 12, "96", "97", "98", "99", "100", "101")
-WGMMA_BOTH(256, 16, "128", "129", "130", "131", "132", "133")
+WGMMA_BOTH(32, 2, "16", "17", "18", "19", "20", "21", "22", "23", "24", "25", "26")
+WGMMA_BOTH(48, 3, "24", "25", "26", "27", "28", "29", "30", "31", "32", "33", "34")
+WGMMA_BOTH(64, 4, "32", "33", "34", "35", "36", "37", "38", "39", "40", "41", "42")
+WGMMA_BOTH(80, 5, "40", "41", "42", "43", "44", "45", "46", "47", "48", "49", "50")
+WGMMA_BOTH(96, 6, "48", "49", "50", "51", "52", "53", "54", "55", "56", "57", "58")
+WGMMA_BOTH(112, 7, "56", "57", "58", "59", "60", "61", "62", "63", "64", "65", "66")
+WGMMA_BOTH(128, 8, "64", "65", "66", "67", "68", "69", "70", "71", "72", "73", "74")
+WGMMA_BOTH(144, 9, "72", "73", "74", "75", "76", "77", "78", "79", "80", "81", "82")
+WGMMA_BOTH(160, 10, "80", "81", "82", "83", "84", "85", "86", "87", "88", "89", "90")
+WGMMA_BOTH(176, 11, "88", "89", "90", "91", "92", "93", "94", "95", "96", "97", "98")
+WGMMA_BOTH(192, 12, "96", "97", "98", "99", "100", "101", "102", "103", "104", "105", "106")
+WGMMA_BOTH(256, 16, "128", "129", "130", "131", "132", "133", "134", "135", "136", "137", "138")
+#undef PREDICATES
+#undef STEP
 #undef WGMMA
 #undef WGMMA_BOTH
 #undef L1

@@ -56,6 +56,26 @@ struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
     }
 };
 
+// Queues D = A B^T, of tiles of which `operand` is given: S = Q K^T.
+template <class T, class ATile, class BTile, int NT>
+__device__ void queue_product(float (&d)[NT][4], uint32_t a, uint32_t b) {
+    constexpr int STEPS = ATile::COLS / 16;
+    static_assert(STEPS % 2 == 0, "two steps at a time");
+#pragma unroll
+    for (int k = 0; k < STEPS; k += 2)
+        Wgmma<T, BTile::ROWS>::ss(d, ATile::columns(a, k), BTile::columns(b, k), ATile::columns(a, k + 1), BTile::columns(b, k + 1),
+                                  k > 0);
+}
+// Queues D = A B, or D += A B, of A in registers and a tile of which `operand` is given: O += P V.
+template <class T, class BTile, int NT, int STEPS>
+__device__ void queue_product(float (&d)[NT][4], const uint32_t (&a)[STEPS][4], uint32_t b, bool accumulates) {
+#pragma unroll
+    for (int k = 0; k < STEPS - 1; k += 2)
+        Wgmma<T, BTile::COLS>::rs(d, a[k], BTile::rows(b, k), a[k + 1], BTile::rows(b, k + 1), k > 0 || accumulates);
+    if constexpr (STEPS % 2 == 1)
+        Wgmma<T, BTile::COLS>::rs(d, a[STEPS - 1], BTile::rows(b, STEPS - 1), STEPS > 1 || accumulates);
+}
+
 // A ring of slots in shared memory, filled by one thread. A slot is free again after so many arrivals: of a thread a
 // warp of consumers; of Q, of a thread a warpgroup if O leaves through the slot, else of every thread. The counter i of
 // the tiles that pass through the ring says which slot is meant, and how often it has been used before.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from cufa import device as devices
@@ -76,9 +78,12 @@ def made(
         lines,
         *sizes,
     )
-    device_id = cupy.cuda.runtime.getDevice()
-    function = jit.kernel(
-        Instance("block_lists", (), (THREADS,)), devices.of_id(device_id), device_id
-    )
+    function = kernel(cupy.cuda.runtime.getDevice())
     Prepared(function, (-(-lines // THREADS), 1, 1), THREADS, parameter)()
     return lists
+
+
+def kernel(device_id: int) -> Any:
+    """Return the kernel, compiled for a device."""
+    instance = Instance("block_lists", (), (THREADS,))
+    return jit.kernel(instance, devices.of_id(device_id), device_id)

@@ -10,6 +10,7 @@ from cufa.beside import check_own, placed
 from cufa.compiler import jit
 from cufa.expression.own import Own
 from cufa.instance import Instance
+from cufa.launch import block_lists
 from cufa.launch.argument import Prepared
 from cufa.launch.params import of_parts, structure
 from cufa.score import ARRAYS, part_named
@@ -65,6 +66,7 @@ def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]
     parameter = filled(kinds, mask, sizes, block)
     grid = -(-kinds.size // _TILES), 1, 1
     Prepared(function, grid, THREADS, parameter)()
+    block_lists.kernel(device_id)  # the first call with the mask needs it
 
 
 def filled(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]) -> np.ndarray:

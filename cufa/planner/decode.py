@@ -25,6 +25,8 @@ _SHORT_UNIT = 2 << 20  # bytes: of 1 MB two blocks were 4% faster on an H200, of
 _SHORT_PART = 64  # tiles: of 35, 15 parts of 8192 keys were faster than 16, of 137 slower
 _SOME_PARTS = 12  # one less is not much more for the others
 _MANY_PARTS = 32  # of 1, 2 and 4 units of 8192 keys, more were slower, as pieces have to be merged
+_NEARLY_ALL = 0.95  # multiprocessors: with 128 of 132, long units were read 1 to 3% faster
+_SOME_UNITS = 2  # a multiprocessor: 1.94 of unequal lengths were 2% slower uncut, 2.9 10% faster
 _MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal shares, not of 3.0
 _SECOND_END, _SECOND_ROW = 60 << 10, 12 << 10
 """Bytes that a multiprocessor of an H200 reads in the time that the end of a second unit takes it,
@@ -74,7 +76,9 @@ class DecodePlan(NamedTuple):
     rows : int
         Rows of a tile that are used, at most.
     slack : int
-        By how many tiles of keys an equal part may exceed an equal share of all keys.
+        By how many tiles of keys an equal part may exceed so much of an equal share of all keys:
+    spread : int
+        Eighths of it.
     reason : str
         Why it is not a kernel of attention's own, for a call of `attention`.
     expected_us : tuple of (Variant, float)
@@ -90,6 +94,7 @@ class DecodePlan(NamedTuple):
     parts: int
     rows: int
     slack: int
+    spread: int
     reason: str = ""
     expected_us: tuple[tuple[Variant, float], ...] = ()
 
@@ -170,7 +175,10 @@ def plan(
         grid = units * splits
     block, smem_bytes, used = variant.threads, variant.smem_bytes, min(rows, variant.bm)
     slack = (_SECOND_END + used * _SECOND_ROW) // _tile_bytes(variant)
-    return DecodePlan(variant, grid, block, smem_bytes, row_tiles, splits, parts, used, slack)
+    return DecodePlan(
+        *(variant, grid, block, smem_bytes, row_tiles, splits, parts, used, slack),
+        spread=_spread(units / device.sm_count, parts),
+    )
 
 
 def _tile_bytes(variant: Variant) -> int:
@@ -190,6 +198,9 @@ def _shares(
         return units, 1
     grid = min(at_once, units * tiles)
     parts = max(1, grid // max(1, units))
+    # A few multiprocessors less read as fast, and then nothing is cut but into equal parts.
+    if parts < _SOME_PARTS and _NEARLY_ALL * at_once < units * parts < at_once:
+        return units * parts, parts
     # To merge many pieces takes longer than to read long ones.
     if parts > max(_MANY_PARTS, tiles // _SHORT_PART):
         parts = max(_MANY_PARTS, tiles // _SHORT_PART)
@@ -199,6 +210,15 @@ def _shares(
     if parts >= _SOME_PARTS and tiles <= _SHORT_PART * parts:
         parts -= 1
     return grid, parts
+
+
+def _spread(of_each: float, parts: int) -> int:
+    """Return how long a unit may be that no blocks share, in eighths of an equal share of all keys.
+
+    There are so many for each multiprocessor. Blocks that follow each other end together but for
+    the last: no unit should take more than three quarters of the time of all.
+    """
+    return int(6 * of_each) if parts == 1 and of_each > _SOME_UNITS else 8
 
 
 def _partial_floats(blocks: int, rows: int, variant: Variant) -> int:
@@ -277,7 +297,7 @@ def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) 
     """Return the rings of tiles of 64 rows, which may not depend on the batch either."""
     row_tiles = -(-problem.group * problem.seq_q // 64)
     units = problem.batch * problem.heads_kv * row_tiles
-    whole = _in_waves(units, device.sm_count) or 0.95 < units / device.sm_count <= 1
+    whole = _in_waves(units, device.sm_count) or _NEARLY_ALL < units / device.sm_count <= 1
     dims = _padded(problem.head_dim), _padded(problem.head_dim_v)
     # With these, sixteen warps spill twice as much.
     costly = problem.softcap or "Alibi" in problem.reads
