@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from benchmarks import environment
 
-REPEATS = 3
-
 
 class Case(NamedTuple):
     """One standard variant, or one with a feature: what the child process is asked to run."""
@@ -53,10 +51,10 @@ def feature_cases(head_dims: Iterable[int]) -> list[Case]:
     return list(dict.fromkeys(found))
 
 
-def rows(cases: Iterable[Case], repeats: int = REPEATS) -> Iterator[dict[str, Any]]:
+def rows(cases: Iterable[Case], rounds: int) -> Iterator[dict[str, Any]]:
     """Yield a row a case, and print a line for each, when all are measured.
 
-    So many times, all cases take turns. Two new processes run after each other over a fresh cache
+    In each round, all cases take turns. Two new processes run after each other over a fresh cache
     directory: the first finds it empty, the second finds what the first left. The figures are the
     least: what else runs on a shared host makes the same compilation take longer for a while, and
     nothing makes it shorter. One process before them is not measured: it reads the
@@ -68,7 +66,7 @@ def rows(cases: Iterable[Case], repeats: int = REPEATS) -> Iterator[dict[str, An
             _first_call_s(case, cache)
     cold: dict[Case, list[float]] = {case: [] for case in cases}
     warm: dict[Case, list[float]] = {case: [] for case in cases}
-    for _ in range(repeats):
+    for _ in range(rounds):
         for case in cases:
             with tempfile.TemporaryDirectory() as cache:
                 cold[case].append(_first_call_s(case, cache))

@@ -162,6 +162,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="D",
         help="instead, each feature of the table of masks, of these head dims, once",
     )
+    jit.add_argument("--rounds", type=int, default=3, help="the least of so many (default: 3)")
 
     explore = commands.add_parser("explore", parents=[run], help="the explorer's own time and aim")
     explore.add_argument("--kernel", default="fa2_mma", help="kernel to explore")
