@@ -19,6 +19,7 @@ from test_emulated import (  # noqa: F401
     FA3_ONE_SLOT,
     FA3_TURNS,
     FA3_TWO_SLOTS,
+    FA3_WIDE,
     emulated,
     emulator,
 )
@@ -100,6 +101,34 @@ def test_rows_that_there_are_not_take_no_time(
     before = count.value
     checked(form, arrays, options, options | {"alibi_slopes": on_gpu(slopes)})
     assert count.value == before
+
+
+@pytest.mark.parametrize("form", [FA3_WIDE, FA3_TWO_SLOTS], ids=lambda f: f.split(", Score")[0])
+@pytest.mark.parametrize("options", [{}, {"window": (300, 90)}, {"causal": True}], ids=str)
+def test_keys_on_both_sides_of_a_turn_are_not_computed_once_more(
+    emulated: Emulator,  # noqa: F811
+    rng: np.random.Generator,
+    form: str,
+    options: dict[str, Any],
+) -> None:
+    """They are among those that need row maxima; scores of no others are taken one by one."""
+    slopes = np.array([0.05, 0.02, -0.01, 0.03], np.float32)
+
+    def made(slopes: Any) -> Any:
+        return lambda s, b, h, i, j: s - slopes[h] * abs(i - j)
+
+    its, there = ({**options, "score_mod": made(x)} for x in (slopes, on_gpu(slopes)))
+    (part,) = own(there["score_mod"], None).parts
+    for shape in ((4, 1, 300, 700), (4, 4, 200, 450)):
+        arrays = drawn(rng, form, shape)
+        given = [on_gpu(x) for x in arrays]
+        plan: Any = cufa.explain(*given, **there)
+        assert part in plan.variant.score
+        variant = Variant.parse(form.format(score=""))._replace(score=plan.variant.score)
+        count = ctypes.c_longlong.in_dll(emulated.library(variant), "emulator_mmas")
+        before = count.value
+        checked(form, arrays, its, there)
+        assert count.value == before
 
 
 @forms
