@@ -410,18 +410,18 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         auto change_score = [&](const Sequence& sequence, At at) {
             if constexpr (CONSUMERS == 3 || (ONE_LOOP && SCORE::BEHIND)) {
                 score.change(rS, sequence, p.scale_log2, at, visit.is_partial());
-                return;
-            }
+            } else {
 #pragma unroll 1
-            for (int i = 0; i < NT / 2; ++i, at.key += 16) {
-                float some[1][2][4];
+                for (int i = 0; i < NT / 2; ++i, at.key += 16) {
+                    float some[1][2][4];
 #pragma unroll
-                for (int e = 0; e < 8; ++e) some[0][e / 4][e % 4] = rS[0][e / 4][e % 4];
-                score.change(some, sequence, p.scale_log2, at, visit.is_partial());
+                    for (int e = 0; e < 8; ++e) some[0][e / 4][e % 4] = rS[0][e / 4][e % 4];
+                    score.change(some, sequence, p.scale_log2, at, visit.is_partial());
 #pragma unroll
-                for (int e = 0; e < NT * 4 - 8; ++e) rS[0][e / 4][e % 4] = rS[0][e / 4 + 2][e % 4];
+                    for (int e = 0; e < NT * 4 - 8; ++e) rS[0][e / 4][e % 4] = rS[0][e / 4 + 2][e % 4];
 #pragma unroll
-                for (int e = 0; e < 8; ++e) rS[0][NT - 2 + e / 4][e % 4] = some[0][e / 4][e % 4];
+                    for (int e = 0; e < 8; ++e) rS[0][NT - 2 + e / 4][e % 4] = some[0][e / 4][e % 4];
+                }
             }
         };
         // P = exp(S - m), m being raised to the row maxima where it must. Whether O must follow it.
