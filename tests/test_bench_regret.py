@@ -71,6 +71,7 @@ def test_parts_are_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("jit --rounds 0", "'0' is no number from 1 on"),
         ("regret --part 3/2", "'3/2' is not like 2/3"),
         ("regret --part half", "'half' is not like 2/3"),
         ("regret --kernels fa2_fp32", "fa2_fp32"),

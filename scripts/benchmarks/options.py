@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     data = argparse.ArgumentParser(add_help=False)
     data.add_argument("--seed", type=int, default=1, help="seed of the random data")
     race = argparse.ArgumentParser(add_help=False, parents=[data])
-    race.add_argument("--rounds", type=int, default=13, help="samples of a contestant, at most")
+    race.add_argument("--rounds", type=_count, default=13, help="samples of a contestant, at most")
     race.add_argument(
         "--rest", type=float, default=0, help="seconds between rounds (default: 0, a warm card)"
     )
@@ -142,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--batch", type=int, nargs="+", default=[1, 16], help="(default: 1 16)")
     generate.add_argument("--prompt", type=int, default=512, help="tokens (default: 512)")
     generate.add_argument("--new", type=int, default=256, help="tokens (default: 256)")
-    generate.add_argument("--rounds", type=int, default=3, help="(default: 3)")
+    generate.add_argument("--rounds", type=_count, default=3, help="(default: 3)")
     generate.add_argument(
         "--peers", nargs="*", default=list(GENERATE_PEERS), choices=GENERATE_PEERS
     )
@@ -162,7 +162,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="D",
         help="instead, each feature of the table of masks, of these head dims, once",
     )
-    jit.add_argument("--rounds", type=int, default=3, help="the least of so many (default: 3)")
+    jit.add_argument("--rounds", type=_count, default=3, help="the least of so many (default: 3)")
 
     explore = commands.add_parser("explore", parents=[run], help="the explorer's own time and aim")
     explore.add_argument("--kernel", default="fa2_mma", help="kernel to explore")
@@ -207,7 +207,7 @@ def parser() -> argparse.ArgumentParser:
     refactor.add_argument(
         "--tables", nargs="+", default=list(TABLES), choices=TABLES, help="(default: all)"
     )
-    refactor.add_argument("--rounds", type=int, help="samples of each (default: 40)")
+    refactor.add_argument("--rounds", type=_count, help="samples of each (default: 40)")
     refactor.add_argument(
         "--compile",
         dest="bench",
@@ -224,6 +224,13 @@ def parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="pages and plots from result files")
     report.add_argument("files", type=Path, nargs="*", help="default: all of docs/benchmarks")
     return top
+
+
+def _count(text: str) -> int:
+    """Return a number of rounds."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
 
 
 def _part(text: str) -> tuple[int, int]:
