@@ -76,9 +76,9 @@ class DecodePlan(NamedTuple):
     rows : int
         Rows of a tile that are used, at most.
     slack : int
-        By how many tiles of keys an equal part may exceed so much of an equal share of all keys:
+        By how many tiles of keys an equal part may exceed `spread` of an equal share of all keys.
     spread : int
-        Eighths of it.
+        Eighths; more than 8 where whole units follow each other on a multiprocessor.
     reason : str
         Why it is not a kernel of attention's own, for a call of `attention`.
     expected_us : tuple of (Variant, float)
