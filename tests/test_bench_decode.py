@@ -109,7 +109,7 @@ def test_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         bench.main(["decode", "--rounds", "0"])
     assert stopped.value.code == 2
-    assert "--rounds must be at least 1" in capsys.readouterr().err
+    assert "--rounds: must be at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

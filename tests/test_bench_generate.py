@@ -95,7 +95,7 @@ def test_options(capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
         (["--new", "5"], "--new must be at least"),
         (["--batch", "0"], "--batch and --prompt must be at least 1"),
-        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--rounds", "0"], "--rounds: must be at least 1"),
         (["--model", "gpt2"], "invalid choice"),
     ):
         with pytest.raises(SystemExit) as stopped:

@@ -45,7 +45,7 @@ def test_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert (found.bench, found.peers, found.rounds) == ("masks", ["cudnn"], 13)
     with pytest.raises(SystemExit):
         bench.main(["masks", "--rounds", "0"])
-    assert "--rounds must be at least 1" in capsys.readouterr().err
+    assert "--rounds: must be at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

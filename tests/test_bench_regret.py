@@ -71,7 +71,8 @@ def test_parts_are_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("jit --rounds 0", "'0' is no number from 1 on"),
+        ("jit --rounds 0", "--rounds: must be at least 1, not '0'"),
+        ("jit --rounds many", "--rounds: must be at least 1, not 'many'"),
         ("regret --part 3/2", "'3/2' is not like 2/3"),
         ("regret --part half", "'half' is not like 2/3"),
         ("regret --kernels fa2_fp32", "fa2_fp32"),

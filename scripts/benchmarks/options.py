@@ -229,7 +229,7 @@ def parser() -> argparse.ArgumentParser:
 def _count(text: str) -> int:
     """Return a number of rounds."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text!r}")
     return int(text)
 
 
@@ -292,8 +292,6 @@ def check(options: argparse.Namespace) -> None:
         drawn_of(options)
     if options.bench == "models":
         chosen(options.models)
-    if getattr(options, "rounds", None) is not None and options.rounds < 1:
-        raise ValueError("--rounds must be at least 1")
     if getattr(options, "rest", 0) < 0:
         raise ValueError("--rest must be at least 0")
     if options.bench == "generate":
