@@ -7,18 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_cases import KERNELS
 from reference import assert_accepted, random_inputs, to_host
 
 import cufa
 from cufa.dropout import philox
-
-KERNELS = (
-    ("fa2_fp32", "float32"),
-    ("fa2_mma", "float16"),
-    ("fa2_mma", "bfloat16"),
-    ("fa3_wgmma", "float16"),
-    ("fa3_wgmma", "bfloat16"),
-)
 
 
 @pytest.mark.parametrize(

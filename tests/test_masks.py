@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_cases import KERNELS
 from played_gpu import Gpu, on_gpu
 from reference import assert_accepted, hidden_keys, random_inputs, to_host
 
@@ -21,14 +22,6 @@ from cufa.planner.attention import plan
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Planner
 from cufa.problem import Problem
-
-KERNELS = (
-    ("fa2_fp32", "float32"),
-    ("fa2_mma", "float16"),
-    ("fa2_mma", "bfloat16"),
-    ("fa3_wgmma", "float16"),
-    ("fa3_wgmma", "bfloat16"),
-)
 
 #: One at a time, and some together.
 FEATURES: tuple[dict[str, Any], ...] = (

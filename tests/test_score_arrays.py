@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_cases import KERNELS, SHAPES, inputs
 from played_gpu import Gpu, on_gpu
 from reference import assert_accepted, random_inputs, to_host
 from score_arrays import FEATURES, LIES, PAIRS, options_of, pairs
@@ -16,20 +17,7 @@ from cufa import device
 from cufa.planner.attention import plan
 from cufa.problem import Problem
 
-SHAPES = ((2, 4, 2, 131, 257), (1, 6, 1, 300, 190), (2, 8, 2, 21, 400), (2, 2, 2, 333, 333))
-KERNELS = (
-    ("fa2_fp32", "float32"),
-    ("fa2_mma", "float16"),
-    ("fa2_mma", "bfloat16"),
-    ("fa3_wgmma", "float16"),
-    ("fa3_wgmma", "bfloat16"),
-)
 features = pytest.mark.parametrize("name", FEATURES)
-
-
-def inputs(rng: np.random.Generator, dtype: str, sizes: Any, d: int = 24) -> Any:
-    b, hq, hk, sq, sk = sizes
-    return random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d)
 
 
 @features

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_cases import KERNELS, SHAPES, inputs
 from played_gpu import Gpu, at, on_gpu
 from reference import assert_accepted, random_inputs, to_host
 from score_mods import FEATURES, made
@@ -17,20 +18,7 @@ from cufa.compiler import jit
 from cufa.launch import params
 from cufa.variant import Variant
 
-SHAPES = ((2, 4, 2, 131, 257), (1, 6, 1, 300, 190), (2, 8, 2, 21, 400), (2, 2, 2, 333, 333))
-KERNELS = (
-    ("fa2_fp32", "float32"),
-    ("fa2_mma", "float16"),
-    ("fa2_mma", "bfloat16"),
-    ("fa3_wgmma", "float16"),
-    ("fa3_wgmma", "bfloat16"),
-)
 features = pytest.mark.parametrize("name", FEATURES)
-
-
-def inputs(rng: np.random.Generator, dtype: str, sizes: Any, d: int = 24) -> Any:
-    b, hq, hk, sq, sk = sizes
-    return random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d)
 
 
 @features

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_cases import KERNELS
 from played_gpu import Gpu, on_gpu
 from reference import DTYPES, Expected, random_inputs, to_host
 from score_arrays import FEATURES, options_of
@@ -29,13 +30,6 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"causal": "top-left", "softcap": 3.0},
     {"window": (20, 5)},
     {"window": (100, None), "causal": True, "scale": -0.3},
-)
-KERNELS = (
-    ("fa2_fp32", "float32"),
-    ("fa2_mma", "float16"),
-    ("fa2_mma", "bfloat16"),
-    ("fa3_wgmma", "float16"),
-    ("fa3_wgmma", "bfloat16"),
 )
 
 
