@@ -80,11 +80,16 @@ def module_of_all(arrays: Mapping[str, Array]) -> ModuleType:
     return module
 
 
+def check_unmasked(name: str, values: object) -> None:
+    """Raise TypeError for a NumPy array with a mask."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array: its mask would be ignored")
+
+
 def module_of(name: str, array: Array) -> ModuleType:
     """Return numpy or cupy for one array of a call; as `array_module`."""
     if isinstance(array, np.ndarray):
-        if isinstance(array, np.ma.MaskedArray):
-            raise TypeError(f"{name} is a masked array: its mask would be ignored")
+        check_unmasked(name, array)
         return np
     # No `ndarray` yet while another thread is still importing CuPy.
     cupy = sys.modules.get("cupy")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cufa.arrays import Array, module_of_all
+from cufa.arrays import Array, check_unmasked, module_of_all
 from cufa.checks import DTYPES, as_float, check_flag, check_module, check_size, shown_dtype
 
 
@@ -199,6 +199,7 @@ def _number(name: str, value: object) -> float:
 
 def _numbers(name: str, values: Any) -> np.ndarray:
     """Return finite real numbers on the host as float64."""
+    check_unmasked(name, values)
     try:
         array = np.asarray(values)
     except (TypeError, ValueError):  # a CuPy array, or lists of unequal lengths

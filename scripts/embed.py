@@ -8,7 +8,6 @@ Attention runs on `cufa.attention`: on a GPU with CuPy, on the CPU with NumPy, t
 
 import argparse
 import io
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from minilm import MiniLM
-from models import DTYPES, FileError, ModelError, is_text, missing_package, open_text, shown
+from models import (
+    DTYPES,
+    FileError,
+    ModelError,
+    drop_output,
+    is_text,
+    missing_package,
+    open_text,
+    shown,
+)
 
 # Seconds of work before a progress bar appears.
 PROGRESS_DELAY = 1.0
@@ -159,10 +167,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FileError, ModelError) as error:
         print(f"embed.py: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        # Whoever read has gone: as Python's documentation has it, so that its exit is silent.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read has gone
+        drop_output()
         return 1
+    except OSError as error:
+        drop_output()
+        print(f"embed.py: {error.strerror or error}", file=sys.stderr)
+        return 2
     return 0
 
 

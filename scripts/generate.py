@@ -10,14 +10,13 @@ On a GPU with CuPy, where a step is a CUDA graph, and on the CPU with NumPy.
 import argparse
 import io
 import math
-import os
 import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from llama import Llama, Prompt, Settings, Speed, Tokenizer, complete, read_defaults
-from models import DTYPES, FileError, ModelError, open_text, shown
+from models import DTYPES, FileError, ModelError, drop_output, open_text, shown
 
 #: New tokens where the user names no number; fewer where the model takes no more.
 NEW_TOKENS = 512
@@ -307,7 +306,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     given = arguments.prompts or arguments.file or arguments.lines
     if arguments.interactive and given:
         parser.error("--interactive takes its prompts from standard input alone")
-    arguments.interactive |= not given and sys.stdin.isatty()
+    if arguments.interactive and sys.stdin is None:
+        parser.error("--interactive: standard input is closed")
+    arguments.interactive |= not given and sys.stdin is not None and sys.stdin.isatty()
     return arguments
 
 
@@ -350,10 +351,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read has gone: as Python's documentation has it, so that its exit is silent.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read has gone
+        drop_output()
         return 1
+    except OSError as error:
+        drop_output()
+        print(f"generate.py: {error.strerror or error}", file=sys.stderr)
+        return 2
     return 0
 
 

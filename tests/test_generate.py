@@ -92,7 +92,7 @@ def test_prompts_in_parts(model: Llama, most: int, monkeypatch: pytest.MonkeyPat
     assert np.array_equal(tokens(model, PROMPTS, Settings(), 8), whole)
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 100])
+@pytest.mark.parametrize("page_size", [1, 16, 100, 2**40])
 def test_pages_make_no_difference(model: Llama, page_size: int) -> None:
     prompts = [prompt._replace(max_new_tokens=3 + i) for i, prompt in enumerate(PROMPTS)]
     whole = list(generate(model, prompts, SAMPLED))
@@ -246,6 +246,10 @@ def test_limits(model: Llama) -> None:
     for nothing in ([], [Prompt([], 1)]):
         with pytest.raises(ValueError, match="needs a token"):
             next(generate(model, nothing, Settings()))
+    with pytest.raises(ValueError, match="max_new_tokens must be at least 1"):
+        next(generate(model, [*PROMPTS, Prompt([0], 0)], Settings()))
+    with pytest.raises(ValueError, match="page_size must be at least 1, not 0"):
+        next(generate(model, PROMPTS, Settings(), 0))
 
 
 # --- text ---
@@ -471,6 +475,33 @@ def test_command_is_silent_when_nobody_reads_on(folder: Path) -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait() == 1
+
+
+def test_command_without_standard_input(folder: Path) -> None:
+    for words, message in ((), "cannot read standard input"), (("-i",), "--interactive: standard"):
+        command = [sys.executable, str(SCRIPT), str(folder), "--device", "cpu", *words]
+        done = subprocess.run(
+            ["sh", "-c", 'exec "$@" <&-', "sh", *command],
+            capture_output=True,
+            text=True,
+            env=environment(),
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert message in done.stderr.splitlines()[-1]
+        assert "is closed" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_command_whose_output_cannot_be_written(folder: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), str(folder), "a", "--raw", "--device", "cpu"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+    assert (done.returncode, done.stderr) == (2, "generate.py: No space left on device\n")
 
 
 @pytest.mark.parametrize(

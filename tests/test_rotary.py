@@ -135,6 +135,7 @@ def test_bad_thetas(change: dict[str, Any], error: type[Exception], message: str
         ([1, [2]], TypeError, "frequencies must be a NumPy array or a number, not list"),
         (np.ones(2, complex), TypeError, "frequencies has dtype complex128"),
         ([np.nan], ValueError, "frequencies must be finite"),
+        (np.ma.masked_equal([1.0, 2.0], 1.0), TypeError, "frequencies is a masked array"),
     ],
 )
 def test_bad_frequencies(frequencies: Any, error: type[Exception], message: str) -> None:

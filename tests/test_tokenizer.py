@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import llama_folders
 import pytest
@@ -110,6 +111,7 @@ def test_chat(bytes_: Tokenizer) -> None:
         ("{% for i in range(10**9) %}{% endfor %}", "the chat template fails"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the chat template fails"),
         ("{{ '\\udce9' }}", "the text is not UTF-8"),
+        ("{{ raise_exception('no\nno') }}", "the chat template fails: no no"),
     ],
 )
 def test_templates_see_what_transformers_shows_them(
@@ -123,7 +125,7 @@ def test_templates_see_what_transformers_shows_them(
     (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
     tokenizer = Tokenizer(tmp_path)
     messages = [{"role": "user", "content": "<é & ü>"}]
-    if expected in ("unsafe", "the chat template fails", "the text is not UTF-8"):
+    if expected.startswith(("unsafe", "the chat template fails", "the text is not UTF-8")):
         with pytest.raises(ModelError, match=expected) as raised:
             tokenizer.chat(messages)
         assert "\n" not in str(raised.value)
@@ -162,6 +164,24 @@ def test_folders_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ModelError, match=r"tokenizers is not installed: pip install.*generate"):
         Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}},
+        {"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"decoder": {"type": "Strip", "content": "b", "start": 1, "stop": 1}},
+    ],
+)
+def test_damage_that_shows_when_a_tokenizer_is_used(tmp_path: Path, damage: dict[str, Any]) -> None:
+    llama_folders.write_byte_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    with pytest.raises(ModelError, match=r"tokenizer.json is damaged: ") as error:
+        Tokenizer(tmp_path).decode(Tokenizer(tmp_path).encode("bcd"))
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_chat_without_jinja_names_the_command(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, as_bhsd, module_of_all, overlap
+from cufa.arrays import Array, as_bhsd, check_unmasked, module_of_all, overlap
 from cufa.caches.full import CacheFullError
 from cufa.caches.pages import Taken
 from cufa.caches.store import Store
@@ -233,8 +233,7 @@ class Cache:
 
     def _counts(self, name: str, counts: Counts) -> np.ndarray:
         """Return one number for each sequence."""
-        if isinstance(counts, np.ma.MaskedArray):
-            raise TypeError(f"{name} is a masked array: its mask would be ignored")
+        check_unmasked(name, counts)
         try:
             array = np.asarray(counts)
         except (TypeError, ValueError):  # a CuPy array, or lists of unequal lengths

@@ -27,9 +27,11 @@ def make_cache(
     capacities : sequence of int
         Tokens of each sequence at most.
     page_size : int or None
-        Tokens of a page; without it, each sequence has room for as many as the longest.
+        Tokens of a page, if the longest sequence has so many; without it, each sequence has room
+        for as many as that.
     """
     longest = max(capacities)
+    page_size = None if page_size is None else min(page_size, longest)
     rows = longest if page_size is None else -(-longest // page_size) * page_size
     rotaries: dict[int, cufa.Rotary] = {}  # layers of the same rotation share their tables
     for rotation in (attention.rotation for attention in config.attentions):

@@ -25,6 +25,7 @@ class Prompt(NamedTuple):
     ----------
     tokens : sequence of int
     max_new_tokens : int
+        At least 1.
     number : int
         What is drawn for it depends on this and on the seed.
     """
@@ -60,10 +61,14 @@ def generate(
         A prompt and its new tokens are longer than the model takes, or a prompt has tokens that it
         does not know.
     ValueError
-        A prompt has no tokens.
+        A prompt has no tokens or may have no new one, or `page_size` is less than 1.
     """
     if not prompts or min(len(prompt.tokens) for prompt in prompts) == 0:
         raise ValueError("each prompt needs a token at least")
+    if min(prompt.max_new_tokens for prompt in prompts) < 1:
+        raise ValueError("max_new_tokens must be at least 1")
+    if page_size is not None and page_size < 1:
+        raise ValueError(f"page_size must be at least 1, not {page_size}")
     model.check_length(max(len(prompt.tokens) + prompt.max_new_tokens for prompt in prompts))
     known = range(model.config.vocabulary)
     unknown = [token for prompt in prompts for token in prompt.tokens if token not in known]

@@ -1,7 +1,8 @@
 """Text to tokens and back, and a conversation as the text that a model was trained on."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,9 @@ class Tokenizer:
         if not path.is_file():
             also = " (tokenizer.model alone is not enough)" * (folder / "tokenizer.model").is_file()
             raise ModelError(f"{path} is missing{also}")
-        try:
+        self._path = path
+        with self._told():
             self._tokenizer = Rust.from_file(str(path))
-        except Exception as error:  # tokenizers raises no narrower one
-            raise ModelError(f"{path} is damaged: {error}") from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         config = folder / "tokenizer_config.json"
@@ -63,6 +63,16 @@ class Tokenizer:
         eos = self._tokenizer.token_to_id(self._special("eos_token"))
         self.eos = () if eos is None else (eos,)
         self.template = self._find_template(folder)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say of errors of tokenizers, which shows much of a damaged file only when it is used."""
+        try:
+            yield
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:  # it raises no narrower one, and a panic is no Exception
+            raise ModelError(f"{self._path} is damaged: {error}") from None
 
     def _special(self, name: str) -> str:
         """Return a token such as bos_token, which is written as text or as an object."""
@@ -148,11 +158,13 @@ class Tokenizer:
     def _ids(self, text: str, *, marks: bool) -> list[int]:
         if not is_text(text):
             raise ModelError("the text is not UTF-8")
-        return self._tokenizer.encode(text, add_special_tokens=marks).ids
+        with self._told():
+            return self._tokenizer.encode(text, add_special_tokens=marks).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        with self._told():
+            return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def stream(self, prompt: Sequence[int]) -> "TextStream":
         """Return what turns the tokens after `prompt` to text, one at a time."""

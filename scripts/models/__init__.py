@@ -3,7 +3,7 @@
 from models.backend import DTYPES, Array, HostCopy, choose_array_module, module_of
 from models.errors import ModelError, missing_package
 from models.linear import Linear
-from models.text import FileError, is_text, open_text, shown
+from models.text import FileError, drop_output, is_text, open_text, shown
 
 __all__ = [
     "DTYPES",
@@ -13,6 +13,7 @@ __all__ = [
     "Linear",
     "ModelError",
     "choose_array_module",
+    "drop_output",
     "is_text",
     "missing_package",
     "module_of",

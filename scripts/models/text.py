@@ -1,5 +1,6 @@
 """Text files and standard input, as the scripts read them."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,12 @@ def is_text(text: str) -> bool:
     return True
 
 
+def drop_output() -> None:
+    """Let go of a standard output that fails, or Python complains about it on its way out."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @contextmanager
 def open_text(name: str) -> Iterator[TextIO]:
     """Open a UTF-8 file, or standard input as "-".
@@ -33,6 +40,8 @@ def open_text(name: str) -> Iterator[TextIO]:
     FileError
         It cannot be read, or what is read inside the `with` block is not UTF-8.
     """
+    if name == "-" and sys.stdin is None:
+        raise FileError("cannot read standard input: it is closed")
     try:
         # utf-8-sig is UTF-8 with or without the mark that some editors put first.
         with open(
