@@ -179,13 +179,15 @@ def attention(
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
         mods = own(score_mod, mask_mod)
     if type(dropout_p) is not float:
-        check_dropout(dropout_p)  # an array has no truth
+        dropout_p = check_dropout(dropout_p)  # an array has no truth
+    if type(seed) is not int or seed >> 64:  # a negative one stays so
+        seed = check_seed(seed)
     alone = alibi_slopes is bias is mask is sinks is block_mask is lengths_k is None
     if dropout_p or mods.parts or not alone:
         lengths = () if lengths_k is None else (lengths_k,)
         beside = alibi_slopes, bias, mask, sinks, block_mask, *lengths, *mods.arrays
         of_arrays = (getattr(array, "dtype", None) for array in beside)
-        dtypes = mods.parts, len(lengths), block_mask is None, *of_arrays
+        dtypes = mods.parts, len(lengths), block_mask is None, mask_mod is None, *of_arrays
         if dropout_p:
             beside = *beside, seed
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
@@ -218,7 +220,6 @@ def attention(
     )
     if block_mask is not None:
         problem = with_block_mask(problem, block_mask, mask_mod, xp)
-    seed = check_seed(seed)
     operands = operands._replace(seed=seed)
     if xp is np:
         functions = _on_numpy(score_mod, mask_mod, block_mask, kernel)
@@ -226,8 +227,6 @@ def attention(
     if lengths_k is not None:
         at = len(ARRAYS)
         beside = *beside[:at], on_device("lengths_k", lengths_k), *beside[at + 1 :]
-    if problem.dropout_p:
-        beside = *beside[:-1], seed
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, user_table(device), batch_invariant)

@@ -120,8 +120,10 @@ def placed(
         if of_array is None or _NAMES.get(of_array[2]) != part.dtype:
             return None
         shape, strides, dtype = of_array
+        if _odd(shape, strides, dtype):
+            return None
         its = steps(part, ndim, sizes, shape, strides)
-        if its is None or any(step % dtype.itemsize for step in its):
+        if its is None:
             return None
         found.append((0, *(step // dtype.itemsize for step in its)))
     return tuple(found)
@@ -143,9 +145,14 @@ def _complaint(shape: Ints, strides: Ints, dtype: np.dtype, sizes: Sizes) -> str
         return "there is nothing to read"
     if any(n >= 2**31 for n in shape):
         return "no axis may be longer than 2147483647"
-    if any(step % dtype.itemsize for step in strides):
+    if _odd(shape, strides, dtype):
         return f"strides {strides} must be multiples of an element"
     return None
+
+
+def _odd(shape: Ints, strides: Ints, dtype: np.dtype) -> bool:
+    """Whether elements are no multiple of one apart, along axes that have several."""
+    return any(n > 1 and step % dtype.itemsize for n, step in zip(shape, strides, strict=True))
 
 
 def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:

@@ -129,7 +129,7 @@ def parse_offsets(
     sequences = first.size - 1
     found = dict(arrays)
     for name, array in arrays.items():
-        if array is None:
+        if array is None and name not in totals:
             continue
         check_integers(name, array, (sequences + (name in totals),), xp)
         if not isinstance(array, np.ndarray):

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import numpy as np
 
-from cufa.arrays import Array, Operands, as_bhsd
+from cufa.arrays import Array, Ints, Operands, as_bhsd
 from cufa.beside import NO_ARRAYS, parse_beside
 from cufa.checks import (
     NO_WINDOW,
@@ -43,6 +43,7 @@ def parse(
     lengths_k: Array | None = None,
     dropout_p: float = 0.0,
     own: Own = NOTHING,
+    shown: tuple[Ints, ...] | None = None,
 ) -> tuple[Problem, Operands]:
     """Check the arguments of a call and bring the arrays to 4-D. Nothing is written or copied.
 
@@ -69,6 +70,8 @@ def parse(
         As in `attention`.
     own : Own
         What was made of its `score_mod` and `mask_mod`.
+    shown : tuple of tuple of int, optional
+        Shapes of q, k and v that errors quote, if the caller's arrays have others.
 
     Returns
     -------
@@ -100,7 +103,7 @@ def parse(
         operands.k.shape,
         operands.v.shape,
         score=Score(causal, scale, window, softcap),
-        shown=(q.shape, k.shape, v.shape),
+        shown=shown or (q.shape, k.shape, v.shape),
     )
     if beside or own.parts:
         reads, views = parse_beside(beside, own, q.ndim, problem.sizes, xp)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from cufa import device as devices
-from cufa.arrays import Array, Operands, array_module, module_of
+from cufa.arrays import Array, Operands, array_module, as_bhsd, module_of
 from cufa.beside import parse_beside
 from cufa.checks import (
     NO_WINDOW,
+    check_devices,
     check_dropout,
+    check_dtypes,
     check_flag,
     check_out,
     check_seed,
@@ -135,7 +137,9 @@ def attention_varlen(
         mods = own(score_mod, mask_mod)
         beside = *beside, *mods.arrays
     if type(dropout_p) is not float:
-        check_dropout(dropout_p)  # an array has no truth
+        dropout_p = check_dropout(dropout_p)  # an array has no truth
+    if type(seed) is not int or seed >> 64:  # a negative one stays so
+        seed = check_seed(seed)
     if dropout_p:
         beside = *beside, seed
     if known and q is not None:
@@ -256,7 +260,7 @@ def explain_varlen(
 
 
 def _parsed(
-    arrays: Sequence[Array | None],
+    arrays: tuple[Array, Array, Array, Array | None],
     given: Mapping[str, Array | None],
     lengths: Mapping[str, Array | None],
     longest: tuple[int | None, int | None],
@@ -268,7 +272,7 @@ def _parsed(
 
     Parameters
     ----------
-    arrays : sequence
+    arrays : tuple
         q, k, v and out.
     given : mapping
         Those that parts of the score read, by argument.
@@ -295,17 +299,23 @@ def _parsed(
     for name, array in zip(("q", "k", "v", "out"), arrays, strict=True):
         if array is not None and array.ndim != 3:
             raise ValueError(f"{name} has shape {array.shape}: (total, heads, head_dim) is needed")
-    *of_one, out = (None if array is None else array[None] for array in arrays)
-    problem, operands = parse(*of_one, layout=_LAYOUT, out=out, xp=xp, **score)
+    q, k, v, out = arrays
+    shown = q.shape, k.shape, v.shape
+    of_one = q[None], k[None], v[None]
+    problem, operands = parse(*of_one, layout=_LAYOUT, out=None, xp=xp, shown=shown, **score)
     operands = operands._replace(seed=check_seed(seed))
     totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
     sequences, lengths = parse_offsets(lengths, totals, xp)
-    out = arrays[3]
     if out is not None:
+        out = np.asarray(out) if xp is np else out
+        check_dtypes({"q": q, "out": out})
+        if xp is not np:
+            check_devices({"out": out}, xp)
         of_mods = dict(zip(mods.names, mods.arrays, strict=True))
         beside = {**given, **lengths, **of_mods}.items()
         there = {n: x for n, x in beside if x is not None and module_of(n, x) is xp}
-        check_out(out, out.shape, there)
+        check_out(out, (*q.shape[:2], v.shape[2]), {"q": q, "k": k, "v": v, **there})
+        operands = operands._replace(out=as_bhsd(out[None], _LAYOUT))
     problem = problem._replace(
         kv="Varlen",
         sequences=sequences,

@@ -82,8 +82,9 @@ class Call:
             call[names[drawn.function]] = self._anywhere(drawn.lengths)
 
     def _anywhere(self, integers: np.ndarray) -> Any:
-        integers = integers.astype(np.int32)
-        return self._xp.asarray(integers) if self._rng.random() < 0.7 else integers
+        if self._rng.random() < 0.7:
+            return self._xp.asarray(integers.astype(np.int32))
+        return integers.astype(np.int64)
 
     def _lying(self, array: np.ndarray) -> Any:
         """Return an array with its axes in any order, and any steps along the innermost."""

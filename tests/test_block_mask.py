@@ -397,6 +397,17 @@ def test_calls_that_it_is_not_for(played_cupy: Any, rng: np.random.Generator, th
 # --- calls that come again ---
 
 
+def test_tiles_without_a_function_after_one_that_hides_nothing(
+    played_cupy: Any, gpu: Gpu, rng: np.random.Generator
+) -> None:
+    q, k, v = map(on_gpu, random_inputs(rng, "float16", sq=100, sk=150, d=64))
+    all_seen = lambda b, h, i, j: True  # noqa: E731
+    tiles = cufa.BlockMask.of(all_seen, None, None, 100, 150, xp=played_cupy)
+    cufa.attention(q, k, v, mask_mod=all_seen, block_mask=tiles)
+    with pytest.raises(ValueError, match=r"^block_mask: there is no mask_mod"):
+        cufa.attention(q, k, v, block_mask=tiles)
+
+
 @needs_compiler
 def test_lists_are_made_once(played_cupy: Any, gpu: Gpu, rng: np.random.Generator) -> None:
     """For each tile and stream; what fits no more is refused, however often it comes."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from kernel_cases import KERNELS
+from played_gpu import Gpu, on_gpu
 from reference import assert_accepted, random_inputs, to_host
 
 import cufa
@@ -129,6 +131,37 @@ def test_bad_options(
     offsets = np.array([0, 1])
     with pytest.raises(error, match=f"^{message}"):
         cufa.attention_varlen(q[0], q[0], q[0], offsets, offsets, **options)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_bad_seeds_after_good_calls(gpu: Gpu, rng: np.random.Generator, dropout_p: float) -> None:
+    """They are refused where nothing is dropped, too; on a GPU that is played."""
+    q = on_gpu(rng.standard_normal((1, 1, 4, 64)).astype(np.float16))
+    rows, offsets = q[0].swapaxes(0, 1), on_gpu(np.array([0, 4], np.int32))
+    seeds: Any = 3, np.int64(3), 2**64 - 1
+    for seed in seeds:
+        cufa.attention(q, q, q, dropout_p=dropout_p, seed=seed)
+        cufa.attention_varlen(rows, rows, rows, offsets, offsets, dropout_p=dropout_p, seed=seed)
+    launches = len(gpu.launches)
+    assert launches == 6
+    for bad in -1, 2**64, 1.5, "x", True:
+        options: dict[str, Any] = {"dropout_p": dropout_p, "seed": bad}
+        with pytest.raises((TypeError, ValueError), match=r"^seed must be"):
+            cufa.attention(q, q, q, **options)
+        with pytest.raises((TypeError, ValueError), match=r"^seed must be"):
+            cufa.attention_varlen(rows, rows, rows, offsets, offsets, **options)
+    assert len(gpu.launches) == launches
+
+
+def test_a_share_that_is_no_float(gpu: Gpu, rng: np.random.Generator) -> None:
+    """One that is 0 as a float drops nothing; on a GPU that is played."""
+    q = on_gpu(rng.standard_normal((1, 1, 4, 64)).astype(np.float16))
+    for dropout_p in Fraction(1, 4), np.float32(0.25), Fraction(1, 10**400), 0:
+        assert cufa.attention(q, q, q, dropout_p=dropout_p) is not None  # type: ignore[arg-type]
+    assert [variant.score for variant in gpu.launches[::2]] == [
+        gpu.launches[1].score,
+        gpu.launches[3].score,
+    ]
 
 
 def test_a_bad_mask() -> None:

@@ -200,6 +200,27 @@ def test_what_is_no_array_after_a_call_without_one(
     assert len(gpu.launches) == launches
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "strides", "dtype"),
+    [
+        ("bias", (1, 1, 5, 7), (2, 6, 28, 4), np.float32),
+        ("mask", (1, 1, 5, 7), (2, 6, 7, 1), np.bool_),
+        ("sinks", (1,), (3,), np.float32),
+        ("alibi_slopes", (1, 1), (5, 3), np.float32),
+    ],
+)
+def test_strides_that_do_not_count(
+    gpu: Gpu, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any
+) -> None:
+    """Of axes that have one element; on a GPU that is played."""
+    q, k = (on_gpu(np.ones((1, 1, n, 64), np.float16)) for n in (5, 7))
+    base = on_gpu(np.ones(35, dtype))
+    view = np.lib.stride_tricks.as_strided(base.host, shape, strides)
+    options: dict[str, Any] = {name: base.view_of(view)}
+    assert cufa.attention(q, k, k, **options) is not None
+    assert len(gpu.launches) == 1
+
+
 @pytest.mark.parametrize("changed", ["out", "shape", "dtype", "device", "kind"])
 def test_a_call_that_is_like_another(gpu: Gpu, rng: np.random.Generator, changed: str) -> None:
     """What a first one refuses, those after it refuse; on a GPU that the host plays."""

@@ -219,6 +219,22 @@ def test_new_functions_and_lengths_are_of_one_kind(gpu: Gpu, rng: np.random.Gene
     assert len(gpu.launches) == 5
 
 
+def test_attributes_of_functions(gpu: Gpu, rng: np.random.Generator) -> None:
+    """Numbers are constants of a kernel, arrays may change; as of other names."""
+    arrays = [on_gpu(x) for x in inputs(rng, "float16", (1, 2, 1, 20, 30), 64)]
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score * score_mod.factor + score_mod.table[h]  # type: ignore[attr-defined]
+
+    kernels = set()
+    for factor in (2, 2, 3):
+        score_mod.factor = factor  # type: ignore[attr-defined]
+        score_mod.table = on_gpu(np.ones(2, np.float32))  # type: ignore[attr-defined]
+        cufa.attention(*arrays, score_mod=score_mod)
+        kernels.add(gpu.launches[-1])
+    assert len(kernels) == 2
+
+
 @pytest.mark.parametrize("changed", ["window", "dtype", "function", "text", "nothing"])
 def test_other_functions_are_other_kernels(
     gpu: Gpu, rng: np.random.Generator, changed: str

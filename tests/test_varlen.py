@@ -262,6 +262,7 @@ def test_drawn(xp: ModuleType) -> None:
         ({"q": np.ones((8, 16), np.float16)}, ValueError, r"q has shape \(8, 16\): \(total"),
         ({"cu_seqlens_q": [0, 8]}, TypeError, "cu_seqlens_q must be a NumPy or a CuPy array"),
         ({"cu_seqlens_q": None}, TypeError, "cu_seqlens_q must be a NumPy or a CuPy array"),
+        ({"cu_seqlens_k": None}, TypeError, "cu_seqlens_k must be a NumPy or a CuPy array"),
         ({"cu_seqlens_q": np.array([0])}, ValueError, "cu_seqlens_q has shape"),
         ({"cu_seqlens_q": np.zeros((2, 2), int)}, ValueError, "cu_seqlens_q has shape"),
         ({"cu_seqlens_q": np.array([0.0, 4, 8])}, TypeError, "cu_seqlens_q has dtype float64"),
@@ -275,7 +276,13 @@ def test_drawn(xp: ModuleType) -> None:
         ({"max_seqlen_k": 4.0}, TypeError, "max_seqlen_k must be an integer"),
         ({"bias": np.ones((4, 4), np.float32)}, ValueError, "bias: max_seqlen_q and"),
         ({"kernel": "fa1_fp32"}, ValueError, "kernel"),
-        ({"out": np.ones((8, 2, 15), np.float16)}, ValueError, "out has shape"),
+        ({"k": np.ones((8, 1, 9), np.float16)}, ValueError, r"k has shape \(8, 1, 9\), but q has"),
+        (
+            {"out": np.ones((8, 2, 15), np.float16)},
+            ValueError,
+            r"out has shape \(8, 2, 15\), but the result has shape \(8, 2, 16\) \(q \(8",
+        ),
+        ({"out": np.ones((8, 2, 16), np.float32)}, TypeError, "out has dtype float32, but q has"),
         ({"causal": 1}, TypeError, "causal"),
     ],
     ids=str,
@@ -358,6 +365,21 @@ def test_how_a_call_runs_on_the_cpu(rng: np.random.Generator) -> None:
     x = np.ones((2, 4, 42, 32), np.float32)  # with the rows that follow the last sequence
     y = np.ones((2, 2, 162, 32), np.float32)
     assert cufa.explain_varlen(*arrays, causal=True) == cufa.explain(x, y, y, causal=True)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "int32"])
+def test_lengths_on_the_host(gpu: Gpu, rng: np.random.Generator, dtype: str) -> None:
+    """Any integers are copied as int32; on a GPU that is played."""
+    q = on_gpu(rng.standard_normal((2, 1, 4, 64)).astype(np.float16))
+    for lengths in np.array([3, 4], dtype), np.array([3, 0, 4], dtype)[::2]:
+        for options in {}, {"out": on_gpu(np.zeros_like(q.host))}, {"return_lse": True}:
+            assert cufa.attention(q, q, q, lengths_k=lengths, **options) is not None
+    assert len(gpu.launches) == 6
+    rows = on_gpu(rng.standard_normal((4, 1, 64), np.float32))
+    for offsets in np.array([0, 2, 4], dtype), np.array([0, 9, 2, 9, 4], dtype)[::2]:
+        given: Any = offsets, offsets
+        assert cufa.attention_varlen(rows, rows, rows, *given, seqused_k=offsets[:2]) is not None
+    assert len(gpu.launches) == 8
 
 
 def test_bad_lengths(xp: ModuleType) -> None:

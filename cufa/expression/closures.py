@@ -87,6 +87,8 @@ def closure(function: FunctionType) -> Closure:
                         found.append((known[global_name], global_name))
                 if value.__defaults__ or value.__kwdefaults__:
                     found += (value.__defaults__, "a default"), (value.__kwdefaults__, "a default")
+                if value.__dict__:
+                    found.append((value.__dict__, "an attribute"))
             elif category == "dict":
                 key.append(tuple(value))
                 found += ((each, f"{name}[{k!r}]") for k, each in value.items())
@@ -170,6 +172,7 @@ def rebuilt(function: FunctionType, stand_in: Callable[[Array], Any]) -> Functio
                 made.__globals__[name] = of(function.__globals__[name])
         made.__defaults__ = of(function.__defaults__)
         made.__kwdefaults__ = of(function.__kwdefaults__)
+        made.__dict__.update(of(function.__dict__))
 
     return of(function)
 

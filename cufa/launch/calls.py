@@ -129,8 +129,6 @@ def _placed(arrays: tuple[Any, ...], device_id: int, has_seed: bool) -> tuple[Ke
             addresses.append(0)
             continue
         if i == seed_at:
-            if type(array) is not int or not 0 <= array < 2**64:
-                return None
             key.append(None)
             addresses.append(array)
             continue
@@ -186,6 +184,11 @@ def first(
         Made for this call.
     beside
         As of `again`.
+
+    Raises
+    ------
+    RuntimeError
+        It is not legal after all.
     """
     global _ndarray, _current_device
     import cupy
@@ -199,7 +202,10 @@ def first(
     head_dims = problem.head_dim, problem.head_dim_v
     key = (q.dtype, k.dtype, v.dtype, *head_dims, _current_device(), options)
     kind = remember(_kinds, key, kind, _KINDS)
-    return again(q, k, v, out, return_lse, options, beside, kind)
+    result = again(q, k, v, out, return_lse, options, beside, kind)
+    if result is None:  # what `parse` accepts and `Kind` does not: nothing has been computed
+        raise RuntimeError(f"this call cannot be made ready: {problem}")
+    return result
 
 
 def _run_with_memory(

@@ -115,7 +115,7 @@ class DecodeKind(Kind):
 
 
 def on_device(name: str, array: Array | None) -> Array | None:
-    """Return lengths or a block table where kernels read them: a copy if they are on the host."""
+    """Return lengths or a block table where kernels read them: an int32 copy of one on the host."""
     if not isinstance(array, np.ndarray):
         return array
     if is_capturing():
@@ -125,7 +125,7 @@ def on_device(name: str, array: Array | None) -> Array | None:
         )
     import cupy
 
-    return cupy.asarray(array)
+    return cupy.asarray(np.ascontiguousarray(array, np.int32))
 
 
 def _is_table(shape: Ints, strides: Ints, batch: int) -> bool:
