@@ -307,33 +307,31 @@ def test_command_shows_what_the_terminal_can(monkeypatch: pytest.MonkeyPatch) ->
     assert "green t?  (standard input:1)" in done.stdout
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_command_whose_output_cannot_be_written() -> None:
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, str(SCRIPTS / "embed.py"), DEMO_TEXT, "-q", "tea", "--device", "cpu"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-    assert (done.returncode, done.stderr) == (2, "embed.py: No space left on device\n")
-
-
-def test_command_is_silent_when_nobody_reads_on() -> None:
-    read, write = os.pipe()
-    os.close(read)
+def search_to(stdout: Any) -> tuple[int, str]:
+    """Run a search whose standard output is a file; return its exit status and standard error."""
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / "embed.py"), DEMO_TEXT, "-q", "tea", "--device", "cpu"],
-        stdout=write,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_command_whose_output_cannot_be_written() -> None:
+    with open("/dev/full", "wb") as full:
+        assert search_to(full) == (2, "embed.py: No space left on device\n")
+
+
+def test_command_is_silent_when_nobody_reads_on() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    found = search_to(write)
     os.close(write)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert found == (1, "")
 
 
 def test_command_says_when_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
