@@ -111,6 +111,21 @@ def test_two_blocks_where_each_has_a_whole_unit() -> None:
     assert large.grid == large.variant.blocks_per_sm * 132
 
 
+def test_four_blocks_for_short_units_in_pages() -> None:
+    pages: dict[str, Any] = {"pages": 9000, "page_size": 16, "head_dim": 128, "head_dim_v": 128}
+    for batch in (250, 264, 1024):
+        assert tile(batch=batch, capacity=512, **pages) == (16, 4)
+        assert tile(batch=batch, capacity=512, head_dim=128, head_dim_v=128) != (16, 4)
+        assert tile(batch=batch, capacity=512, splits=1, **pages) == (16, 1)
+        assert tile(batch=batch, capacity=256, **pages) != (16, 4)
+        assert tile(batch=batch, capacity=1024, **pages) != (16, 4)
+    assert tile(batch=132, capacity=512, **pages) == (16, 2)
+    assert plan(problem(batch=264, capacity=512, **pages), H200).parts == 1
+    # Where four of two warps find no room, there are fewer.
+    assert tile(device.named("a100"), batch=1080, capacity=512, **pages) == (16, 2)
+    assert tile(device.named("rtx4090"), batch=1280, capacity=512, **pages) == (16, 2)
+
+
 @pytest.mark.parametrize(("d", "dv"), [(40, 40), (96, 96), (192, 128)])
 def test_steps_of_keys(d: int, dv: int) -> None:
     """Within one, a call that is known is not planned anew: its bits would depend on what was."""

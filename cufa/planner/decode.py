@@ -22,6 +22,10 @@ _WIDE = "decode_wgmma"  # the kernel of many rows
 _MOST_LOOKED_UP = 32  # keys of a tile, if each can be in another page
 _SYSTEM_SMEM = 1024  # bytes of a block
 _SHORT_UNIT = 2 << 20  # bytes: of 1 MB two blocks were 4% faster on an H200, of 4 MB slower
+_FOUR_BLOCKS = 192 << 10, 384 << 10
+"""Bytes of a unit in pages for which four blocks were faster than two: 1 to 2% of 256 KB, as others
+read while one looks up its pages. Of 128 KB they were 1.5% slower, of 512 KB as fast."""
+
 _SHORT_PART = 64  # tiles: of 35, 15 parts of 8192 keys were faster than 16, of 137 slower
 _SOME_PARTS = 12  # one less is not much more for the others
 _MANY_PARTS = 32  # of 1, 2 and 4 units of 8192 keys, more were slower, as pieces have to be merged
@@ -284,13 +288,21 @@ def _tile(problem: DecodeProblem, device: Device, num_splits: int | None) -> tup
     wide = problem.head_dim_v <= 128 and size == 2 and problem.unified_max is None
     bm = 16 if rows <= 16 or not wide else 32 if rows <= 32 else 64
     units *= -(-rows // bm)
-    # Two blocks have shallower rings, and read slower; but if each gets a whole unit, nothing is
+    if bm > 16 or num_splits is not None:
+        return bm, 1
+    # More blocks have shallower rings, and read slower; but if each gets a whole unit, nothing is
     # cut and merged, which saves more where units are short, and where one block follows another,
-    # the other one reads meanwhile.
-    two = 2 * device.sm_count
-    unit_bytes = _keys(problem) * (problem.head_dim + problem.head_dim_v) * size
-    whole = _in_waves(units, two) or (0.9 * two < units <= two and unit_bytes <= _SHORT_UNIT)
-    return bm, 2 if whole and bm == 16 and num_splits is None else 1
+    # others read meanwhile.
+    dims = problem.head_dim, problem.head_dim_v
+    unit_bytes = _keys(problem) * sum(dims) * size
+    least, most = _FOUR_BLOCKS
+    fours = problem.is_paged and dims == (128, 128) and size == 2 and least < unit_bytes <= most
+    for blocks in (4, 2) if fours else (2,):
+        at_once = blocks * device.sm_count
+        once = 0.9 * at_once < units <= at_once and unit_bytes <= _SHORT_UNIT
+        if once or _in_waves(units, at_once):
+            return bm, blocks
+    return bm, 1
 
 
 def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _Rings:
@@ -361,10 +373,11 @@ def _variant(
         fit = blocks_per_sm * (variant.smem_bytes + _SYSTEM_SMEM) <= device.smem_per_sm
         asked = bn * stages * warps // team * (d + dv) * size
         found = bn <= _MOST_LOOKED_UP or page_size % 16 == 0
-        if asked <= _MOST_ASKED and found and complaint is None and fit:
+        alone = blocks_per_sm > 2 and warps // blocks_per_sm < 2
+        if asked <= _MOST_ASKED and found and complaint is None and fit and not alone:
             return variant
     if blocks_per_sm > 1:
-        return _variant(tile, 1, team, rings, page_size, device)
+        return _variant(tile, blocks_per_sm // 2, team, rings, page_size, device)
     raise ValueError(
         f"k_cache: {device.name} cannot decode {dtype} with these head dims: {complaint}"
     )
