@@ -115,6 +115,7 @@ def test_four_blocks_for_short_units_in_pages() -> None:
     pages: dict[str, Any] = {"pages": 9000, "page_size": 16, "head_dim": 128, "head_dim_v": 128}
     for batch in (250, 264, 1024):
         assert tile(batch=batch, capacity=512, **pages) == (16, 4)
+        assert tile(batch=batch, capacity=300, **pages) == (16, 4)
         assert tile(batch=batch, capacity=512, head_dim=128, head_dim_v=128) != (16, 4)
         assert tile(batch=batch, capacity=512, splits=1, **pages) == (16, 1)
         assert tile(batch=batch, capacity=256, **pages) != (16, 4)

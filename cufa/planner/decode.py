@@ -22,9 +22,9 @@ _WIDE = "decode_wgmma"  # the kernel of many rows
 _MOST_LOOKED_UP = 32  # keys of a tile, if each can be in another page
 _SYSTEM_SMEM = 1024  # bytes of a block
 _SHORT_UNIT = 2 << 20  # bytes: of 1 MB two blocks were 4% faster on an H200, of 4 MB slower
-_FOUR_BLOCKS = 192 << 10, 384 << 10
-"""Bytes of a unit in pages for which four blocks were faster than two: 1 to 2% of 256 KB, as others
-read while one looks up its pages. Of 128 KB they were 1.5% slower, of 512 KB as fast."""
+_FOUR_BLOCKS = 128 << 10, 384 << 10
+"""Bytes of a unit in pages for which four blocks were faster than two, as others read while one
+looks up its pages: of 160 to 320 KB 1 to 4%. Of 128 KB they were 1.5% slower, of 384 as fast."""
 
 _SHORT_PART = 64  # tiles: of 35, 15 parts of 8192 keys were faster than 16, of 137 slower
 _SOME_PARTS = 12  # one less is not much more for the others
