@@ -227,3 +227,22 @@ def test_gpu_reads_nothing_outside_whatever_lengths_and_tables_say(
             assert np.isfinite(to_host(out).astype(np.float32)).all()
             assert not to_host(out)[:2].any()  # negative lengths are none
             assert np.isfinite(to_host(lse)[2:]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("page_size", [0, 16, 64, 100])
+def test_gpu_a_block_for_each_short_sequence(
+    cupy: Any, rng: np.random.Generator, page_size: int, dtype: str
+) -> None:
+    """Two or four at a time on a multiprocessor, and once more where others have ended."""
+    hk, d, multiprocessors = 8, 128, cupy.cuda.Device().attributes["MultiProcessorCount"]
+    for b in (4 * multiprocessors // hk, 12 * multiprocessors // hk + 1):
+        lengths = [0, 512, 1, *rng.integers(1, 513, b - 3).tolist()]
+        sequences = drawn(rng, dtype, lengths, hk=hk, d=d, dv=d)
+        q = rng.standard_normal((b, 4 * hk, 1, d), np.float32).astype(DTYPES[dtype])
+        out, lse = decoded(cupy, q, stored(cupy, rng, sequences, 512, page_size), d)
+        for i in (0, 1, 2, *rng.integers(3, b, 9)):
+            one, (k, v) = slice(i, i + 1), sequences[i]
+            expected = Expected(q[one], k[None], v[None], causal=True)
+            expected.assert_accepts(out[one], lse[one], f"sequence {i} of {lengths[i]}")
