@@ -91,6 +91,25 @@ def checked(
     return np.asarray(out.get())
 
 
+@pytest.mark.parametrize("page_size", [16, 64, 100])
+@pytest.mark.parametrize("sequences", [6, 18])
+def test_four_blocks_a_multiprocessor(
+    emulated: Emulator,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    sequences: int,
+    page_size: int,
+) -> None:
+    """Of short sequences in pages, of which each has as many blocks as K/V heads."""
+    few = device.named("h200")._replace(sm_count=3)
+    monkeypatch.setattr(device, "of_id", lambda device_id: few)
+    lengths = [0, 350, 1, *rng.integers(1, 350, sequences - 3)]
+    for stale in (0, 1):
+        emulated.stale = stale
+        checked(rng, lengths, d=128, dv=128, page_size=page_size)
+    assert 4 in {variant.blocks_per_sm for variant in emulated._libraries}
+
+
 @both_shares
 @pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ import pytest
 import cufa
 from cufa import device
 from cufa.compiler import elf, nvrtc, source
+from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.kernel import ATTENTION_KERNELS
+from cufa.planner.decode import plan as plan_decode
 from cufa.planner.rules import all_variants
 from cufa.planner.tiles import all_head_dims
 from cufa.variant import Variant
@@ -72,6 +74,26 @@ def test_compiles_without_spills(arch: str, kernel: str, head_dims: tuple[int, i
     assert variants
     for variant in variants:
         assert_lean(variant, gpu)
+
+
+#: Sequences, keys, rows, the size of pages and head dim: of units that are cut, of whole ones, one
+#: to four blocks a multiprocessor, and of many rows.
+DECODES = [
+    *((1, 8192, 4, 0, 128), (3, 8192, 4, 16, 64), (8, 8192, 2, 0, 256), (8, 8192, 24, 16, 128)),
+    *((32, 2048, 4, 16, 128), (64, 512, 4, 16, 128), (64, 512, 4, 100, 128)),
+    (3, 8192, 64, 64, 128),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("b", "keys", "rows", "page_size", "d"), DECODES)
+def test_decode_compiles_without_spills(
+    dtype: str, b: int, keys: int, rows: int, page_size: int, d: int
+) -> None:
+    pages = b * keys if page_size else 0
+    sizes = b, 8 * rows, 8, 1, keys, pages, page_size, d, d
+    variant = plan_decode(DecodeProblem(dtype, *sizes, causal=True, scale=1.0), H200).variant
+    assert_lean(variant, H200)
 
 
 def test_entries_hold_every_variant() -> None:

@@ -114,17 +114,28 @@ def test_two_blocks_where_each_has_a_whole_unit() -> None:
 def test_four_blocks_for_short_units_in_pages() -> None:
     pages: dict[str, Any] = {"pages": 9000, "page_size": 16, "head_dim": 128, "head_dim_v": 128}
     for batch in (250, 264, 1024):
-        assert tile(batch=batch, capacity=512, **pages) == (16, 4)
-        assert tile(batch=batch, capacity=300, **pages) == (16, 4)
+        for keys in (320, 512, 768):
+            assert tile(batch=batch, capacity=keys, **pages) == (16, 4)
+            assert plan(problem(batch=batch, capacity=keys, **pages), H200).parts == 1
         assert tile(batch=batch, capacity=512, head_dim=128, head_dim_v=128) != (16, 4)
         assert tile(batch=batch, capacity=512, splits=1, **pages) == (16, 1)
-        assert tile(batch=batch, capacity=256, **pages) != (16, 4)
+        assert tile(batch=batch, capacity=300, **pages) != (16, 4)
         assert tile(batch=batch, capacity=1024, **pages) != (16, 4)
     assert tile(batch=132, capacity=512, **pages) == (16, 2)
-    assert plan(problem(batch=264, capacity=512, **pages), H200).parts == 1
-    # Where four of two warps find no room, there are fewer.
-    assert tile(device.named("a100"), batch=1080, capacity=512, **pages) == (16, 2)
-    assert tile(device.named("rtx4090"), batch=1280, capacity=512, **pages) == (16, 2)
+    # Of so many units no block has a whole one: there is no memory for pieces of all.
+    assert tile(batch=4096, heads_q=32, heads_kv=2, capacity=512, **pages) == (16, 2)
+
+
+@pytest.mark.parametrize("name", ["a100", "rtx3090", "rtx4090", "rtx5090"])
+def test_where_four_blocks_find_no_room(name: str) -> None:
+    """Nothing is planned as if there were: each block has a whole unit."""
+    gpu = device.named(name)
+    for batch in range(gpu.sm_count, 4 * gpu.sm_count):
+        sizes: dict[str, Any] = {"capacity": 512, "head_dim": 128, "head_dim_v": 128}
+        paged = plan(problem(batch=batch, pages=9000, page_size=16, **sizes), gpu)
+        plain = plan(problem(batch=batch, **sizes), gpu)
+        assert (paged.grid, paged.parts) == (plain.grid, plain.parts)
+        assert paged.variant._replace(kv=plain.variant.kv) == plain.variant
 
 
 @pytest.mark.parametrize(("d", "dv"), [(40, 40), (96, 96), (192, 128)])

@@ -22,9 +22,10 @@ _WIDE = "decode_wgmma"  # the kernel of many rows
 _MOST_LOOKED_UP = 32  # keys of a tile, if each can be in another page
 _SYSTEM_SMEM = 1024  # bytes of a block
 _SHORT_UNIT = 2 << 20  # bytes: of 1 MB two blocks were 4% faster on an H200, of 4 MB slower
-_FOUR_BLOCKS = 128 << 10, 384 << 10
-"""Bytes of a unit in pages for which four blocks were faster than two, as others read while one
-looks up its pages: of 160 to 320 KB 1 to 4%. Of 128 KB they were 1.5% slower, of 384 as fast."""
+_FOUR_BLOCKS = 160 << 10, 384 << 10
+"""Bytes of a whole unit in pages for which four blocks were faster than two, as others read while
+one looks up its pages: by 0.8% in the median of 25 trials, by 4% at most. Shorter ones are not
+known, of 384 KB they were as fast."""
 
 _SHORT_PART = 64  # tiles: of 35, 15 parts of 8192 keys were faster than 16, of 137 slower
 _SOME_PARTS = 12  # one less is not much more for the others
@@ -115,7 +116,11 @@ class DecodePlan(NamedTuple):
 
         ``kernels/decode_merge.cuh`` says where they are.
         """
-        return 0 if self.splits == 1 else _partial_floats(self.grid, self.rows, self.variant)
+        return (
+            0
+            if self.splits == 1
+            else _partial_floats(self.grid, self.rows, self.variant.head_dim_v)
+        )
 
 
 def plan(
@@ -198,7 +203,8 @@ def _shares(
     at_once = device.sm_count * variant.blocks_per_sm
     rows = min(problem.group * problem.seq_q, variant.bm)
     tiles = _tiles(problem._replace(capacity=_keys(problem)), variant)
-    if _in_waves(units, at_once) and 4 * _partial_floats(units, rows, variant) <= _MOST_PARTIAL:
+    partial_bytes = 4 * _partial_floats(units, rows, variant.head_dim_v)
+    if _in_waves(units, at_once) and partial_bytes <= _MOST_PARTIAL:
         return units, 1
     grid = min(at_once, units * tiles)
     parts = max(1, grid // max(1, units))
@@ -225,8 +231,7 @@ def _spread(of_each: float, parts: int) -> int:
     return int(6 * of_each) if parts == 1 and of_each > _SOME_UNITS else 8
 
 
-def _partial_floats(blocks: int, rows: int, variant: Variant) -> int:
-    columns = variant.head_dim_v
+def _partial_floats(blocks: int, rows: int, columns: int) -> int:
     return 2 * blocks * rows * (columns + 4 * -(-columns // 64))
 
 
@@ -296,13 +301,22 @@ def _tile(problem: DecodeProblem, device: Device, num_splits: int | None) -> tup
     dims = problem.head_dim, problem.head_dim_v
     unit_bytes = _keys(problem) * sum(dims) * size
     least, most = _FOUR_BLOCKS
-    fours = problem.is_paged and dims == (128, 128) and size == 2 and least < unit_bytes <= most
-    for blocks in (4, 2) if fours else (2,):
+    four = problem.is_paged and dims == (128, 128) and size == 2 and least <= unit_bytes <= most
+    four = four and 4 * _partial_floats(units, min(rows, bm), dims[1]) <= _MOST_PARTIAL
+    for blocks in (4, 2) if four and _has_room_for_four(problem.dtype, device) else (2,):
         at_once = blocks * device.sm_count
         once = 0.9 * at_once < units <= at_once and unit_bytes <= _SHORT_UNIT
         if once or _in_waves(units, at_once):
             return bm, blocks
     return bm, 1
+
+
+@functools.cache
+def _has_room_for_four(dtype: str, device: Device) -> bool:
+    """Whether a multiprocessor holds four blocks of two warps, of 128 columns in two stages."""
+    bn, stages, warps = 16, 2, 2
+    made = Variant("decode", dtype, 128, 128, 16, bn, stages, warps, 4, kv="Contiguous")
+    return 4 * (made.smem_bytes + _SYSTEM_SMEM) <= device.smem_per_sm
 
 
 def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _Rings:
@@ -373,11 +387,10 @@ def _variant(
         fit = blocks_per_sm * (variant.smem_bytes + _SYSTEM_SMEM) <= device.smem_per_sm
         asked = bn * stages * warps // team * (d + dv) * size
         found = bn <= _MOST_LOOKED_UP or page_size % 16 == 0
-        alone = blocks_per_sm > 2 and warps // blocks_per_sm < 2
-        if asked <= _MOST_ASKED and found and complaint is None and fit and not alone:
+        if asked <= _MOST_ASKED and found and complaint is None and fit:
             return variant
     if blocks_per_sm > 1:
-        return _variant(tile, blocks_per_sm // 2, team, rings, page_size, device)
+        return _variant(tile, 1, team, rings, page_size, device)
     raise ValueError(
         f"k_cache: {device.name} cannot decode {dtype} with these head dims: {complaint}"
     )

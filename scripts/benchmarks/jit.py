@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import tempfile
@@ -14,10 +15,6 @@ from benchmarks import environment
 _WARM_ROUNDS = 2  # nothing is compiled there, which scatters less
 _TIMEOUT_S = 300
 _END_S = 10  # of a process that has told its time
-
-# New processes are copies of one that has imported all and has not begun to use the GPU.
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["benchmarks.first_call", "benchmarks.masks"])
 
 
 class Case(NamedTuple):
@@ -65,8 +62,6 @@ def rows(cases: Iterable[Case], rounds: int) -> Iterator[dict[str, Any]]:
     libraries from disk.
     """
     cases = list(cases)
-    # By which the process that all others are copies of finds what it imports.
-    os.environ["PYTHONPATH"] = environment.of_child("")["PYTHONPATH"]
     with tempfile.TemporaryDirectory() as cache:
         for case in cases[:1]:
             _first_call_s(case, cache)
@@ -88,22 +83,44 @@ def rows(cases: Iterable[Case], rounds: int) -> Iterator[dict[str, Any]]:
         yield row
 
 
+@functools.cache
+def _processes() -> multiprocessing.context.ForkServerContext:
+    """Return what makes copies of a process that has imported all, and not begun to use the GPU."""
+    from multiprocessing import forkserver  # not everywhere
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.first_call", "benchmarks.masks"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = environment.of_child("")["PYTHONPATH"]
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    return context
+
+
 def _first_call_s(case: Case, cache: str) -> float:
     """Return the seconds of the first call of a new process; RuntimeError when that fails."""
-    receiver, sender = _PROCESSES.Pipe(duplex=False)
-    child = _PROCESSES.Process(target=_tell, args=(sender, case, environment.of_child(cache)))
+    processes = _processes()
+    receiver, sender = processes.Pipe(duplex=False)
+    child = processes.Process(target=_tell, args=(sender, case, environment.of_child(cache)))
     child.start()
     sender.close()
     try:
         if not receiver.poll(_TIMEOUT_S):
             raise RuntimeError(f"{case}: no result in {_TIMEOUT_S} s")
-        return float(receiver.recv())
+        seconds = float(receiver.recv())
+        child.join(_END_S)
     except EOFError:
         raise RuntimeError(f"{case}: the process failed, see its error above") from None
     finally:
-        child.join(_END_S)
         child.kill()
         child.join()
+    if child.exitcode:
+        raise RuntimeError(f"{case}: the process ended with {child.exitcode}")
+    return seconds
 
 
 def _tell(sender: Connection, case: Case, variables: dict[str, str]) -> None:
