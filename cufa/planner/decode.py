@@ -21,7 +21,7 @@ _MAX_ROWS = 2**31 - 2**8
 _WIDE = "decode_wgmma"  # the kernel of many rows
 _MOST_LOOKED_UP = 32  # keys of a tile, if each can be in another page
 _SYSTEM_SMEM = 1024  # bytes of a block
-_SHORT_UNIT = 2 << 20  # bytes: of 1 MB two blocks were 4% faster on an H200, of 4 MB slower
+_SHORT_UNIT = 2 << 20  # bytes: of 1 MB two blocks were 4% faster on an H200, of 4 and 8 as fast
 _FOUR_BLOCKS = 160 << 10, 384 << 10
 """Bytes of a whole unit in pages for which four blocks were faster than two, as others read while
 one looks up its pages: by 0.8% in the median of 25 trials, by 4% at most. Shorter ones are not
@@ -116,11 +116,9 @@ class DecodePlan(NamedTuple):
 
         ``kernels/decode_merge.cuh`` says where they are.
         """
-        return (
-            0
-            if self.splits == 1
-            else _partial_floats(self.grid, self.rows, self.variant.head_dim_v)
-        )
+        if self.splits == 1:
+            return 0
+        return _partial_floats(self.grid, self.rows, self.variant.head_dim_v)
 
 
 def plan(
@@ -203,8 +201,7 @@ def _shares(
     at_once = device.sm_count * variant.blocks_per_sm
     rows = min(problem.group * problem.seq_q, variant.bm)
     tiles = _tiles(problem._replace(capacity=_keys(problem)), variant)
-    partial_bytes = 4 * _partial_floats(units, rows, variant.head_dim_v)
-    if _in_waves(units, at_once) and partial_bytes <= _MOST_PARTIAL:
+    if _in_waves(units, at_once) and _have_memory(units, rows, variant.head_dim_v):
         return units, 1
     grid = min(at_once, units * tiles)
     parts = max(1, grid // max(1, units))
@@ -233,6 +230,11 @@ def _spread(of_each: float, parts: int) -> int:
 
 def _partial_floats(blocks: int, rows: int, columns: int) -> int:
     return 2 * blocks * rows * (columns + 4 * -(-columns // 64))
+
+
+def _have_memory(blocks: int, rows: int, columns: int) -> bool:
+    """Whether so many blocks can leave pieces, as each must where lengths differ much."""
+    return 4 * _partial_floats(blocks, rows, columns) <= _MOST_PARTIAL
 
 
 def _chosen(
@@ -302,7 +304,7 @@ def _tile(problem: DecodeProblem, device: Device, num_splits: int | None) -> tup
     unit_bytes = _keys(problem) * sum(dims) * size
     least, most = _FOUR_BLOCKS
     four = problem.is_paged and dims == (128, 128) and size == 2 and least <= unit_bytes <= most
-    four = four and 4 * _partial_floats(units, min(rows, bm), dims[1]) <= _MOST_PARTIAL
+    four = four and _have_memory(units, min(rows, bm), dims[1])
     for blocks in (4, 2) if four and _has_room_for_four(problem.dtype, device) else (2,):
         at_once = blocks * device.sm_count
         once = 0.9 * at_once < units <= at_once and unit_bytes <= _SHORT_UNIT

@@ -1,7 +1,13 @@
-"""One process of the jit benchmark: time the first ``cufa.attention`` of a new process."""
+"""One process of the jit benchmark: time the first ``cufa.attention`` of a new process.
+
+Run as ``python -m benchmarks.first_call DTYPE HEAD_DIM CAUSAL KERNEL [FEATURE]``, with CAUSAL 0 or
+1, KERNEL a name or ``auto``, and FEATURE one of the table of masks, which has a shape of its own.
+Prints the seconds as its last line.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,12 +42,12 @@ def seconds_of(call: Callable[[], Any]) -> float:
     seconds = time.perf_counter() - start
     # A few rows: nothing of CuPy's own need be compiled for them.
     if not np.isfinite(cupy.asnumpy(out[:1, :1]).astype(np.float32)).all():
-        raise ValueError("the result is not finite")
+        raise SystemExit("the result is not finite")
     return seconds
 
 
-def plain(dtype: str, head_dim: int, causal: bool, kernel: str | None) -> float:
-    """Return the seconds of a call without a feature."""
+def main(dtype: str, head_dim: int, causal: bool, kernel: str | None) -> float:
+    """Return the seconds from the call to its result, beyond imports and context creation."""
     rng = np.random.default_rng(0)
     # Filled on the host: no kernel of CuPy's own is compiled here, nor in the timed part.
     q, k, v = (
@@ -51,19 +57,9 @@ def plain(dtype: str, head_dim: int, causal: bool, kernel: str | None) -> float:
     return seconds_of(lambda: cufa.attention(q, k, v, causal=causal, kernel=kernel))
 
 
-def seconds(dtype: str, head_dim: int, causal: bool, kernel: str, feature: str) -> float:
-    """Return the seconds from the call to its result, beyond imports and context creation.
-
-    Parameters
-    ----------
-    dtype : str
-    head_dim : int
-    causal : bool
-    kernel : str
-        A name, or auto.
-    feature : str
-        One of the table of masks, which has a shape of its own, or none.
-    """
-    if feature:
-        return of_feature(feature, head_dim)
-    return plain(dtype, head_dim, causal, None if kernel == "auto" else kernel)
+if __name__ == "__main__":
+    dtype, head_dim, causal, kernel, *features = sys.argv[1:]
+    if features:
+        print(of_feature(features[0], int(head_dim)))
+    else:
+        print(main(dtype, int(head_dim), causal == "1", None if kernel == "auto" else kernel))

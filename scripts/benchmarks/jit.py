@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import multiprocessing
-import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from benchmarks import environment
 
 _WARM_ROUNDS = 2  # nothing is compiled there, which scatters less
-_TIMEOUT_S = 300
-_END_S = 10  # of a process that has told its time
 
 
 class Case(NamedTuple):
-    """One standard variant, or one with a feature: what a new process is asked to run."""
+    """One standard variant, or one with a feature: what the child process is asked to run."""
 
     dtype: str
     head_dim: int
     causal: bool
     kernel: str
     feature: str = ""
+
+    def arguments(self) -> list[str]:
+        """Return the command-line arguments of the child."""
+        given = [self.dtype, str(self.head_dim), str(int(self.causal)), self.kernel]
+        return [*given, self.feature] if self.feature else given
 
     def __str__(self) -> str:
         """Label of the row."""
@@ -83,49 +84,15 @@ def rows(cases: Iterable[Case], rounds: int) -> Iterator[dict[str, Any]]:
         yield row
 
 
-@functools.cache
-def _processes() -> multiprocessing.context.ForkServerContext:
-    """Return what makes copies of a process that has imported all, and not begun to use the GPU."""
-    from multiprocessing import forkserver  # not everywhere
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.first_call", "benchmarks.masks"])
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = environment.of_child("")["PYTHONPATH"]
-    try:
-        forkserver.ensure_running()
-    finally:
-        del os.environ["PYTHONPATH"]
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-    return context
-
-
 def _first_call_s(case: Case, cache: str) -> float:
     """Return the seconds of the first call of a new process; RuntimeError when that fails."""
-    processes = _processes()
-    receiver, sender = processes.Pipe(duplex=False)
-    child = processes.Process(target=_tell, args=(sender, case, environment.of_child(cache)))
-    child.start()
-    sender.close()
-    try:
-        if not receiver.poll(_TIMEOUT_S):
-            raise RuntimeError(f"{case}: no result in {_TIMEOUT_S} s")
-        seconds = float(receiver.recv())
-        child.join(_END_S)
-    except EOFError:
-        raise RuntimeError(f"{case}: the process failed, see its error above") from None
-    finally:
-        child.kill()
-        child.join()
-    if child.exitcode:
-        raise RuntimeError(f"{case}: the process ended with {child.exitcode}")
-    return seconds
-
-
-def _tell(sender: Connection, case: Case, variables: dict[str, str]) -> None:
-    """Send the seconds of this process's first call."""
-    from benchmarks import first_call
-
-    os.environ.update(variables)
-    sender.send(first_call.seconds(*case))
+    child = subprocess.run(
+        [sys.executable, "-m", "benchmarks.first_call", *case.arguments()],
+        env=environment.of_child(cache),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if child.returncode:
+        raise RuntimeError(f"{case}: {child.stderr.strip()}")
+    return float(child.stdout.split()[-1])
