@@ -127,8 +127,8 @@ def _rows(
         from benchmarks import jit
 
         if o.features:
-            return jit.rows(jit.feature_cases(o.features), o.rounds), None
-        return jit.rows(jit.standard_cases(o.kernel), o.rounds), None
+            return jit.rows(jit.feature_cases(o.features), o.rounds, o.at_once), None
+        return jit.rows(jit.standard_cases(o.kernel), o.rounds, o.at_once), None
     if o.bench == "generate":
         from benchmarks import generate
 

@@ -15,10 +15,9 @@ from unittest.mock import MagicMock
 import bench
 import numpy as np
 import pytest
-from benchmarks import accuracy, environment, options, plain, results, summary
+from benchmarks import accuracy, environment, jit, options, plain, results, summary
 from benchmarks.cells import Cell, standard_cells
 from benchmarks.jit import Case, feature_cases, standard_cases
-from benchmarks.jit import rows as first_calls
 from benchmarks.report import markdown, write_report
 
 from cufa import device as devices
@@ -214,7 +213,32 @@ def test_a_first_call_that_fails_is_named() -> None:
     pytest.importorskip("cupy")
     case = Case("float9", 64, False, "auto")
     with pytest.raises(RuntimeError, match=r"^float9 d64 full auto: "):
-        list(first_calls([case], rounds=1))
+        list(jit.rows([case], rounds=1))
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_first_calls_are_the_least_of_all_rounds(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    cases = standard_cases([])
+    found: dict[Case, list[str]] = {case: [] for case in cases}
+
+    def seconds(case: Case, cache: str) -> float:
+        assert Path(cache).is_dir()
+        warm = cache in found[case]
+        found[case].append(cache)
+        return case.head_dim + (0.1 if warm else 1 / len(set(found[case])))
+
+    monkeypatch.setattr(jit, "_first_call_s", seconds)
+    rows = list(jit.rows(cases, rounds=4, at_once=at_once))
+    assert [row["variant"] for row in rows] == [str(case) for case in cases]
+    # The first case has a process before the others; the last two rounds have no warm ones.
+    of_first, *of_others = (len(found[case]) for case in cases)
+    assert (of_first, set(of_others)) == (7, {6})
+    for case, row in zip(cases, rows, strict=True):
+        caches = len(set(found[case]))
+        assert row["cold_s"] == pytest.approx(case.head_dim + 1 / caches, abs=1e-4)
+        assert row["warm_s"] == pytest.approx(case.head_dim + 0.1)
 
 
 # plain attention and the float64 reference
@@ -385,8 +409,8 @@ def test_reports_are_written_beside_the_results(tmp_path: Path, result: dict[str
     peers = {"sdpa": 30.0, "floor": 5.0}
     cases = ("same", "new_lengths")
     host = _result([{"case": case, **_row(512, 10.0, peers, unit="us")} for case in cases], "host")
-    jit = _result([{"variant": "bfloat16 d64 full auto", "cold_s": 0.5, "warm_s": 0.05}], "jit")
-    for name, content in {"prefill": result, "host": host, "jit": jit}.items():
+    of_jit = _result([{"variant": "bfloat16 d64 full auto", "cold_s": 0.5, "warm_s": 0.05}], "jit")
+    for name, content in {"prefill": result, "host": host, "jit": of_jit}.items():
         path = tmp_path / f"h200-{name}.json"
         results.write(path, content)
         page, plot = write_report(path)

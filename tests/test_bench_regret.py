@@ -72,6 +72,7 @@ def test_parts_are_all_of_them() -> None:
     ("words", "message"),
     [
         ("jit --rounds 0", "--rounds: must be at least 1, not '0'"),
+        ("jit --at-once 0", "--at-once: must be at least 1, not '0'"),
         ("jit --rounds many", "--rounds: must be at least 1, not 'many'"),
         ("regret --part 3/2", "'3/2' is not like 2/3"),
         ("regret --part half", "'half' is not like 2/3"),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from benchmarks import environment
@@ -53,27 +54,26 @@ def feature_cases(head_dims: Iterable[int]) -> list[Case]:
     return list(dict.fromkeys(found))
 
 
-def rows(cases: Iterable[Case], rounds: int) -> Iterator[dict[str, Any]]:
+def rows(cases: Iterable[Case], rounds: int, at_once: int = 1) -> Iterator[dict[str, Any]]:
     """Yield a row a case, and print a line for each, when all are measured.
 
-    In each round, all cases take turns. A new process runs over a fresh cache directory, which it
-    finds empty; and in the first rounds another one, which finds what that has left. The figures
-    are the least: what else runs on a shared host makes the same compilation take longer for a
-    while, and nothing makes it shorter. One process before them is not measured: it reads the
-    libraries from disk.
+    In each round, all cases take turns, `at_once` of them at a time. A new process runs over a
+    fresh cache directory, which it finds empty; and in the first rounds another one, which finds
+    what that has left. The figures are the least: what else runs on a shared host, the other
+    processes among it, makes the same compilation take longer for a while, and nothing makes it
+    shorter. One process before them is not measured: it reads the libraries from disk.
     """
     cases = list(cases)
-    with tempfile.TemporaryDirectory() as cache:
-        for case in cases[:1]:
-            _first_call_s(case, cache)
+    for case in cases[:1]:
+        _first_calls_s(case, 1)
     cold: dict[Case, list[float]] = {case: [] for case in cases}
     warm: dict[Case, list[float]] = {case: [] for case in cases}
-    for i in range(rounds):
-        for case in cases:
-            with tempfile.TemporaryDirectory() as cache:
-                cold[case].append(_first_call_s(case, cache))
-                if i < _WARM_ROUNDS:
-                    warm[case].append(_first_call_s(case, cache))
+    with ThreadPoolExecutor(at_once) as pool:
+        for i in range(rounds):
+            calls = [2 if i < _WARM_ROUNDS else 1] * len(cases)
+            for case, seconds in zip(cases, pool.map(_first_calls_s, cases, calls), strict=True):
+                cold[case].append(seconds[0])
+                warm[case] += seconds[1:]
     for case in cases:
         row = {
             "variant": str(case),
@@ -82,6 +82,12 @@ def rows(cases: Iterable[Case], rounds: int) -> Iterator[dict[str, Any]]:
         }
         print(f"{case}: cold {row['cold_s']} s, warm {row['warm_s']} s", flush=True)
         yield row
+
+
+def _first_calls_s(case: Case, calls: int) -> list[float]:
+    """Return the seconds of the first calls of new processes that share a cache, new as well."""
+    with tempfile.TemporaryDirectory() as cache:
+        return [_first_call_s(case, cache) for _ in range(calls)]
 
 
 def _first_call_s(case: Case, cache: str) -> float:

@@ -163,6 +163,9 @@ def parser() -> argparse.ArgumentParser:
         help="instead, each feature of the table of masks, of these head dims, once",
     )
     jit.add_argument("--rounds", type=_count, default=3, help="the least of so many (default: 3)")
+    jit.add_argument(
+        "--at-once", type=_count, default=1, help="processes beside each other (default: 1)"
+    )
 
     explore = commands.add_parser("explore", parents=[run], help="the explorer's own time and aim")
     explore.add_argument("--kernel", default="fa2_mma", help="kernel to explore")
@@ -227,7 +230,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    """Return a number of rounds."""
+    """Return how many: one or more."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {text!r}")
     return int(text)
