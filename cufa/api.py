@@ -75,8 +75,9 @@ def attention(
         Query i sees the keys from i + sk - sq - left to i + sk - sq + right only; None is no bound.
         With a causal mask, those that both let it see. Tiles of keys that none sees take no time.
     softcap : float, optional
-        c * tanh(score / c) takes the place of the score (Gemma 2): 1e-6 to 1e4. In bfloat16 by the
-        hardware's tanh, to 2^-11.
+        c * tanh(score / c) takes the place of the score (Gemma 2): 1e-6 to 1e4. On a GPU, in
+        bfloat16, to 2^-11 of it, a quarter of what a score rounded to bfloat16 may err; the
+        log-sum-exp, to 2^-11 of the largest.
     alibi_slopes : array, shape (hq,) or (b, hq), float32
         -slope * |i + sk - sq - j| is added to the score of query i and key j, after the softcap
         (ALiBi, Press et al. 2022).

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from drawn import Drawn
 from laid_out import laid_out
-from reference import DTYPES, Expected, to_host
+from reference import DTYPES, Expected, lse_slack, to_host
 from test_decode import in_pages
 
 import cufa
@@ -148,18 +148,6 @@ def options_of(drawn: Drawn, i: int, rows: int, keys: int) -> dict[str, Any]:
     return found
 
 
-def lse_slack(drawn: Drawn) -> float:
-    """Return by how much a log-sum-exp may err as a softcap does, in 16 bits."""
-    softcap = drawn.options.get("softcap")
-    if softcap is None or drawn.dtype == "float32":
-        return 0.0
-    scale = drawn.options.get("scale")
-    scale = drawn.q.shape[-1] ** -0.5 if scale is None else abs(scale)
-    norms = (np.linalg.norm(x.astype(np.float32), axis=-1) for x in (drawn.q, drawn.k))
-    q, k = (np.nanmax(x, initial=0.0) for x in norms)
-    return min(softcap, float(q * k) * scale) * (2**-11 if drawn.dtype == "bfloat16" else 2**-20)
-
-
 def assert_accepted(drawn: Drawn, out: np.ndarray, lse: np.ndarray) -> None:
     """Assert that a result is right, by the bound of all sequences."""
     rng = np.random.default_rng(2)
@@ -179,7 +167,7 @@ def assert_accepted(drawn: Drawn, out: np.ndarray, lse: np.ndarray) -> None:
             bound = max(bound, Expected(*others, **its).bound)
     if out.size <= FEW:
         bound *= 4 if drawn.dtype == "float32" else 1.5
-    slack = lse_slack(drawn)
+    slack = lse_slack(drawn.q, drawn.k, **drawn.options)
     for batch, rows, case in cases:
         case.assert_accepts(out[batch, :, rows], lse[batch, :, rows], str(drawn), bound, slack)
 

@@ -291,6 +291,24 @@ class Expected:
         assert np.all(excess <= 0), f"{what}: LSE beyond its tolerance by {excess.max():.3g}"
 
 
+def lse_slack(
+    q: np.ndarray,
+    k: np.ndarray,
+    *,
+    softcap: float | None = None,
+    scale: float | None = None,
+    **others: Any,
+) -> float:
+    """Return what a softcap may add to the error of a GPU's LSE in 16 bits, see `attention`."""
+    if softcap is None or q.dtype == np.float32:
+        return 0.0
+    scale = q.shape[-1] ** -0.5 if scale is None else abs(scale)
+    norms = (np.linalg.norm(x.astype(np.float32), axis=-1) for x in (q, k))
+    of_q, of_k = (np.nanmax(x, initial=0.0) for x in norms)
+    largest = min(softcap, float(of_q * of_k) * scale)
+    return largest * (2**-20 if q.dtype == np.float16 else 2**-11)
+
+
 def assert_accepted(
     out: Any,
     lse: Any,

@@ -40,6 +40,9 @@ FA3_TWO_SLOTS = "fa3_wgmma<bfloat16, 192, 192, 128, 80, 2, 12, 1, false, Score<{
 FA3_TWO_OF_THREE = "fa3_wgmma<float16, 128, 128, 192, 80, 3, 16, 1, true, Score<{score}>, Dense>"
 FA3_ONE_SLOT = "fa3_wgmma<bfloat16, 192, 192, 128, 112, 2, 12, 1, false, Score<{score}>, Dense>"
 FA3_ONE_OF_THREE = "fa3_wgmma<float16, 128, 128, 192, 144, 2, 16, 1, true, Score<{score}>, Dense>"
+#: Head dims of an odd number of steps of wgmma.
+FA3_ODD = "fa3_wgmma<bfloat16, 80, 48, 64, 80, 2, 8, 1, false, Score<{score}>, Dense>"
+FA3_ONE_STEP = "fa3_wgmma<float16, 16, 48, 128, 112, 2, 12, 1, true, Score<{score}>, Dense>"
 ALL = [
     *(FA1, FP32, FP32_HALVES, MMA, MMA_ONE_STAGE),
     *(FA3, FA3_TURNS, FA3_WIDE, FA3_TWO_SLOTS),
@@ -105,7 +108,7 @@ def test_forms_have_slots() -> None:
 
 @pytest.mark.parametrize(
     "form",
-    [*ALL, FA3_TWO_OF_THREE, FA3_ONE_SLOT, FA3_ONE_OF_THREE],
+    [*ALL, FA3_TWO_OF_THREE, FA3_ONE_SLOT, FA3_ONE_OF_THREE, FA3_ODD, FA3_ONE_STEP],
     ids=lambda f: f.split(", Score")[0],
 )
 @pytest.mark.parametrize("causal", [False, True])

@@ -136,6 +136,20 @@ def test_registers_that_warpgroups_share_out(bm: int, blocks_per_sm: int, regist
     assert nvrtc.compile_variant(variant, H200.arch).registers == registers
 
 
+@pytest.mark.parametrize(
+    ("head_dims", "bm", "bn"),
+    [((80, 80), 64, 80), ((48, 176), 128, 48), ((16, 48), 192, 112)],
+    ids=str,
+)
+@pytest.mark.parametrize("score", [(), ("Causal",)], ids=str)
+def test_head_dims_of_an_odd_number_of_steps(
+    head_dims: tuple[int, int], bm: int, bn: int, score: tuple[str, ...]
+) -> None:
+    """None is planned, but a caller may name them."""
+    tile = (bm, bn, 2, bm // 16 + 4, 1)
+    assert_lean(Variant("fa3_wgmma", "bfloat16", *head_dims, *tile, score=score), H200)
+
+
 def test_other_registers_than_are_shared_out_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a kernel's warpgroups would wait for registers that there are not."""
     variant = Variant("fa3_wgmma", "bfloat16", 32, 32, 128, 64, 2, 12, 1)

@@ -156,6 +156,11 @@ struct Wgmma;
 #define WGMMA(TYPE, NAME, N, G, X0, X1, X2, X3, X4, X5, X6, X7, X8, X9, X10)                                   \
     template <>                                                                                                \
     struct Wgmma<TYPE, N> {                                                                                    \
+        static __device__ void ss(float (&d)[N / 8][4], uint64_t a, uint64_t b, int accumulate) {              \
+            asm volatile(PREDICATES(X2) STEP(N, NAME, G, "%" X0 ", %" X1 ", p, 1, 1, 0, 0") "}"                \
+                         : R##G                                                                                \
+                         : "l"(a), "l"(b), "r"(accumulate));                                                   \
+        }                                                                                                      \
         static __device__ void ss(float (&d)[N / 8][4], uint64_t a, uint64_t b, uint64_t a2, uint64_t b2,      \
                                   int accumulate) {                                                            \
             asm volatile(PREDICATES(X4) STEP(N, NAME, G, "%" X0 ", %" X1 ", p, 1, 1, 0, 0")                    \

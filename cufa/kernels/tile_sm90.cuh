@@ -60,11 +60,12 @@ struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
 template <class T, class ATile, class BTile, int NT>
 __device__ void queue_product(float (&d)[NT][4], uint32_t a, uint32_t b) {
     constexpr int STEPS = ATile::COLS / 16;
-    static_assert(STEPS % 2 == 0, "two steps at a time");
 #pragma unroll
-    for (int k = 0; k < STEPS; k += 2)
+    for (int k = 0; k < STEPS - 1; k += 2)
         Wgmma<T, BTile::ROWS>::ss(d, ATile::columns(a, k), BTile::columns(b, k), ATile::columns(a, k + 1), BTile::columns(b, k + 1),
                                   k > 0);
+    if constexpr (STEPS % 2 == 1)
+        Wgmma<T, BTile::ROWS>::ss(d, ATile::columns(a, STEPS - 1), BTile::columns(b, STEPS - 1), STEPS > 1);
 }
 // Queues D = A B, or D += A B, of A in registers and a tile of which `operand` is given: O += P V.
 template <class T, class BTile, int NT, int STEPS>

@@ -144,6 +144,16 @@ template <class T, int N>
 struct Wgmma {
     using Accumulators = float (*)[4];
 
+    static void ss(float (&d)[N / 8][4], uint64_t a, uint64_t b, int accumulate) {
+        const Accumulators rD = d;
+        const int thread = threadIdx.x;
+        emulator::thread->products.add([=] {
+            float rows[2][16];
+            for (int i = 0; i < 32; ++i)
+                rows[i / 16][i % 16] = Operand<T>(a).of_row(thread % 128 / 32 * 16 + thread % 32 / 4 + i / 16 * 8, i % 16);
+            multiply(rD, rows, thread % 4, accumulate, [&](int column, int k) { return Operand<T>(b).of_row(column, k); });
+        });
+    }
     static void ss(float (&d)[N / 8][4], uint64_t a, uint64_t b, uint64_t a2, uint64_t b2, int accumulate) {
         ss(d, a, b, accumulate), ss(d, a2, b2, 1);
     }
@@ -170,16 +180,6 @@ struct Wgmma {
     }
 
  private:
-    static void ss(float (&d)[N / 8][4], uint64_t a, uint64_t b, int accumulate) {
-        const Accumulators rD = d;
-        const int thread = threadIdx.x;
-        emulator::thread->products.add([=] {
-            float rows[2][16];
-            for (int i = 0; i < 32; ++i)
-                rows[i / 16][i % 16] = Operand<T>(a).of_row(thread % 128 / 32 * 16 + thread % 32 / 4 + i / 16 * 8, i % 16);
-            multiply(rD, rows, thread % 4, accumulate, [&](int column, int k) { return Operand<T>(b).of_row(column, k); });
-        });
-    }
     template <class B>
     static void multiply(Accumulators d, const float (&rows)[2][16], int lane, int accumulate, B b) {
         for (int i = 0; i < N / 8; ++i)
