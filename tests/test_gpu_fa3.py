@@ -420,8 +420,7 @@ def test_streams_at_the_same_time(
     assert all(map(bool, right))
     words = [
         cupy.ndarray(memory.size // 4, np.int32, cupy.cuda.MemoryPointer(memory, 0))
-        for of_device in counters._of_device.values()
-        for memory in of_device._memory
+        for memory in counters.of_device(cupy.cuda.runtime.getDevice())._memory
     ]
     assert words
     assert not any(bool(x.any()) for x in words)
