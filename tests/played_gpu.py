@@ -447,6 +447,7 @@ class Gpu:
         cuda = SimpleNamespace(
             runtime=SimpleNamespace(getDevice=lambda: self.current),
             get_current_stream=lambda: self.stream,
+            Stream=Stream,
             alloc=self.alloc,
             function=SimpleNamespace(CPointer=lambda address: SimpleNamespace(ptr=address)),
         )

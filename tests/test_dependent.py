@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from played_gpu import Gpu, at, on_gpu
+from test_streams import ForeignStream, Stream
 
 cupy = pytest.importorskip("cupy")
 
 import cufa  # noqa: E402
-from cufa.compiler import context, dependent, jit  # noqa: E402
+from cufa.compiler import context, dependent, jit, streams  # noqa: E402
 from cufa.launch import params  # noqa: E402
 from cufa.variant import Variant  # noqa: E402
 
@@ -25,6 +26,7 @@ class Driver:
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
         self.error = 0
+        self.stream: Any = Stream(77)  # the current one
 
     def __call__(self, config: int, function: int, parameters: int, extra: None) -> int:
         """Stand for ``cuLaunchKernelEx``."""
@@ -44,7 +46,8 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     driver = Driver()
     monkeypatch.setattr(dependent, "launch_kernel", lambda: driver)
-    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: SimpleNamespace(ptr=77))
+    monkeypatch.setattr(dependent, "_streams", streams.Streams())
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: driver.stream)
     return driver
 
 
@@ -87,9 +90,25 @@ def test_the_driver_is_told_of_attention(
         assert address % 64 == 0
 
 
-def test_without_overlap(driver: Driver) -> None:
-    config = dependent.config((1, 1, 1), (32, 1, 1), 0, overlap=False)
-    assert config.attribute_count == 0
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_stream_that_others_may_destroy(driver: Driver, capturing: bool) -> None:
+    """But a graph's kernels do not run in the stream that was captured."""
+    launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
+    for driver.stream in (ForeignStream(ptr=78), Stream(streams._PER_THREAD)):
+        driver.stream.capturing = capturing
+        launch(SimpleNamespace(address=4096))
+        overlaps = [(6, 1)] if capturing else []
+        assert driver.launches.pop()[3:] == (driver.stream.ptr, overlaps, 1, 4096)
+
+
+def test_a_stream_stays_until_its_kernels_are_done(driver: Driver) -> None:
+    launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
+    launch(SimpleNamespace(address=4096))
+    assert [*dependent._streams._kept] == [77]
+    driver.error, driver.stream = 1, Stream(78)
+    with pytest.raises(RuntimeError):
+        launch(SimpleNamespace(address=4096))
+    assert [*dependent._streams._kept] == [77]
 
 
 def test_an_error_of_the_driver(driver: Driver) -> None:

@@ -2,19 +2,20 @@
 
 Its blocks are then there, and wait in ``wait_for_kernel_in_front`` of ``kernels/ptx.cuh``, when the
 last block of the other is done: docs/kernels.md says what that gives. Without the attribute that
-this sets, or after kernels that know nothing of it, that wait is over at once.
+this sets, or after kernels that know nothing of it, that wait is over at once. The attribute is not
+set in streams that might be gone too early, see `cufa.compiler.streams`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from cufa.compiler import context
+from cufa.compiler import context, driver
+from cufa.compiler.streams import Streams
 
 FIRST_CAPABILITY = 90
 """The first devices that can, ten times their compute capability."""
@@ -79,13 +80,13 @@ class _Passed(threading.local):
 
 
 _passed = _Passed()
+_streams = Streams()
 
 
 @functools.cache
 def launch_kernel() -> Any:
     """Return ``cuLaunchKernelEx``, which takes addresses."""
-    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    function = library.cuLaunchKernelEx
+    function = driver.function("cuLaunchKernelEx", keeps_lock=False)
     function.argtypes = (ctypes.c_void_p,) * 4
     return function
 
@@ -108,13 +109,14 @@ class Dependent:
         """Return what launches it on the current stream, with a parameter."""
         import cupy
 
-        content = bytes(config(grid, block, smem_bytes))
+        overlapping = bytes(config(grid, block, smem_bytes))
+        alone = bytes(config(grid, block, smem_bytes, overlap=False))
         launch, current_stream = launch_kernel(), cupy.cuda.get_current_stream
 
         def launched(parameter: Parameter) -> None:
-            passed = _passed
-            passed.bytes[:] = content
-            passed.config.stream = current_stream().ptr
+            passed, stream = _passed, current_stream()
+            passed.bytes[:] = overlapping if _streams.may_overlap(stream) else alone
+            passed.config.stream = stream.ptr
             passed.parameters[0] = parameter.address
             arguments = passed.config_address, self._pointer, passed.parameters_address, None
             error = launch(*arguments)
@@ -123,5 +125,6 @@ class Dependent:
                 error = launch(*arguments)
             if error:
                 raise cupy.cuda.driver.CUDADriverError(error)
+            _streams.keep(stream)
 
         return launched

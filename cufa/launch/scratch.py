@@ -16,6 +16,7 @@ import itertools
 import threading
 from typing import Any, NamedTuple
 
+from cufa.compiler import driver
 from cufa.launch import counters
 
 _LEAST = 1 << 20
@@ -178,10 +179,7 @@ def _grown(nbytes: int) -> int:
 
 @functools.cache
 def _capture_info() -> Any:
-    import sys
-
-    library = ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    return library.cuStreamGetCaptureInfo_v2
+    return driver.function("cuStreamGetCaptureInfo_v2", keeps_lock=True)
 
 
 def _capture() -> tuple[int, int]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-import sys
 from typing import Any
 
-from cufa.compiler import context
+from cufa.compiler import context, driver
 
 WORDS = 16
 """64-bit words of a map."""
@@ -26,9 +25,7 @@ _STEPS_IN_BOX = _pointer(ctypes.addressof(_ones))
 
 @functools.cache
 def _encode_tiled() -> Any:
-    """Return the driver's function; it only computes, and so may keep the interpreter's lock."""
-    library = ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    return library.cuTensorMapEncodeTiled
+    return driver.function("cuTensorMapEncodeTiled", keeps_lock=True)
 
 
 class Encoder:
