@@ -76,8 +76,8 @@ def attention(
         With a causal mask, those that both let it see. Tiles of keys that none sees take no time.
     softcap : float, optional
         c * tanh(score / c) takes the place of the score (Gemma 2): 1e-6 to 1e4. On a GPU, in
-        bfloat16, to 2^-11 of it, a quarter of what a score rounded to bfloat16 may err; the
-        log-sum-exp, to 2^-11 of the largest.
+        bfloat16, to 2^-11 of it, a quarter of what a score rounded to bfloat16 may err; with
+        `return_lse`, as in float16, to 2^-20, which takes longer.
     alibi_slopes : array, shape (hq,) or (b, hq), float32
         -slope * |i + sk - sq - j| is added to the score of query i and key j, after the softcap
         (ALiBi, Press et al. 2022).
@@ -122,8 +122,8 @@ def attention(
         keys need memory for the parts' results then, at most about as much as k and v take. What
         names the sequence, a dropout or a function of `b`, still tells them apart.
     kernel : str or Variant, optional
-        Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32") or one instantiation; GPU
-        only.
+        Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32") or one instantiation, which
+        caps scores as its name says; GPU only.
 
     Returns
     -------
@@ -218,6 +218,7 @@ def attention(
         own=mods,
         lengths_k=lengths_k,
         dropout_p=dropout_p,
+        return_lse=return_lse,
     )
     if block_mask is not None:
         problem = with_block_mask(problem, block_mask, mask_mod, xp)
@@ -296,6 +297,7 @@ def explain(
         own=NOTHING if xp is np else own(score_mod, mask_mod),
         lengths_k=lengths_k,
         dropout_p=dropout_p,
+        return_lse=return_lse,
     )
     if block_mask is not None:
         problem = with_block_mask(problem, block_mask, mask_mod, xp)

@@ -60,7 +60,7 @@ class DecodeProblem(NamedTuple):
         Factor of the scores before the softmax, as of `cufa.Problem`.
     unified_max : float, optional
         What takes the place of row maxima.
-    left, right, softcap, reads
+    left, right, softcap, reads, returns_lse
         As of `cufa.Problem`, a query's place being i + length - seq_q.
     """
 
@@ -81,6 +81,7 @@ class DecodeProblem(NamedTuple):
     right: int | None = None
     softcap: float = 0.0
     reads: tuple[str, ...] = ()
+    returns_lse: bool = False
 
     @property
     def group(self) -> int:
@@ -136,6 +137,7 @@ class DecodeProblem(NamedTuple):
             right=self.right,
             softcap=self.softcap,
             reads=self.reads,
+            returns_lse=self.returns_lse,
         )
 
 
@@ -146,7 +148,7 @@ def of_attention(problem: Problem) -> DecodeProblem:
     """
     p = problem
     heads, head_dims = (p.heads_q, p.heads_kv), (p.head_dim, p.head_dim_v)
-    of_score = p.left, p.right, p.softcap, p.reads
+    of_score = p.left, p.right, p.softcap, p.reads, p.returns_lse
     sizes = p.batch, *heads, p.seq_q, p.seq_kv, 0, 0, *head_dims
     return DecodeProblem(p.dtype, *sizes, p.causal, p.scale, None, *of_score)
 
@@ -192,6 +194,7 @@ def parse_decode(
     window: tuple[int | None, int | None] = NO_WINDOW,
     softcap: float | None = None,
     beside: Mapping[str, Array | None] = NO_ARRAYS,
+    return_lse: bool = False,
 ) -> tuple[DecodeProblem, DecodeOperands, ModuleType]:
     """Check the arguments of a call of `decode`. Nothing is written, or copied to the device.
 
@@ -203,6 +206,8 @@ def parse_decode(
         As of `cufa.decode`.
     beside : mapping
         Its arrays that parts of the score read, by argument; None where there is none.
+    return_lse : bool
+        As of `cufa.decode`.
 
     Returns
     -------
@@ -244,6 +249,7 @@ def parse_decode(
         right=right,
         softcap=check_softcap(softcap),
         reads=reads,
+        returns_lse=return_lse,
     )
     arrays |= {name: array for name, array in beside.items() if array is not None}
     if lengths is not None:

@@ -246,6 +246,7 @@ def decode_padded(
         window=window,
         softcap=softcap,
         beside=dict(zip(ARRAYS, arrays, strict=True)) if arrays else NO_ARRAYS,
+        return_lse=return_lse,
     )
     if xp is np:
         refuse_kernel(kernel)

@@ -44,6 +44,7 @@ def parse(
     dropout_p: float = 0.0,
     own: Own = NOTHING,
     shown: tuple[Ints, ...] | None = None,
+    return_lse: bool = False,
 ) -> tuple[Problem, Operands]:
     """Check the arguments of a call and bring the arrays to 4-D. Nothing is written or copied.
 
@@ -72,6 +73,8 @@ def parse(
         What was made of its `score_mod` and `mask_mod`.
     shown : tuple of tuple of int, optional
         Shapes of q, k and v that errors quote, if the caller's arrays have others.
+    return_lse : bool
+        As in `attention`.
 
     Returns
     -------
@@ -111,7 +114,7 @@ def parse(
         operands = operands._replace(beside=views)
         inputs |= {name: array for name, array in beside.items() if array is not None}
         inputs |= dict(zip(own.names, own.arrays, strict=True))
-    problem = problem._replace(dropout_p=check_dropout(dropout_p))
+    problem = problem._replace(dropout_p=check_dropout(dropout_p), returns_lse=return_lse)
     if lengths_k is not None:
         check_integers("lengths_k", lengths_k, (problem.batch,), xp)
         problem = problem._replace(kv="Padded")

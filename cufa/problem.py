@@ -21,7 +21,7 @@ from cufa.checks import (
     check_window,
 )
 from cufa.dropout import threshold
-from cufa.score import PARTS, SOFTCAPS, Part, part_named
+from cufa.score import PARTS, SOFTCAPS, SOFTCAPS_WITH_LSE, Part, part_named
 from cufa.softcap import curve
 
 MAX_HEAD_DIM = 256
@@ -61,6 +61,8 @@ class Problem(NamedTuple):
         and `seq_kv` are those of all together.
     sequences, max_seqlen_q, max_seqlen_k : int
         Of "Varlen": how many there are, and the longest that count.
+    returns_lse : bool
+        Whether the log-sum-exp is asked for.
     """
 
     dtype: str
@@ -83,6 +85,7 @@ class Problem(NamedTuple):
     sequences: int = 0
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
+    returns_lse: bool = False
 
     @property
     def group(self) -> int:
@@ -110,8 +113,9 @@ class Problem(NamedTuple):
     @property
     def score(self) -> tuple[str, ...]:
         """The parts of the score, see `cufa.score`."""
+        softcaps = SOFTCAPS_WITH_LSE if self.returns_lse else SOFTCAPS
         found = {
-            SOFTCAPS[self.dtype]: self.softcap > 0,
+            softcaps[self.dtype]: self.softcap > 0,
             "Causal": self.causal,
             "TopLeft": self.top_left,
             "WindowLeft": self.left is not None,

@@ -155,6 +155,9 @@ MAX_WINDOW = 2**30
 SOFTCAPS = {"bfloat16": "Softcap", "float16": "FineSoftcap", "float32": "ExactSoftcap"}
 """That of each dtype: as accurate as its other arithmetic."""
 
+SOFTCAPS_WITH_LSE = {**SOFTCAPS, "bfloat16": "FineSoftcap"}
+"""That of each dtype where the log-sum-exp is returned, which is float32: as accurate as scores."""
+
 
 @functools.cache
 def edges(score: tuple[str, ...]) -> int:

@@ -172,6 +172,7 @@ def attention_varlen(
         softcap=softcap,
         scale=scale,
         dropout_p=dropout_p,
+        return_lse=return_lse,
     )
     if xp is np:
         refuse_kernel(kernel)
@@ -251,6 +252,7 @@ def explain_varlen(
         softcap=softcap,
         scale=scale,
         dropout_p=dropout_p,
+        return_lse=return_lse,
     )
     if xp is np:
         refuse_kernel(kernel)

@@ -8,7 +8,7 @@ So the tolerance follows from the inputs, and no test picks one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -297,16 +297,25 @@ def lse_slack(
     *,
     softcap: float | None = None,
     scale: float | None = None,
+    score: tuple[str, ...] = (),
     **others: Any,
 ) -> float:
-    """Return what a softcap may add to the error of a GPU's LSE in 16 bits, see `attention`."""
+    """Return what a softcap may add to the error of a GPU's LSE in 16 bits, see `attention`.
+
+    More, if the kernel is a variant with the faster softcap in its `score`.
+    """
     if softcap is None or q.dtype == np.float32:
         return 0.0
     scale = q.shape[-1] ** -0.5 if scale is None else abs(scale)
     norms = (np.linalg.norm(x.astype(np.float32), axis=-1) for x in (q, k))
     of_q, of_k = (np.nanmax(x, initial=0.0) for x in norms)
     largest = min(softcap, float(of_q * of_k) * scale)
-    return largest * (2**-20 if q.dtype == np.float16 else 2**-11)
+    return largest * (2**-11 if "Softcap" in score else 2**-20)
+
+
+def same_without_lse(dtype: str, options: Mapping[str, Any]) -> bool:
+    """Whether a call on a GPU has the same bits when it returns no LSE."""
+    return dtype != "bfloat16" or options.get("softcap") is None
 
 
 def assert_accepted(
@@ -321,3 +330,28 @@ def assert_accepted(
 ) -> None:
     """Assert that one result is accurate, as `Expected` does for many of the same inputs."""
     Expected(q, k, v, **score).assert_accepts(out, lse, what)
+
+
+def assert_call_accepted(
+    call: Callable[..., Any],
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    what: str = "",
+    **score: Any,
+) -> None:
+    """Assert that a call on a GPU is accurate, and has the same bits without the LSE if it should.
+
+    Parameters
+    ----------
+    call : callable
+        Takes `return_lse`.
+    """
+    expected = Expected(q, k, v, **score)
+    out, lse = call(return_lse=True)
+    expected.assert_accepts(out, lse, what)
+    alone = call(return_lse=False)
+    expected.assert_accepts(alone, None, what)
+    if same_without_lse(q.dtype.name, score):
+        assert to_host(alone).tobytes() == to_host(out).tobytes(), what

@@ -207,7 +207,8 @@ def test_whole_tiles_after_tiles_in_part(
     given = {"block_mask": tiles, "mask_mod": late_starters}
     out, lse = called(variant, (q, k, v), **given, **there)
     expected = Expected(q, k, v, mask_mod=late_starters, **options)
-    expected.assert_accepts(out, lse, form, lse_slack=lse_slack(q, k, **options))
+    score = ("Softcap",) if variant.dtype == "bfloat16" else ()
+    expected.assert_accepts(out, lse, form, lse_slack=lse_slack(q, k, score=score, **options))
 
 
 def halves(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -60,11 +60,13 @@ def in_a_stream_of_somebody_else(cupy: Any, call: Callable[[], None]) -> None:
 
 
 def in_a_graph(cupy: Any, call: Callable[[], None]) -> None:
+    call()  # sets memory aside
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
         call()
         graph = stream.end_capture()
+    with cupy.cuda.Stream(non_blocking=True):
         graph.launch()
     graphs.append(graph)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -12,7 +13,16 @@ import numpy as np
 import pytest
 from kernel_cases import KERNELS
 from played_gpu import Gpu, on_gpu
-from reference import Expected, assert_accepted, hidden_keys, lse_slack, random_inputs, to_host
+from reference import (
+    Expected,
+    assert_accepted,
+    assert_call_accepted,
+    hidden_keys,
+    lse_slack,
+    random_inputs,
+    same_without_lse,
+    to_host,
+)
 
 import cufa
 from cufa import device
@@ -67,10 +77,8 @@ def test_on_the_gpu(
     for (b, hq, hk, sq, sk), d in itertools.product(SHAPES, (64, 128, 192)):
         q, k, v = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d)
         given = [cupy.asarray(x) for x in (q, k, v)]
-        out, lse = cufa.attention(*given, kernel=kernel, return_lse=True, **options)
-        assert_accepted(out, lse, q, k, v, what=f"{sq} x {sk}, {d}", **options)
-        again = cufa.attention(*given, kernel=kernel, **options)
-        assert to_host(again).tobytes() == to_host(out).tobytes()
+        call = functools.partial(cufa.attention, *given, kernel=kernel, **options)
+        assert_call_accepted(call, q, k, v, what=f"{sq} x {sk}, {d}", **options)
 
 
 def drawn(rng: random.Random) -> tuple[dict[str, int], dict[str, Any]]:
@@ -101,9 +109,11 @@ def test_combinations(xp: ModuleType, seed: int) -> None:
         given = [xp.asarray(x.swapaxes(1, 2).copy()) for x in arrays]  # as bshd
         out, lse = cufa.attention(*given, layout="bshd", return_lse=True, **options)
         slack = lse_slack(*arrays[:2], **options) if xp is not np else 0.0
-        Expected(*arrays, **options).assert_accepts(
-            out.swapaxes(1, 2), lse, f"{sizes}, {options}", lse_slack=slack
-        )
+        expected = Expected(*arrays, **options)
+        expected.assert_accepts(out.swapaxes(1, 2), lse, f"{sizes}, {options}", lse_slack=slack)
+        if not same_without_lse(dtype, options):
+            out = cufa.attention(*given, layout="bshd", **options)
+            expected.assert_accepts(out.swapaxes(1, 2), None, f"{sizes}, {options}")
 
 
 def test_rows_that_see_no_key(xp: ModuleType, rng: np.random.Generator) -> None:
@@ -205,6 +215,45 @@ def test_few_queries_are_for_decode_with_a_score_that_it_takes() -> None:
         found = plan(problem, h200)
         assert isinstance(found, DecodePlan) == (score is not None)
         assert score is None or found.variant.score == score
+
+
+def test_a_log_sum_exp_asks_for_more_of_a_softcap(gpu: Gpu, rng: np.random.Generator) -> None:
+    """In bfloat16; but a variant that is named is what runs."""
+    q, k, v = random_inputs(rng, "bfloat16", hq=4, hk=2, sq=70, sk=90, d=64)
+    row, given = on_gpu(q[:, :, :1]), [on_gpu(x) for x in (q, k, v)]
+    options: dict[str, Any] = {"softcap": 2.0}
+    faster, finer = (
+        cufa.explain(*given, return_lse=flag, **options).variant  # type: ignore[union-attr]
+        for flag in (False, True)
+    )
+    assert (faster.score, finer.score) == (("Softcap",), ("FineSoftcap",))
+    for kernel, scores in ((None, (faster, finer)), (faster, (faster, faster))):
+        for flag, variant in zip((False, True), scores, strict=True):
+            cufa.attention(*given, kernel=kernel, return_lse=flag, **options)
+            assert gpu.launches[-1].score == variant.score
+            cufa.attention_varlen(
+                *(
+                    x[0]
+                    for x in map(on_gpu, (q.swapaxes(1, 2), k.swapaxes(1, 2), v.swapaxes(1, 2)))
+                ),
+                *(on_gpu(np.array([0, n], np.int32)) for n in (70, 90)),
+                kernel=None if kernel is None else kernel._replace(kv="Varlen"),
+                return_lse=flag,
+                **options,
+            )
+            assert gpu.launches[-1].score == variant.score
+    with pytest.raises(ValueError, match="its score is"):
+        cufa.attention(*given, kernel=finer, **options)
+    cufa.decode(row, *given[1:], return_lse=True, **options)
+    assert gpu.launches[-1].score == finer.score
+    of_decode = gpu.launches[-1]._replace(score=faster.score)
+    for flag, kernel, score in (
+        (False, None, faster.score),
+        (True, None, finer.score),
+        (True, of_decode, faster.score),
+    ):
+        cufa.decode(row, *given[1:], return_lse=flag, kernel=kernel, **options)
+        assert gpu.launches[-1].score == score
 
 
 def test_a_cache_that_outgrows_its_window(gpu: Gpu, rng: np.random.Generator) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import cufa
+from cufa.decode_problem import of_attention
 from cufa.problem import Problem, checked
 from cufa.score import PARTS, edges
 
@@ -75,3 +76,14 @@ def test_a_problem_names_its_parts(options: dict[str, Any], score: tuple[str, ..
     for part in problem.score:
         for parameter in PARTS[part].parameters:
             assert np.dtype(parameter.dtype).type(getattr(problem, parameter.name)) is not None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "part"),
+    [("float16", "FineSoftcap"), ("bfloat16", "FineSoftcap"), ("float32", "ExactSoftcap")],
+)
+def test_a_log_sum_exp_asks_for_more_of_a_softcap(dtype: str, part: str) -> None:
+    q = (1, 2, 3, 64)
+    problem = Problem.of_shapes(q, q, q, dtype=dtype, softcap=5.0)._replace(returns_lse=True)
+    assert problem.score == of_attention(problem).score == (part,)
+    assert problem._replace(softcap=0.0).score == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -52,8 +53,7 @@ def given(kept: Streams, first: int, end: int) -> list[weakref.ref[Stream]]:
     references = []
     for number in range(first, end):
         stream = Stream(100 + number)
-        assert kept.may_overlap(stream)
-        kept.keep(stream)
+        assert kept.keep(stream)
         references.append(weakref.ref(stream))
     return references
 
@@ -92,45 +92,53 @@ def test_it_is_not_looked_at_each_launch_what_is_done(modes: list[int]) -> None:
     assert len(modes) < 20
 
 
-def test_what_is_given_to_a_stream_while_others_are_looked_at() -> None:
-    """It is kept on: the launch comes after its work was looked at, or before."""
-    kept = Streams()
-    stream = Stream(1000)
+def test_streams_that_somebody_has_are_not_asked() -> None:
+    """They may be captured, which is over when a stream is asked what is pending in it."""
 
-    class Other(Stream):
-        def __init__(self, ptr: int) -> None:
-            super().__init__(ptr)
-            self.asked = 0
-
+    class Asked(Stream):
         @property
         def done(self) -> bool:  # type: ignore[override]
-            if self.asked == 0:  # meanwhile, in another thread
-                kept.keep(self)
-            self.asked += 1
-            return True
+            raise AssertionError
 
-    stream = Other(1000)
-    kept.keep(stream)
-    references = given(kept, 0, _MOST)
-    assert stream.asked == 1
-    assert kept._kept[1000] is stream
-    assert there(references) == _MOST
+    kept = Streams()
+    streams_of_others = [Asked(1000 + number) for number in range(2 * _MOST)]
+    for stream in streams_of_others:
+        assert kept.keep(stream)
+    references = given(kept, 0, 4 * _MOST)
+    assert there(references) == 4 * _MOST
+    assert all(kept._kept[stream.ptr] is stream for stream in streams_of_others)
+
+
+def test_those_of_threads_that_have_them() -> None:
+    """What a thread has is not let go by another one, at whatever point of a launch it is."""
+    kept, problems = Streams(), []
+
+    def launches(first: int) -> None:
+        for number in range(first, first + 500):
+            stream = Stream(number)
+            stream.done = True
+            if not (kept.keep(stream) and kept._kept.get(number) is stream):
+                problems.append(number)
+
+    threads = [threading.Thread(target=launches, args=(1000 * (n + 1),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert len(kept._kept) <= 2 * _MOST + 4
 
 
 @pytest.mark.parametrize("ptr", [0, 1, 55])
-def test_streams_of_cupy_may_overlap(ptr: int) -> None:
-    assert Streams().may_overlap(Stream(ptr))
+def test_streams_of_cupy(ptr: int) -> None:
+    assert Streams().keep(Stream(ptr))
 
 
 def test_streams_that_others_may_destroy() -> None:
     """That of a thread goes with the thread."""
     kept = Streams()
-    for stream in (ForeignStream(ptr=56), Stream(streams._PER_THREAD)):
-        assert not kept.may_overlap(stream)
-        kept.keep(stream)
-        stream.capturing = True
-        assert kept.may_overlap(stream)
-        kept.keep(stream)
+    assert not kept.keep(ForeignStream(ptr=56))
+    assert not kept.keep(Stream(streams._PER_THREAD))
     assert not kept._kept
 
 

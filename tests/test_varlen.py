@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kernel_cases import KERNELS
 from played_gpu import Gpu, on_gpu
-from reference import DTYPES, Expected, random_inputs, to_host
+from reference import DTYPES, Expected, random_inputs, same_without_lse, to_host
 from score_arrays import FEATURES, options_of
 
 import cufa
@@ -109,7 +109,10 @@ def test_on_the_gpu(
             assert_each_is_right(found, arrays, **options)
             again = cufa.attention_varlen(*given, kernel=kernel, **options)
             end = arrays[3][-1]
-            assert to_host(again)[:end].tobytes() == to_host(found[0])[:end].tobytes()
+            if same_without_lse(dtype, options):
+                assert to_host(again)[:end].tobytes() == to_host(found[0])[:end].tobytes()
+            else:
+                assert_each_is_right((again, found[1]), arrays, **options)
 
 
 @pytest.mark.parametrize("name", [n for n in FEATURES if "bits" not in n])

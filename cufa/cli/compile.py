@@ -35,7 +35,7 @@ from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
 from cufa.planner.tiles import all_head_dims, padded
 from cufa.problem import DTYPES, Problem
-from cufa.score import SOFTCAPS, part_named
+from cufa.score import SOFTCAPS, SOFTCAPS_WITH_LSE, part_named
 from cufa.tuned import user_table
 from cufa.variant import Variant
 
@@ -234,6 +234,7 @@ def _of_decode(problem: Problem, page_size: int | None) -> DecodeProblem:
 def _all(device: Device) -> list[Variant]:
     """Return the variants of attention's own kernels, by the rules and by the user's table."""
     table = user_table(device)
+    softcaps = {*SOFTCAPS.values()}
     tuned_ones = (
         Variant(kernel.name, dtype, *head_dims, **entry.shape._asdict(), score=key.score)
         for key, entry in (table.entries.items() if table is not None else ())
@@ -241,7 +242,7 @@ def _all(device: Device) -> list[Variant]:
         if kernel is not None and kernel.runs_on(device)
         for dtype in kernel.dtypes
         if ELEMENT_BYTES[dtype] == key.element_bytes
-        and not {*SOFTCAPS.values()}.difference([SOFTCAPS[dtype]]).intersection(key.score)
+        and softcaps.intersection(key.score) <= {SOFTCAPS[dtype], SOFTCAPS_WITH_LSE[dtype]}
         for head_dims in _head_dims(key, kernel.name, dtype, device)
     )
     legal = (variant for variant in tuned_ones if variant.illegal(device) is None)

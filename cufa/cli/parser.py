@@ -99,15 +99,17 @@ def add_scores(group: Any) -> None:
         help="an array: alibi_slopes, sinks, mask:bool, mask:uint8, bias:bfloat16 (repeatable)",
     )
     group.add_argument("--dropout", type=float, default=0.0, metavar="P", help="how many weights")
+    group.add_argument("--return-lse", action="store_true", help="with the log-sum-exp")
 
 
-NO_SCORES = (NO_WINDOW, None, None, 0.0)
+NO_SCORES = (NO_WINDOW, None, None, 0.0, False)
 """`scores` of options that were not given."""
 
 
 def scores(options: argparse.Namespace) -> tuple[object, ...]:
     """Return what the options of `add_scores` say."""
-    return options.window, options.softcap, options.beside, options.dropout
+    score = options.window, options.softcap, options.beside, options.dropout
+    return *score, options.return_lse
 
 
 def one_problem(options: argparse.Namespace) -> Problem:
@@ -135,7 +137,7 @@ def problem_of(
     if len(read) < len(given):
         raise CommandError("--beside: each array has one dtype, and comes once")
     reads = tuple(read[name] for name in ARRAYS if name in read)
-    return problem._replace(reads=reads, dropout_p=dropout_p)
+    return problem._replace(reads=reads, dropout_p=dropout_p, returns_lse=options.return_lse)
 
 
 def add_device(parser: Parser, why: str, of_arch: str = "a typical GPU of it") -> None:

@@ -115,7 +115,10 @@ class Dependent:
 
         def launched(parameter: Parameter) -> None:
             passed, stream = _passed, current_stream()
-            passed.bytes[:] = overlapping if _streams.may_overlap(stream) else alone
+            overlaps = (
+                _streams.keep(stream) or stream.is_capturing()
+            )  # a graph's kernels run elsewhere
+            passed.bytes[:] = overlapping if overlaps else alone
             passed.config.stream = stream.ptr
             passed.parameters[0] = parameter.address
             arguments = passed.config_address, self._pointer, passed.parameters_address, None
@@ -125,6 +128,5 @@ class Dependent:
                 error = launch(*arguments)
             if error:
                 raise cupy.cuda.driver.CUDADriverError(error)
-            _streams.keep(stream)
 
         return launched

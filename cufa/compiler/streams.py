@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from cufa.compiler import driver
 
 _MOST = 64
-"""Streams that are kept before it is looked which of them are done."""
+"""Streams that are kept before it is looked which of them can go."""
 
 _PER_THREAD = 2
 """What stands for the default stream of each thread (``cudaStreamPerThread``): it ends with it."""
@@ -34,43 +35,45 @@ class Streams:
         self._most = _MOST
         self._lock = threading.Lock()
 
-    def may_overlap(self, stream: Any) -> bool:
-        """Whether kernels given to a stream may be there before those in front of them have ended.
+    def keep(self, stream: Any) -> bool:
+        """Keep a stream until all that it is given is done; return whether that can be.
 
-        Not where somebody else may destroy it too early; in a graph it is not what they run in.
-
-        Parameters
-        ----------
-        stream : cupy.cuda.Stream or cupy.cuda.ExternalStream
-        """
-        return self._kept.get(stream.ptr) is stream or _can_be_kept(stream) or stream.is_capturing()
-
-    def keep(self, stream: Any) -> None:
-        """Keep a stream, if it is one of CuPy's, until all that it has been given so far is done.
+        Not one that somebody else may destroy.
 
         Parameters
         ----------
         stream : cupy.cuda.Stream or cupy.cuda.ExternalStream
         """
-        if self._kept.get(stream.ptr) is stream or not _can_be_kept(stream):
-            return
-        self._kept[stream.ptr] = stream
+        pointer = stream.ptr
+        if self._kept.get(pointer) is stream:
+            return True
+        if not _can_be_kept(stream):
+            return False
+        self._kept[pointer] = stream
         if len(self._kept) > self._most:
             self._let_go()
+        return True
 
     def _let_go(self) -> None:
+        """Let those go that are done, and that nobody else has, who might give them work."""
         if not self._lock.acquire(blocking=False):
             return
         try:
-            with _capture_of_others_undisturbed():
-                for pointer, stream in list(self._kept.items()):
-                    # In this order: what is given to it from now on is followed by another `keep`.
-                    self._kept.pop(pointer, None)
-                    if not stream.done:
-                        self._kept.setdefault(pointer, stream)
-            self._most = max(_MOST, 2 * len(self._kept))
+            kept = self._kept
+            with _captures_undisturbed():
+                for pointer in list(kept):
+                    if _references(kept, pointer) == _NO_OTHER and kept[pointer].done:
+                        del kept[pointer]
+            self._most = max(_MOST, 2 * len(kept))
         finally:
             self._lock.release()
+
+
+def _references(kept: dict[int, Any], pointer: int) -> int:
+    return sys.getrefcount(kept[pointer])
+
+
+_NO_OTHER = _references({0: object()}, 0)
 
 
 def _can_be_kept(stream: Any) -> bool:
@@ -86,8 +89,8 @@ def _exchange_capture_mode() -> Any:
 
 
 @contextlib.contextmanager
-def _capture_of_others_undisturbed() -> Iterator[None]:
-    """Let streams be asked for what is pending while any thread captures another one."""
+def _captures_undisturbed() -> Iterator[None]:
+    """Let a stream be asked whether it is done while another one is captured, by any thread."""
     mode = ctypes.c_int(_RELAXED)
     _exchange_capture_mode()(ctypes.byref(mode))
     try:
