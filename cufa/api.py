@@ -77,7 +77,7 @@ def attention(
     softcap : float, optional
         c * tanh(score / c) takes the place of the score (Gemma 2): 1e-6 to 1e4. On a GPU, in
         bfloat16, to 2^-11 of it, a quarter of what a score rounded to bfloat16 may err; with
-        `return_lse`, as in float16, to 2^-20, which takes longer.
+        `return_lse`, as in float16, to 2^-20 of it or 2^-22 of c, which takes longer.
     alibi_slopes : array, shape (hq,) or (b, hq), float32
         -slope * |i + sk - sq - j| is added to the score of query i and key j, after the softcap
         (ALiBi, Press et al. 2022).

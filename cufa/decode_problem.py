@@ -249,7 +249,7 @@ def parse_decode(
         right=right,
         softcap=check_softcap(softcap),
         reads=reads,
-        returns_lse=return_lse,
+        returns_lse=bool(return_lse),
     )
     arrays |= {name: array for name, array in beside.items() if array is not None}
     if lengths is not None:

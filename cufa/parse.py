@@ -114,7 +114,7 @@ def parse(
         operands = operands._replace(beside=views)
         inputs |= {name: array for name, array in beside.items() if array is not None}
         inputs |= dict(zip(own.names, own.arrays, strict=True))
-    problem = problem._replace(dropout_p=check_dropout(dropout_p), returns_lse=return_lse)
+    problem = problem._replace(dropout_p=check_dropout(dropout_p), returns_lse=bool(return_lse))
     if lengths_k is not None:
         check_integers("lengths_k", lengths_k, (problem.batch,), xp)
         problem = problem._replace(kv="Padded")

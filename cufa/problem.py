@@ -16,6 +16,7 @@ from cufa.checks import (
     NO_WINDOW,
     check_causal,
     check_dropout,
+    check_flag,
     check_scale,
     check_softcap,
     check_window,
@@ -305,6 +306,7 @@ def checked(problem: Problem) -> Problem:
     )._replace(
         reads=tuple(name for name in p.reads if _is_beside(part_named(name))),
         dropout_p=check_dropout(p.dropout_p),
+        returns_lse=check_flag("returns_lse", p.returns_lse),
     )
 
 

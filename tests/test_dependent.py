@@ -17,7 +17,8 @@ from test_streams import ForeignStream, Stream
 cupy = pytest.importorskip("cupy")
 
 import cufa  # noqa: E402
-from cufa.compiler import context, dependent, jit, streams  # noqa: E402
+from cufa.compiler import context, dependent, jit  # noqa: E402
+from cufa.compiler.streams import _PER_THREAD, Streams  # noqa: E402
 from cufa.launch import params  # noqa: E402
 from cufa.variant import Variant  # noqa: E402
 
@@ -48,7 +49,7 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     driver = Driver()
     monkeypatch.setattr(dependent, "launch_kernel", lambda: driver)
-    monkeypatch.setattr(dependent, "_streams", streams.Streams())
+    monkeypatch.setattr(dependent, "streams", Streams())
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: driver.stream)
     return driver
 
@@ -96,7 +97,7 @@ def test_the_driver_is_told_of_attention(
 def test_a_stream_that_others_may_destroy(driver: Driver, capturing: bool) -> None:
     """But a graph's kernels do not run in the stream that was captured."""
     launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
-    for driver.stream in (ForeignStream(ptr=78), Stream(streams._PER_THREAD)):
+    for driver.stream in (ForeignStream(ptr=78), Stream(_PER_THREAD)):
         driver.stream.capturing = capturing
         launch(SimpleNamespace(address=4096))
         overlaps = [(6, 1)] if capturing else []

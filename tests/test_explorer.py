@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import score_mods
@@ -135,6 +136,21 @@ def test_arrays_of_numpy_stand_for_their_problem() -> None:
     space = {**SPACE, "bn": (32,)}
     found = explore(q, k, k, causal=True, scale=2.0, layout="bshd", space=space, arch="sm_80")
     assert found.problem == Problem("float16", 1, 4, 2, 100, 50, 32, 32, True, 2.0)
+
+
+def test_a_softcap_as_exact_as_a_log_sum_exp(rng: np.random.Generator) -> None:
+    """Of arrays and of a problem."""
+    q = np.zeros((1, 2, 100, 32), ml_dtypes.bfloat16)
+    for flag, part in ((None, "Softcap"), (True, "FineSoftcap")):
+        given: dict[str, Any] = {"softcap": 5.0, "return_lse": flag}
+        found = explore(q, q, q, space={**SPACE, "bn": (32,)}, arch="sm_80", **given)
+        again = explore(found.problem, space={**SPACE, "bn": (32,)}, arch="sm_80")
+        for row in (*found.rows, *again.rows):
+            assert row.variant.score == (part,)
+            assert row.error is None
+        assert ("log-sum-exp" in str(found)) == bool(flag)
+    with pytest.raises(TypeError, match="return_lse must be True or False"):
+        explore(q, q, q, return_lse="no", arch="sm_80")  # type: ignore[arg-type]
 
 
 def test_what_stands_beside_is_compiled(rng: np.random.Generator) -> None:

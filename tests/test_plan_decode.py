@@ -167,6 +167,15 @@ def test_what_is_planned_fits(name: str, dtype: str) -> None:
             assert blocks * (found.smem_bytes + 1024) <= gpu.smem_per_sm
 
 
+@pytest.mark.parametrize("bn", [0, "x"])
+def test_a_variant_that_cannot_be(bn: Any) -> None:
+    """Of a problem in pages, which must be multiples of its tiles."""
+    gpu, paged = device.named("h200"), problem(pages=100, page_size=16)
+    variant = plan(paged, gpu).variant._replace(bn=bn)
+    with pytest.raises(ValueError, match=r"^kernel: "):
+        plan(paged, gpu, kernel=variant)
+
+
 @pytest.mark.parametrize("name", ["rtx3090", "rtx4090", "rtx5090"])
 def test_float32_head_dims_for_which_there_is_no_room(name: str) -> None:
     """As `cufa.decode` says."""

@@ -326,7 +326,9 @@ def test_of_shapes_without_a_shape(name: str) -> None:
 
 @given(problems())
 def test_a_legal_problem_is_checked_to_itself(p: Problem) -> None:
-    assert checked(p) == p
+    for flag in (False, True):
+        p = p._replace(returns_lse=flag)
+        assert checked(p) == p
 
 
 # --- CuPy arrays: only what is known of them without a device ---

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cufa.compiler import context, driver
-from cufa.compiler.streams import Streams
+from cufa.compiler.streams import streams
 
 FIRST_CAPABILITY = 90
 """The first devices that can, ten times their compute capability."""
@@ -80,7 +80,6 @@ class _Passed(threading.local):
 
 
 _passed = _Passed()
-_streams = Streams()
 
 
 @functools.cache
@@ -115,10 +114,7 @@ class Dependent:
 
         def launched(parameter: Parameter) -> None:
             passed, stream = _passed, current_stream()
-            overlaps = (
-                _streams.keep(stream) or stream.is_capturing()
-            )  # a graph's kernels run elsewhere
-            passed.bytes[:] = overlapping if overlaps else alone
+            passed.bytes[:] = overlapping if streams.may_overlap(stream) else alone
             passed.config.stream = stream.ptr
             passed.parameters[0] = parameter.address
             arguments = passed.config_address, self._pointer, passed.parameters_address, None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,11 +19,14 @@ from typing import Any
 
 from cufa.compiler import driver
 
-_MOST = 64
-"""Streams that are kept before it is looked which of them can go."""
+_LEGACY = 1
+"""Up to there, what stands for streams that are never destroyed (``cudaStreamLegacy``)."""
 
 _PER_THREAD = 2
 """What stands for the default stream of each thread (``cudaStreamPerThread``): it ends with it."""
+
+_LOOKED_AT = 2
+"""Of the streams that are kept, so many may go when one comes: there are soon no more than must."""
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
@@ -32,41 +36,47 @@ class Streams:
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
-        self._most = _MOST
         self._lock = threading.Lock()
 
-    def keep(self, stream: Any) -> bool:
-        """Keep a stream until all that it is given is done; return whether that can be.
+    def may_overlap(self, stream: Any) -> bool:
+        """Whether a kernel given to a stream now may begin before those in front of it have ended.
 
-        Not one that somebody else may destroy.
+        If the stream is CuPy's it is kept until that kernel is done. Else somebody might destroy
+        it; but what is captured runs elsewhere.
 
         Parameters
         ----------
         stream : cupy.cuda.Stream or cupy.cuda.ExternalStream
         """
+        return self._keep(stream) or bool(stream.is_capturing())
+
+    def _keep(self, stream: Any) -> bool:
         pointer = stream.ptr
-        if self._kept.get(pointer) is stream:
+        if self._kept.get(pointer) is stream or pointer <= _LEGACY:
             return True
-        if not _can_be_kept(stream):
+        if not _is_of_cupy(stream):
             return False
+        self._let_go()
         self._kept[pointer] = stream
-        if len(self._kept) > self._most:
-            self._let_go()
         return True
 
     def _let_go(self) -> None:
-        """Let those go that are done, and that nobody else has, who might give them work."""
+        """Let some go that are done, and that nobody else has, who might give them work."""
         if not self._lock.acquire(blocking=False):
             return
         try:
             kept = self._kept
-            with _captures_undisturbed():
-                for pointer in list(kept):
-                    if _references(kept, pointer) == _NO_OTHER and kept[pointer].done:
-                        del kept[pointer]
-            self._most = max(_MOST, 2 * len(kept))
+            for pointer in list(itertools.islice(kept, _LOOKED_AT)):
+                if _references(kept, pointer) == _NO_OTHER and _is_done(kept[pointer]):
+                    del kept[pointer]
+                else:
+                    kept[pointer] = kept.pop(pointer)  # the others' turn comes first
         finally:
             self._lock.release()
+
+
+streams = Streams()
+"""Those in which overlapping kernels are pending."""
 
 
 def _references(kept: dict[int, Any], pointer: int) -> int:
@@ -76,11 +86,24 @@ def _references(kept: dict[int, Any], pointer: int) -> int:
 _NO_OTHER = _references({0: object()}, 0)
 
 
-def _can_be_kept(stream: Any) -> bool:
+def _is_of_cupy(stream: Any) -> bool:
     """Whether a stream is there as long as its object, and all threads mean the same by it."""
     import cupy
 
-    return isinstance(stream, cupy.cuda.Stream) and stream.ptr != _PER_THREAD
+    return (
+        isinstance(stream, cupy.cuda.Stream)
+        and stream.ptr != _PER_THREAD
+        and getattr(stream, "_foreign_stream_ref", None) is None  # see `Stream.from_external`
+    )
+
+
+def _is_done(stream: Any) -> bool:
+    """Whether nothing is pending in a stream; not if it is part of a capture, or was of one."""
+    try:
+        with _captures_undisturbed():
+            return not stream.is_capturing() and bool(stream.done)
+    except RuntimeError:
+        return False
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from cufa import device as devices
 from cufa import optional
 from cufa.arrays import Array, Operands, array_module
 from cufa.block_mask import BlockMask, with_block_mask
-from cufa.checks import NO_WINDOW, check_seed
+from cufa.checks import NO_WINDOW, check_flag, check_seed
 from cufa.device import Device
 from cufa.explorer.beside import Beside
 from cufa.explorer.exploration import Exploration, Interrupted
@@ -25,7 +25,7 @@ from cufa.score import part_named
 
 _DEFAULTS = {
     **{"causal": False, "window": NO_WINDOW, "softcap": None, "dropout_p": 0.0, "scale": None},
-    "layout": "bhsd",
+    **{"layout": "bhsd", "return_lse": False},
 }
 _ARRAYS = ("alibi_slopes", "bias", "mask", "sinks")
 
@@ -51,6 +51,7 @@ def explore(
     seed: int | None = None,
     scale: float | None = None,
     layout: str | None = None,
+    return_lse: bool | None = None,
     kernels: Iterable[str] | None = None,
     space: Space | None = None,
     arch: str | None = None,
@@ -70,8 +71,9 @@ def explore(
     causal, window, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod, block_mask
         As in `cufa.attention`, with an array `q`. Arrays that functions read must be on the GPU
         where variants are timed; strings of C++ can only be compiled.
-    dropout_p, seed, scale, layout
-        As in `cufa.attention`, with an array `q`.
+    dropout_p, seed, scale, layout, return_lse
+        As in `cufa.attention`, with an array `q`; variants are timed without the log-sum-exp, and
+        have scores that are as exact as that asks for.
     kernels : iterable of str, optional
         The kernels to look at; by default the one that the planner takes for the dtype.
     space : mapping of str to iterable of int, or sequence of Variant, optional
@@ -108,7 +110,7 @@ def explore(
         **{"causal": causal, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes},
         **{"bias": bias, "mask": mask, "sinks": sinks, "score_mod": score_mod},
         **{"mask_mod": mask_mod, "block_mask": block_mask, "dropout_p": dropout_p},
-        **{"seed": seed, "scale": scale, "layout": layout},
+        **{"seed": seed, "scale": scale, "layout": layout, "return_lse": return_lse},
     }
     target, timed = _target(arch, device)
     given = {name: value for name, value in options.items() if value is not None}
@@ -158,6 +160,7 @@ def _of_arrays(
         block_mask=given.pop("block_mask", None),
         seed=check_seed(given.pop("seed", 0)),
     )
+    check_flag("return_lse", given.get("return_lse", False))
     xp = array_module(*arrays)
     if timed:
         xp = optional.cupy()

@@ -96,6 +96,8 @@ def problem_text(problem: Problem) -> str:
     mask += "".join(f", {each}" for each in dict.fromkeys(part_named(n).argument for n in p.reads))
     if p.dropout_p:
         mask += f", dropout {p.dropout_p:g}"
+    if p.returns_lse:
+        mask += ", log-sum-exp"
     return f"{p.dtype}, batch {p.batch}, heads {heads}, seq {seq}, head dim {dim}{mask}"
 
 

@@ -251,10 +251,10 @@ def _chosen(
             complaint = f"it is for {kernel.dtype}, q has {problem.dtype}"
         if complaint is None and (most[0] < dims[0] or most[1] < dims[1]):
             complaint = f"its head dims {most} are less than the problem's {dims}"
-        needed = _finding(kernel, problem)
         # One that is named may cap scores as it does where no log-sum-exp is asked for.
-        others = _finding(kernel, problem._replace(returns_lse=False))
-        if complaint is None and kernel not in (needed, others):
+        problems = problem, problem._replace(returns_lse=False)
+        if complaint is None and all(kernel != _finding(kernel, each) for each in problems):
+            needed = _finding(kernel, problem)
             complaint = f"the call needs the score {needed.score} and {needed.kv}"
         if complaint is not None:
             raise ValueError(f"kernel: {kernel!r}: {complaint}")

@@ -92,13 +92,16 @@ def _first_calls_s(case: Case, calls: int) -> list[float]:
 
 def _first_call_s(case: Case, cache: str) -> float:
     """Return the seconds of the first call of a new process; RuntimeError when that fails."""
-    child = subprocess.run(
-        [sys.executable, "-m", "benchmarks.first_call", *case.arguments()],
-        env=environment.of_child(cache),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", "benchmarks.first_call", *case.arguments()],
+            env=environment.of_child(cache),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{case}: no result in {error.timeout:g} s") from error
     if child.returncode:
         raise RuntimeError(f"{case}: {child.stderr.strip()}")
     return float(child.stdout.split()[-1])

@@ -194,6 +194,7 @@ _CAUSAL = {
     "window 1024": _with(lambda operands, rng: {"window": (1023, None)}),
     "window 4096": _with(lambda operands, rng: {"window": (4095, None)}),
     "softcap": _with(lambda operands, rng: {"softcap": _SOFTCAP}),
+    "softcap, lse": _with(lambda operands, rng: {"softcap": _SOFTCAP, "return_lse": True}),
     "alibi": _with(_slopes),
     "sinks": _with(_sinks),
     "dropout": _with(lambda operands, rng: {"dropout_p": 0.1, "seed": 1}),

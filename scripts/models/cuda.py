@@ -8,6 +8,7 @@ from typing import Any
 
 import cufa
 from cufa.compiler import dependent, nvrtc
+from cufa.compiler.streams import streams
 
 FOLDER = Path(__file__).parent
 HEADERS = Path(cufa.__file__).parent / "kernels"
@@ -71,13 +72,14 @@ def launch(function: Any, blocks: int, threads: int, smem_bytes: int, *arguments
 
     values = [_value(argument) for argument in arguments]
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    stream = cupy.cuda.get_current_stream()
     config = dependent.config(
         (blocks, 1, 1),
         (threads, 1, 1),
         smem_bytes,
-        overlap=_capability() >= dependent.FIRST_CAPABILITY,
+        overlap=_capability() >= dependent.FIRST_CAPABILITY and streams.may_overlap(stream),
     )
-    config.stream = cupy.cuda.get_current_stream().ptr
+    config.stream = stream.ptr
     addresses = ctypes.addressof(config), function.kernel.ptr, ctypes.addressof(pointers)
     status = dependent.launch_kernel()(*addresses, None)
     if status:
