@@ -346,6 +346,19 @@ def test_explain_knows_what_becomes_of_the_scores(capsys: Captured) -> None:
     assert "FineSoftcap, BiasFloat32, WindowLeft, Sinks, Dropout" in out
 
 
+@pytest.mark.parametrize(
+    ("flags", "part"), [((), "<Softcap>"), (("--return-lse",), "<FineSoftcap>")]
+)
+def test_explain_a_softcap_beside_a_log_sum_exp(
+    flags: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["explain", *SMALL, "--gpu", "h100", "--dtype", "bfloat16", "--softcap", "30", *flags]
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert part in out
+    assert ("softcap 30, log-sum-exp" in out) == bool(flags)
+
+
 def test_explain_a_forced_kernel(capsys: Captured) -> None:
     words = ["explain", *SMALL, "--dtype", "float32", "--kernel", "fa1_fp32", "--gpu", "a100"]
     assert cli.main(words) == 0
