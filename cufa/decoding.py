@@ -91,7 +91,7 @@ def decode(
     out : array, optional
         Where the result goes: of its shape and dtype, sharing no memory with the inputs.
     return_lse : bool
-        Whether to return the log-sum-exp of the scores, too.
+        Whether to return the log-sum-exp of the scores, too; beside a softcap as in `attention`.
     num_splits : int, optional
         Parts that each sequence's keys are divided into for the GPU, to be computed at the same
         time; by default as many as keep it busy. With a number given, a sequence has the same bits

@@ -104,7 +104,7 @@ def attention_varlen(
     out : array, optional
         Where the result goes.
     return_lse : bool
-        Whether to return the log-sum-exp of the scores, too.
+        Whether to return the log-sum-exp of the scores, too; beside a softcap as in `attention`.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32") or one instantiation; GPU only.
 

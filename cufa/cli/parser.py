@@ -99,7 +99,11 @@ def add_scores(group: Any) -> None:
         help="an array: alibi_slopes, sinks, mask:bool, mask:uint8, bias:bfloat16 (repeatable)",
     )
     group.add_argument("--dropout", type=float, default=0.0, metavar="P", help="how many weights")
-    group.add_argument("--return-lse", action="store_true", help="with the log-sum-exp")
+    group.add_argument(
+        "--return-lse",
+        action="store_true",
+        help="with the log-sum-exp, for which a softcap in bfloat16 is more exact",
+    )
 
 
 NO_SCORES = (NO_WINDOW, None, None, 0.0, False)
