@@ -155,7 +155,7 @@ def attention(
     faster, unless a kernel is forced, or there is a bias, a mask, a causal mask aligned top-left,
     a function of the caller's own, lengths or a dropout; in a capture into a CUDA graph only if an
     earlier call like it has set memory aside, and eight captures since have not used it up. With
-    `batch_invariant` it is an error if not, since another kernel would give other bits: 64 MiB are
+    `batch_invariant` it is an error if not, since another kernel would give other bits: 128 MiB are
     set aside at most, for as many captures as that is enough for.
 
     On the GPU, an infinity or NaN in v may also reach rows that do not see its key, if one of the

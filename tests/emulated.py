@@ -119,6 +119,7 @@ class Emulator:
 
         def launch(grid: Any, block: Any, args: Any, smem_bytes: int) -> None:
             (pointer,) = args
+            assert smem_bytes >= variant.smem_bytes  # behind which it may use none
             ctypes.c_int.in_dll(library, "emulator_stale").value = self.stale
             front = _FRONT()  # none
             steps: Iterator[bool] = iter(())
@@ -130,7 +131,7 @@ class Emulator:
                 front = _FRONT(lambda: next(steps, False))
             ended = library.run(
                 ctypes.c_void_p(pointer.ptr),
-                *(grid[0], block[0], smem_bytes, self.last_first, self.seed, front),
+                *(grid[0], block[0], variant.smem_bytes, self.last_first, self.seed, front),
             )
             for _ in steps:  # if it was not waited for
                 pass

@@ -15,6 +15,7 @@ import pytest
 from reference import DTYPES, Expected, random_inputs, to_host
 
 import cufa
+from cufa import device
 
 LENGTHS = (0, 1, 3, 97, 339, 1024, 20000, 131072)
 PAGE_SIZES = (0, 1, 7, 16, 64, 100, 128, 256)
@@ -246,3 +247,33 @@ def test_gpu_a_block_for_each_short_sequence(
             one, (k, v) = slice(i, i + 1), sequences[i]
             expected = Expected(q[one], k[None], v[None], causal=True)
             expected.assert_accepts(out[one], lse[one], f"sequence {i} of {lengths[i]}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize(
+    ("of_each", "keys", "dim"),
+    [
+        *((1.94, 700, 128), (3.9, 300, 128), (15.5, 100, 128)),
+        *((1.94, 900, 64), (2.95, 500, 64), (3.5, 300, 64), (18, 90, 64), (9, 80, 64)),
+        *((2.9, 600, 96), (0.3, 900, 32), (2, 900, 32), (1.9, 300, 256)),
+    ],
+)
+def test_units_for_each_multiprocessor(
+    cupy: Any, rng: np.random.Generator, of_each: float, keys: int, dim: int, page_size: int
+) -> None:
+    """So many, for which blocks of other sizes are planned; of any lengths, and twice."""
+    batch, dtype = round(of_each * device.current().sm_count / 8), "bfloat16"
+    lengths = rng.integers(0, keys + 1, batch)
+    lengths[: batch // 3] = keys
+    lengths[batch // 2 :: 7] = 0
+    sequences = drawn(rng, dtype, lengths, hk=8, d=dim, dv=dim)
+    q = rng.standard_normal((batch, 24, 1, dim), np.float32).astype(DTYPES[dtype])
+    caches = stored(cupy, rng, sequences, keys, page_size)
+    out, lse = decoded(cupy, q, caches, dim)
+    again, _ = decoded(cupy, q, caches, dim)
+    assert again.tobytes() == out.tobytes()
+    for i in {0, batch // 2, batch - 1, *rng.integers(0, batch, 20).tolist()}:
+        one, (k, v) = slice(i, i + 1), sequences[i]
+        expected = Expected(q[one], k[None], v[None], causal=True)
+        expected.assert_accepts(out[one], lse[one], f"length {lengths[i]}")

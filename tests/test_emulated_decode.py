@@ -91,23 +91,33 @@ def checked(
     return np.asarray(out.get())
 
 
-@pytest.mark.parametrize("page_size", [16, 64, 100])
-@pytest.mark.parametrize("sequences", [6, 18])
-def test_four_blocks_a_multiprocessor(
+@pytest.mark.parametrize("page_size", [0, 16, 100])
+@pytest.mark.parametrize(
+    ("sequences", "d", "keys", "shape"),
+    [
+        *((3, 128, 350, (4, 4)), (6, 128, 350, (2, 8)), (24, 128, 150, (2, 8))),
+        *((4, 64, 350, (4, 3)), (6, 64, 350, (4, 4)), (18, 64, 80, (2, 8))),
+        *((4, 96, 350, (4, 3)), (1, 32, 350, (12, 1))),
+    ],
+)
+def test_whole_units(
     emulated: Emulator,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
     sequences: int,
+    d: int,
+    keys: int,
+    shape: tuple[int, int],
     page_size: int,
 ) -> None:
-    """Of short sequences in pages, of which each has as many blocks as K/V heads."""
+    """In blocks of so many warps, with registers for so many on each of three multiprocessors."""
     few = device.named("h200")._replace(sm_count=3)
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
-    lengths = [0, 350, 1, *rng.integers(1, 350, sequences - 3)]
+    lengths = [keys, 0, 1, *rng.integers(1, keys, 30)][:sequences]
     for stale in (0, 1):
         emulated.stale = stale
-        checked(rng, lengths, d=128, dv=128, page_size=page_size)
-    assert 4 in {variant.blocks_per_sm for variant in emulated._libraries}
+        checked(rng, lengths, d=d, dv=d, page_size=page_size)
+    assert shape in {(variant.warps, variant.blocks_per_sm) for variant in emulated._libraries}
 
 
 @both_shares

@@ -56,6 +56,23 @@ def test_many_rows_share_a_tile() -> None:
     assert tile(heads_q=8, seq_q=9, batch=30, dtype="float32") == (16, 1)
 
 
+def test_the_kernel_of_many_rows_has_no_preset_maximum() -> None:
+    with pytest.raises(ValueError, match=r"^kernel: decode_wgmma has no unified_max"):
+        plan(problem(unified_max=0.0), H200, kernel="decode_wgmma")
+
+
+def test_a_named_variant_runs_as_it_is_planned() -> None:
+    """Also that of the call without a log-sum-exp, whose softcap is another."""
+    for batch in (1, 16, 210, 264, 500, 2000):
+        sizes: dict[str, Any] = {"dtype": "bfloat16", "batch": batch, "softcap": 9.0}
+        with_lse, without = (problem(returns_lse=each, **sizes) for each in (True, False))
+        planned = plan(with_lse, H200)
+        assert plan(with_lse, H200, kernel=planned.variant) == planned
+        named = plan(with_lse, H200, kernel=plan(without, H200).variant)
+        assert named.variant != planned.variant
+        assert named._replace(variant=planned.variant) == planned
+
+
 def test_the_kernel_of_many_rows() -> None:
     """Where there are warpgroups' products, and these save reading keys twice."""
 
@@ -96,46 +113,96 @@ def test_more_warpgroups_where_no_unit_is_cut() -> None:
     paged = {"capacity": 1024, "pages": 9000, "head_dim": 128, "head_dim_v": 128}
     assert warps(64, page_size=32, **paged) == 16
     assert warps(64, page_size=16, **paged) == warps(64, page_size=48, **paged) == 8
+    assert warps(64, page_size=16, **{**paged, "capacity": 512}) == 16
     assert warps(64, head_dim=256, head_dim_v=256) == 8
 
 
-def test_two_blocks_where_each_has_a_whole_unit() -> None:
-    assert tile(batch=132, heads_q=8, heads_kv=2) == (16, 2)
-    assert tile(batch=120, heads_q=8, heads_kv=2) == (16, 2)
-    assert tile(batch=110, heads_q=8, heads_kv=2) == (16, 1)
-    assert tile(batch=133, heads_q=8, heads_kv=2) == (16, 1)
-    assert tile(batch=132, heads_q=8, heads_kv=2, capacity=20_000) == (16, 1)  # long ones
-    assert plan(problem(batch=132), H200).grid == 264
-    # Where they do not fit, one block takes their places.
-    large = plan(problem(batch=132, head_dim=256, head_dim_v=256), H200)
-    assert large.grid == large.variant.blocks_per_sm * 132
+def small(gpu: device.Device = H200, **sizes: Any) -> tuple[int, int]:
+    """Warps of a block, and for how many blocks registers suffice, if each has a whole unit."""
+    found = plan(problem(**sizes), gpu)
+    units = found.row_tiles * sizes.get("batch", 1) * sizes.get("heads_kv", 2)
+    whole = (found.grid, found.parts, found.splits) == (units, 1, 0)
+    return (found.variant.warps, found.variant.blocks_per_sm) if whole else (0, 0)
 
 
-def test_four_blocks_for_short_units_in_pages() -> None:
-    pages: dict[str, Any] = {"pages": 9000, "page_size": 16, "head_dim": 128, "head_dim_v": 128}
-    for batch in (250, 264, 1024):
-        for keys in (320, 512, 768):
-            assert tile(batch=batch, capacity=keys, **pages) == (16, 4)
-            assert plan(problem(batch=batch, capacity=keys, **pages), H200).parts == 1
-        assert tile(batch=batch, capacity=512, head_dim=128, head_dim_v=128) != (16, 4)
-        assert tile(batch=batch, capacity=512, splits=1, **pages) == (16, 1)
-        assert tile(batch=batch, capacity=300, **pages) != (16, 4)
-        assert tile(batch=batch, capacity=1024, **pages) != (16, 4)
-    assert tile(batch=132, capacity=512, **pages) == (16, 2)
-    # Of so many units no block has a whole one: there is no memory for pieces of all.
-    assert tile(batch=4096, heads_q=32, heads_kv=2, capacity=512, **pages) == (16, 2)
+WIDE: dict[str, Any] = {"head_dim": 128, "head_dim_v": 128}
+PAGES: dict[str, Any] = {"pages": 9000, "page_size": 16}
 
 
-@pytest.mark.parametrize("name", ["a100", "rtx3090", "rtx4090", "rtx5090"])
-def test_where_four_blocks_find_no_room(name: str) -> None:
-    """Nothing is planned as if there were: each block has a whole unit."""
+@pytest.mark.parametrize(("batch", "blocks"), [(132, 2), (126, 2), (198, 3), (192, 3), (264, 4)])
+def test_each_multiprocessor_has_all_its_units_at_once(batch: int, blocks: int) -> None:
+    """Of 64 columns four at most."""
+    sizes: dict[str, Any] = {"batch": batch, "capacity": 4096}
+    assert small(**sizes) == (4, blocks)
+    for other in ({"batch": batch - 20}, {"batch": batch + 7}, {"capacity": 20_000}):
+        assert small(**{**sizes, **other}) != (4, blocks)
+    assert tile(splits=1, **sizes) == (16, 1)
+
+
+def test_less_units_suffice_where_the_end_of_one_takes_as_long_as_its_reading() -> None:
+    assert small(batch=228, capacity=500) == (4, 4)
+    assert small(batch=228, capacity=4096) == (8, 1)  # one after the other
+    assert small(batch=120, **WIDE, capacity=1000) == (4, 2)
+    assert small(batch=120, **WIDE, capacity=2000) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "keys", "pages", "shape"),
+    [
+        (1024, 200, {}, (2, 8)),  # five fit
+        (1024, 500, {}, (4, 2)),
+        (1024, 400, PAGES, (2, 8)),
+        (1024, 1000, PAGES, (4, 2)),
+        (768, 500, PAGES, (4, 4)),  # 2.3 waves of five, 5.8 of two: with fewer registers
+        (264, 500, PAGES, (2, 8)),  # four each at once
+        (264, 500, {}, (4, 2)),
+        (264, 2000, PAGES, (4, 2)),
+    ],
+)
+def test_blocks_of_two_warps_for_short_units(
+    batch: int, keys: int, pages: dict[str, Any], shape: tuple[int, int]
+) -> None:
+    assert small(batch=batch, capacity=keys, **WIDE, **pages) == shape
+
+
+def test_blocks_of_two_warps_for_tiny_units_of_few_columns() -> None:
+    assert [small(batch=1024, capacity=n) for n in (60, 190, 200)] == [(2, 8), (2, 8), (4, 4)]
+    assert small(batch=400, capacity=60) == (2, 8)  # not one wave
+
+
+def test_whole_units_only_where_there_is_memory_for_pieces() -> None:
+    """Which blocks leave, where lengths differ much."""
+    sizes: dict[str, Any] = {"heads_q": 24, "capacity": 512, **WIDE}
+    assert small(batch=1024, **sizes) == (2, 8)
+    assert small(batch=4096, **sizes) == (0, 0)
+    assert plan(problem(batch=4096, **sizes), H200).grid == 264  # which share all equally
+
+
+@pytest.mark.parametrize("name", ["h200", "a100", "rtx4090"])
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+def test_no_multiprocessor_has_more_blocks_than_its_share(name: str, dim: int) -> None:
+    """Where all run at once. Where others follow, as many as fit."""
     gpu = device.named(name)
-    for batch in range(gpu.sm_count, 4 * gpu.sm_count):
-        sizes: dict[str, Any] = {"capacity": 512, "head_dim": 128, "head_dim_v": 128}
-        paged = plan(problem(batch=batch, pages=9000, page_size=16, **sizes), gpu)
-        plain = plan(problem(batch=batch, **sizes), gpu)
-        assert (paged.grid, paged.parts) == (plain.grid, plain.parts)
-        assert paged.variant._replace(kv=plain.variant.kv) == plain.variant
+    for batch in (1, 30, gpu.sm_count // 2, gpu.sm_count, 2 * gpu.sm_count - 1, 9 * gpu.sm_count):
+        found = plan(problem(batch=batch, capacity=1000, head_dim=dim, head_dim_v=dim), gpu)
+        each = -(-found.grid // gpu.sm_count)
+        fit = gpu.smem_per_sm // (found.smem_bytes + 1024)
+        most = min(fit, found.variant.blocks_per_sm)
+        assert found.smem_bytes <= gpu.smem_per_block
+        assert fit == each if each <= most else found.smem_bytes == found.variant.smem_bytes
+    split = plan(problem(batch=30, head_dim=dim, head_dim_v=dim), gpu, 4)
+    assert split.smem_bytes == split.variant.smem_bytes
+
+
+def test_deeper_rings_where_little_is_read() -> None:
+    def ring(batch: int, dim: int = 64) -> tuple[int, int]:
+        sizes: dict[str, Any] = {"head_dim": dim, "head_dim_v": dim, "capacity": 8192}
+        variant = plan(problem(batch=batch, **sizes), H200).variant
+        return variant.stages, variant.warps
+
+    assert (ring(1), ring(8), ring(9), ring(60)) == ((3, 8), (3, 8), (2, 8), (2, 8))
+    assert ring(1, 32) == ring(60, 32) == (3, 12)
+    assert ring(1, 128) == ring(60, 128) == (2, 8)
 
 
 @pytest.mark.parametrize(("d", "dv"), [(40, 40), (96, 96), (192, 128)])
@@ -149,8 +216,9 @@ def test_steps_of_keys(d: int, dv: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 8, 16])
 def test_with_a_number_of_splits_nothing_depends_on_the_batch(rows: int) -> None:
-    made = {tile(splits=3, batch=batch, heads_q=8, seq_q=rows) for batch in (1, 20, 66, 132, 500)}
-    assert len(made) == 1
+    sizes: dict[str, Any] = {"heads_q": 8, "seq_q": rows}
+    plans = [plan(problem(batch=n, **sizes), H200, 3) for n in (1, 20, 66, 132, 500)]
+    assert len({found.variant for found in plans}) == 1
 
 
 @pytest.mark.parametrize("name", ["h200", "a100", "rtx4090"])

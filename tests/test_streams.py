@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from played_gpu import Stream as ForeignStream
@@ -20,9 +21,11 @@ class Stream(cupy.cuda.Stream):  # type: ignore[misc, name-defined]
     """Stands for a stream of CuPy's."""
 
     capturing = done = False
+    of_ptr: ClassVar[weakref.WeakValueDictionary[int, Stream]] = weakref.WeakValueDictionary()
 
     def __init__(self, ptr: int) -> None:
         self.ptr = ptr
+        self.of_ptr[ptr] = self
 
     def __del__(self) -> None:
         """Leave the driver alone."""
@@ -60,7 +63,12 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         mode._obj.value = modes[-2]
         return 0
 
+    def query(ptr: int) -> int:
+        time.sleep(0)  # others' turn
+        return 0 if Stream.of_ptr[ptr].done else 600  # CUDA_ERROR_NOT_READY
+
     monkeypatch.setattr(streams, "_exchange_capture_mode", lambda: exchange)
+    monkeypatch.setattr(streams, "_query", lambda: query)
     return modes
 
 
@@ -158,7 +166,7 @@ def test_a_stream_that_cannot_be_asked() -> None:
 
 
 def test_streams_of_threads() -> None:
-    """What a thread has is not let go by another one."""
+    """What a thread has is not let go by another one, and of what none has no more stays."""
     kept, problems = Streams(), []
 
     def launches(first: int) -> None:
@@ -174,6 +182,8 @@ def test_streams_of_threads() -> None:
     for thread in threads:
         thread.join()
     assert problems == []
+    given(kept, 0, 3)
+    assert len(kept._kept) <= 5
 
 
 @pytest.mark.parametrize("ptr", [0, 1])

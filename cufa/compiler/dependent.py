@@ -114,10 +114,11 @@ class Dependent:
 
         def launched(parameter: Parameter) -> None:
             passed, stream = _passed, current_stream()
+            # First: what is collected when a tuple is made may launch kernels, too.
+            arguments = passed.config_address, self._pointer, passed.parameters_address, None
             passed.bytes[:] = overlapping if streams.may_overlap(stream) else alone
             passed.config.stream = stream.ptr
             passed.parameters[0] = parameter.address
-            arguments = passed.config_address, self._pointer, passed.parameters_address, None
             error = launch(*arguments)
             if error == context.INVALID:
                 context.make_current()

@@ -48,11 +48,12 @@ def module(variant: Variant | Instance, device: Device) -> Any:
 
 
 def _allow_shared_memory(function: Any, smem_bytes: int) -> None:
-    """Let launches on the current device use this much dynamic shared memory."""
+    """Let launches on the current device use this much shared memory, static and dynamic."""
     from cupy.cuda import driver
 
+    static = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.ptr)
     attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    driver.funcSetAttribute(function.ptr, attribute, smem_bytes)
+    driver.funcSetAttribute(function.ptr, attribute, smem_bytes - static)
 
 
 def _wrong_registers(function: Any, variant: Variant | Instance) -> str | None:
@@ -70,7 +71,7 @@ def load(cubin: bytes, smem_bytes: int | None = None) -> Any:
     ----------
     cubin : bytes
     smem_bytes : int, optional
-        Dynamic shared memory that a launch may use; 48 KiB by default.
+        Shared memory that a launch may use, static and dynamic; 48 KiB by default.
 
     Returns
     -------
@@ -103,7 +104,7 @@ def _compiled_ahead(variant: Variant | Instance, device: Device) -> Any:
     if cubin is None:
         return None
     try:
-        function = load(cubin, variant.smem_bytes)
+        function = load(cubin, device.smem_per_block)
         complaint = _wrong_registers(function, variant)
     except (ValueError, driver.CUDADriverError) as e:
         complaint = str(e)
@@ -127,7 +128,7 @@ def _kernel(variant: Variant | Instance, device: Device, device_id: int) -> Any:
         complaint = _wrong_registers(function, variant)
         if complaint is not None:
             raise CompileError(variant, _raw_module_options(device), complaint)
-        _allow_shared_memory(function, variant.smem_bytes)
+        _allow_shared_memory(function, device.smem_per_block)
     return launchable(function, variant, device)
 
 

@@ -14,6 +14,7 @@ import functools
 import itertools
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,8 @@ _PER_THREAD = 2
 """What stands for the default stream of each thread (``cudaStreamPerThread``): it ends with it."""
 
 _LOOKED_AT = 2
-"""Of the streams that are kept, so many may go when one comes: there are soon no more than must."""
+"""Of the streams that are kept, so many may go for each that comes: soon no more are kept than must
+be."""
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
@@ -36,6 +38,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
+        self._come: deque[None] = deque()  # so many since some were last let go
         self._lock = threading.Lock()
 
     def may_overlap(self, stream: Any) -> bool:
@@ -62,17 +65,30 @@ class Streams:
 
     def _let_go(self) -> None:
         """Let some go that are done, and that nobody else has, who might give them work."""
-        if not self._lock.acquire(blocking=False):
+        self._come.append(None)
+        if not self._lock.acquire(blocking=False):  # the next one will do more
             return
         try:
-            kept = self._kept
-            for pointer in list(itertools.islice(kept, _LOOKED_AT)):
-                if _references(kept, pointer) == _NO_OTHER and _is_done(kept[pointer]):
-                    del kept[pointer]
-                else:
+            kept, some = self._kept, _LOOKED_AT * len(self._come)
+            try:
+                pointers = list(itertools.islice(kept, some))
+            except RuntimeError:  # another thread's stream has come meanwhile
+                return
+            for _ in range(some // _LOOKED_AT):
+                self._come.popleft()
+            for pointer in pointers:
+                if _references(kept, pointer) != _NO_OTHER or not self._goes(pointer):
                     kept[pointer] = kept.pop(pointer)  # the others' turn comes first
         finally:
             self._lock.release()
+
+    def _goes(self, pointer: int) -> bool:
+        """Let one go if it is done."""
+        with _captures_undisturbed():
+            done = _is_done(self._kept[pointer])
+            if done:
+                del self._kept[pointer]  # which destroys it
+        return done
 
 
 streams = Streams()
@@ -100,10 +116,17 @@ def _is_of_cupy(stream: Any) -> bool:
 def _is_done(stream: Any) -> bool:
     """Whether nothing is pending in a stream; not if it is part of a capture, or was of one."""
     try:
-        with _captures_undisturbed():
-            return not stream.is_capturing() and bool(stream.done)
+        return not stream.is_capturing() and _query()(stream.ptr) == 0
     except RuntimeError:
         return False
+
+
+@functools.cache
+def _query() -> Any:
+    """Return ``cuStreamQuery``, which leaves no error behind, as the runtime's does."""
+    function = driver.function("cuStreamQuery", keeps_lock=True)
+    function.argtypes = (ctypes.c_void_p,)
+    return function
 
 
 @functools.cache
@@ -113,7 +136,7 @@ def _exchange_capture_mode() -> Any:
 
 @contextlib.contextmanager
 def _captures_undisturbed() -> Iterator[None]:
-    """Let a stream be asked whether it is done while another one is captured, by any thread."""
+    """Let streams be asked whether they are done while others are captured, by any thread."""
     mode = ctypes.c_int(_RELAXED)
     _exchange_capture_mode()(ctypes.byref(mode))
     try:

@@ -407,11 +407,13 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             __syncthreads();
             // Adds up COLS columns of a row from `col` on, and hands them on, once each: what came again after the merging block took it
             // would stay there for the next launch. Of many rows it takes fewer instructions to have more columns a lane, if there are
-            // registers: not where tiles are of several pages. A warp has all of a row, or of several.
-            constexpr int COLS = BM > 16 && GRAIN == BN && HEAD_DIM_V <= 128 ? 4 : 2;
-            auto add_up = [&](int of_some, int col) {
+            // registers; and less time to have several rows at once, where two warpgroups have 64 of more than 64 columns. A warp has
+            // all of a row, or of several.
+            constexpr bool ROOM = TEAM == 4 && WARPS <= 8 && HEAD_DIM_V > 64;
+            constexpr int COLS = BM > 16 && HEAD_DIM_V <= 128 && (GRAIN == BN || ROOM) ? 4 : 2;
+            auto add_up = [&](int of_some, int col, float (&o)[COLS], float& m, float& l) {
                 const int row = begin + of_some;
-                float m = Softmax::NONE, l = 0.f, o[COLS] = {};
+                m = Softmax::NONE, l = 0.f;
 #pragma unroll
                 for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
 #pragma unroll
@@ -420,8 +422,11 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                     const float* of_team = sum + (t * at_once + of_some) * PITCH + col;
                     l = fmaf(sL[t][row], weight, l);
 #pragma unroll
-                    for (int i = 0; i < COLS; ++i) o[i] = fmaf(of_team[i], weight, o[i]);
+                    for (int i = 0; i < COLS; ++i) o[i] = fmaf(of_team[i], weight, t == 0 ? 0.f : o[i]);
                 }
+            };
+            auto hand_on = [&](int of_some, int col, const float (&o)[COLS], float m, float l) {
+                const int row = begin + of_some;
                 if (one) {
                     write(tile, row, col, tile.template of<T>(p, p.o, row) + col, o, m, l);
                     return;
@@ -433,15 +438,24 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             };
             if constexpr (COLS == 4) {
                 constexpr int LANES = HEAD_DIM_V / COLS, ROWS = 32 / LANES;  // of a row, and of a warp at once
+                constexpr int AT_ONCE = ROOM ? 4 : 1;
+                const int col = lane % LANES * COLS;
 #pragma unroll 1
-                for (int group = warp; group * ROWS < some; group += WARPS) {
-                    const int of_some = group * ROWS + lane / LANES;
-                    if (lane < ROWS * LANES && of_some < some) add_up(of_some, lane % LANES * COLS);
+                for (int group = warp; group * ROWS < some; group += WARPS * AT_ONCE) {
+                    float o[AT_ONCE][COLS], m[AT_ONCE], l[AT_ONCE];
+                    auto of_some = [&](int i) { return (group + i * WARPS) * ROWS + lane / LANES; };
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE; ++i) add_up(min(of_some(i), some - 1), col, o[i], m[i], l[i]);
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE; ++i)
+                        if (lane < ROWS * LANES && of_some(i) < some) hand_on(of_some(i), col, o[i], m[i], l[i]);
                 }
             } else {
                 for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
                     const int col = part * 64 + lane * COLS;
-                    if (HEAD_DIM_V % 64 == 0 || col < HEAD_DIM_V) add_up(of_some, col);
+                    float o[COLS], m, l;
+                    if (HEAD_DIM_V % 64 == 0 || col < HEAD_DIM_V)
+                        add_up(of_some, col, o, m, l), hand_on(of_some, col, o, m, l);
                 });
             }
         }

@@ -25,14 +25,14 @@ _LEAST = 1 << 20
 _STREAMS = 64
 """Whose memory is kept, and of all captures under way."""
 
-_KEPT = 16 << 20
+_KEPT = 32 << 20
 """Bytes that are kept for a stream, at most: more come from CuPy's pool for each launch."""
 
 _PER_THREAD = 2
 """What stands for the default stream of each thread: ``cudaStreamPerThread``."""
 
 _RESERVES = 8
-_RESERVED = 64 << 20
+_RESERVED = 128 << 20
 """For so many captures memory is set aside, or for as many as so many bytes hold. Launches that
 need more cannot be captured: those of very many splits."""
 

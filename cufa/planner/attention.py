@@ -233,13 +233,14 @@ def decode_variants(device: Device, masks: Iterable[bool] = (False, True)) -> li
         Whether calls are causal.
     """
     found = []
-    # Few sequences, about as many as multiprocessors, and twice as many
-    batches = 1, device.sm_count, 2 * device.sm_count
-    for dtype, (d, dv), batch, rows, seq_q, causal in itertools.product(
-        ELEMENT_BYTES, _HEAD_DIMS, batches, (1, 32, _MOST_ROWS), (1, 2), masks
+    # Few sequences, two to four for each multiprocessor, and many; tiny, short, not so and long
+    batches = 1, *(n * device.sm_count for n in (2, 3, 4, 9, 15))
+    lengths = KEY_STEP, 300, 1024, 20_000
+    for dtype, (d, dv), batch, rows, seq_q, keys, causal in itertools.product(
+        ELEMENT_BYTES, _HEAD_DIMS, batches, (1, 32, _MOST_ROWS), (1, 2), lengths, masks
     ):
         group = max(1, rows // seq_q)
-        problem = DecodeProblem(dtype, batch, group, 1, seq_q, KEY_STEP, 0, 0, d, dv, causal, 1.0)
+        problem = DecodeProblem(dtype, batch, group, 1, seq_q, keys, 0, 0, d, dv, causal, 1.0)
         with contextlib.suppress(ValueError):  # no tiles on this GPU
             found.append(decode.plan(problem, device).variant)
     return list(dict.fromkeys(found))

@@ -20,13 +20,11 @@ _MAX_ROWS = 2**31 - 2**8
 
 _WIDE = "decode_wgmma"  # the kernel of many rows
 _MOST_LOOKED_UP = 32  # keys of a tile, if each can be in another page
-_SYSTEM_SMEM = 1024  # bytes of a block
+_SYSTEM_SMEM, _SMEM_UNIT = 1024, 128  # bytes of a block, and that all come in
 _SHORT_UNIT = 2 << 20  # bytes: of 1 MB two blocks were 4% faster on an H200, of 4 and 8 as fast
-_FOUR_BLOCKS = 160 << 10, 384 << 10
-"""Bytes of a whole unit in pages for which four blocks were faster than two, as others read while
-one looks up its pages: by 0.8% in the median of 25 trials, by 4% at most. Shorter ones are not
-known, of 384 KB they were as fast."""
-
+_MOST_SMALL = 4  # blocks of a multiprocessor that all begin at once
+_NEARLY_NONE = 0.1  # of a wave that is idle
+_UNEVEN = 1.03  # of the time: 31 x 2048 for which 0.985 is foretold were 1% slower
 _SHORT_PART = 64  # tiles: of 35, 15 parts of 8192 keys were faster than 16, of 137 slower
 _SOME_PARTS = 12  # one less is not much more for the others
 _MANY_PARTS = 32  # of 1, 2 and 4 units of 8192 keys, more were slower, as pieces have to be merged
@@ -37,13 +35,33 @@ _SECOND_END, _SECOND_ROW = 60 << 10, 12 << 10
 """Bytes that a multiprocessor of an H200 reads in the time that the end of a second unit takes it,
 and each row of that: 2.8 us for 2 rows of 256 columns, 3.3 for 4 of 128, 7 for 16, 26 for 64."""
 
-_MOST_PARTIAL = 16 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
+_LOOK_UP = 84 << 10
+"""The same where a block finds the pages of its unit: blocks of two warps were faster than others
+for units of 384 KB in pages, and of 192 KB in one piece, of 4 rows."""
+
+_MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
 _Rings = tuple[tuple[int, int, int], ...]
-_RINGS = ((16, 3, 8), (16, 2, 8), (16, 2, 4), (16, 2, 2))
+_RINGS = ((16, 2, 8), (16, 2, 4), (16, 2, 2))
 """Keys of a tile, stages and warps: the first that fits is taken. To read at full speed, a
 multiprocessor must have asked for some 30 KB at any time; with more than 128 KB it reads slower."""
 
 _MOST_ASKED = 128 << 10  # bytes
+_DEEP_RINGS = ((16, 3, 8), *_RINGS)
+"""The same where a multiprocessor reads little: then more of it should be on its way at once."""
+
+_LITTLE = 256 << 10
+"""Bytes. Of 127 KB with 64 columns, three stages were 2% faster than two, of 0.5 MB and more 0 to
+2% slower."""
+
+_TINY_RINGS = ((16, 3, 12), *_DEEP_RINGS)
+"""The same of 32 columns."""
+
+_TINY_TILE, _SMALL_TILE, _TILE = 2 << 10, 4 << 10, 8 << 10
+"""Bytes of 16 keys and values with 32, 64 and 128 columns."""
+
+_TINY_UNIT = 48 << 10
+"""Bytes of a unit with 64 columns of which two warps a block were faster than four, by 1 to 26%;
+with 64 KB they were by 2.5% in a case, 4% slower in another."""
 
 _TEAM_RINGS = ((32, 2, 8), (16, 2, 8), (16, 2, 4))
 """The same of 32 or 64 rows, where two warps share a ring."""
@@ -55,6 +73,7 @@ With rows of 64 columns that was 6% slower."""
 _WGMMA_RINGS = ((64, 3, 8), (64, 2, 8), (32, 4, 8), (32, 2, 8))
 """The same of `decode_wgmma`, where four do."""
 
+_SHORT_OF_SIXTEENS = 256 << 10  # bytes
 _WHOLE_DIMS = ((64, 64), (128, 128))
 """Head dims for which these were measured: sixteen warps spill registers, if not in the loop."""
 
@@ -165,7 +184,8 @@ def plan(
         raise ValueError(
             f"window: {longest} keys a sequence, or queries, are more than {MAX_WINDOW}"
         )
-    variant = _chosen(problem, device, num_splits, kernel)
+    small = _small_blocks(problem, device) if num_splits is None else None
+    variant = _chosen(problem, device, num_splits, kernel, small)
     row_tiles = -(-rows // variant.bm)
     units = problem.batch * problem.heads_kv * row_tiles
     tiles = _tiles(problem, variant)
@@ -175,17 +195,42 @@ def plan(
             f"{MAX_TILES}"
         )
     if num_splits is None:
-        grid, parts = _shares(problem, device, variant, units)
+        # One that is named may have another score.
+        whole = small is not None and variant == small._replace(score=variant.score)
+        whole = whole and _have_memory(units, min(rows, variant.bm), variant.head_dim_v)
+        grid, parts = (units, 1) if whole else _shares(problem, device, variant, units)
         splits = 0
     else:
         splits = parts = min(num_splits, tiles)  # others would have no key in any sequence
         grid = units * splits
     block, smem_bytes, used = variant.threads, variant.smem_bytes, min(rows, variant.bm)
+    if num_splits is None:
+        smem_bytes = max(smem_bytes, _kept_apart(grid, variant, device))
     slack = (_SECOND_END + used * _SECOND_ROW) // _tile_bytes(variant)
     return DecodePlan(
         *(variant, grid, block, smem_bytes, row_tiles, splits, parts, used, slack),
         spread=_spread(units / device.sm_count, parts),
     )
+
+
+def _resident(variant: Variant, device: Device) -> int:
+    """Return how many blocks of a variant a multiprocessor is planned to hold."""
+    fit = device.smem_per_sm // (variant.smem_bytes + _SYSTEM_SMEM)
+    return max(1, min(variant.blocks_per_sm, fit))
+
+
+def _kept_apart(grid: int, variant: Variant, device: Device) -> int:
+    """Return the bytes of shared memory with which each multiprocessor has as many blocks.
+
+    Where all run at once, they begin while those of the kernel in front end, so that some would
+    have more otherwise, and others less: 32 sequences of 4096 keys with 8 heads of 64 columns, a
+    block each, took 1.34 times as long.
+    """
+    each = -(-grid // device.sm_count)
+    if each > _resident(variant, device):
+        return 0
+    least = device.smem_per_sm // (each + 1) - _SYSTEM_SMEM  # and a bit more
+    return min(_SMEM_UNIT * (least // _SMEM_UNIT + 1), device.smem_per_block)
 
 
 def _tile_bytes(variant: Variant) -> int:
@@ -198,7 +243,7 @@ def _shares(
     problem: DecodeProblem, device: Device, variant: Variant, units: int
 ) -> tuple[int, int]:
     """Return how many blocks share out all keys, and into how many parts each unit can be cut."""
-    at_once = device.sm_count * variant.blocks_per_sm
+    at_once = device.sm_count * _resident(variant, device)
     rows = min(problem.group * problem.seq_q, variant.bm)
     tiles = _tiles(problem._replace(capacity=_keys(problem)), variant)
     if _in_waves(units, at_once) and _have_memory(units, rows, variant.head_dim_v):
@@ -238,7 +283,11 @@ def _have_memory(blocks: int, rows: int, columns: int) -> bool:
 
 
 def _chosen(
-    problem: DecodeProblem, device: Device, num_splits: int | None, kernel: str | Variant | None
+    problem: DecodeProblem,
+    device: Device,
+    num_splits: int | None,
+    kernel: str | Variant | None,
+    small: Variant | None,
 ) -> Variant:
     if kernel is not None and not isinstance(kernel, (str, Variant)):
         raise TypeError(f"kernel must be a str or a Variant, not {type(kernel).__name__}")
@@ -267,16 +316,20 @@ def _chosen(
         takes = " or ".join(KERNELS[name].dtypes)
         raise ValueError(f"kernel: {name} takes {takes}, q has {problem.dtype}")
     head_dims = problem.head_dim, problem.head_dim_v
+    if problem.unified_max is not None and "unified" not in KERNELS[name].arguments:
+        raise ValueError(f"kernel: {name} has no unified_max")
+    bm = 64 if name == _WIDE else _tile_rows(problem)
     if name == _WIDE:
-        bm, blocks_per_sm, team, rings = 64, 1, 4, _wide_rings(problem, device, num_splits)
+        team, rings = 4, _wide_rings(problem, device, num_splits)
+    elif small is not None:
+        return small
+    elif bm == 16:
+        team, rings = 1, _rings(problem, device, num_splits)
     else:
-        bm, blocks_per_sm = _tile(problem, device, num_splits)
         sixteens = bm == 32 and problem.page_size % 32 == 16 and problem.head_dim_v > 96
-        of_team = _TEAM_RINGS_OF_SIXTEENS if sixteens else _TEAM_RINGS
-        team, rings = (2, of_team) if bm > 16 else (1, _RINGS)
+        team, rings = 2, _TEAM_RINGS_OF_SIXTEENS if sixteens else _TEAM_RINGS
     tile = name, problem.dtype, head_dims, bm
-    pages = problem.page_size or 1 << 30
-    return _finding(_variant(tile, blocks_per_sm, team, rings, pages, device), problem)
+    return _finding(_variant(tile, team, rings, problem.page_size or 1 << 30, device), problem)
 
 
 def _default(problem: DecodeProblem, device: Device) -> str:
@@ -286,41 +339,98 @@ def _default(problem: DecodeProblem, device: Device) -> str:
     return _WIDE if many and problem.dtype in wide.dtypes and wide.runs_on(device) else "decode"
 
 
-def _tile(problem: DecodeProblem, device: Device, num_splits: int | None) -> tuple[int, int]:
-    """Return the rows of a tile, and how many blocks a multiprocessor has.
+def _tile_rows(problem: DecodeProblem) -> int:
+    """Return the rows of a tile.
 
-    With a number of splits, neither may depend on the batch: results would.
+    Each tile of rows reads the keys once more, if from L2, and registers hold O of so many rows.
     """
-    rows, units = problem.group * problem.seq_q, problem.batch * problem.heads_kv
-    # Each tile of rows reads the keys once more, if from L2, and registers hold O of so many rows.
+    rows = problem.group * problem.seq_q
     size = ELEMENT_BYTES[problem.dtype]
     wide = problem.head_dim_v <= 128 and size == 2 and problem.unified_max is None
-    bm = 16 if rows <= 16 or not wide else 32 if rows <= 32 else 64
-    units *= -(-rows // bm)
-    if bm > 16 or num_splits is not None:
-        return bm, 1
-    # More blocks have shallower rings, and read slower; but if each gets a whole unit, nothing is
-    # cut and merged, which saves more where units are short, and where one block follows another,
-    # others read meanwhile.
-    dims = problem.head_dim, problem.head_dim_v
-    unit_bytes = _keys(problem) * sum(dims) * size
-    least, most = _FOUR_BLOCKS
-    four = problem.is_paged and dims == (128, 128) and size == 2 and least <= unit_bytes <= most
-    four = four and _have_memory(units, min(rows, bm), dims[1])
-    for blocks in (4, 2) if four and _has_room_for_four(problem.dtype, device) else (2,):
-        at_once = blocks * device.sm_count
-        once = 0.9 * at_once < units <= at_once and unit_bytes <= _SHORT_UNIT
-        if once or _in_waves(units, at_once):
-            return bm, blocks
-    return bm, 1
+    return 16 if rows <= 16 or not wide else 32 if rows <= 32 else 64
+
+
+def _bytes_of_16(problem: DecodeProblem) -> int:
+    """Return the bytes of 16 keys and values, as compiled."""
+    columns = _padded(problem.head_dim) + _padded(problem.head_dim_v)
+    return 16 * columns * ELEMENT_BYTES[problem.dtype]
+
+
+def _unit_bytes(problem: DecodeProblem) -> int:
+    """Return the bytes of K and V of a sequence and head."""
+    columns = problem.head_dim + problem.head_dim_v
+    return _keys(problem) * columns * ELEMENT_BYTES[problem.dtype]
+
+
+def _rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _Rings:
+    """Return the rings of tiles of 16 rows, where a multiprocessor has one block."""
+    tile_bytes = _bytes_of_16(problem)
+    if tile_bytes <= _TINY_TILE:
+        return _TINY_RINGS
+    if tile_bytes > _SMALL_TILE or num_splits is not None:
+        return _RINGS
+    read = problem.batch * problem.heads_kv * _unit_bytes(problem) / device.sm_count
+    return _DEEP_RINGS if read <= _LITTLE else _RINGS
+
+
+def _small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
+    """Return the variant of which a multiprocessor has several blocks of a whole unit each, if any.
+
+    Together they ask for as much as one large block, but nothing is cut and merged; and where one
+    block follows another, others read meanwhile. They are not for a number of splits: then nothing
+    may depend on the batch, as results would.
+    """
+    if _tile_rows(problem) > 16:
+        return None
+    rows = problem.group * problem.seq_q
+    units = problem.batch * problem.heads_kv * -(-rows // 16)
+    rows, unit_bytes = min(rows, 16), _unit_bytes(problem)
+    dims = _padded(problem.head_dim), _padded(problem.head_dim_v)
+    end = _SECOND_END + rows * _SECOND_ROW + (_LOOK_UP if problem.is_paged else 0)
+    short = unit_bytes <= (_TINY_UNIT if _bytes_of_16(problem) <= _SMALL_TILE else 2 * end)
+    made = _made_small(problem.dtype, dims, device, short)
+    of_each, each = units / device.sm_count, -(-units // device.sm_count)
+    chosen = None
+    if 1 < each <= _MOST_SMALL and unit_bytes <= _SHORT_UNIT:
+        # Each multiprocessor has all its units at once, and some have one less; large blocks would
+        # read equal shares, but one unit after the other, and nothing while one ends.
+        uneven, in_turn = each * unit_bytes + end, of_each * (unit_bytes + end) + _SECOND_END
+        if each - of_each <= _NEARLY_NONE or _UNEVEN * uneven < in_turn:
+            chosen = next((v for v, blocks in reversed(made) if blocks >= each), None)
+    many = each > _MOST_SMALL and unit_bytes <= end
+    # Where there is no memory for pieces of all, two a multiprocessor take equal shares.
+    in_shares = not _have_memory(units, rows, dims[1])
+    for variant, blocks in made[-1:] if in_shares else made:
+        if chosen is None and (many or _in_waves(units, blocks * device.sm_count)):
+            chosen = variant
+    return None if chosen is None else _finding(chosen, problem)
 
 
 @functools.cache
-def _has_room_for_four(dtype: str, device: Device) -> bool:
-    """Whether a multiprocessor holds four blocks of two warps, of 128 columns in two stages."""
-    bn, stages, warps = 16, 2, 2
-    made = Variant("decode", dtype, 128, 128, 16, bn, stages, warps, 4, kv="Contiguous")
-    return 4 * (made.smem_bytes + _SYSTEM_SMEM) <= device.smem_per_sm
+def _made_small(
+    dtype: str, dims: tuple[int, int], device: Device, short: bool
+) -> tuple[tuple[Variant, int], ...]:
+    """Return the variants of which several blocks fit, and how many, those of most blocks first.
+
+    Where units are short, with 128 registers a thread they are 0.3 to 3% faster than with as many
+    as they like, which is 168 to 190 of 128 columns, though no more of them fit. Of 96 columns they
+    would spill.
+    """
+    tile_bytes = 16 * sum(dims) * ELEMENT_BYTES[dtype]
+    shapes: tuple[tuple[int, int], ...]  # warps, and blocks for which registers must suffice
+    if tile_bytes > _TILE:
+        shapes = ((2, 2),)
+    elif ELEMENT_BYTES[dtype] == 4:
+        shapes = ((4, 2),)
+    elif tile_bytes <= _SMALL_TILE:
+        shapes = (*(((2, 8),) if short else ()), (4, 4), (4, 3), (4, 2))
+    elif dims == (128, 128):
+        shapes = ((2, 8), (4, 4)) if short else ((4, 2),)
+    else:
+        shapes = (4, 3), (4, 2)
+    made = (Variant("decode", dtype, *dims, 16, 16, 2, *shape, kv="Contiguous") for shape in shapes)
+    legal = (v for v in made if v.illegal(device) is None)
+    return tuple((v, _resident(v, device)) for v in legal if _resident(v, device) > 1)
 
 
 def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _Rings:
@@ -331,8 +441,10 @@ def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) 
     dims = _padded(problem.head_dim), _padded(problem.head_dim_v)
     # With these, sixteen warps spill twice as much.
     costly = problem.softcap or "Alibi" in problem.reads
-    # Of 128 columns their tiles are of 32 keys: of two pages, where pages are of sixteens.
+    # Of 128 columns their tiles are of 32 keys: of two pages, where pages are of sixteens. Units of
+    # 1 and 4 MB took 1.01 to 1.04 of the time so, of 256 KB 0.95.
     sixteens = dims == (128, 128) and problem.page_size % 32 == 16
+    sixteens = sixteens and _unit_bytes(problem) > _SHORT_OF_SIXTEENS
     known = dims in _WHOLE_DIMS and num_splits is None and not costly and not sixteens
     return _WGMMA_WHOLE_RINGS if whole and known else _WGMMA_RINGS
 
@@ -340,7 +452,7 @@ def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) 
 def _in_waves(units: int, at_once: int) -> bool:
     """Whether a block each, beginning as others end, keep all multiprocessors busy to the end."""
     waves = units / at_once
-    return waves >= _MANY_WAVES or (waves > 1 and waves % 1 >= 0.9)
+    return waves >= _MANY_WAVES or (waves > 1 and -waves % 1 <= _NEARLY_NONE)
 
 
 def _keys(problem: DecodeProblem) -> int:
@@ -374,7 +486,6 @@ def _finding(variant: Variant, problem: DecodeProblem) -> Variant:
 @functools.lru_cache(maxsize=4096)
 def _variant(
     tile: tuple[str, str, tuple[int, int], int],
-    blocks_per_sm: int,
     team: int,
     rings: _Rings,
     page_size: int,
@@ -386,15 +497,12 @@ def _variant(
     size = ELEMENT_BYTES[dtype]
     made = functools.partial(Variant, kernel, dtype, d, dv, bm, kv="Contiguous")
     for bn, stages, warps in rings:
-        variant = made(bn, stages, warps // blocks_per_sm, blocks_per_sm)
+        variant = made(bn, stages, warps, 1)
         complaint = variant.illegal(device)
-        fit = blocks_per_sm * (variant.smem_bytes + _SYSTEM_SMEM) <= device.smem_per_sm
         asked = bn * stages * warps // team * (d + dv) * size
         found = bn <= _MOST_LOOKED_UP or page_size % 16 == 0
-        if asked <= _MOST_ASKED and found and complaint is None and fit:
+        if asked <= _MOST_ASKED and found and complaint is None:
             return variant
-    if blocks_per_sm > 1:
-        return _variant(tile, 1, team, rings, page_size, device)
     raise ValueError(
         f"k_cache: {device.name} cannot decode {dtype} with these head dims: {complaint}"
     )
