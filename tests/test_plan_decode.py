@@ -174,8 +174,18 @@ def test_whole_units_only_where_there_is_memory_for_pieces() -> None:
     """Which blocks leave, where lengths differ much."""
     sizes: dict[str, Any] = {"heads_q": 24, "capacity": 512, **WIDE}
     assert small(batch=1024, **sizes) == (2, 8)
+    sizes["capacity"] = 4096
+    assert small(batch=1024, **sizes) == (4, 2)
     assert small(batch=4096, **sizes) == (0, 0)
     assert plan(problem(batch=4096, **sizes), H200).grid == 264  # which share all equally
+
+
+def test_short_units_need_no_memory() -> None:
+    """Of so many none is cut, however lengths differ."""
+    found = plan(problem(batch=4096, heads_q=24, capacity=512, **WIDE), H200)
+    assert (found.grid, found.parts, found.splits) == (8192, 1, 1)
+    assert found.partial_floats == 0
+    assert (found.variant.warps, found.variant.blocks_per_sm) == (2, 8)
 
 
 @pytest.mark.parametrize("name", ["h200", "a100", "rtx4090"])

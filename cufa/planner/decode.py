@@ -94,7 +94,7 @@ class DecodePlan(NamedTuple):
     row_tiles : int
         Tiles of the rows that share a K/V head.
     splits : int
-        Parts of every sequence; 0 where blocks share out all keys evenly.
+        Parts of every sequence; 0 where blocks share out all keys evenly, if lengths differ much.
     parts : int
         The same, or into how many each can be cut where lengths differ little.
     rows : int
@@ -197,9 +197,10 @@ def plan(
     if num_splits is None:
         # One that is named may have another score.
         whole = small is not None and variant == small._replace(score=variant.score)
-        whole = whole and _have_memory(units, min(rows, variant.bm), variant.head_dim_v)
+        memory = _have_memory(units, min(rows, variant.bm), variant.head_dim_v)
+        splits = int(whole and not memory and _is_short(problem))
+        whole = whole and (memory or splits == 1)
         grid, parts = (units, 1) if whole else _shares(problem, device, variant, units)
-        splits = 0
     else:
         splits = parts = min(num_splits, tiles)  # others would have no key in any sequence
         grid = units * splits
@@ -362,6 +363,17 @@ def _unit_bytes(problem: DecodeProblem) -> int:
     return _keys(problem) * columns * ELEMENT_BYTES[problem.dtype]
 
 
+def _end_bytes(problem: DecodeProblem) -> int:
+    """Return what a multiprocessor reads in the time that a unit's end and beginning take it."""
+    rows = min(problem.group * problem.seq_q, 16)
+    return _SECOND_END + rows * _SECOND_ROW + (_LOOK_UP if problem.is_paged else 0)
+
+
+def _is_short(problem: DecodeProblem) -> bool:
+    """Whether the ends of units take half as long as all their reading, or longer."""
+    return _unit_bytes(problem) <= 2 * _end_bytes(problem)
+
+
 def _rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _Rings:
     """Return the rings of tiles of 16 rows, where a multiprocessor has one block."""
     tile_bytes = _bytes_of_16(problem)
@@ -384,11 +396,10 @@ def _small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
         return None
     rows = problem.group * problem.seq_q
     units = problem.batch * problem.heads_kv * -(-rows // 16)
-    rows, unit_bytes = min(rows, 16), _unit_bytes(problem)
+    unit_bytes, end, short = _unit_bytes(problem), _end_bytes(problem), _is_short(problem)
     dims = _padded(problem.head_dim), _padded(problem.head_dim_v)
-    end = _SECOND_END + rows * _SECOND_ROW + (_LOOK_UP if problem.is_paged else 0)
-    short = unit_bytes <= (_TINY_UNIT if _bytes_of_16(problem) <= _SMALL_TILE else 2 * end)
-    made = _made_small(problem.dtype, dims, device, short)
+    few_warps = unit_bytes <= _TINY_UNIT if _bytes_of_16(problem) <= _SMALL_TILE else short
+    made = _made_small(problem.dtype, dims, device, few_warps)
     of_each, each = units / device.sm_count, -(-units // device.sm_count)
     chosen = None
     if 1 < each <= _MOST_SMALL and unit_bytes <= _SHORT_UNIT:
@@ -398,9 +409,10 @@ def _small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
         if each - of_each <= _NEARLY_NONE or _UNEVEN * uneven < in_turn:
             chosen = next((v for v, blocks in reversed(made) if blocks >= each), None)
     many = each > _MOST_SMALL and unit_bytes <= end
-    # Where there is no memory for pieces of all, two a multiprocessor take equal shares.
-    in_shares = not _have_memory(units, rows, dims[1])
-    for variant, blocks in made[-1:] if in_shares else made:
+    # Where there is no memory for pieces of all, none is cut if all are short; of longer ones, two
+    # blocks a multiprocessor take equal shares.
+    whole = short or _have_memory(units, min(rows, 16), dims[1])
+    for variant, blocks in made if whole else made[-1:]:
         if chosen is None and (many or _in_waves(units, blocks * device.sm_count)):
             chosen = variant
     return None if chosen is None else _finding(chosen, problem)
@@ -408,7 +420,7 @@ def _small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
 
 @functools.cache
 def _made_small(
-    dtype: str, dims: tuple[int, int], device: Device, short: bool
+    dtype: str, dims: tuple[int, int], device: Device, few_warps: bool
 ) -> tuple[tuple[Variant, int], ...]:
     """Return the variants of which several blocks fit, and how many, those of most blocks first.
 
@@ -423,9 +435,9 @@ def _made_small(
     elif ELEMENT_BYTES[dtype] == 4:
         shapes = ((4, 2),)
     elif tile_bytes <= _SMALL_TILE:
-        shapes = (*(((2, 8),) if short else ()), (4, 4), (4, 3), (4, 2))
+        shapes = (*(((2, 8),) if few_warps else ()), (4, 4), (4, 3), (4, 2))
     elif dims == (128, 128):
-        shapes = ((2, 8), (4, 4)) if short else ((4, 2),)
+        shapes = ((2, 8), (4, 4)) if few_warps else ((4, 2),)
     else:
         shapes = (4, 3), (4, 2)
     made = (Variant("decode", dtype, *dims, 16, 16, 2, *shape, kv="Contiguous") for shape in shapes)
