@@ -149,12 +149,12 @@ def test_less_units_suffice_where_the_end_of_one_takes_as_long_as_its_reading() 
 @pytest.mark.parametrize(
     ("batch", "keys", "pages", "shape"),
     [
-        (1024, 200, {}, (2, 8)),  # five fit
+        (1024, 200, {}, (2, 6)),  # five fit
         (1024, 500, {}, (4, 2)),
-        (1024, 400, PAGES, (2, 8)),
+        (1024, 400, PAGES, (2, 6)),
         (1024, 1000, PAGES, (4, 2)),
-        (768, 500, PAGES, (4, 4)),  # 2.3 waves of five, 5.8 of two: with fewer registers
-        (264, 500, PAGES, (2, 8)),  # four each at once
+        (768, 500, PAGES, (2, 4)),  # 2.3 waves of five, 2.9 of four
+        (264, 500, PAGES, (2, 4)),  # four each at once
         (264, 500, {}, (4, 2)),
         (264, 2000, PAGES, (4, 2)),
     ],
@@ -173,7 +173,7 @@ def test_blocks_of_two_warps_for_tiny_units_of_few_columns() -> None:
 def test_whole_units_only_where_there_is_memory_for_pieces() -> None:
     """Which blocks leave, where lengths differ much."""
     sizes: dict[str, Any] = {"heads_q": 24, "capacity": 512, **WIDE}
-    assert small(batch=1024, **sizes) == (2, 8)
+    assert small(batch=1024, **sizes) == (2, 6)
     sizes["capacity"] = 4096
     assert small(batch=1024, **sizes) == (4, 2)
     assert small(batch=4096, **sizes) == (0, 0)
@@ -185,7 +185,7 @@ def test_short_units_need_no_memory() -> None:
     found = plan(problem(batch=4096, heads_q=24, capacity=512, **WIDE), H200)
     assert (found.grid, found.parts, found.splits) == (8192, 1, 1)
     assert found.partial_floats == 0
-    assert (found.variant.warps, found.variant.blocks_per_sm) == (2, 8)
+    assert (found.variant.warps, found.variant.blocks_per_sm) == (2, 6)
 
 
 @pytest.mark.parametrize("name", ["h200", "a100", "rtx4090"])
