@@ -48,9 +48,6 @@ class _RawModule:
         return _Function(name)
 
 
-STATIC = 16  # bytes of shared memory that a kernel itself has
-
-
 class _Function:
     """Stands for `cupy.RawKernel` and for the `cupy.cuda.Function` in it."""
 
@@ -73,8 +70,6 @@ def raw_module(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Raw
         function.smem_bytes = value
 
     def get_attribute(attribute: int, function: _Function) -> int:
-        if attribute == cupy.cuda.driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
-            return STATIC
         assert attribute == cupy.cuda.driver.CU_FUNC_ATTRIBUTE_NUM_REGS
         if function.registers is not None:
             return function.registers
@@ -115,11 +110,11 @@ def test_kernels_are_compiled_once_and_made_ready_on_each_device(
     raw_module: type[_RawModule],
 ) -> None:
     first = jit.kernel(SMALL, H200, 0)
-    assert first.smem_bytes == H200.smem_per_block - STATIC
+    assert first.smem_bytes == SMALL.smem_bytes
     assert jit.kernel(SMALL, H200, 0) is first
     other = jit.kernel(SMALL, H200, 1)
     assert other is not first
-    assert other.smem_bytes == H200.smem_per_block - STATIC
+    assert other.smem_bytes == SMALL.smem_bytes
     assert len(raw_module.made) == 1
     jit.kernel(SMALL._replace(score=("Causal",)), H200, 0)
     jit.kernel(SMALL, device.named("a100"), 2)
@@ -193,10 +188,11 @@ def test_launchable(arch: str, variant: Variant | Instance, waits: bool) -> None
 
 
 def test_kernels_are_made_ready_to_be_launched_so(raw_module: type[_RawModule]) -> None:
-    for variant in (VARLEN, DECODE):
-        assert loaded(jit.kernel(variant, H200, 0)).smem_bytes == H200.smem_per_block - STATIC
-    on_a100 = jit.kernel(DECODE, device.named("a100"), 0)
-    assert on_a100.smem_bytes == device.named("a100").smem_per_block - STATIC
+    assert loaded(jit.kernel(VARLEN, H200, 0)).smem_bytes == VARLEN.smem_bytes
+    # Launches that decode ask for more than the kernel uses.
+    assert loaded(jit.kernel(DECODE, H200, 0)).smem_bytes == H200.smem_per_block
+    a100 = device.named("a100")
+    assert jit.kernel(DECODE, a100, 0).smem_bytes == a100.smem_per_block
 
 
 # --- registers ---
@@ -217,7 +213,7 @@ def test_a_kernel_with_other_registers_than_it_shares_out_is_an_error(
     assert info.value.options == (*nvrtc.common_options(), "-arch=sm_90a")
     jit.kernel(SMALL, H200, 0)  # it shares nothing out
     monkeypatch.setattr(_Function, "registers", 168)
-    assert loaded(jit.kernel(SHARING, H200, 0)).smem_bytes == H200.smem_per_block - STATIC
+    assert loaded(jit.kernel(SHARING, H200, 0)).smem_bytes == SHARING.smem_bytes
 
 
 # --- kernels that were compiled ahead of time ---
@@ -264,7 +260,7 @@ def test_a_kernel_compiled_ahead_of_time_is_loaded_on_each_device(
     assert raw_module.made == []
     for kernel in kernels:
         assert kernel.name.startswith("_Z7fa2_mmaI")
-        assert kernel.smem_bytes == H200.smem_per_block - STATIC
+        assert kernel.smem_bytes == SMALL.smem_bytes
     assert jit.kernel(SMALL, H200, 0) is kernels[0]
     # Others are compiled as ever.
     jit.kernel(SMALL._replace(score=("Causal",)), H200, 0)
@@ -274,7 +270,7 @@ def test_a_kernel_compiled_ahead_of_time_is_loaded_on_each_device(
 
 def test_shared_memory_is_allowed_only_when_asked(module: type[_Module], cubin: bytes) -> None:
     assert jit.load(cubin).smem_bytes == 0
-    assert jit.load(cubin, 100_000).smem_bytes == 100_000 - STATIC
+    assert jit.load(cubin, 100_000).smem_bytes == 100_000
 
 
 @pytest.mark.parametrize("keep", [0, 10, 63, 200, 0.5, -1])
@@ -291,7 +287,7 @@ def test_a_damaged_file_is_ignored_with_one_warning(
     assert str(path) in str(warning.message)
     assert module.loaded == []
     assert first.name == SMALL.name_expression
-    assert first.smem_bytes == H200.smem_per_block - STATIC
+    assert first.smem_bytes == SMALL.smem_bytes
     assert len(raw_module.made) == 1
 
 

@@ -11,6 +11,7 @@ from cufa.compiler import cubins, dependent, elf, nvrtc, source
 from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
 from cufa.instance import Instance
+from cufa.kernel import KERNELS
 from cufa.variant import Variant
 
 
@@ -48,12 +49,20 @@ def module(variant: Variant | Instance, device: Device) -> Any:
 
 
 def _allow_shared_memory(function: Any, smem_bytes: int) -> None:
-    """Let launches on the current device use this much shared memory, static and dynamic."""
+    """Let launches on the current device use this much dynamic shared memory."""
     from cupy.cuda import driver
 
-    static = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.ptr)
     attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    driver.funcSetAttribute(function.ptr, attribute, smem_bytes - static)
+    driver.funcSetAttribute(function.ptr, attribute, smem_bytes)
+
+
+def _most_shared_memory(variant: Variant | Instance, device: Device) -> int:
+    """Return what launches may ask for: those that decode, for more than the kernel uses.
+
+    See ``_kept_apart`` of cufa/planner/decode.py.
+    """
+    decodes = isinstance(variant, Variant) and KERNELS[variant.kernel].decodes
+    return device.smem_per_block if decodes else variant.smem_bytes
 
 
 def _wrong_registers(function: Any, variant: Variant | Instance) -> str | None:
@@ -71,7 +80,7 @@ def load(cubin: bytes, smem_bytes: int | None = None) -> Any:
     ----------
     cubin : bytes
     smem_bytes : int, optional
-        Shared memory that a launch may use, static and dynamic; 48 KiB by default.
+        Dynamic shared memory that a launch may use; 48 KiB by default.
 
     Returns
     -------
@@ -104,7 +113,7 @@ def _compiled_ahead(variant: Variant | Instance, device: Device) -> Any:
     if cubin is None:
         return None
     try:
-        function = load(cubin, device.smem_per_block)
+        function = load(cubin, _most_shared_memory(variant, device))
         complaint = _wrong_registers(function, variant)
     except (ValueError, driver.CUDADriverError) as e:
         complaint = str(e)
@@ -128,7 +137,7 @@ def _kernel(variant: Variant | Instance, device: Device, device_id: int) -> Any:
         complaint = _wrong_registers(function, variant)
         if complaint is not None:
             raise CompileError(variant, _raw_module_options(device), complaint)
-        _allow_shared_memory(function, device.smem_per_block)
+        _allow_shared_memory(function, _most_shared_memory(variant, device))
     return launchable(function, variant, device)
 
 

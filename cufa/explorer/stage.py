@@ -91,9 +91,7 @@ class Stage:
         load it.
         """
         chosen = plan(self._problem, self._device, variant)
-        function = jit.launchable(
-            jit.load(cubin, self._device.smem_per_block), variant, self._device
-        )
+        function = jit.launchable(jit.load(cubin, chosen.smem_bytes), variant, self._device)
         loaded = Loaded(variant, function, self.xp.cuda.runtime.getDevice())
         shapes = tuple(x.shape for x in self._taken)
         strides = tuple(x.strides for x in self._taken)
