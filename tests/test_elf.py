@@ -24,9 +24,16 @@ def test_symbol(compiled: bytes) -> None:
     assert f".text.{symbol}".encode() in compiled
 
 
-def test_code_bytes(compiled: bytes) -> None:
-    assert 1000 < elf.code_bytes(compiled) < len(compiled)
-    assert elf.code_bytes(compiled) % 16 == 0
+def test_code(compiled: bytes) -> None:
+    """Instructions of 16 bytes, the last of which are a jump to itself (BRA) and nothing (NOP)."""
+    code = elf.code(compiled)
+    assert 1000 < len(code) < len(compiled)
+    assert len(code) % 16 == 0
+    assert code in compiled
+    kinds = [code[at] | code[at + 1] % 16 << 8 for at in range(0, len(code), 16)]
+    while kinds[-1] == 0x918:
+        kinds.pop()
+    assert kinds[-1] == 0x947
 
 
 def test_whole(compiled: bytes) -> None:
@@ -45,7 +52,7 @@ def test_sections_beyond_the_end_are_refused(compiled: bytes) -> None:
     (sections,) = struct.unpack_from("<Q", compiled, 40)
     struct.pack_into("<Q", damaged, sections + 64 + 32, 1 << 40)  # the first section's size
     with pytest.raises(ValueError, match="cut off"):
-        elf.code_bytes(bytes(damaged))
+        elf.code(bytes(damaged))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"MZ" + bytes(1000), b"\x7fELF\x01" + bytes(99)])

@@ -46,6 +46,16 @@ MOST_SPILLED = 80
 #: What ptxas says when it puts wgmma instructions one after the other, or waits between them.
 SERIALIZED = re.compile(r"\bC75\d\d\b|serializ", re.IGNORECASE)
 
+#: The number of an instruction that copies to shared memory at an address whose one part is the
+#: same in all lanes: with a policy for L2, ptxas of CUDA 13.0 makes it of registers that hold
+#: nothing, and the GPU refuses it.
+COPY_BY_UNIFORM_ADDRESS = 0xDAE
+
+
+def instruction_numbers(cubin: bytes) -> set[int]:
+    code = elf.code(cubin)
+    return {code[at] | code[at + 1] % 16 << 8 for at in range(0, len(code), 16)}
+
 
 def assert_lean(variant: Variant, gpu: Device) -> None:
     """Compile a variant, which must fit the GPU without anything that costs speed."""
@@ -59,6 +69,8 @@ def assert_lean(variant: Variant, gpu: Device) -> None:
     # Whatever the compiler warns of costs speed or worse.
     assert "warning" not in compiled.log.lower(), compiled.log
     assert not SERIALIZED.search(compiled.log), compiled.log
+    if variant.kernel in ("decode", "decode_wgmma") and gpu.arch == "sm_90a":
+        assert COPY_BY_UNIFORM_ADDRESS not in instruction_numbers(compiled.cubin), variant
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def small(gpu: device.Device = H200, **sizes: Any) -> tuple[int, int]:
     """Warps of a block, and for how many blocks registers suffice, if each has a whole unit."""
     found = plan(problem(**sizes), gpu)
     units = found.row_tiles * sizes.get("batch", 1) * sizes.get("heads_kv", 2)
-    whole = (found.grid, found.parts, found.splits) == (units, 1, 0)
+    whole = (found.grid, found.parts) == (units, 1)
     return (found.variant.warps, found.variant.blocks_per_sm) if whole else (0, 0)
 
 
@@ -180,12 +180,19 @@ def test_whole_units_only_where_there_is_memory_for_pieces() -> None:
     assert plan(problem(batch=4096, **sizes), H200).grid == 264  # which share all equally
 
 
-def test_short_units_need_no_memory() -> None:
-    """Of so many none is cut, however lengths differ."""
-    found = plan(problem(batch=4096, heads_q=24, capacity=512, **WIDE), H200)
-    assert (found.grid, found.parts, found.splits) == (8192, 1, 1)
+@pytest.mark.parametrize("batch", [4096, 1024])  # without and with memory for pieces
+def test_many_short_units_are_never_cut(batch: int) -> None:
+    """However lengths differ."""
+    found = plan(problem(batch=batch, heads_q=24, capacity=512, **WIDE), H200)
+    assert (found.grid, found.parts, found.splits) == (2 * batch, 1, 1)
     assert found.partial_floats == 0
-    assert (found.variant.warps, found.variant.blocks_per_sm) == (2, 6)
+
+
+def test_others_may_be_cut_where_lengths_differ() -> None:
+    """Few short ones, and long ones."""
+    sizes: dict[str, Any] = {"heads_q": 24, **WIDE}
+    assert plan(problem(batch=264, capacity=512, **sizes), H200).splits == 0
+    assert plan(problem(batch=1024, capacity=4096, **sizes), H200).splits == 0
 
 
 @pytest.mark.parametrize("name", ["h200", "a100", "rtx4090"])

@@ -1,4 +1,4 @@
-"""What is inside a cubin, an ELF file of the compiler: its kernel's symbol and code size."""
+"""What is inside a cubin, an ELF file of the compiler: its kernel's symbol and code."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def whole(cubin: bytes) -> bytes:
     return cubin + b"\0" if len(cubin) == end - 1 else cubin
 
 
-def _text_section(cubin: bytes) -> tuple[str, int]:
-    """Return symbol and bytes of the one kernel; ValueError if the file is not whole.
+def _text_section(cubin: bytes) -> tuple[str, bytes]:
+    """Return symbol and instructions of the one kernel; ValueError if the file is not whole.
 
     The driver is told no length when it loads a cubin, so it is checked here.
     """
@@ -52,10 +52,10 @@ def _text_section(cubin: bytes) -> tuple[str, int]:
         raise ValueError("this ELF file is cut off")
     _, _, _, _, names_at, names_size = rows[names]
     found = []
-    for name_at, _, _, _, _, size in rows:
+    for name_at, _, _, _, at, size in rows:
         name = cubin[names_at + name_at : names_at + names_size].split(b"\0", 1)[0].decode()
         if name.startswith(_TEXT):
-            found.append((name.removeprefix(_TEXT), size))
+            found.append((name.removeprefix(_TEXT), cubin[at : at + size]))
     if len(found) != 1:
         raise ValueError(f"this cubin holds {len(found)} kernels, not one")
     return found[0]
@@ -66,6 +66,6 @@ def symbol(cubin: bytes) -> str:
     return _text_section(cubin)[0]
 
 
-def code_bytes(cubin: bytes) -> int:
-    """Return the size of the instructions of a cubin's one kernel; ValueError as `symbol`."""
+def code(cubin: bytes) -> bytes:
+    """Return the instructions of a cubin's one kernel; ValueError as `symbol`."""
     return _text_section(cubin)[1]

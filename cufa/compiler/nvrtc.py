@@ -186,7 +186,7 @@ def compile_variant(variant: Variant | Instance, arch: str) -> Compiled:
         stack_bytes=number(r"(\d+) bytes stack frame"),
         static_smem_bytes=number(r"(\d+) bytes smem"),
         dynamic_smem_bytes=variant.smem_bytes,
-        code_bytes=elf.code_bytes(cubin),
+        code_bytes=len(elf.code(cubin)),
         log=log,
     )
 

@@ -25,6 +25,17 @@ struct Unified<bfloat16> {  // it has the range of float32
 // How many times a warp has found sums out of range, and computed its keys of a unit again.
 extern "C" __device__ int decode_recomputed = 0;
 
+// How THREADS threads copy a tile of keys: each has a chunk of every ROWS-th row. With WHOLE_ROWS, lanes beside each other have rows
+// that follow each other in memory, if a warp holds whole ones.
+template <class Tile_, int THREADS, bool WHOLE_ROWS>
+struct TileCopy {
+    using Tile = Tile_;
+    static constexpr int ACROSS = WHOLE_ROWS && 32 % Tile::CHUNKS == 0 ? Tile::CHUNKS : Tile::PANEL;  // chunks of a row at once
+    static constexpr int ROWS = THREADS / ACROSS;
+    static __device__ int row(uint32_t thread) { return thread % THREADS / ACROSS; }
+    static __device__ int chunk(uint32_t thread) { return thread % ACROSS; }
+};
+
 // PRODUCTS says how many warps a team has, which share a ring and have as many rows each; what a thread does for what it has
 // written to shared memory before others use that; and what S = Q K^T and O += P V of a warp are.
 template <class PRODUCTS, class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, bool UNIFIED, class SCORE,
@@ -108,47 +119,51 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
     // Where this thread copies from, of the tile that is asked for next, if that lies in one piece; and row `r` of it otherwise.
     const T *k_from = nullptr, *v_from = nullptr;
-    auto source = [&](auto tile, const Tensor& t, int r) {
-        using Tile = decltype(tile);
+    // Memory gives whole rows a little faster; where each row is found by itself, a thread should have few, and warpgroups are slower.
+    constexpr bool WHOLE_ROWS = TEAM < 4 && GRAIN == BN;
+    using KCopy = TileCopy<KTile, TEAM_THREADS, WHOLE_ROWS>;
+    using VCopy = TileCopy<VTile, TEAM_THREADS, WHOLE_ROWS>;
+    auto source = [&](auto copy, const Tensor& t, int r) {
         const int entry = KV::PAGED ? __shfl_sync(0xffffffff, entries, at_entries * GRAINS + r / GRAIN) : 0;
         const int key = (asked - of_asked.zero) * BN + r;
-        return kv.template row<T>(t, of_asked.batch, kv_head_asked, key, kv.page(entry)) + thread % Tile::PANEL * Tile::CHUNK;
+        return kv.template row<T>(t, of_asked.batch, kv_head_asked, key, kv.page(entry)) + copy.chunk(thread) * decltype(copy)::Tile::CHUNK;
     };
     auto find_sources = [&] {
         if (GRAIN < BN) return;
-        k_from = source(KTile(), p.k, 0) + thread % TEAM_THREADS / KTile::PANEL * p.k.stride_seq;
-        v_from = source(VTile(), p.v, 0) + thread % TEAM_THREADS / VTile::PANEL * p.v.stride_seq;
+        k_from = source(KCopy(), p.k, 0) + KCopy::row(thread) * p.k.stride_seq;
+        v_from = source(VCopy(), p.v, 0) + VCopy::row(thread) * p.v.stride_seq;
     };
-    // What is read once leaves L2 first, unless other row tiles read it, too: pieces stay there. Not what warpgroups read in tiles of
-    // several pages, if they leave none.
+    // What is read once leaves L2 first, unless other row tiles read it, too: pieces and results stay there, which memory would take
+    // in between. Where a whole unit's results are next to nothing, reading is faster without that, and so it is where warpgroups
+    // read tiles of several pages, if they leave no pieces.
     constexpr bool ALL_ONCE = TEAM < 4 || GRAIN == BN;
-    unsigned long long kept = ALL_ONCE && p.row_tiles.divisor == 1 ? L2_READ_ONCE : L2_NORMAL;
+    unsigned long long kept = L2_NORMAL;
     // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
     auto ask = [&](int slot, bool found_sources = false) {
         const int keys = of_asked.keys - (asked - of_asked.zero) * BN;
         // Nor is what is in front of all windows: its pages may be others' by now.
         const int before = SCORE::LEFT_EDGE ? of_asked.first_key(p) - (asked - of_asked.zero) * BN : 0;
-        auto load = [&](auto tile, uint32_t dst, const Tensor& t, const T* src, int cols) {
-            using Tile = decltype(tile);
-            constexpr int ROWS = TEAM_THREADS / Tile::PANEL;  // at once
-            const int row = thread % TEAM_THREADS / Tile::PANEL, chunk = thread % Tile::PANEL;
-            const uint32_t first = dst + Tile::offset(row, chunk);
+        auto load = [&](auto copy, uint32_t dst, const Tensor& t, const T* src, int cols) {
+            using Copy = decltype(copy);
+            using Tile = typename Copy::Tile;
+            const int row = Copy::row(thread), chunk = Copy::chunk(thread);
+            const uint32_t first = Tile::place(dst, row, chunk);
 #pragma unroll
-            for (int r = 0; r < BN; r += ROWS) {
-                if constexpr (GRAIN < BN) src = source(tile, t, r + row);
+            for (int r = 0; r < BN; r += Copy::ROWS) {
+                if constexpr (GRAIN < BN) src = source(copy, t, r + row);
 #pragma unroll
-                for (int c = 0; c < Tile::CHUNKS; c += Tile::PANEL)
+                for (int c = 0; c < Tile::CHUNKS; c += Copy::ACROSS)
                     cp_async_16(Tile::move_on(first, r, c / Tile::PANEL), src + c * Tile::CHUNK,
                                 r + row < keys && (!SCORE::LEFT_EDGE || r + row >= before) && (c + chunk) * Tile::CHUNK < cols,
                                 kept);
-                src += ROWS * t.stride_seq;
+                src += Copy::ROWS * t.stride_seq;
             }
         };
         if (asked < share.count) {
             if (!found_sources) find_sources();
-            load(KTile(), sK + slot * KTile::bytes, p.k, k_from, p.head_dim);
+            load(KCopy(), sK + slot * KTile::bytes, p.k, k_from, p.head_dim);
             cp_async_commit();
-            load(VTile(), sV + slot * VTile::bytes, p.v, v_from, p.head_dim_v);
+            load(VCopy(), sV + slot * VTile::bytes, p.v, v_from, p.head_dim_v);
             cp_async_commit();
             asked += TEAMS, ++at_entries;
             find_asked(at_entries == LOOKED_UP);
@@ -214,10 +229,11 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const int known_entry = look_up(known);
         share.find(p, block, keys_of_length(p, lengths.length), begun), ask_from(team, share.unit, known, known_entry);
         // All warps or none: what follows has barriers, and each may have read another length.
-        const bool guesses = lengths.few || begun || !__syncthreads_or(!share.is_even());
+        const bool guesses = lengths.few || begun || p.splits || !__syncthreads_or(!share.is_even());
         const int first_entries = entries, *first_entry = find_entries_asked();
         first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
-        if (!ALL_ONCE && p.row_tiles.divisor == 1 && !first_pieces.one()) kept = L2_READ_ONCE;
+        const bool once = !first_pieces.one() || (ALL_ONCE && share.unit.keys < 1024 * max(first_rows.rows, 4));
+        kept = p.row_tiles.divisor == 1 && once ? L2_READ_ONCE : L2_NORMAL;
         find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
         if (!begun && lengths.few) fetch_ahead();
         computed_here(k_from), computed_here(v_from), computed_here(first_entry);
