@@ -337,6 +337,18 @@ def test_explain_persistent_blocks(capsys: Captured) -> None:
     assert "8 blocks for 8 groups of 4 heads x 1 tile of queries\n" in capsys.readouterr().out
 
 
+def test_explain_few_queries(capsys: Captured) -> None:
+    """Of many sequences nothing is split."""
+    found = {}
+    for batch in (2, 256):
+        q, k = (f"{batch},{heads}" for heads in ("32,1,128", "8,512,128"))
+        assert cli.main(["explain", "--q", q, "--k", k, "--gpu", "h200"]) == 0
+        found[batch] = fields(capsys.readouterr().out)
+    assert (found[2]["split"], found[256]["split"]) == ("keys,", "nothing;")
+    assert int(found[2]["pieces"]) > 0
+    assert "pieces" not in found[256]
+
+
 def test_explain_knows_what_becomes_of_the_scores(capsys: Captured) -> None:
     words = ["explain", *SMALL, "--gpu", "h100", "--window", "9,none", "--softcap", "30"]
     words += ["--beside", "sinks", "--beside", "bias:float32", "--dropout", "0.1"]

@@ -82,7 +82,7 @@ def test_the_plan_is_that_of_decode() -> None:
     assert found == expected._replace(reason=found.reason)
     assert str(found).startswith("decode<bfloat16, 96, 96, ")
     assert f" grid={found.grid} " in str(found)
-    assert str(found).endswith("(few queries: keys are split, as for cufa.decode)")
+    assert str(found).endswith("(few queries: as for cufa.decode)")
 
 
 @pytest.mark.parametrize("kernel", ["fa3_wgmma", "fa2_mma"])

@@ -125,7 +125,10 @@ def _expected(found: Plan | DecodePlan) -> Iterator[tuple[object, ...]]:
 def _beside(found: Plan | DecodePlan) -> Iterator[tuple[str, str]]:
     """Yield the order of tiles, and the memory beside the arrays."""
     if isinstance(found, DecodePlan):
-        how = f"into {counted(found.splits, 'part')}" if found.splits else "evenly among the blocks"
+        if found.splits == 1:
+            yield "split", "nothing; each block has all keys of a sequence and K/V head"
+            return
+        how = f"into {found.splits} parts" if found.splits else "evenly among the blocks"
         yield "split", f"keys, {how}; the last block of a head merges the pieces"
         yield "pieces", f"{4 * found.partial_floats} bytes of global memory"
         return

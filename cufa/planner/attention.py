@@ -50,7 +50,7 @@ _FEWEST_KEYS = 128
 _HEAD_DIMS = (*((n, n) for n in (32, 64, 96, 128, 192, 256)), (192, 128))
 """Of the variants that are taken, so that not too many have to be compiled ahead of time."""
 
-_REASON = "few queries: keys are split, as for cufa.decode"
+_REASON = "few queries: as for cufa.decode"
 _AS_ALONE = "batch_invariant: as for a batch of one"
 
 

@@ -377,7 +377,7 @@ def _never_cut(problem: DecodeProblem, device: Device, units: int) -> bool:
 
 
 def _can_be_whole(problem: DecodeProblem, device: Device, units: int, variant: Variant) -> bool:
-    """Whether a block each can be: if lengths differ, units are never cut, or pieces have memory."""
+    """Whether units can be whole: never cut, or with memory for pieces, if lengths differ."""
     rows = min(problem.group * problem.seq_q, variant.bm)
     memory = 4 * _partial_floats(units, rows, variant.head_dim_v) <= _MOST_PARTIAL
     return memory or _never_cut(problem, device, units)
