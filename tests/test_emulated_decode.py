@@ -16,10 +16,10 @@ from test_decode import assert_each_accepted, firsts_of, in_pages, poisoned
 from test_emulated import emulator  # noqa: F401
 
 import cufa
-from cufa import decoding, device
+from cufa import device
 from cufa.launch import scratch
 from cufa.planner import decode as planner
-from cufa.planner.decode import DecodePlan, plan
+from cufa.planner.decode import DecodePlan
 
 pytestmark = needs_compiler
 
@@ -42,9 +42,11 @@ def emulated(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> E
 def shares(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut units as planned; or by equal shares of all keys, if equal parts take any longer.
 
-    The keys here are so few that equal parts of a unit would always do otherwise.
+    The keys here are so few that equal parts of a unit would always do otherwise, and many units
+    would never be cut.
     """
     if request.param:
+        monkeypatch.setattr(planner, "_NEVER_CUT", 0)
         monkeypatch.setattr(planner, "_SECOND_END", 0)
         monkeypatch.setattr(planner, "_SECOND_ROW", 0)
 
@@ -118,32 +120,6 @@ def test_whole_units(
         emulated.stale = stale
         checked(rng, lengths, d=d, dv=d, page_size=page_size)
     assert shape in {(variant.warps, variant.blocks_per_sm) for variant in emulated._libraries}
-
-
-@pytest.mark.parametrize(("d", "page_size"), [(128, 0), (64, 16)])
-def test_short_units_without_memory_for_pieces(
-    emulated: Emulator,
-    rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
-    d: int,
-    page_size: int,
-) -> None:
-    """None is cut, however lengths differ."""
-    few = device.named("h200")._replace(sm_count=3)
-    monkeypatch.setattr(device, "of_id", lambda device_id: few)
-    monkeypatch.setattr(planner, "_MOST_PARTIAL", 0)
-    plans = []
-
-    def planned(*arguments: Any, **options: Any) -> DecodePlan:
-        plans.append(plan(*arguments, **options))
-        return plans[-1]
-
-    monkeypatch.setattr(decoding, "plan", planned)
-    lengths = [200, 0, 1, *rng.integers(1, 30, 20), 199]
-    for stale in (0, 1):
-        emulated.stale = stale
-        checked(rng, lengths, d=d, dv=d, page_size=page_size)
-    assert {(found.splits, found.grid) for found in plans} == {(1, 48)}
 
 
 @both_shares

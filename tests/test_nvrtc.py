@@ -48,7 +48,7 @@ SERIALIZED = re.compile(r"\bC75\d\d\b|serializ", re.IGNORECASE)
 
 #: The number of an instruction that copies to shared memory at an address whose one part is the
 #: same in all lanes: with a policy for L2, ptxas of CUDA 13.0 makes it of registers that hold
-#: nothing, and the GPU refuses it.
+#: nothing, and the GPU refuses it. It did for D = 256 in pages, and 13.5 did, too.
 COPY_BY_UNIFORM_ADDRESS = 0xDAE
 
 
@@ -94,7 +94,7 @@ DECODES = [
     *((1, 8192, 4, 0, 128), (3, 8192, 4, 16, 64), (8, 8192, 2, 0, 256), (8, 8192, 24, 16, 128)),
     *((32, 2048, 4, 16, 128), (64, 512, 4, 16, 128), (64, 512, 4, 100, 128)),
     *((256, 256, 4, 0, 128), (48, 512, 4, 0, 64), (64, 512, 4, 16, 64), (1, 8192, 4, 0, 32)),
-    (3, 8192, 64, 64, 128),
+    *((3, 8192, 64, 64, 128), (8, 8192, 2, 16, 256)),
 ]
 
 

@@ -188,6 +188,21 @@ def test_many_short_units_are_never_cut(batch: int) -> None:
     assert found.partial_floats == 0
 
 
+def test_many_rows_of_short_units_are_never_cut() -> None:
+    """Of more than two a multiprocessor, where pieces of all have no memory."""
+    sizes: dict[str, Any] = {"heads_q": 4, "heads_kv": 1, "seq_q": 16, "capacity": 512, **WIDE}
+    for batch, splits in ((400, 0), (500, 1), (600, 1)):
+        found = plan(problem(batch=batch, **sizes), H200)
+        assert (found.grid, found.splits, found.variant.warps) == (batch, splits, 16)
+
+
+def test_sixteen_warps_only_of_units_that_are_not_cut() -> None:
+    sizes: dict[str, Any] = {"heads_q": 64, "heads_kv": 8, "seq_q": 8, **WIDE}
+    assert plan(problem(batch=66, capacity=512, **sizes), H200).variant.warps == 16
+    found = plan(problem(batch=66, capacity=4096, **sizes), H200)  # pieces have no memory
+    assert (found.variant.warps, found.grid) == (8, 132)
+
+
 def test_others_may_be_cut_where_lengths_differ() -> None:
     """Few short ones, and long ones."""
     sizes: dict[str, Any] = {"heads_q": 24, **WIDE}

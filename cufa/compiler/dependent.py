@@ -116,12 +116,14 @@ class Dependent:
             passed, stream = _passed, current_stream()
             # First: what is collected when a tuple is made may launch kernels, too.
             arguments = passed.config_address, self._pointer, passed.parameters_address, None
-            passed.bytes[:] = overlapping if streams.may_overlap(stream) else alone
-            passed.config.stream = stream.ptr
+            given = overlapping if streams.may_overlap(stream) else alone, stream.ptr
+            passed.bytes[:], passed.config.stream = given
             passed.parameters[0] = parameter.address
             error = launch(*arguments)
             if error == context.INVALID:
-                context.make_current()
+                context.make_current()  # and what that collects may launch kernels
+                passed.bytes[:], passed.config.stream = given
+                passed.parameters[0] = parameter.address
                 error = launch(*arguments)
             if error:
                 raise cupy.cuda.driver.CUDADriverError(error)

@@ -25,8 +25,8 @@ struct Unified<bfloat16> {  // it has the range of float32
 // How many times a warp has found sums out of range, and computed its keys of a unit again.
 extern "C" __device__ int decode_recomputed = 0;
 
-// How THREADS threads copy a tile of keys: each has a chunk of every ROWS-th row. With WHOLE_ROWS, lanes beside each other have rows
-// that follow each other in memory, if a warp holds whole ones.
+// How THREADS threads copy a tile of keys: ACROSS of them beside each other have a row, each a chunk of every panel, or, with WHOLE_ROWS
+// and if rows divide a warp, one of the row; and then every ROWS-th row. Whole rows follow each other in memory.
 template <class Tile_, int THREADS, bool WHOLE_ROWS>
 struct TileCopy {
     using Tile = Tile_;
@@ -232,7 +232,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const bool guesses = lengths.few || begun || p.splits || !__syncthreads_or(!share.is_even());
         const int first_entries = entries, *first_entry = find_entries_asked();
         first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
-        const bool once = !first_pieces.one() || (ALL_ONCE && share.unit.keys < 1024 * max(first_rows.rows, 4));
+        const bool once = !first_pieces.one() || (ALL_ONCE && share.unit.tiles * BN < 1024 * max(first_rows.rows, 4));
         kept = p.row_tiles.divisor == 1 && once ? L2_READ_ONCE : L2_NORMAL;
         find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
         if (!begun && lengths.few) fetch_ahead();

@@ -42,7 +42,7 @@ for units of 384 KB in pages, and of 192 KB in one piece, of 4 rows."""
 _NEVER_CUT = 3 << 19
 """Bytes of units of which many are whole, however lengths differ: a block that need not look at all
 lengths begins sooner. 256 KB took 0.99 of the time, and 0.36 where one was long and all others had
-16 keys; 1 MB 0.999 and 0.73. The longest alone takes some 25 us."""
+16 keys; 1 MB 0.999 and 0.73, 25 us. Of float32, half: products take longer."""
 
 _MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
 _Rings = tuple[tuple[int, int, int], ...]
@@ -99,7 +99,8 @@ class DecodePlan(NamedTuple):
     row_tiles : int
         Tiles of the rows that share a K/V head.
     splits : int
-        Parts of every sequence; 0 where blocks share out all keys evenly, if lengths differ much.
+        Parts of every sequence, 1 also where many are short; 0 where blocks share out all keys
+        evenly, if lengths differ much.
     parts : int
         The same, or into how many each can be cut where lengths differ little.
     rows : int
@@ -154,7 +155,8 @@ def plan(
     """Choose how a problem runs on a device.
 
     Without `num_splits` there are as many blocks as run at once, but no more than there are tiles
-    of keys. How they share the keys out is found where lengths are known: on the device.
+    of keys, or a block for each unit: a sequence, K/V head and tile of rows. How they share the
+    keys out is found where lengths are known, on the device, unless no unit is ever cut.
 
     Parameters
     ----------
@@ -192,7 +194,7 @@ def plan(
     small = _small_blocks(problem, device) if num_splits is None else None
     variant = _chosen(problem, device, num_splits, kernel, small)
     row_tiles = -(-rows // variant.bm)
-    units = problem.batch * problem.heads_kv * row_tiles
+    units = _units(problem, variant.bm)
     tiles = _tiles(problem, variant)
     if units * tiles > MAX_TILES:
         raise ValueError(
@@ -202,9 +204,9 @@ def plan(
     if num_splits is None:
         # One that is named may have another score.
         whole = small is not None and variant == small._replace(score=variant.score)
-        whole = whole and _can_be_whole(problem, device, units, variant)
+        whole = whole and _can_be_whole(problem, device, variant.bm)
         grid, parts = (units, 1) if whole else _shares(problem, device, variant, units)
-        splits = int(grid == units and _never_cut(problem, device, units))
+        splits = int(grid == units and _never_cut(problem, device, variant.bm))
         smem_bytes = max(variant.smem_bytes, _kept_apart(grid, variant, device))
     else:
         splits = parts = min(num_splits, tiles)  # others would have no key in any sequence
@@ -249,7 +251,7 @@ def _shares(
     """Return how many blocks share out all keys, and into how many parts each unit can be cut."""
     at_once = device.sm_count * _resident(variant, device)
     tiles = _tiles(problem._replace(capacity=_keys(problem)), variant)
-    if _in_waves(units, at_once) and _can_be_whole(problem, device, units, variant):
+    if _in_waves(units, at_once) and _can_be_whole(problem, device, variant.bm):
         return units, 1
     grid = min(at_once, units * tiles)
     parts = max(1, grid // max(1, units))
@@ -371,16 +373,27 @@ def _is_short(problem: DecodeProblem) -> bool:
     return _unit_bytes(problem) <= 2 * _end_bytes(problem)
 
 
-def _never_cut(problem: DecodeProblem, device: Device, units: int) -> bool:
+def _units(problem: DecodeProblem, bm: int) -> int:
+    """Return how many sequences, K/V heads and tiles of rows there are."""
+    return problem.batch * problem.heads_kv * -(-problem.group * problem.seq_q // bm)
+
+
+def _has_memory(problem: DecodeProblem, bm: int) -> bool:
+    """Whether a block for each unit can leave pieces, as it must where lengths differ much."""
+    rows, columns = min(problem.group * problem.seq_q, bm), _padded(problem.head_dim_v)
+    return 4 * _partial_floats(_units(problem, bm), rows, columns) <= _MOST_PARTIAL
+
+
+def _never_cut(problem: DecodeProblem, device: Device, bm: int) -> bool:
     """Whether units are so many, and so short, that a block each is best however lengths differ."""
-    return units > _MOST_SMALL * device.sm_count and _unit_bytes(problem) <= _NEVER_CUT
+    least = _MOST_SMALL if _has_memory(problem, bm) else _SOME_UNITS
+    many = _units(problem, bm) > least * device.sm_count
+    return many and _unit_bytes(problem) * ELEMENT_BYTES[problem.dtype] <= 2 * _NEVER_CUT
 
 
-def _can_be_whole(problem: DecodeProblem, device: Device, units: int, variant: Variant) -> bool:
-    """Whether units can be whole: never cut, or with memory for pieces, if lengths differ."""
-    rows = min(problem.group * problem.seq_q, variant.bm)
-    memory = 4 * _partial_floats(units, rows, variant.head_dim_v) <= _MOST_PARTIAL
-    return memory or _never_cut(problem, device, units)
+def _can_be_whole(problem: DecodeProblem, device: Device, bm: int) -> bool:
+    """Whether each unit can have a block."""
+    return _has_memory(problem, bm) or _never_cut(problem, device, bm)
 
 
 def _rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _Rings:
@@ -403,8 +416,7 @@ def _small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
     """
     if _tile_rows(problem) > 16:
         return None
-    rows = problem.group * problem.seq_q
-    units = problem.batch * problem.heads_kv * -(-rows // 16)
+    units = _units(problem, 16)
     unit_bytes, end, short = _unit_bytes(problem), _end_bytes(problem), _is_short(problem)
     dims = _padded(problem.head_dim), _padded(problem.head_dim_v)
     few_warps = unit_bytes <= _TINY_UNIT if _bytes_of_16(problem) <= _SMALL_TILE else short
@@ -419,8 +431,7 @@ def _small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
             chosen = next((v for v, blocks in reversed(made) if blocks >= each), None)
     many = each > _MOST_SMALL and unit_bytes <= end
     # Where there is no memory for pieces of all, two blocks a multiprocessor take equal shares.
-    whole = bool(made) and _can_be_whole(problem, device, units, made[0][0])
-    for variant, blocks in made if whole else made[-1:]:
+    for variant, blocks in made if _can_be_whole(problem, device, 16) else made[-1:]:
         if chosen is None and (many or _in_waves(units, blocks * device.sm_count)):
             chosen = variant
     return None if chosen is None else _finding(chosen, problem)
@@ -454,9 +465,9 @@ def _made_small(
 
 def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _Rings:
     """Return the rings of tiles of 64 rows, which may not depend on the batch either."""
-    row_tiles = -(-problem.group * problem.seq_q // 64)
-    units = problem.batch * problem.heads_kv * row_tiles
-    whole = _in_waves(units, device.sm_count) or _NEARLY_ALL < units / device.sm_count <= 1
+    units = _units(problem, 64)
+    whole = _in_waves(units, device.sm_count) and _can_be_whole(problem, device, 64)
+    whole = whole or _NEARLY_ALL < units / device.sm_count <= 1
     dims = _padded(problem.head_dim), _padded(problem.head_dim_v)
     # With these, sixteen warps spill twice as much.
     costly = problem.softcap or "Alibi" in problem.reads
