@@ -8,6 +8,7 @@
     python scripts/bench.py fp32
     python scripts/bench.py models
     python scripts/bench.py decode
+    python scripts/bench.py decode --before HEAD~1 --out before-and-after.json
     python scripts/bench.py generate
     python scripts/bench.py host
     python scripts/bench.py jit
@@ -32,6 +33,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,7 @@ def head_of(options: argparse.Namespace, arguments: Sequence[str]) -> dict[str, 
     """Return what a run's result file begins with."""
     device = options.gpu if options.bench == COMPILING else None
     head = environment.describe(options.bench, list(arguments), options.commit, device)
-    if "before" in options:
+    if getattr(options, "before", None) is not None:
         head["before"] = before.resolve(options.before)
     return head
 
@@ -91,13 +93,14 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     measured = {} if options.bench == COMPILING else _ceilings()
     rows: list[dict[str, Any]] = []
     head: dict[str, Any] = {}
-    source, field = _rows(options, measured)
-    for row in source:
-        # Described after the first row, when the peers that are here have been imported.
-        head = head or head_of(options, arguments)
-        rows.append(row)
-        result = {**head, "ceilings": measured, "rows": rows}
-        results.write(path, results.merged(earlier, result) if earlier else result)
+    with ExitStack() as held:
+        source, field = _rows(options, measured, held)
+        for row in source:
+            # Described after the first row, when the peers that are here have been imported.
+            head = head or head_of(options, arguments)
+            rows.append(row)
+            result = {**head, "ceilings": measured, "rows": rows}
+            results.write(path, results.merged(earlier, result) if earlier else result)
     print(f"{len(rows)} rows in {time.perf_counter() - started:.0f} s, {path}", flush=True)
     return 0 if rows and not (field and field.failed) else 1
 
@@ -115,9 +118,12 @@ def _ceilings() -> dict[str, float]:
 
 
 def _rows(
-    options: argparse.Namespace, measured: dict[str, float]
+    options: argparse.Namespace, measured: dict[str, float], held: ExitStack
 ) -> tuple[Iterable[dict[str, Any]], Any]:
-    """Return the rows of a benchmark as they come, and who counts the cells that failed."""
+    """Return the rows of a benchmark as they come, and who counts the cells that failed.
+
+    What the rows need until all have come is entered into `held`.
+    """
     o, kernel = options, forced_kernel(options)
     if o.bench == "host":
         from benchmarks import host
@@ -176,7 +182,8 @@ def _rows(
     if o.bench == "decode":
         from benchmarks import decode
 
-        decoders = decode.Decoders(o.peers)
+        older = held.enter_context(before.beside(o.before)) if o.before else None
+        decoders = decode.Decoders(o.peers, older)
         return decode.rows(decoders, decode.cells(), clock, budget, o.seed), decoders
     if o.bench == "masks":
         from benchmarks import masks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from benchmarks import options
 from benchmarks.cells import Cell
 from test_bench_tables import PlayedClock, page_of
 
+import cufa
 from cufa.explorer.clock import Call
 from cufa.explorer.race import Budget
 from cufa.variant import Variant
@@ -38,7 +40,8 @@ def test_cells() -> None:
 def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
     """Return what runs the benchmark: cufa takes 10 us, 11 with pages, and fa2 25.
 
-    fa2 takes no causal cell, and no graph; there are no pages of 256 in a causal one.
+    fa2 takes no causal cell, and no graph; there are no pages of 256 in a causal one. An older
+    package takes twice as long, if there is one.
     """
     pytest.importorskip("cupy")
     from benchmarks import contestants, decode
@@ -50,10 +53,12 @@ def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any
         found = call()
         return lambda: found * calls
 
-    def ready(*sets: Cell) -> Any:
+    def ready(*sets: Cell, older: bool) -> Any:
         figures = {**ms, **more, "fa2": 0.025}
         if sets[0].causal:
             figures = dict(list(ms.items())[:3])
+        if older:
+            figures |= {f"{name}, before": 2 * figures[name] for name in ms if name in figures}
         calls: dict[str, Any] = {name: lambda x=x: x for name, x in figures.items()}
         # 33.5 or 537 MB each: what is read between two uses fills L2 often.
         assert len(sets) == (51 if sets[0].b == 1 else 5)
@@ -67,8 +72,8 @@ def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any
     monkeypatch.setattr(decode, "free_memory", lambda: None)
     monkeypatch.setattr(decode, "taken_again", lambda cell, way: int(way.unified_max))
 
-    def rows(*cells: Cell) -> list[dict[str, Any]]:
-        field: Any = SimpleNamespace(ready=ready)
+    def rows(*cells: Cell, older: bool = False) -> list[dict[str, Any]]:
+        field: Any = SimpleNamespace(ready=partial(ready, older=older))
         return list(decode.rows(field, cells, PlayedClock(), Budget(rounds=2), seed=1))
 
     return rows
@@ -93,6 +98,17 @@ def test_rows(rows_of: Callable[..., list[dict[str, Any]]]) -> None:
     assert paged[4]["peers"] == {"exact": 10.0}
 
 
+def test_an_older_package_decodes_in_the_same_ways(
+    rows_of: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    found = rows_of(ONE, older=True)
+    peers = {(row["mode"], row["page_size"]): row["peers"] for row in found}
+    assert peers["exact", 0] == {"fa2": 25.0, "before": 20.0}
+    assert peers["exact", 16] == {"fa2": 25.0, "exact": 10.0, "before": 22.0}
+    assert peers["unified", 0] == {"fa2": 25.0, "exact": 10.0}
+    assert "| exact | 16 | before | 1 | 2.000 | 2.000 |" in page_of(tmp_path, "decode", found)
+
+
 def test_page(rows_of: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
     text = page_of(tmp_path, "decode", rows_of(ONE, FOUR))
     assert text.startswith("# Decoding on NVIDIA H200\n")
@@ -110,6 +126,10 @@ def test_options(capsys: pytest.CaptureFixture[str]) -> None:
         bench.main(["decode", "--rounds", "0"])
     assert stopped.value.code == 2
     assert "--rounds: must be at least 1" in capsys.readouterr().err
+    assert found.before is None
+    with pytest.raises(SystemExit):
+        bench.main(["decode", "--before", "no-such-revision"])
+    assert "--before: 'no-such-revision' is no folder and no revision" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
@@ -120,7 +140,7 @@ def test_contestants_compute_the_same(cupy: Any) -> None:
 
     pytest.importorskip("torch")
     few = [ONE._replace(b=2, sk=1024), FOUR._replace(b=2, sk=512)]
-    field = decode.Decoders(["fa2"])
+    field = decode.Decoders(["fa2"], cufa)
     rows = list(decode.rows(field, few, CudaClock(rest_s=0), Budget(rounds=2), seed=1))
     assert [row["page_size"] for row in rows] == [0, 0, 0, 16, 64, 256] * 2
     again = [row["taken_again"] for row in rows if row["mode"] != "exact"]
@@ -129,5 +149,6 @@ def test_contestants_compute_the_same(cupy: Any) -> None:
     assert again[3] > 0
     for row in rows:
         assert "cufa" in row["replayed"]
+        assert ("before" in row["peers"]) == (row["mode"] == "exact")
         for error in (row["cufa_maxerr"], *row["peers_maxerr"].values()):
             assert error < 0.03

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -85,6 +86,20 @@ def test_parts_that_moved_are_found(older: Path) -> None:
         assert found.__name__ == f"{before.NAME}.planner.plan"
         with pytest.raises(ImportError, match="none of nothing, never"):
             before.part(package, "nothing", "never")
+
+
+def test_neither_finds_what_the_user_has_compiled(
+    older: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUFA_CACHE_DIR", "that of the user")
+    with before.beside(str(older)) as package:
+        assert package.__version__ == "0.0"
+        assert not list(Path(os.environ["CUFA_CACHE_DIR"]).iterdir())
+    assert os.environ["CUFA_CACHE_DIR"] == "that of the user"
+    monkeypatch.delenv("CUFA_CACHE_DIR")
+    with before.beside(str(older)):
+        assert "CUFA_CACHE_DIR" in os.environ
+    assert "CUFA_CACHE_DIR" not in os.environ
 
 
 def test_what_the_older_package_is_called(older: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -64,6 +65,28 @@ def loaded(before: str) -> Iterator[ModuleType]:
             sys.path.remove(temporary)
             for name in [n for n in sys.modules if n.split(".")[0] == NAME]:
                 del sys.modules[name]
+
+
+@contextmanager
+def beside(before: str) -> Iterator[ModuleType]:
+    """Give the older package as `loaded` does, to be timed beside the present one.
+
+    Neither finds what a user has tuned, or compiled ahead of time, which is one's.
+
+    Parameters
+    ----------
+    before : str
+        As in `resolve`.
+    """
+    with loaded(before) as package, tempfile.TemporaryDirectory() as empty:
+        given = os.environ.get("CUFA_CACHE_DIR")
+        os.environ["CUFA_CACHE_DIR"] = empty
+        try:
+            yield package
+        finally:
+            del os.environ["CUFA_CACHE_DIR"]
+            if given is not None:
+                os.environ["CUFA_CACHE_DIR"] = given
 
 
 def part(package: ModuleType, *names: str) -> ModuleType:

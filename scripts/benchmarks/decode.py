@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import cupy
@@ -28,6 +29,9 @@ from cufa.variant import Variant
 EXACT = "exact"
 """cufa with true maxima on a cache in one piece, in the rows of other ways."""
 
+BEFORE = "before"
+"""An older package that decodes in the row's way."""
+
 
 class Way(NamedTuple):
     """How cufa decodes, and where the cache lies.
@@ -45,6 +49,11 @@ class Way(NamedTuple):
     name: str
     page_size: int = 0
     unified_max: float | None = None
+
+    @property
+    def before(self) -> str:
+        """Name of the contestant that is the older package."""
+        return f"{self.name}, {BEFORE}"
 
 
 WAYS = (
@@ -78,12 +87,19 @@ class Decoders(Contestants):
     ----------
     peers : iterable of str
         Keys of `PEERS`, which are handed the cache as K and V.
+    older : module, optional
+        The package as it was, which decodes in the ways that have true maxima, too.
     """
 
-    def __init__(self, peers: Iterable[str]) -> None:
+    def __init__(self, peers: Iterable[str], older: ModuleType | None = None) -> None:
         peers = list(peers)
         makers = {name: PEERS[name] for name in peers}
         makers |= {way.name: functools.partial(_call, way=way) for way in WAYS[1:]}
+        if older is not None:
+            exact = (way for way in WAYS if way.unified_max is None)
+            makers |= {
+                way.before: functools.partial(_call, way=way, package=older) for way in exact
+            }
         super().__init__(None, makers, makers)
 
     def ours(self, operands: Operands) -> Call:
@@ -121,16 +137,16 @@ def taken_again(operands: Operands, way: Way) -> int:
     return int(count[0])
 
 
-def _call(operands: Operands, way: Way) -> Call:
-    """Return the call of cufa that decodes in a way."""
+def _call(operands: Operands, way: Way, package: ModuleType = cufa) -> Call:
+    """Return the call of a package that decodes in a way."""
     if way.page_size:
-        return _paged(operands, way.page_size)
+        return _paged(operands, way.page_size, package)
     q, k, v = operands.q, operands.k, operands.v
     lengths = cupy.full(operands.cell.b, operands.cell.sk, cupy.int32)
-    return lambda: cufa.decode(q, k, v, lengths=lengths, unified_max=way.unified_max)
+    return lambda: package.decode(q, k, v, lengths=lengths, unified_max=way.unified_max)
 
 
-def _paged(operands: Operands, page_size: int) -> Call:
+def _paged(operands: Operands, page_size: int, package: ModuleType) -> Call:
     """Return the call on pages that lie in no order."""
     cell, q = operands.cell, operands.q
     count = cell.sk // page_size
@@ -148,7 +164,7 @@ def _paged(operands: Operands, page_size: int) -> Call:
     k, v = in_pages(operands.k), in_pages(operands.v)
     lengths = cupy.full(cell.b, cell.sk, cupy.int32)
     block_table = table.reshape(cell.b, count)
-    return lambda: cufa.decode(q, k, v, lengths=lengths, block_table=block_table)
+    return lambda: package.decode(q, k, v, lengths=lengths, block_table=block_table)
 
 
 def rows(
@@ -197,10 +213,12 @@ def _row(
 ) -> dict[str, Any]:
     """Return the row of a cell that is decoded in a way."""
     ours = way.name
-    ways = {each.name for each in WAYS}
+    ways = {name for each in WAYS for name in (each.name, each.before)}
     names = {name: name for name in us if name not in ways}
     if way != WAYS[0]:
         names[CUFA] = EXACT
+    if way.before in us:
+        names[way.before] = BEFORE
     cache_bytes = 2 * cell.b * cell.hk * cell.sk * (cell.d + cell.dv)
     return {
         **cell.row(),

@@ -125,6 +125,9 @@ def parser() -> argparse.ArgumentParser:
         "decode", parents=[run, race], help="few new tokens beside long caches, by graph replay"
     )
     decode.add_argument("--peers", nargs="*", default=list(DECODE_PEERS), help="besides cufa")
+    decode.add_argument(
+        "--before", help="also a package as it was: git's revision, or a folder with it"
+    )
     decode.set_defaults(kernel="auto")
 
     masks = commands.add_parser(
@@ -304,8 +307,9 @@ def check(options: argparse.Namespace) -> None:
             raise ValueError(f"--new must be at least {LEAST_NEW}: the first tokens do not count")
     if options.bench == "sustained" and not (options.seconds > 0 and options.pause >= 0):
         raise ValueError("--seconds must be more than 0 and --pause at least 0")
-    if options.bench in ("refactor", COMPILING):
+    if getattr(options, "before", None) is not None:
         before.resolve(options.before)
+    if options.bench in ("refactor", COMPILING):
         devices.named(options.gpu)
         for name in options.tables:
             TABLES[name].cells(options.head_dim, options.seq)

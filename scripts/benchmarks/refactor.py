@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -54,8 +52,6 @@ class Refactor:
     ) -> Iterator[dict[str, Any]]:
         """Yield a row a cell, and print a line for each and one for each table.
 
-        Both plan as they come, and not by the user's tuned tables, which are of one's kernels.
-
         Parameters
         ----------
         names : iterable of str
@@ -64,8 +60,7 @@ class Refactor:
             Those of the tables by default.
         seqs : sequence of int
         """
-        with before.loaded(self._older) as package, tempfile.TemporaryDirectory() as empty:
-            os.environ["CUFA_CACHE_DIR"] = empty
+        with before.beside(self._older) as package:
             for name in names:
                 found = []
                 row_of = functools.partial(self._row, package, TABLES[name].kernel)
