@@ -18,7 +18,7 @@ from test_emulated import emulator  # noqa: F401
 import cufa
 from cufa import device
 from cufa.launch import scratch
-from cufa.planner import decode as planner
+from cufa.planner import decode_units
 from cufa.planner.decode import DecodePlan
 
 pytestmark = needs_compiler
@@ -46,9 +46,9 @@ def shares(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     would never be cut.
     """
     if request.param:
-        monkeypatch.setattr(planner, "_NEVER_CUT", 0)
-        monkeypatch.setattr(planner, "_SECOND_END", 0)
-        monkeypatch.setattr(planner, "_SECOND_ROW", 0)
+        monkeypatch.setattr(decode_units, "_NEVER_CUT", 0)
+        monkeypatch.setattr(decode_units, "_SECOND_END", 0)
+        monkeypatch.setattr(decode_units, "_SECOND_ROW", 0)
 
 
 both_shares = pytest.mark.usefixtures("shares")

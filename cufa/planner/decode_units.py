@@ -1,0 +1,100 @@
+"""Units of a problem of `decode`: what reading one takes, and whether it should be cut.
+
+A unit is a sequence, a K/V head and a tile of rows.
+"""
+
+from __future__ import annotations
+
+from cufa.decode_problem import DecodeProblem
+from cufa.device import Device
+from cufa.kernel import ELEMENT_BYTES
+from cufa.planner.rules import KEY_STEP
+
+MOST_SMALL = 4  # blocks of a multiprocessor that all begin at once
+NEARLY_NONE = 0.1  # of a wave that is idle
+NEARLY_ALL = 0.95  # multiprocessors: with 128 of 132, long units were read 1 to 3% faster
+SOME_UNITS = 2  # a multiprocessor: 1.94 of unequal lengths were 2% slower uncut, 2.9 10% faster
+_MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal shares, not of 3.0
+_MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
+
+_SECOND_END, _SECOND_ROW = 60 << 10, 12 << 10
+"""Bytes that a multiprocessor of an H200 reads in the time that the end of a second unit takes it,
+and each row of that: 2.8 us for 2 rows of 256 columns, 3.3 for 4 of 128, 7 for 16, 26 for 64."""
+
+_LOOK_UP = 84 << 10
+"""The same where a block finds the pages of its unit: blocks of two warps were faster than others
+for units of 384 KB in pages, and of 192 KB in one piece, of 4 rows."""
+
+_NEVER_CUT = 3 << 19
+"""Bytes of units of which many are whole, however lengths differ: a block that need not look at all
+lengths begins sooner. 256 KB took 0.99 of the time, and 0.36 where one was long and all others had
+16 keys; 1 MB 0.999 and 0.73, 25 us. Of float32, half: products take longer."""
+
+
+def padded(head_dim: int) -> int:
+    """Return the head dim that is compiled."""
+    return next(n for n in (32, 64, 96, 128, 192, 256) if head_dim <= n)
+
+
+def units_of(problem: DecodeProblem, bm: int) -> int:
+    """Return how many sequences, K/V heads and tiles of rows there are."""
+    return problem.batch * problem.heads_kv * -(-problem.group * problem.seq_q // bm)
+
+
+def keys_of(problem: DecodeProblem) -> int:
+    """Return the most keys that a sequence can have, of which nothing changes within a step.
+
+    Those in front of a window do not count.
+    """
+    return -(-problem.visited // KEY_STEP) * KEY_STEP
+
+
+def unit_bytes(problem: DecodeProblem) -> int:
+    """Return the bytes of K and V of a sequence and head."""
+    columns = problem.head_dim + problem.head_dim_v
+    return keys_of(problem) * columns * ELEMENT_BYTES[problem.dtype]
+
+
+def second_end_bytes(rows: int) -> int:
+    """Return what a multiprocessor reads while a second unit of so many rows ends."""
+    return _SECOND_END + rows * _SECOND_ROW
+
+
+def end_bytes(problem: DecodeProblem) -> int:
+    """Return what a multiprocessor reads while a unit ends, and finds its pages."""
+    rows = min(problem.group * problem.seq_q, 16)
+    return second_end_bytes(rows) + (_LOOK_UP if problem.is_paged else 0)
+
+
+def is_short(problem: DecodeProblem) -> bool:
+    """Whether the ends of units take half as long as all their reading, or longer."""
+    return unit_bytes(problem) <= 2 * end_bytes(problem)
+
+
+def in_waves(units: int, at_once: int) -> bool:
+    """Whether a block each, beginning as others end, keep all multiprocessors busy to the end."""
+    waves = units / at_once
+    return waves >= _MANY_WAVES or (waves > 1 and -waves % 1 <= NEARLY_NONE)
+
+
+def partial_floats(blocks: int, rows: int, columns: int) -> int:
+    """Return the float32 numbers that the pieces of so many blocks take, two places each."""
+    return 2 * blocks * rows * (columns + 4 * -(-columns // 64))
+
+
+def _has_memory(problem: DecodeProblem, bm: int) -> bool:
+    """Whether a block for each unit can leave pieces, as it must where lengths differ much."""
+    rows, columns = min(problem.group * problem.seq_q, bm), padded(problem.head_dim_v)
+    return 4 * partial_floats(units_of(problem, bm), rows, columns) <= _MOST_PARTIAL
+
+
+def never_cut(problem: DecodeProblem, device: Device, bm: int) -> bool:
+    """Whether units are so many, and so short, that a block each is best however lengths differ."""
+    least = MOST_SMALL if _has_memory(problem, bm) else SOME_UNITS
+    many = units_of(problem, bm) > least * device.sm_count
+    return many and unit_bytes(problem) * ELEMENT_BYTES[problem.dtype] <= 2 * _NEVER_CUT
+
+
+def can_be_whole(problem: DecodeProblem, device: Device, bm: int) -> bool:
+    """Whether each unit can have a block."""
+    return _has_memory(problem, bm) or never_cut(problem, device, bm)
