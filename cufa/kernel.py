@@ -2,7 +2,8 @@
 
 Nothing else asks for a kernel by name; a new one is an entry of `KERNELS`, a file of
 ``cufa/kernels``, its tiles in ``cufa/planner/tiles.py`` and its space in
-``cufa/explorer/space.py``; if it decodes, its tiles in ``cufa/planner/decode_variants.py``, and no space.
+``cufa/explorer/space.py``; if it decodes, its tiles in ``cufa/planner/decode_variants.py``, and no
+space.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from llama import (
 )
 from llama.decoder import Decoder
 from models import HostCopy, ModelError, flat
+from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "generate.py"
@@ -250,6 +251,16 @@ def test_limits(model: Llama) -> None:
         next(generate(model, [*PROMPTS, Prompt([0], 0)], Settings()))
     with pytest.raises(ValueError, match="page_size must be at least 1, not 0"):
         next(generate(model, PROMPTS, Settings(), 0))
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 3e38])
+def test_logits_that_are_not_finite(tmp_path: Path, value: float) -> None:
+    """Without a warning of NumPy's, which are errors here."""
+    weights = llama_folders.write(tmp_path, "qwen2")
+    weights["model.layers.1.mlp.down_proj.weight"][...] = value
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="logits are not finite: some weight is not, or its dtype"):
+        next(generate(Llama(tmp_path, "cpu"), PROMPTS, Settings()))
 
 
 # --- text ---

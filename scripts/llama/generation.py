@@ -58,8 +58,8 @@ def generate(
     Raises
     ------
     ModelError
-        A prompt and its new tokens are longer than the model takes, or a prompt has tokens that it
-        does not know.
+        A prompt and its new tokens are longer than the model takes, a prompt has tokens that it
+        does not know, or its logits are not finite.
     ValueError
         A prompt has no tokens or may have no new one, or `page_size` is less than 1.
     """
@@ -89,7 +89,13 @@ def generate(
     capacities = [len(prompt.tokens) + prompt.max_new_tokens for prompt in prompts]
     with borrowed(model, capacities, page_size) as decoder:
         try:
-            logits = prefill(model, decoder.cache, tokens)
+            with np.errstate(over="ignore", invalid="ignore"):  # which logits show
+                logits = prefill(model, decoder.cache, tokens)
+            if not model.xp.isfinite(logits).all():
+                raise ModelError(
+                    "the model's logits are not finite: some weight is not, or its dtype does not "
+                    "hold what comes of them (float32 may)"
+                )
             for step in range(1, steps + 1):
                 chosen = sampler(logits)
                 under_way.append(HostCopy(chosen))
