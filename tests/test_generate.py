@@ -253,9 +253,10 @@ def test_limits(model: Llama) -> None:
         next(generate(model, PROMPTS, Settings(), 0))
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("value", [np.inf, np.nan, 3e38])
 def test_logits_that_are_not_finite(tmp_path: Path, value: float) -> None:
-    """Without a warning of NumPy's, which are errors here."""
+    """An error says so, and no warning of NumPy's."""
     weights = llama_folders.write(tmp_path, "qwen2")
     weights["model.layers.1.mlp.down_proj.weight"][...] = value
     save_file(weights, tmp_path / "model.safetensors")
