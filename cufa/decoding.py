@@ -122,9 +122,7 @@ def decode(
     ValueError
         Shapes, layout, scale, devices or `out` that do not fit; a window in which no key can be, a
         softcap outside 1e-6 to 1e4; `num_splits` below 1, a kernel that cannot take the call; in a
-        capture into a CUDA graph, an array that would be copied. Where multiprocessors have 100 KB
-        of shared memory, as of compute capability 8.6, 8.9 and 12.0, float32 head dims that add up
-        to more than 320, each rounded up to 32, 64, 96, 128, 192 or 256.
+        capture into a CUDA graph, an array that would be copied.
         Lengths out of range in a NumPy array; pages in use that do not exist, if both table and
         lengths are on the host. What the device alone knows is not checked: there, lengths out of
         range and pages that do not exist give results that mean nothing, and no read outside the

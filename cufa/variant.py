@@ -67,6 +67,9 @@ class Variant(NamedTuple):
         Whether the warpgroups take turns with the tensor cores; for kernels that can.
     unified : bool
         Whether the softmax has a preset maximum; for kernels that can.
+    whole : bool
+        Whether each block reads one unit, a sequence's keys of a K/V head, of which nothing is ever
+        cut; for kernels that can.
     score : tuple of str
         The parts of the score that are compiled in, such as "Causal", see `cufa.score.PARTS`. One
         that was made of a caller's own expression is known in the process that made it.
@@ -85,6 +88,7 @@ class Variant(NamedTuple):
     blocks_per_sm: int
     ping_pong: bool = False
     unified: bool = False
+    whole: bool = False
     score: tuple[str, ...] = ()
     kv: str = "Dense"
 
@@ -174,7 +178,7 @@ class Variant(NamedTuple):
             return f"kernel must be one of {', '.join(KERNELS)}, not {v.kernel!r}"
         if v.dtype not in kernel.dtypes:
             return f"{v.kernel} takes {' or '.join(kernel.dtypes)}, not {v.dtype}"
-        for name in ("ping_pong", "unified"):
+        for name in ("ping_pong", "unified", "whole"):
             if getattr(v, name) and name not in kernel.arguments:
                 return f"{v.kernel} has no {name}"
         if len(set(v.score)) < len(v.score):

@@ -23,7 +23,8 @@ NO_SM90A = H200._replace(compiles_sm90a=False)
 #: the package, one of whose functions has a kernel's name.
 BY_NAME = {
     *("kernel.py", "explorer/space.py"),
-    *("planner/tiles.py", "planner/hopper_costs.py", "planner/decode_variants.py"),
+    *("planner/tiles.py", "planner/hopper_costs.py"),
+    *("planner/decode_variants.py", "planner/decode_whole.py"),
     "__init__.py",
 }
 

@@ -89,12 +89,15 @@ def test_compiles_without_spills(arch: str, kernel: str, head_dims: tuple[int, i
 
 
 #: Sequences, keys, rows, the size of pages and head dim: of units that are cut, of whole ones, one
-#: to five blocks a multiprocessor, and of many rows.
+#: to four blocks a multiprocessor, of many rows, and of many units that are never cut.
 DECODES = [
     *((1, 8192, 4, 0, 128), (3, 8192, 4, 16, 64), (8, 8192, 2, 0, 256), (8, 8192, 24, 16, 128)),
     *((32, 2048, 4, 16, 128), (64, 512, 4, 16, 128), (64, 512, 4, 100, 128)),
     *((256, 256, 4, 0, 128), (48, 512, 4, 0, 64), (64, 512, 4, 16, 64), (1, 8192, 4, 0, 32)),
-    *((3, 8192, 64, 64, 128), (8, 8192, 2, 16, 256)),
+    *((3, 8192, 64, 64, 128), (8, 8192, 2, 16, 256), (16, 8192, 4, 64, 128), (16, 8192, 4, 0, 64)),
+    *((700, 128, 4, 16, 128), (700, 512, 4, 100, 128), (700, 2048, 4, 0, 128), (700, 64, 4, 0, 64)),
+    *((700, 512, 4, 0, 64), (700, 512, 4, 16, 256), (700, 512, 4, 0, 96), (700, 512, 4, 0, 32)),
+    *((700, 512, 32, 16, 128), (700, 512, 64, 16, 128)),
 ]
 
 

@@ -149,11 +149,6 @@ def test_less_units_suffice_where_the_end_of_one_takes_as_long_as_its_reading() 
 @pytest.mark.parametrize(
     ("batch", "keys", "pages", "shape"),
     [
-        (1024, 200, {}, (2, 6)),  # five fit
-        (1024, 500, {}, (4, 2)),
-        (1024, 400, PAGES, (2, 6)),
-        (1024, 1000, PAGES, (4, 2)),
-        (768, 500, PAGES, (2, 4)),  # 2.3 waves of five, 2.9 of four
         (264, 500, PAGES, (2, 4)),  # four each at once
         (264, 500, {}, (4, 2)),
         (264, 2000, PAGES, (4, 2)),
@@ -165,16 +160,69 @@ def test_blocks_of_two_warps_for_short_units(
     assert small(batch=batch, capacity=keys, **WIDE, **pages) == shape
 
 
-def test_blocks_of_two_warps_for_tiny_units_of_few_columns() -> None:
-    assert [small(batch=1024, capacity=n) for n in (60, 190, 200)] == [(2, 8), (2, 8), (4, 4)]
-    assert small(batch=400, capacity=60) == (2, 8)  # not one wave
+def ring(**sizes: Any) -> tuple[int, ...]:
+    """Keys of a tile, stages, warps and blocks of a multiprocessor, of units that are not cut."""
+    found = plan(problem(**sizes), H200).variant
+    assert found.whole
+    return found.bn, found.stages, found.warps, found.blocks_per_sm
+
+
+@pytest.mark.parametrize(
+    ("dim", "keys", "pages", "expected"),
+    [
+        (64, 64, {}, (16, 2, 2, 8)),
+        (64, 128, {}, (16, 2, 4, 4)),
+        (64, 256, {}, (32, 1, 4, 4)),
+        (64, 512, {}, (64, 1, 4, 2)),
+        (64, 2048, {}, (64, 1, 8, 1)),
+        (64, 512, PAGES, (32, 1, 4, 4)),
+        (128, 128, {}, (16, 1, 4, 4)),
+        (128, 512, {}, (32, 1, 4, 2)),
+        (128, 2048, {}, (32, 1, 8, 1)),
+        (128, 512, PAGES, (16, 1, 4, 4)),
+        (256, 16, {}, (16, 1, 2, 4)),  # of 32 KB each: eight do not fit
+        (256, 1024, {}, (16, 1, 8, 1)),
+    ],
+)
+def test_blocks_of_many_short_units(
+    dim: int, keys: int, pages: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    """All of a multiprocessor ask for 128 KB at a time: of short units several, of long ones 1."""
+    found = ring(batch=1024, capacity=keys, head_dim=dim, head_dim_v=dim, **pages)
+    assert found == expected
+    bn, stages, warps, blocks = found
+    assert bn * stages * warps * blocks * dim * 4 == 128 << 10
+
+
+def test_blocks_of_many_short_units_of_many_rows() -> None:
+    sizes: dict[str, Any] = {"batch": 1024, "capacity": 512, "heads_q": 16, **WIDE}
+    assert ring(seq_q=4, **sizes) == (32, 1, 8, 2)
+    assert ring(seq_q=8, **sizes) == (64, 2, 8, 1)
+    assert ring(seq_q=4, page_size=20, pages=9, **sizes) == (16, 2, 8, 2)
+
+
+def test_what_is_never_cut_is_whole_when_compiled() -> None:
+    assert plan(problem(), H200, 1).variant.whole
+    assert not plan(problem(), H200, 2).variant.whole
+    assert not plan(problem(batch=66, capacity=8192), H200).variant.whole
+
+
+def test_a_named_variant_that_is_whole() -> None:
+    """Cuts nothing, however few units there are."""
+    named = plan(problem(capacity=9000), H200, 1).variant
+    for splits in (None, 1):
+        found = plan(problem(batch=3, capacity=9000), H200, splits, named)
+        assert (found.variant, found.grid, found.parts, found.splits) == (named, 6, 1, 1)
+    with pytest.raises(ValueError, match=r"^num_splits: .* cuts nothing, 2 parts are asked for"):
+        plan(problem(capacity=9000), H200, 2, named)
+    for sizes in ({"batch": 1024}, {"batch": 3}):
+        general = plan(problem(**sizes), H200, kernel=named._replace(whole=False))
+        assert not general.variant.whole
 
 
 def test_whole_units_only_where_there_is_memory_for_pieces() -> None:
     """Which blocks leave, where lengths differ much."""
-    sizes: dict[str, Any] = {"heads_q": 24, "capacity": 512, **WIDE}
-    assert small(batch=1024, **sizes) == (2, 6)
-    sizes["capacity"] = 4096
+    sizes: dict[str, Any] = {"heads_q": 24, "capacity": 4096, **WIDE}
     assert small(batch=1024, **sizes) == (4, 2)
     assert small(batch=4096, **sizes) == (0, 0)
     assert plan(problem(batch=4096, **sizes), H200).grid == 264  # which share all equally
@@ -193,12 +241,13 @@ def test_many_rows_of_short_units_are_never_cut() -> None:
     sizes: dict[str, Any] = {"heads_q": 4, "heads_kv": 1, "seq_q": 16, "capacity": 512, **WIDE}
     for batch, splits in ((400, 0), (500, 1), (600, 1)):
         found = plan(problem(batch=batch, **sizes), H200)
-        assert (found.grid, found.splits, found.variant.warps) == (batch, splits, 16)
+        assert (found.grid, found.splits) == (batch, splits)
+        assert (found.variant.whole, found.variant.warps) == (splits == 1, 8 if splits else 16)
 
 
 def test_sixteen_warps_only_of_units_that_are_not_cut() -> None:
     sizes: dict[str, Any] = {"heads_q": 64, "heads_kv": 8, "seq_q": 8, **WIDE}
-    assert plan(problem(batch=66, capacity=512, **sizes), H200).variant.warps == 16
+    assert plan(problem(batch=16, capacity=512, **sizes), H200).variant.warps == 16
     found = plan(problem(batch=66, capacity=4096, **sizes), H200)  # pieces have no memory
     assert (found.variant.warps, found.grid) == (8, 132)
 
@@ -232,9 +281,24 @@ def test_deeper_rings_where_little_is_read() -> None:
         variant = plan(problem(batch=batch, **sizes), H200).variant
         return variant.stages, variant.warps
 
-    assert (ring(1), ring(8), ring(9), ring(60)) == ((3, 8), (3, 8), (2, 8), (2, 8))
+    assert (ring(1), ring(8), ring(9), ring(16)) == ((3, 8), (3, 8), (2, 8), (2, 8))
     assert ring(1, 32) == ring(60, 32) == (3, 12)
-    assert ring(1, 128) == ring(60, 128) == (2, 8)
+    assert ring(1, 128) == ring(8, 128) == (2, 8)
+
+
+@pytest.mark.parametrize(("dim", "keys"), [(64, 64), (128, 32), (256, 16)])
+def test_one_stage_where_much_is_read(dim: int, keys: int) -> None:
+    """In tiles of one page."""
+
+    def ring(page_size: int = 0, **sizes: Any) -> tuple[int, int]:
+        sizes |= {"head_dim": dim, "head_dim_v": dim, "capacity": 40_000}
+        sizes |= {"pages": 9000 * (page_size > 0), "page_size": page_size}
+        variant = plan(problem(**sizes), H200).variant
+        return variant.bn, variant.stages
+
+    assert ring(batch=20) == ring(keys, batch=20) == ring(2 * keys, batch=20) == (keys, 1)
+    assert ring(keys + 8, batch=20) == (16, 2)
+    assert plan(problem(batch=20, capacity=40_000), H200, 7).variant.stages == 2
 
 
 @pytest.mark.parametrize(("d", "dv"), [(40, 40), (96, 96), (192, 128)])
@@ -257,8 +321,7 @@ def test_with_a_number_of_splits_nothing_depends_on_the_batch(rows: int) -> None
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_what_is_planned_fits(name: str, dtype: str) -> None:
     gpu = device.named(name)
-    small = name == "rtx4090" and dtype == "float32"  # wider rows find no room there
-    for dim in (32, 64, 96, 128, *(() if small else (192, 256))):
+    for dim in (32, 64, 96, 128, 192, 256):
         for batch, rows in ((1, 1), (1, 10), (60, 10), (gpu.sm_count, 1)):
             sizes = {"head_dim": dim, "head_dim_v": dim, "batch": batch, "seq_q": rows}
             found = plan(problem(dtype=dtype, **sizes), gpu)
@@ -277,16 +340,12 @@ def test_a_variant_that_cannot_be(bn: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["rtx3090", "rtx4090", "rtx5090"])
-def test_float32_head_dims_for_which_there_is_no_room(name: str) -> None:
-    """As `cufa.decode` says."""
+def test_float32_of_all_head_dims_has_room(name: str) -> None:
     gpu, dims = device.named(name), (32, 64, 96, 128, 192, 256)
-    for dim, dim_v in itertools.product(dims, dims):
+    for dim, dim_v, splits in itertools.product(dims, dims, (None, 3)):
         sizes = {"head_dim": dim, "head_dim_v": dim_v}
-        if dim + dim_v <= 320:
-            plan(problem(dtype="float32", **sizes), gpu)
-        else:
-            with pytest.raises(ValueError, match=f"^k_cache: {name} cannot decode float32"):
-                plan(problem(dtype="float32", **sizes), gpu)
+        found = plan(problem(dtype="float32", **sizes), gpu, splits)
+        assert found.variant.illegal(gpu) is None
 
 
 @pytest.mark.parametrize(("batch", "sq"), [(1, 1), (16, 3), (132, 1), (300, 16)])

@@ -308,7 +308,7 @@ ILLEGAL: dict[str, tuple[Variant, str]] = {
     "a part that is twice there": (MMA._replace(score=("Causal",) * 2), "a part is twice"),
     "teams without a barrier": (
         Variant("decode", "bfloat16", 32, 32, 64, 16, 2, 32, 1, kv="Contiguous"),
-        "there are 15, for 30 warps",
+        "there are 14, for 28 warps",
     ),
     "pages of more keys than lanes": (
         Variant("decode", "bfloat16", 64, 64, 16, 64, 2, 4, 1, kv="Paged"),

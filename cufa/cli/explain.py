@@ -35,6 +35,7 @@ _MEANING = {
     "blocks_per_sm": "blocks that must fit on a multiprocessor",
     "ping_pong": "whether the warpgroups take turns with the tensor cores",
     "unified": "whether the softmax has a preset maximum",
+    "whole": "whether each block has a whole sequence and head to itself",
     "score": "what becomes of the scores before the softmax",
     "kv": "how K and V are found",
 }

@@ -36,10 +36,11 @@ struct TileCopy {
     static __device__ int chunk(uint32_t thread) { return thread % ACROSS; }
 };
 
+// With WHOLE, each block has a unit to itself: nothing is cut, and nothing is merged.
 // PRODUCTS says how many warps a team has, which share a ring and have as many rows each; what a thread does for what it has
 // written to shared memory before others use that; and what S = Q K^T and O += P V of a warp are.
-template <class PRODUCTS, class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, bool UNIFIED, class SCORE,
-          class KV>
+template <class PRODUCTS, class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, bool UNIFIED, bool WHOLE,
+          class SCORE, class KV>
 __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     using Unit = ::Unit<DecodeArguments<SCORE, KV>, BN>;
     constexpr int THREADS = WARPS * 32;
@@ -74,6 +75,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     const int team = warp / TEAM, first_row = warp % TEAM * WARP_ROWS;  // of this warp's in the tile
     const uint32_t sK = sQ + QTile::bytes + team * RING, sV = sK + STAGES * KTile::bytes;
     const int block = blockIdx.x;
+    // With one stage, a tile's K is asked for while V of the one before is taken, and all teams ask at once: memory reads what lies
+    // together a little faster, if little else comes in between.
+    constexpr bool TOGETHER = STAGES == 1;
     const SCORE& score = p;
     const KV& kv = p;
     auto team_sync = [&] {
@@ -85,7 +89,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
     launch_dependents();
 
-    Share<DecodeArguments<SCORE, KV>, BN, TEAMS> share;
+    Share<DecodeArguments<SCORE, KV>, BN, TEAMS, WHOLE> share;
     // This team's tile of the share that is asked for next, the unit that it belongs to, and that unit's KV head.
     int asked = 0, kv_head_asked = 0;
     Unit of_asked{};
@@ -138,8 +142,10 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     // read tiles of several pages, if they leave no pieces.
     constexpr bool ALL_ONCE = TEAM < 4 || GRAIN == BN;
     unsigned long long kept = L2_NORMAL;
-    // Starts the copy of K and V of a tile, and moves on. What lies beyond the sequence is not read: zeros stand for it.
-    auto ask = [&](int slot, bool found_sources = false) {
+    // Starts the copy of K or V of a tile, or of both, and moves on with V. What lies beyond the sequence is not read: zeros stand
+    // for it.
+    enum { K_ONLY = 1, V_ONLY = 2, BOTH = 3 };
+    auto ask = [&](int slot, int what = BOTH, bool found_sources = false) {
         const int keys = of_asked.keys - (asked - of_asked.zero) * BN;
         // Nor is what is in front of all windows: its pages may be others' by now.
         const int before = SCORE::LEFT_EDGE ? of_asked.first_key(p) - (asked - of_asked.zero) * BN : 0;
@@ -148,9 +154,12 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             using Tile = typename Copy::Tile;
             const int row = Copy::row(thread), chunk = Copy::chunk(thread);
             const uint32_t first = Tile::place(dst, row, chunk);
+            constexpr int RUN = GRAIN > Copy::ROWS ? GRAIN : Copy::ROWS;  // rows of which a thread's lie in one piece
 #pragma unroll
             for (int r = 0; r < BN; r += Copy::ROWS) {
-                if constexpr (GRAIN < BN) src = source(copy, t, r + row);
+                if constexpr (RUN < BN) {
+                    if (r % RUN == 0) src = GRAIN < Copy::ROWS ? source(copy, t, r + row) : source(copy, t, r) + row * t.stride_seq;
+                }
 #pragma unroll
                 for (int c = 0; c < Tile::CHUNKS; c += Copy::ACROSS)
                     cp_async_16(Tile::move_on(first, r, c / Tile::PANEL), src + c * Tile::CHUNK,
@@ -160,15 +169,20 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             }
         };
         if (asked < share.count) {
-            if (!found_sources) find_sources();
-            load(KCopy(), sK + slot * KTile::bytes, p.k, k_from, p.head_dim);
-            cp_async_commit();
-            load(VCopy(), sV + slot * VTile::bytes, p.v, v_from, p.head_dim_v);
-            cp_async_commit();
-            asked += TEAMS, ++at_entries;
-            find_asked(at_entries == LOOKED_UP);
+            if (what & K_ONLY) {
+                if (!found_sources) find_sources();
+                load(KCopy(), sK + slot * KTile::bytes, p.k, k_from, p.head_dim);
+                cp_async_commit();
+            }
+            if (what & V_ONLY) {
+                load(VCopy(), sV + slot * VTile::bytes, p.v, v_from, p.head_dim_v);
+                cp_async_commit();
+                asked += TEAMS, ++at_entries;
+                find_asked(at_entries == LOOKED_UP);
+            }
         } else {
-            cp_async_commit(), cp_async_commit();
+            if (what & K_ONLY) cp_async_commit();
+            if (what & V_ONLY) cp_async_commit();
         }
     };
 
@@ -222,14 +236,14 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     UnitRows first_rows(p, share.unit, BM);
     auto first_pieces = share.pieces(p, share.unit, block);
     for (bool begun = false;; begun = true) {
-        Lengths<DecodeArguments<SCORE, KV>, BN, TEAMS, WARPS> lengths(p);
+        Lengths<DecodeArguments<SCORE, KV>, BN, TEAMS, WARPS, WHOLE> lengths(p);
         // Where a block has a whole unit, its pages are looked up beside its length, unless that says where they begin.
-        const bool whole_unit = !SCORE::LEFT_EDGE && p.parts.divisor == 1;
+        const bool whole_unit = !SCORE::LEFT_EDGE && (WHOLE || p.parts.divisor == 1);
         const int* known = whole_unit ? find_entries(min(p.units.quotient(block), p.batch - 1), team) : nullptr;
         const int known_entry = look_up(known);
         share.find(p, block, keys_of_length(p, lengths.length), begun), ask_from(team, share.unit, known, known_entry);
         // All warps or none: what follows has barriers, and each may have read another length.
-        const bool guesses = lengths.few || begun || p.splits || !__syncthreads_or(!share.is_even());
+        const bool guesses = WHOLE || lengths.few || begun || p.splits || !__syncthreads_or(!share.is_even());
         const int first_entries = entries, *first_entry = find_entries_asked();
         first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
         const bool once = !first_pieces.one() || (ALL_ONCE && share.unit.tiles * BN < 1024 * max(first_rows.rows, 4));
@@ -246,9 +260,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         if (KV::PAGED) cp_async_4(sQ + SUM + thread * 12 + 8, first_entry, first_entry != nullptr);
         cp_async_commit();
         // In front of a loop with loads, as those from the table, the compiler waits for all before.
-        if (KV::PAGED) ask(0, true);
+        if (KV::PAGED) ask(0, BOTH, true);
 #pragma unroll 1
-        for (int i = KV::PAGED; i < STAGES; ++i) ask(i, i == 0);
+        for (int i = KV::PAGED; i < STAGES; ++i) ask(i, BOTH, i == 0);
         if (begun) break;
         cp_async_wait<2 * STAGES>();
         const int* looked_at = reinterpret_cast<const int*>(sSum) + thread * 3;
@@ -314,7 +328,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const UnitRows tile(p, unit, BM);
         const int rows = tile.rows;
         const Sequence sequence{p.seq_q, unit.keys};
-        const bool last = unit.end() >= share.count;
+        const bool last = WHOLE || unit.end() >= share.count;
         Unit next = unit;
         if (!last) next.next(p);
 
@@ -340,7 +354,12 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         float rO[MT][OT][4] = {};
         const int at_begin = at, at_end = min(unit.end(), share.count);
         if (UNIFIED && at < at_end) softmax.fix(p.unified_max);
-        auto attend = [&](bool exact) {
+        const int unit_begin = max(unit.begin(), 0);
+        auto attend = [&](bool exact, bool alone = false) {
+            // All teams ask at once for what lies together, if each has some of it.
+            auto wait_for_all = [&] {
+                if (TOGETHER && !alone && at - team >= unit_begin && at - team + TEAMS <= at_end) named_barrier_sync(15, THREADS);
+            };
             for (; at < at_end; at += TEAMS) {
                 const int j = at - unit.zero;
                 // S = Q K^T
@@ -350,6 +369,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 float rS[MT][NT][4] = {};
                 const uint32_t tile_k = sK + slot * KTile::bytes, tile_v = sV + slot * VTile::bytes;
                 PRODUCTS::template qk<T, QTile, KTile>(rS, sQ, tile_k, first_row);
+                if (TOGETHER) team_sync(), wait_for_all(), ask(slot, K_ONLY);
 
                 // P = exp(S - m); m, l and O follow
                 const GroupedAt rows_at{lane, tile.first + first_row, j * BN, p.group, tile.batch, tile.first_head};
@@ -360,12 +380,12 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                     softmax.exponentiate(rS);
 
                 // O += P V
-                cp_async_wait<2 * STAGES - 2>();
+                cp_async_wait<2 * STAGES - (TOGETHER ? 1 : 2)>();
                 PRODUCTS::written();
                 team_sync();
                 PRODUCTS::template pv<T, VTile>(rO, rS, tile_v);
-                team_sync();
-                ask(slot);
+                team_sync(), wait_for_all();
+                ask(slot, TOGETHER ? V_ONLY : BOTH);
                 slot = slot == STAGES - 1 ? 0 : slot + 1;
             }
         };
@@ -383,7 +403,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 softmax.reset();
 #pragma unroll
                 for (int i = 0; i < MT * OT * 4; ++i) rO[i / 4 / OT][i / 4 % OT][i % 4] = zero_anew();
-                attend(true);
+                attend(true, true);
             }
         }
 

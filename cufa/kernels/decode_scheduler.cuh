@@ -58,8 +58,8 @@ struct UnitRows {
     }
 };
 
-// The share of a block of so many teams: `count` tiles, the first of which belongs to `unit`.
-template <class ARGUMENTS, int BN, int TEAMS>
+// The share of a block of so many teams: `count` tiles, the first of which belongs to `unit`; with WHOLE, that unit's.
+template <class ARGUMENTS, int BN, int TEAMS, bool WHOLE>
 struct Share {
     using Unit = ::Unit<ARGUMENTS, BN>;
 
@@ -72,6 +72,11 @@ struct Share {
         const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
         const bool few = p.batch <= 32;
         count = 0, unit = Unit{};
+        if constexpr (WHOLE) {
+            unit.batch = min(p.units.quotient(block), p.batch - 1), unit.index = p.units.remainder(block);
+            unit.set_keys(p, keys_of(p, unit.batch)), unit.begin_at(0), count = unit.tiles;
+            return;
+        }
         // Of equally many pieces of each unit
         const int number = p.parts.quotient(block), batch = min(p.units.quotient(number), p.batch - 1);
         part = block - number * p.parts.divisor;
@@ -145,7 +150,7 @@ struct Share {
     // Whether units are cut into equally many pieces, of tiles of all sequences together, and of the longest: where that takes
     // hardly longer than equal shares, since two pieces a block take longer. Where blocks follow each other, a whole unit each, the
     // longest may have more, for others fill the time.
-    __device__ bool is_even() const { return even; }
+    __device__ bool is_even() const { return WHOLE || even; }
     static __device__ bool is_even(const DecodeParams& p, int total, int longest) {
         const int each = p.blocks.quotient(total * p.units.divisor);
         const int most = static_cast<int>(static_cast<long long>(each) * p.spread / 8) + p.slack;
@@ -159,6 +164,7 @@ struct Share {
         __device__ bool one() const { return end - begin == 1; }
     };
     __device__ Pieces pieces(const DecodeParams& p, const Unit& unit, int block) const {
+        if constexpr (WHOLE) return {block, block + 1};
         if (even) {
             const uint32_t tiles = unit.tiles, step = steps_of(p, tiles);
             return {block - part, block - part + int((tiles + step - 1) / step)};
@@ -185,16 +191,16 @@ struct Share {
 
 // The lengths that a share was found from. The kernel in front may still write them: they are read before it has ended, so that
 // keys can be asked for at once when it has; and then once more.
-template <class ARGUMENTS, int BN, int TEAMS, int WARPS>
+template <class ARGUMENTS, int BN, int TEAMS, int WARPS, bool WHOLE>
 struct Lengths {
     using Unit = ::Unit<ARGUMENTS, BN>;
 
-    const bool few;    // sequences: each lane has one's length
+    const bool few;    // sequences: each lane has one's length, where shares depend on all
     const bool all;    // of many are looked at once more, as the share depends on them
     const int length;  // of that which has the lane's number
 
     __device__ explicit Lengths(const DecodeParams& p)
-        : few(p.batch <= 32), all(!few && p.lengths && !p.splits), length(few ? length_at(p, at(p, lane())) : 0) {}
+        : few(!WHOLE && p.batch <= 32), all(!WHOLE && !few && p.lengths && !p.splits), length(few ? length_at(p, at(p, lane())) : 0) {}
 
     // Where they will be looked at once more: those of few, or the own one.
     __device__ void find_again(const DecodeParams& p, int own) {
@@ -213,7 +219,7 @@ struct Lengths {
         return keys_of_length(p, few ? __shfl_sync(0xffffffff, own_now, own) : own_now);
     }
     // Whether all sequences are still such that units are cut into equally many pieces. For all threads, if they are many.
-    __device__ bool hold(const ARGUMENTS& p, const Share<ARGUMENTS, BN, TEAMS>& share, int (*sums)[2]) const {
+    __device__ bool hold(const ARGUMENTS& p, const Share<ARGUMENTS, BN, TEAMS, WHOLE>& share, int (*sums)[2]) const {
         int total = 0, longest = 0;
         if (few) {
             if (!__any_sync(0xffffffff, own_now != length)) return true;

@@ -31,9 +31,10 @@ struct WgmmaProducts {
     }
 };
 
-template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, class SCORE, class KV>
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, bool WHOLE,
+          class SCORE, class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     decode_wgmma(const __grid_constant__ DecodeArguments<SCORE, KV> p) {
     static_assert(BM == 64, "the rows of a product");
-    decode_block<WgmmaProducts, T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, false>(p);
+    decode_block<WgmmaProducts, T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, false, WHOLE>(p);
 }

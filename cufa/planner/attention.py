@@ -233,9 +233,9 @@ def decode_variants(device: Device, masks: Iterable[bool] = (False, True)) -> li
         Whether calls are causal.
     """
     found = []
-    # Few sequences, two to four for each multiprocessor, and many; tiny, short, not so and long
-    batches = 1, *(n * device.sm_count for n in (2, 3, 4, 9, 15))
-    lengths = KEY_STEP, 300, 1024, 20_000
+    # Few sequences, two to four for each multiprocessor, and many; and units of all sizes
+    batches = 1, *(n * device.sm_count for n in (1, 2, 3, 4, 5, 9, 15))
+    lengths = KEY_STEP, 48, 96, 160, 240, 300, 384, 500, 640, 1024, 1536, 3072, 6000, 20_000
     for dtype, (d, dv), batch, rows, seq_q, keys, causal in itertools.product(
         ELEMENT_BYTES, _HEAD_DIMS, batches, (1, 32, _MOST_ROWS), (1, 2), lengths, masks
     ):

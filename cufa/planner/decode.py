@@ -29,7 +29,8 @@ _MAX_ROWS = 2**31 - 2**8
 """Rows that share a K/V head, and heads of all sequences: 32-bit numbers, rounded up to tiles."""
 
 _SMEM_UNIT = 128  # bytes, in which shared memory comes
-_SHORT_PART = 64  # tiles: of 35, 15 parts of 8192 keys were faster than 16, of 137 slower
+_SHORT_PART = 1024  # keys: of 560, 15 parts of 8192 keys were faster than 16, of 2192 slower
+_ROW_PART = 64  # keys for each row that a piece has: 128 pieces of 32 rows took longer than 64
 _SOME_PARTS = 12  # one less is not much more for the others
 _MANY_PARTS = 32  # of 1, 2 and 4 units of 8192 keys, more were slower, as pieces have to be merged
 
@@ -149,16 +150,20 @@ def plan(
             f"k_cache: {units} x {tiles} tiles of keys, of all sequences and heads, are more than "
             f"{MAX_TILES}"
         )
+    if variant.whole and (num_splits or 1) > 1:
+        raise ValueError(f"num_splits: {variant!r} cuts nothing, {num_splits} parts are asked for")
     if num_splits is None:
         # One that is named may have another score.
         whole = small is not None and variant == small._replace(score=variant.score)
-        whole = whole and can_be_whole(problem, device, variant.bm)
+        whole = variant.whole or (whole and can_be_whole(problem, device, variant.bm))
         grid, parts = (units, 1) if whole else _shares(problem, device, variant, units)
-        splits = int(grid == units and never_cut(problem, device, variant.bm))
+        splits = int(variant.whole or (grid == units and never_cut(problem, device, variant.bm)))
         smem_bytes = max(variant.smem_bytes, _kept_apart(grid, variant, device))
     else:
         splits = parts = min(num_splits, tiles)  # others would have no key in any sequence
         grid, smem_bytes = units * splits, variant.smem_bytes
+    if not isinstance(kernel, Variant):
+        variant = variant._replace(whole=splits == 1)
     block, used = variant.threads, min(rows, variant.bm)
     slack = second_end_bytes(used) // _tile_bytes(variant)
     return DecodePlan(
@@ -201,12 +206,13 @@ def _shares(
     if parts < _SOME_PARTS and NEARLY_ALL * at_once < units * parts < at_once:
         return units * parts, parts
     # To merge many pieces takes longer than to read long ones.
-    if parts > max(_MANY_PARTS, tiles // _SHORT_PART):
-        parts = max(_MANY_PARTS, tiles // _SHORT_PART)
+    long_parts = tiles * variant.bn // (_ROW_PART * variant.bm)
+    if parts > max(_MANY_PARTS, long_parts):
+        parts = max(_MANY_PARTS, long_parts)
         return units * parts, parts
     # The blocks that merge end last, and blocks of the next launch on their multiprocessors would
     # begin late: there is no work for those, if it is no part of much.
-    if parts >= _SOME_PARTS and tiles <= _SHORT_PART * parts:
+    if parts >= _SOME_PARTS and tiles * variant.bn <= _SHORT_PART * parts:
         parts -= 1
     return grid, parts
 

@@ -15,11 +15,13 @@ from cufa.planner.decode_units import (
     end_bytes,
     in_waves,
     is_short,
+    never_cut,
     padded,
     second_end_bytes,
     unit_bytes,
     units_of,
 )
+from cufa.planner.decode_whole import whole_variant
 from cufa.variant import Variant
 
 SYSTEM_SMEM = 1024  # bytes of a block
@@ -29,9 +31,14 @@ _SHORT_UNIT = 2 << 20  # bytes: of 1 MB two blocks were 4% faster on an H200, of
 _UNEVEN = 1.03  # of the time: 31 x 2048 for which 0.985 is foretold were 1% slower
 _Rings = tuple[tuple[int, int, int], ...]
 
-_RINGS = ((16, 2, 8), (16, 2, 4), (16, 2, 2))
+_RINGS = ((16, 2, 8), (16, 2, 4), (16, 1, 4), (16, 1, 2))
 """Keys of a tile, stages and warps: the first that fits is taken. To read at full speed, a
-multiprocessor must have asked for some 30 KB at any time; with more than 128 KB it reads slower."""
+multiprocessor must have asked for some 30 KB at any time; with more than 128 KB it reads slower.
+Wide rows of float32 have one stage: four warps take half the time that two with two stages do."""
+
+_MUCH = 512 << 10
+"""Bytes. Where a multiprocessor reads more, large tiles have one stage, and all warps ask at once
+for what lies together: memory gives it up to 2% faster, but of less the waiting takes longer."""
 
 _MOST_ASKED = 128 << 10  # bytes
 
@@ -48,9 +55,8 @@ _TINY_RINGS = ((16, 3, 12), *_DEEP_RINGS)
 _TINY_TILE, _SMALL_TILE, _TILE = 2 << 10, 4 << 10, 8 << 10
 """Bytes of 16 keys and values with 32, 64 and 128 columns."""
 
-_TINY_UNIT = 48 << 10
-"""Bytes of a unit with 64 columns of which two warps a block were faster than four, by 1 to 26%;
-with 64 KB they were by 2.5% in a case, 4% slower in another."""
+_LONG_UNIT = 128 << 10
+"""Bytes of a unit from which one stage is faster in blocks of four warps, too."""
 
 _TEAM_RINGS = ((32, 2, 8), (16, 2, 8), (16, 2, 4))
 """The same of 32 or 64 rows, where two warps share a ring."""
@@ -161,10 +167,16 @@ def _rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _R
     tile_bytes = _bytes_of_16(problem)
     if tile_bytes <= _TINY_TILE:
         return _TINY_RINGS
-    if tile_bytes > _SMALL_TILE or num_splits is not None:
+    if num_splits is not None:
         return _RINGS
     read = problem.batch * problem.heads_kv * unit_bytes(problem) / device.sm_count
-    return _DEEP_RINGS if read <= _LITTLE else _RINGS
+    if tile_bytes <= _SMALL_TILE and read <= _LITTLE:
+        return _DEEP_RINGS
+    keys = 64 if tile_bytes <= _SMALL_TILE else 32 if tile_bytes <= _TILE else 16
+    long = read > _MUCH and problem.page_size % keys == 0
+    # Of float32, products take longer than reading.
+    long = long and (ELEMENT_BYTES[problem.dtype] == 2 or tile_bytes > _TILE)
+    return ((keys, 1, 8), *_RINGS) if long else _RINGS
 
 
 def small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
@@ -174,13 +186,18 @@ def small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
     block follows another, others read meanwhile. They are not for a number of splits: then nothing
     may depend on the batch, as results would.
     """
-    if _tile_rows(problem) > 16:
+    bm = _tile_rows(problem)
+    if bm <= 32 and never_cut(problem, device, bm):
+        found = whole_variant(problem, device, bm)
+        return None if found is None else _finding(found, problem)
+    if bm > 16:
         return None
     units, size, end = units_of(problem, 16), unit_bytes(problem), end_bytes(problem)
     dims = padded(problem.head_dim), padded(problem.head_dim_v)
     few_columns = _bytes_of_16(problem) <= _SMALL_TILE
-    few_warps = size <= _TINY_UNIT if few_columns else is_short(problem)
-    made = _made_small(problem.dtype, dims, device, few_warps)
+    long = size >= _LONG_UNIT and not (few_columns and problem.is_paged)
+    long = long and problem.page_size % 16 == 0
+    made = _made_small(problem.dtype, dims, device, is_short(problem), long)
     of_each, each = units / device.sm_count, -(-units // device.sm_count)
     chosen = None
     if 1 < each <= MOST_SMALL and size <= _SHORT_UNIT:
@@ -189,17 +206,17 @@ def small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
         uneven, in_turn = each * size + end, of_each * (size + end) + second_end_bytes(0)
         if each - of_each <= NEARLY_NONE or _UNEVEN * uneven < in_turn:
             chosen = next((v for v, blocks in reversed(made) if blocks >= each), None)
-    many = each > MOST_SMALL and size <= end
     # Where there is no memory for pieces of all, two blocks a multiprocessor take equal shares.
-    for variant, blocks in made if can_be_whole(problem, device, 16) else made[-1:]:
-        if chosen is None and (many or in_waves(units, blocks * device.sm_count)):
+    whole = can_be_whole(problem, device, 16)
+    for variant, blocks in made if whole else made[-1:]:
+        if chosen is None and in_waves(units, blocks * device.sm_count):
             chosen = variant
     return None if chosen is None else _finding(chosen, problem)
 
 
 @functools.cache
 def _made_small(
-    dtype: str, dims: tuple[int, int], device: Device, few_warps: bool
+    dtype: str, dims: tuple[int, int], device: Device, few_warps: bool, long: bool
 ) -> tuple[tuple[Variant, int], ...]:
     """Return the variants of which several blocks fit, and how many, those of most blocks first.
 
@@ -207,24 +224,31 @@ def _made_small(
     that it would have, they are faster. With 128 more so, but of NVRTC 13.5 they spill then.
     """
     tile_bytes = 16 * sum(dims) * ELEMENT_BYTES[dtype]
-    shapes: tuple[tuple[int, int], ...]  # warps, and blocks for which registers must suffice
+
+    def made(*shapes: tuple[int, int, int, int]) -> tuple[tuple[Variant, int], ...]:
+        """Of keys, stages, warps, and blocks for which registers must suffice, those that fit."""
+        variants = (Variant("decode", dtype, *dims, 16, *n, kv="Contiguous") for n in shapes)
+        legal = (v for v in variants if v.illegal(device) is None)
+        return tuple((v, resident(v, device)) for v in legal if resident(v, device) > 1)
+
     if tile_bytes > _TILE:
-        shapes = ((2, 2),)
-    elif ELEMENT_BYTES[dtype] == 4:
-        shapes = ((4, 2),)
-    elif tile_bytes <= _SMALL_TILE:
-        shapes = (*(((2, 8),) if few_warps else ()), (4, 4), (4, 3), (4, 2))
-    elif dims == (128, 128):
-        shapes = ((2, 6), (2, 4), (4, 2)) if few_warps else ((4, 2),)
-    else:
-        shapes = (4, 3), (4, 2)
-    made = (Variant("decode", dtype, *dims, 16, 16, 2, *shape, kv="Contiguous") for shape in shapes)
-    legal = (v for v in made if v.illegal(device) is None)
-    return tuple((v, resident(v, device)) for v in legal if resident(v, device) > 1)
+        return made((16, 1, 4, 2))
+    large = ELEMENT_BYTES[dtype] == 2 and long and tile_bytes > _TINY_TILE
+    two = large and made((64 if tile_bytes <= _SMALL_TILE else 32, 1, 4, 2))
+    two = two or made((16, 2, 4, 2))
+    if ELEMENT_BYTES[dtype] == 4:
+        return two
+    if tile_bytes <= _SMALL_TILE:
+        return *made((16, 2, 4, 4), (16, 2, 4, 3)), *two
+    if dims == (128, 128):
+        return *(made((16, 2, 2, 6), (16, 2, 2, 4)) if few_warps else ()), *two
+    return *made((16, 2, 4, 3)), *two
 
 
 def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _Rings:
     """Return the rings of tiles of 64 rows, which may not depend on the batch either."""
+    if never_cut(problem, device, 64):
+        return _WGMMA_RINGS
     units = units_of(problem, 64)
     whole = in_waves(units, device.sm_count) and can_be_whole(problem, device, 64)
     whole = whole or NEARLY_ALL < units / device.sm_count <= 1
