@@ -403,18 +403,18 @@ def test_captured_calls_allocate_their_results_alone(
     gpu: Gpu, rng: np.random.Generator, capture: Any, page_size: int
 ) -> None:
     case = Case(rng, page_size)
-    case.checked()
+    case.checked(num_splits=2)
     gpu.allocated.clear()
     capture(1)
     out = case.new_out()
     gpu.allocated.clear()
-    cufa.decode(**case.call, out=out)
+    cufa.decode(**case.call, num_splits=2, out=out)
     assert gpu.allocated == []
-    cufa.decode(**case.call)
+    cufa.decode(**case.call, num_splits=2)
     assert gpu.allocated == [(4, 4, 1, 64)]
     assert gpu.scratch[-1] == gpu.scratch[-2]
     capture(2)
-    cufa.decode(**case.call)
+    cufa.decode(**case.call, num_splits=2)
     assert gpu.scratch[-1] != gpu.scratch[-2]
 
 
@@ -424,8 +424,9 @@ def test_a_single_split_needs_nothing_set_aside(
     case = Case(rng)
     capture(1)
     case.checked(num_splits=1)
+    case.checked()  # so short that nothing is cut
     with pytest.raises(RuntimeError, match="no memory is set aside for this captured launch"):
-        cufa.decode(**case.call)
+        cufa.decode(**case.call, num_splits=2)
 
 
 @pytest.mark.parametrize("known", [False, True])

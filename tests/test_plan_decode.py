@@ -106,6 +106,7 @@ def test_tiles_of_32_rows_are_of_one_page_if_these_are_sixteens(
 
 def test_more_warpgroups_where_no_unit_is_cut() -> None:
     def warps(batch: int, splits: int | None = None, **sizes: Any) -> int:
+        sizes = {"capacity": 4000, **sizes}
         return plan(problem(seq_q=16, batch=batch, **sizes), H200, splits).variant.warps
 
     assert warps(64) == warps(66) == warps(256) == 16
@@ -140,21 +141,22 @@ def test_each_multiprocessor_has_all_its_units_at_once(batch: int, blocks: int) 
 
 
 def test_less_units_suffice_where_the_end_of_one_takes_as_long_as_its_reading() -> None:
-    assert small(batch=228, capacity=500) == (4, 4)
-    assert small(batch=228, capacity=4096) == (8, 1)  # one after the other
-    assert small(batch=120, **WIDE, capacity=1000) == (4, 2)
-    assert small(batch=120, **WIDE, capacity=2000) == (0, 0)
+    assert small(batch=228, capacity=2100, heads_q=32) == (4, 4)
+    assert small(batch=228, capacity=8192, heads_q=32) == (8, 1)  # one after the other
+    assert small(batch=120, **WIDE, capacity=1100, heads_q=32) == (4, 2)
+    assert small(batch=120, **WIDE, capacity=4000, heads_q=32) == (0, 0)
 
 
 @pytest.mark.parametrize(
     ("batch", "keys", "pages", "shape"),
     [
-        (264, 500, PAGES, (2, 4)),  # four each at once
+        (264, 500, PAGES, (4, 4)),
+        (132, 100, {}, (4, 2)),  # two each
         (264, 500, {}, (4, 2)),
         (264, 2000, PAGES, (4, 2)),
     ],
 )
-def test_blocks_of_two_warps_for_short_units(
+def test_blocks_of_four_warps(
     batch: int, keys: int, pages: dict[str, Any], shape: tuple[int, int]
 ) -> None:
     assert small(batch=batch, capacity=keys, **WIDE, **pages) == shape
@@ -201,6 +203,17 @@ def test_blocks_of_many_short_units_of_many_rows() -> None:
     assert ring(seq_q=4, page_size=20, pages=9, **sizes) == (16, 2, 8, 2)
 
 
+def test_short_units_are_never_cut_however_few() -> None:
+    def splits(capacity: int, **sizes: Any) -> int:
+        return plan(problem(capacity=capacity, **sizes), H200).splits
+
+    assert (splits(512), splits(528)) == (1, 0)
+    assert (splits(256, **WIDE), splits(272, **WIDE)) == (1, 0)
+    assert splits(300, seq_q=16) == 1
+    assert (splits(2048, batch=67), splits(2048, batch=66)) == (1, 0)  # one a multiprocessor
+    assert (splits(128, dtype="float32"), splits(144, dtype="float32")) == (1, 0)
+
+
 def test_what_is_never_cut_is_whole_when_compiled() -> None:
     assert plan(problem(), H200, 1).variant.whole
     assert not plan(problem(), H200, 2).variant.whole
@@ -238,7 +251,7 @@ def test_many_short_units_are_never_cut(batch: int) -> None:
 
 def test_many_rows_of_short_units_are_never_cut() -> None:
     """Of more than two a multiprocessor, where pieces of all have no memory."""
-    sizes: dict[str, Any] = {"heads_q": 4, "heads_kv": 1, "seq_q": 16, "capacity": 512, **WIDE}
+    sizes: dict[str, Any] = {"heads_q": 4, "heads_kv": 1, "seq_q": 16, "capacity": 1500, **WIDE}
     for batch, splits in ((400, 0), (500, 1), (600, 1)):
         found = plan(problem(batch=batch, **sizes), H200)
         assert (found.grid, found.splits) == (batch, splits)
@@ -255,7 +268,8 @@ def test_sixteen_warps_only_of_units_that_are_not_cut() -> None:
 def test_others_may_be_cut_where_lengths_differ() -> None:
     """Few short ones, and long ones."""
     sizes: dict[str, Any] = {"heads_q": 24, **WIDE}
-    assert plan(problem(batch=264, capacity=512, **sizes), H200).splits == 0
+    assert plan(problem(batch=264, capacity=1200, **sizes), H200).splits == 0
+    assert plan(problem(batch=60, capacity=300, **sizes), H200).splits == 0
     assert plan(problem(batch=1024, capacity=4096, **sizes), H200).splits == 0
 
 
@@ -363,7 +377,7 @@ def test_a_window_is_planned_as_the_keys_that_it_leaves(batch: int, sq: int) -> 
 
 
 def test_a_window_in_which_no_key_is() -> None:
-    assert plan(problem(left=-5, right=9), H200).splits == 0
+    assert plan(problem(left=-5, right=9), H200).splits == 1
     assert plan(problem(left=-5, right=9, seq_q=3), H200, 10**6).splits == 1
 
 
@@ -386,7 +400,7 @@ def test_sixteen_warps_are_for_plain_scores() -> None:
     def warps(**score: Any) -> int:
         return plan(problem(seq_q=16, batch=64, **score), H200).variant.warps
 
-    assert warps() == warps(left=100) == warps(reads=("Sinks",)) == 16
+    assert warps() == warps(left=900) == warps(reads=("Sinks",)) == 16
     assert warps(softcap=9.0) == warps(reads=("Alibi",)) == 8
 
 

@@ -153,11 +153,12 @@ def plan(
     if variant.whole and (num_splits or 1) > 1:
         raise ValueError(f"num_splits: {variant!r} cuts nothing, {num_splits} parts are asked for")
     if num_splits is None:
+        never = variant.whole or never_cut(problem, device, variant.bm)
         # One that is named may have another score.
         whole = small is not None and variant == small._replace(score=variant.score)
-        whole = variant.whole or (whole and can_be_whole(problem, device, variant.bm))
+        whole = never or (whole and can_be_whole(problem, device, variant.bm))
         grid, parts = (units, 1) if whole else _shares(problem, device, variant, units)
-        splits = int(variant.whole or (grid == units and never_cut(problem, device, variant.bm)))
+        splits = int(never)
         smem_bytes = max(variant.smem_bytes, _kept_apart(grid, variant, device))
     else:
         splits = parts = min(num_splits, tiles)  # others would have no key in any sequence

@@ -14,7 +14,6 @@ from cufa.planner.decode_units import (
     can_be_whole,
     end_bytes,
     in_waves,
-    is_short,
     never_cut,
     padded,
     second_end_bytes,
@@ -197,7 +196,7 @@ def small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
     few_columns = _bytes_of_16(problem) <= _SMALL_TILE
     long = size >= _LONG_UNIT and not (few_columns and problem.is_paged)
     long = long and problem.page_size % 16 == 0
-    made = _made_small(problem.dtype, dims, device, is_short(problem), long)
+    made = _made_small(problem.dtype, dims, device, long)
     of_each, each = units / device.sm_count, -(-units // device.sm_count)
     chosen = None
     if 1 < each <= MOST_SMALL and size <= _SHORT_UNIT:
@@ -216,7 +215,7 @@ def small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
 
 @functools.cache
 def _made_small(
-    dtype: str, dims: tuple[int, int], device: Device, few_warps: bool, long: bool
+    dtype: str, dims: tuple[int, int], device: Device, long: bool
 ) -> tuple[tuple[Variant, int], ...]:
     """Return the variants of which several blocks fit, and how many, those of most blocks first.
 
@@ -240,9 +239,7 @@ def _made_small(
         return two
     if tile_bytes <= _SMALL_TILE:
         return *made((16, 2, 4, 4), (16, 2, 4, 3)), *two
-    if dims == (128, 128):
-        return *(made((16, 2, 2, 6), (16, 2, 2, 4)) if few_warps else ()), *two
-    return *made((16, 2, 4, 3)), *two
+    return two if dims == (128, 128) else (*made((16, 2, 4, 3)), *two)
 
 
 def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _Rings:

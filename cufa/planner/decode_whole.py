@@ -9,7 +9,7 @@ from __future__ import annotations
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES
-from cufa.planner.decode_units import keys_of, padded, unit_bytes
+from cufa.planner.decode_units import keys_of, padded, unit_bytes, units_of
 from cufa.variant import Variant
 
 _ASKED, _ASKED_OF_LITTLE = 128 << 10, 64 << 10
@@ -46,6 +46,9 @@ def whole_variant(problem: DecodeProblem, device: Device, bm: int) -> Variant | 
     most = _ASKED if device.smem_per_sm >= 160 << 10 else _ASKED_OF_LITTLE
     limits = _BLOCKS_IN_PAGES if problem.is_paged else _BLOCKS
     blocks = next((n for size, n in limits if unit_bytes(problem) < size), 1)
+    each = max(1, -(-units_of(problem, bm) // device.sm_count))
+    while blocks // 2 >= each:
+        blocks //= 2
     if team == 2:
         blocks = 2
     while blocks > 1 and blocks * 2 * 16 * key_bytes > most:
