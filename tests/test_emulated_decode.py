@@ -186,6 +186,11 @@ def test_rows_that_two_warps_share(
         {"hq": 20, "sq": 6, "d": 96, "dv": 32, "num_splits": 3},
         {"hq": 40, "hk": 1, "d": 256, "dv": 256},
         {"hq": 40, "hk": 1, "d": 192, "dv": 192},
+        *(
+            {"sq": 9, "d": 96, "dv": 96, "page_size": 7},
+            {"sq": 16, "d": 32, "dv": 32, "page_size": 7},
+        ),
+        *({"sq": 16, "d": 256, "dv": n, "page_size": 16} for n in (32, 96)),
     ],
     ids=str,
 )

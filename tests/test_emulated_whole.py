@@ -50,6 +50,7 @@ def assert_never_cut(plans: list[DecodePlan], units: int) -> None:
         *({"d": 128, "dv": 128, "page_size": 7}, {"unified_max": 0.0}),
         *({"window": (20, None), "page_size": 1}, {"d": 128, "dv": 128, "window": (20, None)}),
         *({"sq": 8, "d": 128, "dv": 128}, {"sq": 8, "page_size": 16}),  # two warps share rows
+        *({"sq": 8, "d": n, "dv": m, "page_size": 7} for n, m in ((96, 96), (32, 32), (128, 96))),
         *({"sq": 12, "d": 128, "dv": 128}, {"sq": 12, "page_size": 64, "window": (30, 0)}),
     ],
     ids=str,

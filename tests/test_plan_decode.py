@@ -228,6 +228,8 @@ def test_a_named_variant_that_is_whole() -> None:
         assert (found.variant, found.grid, found.parts, found.splits) == (named, 6, 1, 1)
     with pytest.raises(ValueError, match=r"^num_splits: .* cuts nothing, 2 parts are asked for"):
         plan(problem(capacity=9000), H200, 2, named)
+    short = plan(problem(capacity=16), H200, 2).variant
+    assert plan(problem(capacity=16), H200, 2, short).splits == 1  # there is one tile
     for sizes in ({"batch": 1024}, {"batch": 3}):
         general = plan(problem(**sizes), H200, kernel=named._replace(whole=False))
         assert not general.variant.whole

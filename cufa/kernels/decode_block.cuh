@@ -157,7 +157,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             constexpr int RUN = GRAIN > Copy::ROWS ? GRAIN : Copy::ROWS;  // rows of which a thread's lie in one piece
 #pragma unroll
             for (int r = 0; r < BN; r += Copy::ROWS) {
-                if constexpr (RUN < BN) {
+                if constexpr (GRAIN < BN) {
                     if (r % RUN == 0) src = GRAIN < Copy::ROWS ? source(copy, t, r + row) : source(copy, t, r) + row * t.stride_seq;
                 }
 #pragma unroll

@@ -10,15 +10,17 @@ from cufa.kernel import ELEMENT_BYTES
 from cufa.planner.decode_units import (
     NEARLY_ALL,
     SOME_UNITS,
+    SYSTEM_SMEM,
     can_be_whole,
     in_waves,
     keys_of,
     never_cut,
     partial_floats,
+    resident,
     second_end_bytes,
     units_of,
 )
-from cufa.planner.decode_variants import SYSTEM_SMEM, resident, small_blocks, variant_of
+from cufa.planner.decode_variants import small_blocks, variant_of
 from cufa.score import MAX_WINDOW
 from cufa.variant import Variant
 
@@ -150,7 +152,7 @@ def plan(
             f"k_cache: {units} x {tiles} tiles of keys, of all sequences and heads, are more than "
             f"{MAX_TILES}"
         )
-    if variant.whole and (num_splits or 1) > 1:
+    if variant.whole and min(num_splits or 1, tiles) > 1:
         raise ValueError(f"num_splits: {variant!r} cuts nothing, {num_splits} parts are asked for")
     if num_splits is None:
         never = variant.whole or never_cut(problem, device, variant.bm)

@@ -9,7 +9,9 @@ from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES
 from cufa.planner.rules import KEY_STEP
+from cufa.variant import Variant
 
+SYSTEM_SMEM = 1024  # bytes of a block
 MOST_SMALL = 4  # blocks of a multiprocessor that all begin at once
 NEARLY_NONE = 0.1  # of a wave that is idle
 NEARLY_ALL = 0.95  # multiprocessors: with 128 of 132, long units were read 1 to 3% faster
@@ -103,3 +105,9 @@ def never_cut(problem: DecodeProblem, device: Device, bm: int) -> bool:
 def can_be_whole(problem: DecodeProblem, device: Device, bm: int) -> bool:
     """Whether each unit can have a block."""
     return _has_memory(problem, bm) or never_cut(problem, device, bm)
+
+
+def resident(variant: Variant, device: Device) -> int:
+    """Return how many blocks of a variant a multiprocessor is planned to hold."""
+    fit = device.smem_per_sm // (variant.smem_bytes + SYSTEM_SMEM)
+    return max(1, min(variant.blocks_per_sm, fit))

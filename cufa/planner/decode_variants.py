@@ -16,6 +16,7 @@ from cufa.planner.decode_units import (
     in_waves,
     never_cut,
     padded,
+    resident,
     second_end_bytes,
     unit_bytes,
     units_of,
@@ -23,7 +24,6 @@ from cufa.planner.decode_units import (
 from cufa.planner.decode_whole import whole_variant
 from cufa.variant import Variant
 
-SYSTEM_SMEM = 1024  # bytes of a block
 _WIDE = "decode_wgmma"  # the kernel of many rows
 _MOST_LOOKED_UP = 32  # keys of a tile, if each can be in another page
 _SHORT_UNIT = 2 << 20  # bytes: of 1 MB two blocks were 4% faster on an H200, of 4 and 8 as fast
@@ -294,9 +294,3 @@ def _variant(
     raise ValueError(
         f"k_cache: {device.name} cannot decode {dtype} with these head dims: {complaint}"
     )
-
-
-def resident(variant: Variant, device: Device) -> int:
-    """Return how many blocks of a variant a multiprocessor is planned to hold."""
-    fit = device.smem_per_sm // (variant.smem_bytes + SYSTEM_SMEM)
-    return max(1, min(variant.blocks_per_sm, fit))

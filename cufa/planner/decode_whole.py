@@ -9,7 +9,7 @@ from __future__ import annotations
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES
-from cufa.planner.decode_units import keys_of, padded, unit_bytes, units_of
+from cufa.planner.decode_units import keys_of, padded, resident, unit_bytes, units_of
 from cufa.variant import Variant
 
 _ASKED, _ASKED_OF_LITTLE = 128 << 10, 64 << 10
@@ -66,4 +66,6 @@ def whole_variant(problem: DecodeProblem, device: Device, bm: int) -> Variant | 
     variant = Variant(
         *("decode", problem.dtype, *dims, bm, bn, stages, warps, blocks), kv="Contiguous"
     )
-    return variant if variant.illegal(device) is None else None
+    if variant.illegal(device) is not None:
+        return None
+    return variant._replace(blocks_per_sm=resident(variant, device))
