@@ -54,9 +54,6 @@ _TINY_RINGS = ((16, 3, 12), *_DEEP_RINGS)
 _TINY_TILE, _SMALL_TILE, _TILE = 2 << 10, 4 << 10, 8 << 10
 """Bytes of 16 keys and values with 32, 64 and 128 columns."""
 
-_LONG_UNIT = 128 << 10
-"""Bytes of a unit from which one stage is faster in blocks of four warps, too."""
-
 _TEAM_RINGS = ((32, 2, 8), (16, 2, 8), (16, 2, 4))
 """The same of 32 or 64 rows, where two warps share a ring."""
 
@@ -194,9 +191,8 @@ def small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
     units, size, end = units_of(problem, 16), unit_bytes(problem), end_bytes(problem)
     dims = padded(problem.head_dim), padded(problem.head_dim_v)
     few_columns = _bytes_of_16(problem) <= _SMALL_TILE
-    long = size >= _LONG_UNIT and not (few_columns and problem.is_paged)
-    long = long and problem.page_size % 16 == 0
-    made = _made_small(problem.dtype, dims, device, long)
+    one_stage = problem.page_size % 16 == 0 and not (few_columns and problem.is_paged)
+    made = _made_small(problem.dtype, dims, device, one_stage)
     of_each, each = units / device.sm_count, -(-units // device.sm_count)
     chosen = None
     if 1 < each <= MOST_SMALL and size <= _SHORT_UNIT:
@@ -215,13 +211,9 @@ def small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
 
 @functools.cache
 def _made_small(
-    dtype: str, dims: tuple[int, int], device: Device, long: bool
+    dtype: str, dims: tuple[int, int], device: Device, one_stage: bool
 ) -> tuple[tuple[Variant, int], ...]:
-    """Return the variants of which several blocks fit, and how many, those of most blocks first.
-
-    Registers suffice for more than fit of two warps with 128 columns: with 168 a thread, of the 190
-    that it would have, they are faster. With 128 more so, but of NVRTC 13.5 they spill then.
-    """
+    """Return the variants of which several blocks fit, and how many, those of most blocks first."""
     tile_bytes = 16 * sum(dims) * ELEMENT_BYTES[dtype]
 
     def made(*shapes: tuple[int, int, int, int]) -> tuple[tuple[Variant, int], ...]:
@@ -232,7 +224,7 @@ def _made_small(
 
     if tile_bytes > _TILE:
         return made((16, 1, 4, 2))
-    large = ELEMENT_BYTES[dtype] == 2 and long and tile_bytes > _TINY_TILE
+    large = ELEMENT_BYTES[dtype] == 2 and one_stage and tile_bytes > _TINY_TILE
     two = large and made((64 if tile_bytes <= _SMALL_TILE else 32, 1, 4, 2))
     two = two or made((16, 2, 4, 2))
     if ELEMENT_BYTES[dtype] == 4:
