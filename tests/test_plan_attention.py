@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_plan import devices
 from test_problem import problems
@@ -113,6 +113,7 @@ def known_variants(gpu: device.Device, causal: bool) -> frozenset[Variant]:
     return frozenset(decode_variants(gpu, [causal]))
 
 
+@settings(deadline=None)  # the first of a GPU finds what it knows
 @given(problems(st.integers(0, 1 << 17)), devices)
 def test_any_problem(given: Problem, gpu: device.Device) -> None:
     """The planner and the plan agree, and nothing but calls without a result or keys are empty."""
