@@ -1,4 +1,4 @@
-"""DecodeProblem + Device -> Variant: which blocks decode many short units, one each.
+"""DecodeProblem + Device -> Variant: which blocks decode short units, one each.
 
 Nothing is cut then, and a variant that is `whole` knows it when it is compiled: it has a third of
 the instructions, and registers for twice as many warps.
@@ -35,7 +35,7 @@ def whole_variant(problem: DecodeProblem, device: Device, bm: int) -> Variant | 
     Parameters
     ----------
     problem : DecodeProblem
-        Of many units, see `cufa.planner.decode_units.never_cut`.
+        Of units that are never cut, see `cufa.planner.decode_units.never_cut`.
     device : Device
     bm : int
         Rows of a tile, up to 32.
