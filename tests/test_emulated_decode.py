@@ -32,6 +32,7 @@ def emulated(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> E
     """Play a GPU with thirteen multiprocessors, on which few short units are cut, too."""
     monkeypatch.setattr(decode_units, "_NEVER_CUT_FEW", 0)
     monkeypatch.setattr(decode_units, "_NEVER_CUT_ALONE", 0)
+    monkeypatch.setattr(decode_units, "_NEVER_CUT_OF_MANY_HEADS", 0)
     few = device.named("h200")._replace(sm_count=13)
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
     emulate(monkeypatch, emulator)

@@ -11,7 +11,7 @@ from test_emulated import emulator  # noqa: F401
 from test_emulated_decode import both_shares, checked, emulated, shares  # noqa: F401
 
 from cufa import device
-from cufa.planner import decode_variants
+from cufa.planner import decode_units, decode_variants
 
 pytestmark = needs_compiler
 
@@ -72,3 +72,22 @@ def test_a_share_of_many_units(one_stage: Emulator, rng: np.random.Generator) ->
         checked(rng, lengths, d=128, dv=128)
         checked(rng, lengths, d=256, dv=256, page_size=16)
     assert_waited(one_stage)
+
+
+@pytest.mark.parametrize("page_size", [16, 48, 64])
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_block_for_each_of_many_units(
+    one_stage: Emulator,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    page_size: int,
+    equal: bool,
+) -> None:
+    """Which asks for K alone, and then for V, of tiles in one page or in two."""
+    few = device.named("h200")._replace(sm_count=10)
+    monkeypatch.setattr(device, "of_id", lambda device_id: few)
+    monkeypatch.setattr(decode_units, "_NEVER_CUT", 0)
+    lengths = [512] * 40 if equal else [512, *map(int, rng.integers(0, 513, 39))]
+    checked(rng, lengths, d=128, dv=128, page_size=page_size)
+    ours = [v for v in one_stage._libraries if v.stages == 1 and not v.whole]
+    assert {(v.bn, v.warps, v.blocks_per_sm) for v in ours} == {(32, 4, 2)}

@@ -114,6 +114,7 @@ def test_more_warpgroups_where_no_unit_is_cut() -> None:
     paged = {"capacity": 1024, "pages": 9000, "head_dim": 128, "head_dim_v": 128}
     assert warps(64, page_size=32, **paged) == 16
     assert warps(64, page_size=16, **paged) == warps(64, page_size=48, **paged) == 8
+    assert (warps(64, page_size=64, **paged), warps(64, page_size=128, **paged)) == (8, 16)
     assert warps(64, page_size=16, **{**paged, "capacity": 512}) == 16
     assert warps(64, head_dim=256, head_dim_v=256) == 8
 
@@ -212,6 +213,28 @@ def test_short_units_are_never_cut_however_few() -> None:
     assert splits(300, seq_q=16) == 1
     assert (splits(2048, batch=67), splits(2048, batch=66)) == (1, 0)  # one a multiprocessor
     assert (splits(128, dtype="float32"), splits(144, dtype="float32")) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "keys", "whole"),
+    [
+        (8, 32, 8192, True),
+        (8, 32, 9000, False),  # more than 4 MB
+        (4, 64, 8192, True),
+        (16, 16, 8192, False),  # heads of a sequence for less than a fifth of the GPU
+        (6, 32, 8192, False),  # a wave and a half
+    ],
+)
+@pytest.mark.parametrize("pages", [{}, PAGES])
+def test_units_of_many_heads_are_never_cut(
+    batch: int, heads: int, keys: int, whole: bool, pages: dict[str, Any]
+) -> None:
+    """One long sequence alone reads at nearly full speed with them."""
+    sizes: dict[str, Any] = {"batch": batch, "heads_q": heads, "heads_kv": heads}
+    found = plan(problem(capacity=keys, **sizes, **WIDE, **pages), H200)
+    assert (found.variant.whole, found.splits == 1) == (whole, whole)
+    if whole:
+        assert ring(capacity=keys, **sizes, **WIDE, **pages) == (32, 1, 8, 1)
 
 
 def test_what_is_never_cut_is_whole_when_compiled() -> None:

@@ -87,6 +87,10 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             named_barrier_sync(1 + team, TEAM_THREADS);
     };
 
+    auto of_lane = [](const T* from, int number) {  // that of a lane, in all of the warp
+        return reinterpret_cast<const T*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(from), number));
+    };
+
     launch_dependents();
 
     Share<DecodeArguments<SCORE, KV>, BN, TEAMS, WHOLE> share;
@@ -98,10 +102,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     constexpr int GRAIN = KV::template grain<BN>(), GRAINS = BN / GRAIN, LOOKED_UP = 32 / GRAINS;
     static_assert(GRAINS <= 32, "a warp looks up the pages of a tile at once");
     int entries = 0, at_entries = 0;
-    auto find_entries = [&](int batch, int tile) -> const int* {  // a tile of the unit
-        if (!KV::PAGED) return nullptr;
-        const int key = (tile + lane / GRAINS * TEAMS) * BN + lane % GRAINS * GRAIN;
-        return kv.entry(batch, min(uint32_t(key), uint32_t(p.seq_kv - 1)));
+    auto key_of_lane = [&](int tile) { return (tile + lane / GRAINS * TEAMS) * BN + lane % GRAINS * GRAIN; };  // a tile of the unit
+    auto find_entries = [&](int batch, int tile) -> const int* {
+        return KV::PAGED ? kv.entry(batch, min(uint32_t(key_of_lane(tile)), uint32_t(p.seq_kv - 1))) : nullptr;
     };
     auto find_entries_asked = [&] { return asked < share.count ? find_entries(of_asked.batch, asked - of_asked.zero) : nullptr; };
     auto look_up = [](const int* entry) { return entry ? ld_relaxed(entry) : 0; };
@@ -121,21 +124,36 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         find_asked(true, known, known_entry);
     };
 
+    auto row = [&](const Tensor& t, int key, int entry) {
+        return kv.template row<T>(t, of_asked.batch, kv_head_asked, key, kv.page(entry));
+    };
+    // Where the grain begins that this lane's entry is of. Found when the first of those tiles is asked for, as entries take long to
+    // come, and for all: it takes many instructions, but for tiles of one grain, which would come later.
+    const T *k_at = nullptr, *v_at = nullptr;
+    auto find_grains = [&] {
+        if (GRAIN == BN || at_entries > 0) return;
+        const int key = key_of_lane(asked - of_asked.zero);
+        k_at = row(p.k, key, entries), v_at = row(p.v, key, entries);
+    };
+
     // Where this thread copies from, of the tile that is asked for next, if that lies in one piece; and row `r` of it otherwise.
     const T *k_from = nullptr, *v_from = nullptr;
     // Memory gives whole rows a little faster; where each row is found by itself, a thread should have few, and warpgroups are slower.
     constexpr bool WHOLE_ROWS = TEAM < 4 && GRAIN == BN;
     using KCopy = TileCopy<KTile, TEAM_THREADS, WHOLE_ROWS>;
     using VCopy = TileCopy<VTile, TEAM_THREADS, WHOLE_ROWS>;
-    auto source = [&](auto copy, const Tensor& t, int r) {
-        const int entry = KV::PAGED ? __shfl_sync(0xffffffff, entries, at_entries * GRAINS + r / GRAIN) : 0;
-        const int key = (asked - of_asked.zero) * BN + r;
-        return kv.template row<T>(t, of_asked.batch, kv_head_asked, key, kv.page(entry)) + copy.chunk(thread) * decltype(copy)::Tile::CHUNK;
+    auto source = [&](auto copy, const Tensor& t, const T* at, int r) {  // a row of the tile
+        if constexpr (GRAIN < BN) {
+            at = of_lane(at, at_entries * GRAINS + r / GRAIN);
+        } else {
+            at = row(t, (asked - of_asked.zero) * BN, KV::PAGED ? __shfl_sync(0xffffffff, entries, at_entries) : 0);
+        }
+        return at + copy.chunk(thread) * decltype(copy)::Tile::CHUNK + r % GRAIN * t.stride_seq;
     };
     auto find_sources = [&] {
+        find_grains();
         if (GRAIN < BN) return;
-        k_from = source(KCopy(), p.k, 0) + KCopy::row(thread) * p.k.stride_seq;
-        v_from = source(VCopy(), p.v, 0) + VCopy::row(thread) * p.v.stride_seq;
+        k_from = source(KCopy(), p.k, k_at, KCopy::row(thread)), v_from = source(VCopy(), p.v, v_at, VCopy::row(thread));
     };
     // What is read once leaves L2 first, unless other row tiles read it, too: pieces and results stay there, which memory would take
     // in between. Where a whole unit's results are next to nothing, reading is faster without that, and so it is where warpgroups
@@ -149,17 +167,14 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const int keys = of_asked.keys - (asked - of_asked.zero) * BN;
         // Nor is what is in front of all windows: its pages may be others' by now.
         const int before = SCORE::LEFT_EDGE ? of_asked.first_key(p) - (asked - of_asked.zero) * BN : 0;
-        auto load = [&](auto copy, uint32_t dst, const Tensor& t, const T* src, int cols) {
+        auto load = [&](auto copy, uint32_t dst, const Tensor& t, const T* at, const T* src, int cols) {
             using Copy = decltype(copy);
             using Tile = typename Copy::Tile;
             const int row = Copy::row(thread), chunk = Copy::chunk(thread);
             const uint32_t first = Tile::place(dst, row, chunk);
-            constexpr int RUN = GRAIN > Copy::ROWS ? GRAIN : Copy::ROWS;  // rows of which a thread's lie in one piece
 #pragma unroll
             for (int r = 0; r < BN; r += Copy::ROWS) {
-                if constexpr (GRAIN < BN) {
-                    if (r % RUN == 0) src = GRAIN < Copy::ROWS ? source(copy, t, r + row) : source(copy, t, r) + row * t.stride_seq;
-                }
+                if constexpr (GRAIN < BN) src = source(copy, t, at, r + row);
 #pragma unroll
                 for (int c = 0; c < Tile::CHUNKS; c += Copy::ACROSS)
                     cp_async_16(Tile::move_on(first, r, c / Tile::PANEL), src + c * Tile::CHUNK,
@@ -171,11 +186,11 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         if (asked < share.count) {
             if (what & K_ONLY) {
                 if (!found_sources) find_sources();
-                load(KCopy(), sK + slot * KTile::bytes, p.k, k_from, p.head_dim);
+                load(KCopy(), sK + slot * KTile::bytes, p.k, k_at, k_from, p.head_dim);
                 cp_async_commit();
             }
             if (what & V_ONLY) {
-                load(VCopy(), sV + slot * VTile::bytes, p.v, v_from, p.head_dim_v);
+                load(VCopy(), sV + slot * VTile::bytes, p.v, v_at, v_from, p.head_dim_v);
                 cp_async_commit();
                 asked += TEAMS, ++at_entries;
                 find_asked(at_entries == LOOKED_UP);
@@ -217,15 +232,14 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     };
 
     // While the kernel in front still runs, L2 gets the first tile of this team, if that lies in one piece: with more on the way,
-    // what is merged then comes late.
+    // what is merged then comes late. Where units are whole, what the others still read would.
     auto fetch_ahead = [&] {
         const int rows = min(BN, of_asked.keys - (asked - of_asked.zero) * BN);
         if (GRAIN < BN || warp % TEAM > 0 || asked >= share.count) return;
         auto fetch = [&](const T* from, const Tensor& t, int cols) {
             const bool at_once = t.stride_seq == cols;
             const int bytes = (at_once ? rows : 1) * cols * int(sizeof(T)) / 16 * 16;
-            // The first lane's; ptxas takes the warp for divergent without a shuffle here.
-            from = reinterpret_cast<const T*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(from), 0));
+            from = of_lane(from, 0);  // ptxas takes the warp for divergent without a shuffle here
             if (bytes > 0 && lane < (at_once ? min(rows, 1) : rows)) prefetch_l2(from + lane * t.stride_seq, bytes);
         };
         fetch(k_from, p.k, p.head_dim), fetch(v_from, p.v, p.head_dim_v);
@@ -249,7 +263,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const bool once = !first_pieces.one() || (ALL_ONCE && share.unit.tiles * BN < 1024 * max(first_rows.rows, 4));
         kept = p.row_tiles.divisor == 1 && once ? L2_READ_ONCE : L2_NORMAL;
         find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
-        if (!begun && lengths.few) fetch_ahead();
+        if (!begun && lengths.few && p.parts.divisor > 1) fetch_ahead();
         computed_here(k_from), computed_here(v_from), computed_here(first_entry);
         computed_here(first_pieces.begin), computed_here(first_pieces.end);
         if (!begun) {

@@ -64,7 +64,7 @@ With rows of 64 columns that was 6% slower."""
 _WGMMA_RINGS = ((64, 3, 8), (64, 2, 8), (32, 4, 8), (32, 2, 8))
 """The same of `decode_wgmma`, where four do."""
 
-_SHORT_OF_SIXTEENS = 256 << 10  # bytes
+_SHORT_IN_PAGES = 256 << 10  # bytes
 
 _WGMMA_WHOLE_RINGS = ((64, 2, 16), (32, 2, 16), *_WGMMA_RINGS)
 """Where no unit is cut: to add up twice as many teams takes long, and longer with pieces."""
@@ -244,11 +244,11 @@ def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) 
     dims = padded(problem.head_dim), padded(problem.head_dim_v)
     # With these, sixteen warps spill twice as much.
     costly = problem.softcap or "Alibi" in problem.reads
-    # Of 128 columns their tiles are of 32 keys: of two pages, where pages are of sixteens. Units of
-    # 1 and 4 MB took 1.01 to 1.04 of the time so, of 256 KB 0.95.
-    sixteens = dims == (128, 128) and problem.page_size % 32 == 16
-    sixteens = sixteens and unit_bytes(problem) > _SHORT_OF_SIXTEENS
-    known = dims in _WHOLE_DIMS and num_splits is None and not costly and not sixteens
+    # Of 128 columns their tiles are of 32 keys: of two pages, where pages are of sixteens, and half
+    # of one that holds 64. Units of 1 and 4 MB took 1.01 to 1.04 of the time so, of 256 KB 0.95.
+    in_pages = problem.page_size % 32 == 16 or problem.page_size % 128 == 64
+    in_pages = in_pages and dims == (128, 128) and unit_bytes(problem) > _SHORT_IN_PAGES
+    known = dims in _WHOLE_DIMS and num_splits is None and not costly and not in_pages
     return _WGMMA_WHOLE_RINGS if whole and known else _WGMMA_RINGS
 
 
