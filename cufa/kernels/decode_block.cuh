@@ -138,8 +138,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
     // Where this thread copies from, of the tile that is asked for next, if that lies in one piece; and row `r` of it otherwise.
     const T *k_from = nullptr, *v_from = nullptr;
-    // Memory gives whole rows a little faster; where each row is found by itself, a thread should have few, and warpgroups are slower.
-    constexpr bool WHOLE_ROWS = TEAM < 4 && GRAIN == BN;
+    // Memory gives whole rows a little faster, but to warpgroups only those of sixteens that lie anywhere; where each row is found by
+    // itself, a thread should have few.
+    constexpr bool WHOLE_ROWS = TEAM < 4 ? GRAIN == BN : GRAIN == 16 && GRAIN < BN;
     using KCopy = TileCopy<KTile, TEAM_THREADS, WHOLE_ROWS>;
     using VCopy = TileCopy<VTile, TEAM_THREADS, WHOLE_ROWS>;
     auto source = [&](auto copy, const Tensor& t, const T* at, int r) {  // a row of the tile
@@ -174,7 +175,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             const uint32_t first = Tile::place(dst, row, chunk);
 #pragma unroll
             for (int r = 0; r < BN; r += Copy::ROWS) {
-                if constexpr (GRAIN < BN) src = source(copy, t, at, r + row);
+                if (GRAIN < BN && r % GRAIN == 0) src = source(copy, t, at, r + row);
 #pragma unroll
                 for (int c = 0; c < Tile::CHUNKS; c += Copy::ACROSS)
                     cp_async_16(Tile::move_on(first, r, c / Tile::PANEL), src + c * Tile::CHUNK,
@@ -232,7 +233,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     };
 
     // While the kernel in front still runs, L2 gets the first tile of this team, if that lies in one piece: with more on the way,
-    // what is merged then comes late. Where units are whole, what the others still read would.
+    // what is merged then comes late. Where units are whole and have few rows, what the others still read would.
     auto fetch_ahead = [&] {
         const int rows = min(BN, of_asked.keys - (asked - of_asked.zero) * BN);
         if (GRAIN < BN || warp % TEAM > 0 || asked >= share.count) return;
@@ -263,7 +264,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const bool once = !first_pieces.one() || (ALL_ONCE && share.unit.tiles * BN < 1024 * max(first_rows.rows, 4));
         kept = p.row_tiles.divisor == 1 && once ? L2_READ_ONCE : L2_NORMAL;
         find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
-        if (!begun && lengths.few && p.parts.divisor > 1) fetch_ahead();
+        if (!begun && lengths.few && (TEAM == 4 || p.parts.divisor > 1)) fetch_ahead();
         computed_here(k_from), computed_here(v_from), computed_here(first_entry);
         computed_here(first_pieces.begin), computed_here(first_pieces.end);
         if (!begun) {

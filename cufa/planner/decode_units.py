@@ -108,7 +108,7 @@ def never_cut(problem: DecodeProblem, device: Device, bm: int) -> bool:
     most = _NEVER_CUT if of_each > least else _NEVER_CUT_FEW if of_each > 1 else _NEVER_CUT_ALONE
     of_sequence = units / problem.batch / device.sm_count
     if bm == 16 and of_sequence >= _MANY_HEADS and in_waves(units, device.sm_count):
-        most = _NEVER_CUT_OF_MANY_HEADS
+        most = max(most, _NEVER_CUT_OF_MANY_HEADS)
     return size <= most
 
 
