@@ -106,7 +106,7 @@ def never_cut(problem: DecodeProblem, device: Device, bm: int) -> bool:
     units = units_of(problem, bm)
     of_each = units / device.sm_count
     most = _NEVER_CUT if of_each > least else _NEVER_CUT_FEW if of_each > 1 else _NEVER_CUT_ALONE
-    of_sequence = units / problem.batch / device.sm_count
+    of_sequence = units_of(problem._replace(batch=1), bm) / device.sm_count
     if bm == 16 and of_sequence >= _MANY_HEADS and in_waves(units, device.sm_count):
         most = max(most, _NEVER_CUT_OF_MANY_HEADS)
     return size <= most
