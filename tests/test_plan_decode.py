@@ -221,7 +221,7 @@ def test_short_units_are_never_cut_however_few() -> None:
         (8, 32, 8192, True),
         (8, 32, 9000, False),  # more than 4 MB
         (4, 64, 8192, True),
-        (16, 16, 8192, False),  # heads of a sequence for less than a fifth of the GPU
+        (16, 16, 8192, False),  # heads for less than a fifth of the multiprocessors
         (6, 32, 8192, False),  # a wave and a half
     ],
 )
@@ -229,7 +229,7 @@ def test_short_units_are_never_cut_however_few() -> None:
 def test_units_of_many_heads_are_never_cut(
     batch: int, heads: int, keys: int, whole: bool, pages: dict[str, Any]
 ) -> None:
-    """One long sequence alone reads at nearly full speed with them."""
+    """One long sequence alone reads at half speed with them."""
     sizes: dict[str, Any] = {"batch": batch, "heads_q": heads, "heads_kv": heads}
     found = plan(problem(capacity=keys, **sizes, **WIDE, **pages), H200)
     assert (found.variant.whole, found.splits == 1) == (whole, whole)

@@ -50,7 +50,7 @@ class DecodePlan(NamedTuple):
     row_tiles : int
         Tiles of the rows that share a K/V head.
     splits : int
-        Parts of every sequence, 1 also where many are short; 0 where blocks share out all keys
+        Parts of every sequence, 1 also where units are never cut; 0 where blocks share out all keys
         evenly, if lengths differ much.
     parts : int
         The same, or into how many each can be cut where lengths differ little.

@@ -1,4 +1,4 @@
-"""DecodeProblem + Device -> Variant: which blocks decode short units, one each.
+"""DecodeProblem + Device -> Variant: which blocks decode units that are never cut, one each.
 
 Nothing is cut then, and a variant that is `whole` knows it when it is compiled: it has a third of
 the instructions, and registers for twice as many warps.
@@ -23,7 +23,7 @@ _BLOCKS = ((24 << 10, 8), (96 << 10, 4), (512 << 10, 2))
 """Bytes below which a multiprocessor has so many units at once: some are read while others begin
 and end, but memory gives what lies together in larger pieces sooner."""
 
-_BLOCKS_IN_PAGES = ((64 << 10, 8), (3 << 19, 4))
+_BLOCKS_IN_PAGES = ((64 << 10, 8), ((3 << 19) + 1, 4))
 """The same where each looks up its pages first."""
 
 _WARPS = {8: 2, 4: 4, 2: 4, 1: 8}
