@@ -127,8 +127,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     auto row = [&](const Tensor& t, int key, int entry) {
         return kv.template row<T>(t, of_asked.batch, kv_head_asked, key, kv.page(entry));
     };
-    // Where the grain begins that this lane's entry is of. Found when the first of those tiles is asked for, as entries take long to
-    // come, and for all: it takes many instructions, but for tiles of one grain, which would come later.
+    // Where the grain begins that this lane's entry is of: found for many tiles at once, as that takes many instructions, when the
+    // first of them is asked for, since entries take long to come. Tiles of one grain would come later so: they are found one by one.
     const T *k_at = nullptr, *v_at = nullptr;
     auto find_grains = [&] {
         if (GRAIN == BN || at_entries > 0) return;
@@ -138,8 +138,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
     // Where this thread copies from, of the tile that is asked for next, if that lies in one piece; and row `r` of it otherwise.
     const T *k_from = nullptr, *v_from = nullptr;
-    // Memory gives whole rows a little faster, but to warpgroups only those of sixteens that lie anywhere; where each row is found by
-    // itself, a thread should have few.
+    // Memory gives whole rows a little faster, but to warpgroups only those of sixteens that lie anywhere; where each row is found
+    // by itself, a thread should have few.
     constexpr bool WHOLE_ROWS = TEAM < 4 ? GRAIN == BN : GRAIN == 16 && GRAIN < BN;
     using KCopy = TileCopy<KTile, TEAM_THREADS, WHOLE_ROWS>;
     using VCopy = TileCopy<VTile, TEAM_THREADS, WHOLE_ROWS>;
@@ -233,7 +233,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     };
 
     // While the kernel in front still runs, L2 gets the first tile of this team, if that lies in one piece: with more on the way,
-    // what is merged then comes late. Where units are whole and have few rows, what the others still read would.
+    // what is merged then comes late, and where units are whole and have few rows, what others still read.
     auto fetch_ahead = [&] {
         const int rows = min(BN, of_asked.keys - (asked - of_asked.zero) * BN);
         if (GRAIN < BN || warp % TEAM > 0 || asked >= share.count) return;

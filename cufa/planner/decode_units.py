@@ -42,7 +42,7 @@ the time for 192 and 256 keys of 8 heads of 128 columns, 1.23 for 512."""
 
 _NEVER_CUT_OF_MANY_HEADS, _MANY_HEADS = 4 << 20, 0.2
 """The same where there are K/V heads for so many of the multiprocessors, as 32 of 132 read at half
-speed: one sequence longer than all others is not much slower whole. 45 timings of 32 and 64 heads,
+speed: one sequence longer than all others is not much slower whole. 46 timings of 32 and 64 heads,
 equal and unequal, 0.96 of the time in geometric mean, 1.19 at most."""
 
 

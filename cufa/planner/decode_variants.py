@@ -244,8 +244,8 @@ def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) 
     dims = padded(problem.head_dim), padded(problem.head_dim_v)
     # With these, sixteen warps spill twice as much.
     costly = problem.softcap or "Alibi" in problem.reads
-    # Of 128 columns their tiles are of 32 keys: of two pages, where pages are of sixteens, and half
-    # of one that holds 64. Units of 1 and 4 MB took 1.01 to 1.04 of the time so, of 256 KB 0.95.
+    # Of 128 columns their tiles are of 32 keys: half of a page of 64, or of two pages of sixteens,
+    # of which units of 1 and 4 MB took 1.01 to 1.04 of the time so, of 256 KB 0.95.
     in_pages = problem.page_size % 32 == 16 or problem.page_size % 128 == 64
     in_pages = in_pages and dims == (128, 128) and unit_bytes(problem) > _SHORT_IN_PAGES
     known = dims in _WHOLE_DIMS and num_splits is None and not costly and not in_pages
