@@ -62,7 +62,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     constexpr int FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST, PITCH = HEAD_DIM_V + 8;
     constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + TEAMS * FEW * PITCH * 4;
     // Whether all of many rows fit where a block's last keys were.
-    constexpr bool ALL_FIT = BM > 16 && BM > FEW && QTile::bytes + TEAMS * BM * PITCH * 4 <= STATE;
+    constexpr bool MANY = BM > 16, ALL_FIT = MANY && BM > FEW && QTile::bytes + TEAMS * BM * PITCH * 4 <= STATE;
 
     static_assert(TEAMS * FEW * PITCH >= THREADS * 3, "what is looked at once more comes there");
 
@@ -70,6 +70,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     const uint32_t sQ = smem_address(smem);
     float* sSum = reinterpret_cast<float*>(smem + SUM);  // [TEAMS][FEW][PITCH]; [TEAMS][BM][PITCH] from the first ring on
     float(*sM)[BM] = reinterpret_cast<float(*)[BM]>(smem + STATE), (*sL)[BM] = sM + TEAMS;  // [TEAMS][BM] each
+    T** sO = reinterpret_cast<T**>(smem);  // [BM]: where many rows of O begin, in place of Q when it has been used
     const uint32_t thread = threadIdx.x;
     const int lane = thread % 32, warp = __shfl_sync(0xffffffff, thread / 32, 0);
     const int team = warp / TEAM, first_row = warp % TEAM * WARP_ROWS;  // of this warp's in the tile
@@ -232,18 +233,27 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         });
     };
 
-    // While the kernel in front still runs, L2 gets the first tile of this team, if that lies in one piece: with more on the way,
-    // what is merged then comes late, and where units are whole and have few rows, what others still read.
+    // While the kernel in front still runs, L2 gets the first keys of this team: what memory can send until that has ended, or all of
+    // a share of one tile. With more, what is merged there comes late, and here memory would wait until all that has come from L2;
+    // and where units are whole and have few rows, it is what others still read.
     auto fetch_ahead = [&] {
-        const int rows = min(BN, of_asked.keys - (asked - of_asked.zero) * BN);
-        if (GRAIN < BN || warp % TEAM > 0 || asked >= share.count) return;
+        constexpr int FOUR_KB = (4 << 10) * TEAM / ((HEAD_DIM + HEAD_DIM_V) * int(sizeof(T))), SOME = FOUR_KB > 8 ? FOUR_KB : 8;
+        if (warp % TEAM > 0 || asked >= share.count) return;
+        const int most = share.count > TEAMS && SOME < BN ? SOME : BN;
+        const int keys = min(most, of_asked.keys - (asked - of_asked.zero) * BN);
         auto fetch = [&](const T* from, const Tensor& t, int cols) {
-            const bool at_once = t.stride_seq == cols;
-            const int bytes = (at_once ? rows : 1) * cols * int(sizeof(T)) / 16 * 16;
-            from = of_lane(from, 0);  // ptxas takes the warp for divergent without a shuffle here
-            if (bytes > 0 && lane < (at_once ? min(rows, 1) : rows)) prefetch_l2(from + lane * t.stride_seq, bytes);
+            const bool adjacent = t.stride_seq == cols;
+            int rows = lane < keys;
+            if (GRAIN < BN)  // each lane has a grain
+                rows = adjacent ? min(GRAIN, keys - lane * GRAIN) : 0;
+            else if (adjacent)
+                rows = lane == 0 ? keys : 0;
+            // ptxas takes the warp for divergent without a shuffle here.
+            if (GRAIN == BN) from = of_lane(from, 0) + (adjacent ? 0 : lane * t.stride_seq);
+            const int bytes = rows * cols * int(sizeof(T)) / 16 * 16;
+            if (bytes > 0) prefetch_l2(from, bytes);
         };
-        fetch(k_from, p.k, p.head_dim), fetch(v_from, p.v, p.head_dim_v);
+        fetch(GRAIN < BN ? k_at : k_from, p.k, p.head_dim), fetch(GRAIN < BN ? v_at : v_from, p.v, p.head_dim_v);
     };
 
     // The share is found before the kernel in front has ended, and again if lengths or the table are others then. Of many
@@ -300,26 +310,23 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         return;
     }
 
-    // O = O / l of some columns of a row, from `of_row` on, and once a row's log-sum-exp
-    auto write = [&](const UnitRows& tile, int row, int col, T* of_row, const auto& o, float m, float l) {
-        constexpr int COLS = sizeof(o) / sizeof(float);
+    // Adds to l of a row what is no key, the sink, and returns what its log-sum-exp is found from.
+    auto conclude = [&](const UnitRows& tile, int row, float m, float& l) {
         if (!FP32) l = Softmax::beyond(m, l);
-        float lse = -INF;  // with the sink, which joins once
-        if constexpr (SCORE::SINKS) lse = Softmax::log_sum_exp(m * m_to_log2, l), score.conclude(l, lse, tile.head(p, row));
-        const float inverse = reciprocal_approx(l);
-        auto divided = [&](int i) { return l == 0.f ? 0.f : FP32 ? o[i] / l : o[i] * inverse; };
-        const bool whole = COLS == 4 && col + 3 < p.head_dim_v && reinterpret_cast<unsigned long long>(of_row) % 8 == 0;
-        if constexpr (COLS == 4) {  // of 16 bits
-            if (whole)
-                *reinterpret_cast<uint2*>(of_row) =
-                    make_uint2(pack2<T>(divided(0), divided(1)), pack2<T>(divided(2), divided(3)));
-        }
+        float lse = m * m_to_log2;
+        if constexpr (SCORE::SINKS) lse = Softmax::log_sum_exp(lse, l), score.conclude(l, lse, tile.head(p, row));
+        return lse;
+    };
+    auto write_lse = [&](const UnitRows& tile, int row, float lse, float l) {
+        p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
+            SCORE::SINKS ? lse : Softmax::log_sum_exp(lse, l);
+    };
+    auto divided = [](float o, float l) { return l == 0.f ? 0.f : FP32 ? o / l : o * reciprocal_approx(l); };
+    // O = O / l of some columns of a row, from `of_row` on
+    auto write = [&](int col, T* of_row, const auto& o, float l) {
 #pragma unroll
-        for (int i = 0; i < COLS; ++i)
-            if (!whole && col + i < p.head_dim_v) of_row[i] = narrow<T>(divided(i));
-        if (p.lse && col == 0)
-            p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
-                SCORE::SINKS ? lse : Softmax::log_sum_exp(m * m_to_log2, l);
+        for (int i = 0; i < sizeof(o) / sizeof(float); ++i)
+            if (col + i < p.head_dim_v) of_row[i] = narrow<T>(divided(o[i], l));
     };
 
     const MergingBlocks<WARPS, HEAD_DIM_V> merging(Piece(p, first_pieces.begin, BM), block, first_pieces.end,
@@ -336,6 +343,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         }
         return __any_sync(0xffffffff, found) != 0;
     };
+    // Whether four columns can be written at once anywhere.
+    const bool aligned =
+        (reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | p.o.stride_batch | p.o.stride_head | p.o.stride_seq) % 4 == 0;
     int slot = 0, at = team;  // this team's tile of the share that is computed next
     bool first = true;
     auto pieces = first_pieces;
@@ -435,7 +445,29 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const bool all = ALL_FIT && last && rows > FEW;
         const int at_once = all ? BM : FEW;
         float* sum = all ? sSum - TEAMS * RING / 4 : sSum;
-        if (all) __syncthreads();
+        if (MANY) {
+            __syncthreads();
+            // What a row has one of, by a thread each: what the teams' O weigh, in place of m, and l of all.
+#pragma unroll 1
+            for (int row = thread; row < rows; row += THREADS) {
+                float m = Softmax::NONE, l = 0.f;
+#pragma unroll
+                for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
+#pragma unroll
+                for (int t = 0; t < TEAMS; ++t) {
+                    const float weight = exp2_approx((sM[t][row] - m) * m_to_log2);
+                    l = fmaf(sL[t][row], weight, l), sM[t][row] = weight;
+                }
+                if (one) {
+                    const float lse = conclude(tile, row, m, l);
+                    sL[0][row] = l, sO[row] = tile.template of<T>(p, p.o, row);
+                    if (p.lse) write_lse(tile, row, lse, l);
+                } else
+#pragma unroll
+                    for (int part = 0; part < Piece::PARTS; ++part)
+                        leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m, l));
+            }
+        }
 #pragma unroll 1
         for (int begin = 0; begin < rows; begin += at_once) {
             const int some = min(rows - begin, at_once);
@@ -456,57 +488,70 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 }
             }
             __syncthreads();
-            // Adds up COLS columns of a row from `col` on, and hands them on, once each: what came again after the merging block took it
-            // would stay there for the next launch. Of many rows it takes fewer instructions to have more columns a lane, if there are
-            // registers; and less time to have several rows at once, where two warpgroups have 64 of more than 64 columns. A warp has
-            // all of a row, or of several.
-            constexpr bool ROOM = TEAM == 4 && WARPS <= 8 && HEAD_DIM_V > 64;
-            constexpr int COLS = BM > 16 && HEAD_DIM_V <= 128 && (GRAIN == BN || ROOM) ? 4 : 2;
-            auto add_up = [&](int of_some, int col, float (&o)[COLS], float& m, float& l) {
-                const int row = begin + of_some;
-                m = Softmax::NONE, l = 0.f;
+            // Adds up columns of a row from `col` on, and hands them on, once each: what came again after the merging block took it
+            // would stay there for the next launch.
+            auto add = [&](auto& o, int of_some, int col, int t, float weight) {
+                const float* of_team = sum + (t * at_once + of_some) * PITCH + col;
 #pragma unroll
-                for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
-#pragma unroll
-                for (int t = 0; t < TEAMS; ++t) {
-                    const float weight = exp2_approx((sM[t][row] - m) * m_to_log2);
-                    const float* of_team = sum + (t * at_once + of_some) * PITCH + col;
-                    l = fmaf(sL[t][row], weight, l);
-#pragma unroll
-                    for (int i = 0; i < COLS; ++i) o[i] = fmaf(of_team[i], weight, t == 0 ? 0.f : o[i]);
-                }
+                for (int i = 0; i < sizeof(o) / sizeof(float); ++i) o[i] = fmaf(of_team[i], weight, t == 0 ? 0.f : o[i]);
             };
-            auto hand_on = [&](int of_some, int col, const float (&o)[COLS], float m, float l) {
-                const int row = begin + of_some;
-                if (one) {
-                    write(tile, row, col, tile.template of<T>(p, p.o, row) + col, o, m, l);
-                    return;
-                }
+            auto leave_columns = [&](int row, int col, const auto& o) {
 #pragma unroll
-                for (int i = 0; i < COLS; i += 2)
+                for (int i = 0; i < sizeof(o) / sizeof(float); i += 2)
                     leave(partial.of(block) + partial.column(row, col + i), make_float2(o[i], o[i + 1]));
-                if (col % 64 == 0) leave(partial.of(block) + partial.m_and_l(row, col / 64), make_float2(m, l));
             };
-            if constexpr (COLS == 4) {
-                constexpr int LANES = HEAD_DIM_V / COLS, ROWS = 32 / LANES;  // of a row, and of a warp at once
-                constexpr int AT_ONCE = ROOM ? 4 : 1;
-                const int col = lane % LANES * COLS;
+            if constexpr (MANY) {
+                // A lane has four columns of some rows at once, a warp all of a row, or half of a wide one, or of several rows.
+                constexpr int HALVES = HEAD_DIM_V > 128 ? 2 : 1, LANES = HEAD_DIM_V / HALVES / 4, ROWS = 32 / LANES;
+                constexpr int AT_ONCE = TEAMS > 2 ? 2 : 4;
+                const int col = (warp % HALVES * LANES + lane % LANES) * 4;
 #pragma unroll 1
-                for (int group = warp; group * ROWS < some; group += WARPS * AT_ONCE) {
-                    float o[AT_ONCE][COLS], m[AT_ONCE], l[AT_ONCE];
-                    auto of_some = [&](int i) { return (group + i * WARPS) * ROWS + lane / LANES; };
-#pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) add_up(min(of_some(i), some - 1), col, o[i], m[i], l[i]);
+                for (int group = warp; group / HALVES * ROWS < some; group += WARPS * AT_ONCE) {
+                    float o[AT_ONCE][4];
+                    auto of_some = [&](int i) { return (group + i * WARPS) / HALVES * ROWS + lane / LANES; };
 #pragma unroll
                     for (int i = 0; i < AT_ONCE; ++i)
-                        if (lane < ROWS * LANES && of_some(i) < some) hand_on(of_some(i), col, o[i], m[i], l[i]);
+#pragma unroll
+                        for (int t = 0; t < TEAMS; ++t) {
+                            const int at = min(of_some(i), some - 1);
+                            add(o[i], at, col, t, sM[t][begin + at]);
+                        }
+                    auto for_each_row = [&](bool has, auto function) {
+#pragma unroll
+                        for (int i = 0; i < AT_ONCE; ++i)
+                            if (of_some(i) < some && has) function(begin + of_some(i), o[i]);
+                    };
+                    const bool has = lane < ROWS * LANES, written = has && col < p.head_dim_v;
+                    if (!one)
+                        for_each_row(has, [&](int row, const auto& o) { leave_columns(row, col, o); });
+                    else if (aligned)
+                        for_each_row(written, [&](int row, const auto& o) {
+                            auto both = [&](int i) { return pack2<T>(divided(o[i], sL[0][row]), divided(o[i + 1], sL[0][row])); };
+                            *reinterpret_cast<uint2*>(sO[row] + col) = make_uint2(both(0), both(2));
+                        });
+                    else
+                        for_each_row(written, [&](int row, const auto& o) { write(col, sO[row] + col, o, sL[0][row]); });
                 }
             } else {
                 for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
-                    const int col = part * 64 + lane * COLS;
-                    float o[COLS], m, l;
-                    if (HEAD_DIM_V % 64 == 0 || col < HEAD_DIM_V)
-                        add_up(of_some, col, o, m, l), hand_on(of_some, col, o, m, l);
+                    const int row = begin + of_some, col = part * 64 + lane * 2;
+                    if (HEAD_DIM_V % 64 > 0 && col >= HEAD_DIM_V) return;
+                    float o[2], m = Softmax::NONE, l = 0.f;
+#pragma unroll
+                    for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
+#pragma unroll
+                    for (int t = 0; t < TEAMS; ++t) {
+                        const float weight = exp2_approx((sM[t][row] - m) * m_to_log2);
+                        l = fmaf(sL[t][row], weight, l), add(o, of_some, col, t, weight);
+                    }
+                    if (one) {
+                        const float lse = conclude(tile, row, m, l);
+                        write(col, tile.template of<T>(p, p.o, row) + col, o, l);
+                        if (p.lse && col == 0) write_lse(tile, row, lse, l);
+                        return;
+                    }
+                    leave_columns(row, col, o);
+                    if (lane == 0) leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m, l));
                 });
             }
         }
@@ -523,7 +568,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             [&](int row, int col) { return first_rows.template of<T>(p, p.o, row) + col; },
             [&](T* of_row, int row, int col, float2 o, float m, float l) {
                 const float two[2] = {o.x, o.y};
-                write(first_rows, row, col, of_row, two, m, l);
+                const float lse = conclude(first_rows, row, m, l);
+                write(col, of_row, two, l);
+                if (p.lse && col == 0) write_lse(first_rows, row, lse, l);
             });
     });
 }

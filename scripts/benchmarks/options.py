@@ -44,7 +44,7 @@ LEAST_NEW = 16
 GENERATORS = ("Llama-3.1-8B", "tiny")
 GENERATE_PEERS = ("transformers",)
 MASK_PEERS = ("cudnn",)
-DECODE_PEERS = ("cudnn", "fa2", "flash_attn_3", "flash_attn_4")
+DECODE_PEERS = ("cudnn", "fa2", "flash_attn_3_cache", "flash_attn_4")
 
 
 def parser() -> argparse.ArgumentParser:

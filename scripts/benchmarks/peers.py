@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
@@ -150,10 +151,21 @@ def _flash_attn_2(operands: Operands) -> Call:
     return _flash_attn(operands, flash_attn_func)
 
 
-def _flash_attn_3(operands: Operands) -> Call:
-    from flash_attn_interface import flash_attn_func
+def _flash_attn_3_interface() -> ModuleType:
+    """Return FlashAttention-3, as its own project or a package of its forward pass names it."""
+    try:
+        return importlib.import_module("flash_attn_interface")
+    except ImportError:
+        return importlib.import_module("fa3_fwd_interface")
 
-    return _flash_attn(operands, flash_attn_func)
+
+def _flash_attn_3(operands: Operands) -> Call:
+    return _flash_attn(operands, _flash_attn_3_interface().flash_attn_func)
+
+
+def _flash_attn_3_cache(operands: Operands) -> Call:
+    """Return its decoding, in as many splits as it chooses."""
+    return _flash_attn(operands, _flash_attn_3_interface().flash_attn_with_kvcache)
 
 
 def _flash_attn_4(operands: Operands) -> Call:
@@ -194,6 +206,7 @@ PEERS: dict[str, Maker] = {
     "flex": _flex,
     "flash_attn_2": _flash_attn_2,
     "flash_attn_3": _flash_attn_3,
+    "flash_attn_3_cache": _flash_attn_3_cache,
     "flash_attn_4": _flash_attn_4,
     "flashinfer": _flashinfer,
     "cupy": _plain_cupy,
