@@ -39,6 +39,8 @@ def assert_waited(emulator: Emulator) -> None:  # noqa: F811
         *({"d": 64}, {"d": 64, "page_size": 64}, {"d": 128, "dv": 128}, {"d": 96, "dv": 96}),
         *({"d": 256, "dv": 256}, {"d": 256, "dv": 256, "page_size": 16}, {"d": 192, "dv": 128}),
         *({"d": 128, "dv": 128, "page_size": 32, "window": (90, 0)}, {"sq": 4, "softcap": 9.0}),
+        *({"d": 64, "page_size": 16}, {"d": 128, "dv": 128, "page_size": 16, "window": (90, 0)}),
+        {"d": 128, "dv": 128, "page_size": 48},
         *({"dtype": "float32", "d": 128, "dv": 128}, {"dtype": "float32", "d": 256, "dv": 256}),
     ],
     ids=str,

@@ -112,9 +112,8 @@ def test_more_warpgroups_where_no_unit_is_cut() -> None:
     assert warps(64) == warps(66) == warps(256) == 16
     assert warps(62) == warps(67) == warps(64, splits=1) == 8
     paged = {"capacity": 1024, "pages": 9000, "head_dim": 128, "head_dim_v": 128}
-    assert warps(64, page_size=32, **paged) == 16
-    assert warps(64, page_size=16, **paged) == warps(64, page_size=48, **paged) == 8
-    assert (warps(64, page_size=64, **paged), warps(64, page_size=128, **paged)) == (8, 16)
+    assert warps(64, **{**paged, "pages": 0}) == 16
+    assert {warps(64, page_size=n, **paged) for n in (16, 32, 48, 64, 128, 256)} == {8}
     assert warps(64, page_size=16, **{**paged, "capacity": 512}) == 16
     assert warps(64, head_dim=256, head_dim_v=256) == 8
 
@@ -327,7 +326,7 @@ def test_deeper_rings_where_little_is_read() -> None:
 
 @pytest.mark.parametrize(("dim", "keys"), [(64, 64), (128, 32), (256, 16)])
 def test_one_stage_where_much_is_read(dim: int, keys: int) -> None:
-    """In tiles of one page."""
+    """In tiles of one page, or of several that have sixteens."""
 
     def ring(page_size: int = 0, **sizes: Any) -> tuple[int, int]:
         sizes |= {"head_dim": dim, "head_dim_v": dim, "capacity": 40_000}
@@ -336,6 +335,7 @@ def test_one_stage_where_much_is_read(dim: int, keys: int) -> None:
         return variant.bn, variant.stages
 
     assert ring(batch=20) == ring(keys, batch=20) == ring(2 * keys, batch=20) == (keys, 1)
+    assert ring(16, batch=20) == ring(48, batch=20) == (keys, 1)
     assert ring(keys + 8, batch=20) == (16, 2)
     assert plan(problem(batch=20, capacity=40_000), H200, 7).variant.stages == 2
 

@@ -343,9 +343,6 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         }
         return __any_sync(0xffffffff, found) != 0;
     };
-    // Whether four columns can be written at once anywhere.
-    const bool aligned =
-        (reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | p.o.stride_batch | p.o.stride_head | p.o.stride_seq) % 4 == 0;
     int slot = 0, at = team;  // this team's tile of the share that is computed next
     bool first = true;
     auto pieces = first_pieces;
@@ -447,9 +444,10 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         float* sum = all ? sSum - TEAMS * RING / 4 : sSum;
         if (MANY) {
             __syncthreads();
-            // What a row has one of, by a thread each: what the teams' O weigh, in place of m, and l of all.
+            // What a row has one of, by a thread each: what the teams' O weigh, in place of m, and l of all. (With `thread` here, it is
+            // spilled in the main loop of sixteen warps.)
 #pragma unroll 1
-            for (int row = thread; row < rows; row += THREADS) {
+            for (int row = warp * 32 + lane; row < rows; row += THREADS) {
                 float m = Softmax::NONE, l = 0.f;
 #pragma unroll
                 for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
@@ -522,6 +520,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                             if (of_some(i) < some && has) function(begin + of_some(i), o[i]);
                     };
                     const bool has = lane < ROWS * LANES, written = has && col < p.head_dim_v;
+                    const Tensor& to = p.o;
+                    const bool aligned = (reinterpret_cast<unsigned long long>(to.data) / sizeof(T) | to.stride_batch | to.stride_head |
+                                          to.stride_seq) % 4 == 0;
                     if (!one)
                         for_each_row(has, [&](int row, const auto& o) { leave_columns(row, col, o); });
                     else if (aligned)

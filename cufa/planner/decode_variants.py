@@ -169,7 +169,7 @@ def _rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _R
     if tile_bytes <= _SMALL_TILE and read <= _LITTLE:
         return _DEEP_RINGS
     keys = 64 if tile_bytes <= _SMALL_TILE else 32 if tile_bytes <= _TILE else 16
-    long = read > _MUCH and problem.page_size % keys == 0
+    long = read > _MUCH and problem.page_size % 16 == 0
     # Of float32, products take longer than reading.
     long = long and (ELEMENT_BYTES[problem.dtype] == 2 or tile_bytes > _TILE)
     return ((keys, 1, 8), *_RINGS) if long else _RINGS
@@ -244,9 +244,9 @@ def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) 
     dims = padded(problem.head_dim), padded(problem.head_dim_v)
     # With these, sixteen warps spill twice as much.
     costly = problem.softcap or "Alibi" in problem.reads
-    # Of 128 columns their tiles are of 32 keys: half of a page of 64, or of two pages of sixteens,
-    # of which units of 1 and 4 MB took 1.01 to 1.04 of the time so, of 256 KB 0.95.
-    in_pages = problem.page_size % 32 == 16 or problem.page_size % 128 == 64
+    # Of 128 columns their tiles are of 32 keys. In pages, units of 1 and 4 MB took 1.01 to 1.08 of
+    # the time so, of 256 KB 0.95.
+    in_pages = problem.is_paged and problem.page_size % 16 == 0
     in_pages = in_pages and dims == (128, 128) and unit_bytes(problem) > _SHORT_IN_PAGES
     known = dims in _WHOLE_DIMS and num_splits is None and not costly and not in_pages
     return _WGMMA_WHOLE_RINGS if whole and known else _WGMMA_RINGS
