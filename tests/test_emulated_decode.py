@@ -204,6 +204,41 @@ def test_rows_that_a_warpgroup_shares(
     assert {v.kernel for v in emulated._libraries} & {"decode_wgmma"}
 
 
+@pytest.mark.parametrize("stale", [0, 1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"d": n, "dv": n} for n in (32, 96, 128, 256)),
+        *({"sq": 5}, {"sq": 9, "d": 128, "dv": 128}, {"hq": 71, "hk": 1, "d": 96, "dv": 96}),
+        {"hq": 40, "hk": 1, "d": 192, "dv": 192, "page_size": 16},
+        {"dtype": "float32", "d": 128, "dv": 256},
+    ],
+    ids=str,
+)
+def test_units_in_two_pieces(
+    emulated: Emulator, rng: np.random.Generator, options: dict[str, Any], stale: int
+) -> None:
+    """Which are merged in a way of their own."""
+    emulated.stale = stale
+    checked(rng, [500, 33, 0, 150], num_splits=2, **options)
+
+
+@pytest.mark.parametrize("d", [32, 96, 128, 256])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_rows_of_a_result_that_lie_anywhere(
+    emulated: Emulator, rng: np.random.Generator, d: int, splits: int
+) -> None:
+    """Of two warps, and of a warpgroup: what is written at once elsewhere must be aligned."""
+    for sq in (5, 9):
+        sizes = {"b": 2, "hq": 8, "hk": 2, "sq": sq, "sk": 90, "d": d, "dv": d}
+        arrays = [on_gpu(x) for x in random_inputs(rng, "bfloat16", **sizes)]
+        out = on_gpu(np.zeros((2, 8, sq, d + 1), arrays[0].dtype))
+        expected = cufa.decode(*arrays, num_splits=splits).get()
+        cufa.decode(*arrays, num_splits=splits, out=out[..., 1:])
+        np.testing.assert_array_equal(out.get()[..., 1:], expected)
+        assert not out.get()[..., 0].any()
+
+
 @pytest.mark.parametrize("options", [{}, {"d": 128, "dv": 128}, {"page_size": 48}], ids=str)
 def test_whole_units_of_four_warpgroups(
     emulated: Emulator, rng: np.random.Generator, options: dict[str, Any]

@@ -444,8 +444,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         float* sum = all ? sSum - TEAMS * RING / 4 : sSum;
         if (MANY) {
             __syncthreads();
-            // What a row has one of, by a thread each: what the teams' O weigh, in place of m, and l of all. (With `thread` here, it is
-            // spilled in the main loop of sixteen warps.)
+            // What a row has one of, by a thread each: what the teams' O weigh, in place of m, and l of all. (With `thread` here, the
+            // main loop of sixteen warps spills registers.)
 #pragma unroll 1
             for (int row = warp * 32 + lane; row < rows; row += THREADS) {
                 float m = Softmax::NONE, l = 0.f;
@@ -458,7 +458,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 }
                 if (one) {
                     const float lse = conclude(tile, row, m, l);
-                    sL[0][row] = l, sO[row] = tile.template of<T>(p, p.o, row);
+                    // What O is multiplied by, or -1: without keys O may be anything, and is zero.
+                    sL[0][row] = l == 0.f ? -1.f : reciprocal_approx(l), sO[row] = tile.template of<T>(p, p.o, row);
                     if (p.lse) write_lse(tile, row, lse, l);
                 } else
 #pragma unroll
@@ -505,33 +506,40 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 const int col = (warp % HALVES * LANES + lane % LANES) * 4;
 #pragma unroll 1
                 for (int group = warp; group / HALVES * ROWS < some; group += WARPS * AT_ONCE) {
-                    float o[AT_ONCE][4];
+                    // All of these rows' before any is handed on: else each would wait for its own.
+                    float o[AT_ONCE][4], inverse[AT_ONCE];
+                    T* of_row[AT_ONCE];
                     auto of_some = [&](int i) { return (group + i * WARPS) / HALVES * ROWS + lane / LANES; };
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i)
+                    for (int i = 0; i < AT_ONCE; ++i) {
+                        const int at = min(of_some(i), some - 1);
 #pragma unroll
-                        for (int t = 0; t < TEAMS; ++t) {
-                            const int at = min(of_some(i), some - 1);
-                            add(o[i], at, col, t, sM[t][begin + at]);
-                        }
-                    auto for_each_row = [&](bool has, auto function) {
+                        for (int t = 0; t < TEAMS; ++t) add(o[i], at, col, t, sM[t][begin + at]);
+                        inverse[i] = sL[0][begin + at], of_row[i] = sO[begin + at] + col;
+                    }
+                    const bool has = lane < ROWS * LANES;
+                    if (!one) {
 #pragma unroll
                         for (int i = 0; i < AT_ONCE; ++i)
-                            if (of_some(i) < some && has) function(begin + of_some(i), o[i]);
-                    };
-                    const bool has = lane < ROWS * LANES, written = has && col < p.head_dim_v;
-                    const Tensor& to = p.o;
-                    const bool aligned = (reinterpret_cast<unsigned long long>(to.data) / sizeof(T) | to.stride_batch | to.stride_head |
-                                          to.stride_seq) % 4 == 0;
-                    if (!one)
-                        for_each_row(has, [&](int row, const auto& o) { leave_columns(row, col, o); });
-                    else if (aligned)
-                        for_each_row(written, [&](int row, const auto& o) {
-                            auto both = [&](int i) { return pack2<T>(divided(o[i], sL[0][row]), divided(o[i + 1], sL[0][row])); };
-                            *reinterpret_cast<uint2*>(sO[row] + col) = make_uint2(both(0), both(2));
-                        });
-                    else
-                        for_each_row(written, [&](int row, const auto& o) { write(col, sO[row] + col, o, sL[0][row]); });
+                            if (of_some(i) < some && has) leave_columns(begin + of_some(i), col, o[i]);
+                        continue;
+                    }
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE * 4; ++i)
+                        o[i / 4][i % 4] = inverse[i / 4] < 0.f ? 0.f : o[i / 4][i % 4] * inverse[i / 4];
+                    const bool written = has && col < p.head_dim_v;
+                    const long long strides = p.o.stride_batch | p.o.stride_head | p.o.stride_seq;
+                    if ((reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | strides) % 4) {
+#pragma unroll
+                        for (int i = 0; i < AT_ONCE * 4; ++i)
+                            if (of_some(i / 4) < some && written) of_row[i / 4][i % 4] = narrow<T>(o[i / 4][i % 4]);
+                    } else {
+#pragma unroll
+                        for (int i = 0; i < AT_ONCE; ++i) {
+                            const uint2 four = make_uint2(pack2<T>(o[i][0], o[i][1]), pack2<T>(o[i][2], o[i][3]));
+                            if (of_some(i) < some && written) *reinterpret_cast<uint2*>(of_row[i]) = four;
+                        }
+                    }
                 }
             } else {
                 for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
@@ -564,14 +572,19 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     // All other units are done by now, and so are those of the blocks that this one waits for, or nearly so.
     if (block == first_pieces.begin) return;
     merging.each_share([&](int share, int shares) {
-        merge_pieces<WARPS, (BM > 16 || HEAD_DIM_V > 128 ? 2 : 1)>(
-            merging.partial, merging.end, first_rows.rows, share, shares, m_to_log2,
-            [&](int row, int col) { return first_rows.template of<T>(p, p.o, row) + col; },
-            [&](T* of_row, int row, int col, float2 o, float m, float l) {
-                const float two[2] = {o.x, o.y};
-                const float lse = conclude(first_rows, row, m, l);
-                write(col, of_row, two, l);
-                if (p.lse && col == 0) write_lse(first_rows, row, lse, l);
-            });
+        auto place = [&](int row, int col) { return first_rows.template of<T>(p, p.o, row) + col; };
+        auto write_two = [&](T* of_row, int row, int col, float2 o, float m, float l) {
+            const float two[2] = {o.x, o.y};
+            const float lse = conclude(first_rows, row, m, l);
+            write(col, of_row, two, l);
+            if (p.lse && col == 0) write_lse(first_rows, row, lse, l);
+        };
+        // Long units are often cut in two. With the steps that more pieces take, merging two takes longer than their last keys.
+        constexpr int ROWS_OF_TWO = MANY ? 4 : 1, ROWS = MANY || HEAD_DIM_V > 128 ? 2 : 1;
+        const int rows = first_rows.rows;
+        if (merging.end - merging.partial.begin == 2)
+            merge_pieces<WARPS, ROWS_OF_TWO, 2>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
+        else
+            merge_pieces<WARPS, ROWS, 16>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
     });
 }
