@@ -579,10 +579,12 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             write(col, of_row, two, l);
             if (p.lse && col == 0) write_lse(first_rows, row, lse, l);
         };
-        // Long units are often cut in two. With the steps that more pieces take, merging two takes longer than their last keys.
-        constexpr int ROWS_OF_TWO = MANY ? 4 : 1, ROWS = MANY || HEAD_DIM_V > 128 ? 2 : 1;
+        // Long units are often cut in two: with the steps of many pieces that takes longer. Where rows are few and short, calls are, too,
+        // and a branch costs more than it gives.
+        constexpr bool MAY_BE_TWO = MANY || HEAD_DIM_V > 128;
+        constexpr int ROWS_OF_TWO = MANY ? 4 : 1, ROWS = MAY_BE_TWO ? 2 : 1;
         const int rows = first_rows.rows;
-        if (merging.end - merging.partial.begin == 2)
+        if (MAY_BE_TWO && merging.end - merging.partial.begin == 2)
             merge_pieces<WARPS, ROWS_OF_TWO, 2>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
         else
             merge_pieces<WARPS, ROWS, 16>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
