@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PEERS = {
     "PyTorch SDPA, cuDNN": "cudnn",
     "PyTorch SDPA, FlashAttention-2": "fa2",
+    "FlashAttention-3": "flash_attn_3_cache",
     "PyTorch SDPA, efficient, TF32 off": "efficient",
     "plain CuPy": "cupy",
 }
