@@ -294,6 +294,27 @@ def test_gpu_whole_units_of_many_rows(cupy: ModuleType, rng: np.random.Generator
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dv", [1, 37, 38, 128, 129])
+@pytest.mark.parametrize("sq", [1, 5, 9])
+def test_gpu_writes_nothing_beside_rows_of_any_width(
+    cupy: ModuleType, rng: np.random.Generator, sq: int, dv: int
+) -> None:
+    q, k, v = random_inputs(rng, "bfloat16", b=3, hq=8, hk=2, sq=sq, sk=700, d=64, dv=dv)
+    lengths = np.array([700, 0, 33])
+    options: dict[str, Any] = {"lengths": cupy.asarray(lengths), "return_lse": True}
+    arrays = [cupy.asarray(x) for x in (q, k, v)]
+    for before, behind in ((1, 1), (0, 44 - dv % 44), (4, 4)):
+        out = cupy.asarray(np.full((*q.shape[:3], before + dv + behind), 7, q.dtype))
+        _, lse = cufa.decode(*arrays, out=out[..., before : before + dv], **options)
+        found = out.get()
+        assert_each_accepted(
+            found[..., before : before + dv], lse.get(), q, k, v, lengths, causal=True
+        )
+        assert (found[..., :before] == 7).all()
+        assert (found[..., before + dv :] == 7).all()
+
+
+@pytest.mark.gpu
 def test_gpu_replays_while_lengths_grow(
     cupy: ModuleType, rng: np.random.Generator, stream: Any
 ) -> None:

@@ -223,20 +223,23 @@ def test_units_in_two_pieces(
     checked(rng, [500, 33, 0, 150], num_splits=2, **options)
 
 
-@pytest.mark.parametrize("d", [32, 96, 128, 256])
+@pytest.mark.parametrize("dv", [1, 32, 37, 38, 63, 96, 128, 129, 256])
 @pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("sq", [5, 9])
 def test_rows_of_a_result_that_lie_anywhere(
-    emulated: Emulator, rng: np.random.Generator, d: int, splits: int
+    emulated: Emulator, rng: np.random.Generator, dv: int, splits: int, sq: int
 ) -> None:
-    """Of two warps, and of a warpgroup: what is written at once elsewhere must be aligned."""
-    for sq in (5, 9):
-        sizes = {"b": 2, "hq": 8, "hk": 2, "sq": sq, "sk": 90, "d": d, "dv": d}
-        arrays = [on_gpu(x) for x in random_inputs(rng, "bfloat16", **sizes)]
-        out = on_gpu(np.zeros((2, 8, sq, d + 1), arrays[0].dtype))
-        expected = cufa.decode(*arrays, num_splits=splits).get()
-        cufa.decode(*arrays, num_splits=splits, out=out[..., 1:])
-        np.testing.assert_array_equal(out.get()[..., 1:], expected)
-        assert not out.get()[..., 0].any()
+    """Of two warps, and of a warpgroup: what lies beside a row, or behind the last, stays."""
+    sizes = {"b": 2, "hq": 8, "hk": 2, "sq": sq, "sk": 90, "d": 64, "dv": dv}
+    arrays = [on_gpu(x) for x in random_inputs(rng, "bfloat16", **sizes)]
+    checked(rng, [90, 70], num_splits=splits, sq=sq, dv=dv)
+    result = cufa.decode(*arrays, num_splits=splits).get()
+    for before, behind in ((1, 1), (0, 44 - dv % 44), (4, 4)):
+        out = on_gpu(np.full((2, 8, sq, before + dv + behind), 7, arrays[0].dtype))
+        cufa.decode(*arrays, num_splits=splits, out=out[..., before : before + dv])
+        np.testing.assert_array_equal(out.get()[..., before : before + dv], result)
+        assert (out.get()[..., :before] == 7).all()
+        assert (out.get()[..., before + dv :] == 7).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"d": 128, "dv": 128}, {"page_size": 48}], ids=str)

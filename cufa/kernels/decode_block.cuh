@@ -62,8 +62,10 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     constexpr int FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST, PITCH = HEAD_DIM_V + 8;
     constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + TEAMS * FEW * PITCH * 4;
     // Whether all of many rows fit where a block's last keys were.
+    constexpr float NO_KEYS = -1.f;
     constexpr bool MANY = BM > 16, ALL_FIT = MANY && BM > FEW && QTile::bytes + TEAMS * BM * PITCH * 4 <= STATE;
 
+    static_assert(!MANY || !FP32, "of many rows O is written in 16 bits");
     static_assert(TEAMS * FEW * PITCH >= THREADS * 3, "what is looked at once more comes there");
 
     extern __shared__ __align__(1024) unsigned char smem[];
@@ -233,11 +235,12 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         });
     };
 
-    // While the kernel in front still runs, L2 gets the first keys of this team: what memory can send until that has ended, or all of
-    // a share of one tile. With more, what is merged there comes late, and here memory would wait until all that has come from L2;
-    // and where units are whole and have few rows, it is what others still read.
+    // While the kernel in front still runs, L2 gets some of this team's first keys, 4 KB a warp or eight keys; or its first tile, if
+    // no team has two. If all teams had a tile there, memory would stand still while that comes from L2, and what the kernel in
+    // front merges would come late. Where units are whole and have few rows, it would take what others still read. Keys that are not
+    // adjacent in a page are not fetched where a tile has several pages.
     auto fetch_ahead = [&] {
-        constexpr int FOUR_KB = (4 << 10) * TEAM / ((HEAD_DIM + HEAD_DIM_V) * int(sizeof(T))), SOME = FOUR_KB > 8 ? FOUR_KB : 8;
+        constexpr int OF_4_KB = (4 << 10) * TEAM / ((HEAD_DIM + HEAD_DIM_V) * int(sizeof(T))), SOME = OF_4_KB > 8 ? OF_4_KB : 8;
         if (warp % TEAM > 0 || asked >= share.count) return;
         const int most = share.count > TEAMS && SOME < BN ? SOME : BN;
         const int keys = min(most, of_asked.keys - (asked - of_asked.zero) * BN);
@@ -458,13 +461,14 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 }
                 if (one) {
                     const float lse = conclude(tile, row, m, l);
-                    // What O is multiplied by, or -1: without keys O may be anything, and is zero.
-                    sL[0][row] = l == 0.f ? -1.f : reciprocal_approx(l), sO[row] = tile.template of<T>(p, p.o, row);
+                    // What O is multiplied by; without keys it may be anything, and is zero.
+                    sL[0][row] = l == 0.f ? NO_KEYS : reciprocal_approx(l), sO[row] = tile.template of<T>(p, p.o, row);
                     if (p.lse) write_lse(tile, row, lse, l);
-                } else
+                } else {
 #pragma unroll
                     for (int part = 0; part < Piece::PARTS; ++part)
                         leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m, l));
+                }
             }
         }
 #pragma unroll 1
@@ -502,11 +506,13 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             if constexpr (MANY) {
                 // A lane has four columns of some rows at once, a warp all of a row, or half of a wide one, or of several rows.
                 constexpr int HALVES = HEAD_DIM_V > 128 ? 2 : 1, LANES = HEAD_DIM_V / HALVES / 4, ROWS = 32 / LANES;
+                static_assert(WARPS % HALVES == 0, "a warp has the same half of all its rows");
                 constexpr int AT_ONCE = TEAMS > 2 ? 2 : 4;
                 const int col = (warp % HALVES * LANES + lane % LANES) * 4;
 #pragma unroll 1
                 for (int group = warp; group / HALVES * ROWS < some; group += WARPS * AT_ONCE) {
-                    // All of these rows' before any is handed on: else each would wait for its own.
+                    // All of these rows' before any is handed on: else each would wait for its own. (Of a piece, inverse and of_row
+                    // mean nothing.)
                     float o[AT_ONCE][4], inverse[AT_ONCE];
                     T* of_row[AT_ONCE];
                     auto of_some = [&](int i) { return (group + i * WARPS) / HALVES * ROWS + lane / LANES; };
@@ -526,18 +532,18 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                     }
 #pragma unroll
                     for (int i = 0; i < AT_ONCE * 4; ++i)
-                        o[i / 4][i % 4] = inverse[i / 4] < 0.f ? 0.f : o[i / 4][i % 4] * inverse[i / 4];
-                    const bool written = has && col < p.head_dim_v;
+                        o[i / 4][i % 4] = inverse[i / 4] == NO_KEYS ? 0.f : o[i / 4][i % 4] * inverse[i / 4];
                     const long long strides = p.o.stride_batch | p.o.stride_head | p.o.stride_seq;
-                    if ((reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | strides) % 4) {
+                    if ((reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | strides | p.head_dim_v) % 4) {
 #pragma unroll
                         for (int i = 0; i < AT_ONCE * 4; ++i)
-                            if (of_some(i / 4) < some && written) of_row[i / 4][i % 4] = narrow<T>(o[i / 4][i % 4]);
+                            if (of_some(i / 4) < some && has && col + i % 4 < p.head_dim_v)
+                                of_row[i / 4][i % 4] = narrow<T>(o[i / 4][i % 4]);
                     } else {
 #pragma unroll
                         for (int i = 0; i < AT_ONCE; ++i) {
                             const uint2 four = make_uint2(pack2<T>(o[i][0], o[i][1]), pack2<T>(o[i][2], o[i][3]));
-                            if (of_some(i) < some && written) *reinterpret_cast<uint2*>(of_row[i]) = four;
+                            if (of_some(i) < some && has && col < p.head_dim_v) *reinterpret_cast<uint2*>(of_row[i]) = four;
                         }
                     }
                 }
@@ -579,8 +585,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             write(col, of_row, two, l);
             if (p.lse && col == 0) write_lse(first_rows, row, lse, l);
         };
-        // Long units are often cut in two: with the steps of many pieces that takes longer. Where rows are few and short, calls are, too,
-        // and a branch costs more than it gives.
+        // Long units are often cut in two: with the steps of many pieces that takes longer. Where rows are few and short, calls are
+        // so, too, and a branch costs more than it gives.
         constexpr bool MAY_BE_TWO = MANY || HEAD_DIM_V > 128;
         constexpr int ROWS_OF_TWO = MANY ? 4 : 1, ROWS = MAY_BE_TWO ? 2 : 1;
         const int rows = first_rows.rows;
