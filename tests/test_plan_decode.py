@@ -111,8 +111,9 @@ def test_more_warpgroups_where_no_unit_is_cut() -> None:
 
     assert warps(64) == warps(66) == warps(256) == 16
     assert warps(62) == warps(67) == warps(64, splits=1) == 8
-    paged = {"capacity": 1024, "pages": 9000, "head_dim": 128, "head_dim_v": 128}
-    assert warps(64, **{**paged, "pages": 0}) == 16
+    sizes = {"capacity": 1024, "head_dim": 128, "head_dim_v": 128}
+    paged = {**sizes, "pages": 9000}
+    assert warps(64, **sizes) == 16
     assert {warps(64, page_size=n, **paged) for n in (16, 32, 48, 64, 128, 256)} == {8}
     assert warps(64, page_size=16, **{**paged, "capacity": 512}) == 16
     assert warps(64, head_dim=256, head_dim_v=256) == 8

@@ -61,8 +61,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     constexpr int LEAST = WARPS / Piece::PARTS > 4 ? WARPS / Piece::PARTS : 4;
     constexpr int FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST, PITCH = HEAD_DIM_V + 8;
     constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + TEAMS * FEW * PITCH * 4;
+    constexpr float NO_KEYS = -1.f;  // in place of what O of a row is multiplied by
     // Whether all of many rows fit where a block's last keys were.
-    constexpr float NO_KEYS = -1.f;
     constexpr bool MANY = BM > 16, ALL_FIT = MANY && BM > FEW && QTile::bytes + TEAMS * BM * PITCH * 4 <= STATE;
 
     static_assert(!MANY || !FP32, "of many rows O is written in 16 bits");
@@ -447,8 +447,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         float* sum = all ? sSum - TEAMS * RING / 4 : sSum;
         if (MANY) {
             __syncthreads();
-            // What a row has one of, by a thread each: what the teams' O weigh, in place of m, and l of all. (With `thread` here, the
-            // main loop of sixteen warps spills registers.)
+            // What a row has one of, by a thread each: what the teams' O weigh, in place of m; and, if it is written, what O is
+            // multiplied by, in place of l, and where it begins. (With `thread` here, the main loop of sixteen warps spills.)
 #pragma unroll 1
             for (int row = warp * 32 + lane; row < rows; row += THREADS) {
                 float m = Softmax::NONE, l = 0.f;
@@ -461,7 +461,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 }
                 if (one) {
                     const float lse = conclude(tile, row, m, l);
-                    // What O is multiplied by; without keys it may be anything, and is zero.
+                    // Without keys O may be anything, and is zero.
                     sL[0][row] = l == 0.f ? NO_KEYS : reciprocal_approx(l), sO[row] = tile.template of<T>(p, p.o, row);
                     if (p.lse) write_lse(tile, row, lse, l);
                 } else {

@@ -37,8 +37,8 @@ __device__ inline void leave(float* p, float2 x) {
 
 // Merges the pieces of the blocks [partial.begin, end), in this order, as they come, and leaves NOTHING in their place: those rows
 // that are the share-th of so many. `place` says where a row and a column of O are, and `write` is handed that, and two numbers
-// of O from there on, and m and l of the row. A warp has ROWS at a time, and PIECES of each, a power of two up to 16: so many are looked
-// at in the time of one look at L2.
+// of O from there on, and m and l of the row. A warp has ROWS at a time, and PIECES of each, a power of two up to 16: so many are
+// looked at in the time of one look at L2.
 template <int WARPS, int ROWS, int PIECES, int HEAD_DIM_V, class Place, class Write>
 __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int rows, int share, int shares, float m_to_log2,
                              Place place, Write write) {
