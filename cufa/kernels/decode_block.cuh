@@ -6,8 +6,7 @@
 // waits for another. Where a unit ends, its teams' O are added up, and where it was cut, the last of its blocks merges the
 // pieces. Calls are short: what is run once is written for few instructions, as nothing hides their latency.
 #pragma once
-#include "decode_merge.cuh"
-#include "decode_scheduler.cuh"
+#include "decode_end.cuh"
 #include "ptx.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
@@ -57,22 +56,15 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f, m_to_log2 = FP32 ? scale : 1.f;
     constexpr int RING = STAGES * (KTile::bytes + VTile::bytes);
     using Piece = Partial<HEAD_DIM_V>;
-    // Rows of O that are added up at a time: as many as give each warp something to do
-    constexpr int LEAST = WARPS / Piece::PARTS > 4 ? WARPS / Piece::PARTS : 4;
-    constexpr int FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST, PITCH = HEAD_DIM_V + 8;
-    constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + TEAMS * FEW * PITCH * 4;
-    constexpr float NO_KEYS = -1.f;  // in place of what O of a row is multiplied by
-    // Whether all of many rows fit where a block's last keys were.
-    constexpr bool MANY = BM > 16, ALL_FIT = MANY && BM > FEW && QTile::bytes + TEAMS * BM * PITCH * 4 <= STATE;
+    using End = UnitEnd<T, Softmax, DecodeArguments<SCORE, KV>, BM, HEAD_DIM_V, TEAM, WARPS, TEAMS * RING>;
+    constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
 
-    static_assert(!MANY || !FP32, "of many rows O is written in 16 bits");
-    static_assert(TEAMS * FEW * PITCH >= THREADS * 3, "what is looked at once more comes there");
+    static_assert(End::SUM_BYTES >= THREADS * 12, "what is looked at once more comes there");
 
     extern __shared__ __align__(1024) unsigned char smem[];
     const uint32_t sQ = smem_address(smem);
-    float* sSum = reinterpret_cast<float*>(smem + SUM);  // [TEAMS][FEW][PITCH]; [TEAMS][BM][PITCH] from the first ring on
+    float* sSum = reinterpret_cast<float*>(smem + SUM);
     float(*sM)[BM] = reinterpret_cast<float(*)[BM]>(smem + STATE), (*sL)[BM] = sM + TEAMS;  // [TEAMS][BM] each
-    T** sO = reinterpret_cast<T**>(smem);  // [BM]: where many rows of O begin, in place of Q when it has been used
     const uint32_t thread = threadIdx.x;
     const int lane = thread % 32, warp = __shfl_sync(0xffffffff, thread / 32, 0);
     const int team = warp / TEAM, first_row = warp % TEAM * WARP_ROWS;  // of this warp's in the tile
@@ -313,25 +305,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         return;
     }
 
-    // Adds to l of a row what is no key, the sink, and returns what its log-sum-exp is found from.
-    auto conclude = [&](const UnitRows& tile, int row, float m, float& l) {
-        if (!FP32) l = Softmax::beyond(m, l);
-        float lse = m * m_to_log2;
-        if constexpr (SCORE::SINKS) lse = Softmax::log_sum_exp(lse, l), score.conclude(l, lse, tile.head(p, row));
-        return lse;
-    };
-    auto write_lse = [&](const UnitRows& tile, int row, float lse, float l) {
-        p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
-            SCORE::SINKS ? lse : Softmax::log_sum_exp(lse, l);
-    };
-    auto divided = [](float o, float l) { return l == 0.f ? 0.f : FP32 ? o / l : o * reciprocal_approx(l); };
-    // O = O / l of some columns of a row, from `of_row` on
-    auto write = [&](int col, T* of_row, const auto& o, float l) {
-#pragma unroll
-        for (int i = 0; i < sizeof(o) / sizeof(float); ++i)
-            if (col + i < p.head_dim_v) of_row[i] = narrow<T>(divided(o[i], l));
-    };
-
+    const RowWriter<T, Softmax, DecodeArguments<SCORE, KV>> writer{p, m_to_log2};
+    const End unit_end{writer, sSum, sM, sL, reinterpret_cast<T**>(smem)};
     const MergingBlocks<WARPS, HEAD_DIM_V> merging(Piece(p, first_pieces.begin, BM), block, first_pieces.end,
                                             first_rows.rows * Piece::PARTS > WARPS);
     merging.begin();
@@ -435,141 +410,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const Piece partial(p, pieces.begin, BM);
         const bool one = pieces.one();
 
-        // The teams' m, l and O, FEW rows at a time beside the next unit's keys
-#pragma unroll
-        for (int i = 0; i < MT * 2; ++i) {
-            const float l = lanes_sum<4>(softmax.l[i / 2][i % 2]);
-            const int row = first_row + i * 8 + lane / 4;
-            if (lane % 4 == 0) sM[team][row] = softmax.m[i / 2][i % 2].value(), sL[team][row] = l;
-        }
-        const bool all = ALL_FIT && last && rows > FEW;
-        const int at_once = all ? BM : FEW;
-        float* sum = all ? sSum - TEAMS * RING / 4 : sSum;
-        if (MANY) {
-            __syncthreads();
-            // What a row has one of, by a thread each: what the teams' O weigh, in place of m; and, if it is written, what O is
-            // multiplied by, in place of l, and where it begins. (With `thread` here, the main loop of sixteen warps spills.)
-#pragma unroll 1
-            for (int row = warp * 32 + lane; row < rows; row += THREADS) {
-                float m = Softmax::NONE, l = 0.f;
-#pragma unroll
-                for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
-#pragma unroll
-                for (int t = 0; t < TEAMS; ++t) {
-                    const float weight = exp2_approx((sM[t][row] - m) * m_to_log2);
-                    l = fmaf(sL[t][row], weight, l), sM[t][row] = weight;
-                }
-                if (one) {
-                    const float lse = conclude(tile, row, m, l);
-                    // Without keys O may be anything, and is zero.
-                    sL[0][row] = l == 0.f ? NO_KEYS : reciprocal_approx(l), sO[row] = tile.template of<T>(p, p.o, row);
-                    if (p.lse) write_lse(tile, row, lse, l);
-                } else {
-#pragma unroll
-                    for (int part = 0; part < Piece::PARTS; ++part)
-                        leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m, l));
-                }
-            }
-        }
-#pragma unroll 1
-        for (int begin = 0; begin < rows; begin += at_once) {
-            const int some = min(rows - begin, at_once);
-            if (begin > 0) __syncthreads();
-#pragma unroll
-            for (int i = 0; i < MT * 2; ++i) {
-                const int row = first_row + i * 8 + lane / 4 - begin;
-                if (row < 0 || row >= some) continue;
-                float* of_row = sum + (team * at_once + row) * PITCH;
-#pragma unroll
-                for (int ot = 0; ot < OT; ++ot) {
-                    const float x = rO[i / 2][ot][i % 2 * 2], y = rO[i / 2][ot][i % 2 * 2 + 1];
-                    const int n = lane % 4 * 2;
-                    if constexpr (FP32)
-                        of_row[ot / 4 * 32 + 4 * n + ot % 4] = x, of_row[ot / 4 * 32 + 4 * n + 4 + ot % 4] = y;
-                    else
-                        *reinterpret_cast<float2*>(of_row + ot * 8 + n) = make_float2(x, y);
-                }
-            }
-            __syncthreads();
-            // Adds up columns of a row from `col` on, and hands them on, once each: what came again after the merging block took it
-            // would stay there for the next launch.
-            auto add = [&](auto& o, int of_some, int col, int t, float weight) {
-                const float* of_team = sum + (t * at_once + of_some) * PITCH + col;
-#pragma unroll
-                for (int i = 0; i < sizeof(o) / sizeof(float); ++i) o[i] = fmaf(of_team[i], weight, t == 0 ? 0.f : o[i]);
-            };
-            auto leave_columns = [&](int row, int col, const auto& o) {
-#pragma unroll
-                for (int i = 0; i < sizeof(o) / sizeof(float); i += 2)
-                    leave(partial.of(block) + partial.column(row, col + i), make_float2(o[i], o[i + 1]));
-            };
-            if constexpr (MANY) {
-                // A lane has four columns of some rows at once, a warp all of a row, or half of a wide one, or of several rows.
-                constexpr int HALVES = HEAD_DIM_V > 128 ? 2 : 1, LANES = HEAD_DIM_V / HALVES / 4, ROWS = 32 / LANES;
-                static_assert(WARPS % HALVES == 0, "a warp has the same half of all its rows");
-                constexpr int AT_ONCE = TEAMS > 2 ? 2 : 4;
-                const int col = (warp % HALVES * LANES + lane % LANES) * 4;
-#pragma unroll 1
-                for (int group = warp; group / HALVES * ROWS < some; group += WARPS * AT_ONCE) {
-                    // All of these rows' before any is handed on: else each would wait for its own. (Of a piece, inverse and of_row
-                    // mean nothing.)
-                    float o[AT_ONCE][4], inverse[AT_ONCE];
-                    T* of_row[AT_ONCE];
-                    auto of_some = [&](int i) { return (group + i * WARPS) / HALVES * ROWS + lane / LANES; };
-#pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) {
-                        const int at = min(of_some(i), some - 1);
-#pragma unroll
-                        for (int t = 0; t < TEAMS; ++t) add(o[i], at, col, t, sM[t][begin + at]);
-                        inverse[i] = sL[0][begin + at], of_row[i] = sO[begin + at] + col;
-                    }
-                    const bool has = lane < ROWS * LANES;
-                    if (!one) {
-#pragma unroll
-                        for (int i = 0; i < AT_ONCE; ++i)
-                            if (of_some(i) < some && has) leave_columns(begin + of_some(i), col, o[i]);
-                        continue;
-                    }
-#pragma unroll
-                    for (int i = 0; i < AT_ONCE * 4; ++i)
-                        o[i / 4][i % 4] = inverse[i / 4] == NO_KEYS ? 0.f : o[i / 4][i % 4] * inverse[i / 4];
-                    const long long strides = p.o.stride_batch | p.o.stride_head | p.o.stride_seq;
-                    if ((reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | strides | p.head_dim_v) % 4) {
-#pragma unroll
-                        for (int i = 0; i < AT_ONCE * 4; ++i)
-                            if (of_some(i / 4) < some && has && col + i % 4 < p.head_dim_v)
-                                of_row[i / 4][i % 4] = narrow<T>(o[i / 4][i % 4]);
-                    } else {
-#pragma unroll
-                        for (int i = 0; i < AT_ONCE; ++i) {
-                            const uint2 four = make_uint2(pack2<T>(o[i][0], o[i][1]), pack2<T>(o[i][2], o[i][3]));
-                            if (of_some(i) < some && has && col < p.head_dim_v) *reinterpret_cast<uint2*>(of_row[i]) = four;
-                        }
-                    }
-                }
-            } else {
-                for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
-                    const int row = begin + of_some, col = part * 64 + lane * 2;
-                    if (HEAD_DIM_V % 64 > 0 && col >= HEAD_DIM_V) return;
-                    float o[2], m = Softmax::NONE, l = 0.f;
-#pragma unroll
-                    for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
-#pragma unroll
-                    for (int t = 0; t < TEAMS; ++t) {
-                        const float weight = exp2_approx((sM[t][row] - m) * m_to_log2);
-                        l = fmaf(sL[t][row], weight, l), add(o, of_some, col, t, weight);
-                    }
-                    if (one) {
-                        const float lse = conclude(tile, row, m, l);
-                        write(col, tile.template of<T>(p, p.o, row) + col, o, l);
-                        if (p.lse && col == 0) write_lse(tile, row, lse, l);
-                        return;
-                    }
-                    leave_columns(row, col, o);
-                    if (lane == 0) leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m, l));
-                });
-            }
-        }
+        unit_end.hand_on(rO, softmax, tile, partial, block, one, last, warp, lane);
         if (last) break;
         unit = next, pieces = share.pieces(p, unit, block), first = false;
     }
@@ -581,18 +422,14 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         auto place = [&](int row, int col) { return first_rows.template of<T>(p, p.o, row) + col; };
         auto write_two = [&](T* of_row, int row, int col, float2 o, float m, float l) {
             const float two[2] = {o.x, o.y};
-            const float lse = conclude(first_rows, row, m, l);
-            write(col, of_row, two, l);
-            if (p.lse && col == 0) write_lse(first_rows, row, lse, l);
+            writer.write(first_rows, row, col, of_row, two, m, l);
         };
-        // Long units are often cut in two: with the steps of many pieces that takes longer. Where rows are few and short, calls are
-        // so, too, and a branch costs more than it gives.
-        constexpr bool MAY_BE_TWO = MANY || HEAD_DIM_V > 128;
-        constexpr int ROWS_OF_TWO = MANY ? 4 : 1, ROWS = MAY_BE_TWO ? 2 : 1;
+        // Where rows are few and short, calls are, too, and a branch costs more than two pieces in a way of their own give.
+        constexpr bool MAY_BE_TWO = End::MANY || HEAD_DIM_V > 128;
         const int rows = first_rows.rows;
         if (MAY_BE_TWO && merging.end - merging.partial.begin == 2)
-            merge_pieces<WARPS, ROWS_OF_TWO, 2>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
+            merge_two_pieces<WARPS, (End::MANY ? 4 : 1)>(merging.partial, rows, share, shares, m_to_log2, place, write_two);
         else
-            merge_pieces<WARPS, ROWS, 16>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
+            merge_pieces<WARPS, (MAY_BE_TWO ? 2 : 1)>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
     });
 }

@@ -35,15 +35,17 @@ __device__ inline void leave(float* p, float2 x) {
     st_relaxed(p, make_float2(x.x == x.x ? x.x : NAN, x.y == x.y ? x.y : NAN));
 }
 
+// So many pieces of a row are looked at in the time of one look at L2.
+constexpr int PIECES_AT_ONCE = 16;
+
 // Merges the pieces of the blocks [partial.begin, end), in this order, as they come, and leaves NOTHING in their place: those rows
 // that are the share-th of so many. `place` says where a row and a column of O are, and `write` is handed that, and two numbers
-// of O from there on, and m and l of the row. A warp has ROWS at a time, and PIECES of each, a power of two up to 16: so many are
-// looked at in the time of one look at L2.
-template <int WARPS, int ROWS, int PIECES, int HEAD_DIM_V, class Place, class Write>
+// of O from there on, and m and l of the row. A warp has ROWS at a time.
+template <int WARPS, int ROWS, int HEAD_DIM_V, class Place, class Write>
 __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int rows, int share, int shares, float m_to_log2,
                              Place place, Write write) {
     // Half a warp takes four columns a lane of every other piece.
-    constexpr int EACH = PIECES / 2;
+    constexpr int EACH = PIECES_AT_ONCE / 2;
     const int lane = threadIdx.x % 32, half = lane / 16, step = 4 * partial.floats;
     auto merge = [&](int some, int part) {
         const int col = min(part * 64 + lane % 16 * 4, HEAD_DIM_V - 4);  // lanes beyond the last column repeat it
@@ -57,9 +59,9 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
             computed_here(of_row[r]);  // while pieces are on their way
         }
 #pragma unroll 1
-        for (int block = partial.begin; block < end; block += PIECES) {
+        for (int block = partial.begin; block < end; block += PIECES_AT_ONCE) {
             const int n = end - block;
-            float* of_state = partial.of(block + min(lane % PIECES, n - 1));
+            float* of_state = partial.of(block + min(lane % 16, n - 1));
             float* others = partial.others(block + half);
             float* first = others + (half == 0 && block == partial.begin ? partial.floats : 0);
             auto state_of = [&](int r) { return of_state + partial.m_and_l(row(r), part); };
@@ -89,7 +91,7 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
             const float4 nothing = nothings();
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                if (lane < n && lane < PIECES) st_relaxed(state_of(r), make_float2(nothing.x, nothing.y));
+                if (lane < n && lane < PIECES_AT_ONCE) st_relaxed(state_of(r), make_float2(nothing.x, nothing.y));
 #pragma unroll
                 for (int i = 0; i < EACH; ++i)
                     if (2 * i + half < n) st_relaxed_4(piece_of(r, i), nothing);
@@ -97,9 +99,9 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const float m_old = m[r];
-                m[r] = fmaxf(m_old, lanes_max<PIECES>(state[r].x));
+                m[r] = fmaxf(m_old, lanes_max<16>(state[r].x));
                 const float weight = exp2_approx((state[r].x - m[r]) * m_to_log2), alpha = exp2_approx((m_old - m[r]) * m_to_log2);
-                l[r] = l[r] * alpha + lanes_sum<PIECES>(lane % PIECES < n ? state[r].y * weight : 0.f);
+                l[r] = l[r] * alpha + lanes_sum<16>(lane % 16 < n ? state[r].y * weight : 0.f);
                 o[r].x *= alpha, o[r].y *= alpha, o[r].z *= alpha, o[r].w *= alpha;
 #pragma unroll
                 for (int i = 0; i < EACH; ++i) {
@@ -122,6 +124,58 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
         }
     };
     for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, merge, share, shares);
+}
+
+// The same of two pieces, of which each half of a warp has one: long units are often cut in two, and the steps for more pieces take
+// as long as all else then.
+template <int WARPS, int ROWS, int HEAD_DIM_V, class Place, class Write>
+__device__ void merge_two_pieces(const Partial<HEAD_DIM_V>& partial, int rows, int share, int shares, float m_to_log2, Place place,
+                                 Write write) {
+    const int lane = threadIdx.x % 32, half = lane / 16;
+    float* of_piece = partial.of(partial.begin + half);
+    for_each_part<WARPS, HEAD_DIM_V>(
+        (rows + ROWS - 1) / ROWS,
+        [&](int some, int part) {
+            const int col = min(part * 64 + lane % 16 * 4, HEAD_DIM_V - 4);  // lanes beyond the last column repeat it
+            auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };  // and so are rows
+            float4 x[ROWS];
+            float2 state[ROWS];
+            auto look = [&] {
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r)
+                    state[r] = ld_relaxed(of_piece + partial.m_and_l(row(r), part)), x[r] = ld_relaxed_4(of_piece + partial.column(row(r), col));
+            };
+            auto some_are_missing = [&] {
+                uint32_t largest = 0;  // of the bits: those of NOTHING are
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) {
+                    const uint32_t of_o = max(larger_bits(x[r].x, x[r].y), larger_bits(x[r].z, x[r].w));
+                    largest = max(largest, max(larger_bits(state[r].x, state[r].y), of_o));
+                }
+                return __any_sync(0xffffffff, largest == NOTHING);
+            };
+            look();
+            decltype(place(0, 0)) of_row[ROWS];
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) of_row[r] = place(row(r), col + 2 * half), computed_here(of_row[r]);
+            while (some_are_missing()) look();
+            const float4 nothing = nothings();
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                if (lane % 16 == 0) st_relaxed(of_piece + partial.m_and_l(row(r), part), make_float2(nothing.x, nothing.y));
+                st_relaxed_4(of_piece + partial.column(row(r), col), nothing);
+            }
+            auto both = [](float own) { return own + __shfl_xor_sync(0xffffffff, own, 16); };
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                const float m = fmaxf(state[r].x, __shfl_xor_sync(0xffffffff, state[r].x, 16));
+                const float weight = exp2_approx((state[r].x - m) * m_to_log2), l = both(state[r].y * weight);
+                const float o[4] = {both(x[r].x * weight), both(x[r].y * weight), both(x[r].z * weight), both(x[r].w * weight)};
+                const float2 two = half ? make_float2(o[2], o[3]) : make_float2(o[0], o[1]);
+                write(of_row[r], row(r), col + 2 * half, two, m, l);
+            }
+        },
+        share, shares);
 }
 
 // Which blocks merge the pieces of a unit: the last one, [begin, end), for which those that it waits for have begun before. Where

@@ -1,0 +1,211 @@
+// The end of a unit of decode_block.cuh: O of the block's teams is added up, divided by the rows' sums and written, or left as a
+// piece for whoever merges it.
+#pragma once
+#include "decode_merge.cuh"
+#include "decode_scheduler.cuh"
+
+// Writes rows of O, and their log-sum-exps, if asked for.
+template <class T, class Softmax, class ARGUMENTS>
+struct RowWriter {
+    static constexpr bool FP32 = sizeof(T) == 4;
+    const ARGUMENTS& p;
+    const float m_to_log2;
+
+    // Adds to l of a row what is no key, the sink, and returns what its log-sum-exp is found from.
+    __device__ float conclude(const UnitRows& tile, int row, float m, float& l) const {
+        if (!FP32) l = Softmax::beyond(m, l);
+        float lse = m * m_to_log2;
+        if constexpr (ARGUMENTS::SINKS) lse = Softmax::log_sum_exp(lse, l), p.conclude(l, lse, tile.head(p, row));
+        return lse;
+    }
+    __device__ void write_lse(const UnitRows& tile, int row, float lse, float l) const {
+        p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
+            ARGUMENTS::SINKS ? lse : Softmax::log_sum_exp(lse, l);
+    }
+    // O = O / l of two columns of a row, from `of_row` on; its log-sum-exp with the first of them.
+    __device__ void write(const UnitRows& tile, int row, int col, T* of_row, const float (&o)[2], float m, float l) const {
+        const float lse = conclude(tile, row, m, l);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            if (col + i < p.head_dim_v) of_row[i] = narrow<T>(l == 0.f ? 0.f : FP32 ? o[i] / l : o[i] * reciprocal_approx(l));
+        if (p.lse && col == 0) write_lse(tile, row, lse, l);
+    }
+};
+
+// Adds up O of a block's teams, each of which has seen other keys, in shared memory: FEW rows at a time behind their rings, of so
+// many bytes together, or all of a tile where these were, if the block has no other unit.
+template <class T, class Softmax, class ARGUMENTS, int BM, int HEAD_DIM_V, int TEAM, int WARPS, int RINGS>
+struct UnitEnd {
+    using Piece = Partial<HEAD_DIM_V>;
+    static constexpr bool FP32 = sizeof(T) == 4, MANY = BM > 16;
+    static_assert(!MANY || !FP32, "of many rows O is written in 16 bits");
+    static constexpr float NO_KEYS = -1.f;  // in place of what O of a row is multiplied by
+    static constexpr int TEAMS = WARPS / TEAM, PITCH = HEAD_DIM_V + 8;
+    // As many as give each warp something to do
+    static constexpr int LEAST = WARPS / Piece::PARTS > 4 ? WARPS / Piece::PARTS : 4, FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST;
+    static constexpr int SUM_BYTES = TEAMS * FEW * PITCH * 4;
+    static constexpr bool ALL_FIT = MANY && BM > FEW && TEAMS * BM * PITCH * 4 <= RINGS + SUM_BYTES;
+
+    const RowWriter<T, Softmax, ARGUMENTS> writer;
+    float* sSum;                    // [TEAMS][FEW][PITCH]; [TEAMS][BM][PITCH] from the first ring on
+    float (*sM)[BM], (*sL)[BM];     // [TEAMS][BM] each
+    T** sO;                         // [BM]: where many rows of O begin, in place of Q when it has been used
+
+    // `last` says that no keys of another unit are on their way; `one`, that the unit is in one piece, which else is left as `partial`.
+    template <int MT, int OT>
+    __device__ void hand_on(const float (&rO)[MT][OT][4], const Softmax& softmax, const UnitRows& tile, const Piece& partial, int block,
+                            bool one, bool last, int warp, int lane) const {
+        const int rows = tile.rows, team = warp / TEAM, first_row = warp % TEAM * (BM / TEAM);
+#pragma unroll
+        for (int i = 0; i < MT * 2; ++i) {
+            const float l = lanes_sum<4>(softmax.l[i / 2][i % 2]);
+            const int row = first_row + i * 8 + lane / 4;
+            if (lane % 4 == 0) sM[team][row] = softmax.m[i / 2][i % 2].value(), sL[team][row] = l;
+        }
+        const bool all = ALL_FIT && last && rows > FEW;
+        const int at_once = all ? BM : FEW;
+        float* sum = all ? sSum - RINGS / 4 : sSum;
+        if (MANY) {
+            __syncthreads();
+            find_weights(tile, partial, block, one, warp, lane);
+        }
+#pragma unroll 1
+        for (int begin = 0; begin < rows; begin += at_once) {
+            const int some = min(rows - begin, at_once);
+            if (begin > 0) __syncthreads();
+#pragma unroll
+            for (int i = 0; i < MT * 2; ++i) {
+                const int row = first_row + i * 8 + lane / 4 - begin;
+                if (row < 0 || row >= some) continue;
+                float* of_row = sum + (team * at_once + row) * PITCH;
+#pragma unroll
+                for (int ot = 0; ot < OT; ++ot) {
+                    const float x = rO[i / 2][ot][i % 2 * 2], y = rO[i / 2][ot][i % 2 * 2 + 1];
+                    const int n = lane % 4 * 2;
+                    if constexpr (FP32)
+                        of_row[ot / 4 * 32 + 4 * n + ot % 4] = x, of_row[ot / 4 * 32 + 4 * n + 4 + ot % 4] = y;
+                    else
+                        *reinterpret_cast<float2*>(of_row + ot * 8 + n) = make_float2(x, y);
+                }
+            }
+            __syncthreads();
+            if constexpr (MANY)
+                add_up_many(sum, begin, some, at_once, partial, block, one, warp, lane);
+            else
+                add_up(sum, begin, some, at_once, tile, partial, block, one, lane);
+        }
+    }
+
+ private:
+    // What each of many rows has one of, by a thread each: what the teams' O weigh, in place of m; and, if it is written, what O is
+    // multiplied by, in place of l, and where it begins. (With threadIdx.x here, the main loop of sixteen warps spills registers.)
+    __device__ void find_weights(const UnitRows& tile, const Piece& partial, int block, bool one, int warp, int lane) const {
+#pragma unroll 1
+        for (int row = warp * 32 + lane; row < tile.rows; row += WARPS * 32) {
+            float m = Softmax::NONE, l = 0.f;
+#pragma unroll
+            for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
+#pragma unroll
+            for (int t = 0; t < TEAMS; ++t) {
+                const float weight = exp2_approx((sM[t][row] - m) * writer.m_to_log2);
+                l = fmaf(sL[t][row], weight, l), sM[t][row] = weight;
+            }
+            if (one) {
+                const float lse = writer.conclude(tile, row, m, l);
+                // Without keys O may be anything, and is zero.
+                sL[0][row] = l == 0.f ? NO_KEYS : reciprocal_approx(l), sO[row] = tile.template of<T>(writer.p, writer.p.o, row);
+                if (writer.p.lse) writer.write_lse(tile, row, lse, l);
+            } else {
+#pragma unroll
+                for (int part = 0; part < Piece::PARTS; ++part)
+                    leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m, l));
+            }
+        }
+    }
+
+    // Adds those of a team to columns of a row. They are handed on once each: what came again after the merging block took it would
+    // stay there for the next launch.
+    template <int COLS>
+    static __device__ void add(float (&o)[COLS], const float* sum, int of_some, int at_once, int col, int t, float weight) {
+        const float* of_team = sum + (t * at_once + of_some) * PITCH + col;
+#pragma unroll
+        for (int i = 0; i < COLS; ++i) o[i] = fmaf(of_team[i], weight, t == 0 ? 0.f : o[i]);
+    }
+    template <int COLS>
+    static __device__ void leave_columns(const Piece& partial, int block, int row, int col, const float (&o)[COLS]) {
+#pragma unroll
+        for (int i = 0; i < COLS; i += 2)
+            leave(partial.of(block) + partial.column(row, col + i), make_float2(o[i], o[i + 1]));
+    }
+
+    // A lane has four columns of some of many rows at once, a warp all of a row, or half of a wide one, or of several rows.
+    __device__ void add_up_many(const float* sum, int begin, int some, int at_once, const Piece& partial, int block, bool one,
+                                int warp, int lane) const {
+        constexpr int HALVES = HEAD_DIM_V > 128 ? 2 : 1, LANES = HEAD_DIM_V / HALVES / 4, ROWS = 32 / LANES;
+        static_assert(WARPS % HALVES == 0, "a warp has the same half of all its rows");
+        constexpr int AT_ONCE = TEAMS > 2 ? 2 : 4;
+        const ARGUMENTS& p = writer.p;
+        const int col = (warp % HALVES * LANES + lane % LANES) * 4;
+#pragma unroll 1
+        for (int group = warp; group / HALVES * ROWS < some; group += WARPS * AT_ONCE) {
+            // All of these rows' before any is handed on: else each would wait for its own. (Of a piece, inverse and of_row mean
+            // nothing.)
+            float o[AT_ONCE][4], inverse[AT_ONCE];
+            T* of_row[AT_ONCE];
+            auto of_some = [&](int i) { return (group + i * WARPS) / HALVES * ROWS + lane / LANES; };
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int at = min(of_some(i), some - 1);
+#pragma unroll
+                for (int t = 0; t < TEAMS; ++t) add(o[i], sum, at, at_once, col, t, sM[t][begin + at]);
+                inverse[i] = sL[0][begin + at], of_row[i] = sO[begin + at] + col;
+            }
+            const bool has = lane < ROWS * LANES;
+            if (!one) {
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i)
+                    if (of_some(i) < some && has) leave_columns(partial, block, begin + of_some(i), col, o[i]);
+                continue;
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE * 4; ++i)
+                o[i / 4][i % 4] = inverse[i / 4] == NO_KEYS ? 0.f : o[i / 4][i % 4] * inverse[i / 4];
+            const long long strides = p.o.stride_batch | p.o.stride_head | p.o.stride_seq;
+            if ((reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | strides | p.head_dim_v) % 4) {
+#pragma unroll
+                for (int i = 0; i < AT_ONCE * 4; ++i)
+                    if (of_some(i / 4) < some && has && col + i % 4 < p.head_dim_v)
+                        of_row[i / 4][i % 4] = narrow<T>(o[i / 4][i % 4]);
+            } else {
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i) {
+                    const uint2 four = make_uint2(pack2<T>(o[i][0], o[i][1]), pack2<T>(o[i][2], o[i][3]));
+                    if (of_some(i) < some && has && col < p.head_dim_v) *reinterpret_cast<uint2*>(of_row[i]) = four;
+                }
+            }
+        }
+    }
+
+    // A lane has two columns of a row, and a warp 64.
+    __device__ void add_up(const float* sum, int begin, int some, int at_once, const UnitRows& tile, const Piece& partial, int block,
+                           bool one, int lane) const {
+        for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
+            const int row = begin + of_some, col = part * 64 + lane * 2;
+            if (HEAD_DIM_V % 64 > 0 && col >= HEAD_DIM_V) return;
+            float o[2], m = Softmax::NONE, l = 0.f;
+#pragma unroll
+            for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
+#pragma unroll
+            for (int t = 0; t < TEAMS; ++t) {
+                const float weight = exp2_approx((sM[t][row] - m) * writer.m_to_log2);
+                l = fmaf(sL[t][row], weight, l), add(o, sum, of_some, at_once, col, t, weight);
+            }
+            if (one) {
+                writer.write(tile, row, col, tile.template of<T>(writer.p, writer.p.o, row) + col, o, m, l);
+                return;
+            }
+            leave_columns(partial, block, row, col, o);
+            if (lane == 0) leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m, l));
+        });
+    }
+};
