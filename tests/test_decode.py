@@ -300,7 +300,7 @@ def test_gpu_writes_nothing_beside_rows_of_any_width(
     cupy: ModuleType, rng: np.random.Generator, sq: int, dv: int
 ) -> None:
     q, k, v = random_inputs(rng, "bfloat16", b=3, hq=8, hk=2, sq=sq, sk=700, d=64, dv=dv)
-    lengths = np.array([700, 0, 33])
+    lengths = np.array([700, 0, 33], np.int32)
     options: dict[str, Any] = {"lengths": cupy.asarray(lengths), "return_lse": True}
     arrays = [cupy.asarray(x) for x in (q, k, v)]
     for before, behind in ((1, 1), (0, 44 - dv % 44), (4, 4)):
