@@ -220,6 +220,13 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 #pragma unroll
         for (int i = 0; i < (AHEAD ? PER_THREAD : 0); ++i) q_from[i] = find_q(rows, i), computed_here(q_from[i]);
     };
+    // While the kernel in front still runs: in front of keys, of which some are in L2 by then, Q would come last. Of many rows it
+    // would take long to find.
+    auto fetch_q_ahead = [&] {
+#pragma unroll
+        for (int i = 0; i < (AHEAD ? PER_THREAD : 0); ++i)
+            if (q_from[i]) prefetch_l2(q_from[i]);
+    };
     auto copy_q = [&](const UnitRows& rows) {
         for_each_of_q([&](int i, uint32_t place) {
             const float4* from = AHEAD ? q_from[i] : find_q(rows, i);
@@ -269,6 +276,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const bool once = !first_pieces.one() || (ALL_ONCE && share.unit.tiles * BN < 1024 * max(first_rows.rows, 4));
         kept = p.row_tiles.divisor == 1 && once ? L2_READ_ONCE : L2_NORMAL;
         find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
+        if (!begun) fetch_q_ahead();
         if (!begun && lengths.few && (TEAM == 4 || p.parts.divisor > 1)) fetch_ahead();
         computed_here(k_from), computed_here(v_from), computed_here(first_entry);
         computed_here(first_pieces.begin), computed_here(first_pieces.end);

@@ -145,6 +145,9 @@ __device__ inline void prefetch_l2(const void* p, uint32_t bytes) {
 #endif
 }
 
+// Fetches what is around an address into L2.
+__device__ inline void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // Copies 16 or 4 bytes from global to shared memory, or writes zeros and reads nothing.
 __device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(read ? 16 : 0)

@@ -113,6 +113,7 @@ inline void prefetch_l2(const void* p, uint32_t bytes) {
     (void)last;
     if (reinterpret_cast<uint64_t>(p) % 16 || bytes % 16) emulator::fail("a prefetch that is not aligned");
 }
+inline void prefetch_l2(const void* p) { prefetch_l2(p, 16); }
 
 inline void named_barrier_sync(int id, int threads) { emulator::sync(id, threads); }
 
