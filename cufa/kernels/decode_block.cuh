@@ -64,7 +64,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     extern __shared__ __align__(1024) unsigned char smem[];
     const uint32_t sQ = smem_address(smem);
     float* sSum = reinterpret_cast<float*>(smem + SUM);
-    float(*sM)[BM] = reinterpret_cast<float(*)[BM]>(smem + STATE), (*sL)[BM] = sM + TEAMS;  // [TEAMS][BM] each
+    auto* sM = reinterpret_cast<typename End::OfTeams*>(smem + STATE);  // [BM], then as many l
     const uint32_t thread = threadIdx.x;
     const int lane = thread % 32, warp = __shfl_sync(0xffffffff, thread / 32, 0);
     const int team = warp / TEAM, first_row = warp % TEAM * WARP_ROWS;  // of this warp's in the tile
@@ -314,7 +314,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     }
 
     const RowWriter<T, Softmax, DecodeArguments<SCORE, KV>> writer{p, m_to_log2};
-    const End unit_end{writer, sSum, sM, sL, reinterpret_cast<T**>(smem)};
+    const End unit_end{writer, sSum, sM, sM + BM, reinterpret_cast<T**>(smem)};
     const MergingBlocks<WARPS, HEAD_DIM_V> merging(Piece(p, first_pieces.begin, BM), block, first_pieces.end,
                                             first_rows.rows * Piece::PARTS > WARPS);
     merging.begin();
@@ -432,12 +432,14 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             const float two[2] = {o.x, o.y};
             writer.write(first_rows, row, col, of_row, two, m, l);
         };
-        // Where rows are few and short, calls are, too, and a branch costs more than two pieces in a way of their own give.
-        constexpr bool MAY_BE_TWO = End::MANY || HEAD_DIM_V > 128;
-        const int rows = first_rows.rows;
-        if (MAY_BE_TWO && merging.end - merging.partial.begin == 2)
-            merge_two_pieces<WARPS, (End::MANY ? 4 : 1)>(merging.partial, rows, share, shares, m_to_log2, place, write_two);
+        // Where rows are few and short, calls are, too, if rings have stages, and code for few pieces costs more than it gives.
+        constexpr bool MAY_BE_FEW = End::MANY || HEAD_DIM_V > 128 || STAGES == 1;
+        const int rows = first_rows.rows, n = merging.end - merging.partial.begin;
+        if (MAY_BE_FEW && n == 2)
+            merge_few_pieces<WARPS, End::MANY ? 4 : 1, 2>(merging.partial, n, rows, share, shares, m_to_log2, place, write_two);
+        else if (MAY_BE_FEW && n <= 4)
+            merge_few_pieces<WARPS, End::MANY ? 2 : 1, 4>(merging.partial, n, rows, share, shares, m_to_log2, place, write_two);
         else
-            merge_pieces<WARPS, (MAY_BE_TWO ? 2 : 1)>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
+            merge_pieces<WARPS, MAY_BE_FEW ? 2 : 1>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
     });
 }

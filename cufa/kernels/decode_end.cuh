@@ -46,10 +46,15 @@ struct UnitEnd {
     static constexpr int SUM_BYTES = TEAMS * FEW * PITCH * 4;
     static constexpr bool ALL_FIT = MANY && BM > FEW && TEAMS * BM * PITCH * 4 <= RINGS + SUM_BYTES;
 
+    // m or l of a row, of each team
+    struct alignas(TEAMS % 4 == 0 ? 16 : TEAMS % 2 == 0 ? 8 : 4) OfTeams {
+        float of[TEAMS];
+    };
+
     const RowWriter<T, Softmax, ARGUMENTS> writer;
-    float* sSum;                    // [TEAMS][FEW][PITCH]; [TEAMS][BM][PITCH] from the first ring on
-    float (*sM)[BM], (*sL)[BM];     // [TEAMS][BM] each
-    T** sO;                         // [BM]: where many rows of O begin, in place of Q when it has been used
+    float* sSum;         // [TEAMS][FEW][PITCH]; [TEAMS][BM][PITCH] from the first ring on
+    OfTeams *sM, *sL;    // [BM] each
+    T** sO;              // [BM]: where many rows of O begin, in place of Q when it has been used
 
     // `last` says that no keys of another unit are on their way; `one`, that the unit is in one piece, which else is left as `partial`.
     template <int MT, int OT>
@@ -60,7 +65,7 @@ struct UnitEnd {
         for (int i = 0; i < MT * 2; ++i) {
             const float l = lanes_sum<4>(softmax.l[i / 2][i % 2]);
             const int row = first_row + i * 8 + lane / 4;
-            if (lane % 4 == 0) sM[team][row] = softmax.m[i / 2][i % 2].value(), sL[team][row] = l;
+            if (lane % 4 == 0) sM[row].of[team] = softmax.m[i / 2][i % 2].value(), sL[row].of[team] = l;
         }
         const bool all = ALL_FIT && last && rows > FEW;
         const int at_once = all ? BM : FEW;
@@ -103,17 +108,18 @@ struct UnitEnd {
 #pragma unroll 1
         for (int row = warp * 32 + lane; row < tile.rows; row += WARPS * 32) {
             float m = Softmax::NONE, l = 0.f;
+            OfTeams of_row = sM[row];
+            const OfTeams ls = sL[row];
 #pragma unroll
-            for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
+            for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, of_row.of[t]);
 #pragma unroll
-            for (int t = 0; t < TEAMS; ++t) {
-                const float weight = exp2_approx((sM[t][row] - m) * writer.m_to_log2);
-                l = fmaf(sL[t][row], weight, l), sM[t][row] = weight;
-            }
+            for (int t = 0; t < TEAMS; ++t)
+                of_row.of[t] = exp2_approx((of_row.of[t] - m) * writer.m_to_log2), l = fmaf(ls.of[t], of_row.of[t], l);
+            sM[row] = of_row;
             if (one) {
                 const float lse = writer.conclude(tile, row, m, l);
                 // Without keys O may be anything, and is zero.
-                sL[0][row] = l == 0.f ? NO_KEYS : reciprocal_approx(l), sO[row] = tile.template of<T>(writer.p, writer.p.o, row);
+                sL[row].of[0] = l == 0.f ? NO_KEYS : reciprocal_approx(l), sO[row] = tile.template of<T>(writer.p, writer.p.o, row);
                 if (writer.p.lse) writer.write_lse(tile, row, lse, l);
             } else {
 #pragma unroll
@@ -156,9 +162,10 @@ struct UnitEnd {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 const int at = min(of_some(i), some - 1);
+                const OfTeams weights = sM[begin + at];
 #pragma unroll
-                for (int t = 0; t < TEAMS; ++t) add(o[i], sum, at, at_once, col, t, sM[t][begin + at]);
-                inverse[i] = sL[0][begin + at], of_row[i] = sO[begin + at] + col;
+                for (int t = 0; t < TEAMS; ++t) add(o[i], sum, at, at_once, col, t, weights.of[t]);
+                inverse[i] = sL[begin + at].of[0], of_row[i] = sO[begin + at] + col;
             }
             const bool has = lane < ROWS * LANES;
             if (!one) {
@@ -192,13 +199,14 @@ struct UnitEnd {
         for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
             const int row = begin + of_some, col = part * 64 + lane * 2;
             if (HEAD_DIM_V % 64 > 0 && col >= HEAD_DIM_V) return;
+            const OfTeams ms = sM[row], ls = sL[row];
             float o[2], m = Softmax::NONE, l = 0.f;
 #pragma unroll
-            for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, sM[t][row]);
+            for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, ms.of[t]);
 #pragma unroll
             for (int t = 0; t < TEAMS; ++t) {
-                const float weight = exp2_approx((sM[t][row] - m) * writer.m_to_log2);
-                l = fmaf(sL[t][row], weight, l), add(o, sum, of_some, at_once, col, t, weight);
+                const float weight = exp2_approx((ms.of[t] - m) * writer.m_to_log2);
+                l = fmaf(ls.of[t], weight, l), add(o, sum, of_some, at_once, col, t, weight);
             }
             if (one) {
                 writer.write(tile, row, col, tile.template of<T>(writer.p, writer.p.o, row) + col, o, m, l);

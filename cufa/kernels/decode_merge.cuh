@@ -126,56 +126,82 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
     for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, merge, share, shares);
 }
 
-// The same of two pieces, of which each half of a warp has one: long units are often cut in two, and the steps for more pieces take
-// as long as all else then.
-template <int WARPS, int ROWS, int HEAD_DIM_V, class Place, class Write>
-__device__ void merge_two_pieces(const Partial<HEAD_DIM_V>& partial, int rows, int share, int shares, float m_to_log2, Place place,
-                                 Write write) {
-    const int lane = threadIdx.x % 32, half = lane / 16;
-    float* of_piece = partial.of(partial.begin + half);
-    for_each_part<WARPS, HEAD_DIM_V>(
-        (rows + ROWS - 1) / ROWS,
-        [&](int some, int part) {
-            const int col = min(part * 64 + lane % 16 * 4, HEAD_DIM_V - 4);  // lanes beyond the last column repeat it
-            auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };  // and so are rows
-            float4 x[ROWS];
-            float2 state[ROWS];
-            auto look = [&] {
-#pragma unroll
-                for (int r = 0; r < ROWS; ++r)
-                    state[r] = ld_relaxed(of_piece + partial.m_and_l(row(r), part)), x[r] = ld_relaxed_4(of_piece + partial.column(row(r), col));
-            };
-            auto some_are_missing = [&] {
-                uint32_t largest = 0;  // of the bits: those of NOTHING are
-#pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    const uint32_t of_o = max(larger_bits(x[r].x, x[r].y), larger_bits(x[r].z, x[r].w));
-                    largest = max(largest, max(larger_bits(state[r].x, state[r].y), of_o));
-                }
-                return __any_sync(0xffffffff, largest == NOTHING);
-            };
-            look();
-            decltype(place(0, 0)) of_row[ROWS];
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) of_row[r] = place(row(r), col + 2 * half), computed_here(of_row[r]);
-            while (some_are_missing()) look();
-            const float4 nothing = nothings();
+// The same of `n` pieces, up to 2 or 4, of which each half or quarter of a warp has one: long units are often cut so, and the steps
+// for more pieces take as long as all else then.
+template <int WARPS, int ROWS, int PIECES, int HEAD_DIM_V, class Place, class Write>
+__device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int rows, int share, int shares, float m_to_log2,
+                                 Place place, Write write) {
+    constexpr int LANES = 32 / PIECES, FOURS = PIECES / 2;  // of a piece; of a lane's columns
+    const int lane = threadIdx.x % 32, own = lane / LANES;
+    const bool has = PIECES == 2 || own < n;
+    float* of_piece = partial.of(partial.begin + (has ? own : 0));
+    auto merge = [&](int some, int part) {
+        auto col = [&](int four) {  // lanes beyond the last column repeat it
+            return min(part * 64 + (four * LANES + lane % LANES) * 4, HEAD_DIM_V - 4);
+        };
+        auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };  // and so are rows
+        float4 x[ROWS][FOURS];
+        float2 state[ROWS];
+        auto look = [&] {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                if (lane % 16 == 0) st_relaxed(of_piece + partial.m_and_l(row(r), part), make_float2(nothing.x, nothing.y));
-                st_relaxed_4(of_piece + partial.column(row(r), col), nothing);
+                state[r] = has ? ld_relaxed(of_piece + partial.m_and_l(row(r), part)) : make_float2(-INF, 0.f);
+#pragma unroll
+                for (int i = 0; i < FOURS; ++i)
+                    x[r][i] = has ? ld_relaxed_4(of_piece + partial.column(row(r), col(i))) : make_float4(0.f, 0.f, 0.f, 0.f);
             }
-            auto both = [](float own) { return own + __shfl_xor_sync(0xffffffff, own, 16); };
+        };
+        auto some_are_missing = [&] {
+            uint32_t largest = 0;  // of the bits: those of NOTHING are
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                const float m = fmaxf(state[r].x, __shfl_xor_sync(0xffffffff, state[r].x, 16));
-                const float weight = exp2_approx((state[r].x - m) * m_to_log2), l = both(state[r].y * weight);
-                const float o[4] = {both(x[r].x * weight), both(x[r].y * weight), both(x[r].z * weight), both(x[r].w * weight)};
-                const float2 two = half ? make_float2(o[2], o[3]) : make_float2(o[0], o[1]);
-                write(of_row[r], row(r), col + 2 * half, two, m, l);
+                if (has) largest = max(largest, larger_bits(state[r].x, state[r].y));
+#pragma unroll
+                for (int i = 0; i < FOURS; ++i)
+                    largest = max(largest, max(larger_bits(x[r][i].x, x[r][i].y), larger_bits(x[r][i].z, x[r][i].w)));
             }
-        },
-        share, shares);
+            return __any_sync(0xffffffff, largest == NOTHING);
+        };
+        look();
+        const int own_col = col(own / 2) + own % 2 * 2;  // of the two that this lane will have of all pieces together
+        decltype(place(0, 0)) of_row[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) of_row[r] = place(row(r), own_col), computed_here(of_row[r]);
+        while (some_are_missing()) look();
+        const float4 nothing = nothings();
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            if (has && lane % LANES == 0) st_relaxed(of_piece + partial.m_and_l(row(r), part), make_float2(nothing.x, nothing.y));
+#pragma unroll
+            for (int i = 0; i < FOURS; ++i)
+                if (has) st_relaxed_4(of_piece + partial.column(row(r), col(i)), nothing);
+        }
+        // Adds the columns that this lane keeps of the other lane, which gets those that it keeps.
+        auto exchanged = [&](float low, float high, bool keeps_high, int distance) {
+            return (keeps_high ? high : low) + __shfl_xor_sync(0xffffffff, keeps_high ? low : high, distance);
+        };
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            float m = state[r].x;
+#pragma unroll
+            for (int i = LANES; i < 32; i *= 2) m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, i));
+            const float weight = has ? exp2_approx((state[r].x - m) * m_to_log2) : 0.f;
+            float l = state[r].y * weight;
+#pragma unroll
+            for (int i = LANES; i < 32; i *= 2) l += __shfl_xor_sync(0xffffffff, l, i);
+            float4 o = x[r][0];
+            o.x *= weight, o.y *= weight, o.z *= weight, o.w *= weight;
+            if constexpr (PIECES == 4) {
+                const float4& y = x[r][1];
+                const bool high = own / 2;
+                o = make_float4(exchanged(o.x, y.x * weight, high, 16), exchanged(o.y, y.y * weight, high, 16),
+                                exchanged(o.z, y.z * weight, high, 16), exchanged(o.w, y.w * weight, high, 16));
+            }
+            const float2 two = make_float2(exchanged(o.x, o.z, own % 2, LANES), exchanged(o.y, o.w, own % 2, LANES));
+            write(of_row[r], row(r), own_col, two, m, l);
+        }
+    };
+    for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, merge, share, shares);
 }
 
 // Which blocks merge the pieces of a unit: the last one, [begin, end), for which those that it waits for have begun before. Where
