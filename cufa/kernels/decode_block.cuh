@@ -426,20 +426,25 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
     // All other units are done by now, and so are those of the blocks that this one waits for, or nearly so.
     if (block == first_pieces.begin) return;
-    merging.each_share([&](int share, int shares) {
-        auto place = [&](int row, int col) { return first_rows.template of<T>(p, p.o, row) + col; };
-        auto write_two = [&](T* of_row, int row, int col, float2 o, float m, float l) {
-            const float two[2] = {o.x, o.y};
-            writer.write(first_rows, row, col, of_row, two, m, l);
-        };
-        // Where rows are few and short, calls are, too, if rings have stages, and code for few pieces costs more than it gives.
-        constexpr bool MAY_BE_FEW = End::MANY || HEAD_DIM_V > 128 || STAGES == 1;
-        const int rows = first_rows.rows, n = merging.end - merging.partial.begin;
-        if (MAY_BE_FEW && n == 2)
+    auto place = [&](int row, int col) { return first_rows.template of<T>(p, p.o, row) + col; };
+    auto write_two = [&](T* of_row, int row, int col, float2 o, float m, float l) {
+        const float two[2] = {o.x, o.y};
+        writer.write(first_rows, row, col, of_row, two, m, l);
+    };
+    const int rows = first_rows.rows, n = first_pieces.end - first_pieces.begin;
+    // Chosen in front of the shares: inside, ptxas takes warps for divergent. Rings of more than one stage are for short units, whose
+    // pieces are many.
+    constexpr bool MAY_BE_FEW = End::MANY || HEAD_DIM_V > 128 || STAGES == 1;
+    if (MAY_BE_FEW && n == 2)
+        merging.each_share([&](int share, int shares) {
             merge_few_pieces<WARPS, End::MANY ? 4 : 1, 2>(merging.partial, n, rows, share, shares, m_to_log2, place, write_two);
-        else if (MAY_BE_FEW && n <= 4)
+        });
+    else if (MAY_BE_FEW && n <= 4)
+        merging.each_share([&](int share, int shares) {
             merge_few_pieces<WARPS, End::MANY ? 2 : 1, 4>(merging.partial, n, rows, share, shares, m_to_log2, place, write_two);
-        else
-            merge_pieces<WARPS, MAY_BE_FEW ? 2 : 1>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
-    });
+        });
+    else
+        merging.each_share([&](int share, int shares) {
+            merge_pieces<WARPS, End::MANY ? 2 : 1>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
+        });
 }

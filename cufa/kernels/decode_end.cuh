@@ -22,12 +22,25 @@ struct RowWriter {
         p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
             ARGUMENTS::SINKS ? lse : Softmax::log_sum_exp(lse, l);
     }
+    // Whether so many columns of any row can be written at once.
+    __device__ bool can_write(int columns) const {
+        const long long strides = p.o.stride_batch | p.o.stride_head | p.o.stride_seq;
+        return (reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | strides | p.head_dim_v) % columns == 0;
+    }
     // O = O / l of two columns of a row, from `of_row` on; its log-sum-exp with the first of them.
     __device__ void write(const UnitRows& tile, int row, int col, T* of_row, const float (&o)[2], float m, float l) const {
-        const float lse = conclude(tile, row, m, l);
+        const float lse = conclude(tile, row, m, l), inverse = FP32 ? 0.f : reciprocal_approx(l);
+        auto divided = [&](int i) { return l == 0.f ? 0.f : FP32 ? o[i] / l : o[i] * inverse; };
+        if (!can_write(2)) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-            if (col + i < p.head_dim_v) of_row[i] = narrow<T>(l == 0.f ? 0.f : FP32 ? o[i] / l : o[i] * reciprocal_approx(l));
+            for (int i = 0; i < 2; ++i)
+                if (col + i < p.head_dim_v) of_row[i] = narrow<T>(divided(i));
+        } else if (col < p.head_dim_v) {
+            if constexpr (FP32)
+                *reinterpret_cast<float2*>(of_row) = make_float2(divided(0), divided(1));
+            else
+                *reinterpret_cast<uint32_t*>(of_row) = pack2<T>(divided(0), divided(1));
+        }
         if (p.lse && col == 0) write_lse(tile, row, lse, l);
     }
 };
@@ -177,8 +190,7 @@ struct UnitEnd {
 #pragma unroll
             for (int i = 0; i < AT_ONCE * 4; ++i)
                 o[i / 4][i % 4] = inverse[i / 4] == NO_KEYS ? 0.f : o[i / 4][i % 4] * inverse[i / 4];
-            const long long strides = p.o.stride_batch | p.o.stride_head | p.o.stride_seq;
-            if ((reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | strides | p.head_dim_v) % 4) {
+            if (!writer.can_write(4)) {
 #pragma unroll
                 for (int i = 0; i < AT_ONCE * 4; ++i)
                     if (of_some(i / 4) < some && has && col + i % 4 < p.head_dim_v)

@@ -12,12 +12,12 @@ from cufa.planner.decode_units import (
     SOME_UNITS,
     SYSTEM_SMEM,
     can_be_whole,
-    end_bytes,
     in_waves,
     keys_of,
     never_cut,
     partial_floats,
     resident,
+    second_end_bytes,
     units_of,
 )
 from cufa.planner.decode_variants import small_blocks, variant_of
@@ -168,7 +168,7 @@ def plan(
     if not isinstance(kernel, Variant):
         variant = variant._replace(whole=splits == 1)
     block, used = variant.threads, min(rows, variant.bm)
-    slack = end_bytes(problem, used) // _tile_bytes(variant)
+    slack = second_end_bytes(used) // _tile_bytes(variant)
     return DecodePlan(
         *(variant, grid, block, smem_bytes, row_tiles, splits, parts, used, slack),
         spread=_spread(units / device.sm_count, parts),
@@ -205,10 +205,9 @@ def _shares(
         return units, 1
     grid = min(at_once, units * tiles)
     parts = max(1, grid // max(1, units))
-    # A few multiprocessors less read as fast, and then nothing is cut. (Where units are cut anyway,
-    # `slack` says whether equal parts, and so fewer multiprocessors, are worth it.)
-    if parts == 1 and NEARLY_ALL * at_once < units < at_once:
-        return units, 1
+    # A few multiprocessors less read as fast, and then nothing is cut but into equal parts.
+    if parts < _SOME_PARTS and NEARLY_ALL * at_once < units * parts < at_once:
+        return units * parts, parts
     # To merge many pieces takes longer than to read long ones.
     long_parts = tiles * variant.bn // (_ROW_PART * variant.bm)
     if parts > max(_MANY_PARTS, long_parts):

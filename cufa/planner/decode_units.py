@@ -14,7 +14,7 @@ from cufa.variant import Variant
 SYSTEM_SMEM = 1024  # bytes of a block
 MOST_SMALL = 4  # blocks of a multiprocessor that all begin at once
 NEARLY_NONE = 0.1  # of a wave that is idle
-NEARLY_ALL = 0.95  # multiprocessors: 128 units of 4 to 16 MB were read up to 0.4% faster uncut
+NEARLY_ALL = 0.95  # multiprocessors: with 128 of 132, long units were read 1 to 3% faster
 SOME_UNITS = 2  # a multiprocessor: 1.94 of unequal lengths were 2% slower uncut, 2.9 10% faster
 _MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal shares, not of 3.0
 _MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
@@ -75,8 +75,9 @@ def second_end_bytes(rows: int) -> int:
     return _SECOND_END + rows * _SECOND_ROW
 
 
-def end_bytes(problem: DecodeProblem, rows: int) -> int:
-    """Return what a multiprocessor reads while a unit of so many rows ends, and finds its pages."""
+def end_bytes(problem: DecodeProblem) -> int:
+    """Return what a multiprocessor reads while a unit ends, and finds its pages."""
+    rows = min(problem.group * problem.seq_q, 16)
     return second_end_bytes(rows) + (_LOOK_UP if problem.is_paged else 0)
 
 

@@ -188,8 +188,7 @@ def small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
         return None if found is None else _finding(found, problem)
     if bm > 16:
         return None
-    units, size = units_of(problem, 16), unit_bytes(problem)
-    end = end_bytes(problem, min(problem.group * problem.seq_q, 16))
+    units, size, end = units_of(problem, 16), unit_bytes(problem), end_bytes(problem)
     dims = padded(problem.head_dim), padded(problem.head_dim_v)
     few_columns = _bytes_of_16(problem) <= _SMALL_TILE
     one_stage = problem.page_size % 16 == 0 and not (few_columns and problem.is_paged)
