@@ -106,6 +106,8 @@ class Emulator:
             )
             # Warnings are NVRTC's affair: its pragmas are unknown here.
             options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+            # What a GPU refuses, this processor would do: to read or write four bytes anywhere.
+            options += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
             options.append(f"-DSMEM_BYTES={variant.smem_bytes}")
             made = file.with_suffix(".so")
             assert COMPILER is not None

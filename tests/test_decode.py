@@ -315,6 +315,23 @@ def test_gpu_writes_nothing_beside_rows_of_any_width(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("sq", "d"), [(1, 256), (9, 96), (17, 128)])
+def test_gpu_units_in_few_pieces(
+    cupy: ModuleType, rng: np.random.Generator, sq: int, d: int
+) -> None:
+    """Merged in ways of their own."""
+    q, k, v = random_inputs(rng, "bfloat16", b=3, hq=8, hk=2, sq=sq, sk=1500, d=d)
+    lengths = np.array([1500, 0, 70], np.int32)
+    arrays = [cupy.asarray(x) for x in (q, k, v)]
+    for splits in (2, 3, 4, 5):
+        for _ in range(2):
+            out, lse = cufa.decode(
+                *arrays, lengths=cupy.asarray(lengths), num_splits=splits, return_lse=True
+            )
+            assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=True)
+
+
+@pytest.mark.gpu
 def test_gpu_replays_while_lengths_grow(
     cupy: ModuleType, rng: np.random.Generator, stream: Any
 ) -> None:

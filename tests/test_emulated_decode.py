@@ -215,21 +215,22 @@ def test_rows_that_a_warpgroup_shares(
     ],
     ids=str,
 )
-def test_units_in_two_pieces(
+def test_units_in_few_pieces(
     emulated: Emulator, rng: np.random.Generator, options: dict[str, Any], stale: int
 ) -> None:
-    """Which are merged in a way of their own."""
+    """Which are merged in ways of their own, of two and of more."""
     emulated.stale = stale
-    checked(rng, [500, 33, 0, 150], num_splits=2, **options)
+    for splits in (2, 3, 4):
+        checked(rng, [500, 33, 0, 150], num_splits=splits, **options)
 
 
 @pytest.mark.parametrize("dv", [1, 32, 37, 38, 63, 96, 128, 129, 256])
-@pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("sq", [5, 9])
+@pytest.mark.parametrize("splits", [1, 2, 3])
+@pytest.mark.parametrize("sq", [1, 5, 9])
 def test_rows_of_a_result_that_lie_anywhere(
     emulated: Emulator, rng: np.random.Generator, dv: int, splits: int, sq: int
 ) -> None:
-    """Of two warps, and of a warpgroup: what lies beside a row, or behind the last, stays."""
+    """Of a warp, two, and a warpgroup: what lies beside a row, or behind the last, stays."""
     sizes = {"b": 2, "hq": 8, "hk": 2, "sq": sq, "sk": 90, "d": 64, "dv": dv}
     arrays = [on_gpu(x) for x in random_inputs(rng, "bfloat16", **sizes)]
     checked(rng, [90, 70], num_splits=splits, sq=sq, dv=dv)

@@ -432,8 +432,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         writer.write(first_rows, row, col, of_row, two, m, l);
     };
     const int rows = first_rows.rows, n = first_pieces.end - first_pieces.begin;
-    // Chosen in front of the shares: inside, ptxas takes warps for divergent. Rings of more than one stage are for short units, whose
-    // pieces are many.
+    // Chosen in front of the shares: inside, ptxas takes warps for divergent. Few rows of few columns whose rings have more stages than
+    // one are of short units, whose pieces are many.
     constexpr bool MAY_BE_FEW = End::MANY || HEAD_DIM_V > 128 || STAGES == 1;
     if (MAY_BE_FEW && n == 2)
         merging.each_share([&](int share, int shares) {

@@ -22,12 +22,12 @@ struct RowWriter {
         p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
             ARGUMENTS::SINKS ? lse : Softmax::log_sum_exp(lse, l);
     }
-    // Whether so many columns of any row can be written at once.
+    // Whether so many columns of any row can be written at once, from a multiple of them on.
     __device__ bool can_write(int columns) const {
         const long long strides = p.o.stride_batch | p.o.stride_head | p.o.stride_seq;
         return (reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | strides | p.head_dim_v) % columns == 0;
     }
-    // O = O / l of two columns of a row, from `of_row` on; its log-sum-exp with the first of them.
+    // O = O / l of two columns of a row, from `of_row` on, the first of an even number; its log-sum-exp with the first of all.
     __device__ void write(const UnitRows& tile, int row, int col, T* of_row, const float (&o)[2], float m, float l) const {
         const float lse = conclude(tile, row, m, l), inverse = FP32 ? 0.f : reciprocal_approx(l);
         auto divided = [&](int i) { return l == 0.f ? 0.f : FP32 ? o[i] / l : o[i] * inverse; };
@@ -45,9 +45,9 @@ struct RowWriter {
     }
 };
 
-// Adds up O of a block's teams, each of which has seen other keys, in shared memory: FEW rows at a time behind their rings, of so
-// many bytes together, or all of a tile where these were, if the block has no other unit.
-template <class T, class Softmax, class ARGUMENTS, int BM, int HEAD_DIM_V, int TEAM, int WARPS, int RINGS>
+// Adds up O of a block's teams, each of which has seen other keys, in shared memory: FEW rows at a time behind their rings, of
+// RING_BYTES together, or all of a tile where these were, if the block has no other unit.
+template <class T, class Softmax, class ARGUMENTS, int BM, int HEAD_DIM_V, int TEAM, int WARPS, int RING_BYTES>
 struct UnitEnd {
     using Piece = Partial<HEAD_DIM_V>;
     static constexpr bool FP32 = sizeof(T) == 4, MANY = BM > 16;
@@ -57,7 +57,7 @@ struct UnitEnd {
     // As many as give each warp something to do
     static constexpr int LEAST = WARPS / Piece::PARTS > 4 ? WARPS / Piece::PARTS : 4, FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST;
     static constexpr int SUM_BYTES = TEAMS * FEW * PITCH * 4;
-    static constexpr bool ALL_FIT = MANY && BM > FEW && TEAMS * BM * PITCH * 4 <= RINGS + SUM_BYTES;
+    static constexpr bool ALL_FIT = MANY && BM > FEW && TEAMS * BM * PITCH * 4 <= RING_BYTES + SUM_BYTES;
 
     // m or l of a row, of each team
     struct alignas(TEAMS % 4 == 0 ? 16 : TEAMS % 2 == 0 ? 8 : 4) OfTeams {
@@ -66,7 +66,7 @@ struct UnitEnd {
 
     const RowWriter<T, Softmax, ARGUMENTS> writer;
     float* sSum;         // [TEAMS][FEW][PITCH]; [TEAMS][BM][PITCH] from the first ring on
-    OfTeams *sM, *sL;    // [BM] each
+    OfTeams *sM, *sL;    // [BM] each; of many rows then what the teams' O weigh, and in sL.of[0] what O is multiplied by, or NO_KEYS
     T** sO;              // [BM]: where many rows of O begin, in place of Q when it has been used
 
     // `last` says that no keys of another unit are on their way; `one`, that the unit is in one piece, which else is left as `partial`.
@@ -82,7 +82,7 @@ struct UnitEnd {
         }
         const bool all = ALL_FIT && last && rows > FEW;
         const int at_once = all ? BM : FEW;
-        float* sum = all ? sSum - RINGS / 4 : sSum;
+        float* sum = all ? sSum - RING_BYTES / 4 : sSum;
         if (MANY) {
             __syncthreads();
             find_weights(tile, partial, block, one, warp, lane);

@@ -46,10 +46,11 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
                              Place place, Write write) {
     // Half a warp takes four columns a lane of every other piece.
     constexpr int EACH = PIECES_AT_ONCE / 2;
+    static_assert(PIECES_AT_ONCE == 16, "each lane of half a warp has m and l of one");
     const int lane = threadIdx.x % 32, half = lane / 16, step = 4 * partial.floats;
     auto merge = [&](int some, int part) {
         const int col = min(part * 64 + lane % 16 * 4, HEAD_DIM_V - 4);  // lanes beyond the last column repeat it
-        auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };  // and so are rows
+        auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };  // and those beyond the last row that
         float m[ROWS], l[ROWS];
         float4 o[ROWS];
         decltype(place(0, 0)) of_row[ROWS];
@@ -126,8 +127,10 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
     for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, merge, share, shares);
 }
 
-// The same of `n` pieces, up to 2 or 4, of which each half or quarter of a warp has one: long units are often cut so, and the steps
-// for more pieces take as long as all else then.
+// The same of `n` pieces, which are two, each for half of a warp, or up to four, each for a quarter: long units are often cut so, and
+// the steps for more pieces take as long as all else then. Of 64 columns a lane has four, or eight, of its piece. Lanes of the same
+// place in their parts pass each other what they do not keep, so that each has two columns of all pieces: of four, a lane of the first
+// half keeps the first four of eight, and of these one of an even part the first two.
 template <int WARPS, int ROWS, int PIECES, int HEAD_DIM_V, class Place, class Write>
 __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int rows, int share, int shares, float m_to_log2,
                                  Place place, Write write) {
@@ -139,7 +142,7 @@ __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int 
         auto col = [&](int four) {  // lanes beyond the last column repeat it
             return min(part * 64 + (four * LANES + lane % LANES) * 4, HEAD_DIM_V - 4);
         };
-        auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };  // and so are rows
+        auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };  // and those beyond the last row that
         float4 x[ROWS][FOURS];
         float2 state[ROWS];
         auto look = [&] {
