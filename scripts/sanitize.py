@@ -158,6 +158,7 @@ def decode() -> Iterator[cupy.ndarray]:
             yield cufa.decode(q, k, v, causal=causal, return_lse=True, **options)
     yield from _scores()
     yield from _out_of_range()
+    yield from _long()
 
 
 def _scores() -> Iterator[cupy.ndarray]:
@@ -199,6 +200,17 @@ def _out_of_range() -> Iterator[cupy.ndarray]:
         q, pages = _random(dtype, 2, 4, 1, 64), _random(dtype, 5, 2, 16, 64)
         yield cufa.decode(q, pages, pages, lengths=lengths, block_table=table)
         yield cufa.decode(q, pages[:2], pages[:2], lengths=lengths)
+
+
+def _long() -> Iterator[cupy.ndarray]:
+    """Sequences so long that blocks draw their pieces, and one that is of a single piece."""
+    lengths = cupy.asarray(np.array((8001, 4100, 6000, 1, 8192), np.int32))
+    for dtype, d, heads in (("bfloat16", 128, 32), ("float16", 256, 16)):
+        q, k = (
+            cupy.random.standard_normal((5, heads, n, d), dtype=np.float32).astype(_DTYPES[dtype])
+            for n in (1, 8192)
+        )
+        yield cufa.decode(q, k, k, lengths=lengths, return_lse=True)
 
 
 def caches() -> Iterator[cupy.ndarray]:

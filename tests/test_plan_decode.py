@@ -225,16 +225,68 @@ def test_short_units_are_never_cut_however_few() -> None:
         (6, 32, 8192, False),  # a wave and a half
     ],
 )
-@pytest.mark.parametrize("pages", [{}, PAGES])
-def test_units_of_many_heads_are_never_cut(
-    batch: int, heads: int, keys: int, whole: bool, pages: dict[str, Any]
-) -> None:
-    """One long sequence alone reads at half speed with them."""
+def test_units_of_many_heads_are_never_cut(batch: int, heads: int, keys: int, whole: bool) -> None:
+    """One long sequence alone reads at half speed with them. In one piece, blocks draw instead."""
     sizes: dict[str, Any] = {"batch": batch, "heads_q": heads, "heads_kv": heads}
-    found = plan(problem(capacity=keys, **sizes, **WIDE, **pages), H200)
+    found = plan(problem(capacity=keys, **sizes, **WIDE, **PAGES), H200)
     assert (found.variant.whole, found.splits == 1) == (whole, whole)
     if whole:
-        assert ring(capacity=keys, **sizes, **WIDE, **pages) == (32, 1, 8, 1)
+        assert ring(capacity=keys, **sizes, **WIDE, **PAGES) == (32, 1, 8, 1)
+    assert plan(problem(capacity=keys, **sizes, **WIDE), H200).variant.draws
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads_q", "heads", "dim", "keys", "more", "pieces"),
+    [
+        (8, 16, 8, 256, 8192, {}, 16),
+        (16, 32, 8, 128, 8192, {}, 16),
+        (8, 32, 32, 128, 8192, {}, 8),  # as many as give all blocks some of one long sequence
+        (4, 32, 8, 128, 32768, {}, 16),
+        (24, 32, 8, 128, 8192, {}, 16),
+        (40, 32, 8, 128, 8192, {}, 16),
+        (8, 32, 8, 128, 8192, {}, 0),  # fewer than three pieces a multiprocessor
+        (1, 32, 8, 128, 131072, {}, 0),  # as more than 16 of a unit are not merged at once
+        (64, 32, 8, 128, 4096, {}, 0),  # a unit each is even enough
+        (32, 32, 8, 64, 8192, {}, 0),
+        (16, 32, 8, 128, 8192, {"seq_q": 4}, 0),
+        (16, 32, 8, 128, 8192, PAGES, 0),
+    ],
+)
+def test_blocks_draw_pieces_of_long_units(
+    batch: int,
+    heads_q: int,
+    heads: int,
+    dim: int,
+    keys: int,
+    more: dict[str, Any],
+    pieces: int,
+) -> None:
+    sizes: dict[str, Any] = {"batch": batch, "heads_q": heads_q, "heads_kv": heads}
+    sizes |= {"capacity": keys, "head_dim": dim, "head_dim_v": dim, **more}
+    found = plan(problem(**sizes), H200)
+    assert (found.variant.draws, found.most_pieces) == (pieces > 0, pieces)
+    if pieces:
+        assert (found.grid, found.splits, found.variant.whole) == (132, 0, False)
+        assert found.places == batch * heads * pieces
+        tile_bytes = found.variant.bn * dim * 2 * 2
+        assert found.piece * tile_bytes == 3 << 18
+    for splits in (1, 4):
+        assert not plan(problem(**sizes), H200, splits).variant.draws
+
+
+def test_a_named_variant_may_draw_or_not() -> None:
+    sizes: dict[str, Any] = {"batch": 16, "heads_q": 32, "heads_kv": 8, "capacity": 8192, **WIDE}
+    drawing = plan(problem(**sizes), H200)
+    named = drawing.variant
+    assert plan(problem(**sizes), H200, kernel=named) == drawing
+    other = plan(problem(**sizes), H200, kernel=named._replace(draws=False))
+    assert (other.variant.draws, other.most_pieces) == (False, 0)
+    few = plan(problem(**{**sizes, "batch": 1, "capacity": 70}), H200, kernel=named)
+    assert (few.variant.draws, few.most_pieces) == (True, 16)
+    with pytest.raises(ValueError, match=r"num_splits: .* cuts units as all lengths are"):
+        plan(problem(**sizes), H200, 4, kernel=named)
+    with pytest.raises(ValueError, match="draws is for bm of 16, one stage"):
+        plan(problem(**sizes), H200, kernel=named._replace(stages=2))
 
 
 def test_what_is_never_cut_is_whole_when_compiled() -> None:
@@ -456,7 +508,7 @@ def test_a_few_multiprocessors_less_where_parts_then_are_equal() -> None:
 
     def grid(batch: int, heads: int) -> int:
         sizes = {"heads_q": 4 * heads, "heads_kv": heads, "head_dim": 128, "head_dim_v": 128}
-        return plan(problem(batch=batch, capacity=100_000, **sizes), H200).grid
+        return plan(problem(batch=batch, capacity=100_000, **sizes, **PAGES), H200).grid
 
     assert [grid(16, 8), grid(8, 8), grid(4, 8), grid(13, 10), grid(14, 9)] == [128] * 3 + [
         130,

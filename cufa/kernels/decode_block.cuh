@@ -4,7 +4,8 @@
 // head are the rows of one tile, as the flat product of flash-decoding++ (Hong et al. 2023) has them. The teams of a block, of
 // one or some warps, take tiles of BN keys in turn, each through a ring of its own, filled by cp.async: in the main loop none
 // waits for another. Where a unit ends, its teams' O are added up, and where it was cut, the last of its blocks merges the
-// pieces. Calls are short: what is run once is written for few instructions, as nothing hides their latency.
+// pieces. Long units are cut into more pieces, which blocks draw, see decode_draw.cuh. Calls are short: what is run once is written for
+// few instructions, as nothing hides their latency.
 #pragma once
 #include "decode_end.cuh"
 #include "ptx.cuh"
@@ -39,7 +40,7 @@ struct TileCopy {
 // PRODUCTS says how many warps a team has, which share a ring and have as many rows each; what a thread does for what it has
 // written to shared memory before others use that; and what S = Q K^T and O += P V of a warp are.
 template <class PRODUCTS, class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, bool UNIFIED, bool WHOLE,
-          class SCORE, class KV>
+          bool DRAWS, class SCORE, class KV>
 __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     using Unit = ::Unit<DecodeArguments<SCORE, KV>, BN>;
     constexpr int THREADS = WARPS * 32;
@@ -58,6 +59,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     using Piece = Partial<HEAD_DIM_V>;
     using End = UnitEnd<T, Softmax, DecodeArguments<SCORE, KV>, BM, HEAD_DIM_V, TEAM, WARPS, TEAMS * RING>;
     constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
+    constexpr int DRAWN = STATE + 2 * BM * int(sizeof(typename End::OfTeams));
 
     static_assert(End::SUM_BYTES >= THREADS * 12, "what is looked at once more comes there");
 
@@ -73,6 +75,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     // With one stage, a tile's K is asked for while V of the one before is taken, and all teams ask at once: memory reads what lies
     // together a little faster, if little else comes in between.
     constexpr bool TOGETHER = STAGES == 1;
+    static_assert(!DRAWS || (TOGETHER && TEAM == 1 && !WHOLE), "for units that are long, of few rows");
     const SCORE& score = p;
     const KV& kv = p;
     auto team_sync = [&] {
@@ -88,7 +91,16 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
     launch_dependents();
 
-    Share<DecodeArguments<SCORE, KV>, BN, TEAMS, WHOLE> share;
+    Share<DecodeArguments<SCORE, KV>, BN, TEAMS, WHOLE, DRAWS> share;
+    const Draw draw(p, sQ + DRAWN);
+    if (DRAWS) draw.begin();
+    // Where pieces are drawn: the number of that which is computed, which of the block's it is, and which has the tile that this team
+    // asks for next, if any.
+    int task = block, nth = 0, nth_asked = 0;
+    bool all_asked = false;
+    // How many the first team has drawn, and whether some have no tiles, as those of short sequences.
+    int drawn = 0;
+    bool some_are_empty = false;
     // This team's tile of the share that is asked for next, the unit that it belongs to, and that unit's KV head.
     int asked = 0, kv_head_asked = 0;
     Unit of_asked{};
@@ -103,9 +115,35 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     };
     auto find_entries_asked = [&] { return asked < share.count ? find_entries(of_asked.batch, asked - of_asked.zero) : nullptr; };
     auto look_up = [](const int* entry) { return entry ? ld_relaxed(entry) : 0; };
+    // The first team draws a piece when all but the last tile of each team of the one before has been asked for: its number is there
+    // when that has been, too. (With shuffles here, or loads in front of the first tile, 8 x 8192 took 1% longer.)
+    auto draw_ahead = [&] {
+        if (team > 0 || drawn > nth_asked || asked + TEAMS < share.count || all_asked) return;
+        if (drawn++ == 0) {
+#pragma unroll 1
+            for (int other = lane; other < p.batch; other += 32) some_are_empty |= share.has_empty_pieces(p, keys_of(p, other));
+            some_are_empty = __any_sync(0xffffffff, some_are_empty);
+        }
+        if (lane == 0) {
+            int number = draw.draw();
+            while (some_are_empty && number < share.all_pieces(p) && share.piece(p, number, 0).tiles == 0) number = draw.draw();
+            draw.hand_on(drawn, number);
+        }
+        __syncwarp();
+    };
+    // Goes to the piece of the tile that is asked for next.
+    auto find_piece_asked = [&] {
+        draw_ahead();
+        if (asked < share.count || all_asked) return;
+        const int number = draw.drawn(++nth_asked);
+        all_asked = number >= share.all_pieces(p);
+        if (all_asked) return;
+        of_asked = share.piece(p, number, share.count), share.count = of_asked.end(), kv_head_asked = of_asked.kv_head(p);
+        at_entries = LOOKED_UP;
+    };
     // Goes to the unit of the tile that is asked for next, from one that is not behind it. One entry may be known.
     auto find_asked = [&](bool looks_up, const int* known = nullptr, int known_entry = 0) {
-        if (asked >= of_asked.end() && asked < share.count) {
+        if (!DRAWS && asked >= of_asked.end() && asked < share.count) {
             do of_asked.next(p);
             while (asked >= of_asked.end());
             kv_head_asked = of_asked.kv_head(p), looks_up = true;
@@ -189,6 +227,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 load(VCopy(), sV + slot * VTile::bytes, p.v, v_at, v_from, p.head_dim_v);
                 cp_async_commit();
                 asked += TEAMS, ++at_entries;
+                if (DRAWS && !found_sources) find_piece_asked();
                 find_asked(at_entries == LOOKED_UP);
             }
         } else {
@@ -263,7 +302,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     UnitRows first_rows(p, share.unit, BM);
     auto first_pieces = share.pieces(p, share.unit, block);
     for (bool begun = false;; begun = true) {
-        Lengths<DecodeArguments<SCORE, KV>, BN, TEAMS, WARPS, WHOLE> lengths(p);
+        Lengths<DecodeArguments<SCORE, KV>, BN, TEAMS, WARPS, WHOLE, DRAWS> lengths(p);
         // Where a block has a whole unit, its pages are looked up beside its length, unless that says where they begin.
         const bool whole_unit = !SCORE::LEFT_EDGE && (WHOLE || p.parts.divisor == 1);
         const int* known = whole_unit ? find_entries(min(p.units.quotient(block), p.batch - 1), team) : nullptr;
@@ -277,7 +316,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         kept = p.row_tiles.divisor == 1 && once ? L2_READ_ONCE : L2_NORMAL;
         find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
         if (!begun) fetch_q_ahead();
-        if (!begun && lengths.few && (TEAM == 4 || p.parts.divisor > 1)) fetch_ahead();
+        if (!begun && lengths.few && (TEAM == 4 || DRAWS || p.parts.divisor > 1)) fetch_ahead();
         computed_here(k_from), computed_here(v_from), computed_here(first_entry);
         computed_here(first_pieces.begin), computed_here(first_pieces.end);
         if (!begun) {
@@ -298,9 +337,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         bool holds = lengths.hold(p, share, reinterpret_cast<int(*)[2]>(sM)) && (!KV::PAGED || looked_at[2] == first_entries);
         // Where the own length has changed, too, a share of the same tiles is the same, if those on their way are whole.
         const int keys_now = lengths.keys_now(p, share.unit.batch);
-        if (share.unit.tiles > 0 && keys_now != share.unit.keys) {
+        if ((DRAWS || share.unit.tiles > 0) && keys_now != share.unit.keys) {
             const int whole = share.unit.zero + min(keys_now, share.unit.keys) / BN;
-            holds = holds && share.unit.is_same_with(p, keys_now) && asked - TEAMS < whole;
+            holds = holds && share.is_same_with(p, keys_now) && asked - TEAMS < whole;
             if constexpr (SCORE::LEFT_EDGE)
                 holds = holds && (team - share.unit.zero) * BN >= Unit::first_key_of(p, max(keys_now, share.unit.keys));
             share.unit.keys = of_asked.keys = keys_now;
@@ -308,7 +347,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         if (__all_sync(0xffffffff, holds)) break;
         cp_async_wait<0>();
     }
-    if (share.count <= 0) {
+    if (!DRAWS && share.count <= 0) {
         cp_async_wait<0>();  // Q and lengths may be on their way to shared memory, which is the next block's then
         return;
     }
@@ -316,8 +355,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     const RowWriter<T, Softmax, DecodeArguments<SCORE, KV>> writer{p, m_to_log2};
     const End unit_end{writer, sSum, sM, sM + BM, reinterpret_cast<T**>(smem)};
     const MergingBlocks<WARPS, HEAD_DIM_V> merging(Piece(p, first_pieces.begin, BM), block, first_pieces.end,
-                                            first_rows.rows * Piece::PARTS > WARPS);
-    merging.begin();
+                                            !DRAWS && first_rows.rows * Piece::PARTS > WARPS);
+    if (!DRAWS) merging.begin();
     // Whether some row's sum is not what P of 16 bits, with a preset maximum, adds up exactly enough.
     auto out_of_range = [&](const Softmax& softmax, int rows, int keys) {
         const float most = Unified<T>::MOST_SUM, least = fmaxf(Unified<T>::LEAST_SUM, keys * Unified<T>::LEAST_MEAN);
@@ -332,11 +371,27 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     int slot = 0, at = team;  // this team's tile of the share that is computed next
     bool first = true;
     auto pieces = first_pieces;
-    for (Unit unit = share.unit;;) {
+    auto find_second_piece = [&] {  // if all of the first one has been asked for
+        find_piece_asked(), find_asked(at_entries == LOOKED_UP);
+    };
+    // Goes to the piece that is computed next, if there is one.
+    auto find_next = [&](Unit& unit) {
+        task = draw.drawn(++nth);
+        if (task >= share.all_pieces(p)) return;
+        unit = share.piece(p, task, unit.end());
+        pieces = share.pieces(p, unit, task), first = false;
+    };
+    Unit unit = share.unit;
+    if (DRAWS && unit.tiles == 0) {
+        __syncthreads();
+        if (task < share.all_pieces(p)) find_second_piece(), ask(0), find_next(unit);
+        cp_async_wait<0>();
+    }
+    while (!DRAWS || task < share.all_pieces(p)) {
         const UnitRows tile(p, unit, BM);
         const int rows = tile.rows;
         const Sequence sequence{p.seq_q, unit.keys};
-        const bool last = WHOLE || unit.end() >= share.count;
+        const bool last = WHOLE || DRAWS || unit.end() >= share.count;
         Unit next = unit;
         if (!last) next.next(p);
 
@@ -344,15 +399,16 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             cp_async_wait<2 * STAGES>();
         } else {
             __syncthreads();
-            for_each_of_q([&](int i, uint32_t place) { sts_128(place, AHEAD ? q_next[i] : fetched_q(find_q(tile, i))); });
+            for_each_of_q([&](int i, uint32_t place) { sts_128(place, AHEAD && !DRAWS ? q_next[i] : fetched_q(find_q(tile, i))); });
         }
-        if (AHEAD && !last) {
+        if (AHEAD && !DRAWS && !last) {
             find_next_q(UnitRows(p, next, BM));
 #pragma unroll
             for (int i = 0; i < PER_THREAD; ++i) q_next[i] = fetched_q(q_from[i]);
         }
         PRODUCTS::written();
         __syncthreads();
+        if (DRAWS && first) find_second_piece();
 
         // Tiles of keys that all rows see
         const int whole_end = score.sees(sequence, tile.query(p, 0)).end / BN;
@@ -360,7 +416,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             SCORE::LEFT_EDGE ? (max(0, score.sees(sequence, tile.query(p, rows - 1)).first) + BN - 1) / BN : 0;
         Softmax softmax(scale);
         float rO[MT][OT][4] = {};
-        const int at_begin = at, at_end = min(unit.end(), share.count);
+        const int at_begin = at, at_end = DRAWS ? unit.end() : min(unit.end(), share.count);
         if (UNIFIED && at < at_end) softmax.fix(p.unified_max);
         const int unit_begin = max(unit.begin(), 0);
         auto attend = [&](bool exact, bool alone = false) {
@@ -405,6 +461,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 cp_async_wait<0>();
                 __syncwarp();
                 at = at_begin, slot = 0;
+                if (DRAWS) nth_asked = nth, all_asked = false, share.count = unit.end();
                 ask_from(at_begin, unit);
 #pragma unroll 1
                 for (int i = 0; i < STAGES; ++i) ask(i);
@@ -418,33 +475,62 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const Piece partial(p, pieces.begin, BM);
         const bool one = pieces.one();
 
-        unit_end.hand_on(rO, softmax, tile, partial, block, one, last, warp, lane);
+        unit_end.hand_on(rO, softmax, tile, partial, DRAWS ? task : block, one, last && !DRAWS, warp, lane);
+        if (DRAWS) {
+            find_next(unit);
+            continue;
+        }
         if (last) break;
         unit = next, pieces = share.pieces(p, unit, block), first = false;
     }
     cp_async_wait<0>();
 
-    // All other units are done by now, and so are those of the blocks that this one waits for, or nearly so.
-    if (block == first_pieces.begin) return;
-    auto place = [&](int row, int col) { return first_rows.template of<T>(p, p.o, row) + col; };
-    auto write_two = [&](T* of_row, int row, int col, float2 o, float m, float l) {
-        const float two[2] = {o.x, o.y};
-        writer.write(first_rows, row, col, of_row, two, m, l);
+    auto merge = [&](const UnitRows& unit, const MergingBlocks<WARPS, HEAD_DIM_V>& merging) {
+        auto place = [&](int row, int col) { return unit.template of<T>(p, p.o, row) + col; };
+        auto write_two = [&](T* of_row, int row, int col, float2 o, float m, float l) {
+            const float two[2] = {o.x, o.y};
+            writer.write(unit, row, col, of_row, two, m, l);
+        };
+        const int rows = unit.rows, n = merging.end - merging.partial.begin;
+        // Chosen in front of the shares: inside, ptxas takes warps for divergent. Few rows of few columns whose rings have more stages
+        // than one are of short units, whose pieces are many.
+        constexpr bool MAY_BE_FEW = End::MANY || HEAD_DIM_V > 128 || STAGES == 1;
+        if (MAY_BE_FEW && n == 2)
+            merging.each_share([&](int share, int shares) {
+                merge_few_pieces<WARPS, End::MANY ? 4 : 1, 2>(merging.partial, n, rows, share, shares, m_to_log2, place, write_two);
+            });
+        else if (MAY_BE_FEW && n <= 4)
+            merging.each_share([&](int share, int shares) {
+                merge_few_pieces<WARPS, End::MANY ? 2 : 1, 4>(merging.partial, n, rows, share, shares, m_to_log2, place, write_two);
+            });
+        else
+            merging.each_share([&](int share, int shares) {
+                merge_pieces<WARPS, End::MANY ? 2 : 1>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
+            });
     };
-    const int rows = first_rows.rows, n = first_pieces.end - first_pieces.begin;
-    // Chosen in front of the shares: inside, ptxas takes warps for divergent. Few rows of few columns whose rings have more stages than
-    // one are of short units, whose pieces are many.
-    constexpr bool MAY_BE_FEW = End::MANY || HEAD_DIM_V > 128 || STAGES == 1;
-    if (MAY_BE_FEW && n == 2)
-        merging.each_share([&](int share, int shares) {
-            merge_few_pieces<WARPS, End::MANY ? 4 : 1, 2>(merging.partial, n, rows, share, shares, m_to_log2, place, write_two);
-        });
-    else if (MAY_BE_FEW && n <= 4)
-        merging.each_share([&](int share, int shares) {
-            merge_few_pieces<WARPS, End::MANY ? 2 : 1, 4>(merging.partial, n, rows, share, shares, m_to_log2, place, write_two);
-        });
-    else
-        merging.each_share([&](int share, int shares) {
-            merge_pieces<WARPS, End::MANY ? 2 : 1>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
-        });
+    // All other units are done by now, and so are those of the blocks that this one waits for, or nearly so.
+    if constexpr (!DRAWS) {
+        if (block != first_pieces.begin) merge(first_rows, merging);
+    } else {
+        // A unit with blocks' first pieces is for the last of these, as others may not have begun. The other units are drawn, after all
+        // pieces.
+        const int blocks = p.blocks.divisor, units = p.batch * p.units.divisor, all_pieces = share.all_pieces(p);
+        const int first_unit = share.units_of(min(blocks, all_pieces));
+        bool merges = block < all_pieces && block == min(first_pieces.begin + share.most(), blocks) - 1 && !first_pieces.one();
+        UnitRows rows = first_rows;
+        pieces = first_pieces;
+        for (bool has_drawn = true;; has_drawn = false) {
+            if (merges) merge(rows, MergingBlocks<WARPS, HEAD_DIM_V>(Piece(p, pieces.begin, BM), pieces.end - 1, pieces.end, false));
+            if (!has_drawn) {
+                __syncthreads();
+                ++nth;
+                if (thread == 0) draw.hand_on(nth, draw.draw());
+                task = draw.drawn(nth);
+            }
+            const int number = first_unit + task - all_pieces;
+            if (number >= units) return draw.end(number, units);
+            const Unit unit = share.whole_unit(p, number);
+            rows = UnitRows(p, unit, BM), pieces = share.pieces(p, unit, number * share.most()), merges = !pieces.one();
+        }
+    }
 }

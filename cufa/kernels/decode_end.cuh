@@ -27,7 +27,7 @@ struct RowWriter {
         const long long strides = p.o.stride_batch | p.o.stride_head | p.o.stride_seq;
         return (reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | strides | p.head_dim_v) % columns == 0;
     }
-    // O = O / l of two columns of a row, from `of_row` on, the first of an even number; its log-sum-exp with the first of all.
+    // O = O / l of two columns of a row, from `of_row` on, where `col`, which is even, is; its log-sum-exp with the first of all.
     __device__ void write(const UnitRows& tile, int row, int col, T* of_row, const float (&o)[2], float m, float l) const {
         const float lse = conclude(tile, row, m, l), inverse = FP32 ? 0.f : reciprocal_approx(l);
         auto divided = [&](int i) { return l == 0.f ? 0.f : FP32 ? o[i] / l : o[i] * inverse; };

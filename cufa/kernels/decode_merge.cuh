@@ -3,7 +3,7 @@
 #include "decode_params.cuh"
 #include "softmax.cuh"
 
-// Where pieces lie: two places a block. A piece with the unit's beginning is the last of its block, others are the first.
+// Where pieces lie: two places a block, or a piece that is drawn. A piece with the unit's beginning is the last of its block, others are the first.
 // A row is PARTS times 64 columns of O, then as often its m and l: each part is for another warp.
 template <int HEAD_DIM_V>
 struct Partial {

@@ -3,6 +3,7 @@
 // and a unit that is cut leaves a piece with each of its blocks. Where lengths differ little, all units are cut into equally
 // many pieces instead, a block each, and so they are with `splits`, where pieces depend on the own length only.
 #pragma once
+#include "decode_draw.cuh"
 #include "paged.cuh"
 
 // A unit, and where its tiles lie in a block's share: from `begin` on, which is less than 0 if it began before. Where a window
@@ -13,7 +14,7 @@ struct Unit {
     int batch, index;      // of a sequence's units
     int keys, keys_next;   // of the sequence, and of the next one: to wait for it would be long
     int zero;              // where the sequence's first tile is, or would be
-    int first = 0, tiles;  // that it visits
+    int first = 0, tiles;  // that it visits, or of which a piece is
 
     __device__ int begin() const { return zero + first; }
     __device__ int end() const { return begin() + tiles; }
@@ -29,7 +30,7 @@ struct Unit {
     __device__ int row_tile(const DecodeParams& p) const { return p.row_tiles.remainder(index); }
     __device__ void set_keys(const ARGUMENTS& p, int n) { keys = n, first = first_of(p, n), tiles = tiles_of(p, n); }
     __device__ int first_key(const ARGUMENTS& p) const { return first_key_of(p, keys); }
-    // Whether it visits the same tiles if the sequence has so many keys.
+    // Whether a whole one visits the same tiles if the sequence has so many keys.
     __device__ bool is_same_with(const ARGUMENTS& p, int n) const { return tiles_of(p, n) == tiles && first_of(p, n) == first; }
 
     static __device__ int tiles_of(const ARGUMENTS& p, int keys) {
@@ -59,7 +60,7 @@ struct UnitRows {
 };
 
 // The share of a block of so many teams: `count` tiles, the first of which belongs to `unit`; with WHOLE, that unit's.
-template <class ARGUMENTS, int BN, int TEAMS, bool WHOLE>
+template <class ARGUMENTS, int BN, int TEAMS, bool WHOLE, bool DRAWS>
 struct Share {
     using Unit = ::Unit<ARGUMENTS, BN>;
 
@@ -100,6 +101,14 @@ struct Share {
             }
             total = __reduce_add_sync(0xffffffff, total), longest = __reduce_max_sync(0xffffffff, longest);
             keys = __shfl_sync(0xffffffff, own, batch);  // of its lane modulo 32
+        }
+        if constexpr (DRAWS) {
+            cut = cut_of(p, total, longest);
+            if (block < all_pieces(p)) {
+                const int its = batch_of_piece(p, block);
+                unit = piece(p, block, 0, few ? __shfl_sync(0xffffffff, length, its) : keys_of(p, its)), count = unit.tiles;
+            }
+            return;
         }
         even = is_even(p, total, longest);
         if (!even && !(few || looks)) return;
@@ -150,11 +159,52 @@ struct Share {
     // Whether units are cut into equally many pieces, of tiles of all sequences together, and of the longest: where that takes
     // hardly longer than equal shares, since two pieces a block take longer. Where blocks follow each other, a whole unit each, the
     // longest may have more, for others fill the time.
-    __device__ bool is_even() const { return WHOLE || even; }
+    __device__ bool is_even() const { return WHOLE || DRAWS || even; }
     static __device__ bool is_even(const DecodeParams& p, int total, int longest) {
         const int each = p.blocks.quotient(total * p.units.divisor);
         const int most = static_cast<int>(static_cast<long long>(each) * p.spread / 8) + p.slack;
         return p.splits || (p.batch * p.units.divisor <= p.blocks.divisor && steps_of(p, longest) <= most);
+    }
+    // Whether they are cut as this share says.
+    __device__ bool is_cut_with(const DecodeParams& p, int total, int longest) const {
+        if constexpr (DRAWS)
+            return cut == cut_of(p, total, longest);
+        else
+            return is_even() && is_even(p, total, longest);
+    }
+    // Whether the first unit, or piece, visits the same tiles if its sequence has so many keys.
+    __device__ bool is_same_with(const ARGUMENTS& p, int keys) const {
+        Unit whole = unit;
+        if constexpr (DRAWS) whole.set_keys(p, unit.keys);
+        return whole.is_same_with(p, keys);
+    }
+    // Whether some pieces of a sequence of so many keys have no tiles.
+    __device__ bool has_empty_pieces(const ARGUMENTS& p, int keys) const {
+        const int tiles = Unit::tiles_of(p, keys);
+        return tiles <= (cut - 1) * step_of_piece(tiles);
+    }
+    __device__ int most() const { return cut; }  // pieces of a unit
+    __device__ int units_of(int pieces) const { return (pieces + cut - 1) >> log2_cut(); }
+    __device__ int all_pieces(const DecodeParams& p) const { return p.batch * p.units.divisor * cut; }
+    __device__ int batch_of_piece(const DecodeParams& p, int number) const { return batch_of(p, number >> log2_cut()); }
+    // That of a number, and of a sequence of so many keys. It has as many tiles for each team, the last of which may be empty; or none.
+    // So each team takes the same of them wherever in a block's share they are: results do not depend on who draws what.
+    __device__ Unit piece(const ARGUMENTS& p, int number, int place) const {
+        return piece(p, number, place, keys_of(p, batch_of_piece(p, number)));
+    }
+    __device__ Unit piece(const ARGUMENTS& p, int number, int place, int keys) const {
+        const int of_unit = number >> log2_cut();
+        Unit found{};
+        found.batch = batch_of(p, of_unit), found.index = p.units.remainder(of_unit), found.set_keys(p, keys);
+        const int step = step_of_piece(found.tiles), begin = (number - (of_unit << log2_cut())) * step;
+        found.first += begin, found.tiles = found.tiles > begin ? min(step, (found.tiles - begin + TEAMS - 1) / TEAMS * TEAMS) : 0;
+        found.begin_at(place);
+        return found;
+    }
+    __device__ Unit whole_unit(const ARGUMENTS& p, int number) const {
+        Unit found{};
+        found.batch = batch_of(p, number), found.index = p.units.remainder(number), found.set_keys(p, keys_of(p, found.batch));
+        return found;
     }
 
     // The blocks that have pieces of a unit of this share: from `begin` to the one before `end`.
@@ -163,8 +213,13 @@ struct Share {
 
         __device__ bool one() const { return end - begin == 1; }
     };
-    __device__ Pieces pieces(const DecodeParams& p, const Unit& unit, int block) const {
+    __device__ Pieces pieces(const ARGUMENTS& p, const Unit& unit, int block) const {
         if constexpr (WHOLE) return {block, block + 1};
+        if constexpr (DRAWS) {
+            const int begin = block & -cut;
+            const uint32_t tiles = Unit::tiles_of(p, unit.keys), step = step_of_piece(tiles);
+            return {begin, begin + int((tiles + step - 1) / step)};
+        }
         if (even) {
             const uint32_t tiles = unit.tiles, step = steps_of(p, tiles);
             return {block - part, block - part + int((tiles + step - 1) / step)};
@@ -176,12 +231,25 @@ struct Share {
  private:
     bool even = false;        // whether units are cut into equally many pieces
     int part = 0;             // the block's piece then
+    int cut = 1;              // where pieces are drawn: into how many a unit is cut, a power of 2
     int first = 0, each = 0;  // else tile of the list; tiles of a share, without the one more of the first blocks
     int more = 0;             // how many blocks have it
 
     // Tiles of each part of a unit: without `splits` each team has one, if there are any.
     static __device__ int steps_of(const DecodeParams& p, int tiles) {
         return max(p.parts.quotient(tiles + p.parts.divisor - 1), p.splits ? 1 : TEAMS);
+    }
+    __device__ int log2_cut() const { return 31 - __clz(cut); }
+    __device__ int step_of_piece(int tiles) const {  // of a unit of so many: as many for each team
+        return (((tiles + cut - 1) >> log2_cut()) + TEAMS - 1) / TEAMS * TEAMS;
+    }
+    static __device__ int batch_of(const DecodeParams& p, int number) { return min(p.units.quotient(number), p.batch - 1); }
+    // As many as are long enough; or more, so that none takes longer than all blocks do for all, but not of one tile a team.
+    static __device__ int cut_of(const DecodeParams& p, int total, int longest) {
+        const float of_longest = longest, of_block = static_cast<float>(total) * p.units.divisor / p.blocks.divisor;
+        const int for_balance = static_cast<int>(min(1.5f * of_longest / of_block, of_longest / (2 * TEAMS)));
+        const int n = max(min(max(p.piece.quotient(longest), for_balance), p.most_pieces), 1);
+        return 1 << (31 - __clz(n));
     }
     __device__ int block_of(int tile) const {
         const int larger = more * (each + 1);
@@ -191,7 +259,7 @@ struct Share {
 
 // The lengths that a share was found from. The kernel in front may still write them: they are read before it has ended, so that
 // keys can be asked for at once when it has; and then once more.
-template <class ARGUMENTS, int BN, int TEAMS, int WARPS, bool WHOLE>
+template <class ARGUMENTS, int BN, int TEAMS, int WARPS, bool WHOLE, bool DRAWS>
 struct Lengths {
     using Unit = ::Unit<ARGUMENTS, BN>;
 
@@ -219,7 +287,7 @@ struct Lengths {
         return keys_of_length(p, few ? __shfl_sync(0xffffffff, own_now, own) : own_now);
     }
     // Whether all sequences are still such that units are cut into equally many pieces. For all threads, if they are many.
-    __device__ bool hold(const ARGUMENTS& p, const Share<ARGUMENTS, BN, TEAMS, WHOLE>& share, int (*sums)[2]) const {
+    __device__ bool hold(const ARGUMENTS& p, const Share<ARGUMENTS, BN, TEAMS, WHOLE, DRAWS>& share, int (*sums)[2]) const {
         int total = 0, longest = 0;
         if (few) {
             if (!__any_sync(0xffffffff, own_now != length)) return true;
@@ -243,7 +311,7 @@ struct Lengths {
                 if (other != warp) total += sums[other][0], longest = max(longest, sums[other][1]);
             __syncthreads();
         }
-        return share.is_even() && share.is_even(p, total, longest);
+        return share.is_cut_with(p, total, longest);
     }
 
  private:

@@ -29,7 +29,8 @@ PARAMS = np.dtype(
         *((name, "f4") for name in ("scale_log2", "unified_max")),
         *((name, "i4") for name in ("batch", "heads_q", "heads_kv", "seq_q", "seq_kv")),
         *((name, "i4") for name in ("head_dim", "head_dim_v", "splits", "slack", "spread")),
-        *((name, _DIVISOR) for name in ("group", "row_tiles", "units", "blocks", "parts")),
+        *((name, _DIVISOR) for name in ("group", "row_tiles", "units", "blocks", "parts", "piece")),
+        ("most_pieces", "i4"),
     ],
     align=True,
 )
@@ -132,6 +133,8 @@ class DecodeLayout:
             *divisor(problem.heads_kv * plan.row_tiles),
             *divisor(plan.grid),
             *divisor(plan.parts),
+            *divisor(plan.piece),
+            plan.most_pieces,
             *self._score.values(problem.of_one(problem.capacity), beside),
             *(of_table if self.paged else ()),
         )

@@ -14,10 +14,13 @@ from cufa.planner.decode_units import (
     can_be_whole,
     in_waves,
     keys_of,
+    most_pieces,
     never_cut,
     partial_floats,
+    piece_tiles,
     resident,
     second_end_bytes,
+    should_draw,
     units_of,
 )
 from cufa.planner.decode_variants import small_blocks, variant_of
@@ -60,6 +63,12 @@ class DecodePlan(NamedTuple):
         By how many tiles of keys an equal part may exceed `spread` of an equal share of all keys.
     spread : int
         Eighths; more than 8 where whole units follow each other on a multiprocessor.
+    piece : int
+        Tiles of the pieces that blocks draw one after the other, at least, if units are as long.
+    most_pieces : int
+        Of a unit; 0 where blocks draw none.
+    places : int
+        One for each block, or piece that can be drawn.
     reason : str
         Why it is not a kernel of attention's own, for a call of `attention`.
     expected_us : tuple of (Variant, float)
@@ -76,6 +85,9 @@ class DecodePlan(NamedTuple):
     rows: int
     slack: int
     spread: int
+    piece: int
+    most_pieces: int
+    places: int
     reason: str = ""
     expected_us: tuple[tuple[Variant, float], ...] = ()
 
@@ -88,13 +100,13 @@ class DecodePlan(NamedTuple):
 
     @property
     def partial_floats(self) -> int:
-        """float32 numbers that pieces of sequences need: two places a block, if there are any.
+        """float32 numbers that pieces of sequences need: two at each place, if there are any.
 
         ``kernels/decode_merge.cuh`` says where they are.
         """
         if self.splits == 1:
             return 0
-        return partial_floats(self.grid, self.rows, self.variant.head_dim_v)
+        return partial_floats(self.places, self.rows, self.variant.head_dim_v)
 
 
 def plan(
@@ -154,12 +166,19 @@ def plan(
         )
     if variant.whole and min(num_splits or 1, tiles) > 1:
         raise ValueError(f"num_splits: {variant!r} cuts nothing, {num_splits} parts are asked for")
+    if variant.draws and num_splits is not None:
+        raise ValueError(f"num_splits: {variant!r} cuts units as all lengths are, not in so many")
     if num_splits is None:
-        never = variant.whole or never_cut(problem, device, variant.bm)
+        if not isinstance(kernel, Variant):
+            variant = variant._replace(draws=should_draw(problem, device, variant))
+        never = variant.whole or (not variant.draws and never_cut(problem, device, variant.bm))
         # One that is named may have another score.
         whole = small is not None and variant == small._replace(score=variant.score)
         whole = never or (whole and can_be_whole(problem, device, variant.bm))
-        grid, parts = (units, 1) if whole else _shares(problem, device, variant, units)
+        if variant.draws:
+            grid, parts = device.sm_count, 1
+        else:
+            grid, parts = (units, 1) if whole else _shares(problem, device, variant, units)
         splits = int(never)
         smem_bytes = max(variant.smem_bytes, _kept_apart(grid, variant, device))
     else:
@@ -168,10 +187,14 @@ def plan(
     if not isinstance(kernel, Variant):
         variant = variant._replace(whole=splits == 1)
     block, used = variant.threads, min(rows, variant.bm)
+    most = most_pieces(problem, device, variant) if variant.draws else 0
     slack = second_end_bytes(used) // _tile_bytes(variant)
     return DecodePlan(
         *(variant, grid, block, smem_bytes, row_tiles, splits, parts, used, slack),
         spread=_spread(units / device.sm_count, parts),
+        piece=piece_tiles(variant),
+        most_pieces=most,
+        places=max(grid, units * most),
     )
 
 

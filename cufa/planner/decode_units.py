@@ -5,9 +5,11 @@ A unit is a sequence, a K/V head and a tile of rows.
 
 from __future__ import annotations
 
+import math
+
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES
+from cufa.kernel import ELEMENT_BYTES, KERNELS
 from cufa.planner.rules import KEY_STEP
 from cufa.variant import Variant
 
@@ -18,6 +20,17 @@ NEARLY_ALL = 0.95  # multiprocessors: with 128 of 132, long units were read 1 to
 SOME_UNITS = 2  # a multiprocessor: 1.94 of unequal lengths were 2% slower uncut, 2.9 10% faster
 _MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal shares, not of 3.0
 _MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
+
+_PIECE = 3 << 18
+"""Bytes of a piece that blocks draw, at least; at most twice as many. Of half as many, and of twice
+as many, 8 x 8192 took up to 1% longer."""
+
+_LEAST_DRAWN, _MOST_DRAWN = 3, 16
+"""Pieces of each multiprocessor at least, as 2 gained nothing; and of a unit at most, which is what
+can be merged at once."""
+
+_MOST_OF_PIECE = 1024
+"""Elements of a piece's result: with 16 rows of 128 columns, or 8 of 256, pieces end slowly."""
 
 _SECOND_END, _SECOND_ROW = 60 << 10, 12 << 10
 """Bytes that a multiprocessor of an H200 reads in the time that the end of a second unit takes it,
@@ -87,9 +100,9 @@ def in_waves(units: int, at_once: int) -> bool:
     return waves >= _MANY_WAVES or (waves > 1 and -waves % 1 <= NEARLY_NONE)
 
 
-def partial_floats(blocks: int, rows: int, columns: int) -> int:
-    """Return the float32 numbers that the pieces of so many blocks take, two places each."""
-    return 2 * blocks * rows * (columns + 4 * -(-columns // 64))
+def partial_floats(places: int, rows: int, columns: int) -> int:
+    """Return the float32 numbers of so many places, two pieces each."""
+    return 2 * places * rows * (columns + 4 * -(-columns // 64))
 
 
 def _has_memory(problem: DecodeProblem, bm: int) -> bool:
@@ -119,3 +132,41 @@ def resident(variant: Variant, device: Device) -> int:
     """Return how many blocks of a variant a multiprocessor is planned to hold."""
     fit = device.smem_per_sm // (variant.smem_bytes + SYSTEM_SMEM)
     return max(1, min(variant.blocks_per_sm, fit))
+
+
+def piece_tiles(variant: Variant) -> int:
+    """Return the least tiles of keys of a piece that blocks draw, if all units are as long."""
+    columns = variant.head_dim + variant.head_dim_v
+    return max(1, _PIECE // (variant.bn * columns * ELEMENT_BYTES[variant.dtype]))
+
+
+def most_pieces(problem: DecodeProblem, device: Device, variant: Variant) -> int:
+    """Return into how many pieces that blocks draw a unit is cut at most, a power of two.
+
+    All blocks should have some of one sequence that is longer than all others.
+    """
+    units = max(1, units_of(problem, variant.bm))
+    rows, columns = min(problem.group * problem.seq_q, variant.bm), variant.head_dim_v
+    if 4 * partial_floats(units, rows, columns) > _MOST_PARTIAL:
+        return 1
+    wanted = max(device.sm_count * problem.batch / units, _pieces_of_longest(problem, variant))
+    fit = min(_MOST_PARTIAL // (4 * partial_floats(units, rows, columns)), _MOST_DRAWN)
+    return min(1 << math.ceil(math.log2(wanted)), 1 << (fit.bit_length() - 1))
+
+
+def should_draw(problem: DecodeProblem, device: Device, variant: Variant) -> bool:
+    """Whether blocks draw pieces: of long units of few and wide rows, in one piece of memory."""
+    rows, columns = min(problem.group * problem.seq_q, variant.bm), variant.head_dim_v
+    wide = min(variant.head_dim, columns) >= 128 and rows * columns <= _MOST_OF_PIECE
+    large = variant.bm == 16 and variant.stages == variant.blocks_per_sm == 1 and not variant.whole
+    of_each = units_of(problem, variant.bm) / device.sm_count
+    if not (wide and large and 0 < of_each < _MANY_WAVES) or problem.is_paged:
+        return False
+    pieces = min(_pieces_of_longest(problem, variant), most_pieces(problem, device, variant))
+    return "draws" in KERNELS[variant.kernel].arguments and of_each * pieces >= _LEAST_DRAWN
+
+
+def _pieces_of_longest(problem: DecodeProblem, variant: Variant) -> int:
+    """Return into how many pieces of `piece_tiles` and more the longest unit is cut, at least 1."""
+    long = keys_of(problem) // (variant.bn * piece_tiles(variant))
+    return 1 << (max(1, long).bit_length() - 1)
