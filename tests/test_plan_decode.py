@@ -248,6 +248,7 @@ def test_units_of_many_heads_are_never_cut(batch: int, heads: int, keys: int, wh
         (1, 32, 8, 128, 131072, {}, 0),  # as more than 16 of a unit are not merged at once
         (64, 32, 8, 128, 4096, {}, 0),  # a unit each is even enough
         (32, 32, 8, 64, 8192, {}, 0),
+        (16, 32, 8, 192, 8192, {}, 0),
         (16, 32, 8, 128, 8192, {"seq_q": 4}, 0),
         (16, 32, 8, 128, 8192, PAGES, 0),
     ],

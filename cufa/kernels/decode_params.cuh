@@ -21,8 +21,8 @@ struct DecodeParams {
     Divisor units;       // of a sequence: heads_kv * row_tiles
     Divisor blocks;      // of the launch
     Divisor parts;       // splits, or how many blocks there are for each unit
-    Divisor piece;       // tiles of a piece that is drawn, at least
-    int most_pieces;     // of a unit, if blocks draw pieces; else 0
+    int piece;           // tiles of a piece that is drawn, at least
+    int most_pieces;     // of a unit
 };
 
 // Then the parameters of the score's parts and of the way of finding K and V, where these have any.

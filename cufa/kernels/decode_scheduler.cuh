@@ -184,19 +184,19 @@ struct Share {
         return tiles <= (cut - 1) * step_of_piece(tiles);
     }
     __device__ int most() const { return cut; }  // pieces of a unit
-    __device__ int units_of(int pieces) const { return (pieces + cut - 1) >> log2_cut(); }
+    __device__ int units_of(int pieces) const { return uint32_t(pieces + cut - 1) / uint32_t(cut); }
     __device__ int all_pieces(const DecodeParams& p) const { return p.batch * p.units.divisor * cut; }
-    __device__ int batch_of_piece(const DecodeParams& p, int number) const { return batch_of(p, number >> log2_cut()); }
+    __device__ int batch_of_piece(const DecodeParams& p, int number) const { return batch_of(p, uint32_t(number) / uint32_t(cut)); }
     // That of a number, and of a sequence of so many keys. It has as many tiles for each team, the last of which may be empty; or none.
     // So each team takes the same of them wherever in a block's share they are: results do not depend on who draws what.
     __device__ Unit piece(const ARGUMENTS& p, int number, int place) const {
         return piece(p, number, place, keys_of(p, batch_of_piece(p, number)));
     }
     __device__ Unit piece(const ARGUMENTS& p, int number, int place, int keys) const {
-        const int of_unit = number >> log2_cut();
+        const int of_unit = uint32_t(number) / uint32_t(cut);
         Unit found{};
         found.batch = batch_of(p, of_unit), found.index = p.units.remainder(of_unit), found.set_keys(p, keys);
-        const int step = step_of_piece(found.tiles), begin = (number - (of_unit << log2_cut())) * step;
+        const int step = step_of_piece(found.tiles), begin = (number - of_unit * cut) * step;
         found.first += begin, found.tiles = found.tiles > begin ? min(step, (found.tiles - begin + TEAMS - 1) / TEAMS * TEAMS) : 0;
         found.begin_at(place);
         return found;
@@ -216,7 +216,7 @@ struct Share {
     __device__ Pieces pieces(const ARGUMENTS& p, const Unit& unit, int block) const {
         if constexpr (WHOLE) return {block, block + 1};
         if constexpr (DRAWS) {
-            const int begin = block & -cut;
+            const int begin = block - uint32_t(block) % uint32_t(cut);
             const uint32_t tiles = Unit::tiles_of(p, unit.keys), step = step_of_piece(tiles);
             return {begin, begin + int((tiles + step - 1) / step)};
         }
@@ -231,7 +231,7 @@ struct Share {
  private:
     bool even = false;        // whether units are cut into equally many pieces
     int part = 0;             // the block's piece then
-    int cut = 1;              // where pieces are drawn: into how many a unit is cut, a power of 2
+    int cut = 1;              // where pieces are drawn: into how many a unit is cut
     int first = 0, each = 0;  // else tile of the list; tiles of a share, without the one more of the first blocks
     int more = 0;             // how many blocks have it
 
@@ -239,17 +239,27 @@ struct Share {
     static __device__ int steps_of(const DecodeParams& p, int tiles) {
         return max(p.parts.quotient(tiles + p.parts.divisor - 1), p.splits ? 1 : TEAMS);
     }
-    __device__ int log2_cut() const { return 31 - __clz(cut); }
-    __device__ int step_of_piece(int tiles) const {  // of a unit of so many: as many for each team
-        return (((tiles + cut - 1) >> log2_cut()) + TEAMS - 1) / TEAMS * TEAMS;
+    __device__ int step_of_piece(int tiles) const { return step_of_piece(tiles, cut); }
+    static __device__ int step_of_piece(int tiles, int pieces) {  // of a unit of so many: as many for each team
+        return (uint32_t(tiles + pieces - 1) / uint32_t(pieces) + TEAMS - 1) / TEAMS * TEAMS;
     }
     static __device__ int batch_of(const DecodeParams& p, int number) { return min(p.units.quotient(number), p.batch - 1); }
-    // As many as are long enough; or more, so that none takes longer than all blocks do for all, but not of one tile a team.
+    // Of pieces that are long enough, and at most twice as long, those of which the last ones end soonest if all units are as long: each
+    // lane looks at some length. Or more of them, so that each block has one, and none is more than twice as long as what each reads in
+    // all, for a multiprocessor reads faster while others have nothing to read; but not of one tile a team.
     static __device__ int cut_of(const DecodeParams& p, int total, int longest) {
-        const float of_longest = longest, of_block = static_cast<float>(total) * p.units.divisor / p.blocks.divisor;
-        const int for_balance = static_cast<int>(min(1.5f * of_longest / of_block, of_longest / (2 * TEAMS)));
-        const int n = max(min(max(p.piece.quotient(longest), for_balance), p.most_pieces), 1);
-        return 1 << (31 - __clz(n));
+        constexpr uint32_t MOST_TILES = (1 << 26) - 1, MOST_PIECES = 63;
+        const int least = max(p.piece, (longest + p.most_pieces - 1) / p.most_pieces), rounds = (least + TEAMS - 1) / TEAMS;
+        const uint32_t tiles = (rounds + min(static_cast<int>(threadIdx.x % 32), rounds)) * TEAMS;
+        const uint32_t pieces = min(max((longest + tiles - 1) / tiles, 1u), MOST_PIECES);
+        const uint32_t waves = p.blocks.quotient(p.batch * p.units.divisor * pieces - 1) + 1;
+        const uint32_t last_end = min(waves * step_of_piece(longest, pieces), MOST_TILES);
+        // The soonest, and of these the most pieces
+        const uint32_t best = __reduce_max_sync(0xffffffff, (MOST_TILES - last_end) * (MOST_PIECES + 1) + pieces);
+        const int for_each = p.blocks.divisor / (p.batch * p.units.divisor);
+        const float of_block = static_cast<float>(total) * p.units.divisor / p.blocks.divisor;
+        const int for_balance = max(for_each, static_cast<int>(min(longest / (2 * of_block), 64.f)));
+        return max(static_cast<int>(best & MOST_PIECES), min(min(for_balance, longest / (2 * TEAMS)), p.most_pieces));
     }
     __device__ int block_of(int tile) const {
         const int larger = more * (each + 1);
