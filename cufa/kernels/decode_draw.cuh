@@ -30,7 +30,7 @@ struct Draw {
         while (__any_sync(0xffffffff, static_cast<int>(found) != k));
         return static_cast<int>(found >> 32);
     }
-    // When a block has drawn `task` beyond all `tasks`, as each does once: the last of them leaves all as it was.
+    // When a block has drawn `task` beyond all `tasks`, as each does once, or has begun with one: the last of them leaves all as it was.
     __device__ void end(int task, int tasks) const {
         if (threadIdx.x == 0 && task == tasks + blocks - 1) st_relaxed(counter, NOTHING);
     }

@@ -114,6 +114,10 @@ class Planner:
         if isinstance(one, Plan):
             found = tiled.plan(problem, self._device, one.variant)
         else:
+            if one.variant.draws:  # as many pieces as all lengths say
+                alone = of_attention(problem._replace(batch=1))
+                other = decode.plan(alone, self._device, kernel=one.variant._replace(draws=False))
+                one = other._replace(reason=one.reason)
             parts = min(one.parts, -(-problem.visited // _LEAST_KEYS))
             try:
                 found = decode.plan(of_attention(problem), self._device, parts, one.variant)

@@ -22,8 +22,8 @@ _MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal share
 _MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
 
 _PIECE = 3 << 18
-"""Bytes of a piece that blocks draw, at least; at most twice as many. Of half as many, and of twice
-as many, 8 x 8192 took up to 1% longer."""
+"""Bytes of a piece that blocks draw of the longest unit, at least; at most twice as many, if there
+are not too many. Of half as many, and of twice as many, 8 x 8192 took up to 1% longer."""
 
 _LEAST_DRAWN, _MOST_DRAWN = 3, 16
 """Pieces of each multiprocessor at least, as 2 gained nothing; and of a unit at most, which is what
