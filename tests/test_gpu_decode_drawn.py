@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 LENGTHS = (
     *((4096,) * 9, (4000, 4096, 1, 2111, 3333, 4095, 33, 2049, 4096)),
-    *((1,) * 9, (4096,) + (5,) * 8),  # which no block draws
+    *((1,) * 9, (4096,) + (5,) * 8),  # of few tiles; one long one
 )
 
 
@@ -32,7 +32,7 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drawing(arrays: list[Any], lengths: Any, **options: Any) -> dict[str, Any]:
-    """Return the options of a call in which blocks draw, if lengths allow it."""
+    """Return the options of a call in which blocks draw."""
     causal, unified_max = options.get("causal", True), options.get("unified_max")
     beside: dict[str, Any] = {"scale": None, "layout": "bhsd", "out": None, "block_table": None}
     problem, _, _ = parse_decode(
