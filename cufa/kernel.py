@@ -265,7 +265,7 @@ def _decode_smem_bytes(v: Variant) -> int:
     rings = teams * v.stages * v.bn * (v.head_dim + v.head_dim_v)
     operands = ELEMENT_BYTES[v.dtype] * (v.bm * v.head_dim + rings)
     few = max(v.bm * team // 8, 4, v.warps // -(-v.head_dim_v // 64))
-    drawn = 64 * v.draws  # what a thread draws for the block
+    drawn = 320 * v.draws  # what a warp draws for the block, and how many there are
     return operands + 4 * (teams * few * (v.head_dim_v + 8) + 2 * teams * v.bm) + drawn
 
 
@@ -288,8 +288,8 @@ def _decode_complaint(v: Variant, device: Device) -> str | None:
         return "in float32, decode needs bm of 16"
     if v.unified and (v.dtype == "float32" or v.bm > 16):
         return "unified is for 16 bits, and bm of 16"
-    if v.draws and (v.bm != 16 or v.stages != 1 or v.whole):
-        return "draws is for bm of 16, one stage, and units that are cut"
+    if v.draws and (v.bm != 16 or v.stages != 1 or v.whole or v.kv != "Contiguous"):
+        return "draws is for bm of 16, one stage, units that are cut, and caches without pages"
     return None
 
 

@@ -12,14 +12,14 @@ from test_emulated_decode import checked, emulated  # noqa: F401
 
 from cufa import device
 from cufa.planner import decode_units, decode_variants
-from cufa.variant import Variant
 
 pytestmark = needs_compiler
 
 EQUAL, SHORT = [700] * 4, [900, 500, 17, 833]
 SOME = [
     *([1200], EQUAL, SHORT),
-    *([1, 900, 0, 899, 900], [900, 900, 1, 900], [1] * 9),  # blocks whose first pieces have no tile
+    *([1, 900, 0, 899, 900], [900, 900, 1, 900], [1] * 9),  # pieces without tiles
+    *([1024, 1056, 1024], [768, 800, 770], [512, 520, 300]),  # of more keys, fewer pieces
 ]
 
 
@@ -71,22 +71,9 @@ def test_options(drawn: Emulator, rng: np.random.Generator, options: dict[str, A
     assert_drew(drawn)
 
 
-@pytest.mark.parametrize(
-    ("page_size", "kv"), [(16, "PagedSixteens"), (64, "PagedTiles"), (7, "Paged")]
-)
-def test_pages_if_a_variant_is_named(
-    drawn: Emulator, rng: np.random.Generator, page_size: int, kv: str
-) -> None:
-    named = Variant("decode", "bfloat16", 128, 128, 16, 32, 1, 8, 1, draws=True, kv=kv)
-    for lengths in (EQUAL, SHORT, [1, 900, 0, 899, 900], [3]):
-        for drawn.stale in (0, 1):
-            options: dict[str, Any] = {"page_size": page_size, "kernel": named, "d": 128, "dv": 128}
-            checked(rng, lengths, **options)
-
-
 def test_more_sequences_than_lanes(drawn: Emulator, rng: np.random.Generator) -> None:
     """Whose lengths are looked up, once they are there; and which share out all keys, or draw."""
-    for lengths in ([70] * 40, [*rng.integers(300, 400, 39), 400], [1] * 39 + [400]):
+    for lengths in ([70] * 40, [*rng.integers(300, 400, 39), 400], [1] * 39 + [400], [9, 400] * 33):
         for drawn.stale in (0, 1):
             checked(rng, lengths, d=128, dv=128, hq=1, hk=1)
     assert_drew(drawn)

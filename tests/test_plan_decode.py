@@ -240,7 +240,7 @@ def test_units_of_many_heads_are_never_cut(batch: int, heads: int, keys: int, wh
     [
         (8, 16, 8, 256, 8192, {}, 16),
         (16, 32, 8, 128, 8192, {}, 16),
-        (8, 32, 32, 128, 8192, {}, 8),  # as many as give all blocks some of one long sequence
+        (8, 32, 32, 128, 8192, {}, 16),
         (4, 32, 8, 128, 32768, {}, 16),
         (24, 32, 8, 128, 8192, {}, 16),
         (40, 32, 8, 128, 8192, {}, 16),
@@ -268,7 +268,8 @@ def test_blocks_draw_pieces_of_long_units(
     assert (found.variant.draws, found.most_pieces) == (pieces > 0, pieces)
     if pieces:
         assert (found.grid, found.splits, found.variant.whole) == (132, 0, False)
-        assert found.places == batch * heads * pieces
+        of_piece = heads_q // heads * (dim + dim // 16)
+        assert found.partial_floats == 4 + batch * heads * pieces * of_piece
         tile_bytes = found.variant.bn * dim * 2 * 2
         assert found.piece * tile_bytes == 3 << 18
     for splits in (1, 4):
@@ -288,6 +289,8 @@ def test_a_named_variant_may_draw_or_not() -> None:
         plan(problem(**sizes), H200, 4, kernel=named)
     with pytest.raises(ValueError, match="draws is for bm of 16, one stage"):
         plan(problem(**sizes), H200, kernel=named._replace(stages=2))
+    with pytest.raises(ValueError, match=r"draws is for .* caches without pages"):
+        plan(problem(**{**sizes, **PAGES}), H200, kernel=named._replace(kv="PagedSixteens"))
 
 
 def test_what_is_never_cut_is_whole_when_compiled() -> None:

@@ -56,11 +56,11 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     using Softmax = OnlineSoftmax<MT, FP32>;
     const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f, m_to_log2 = FP32 ? scale : 1.f;
     constexpr int RING = STAGES * (KTile::bytes + VTile::bytes);
-    using Piece = Partial<HEAD_DIM_V>;
-    using End = UnitEnd<T, Softmax, DecodeArguments<SCORE, KV>, BM, HEAD_DIM_V, TEAM, WARPS, TEAMS * RING>;
+    using Piece = Partial<HEAD_DIM_V, DRAWS>;
+    using Merging = MergingBlocks<WARPS, Piece>;
+    using End = UnitEnd<T, Softmax, DecodeArguments<SCORE, KV>, Piece, BM, TEAM, WARPS, TEAMS * RING>;
     constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
     constexpr int DRAWN = STATE + 2 * BM * int(sizeof(typename End::OfTeams));
-
     static_assert(End::SUM_BYTES >= THREADS * 12, "what is looked at once more comes there");
 
     extern __shared__ __align__(1024) unsigned char smem[];
@@ -75,7 +75,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     // With one stage, a tile's K is asked for while V of the one before is taken, and all teams ask at once: memory reads what lies
     // together a little faster, if little else comes in between.
     constexpr bool TOGETHER = STAGES == 1;
-    static_assert(!DRAWS || (TOGETHER && TEAM == 1 && !WHOLE), "for units that are long, of few rows");
+    static_assert(!DRAWS || (TOGETHER && TEAM == 1 && !WHOLE && !KV::PAGED), "for units that are long, of few rows, in one piece");
     const SCORE& score = p;
     const KV& kv = p;
     auto team_sync = [&] {
@@ -92,15 +92,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     launch_dependents();
 
     Share<DecodeArguments<SCORE, KV>, BN, TEAMS, WHOLE, DRAWS> share;
-    const Draw draw(p, sQ + DRAWN);
-    if (DRAWS) draw.begin();
-    // Where pieces are drawn: the number of that which is computed, which of the block's it is, and which has the tile that this team
-    // asks for next, if any.
-    int task = block, nth = 0, nth_asked = 0;
-    bool all_asked = false;
-    // How many the first team has drawn, and whether some have no tiles, as those of short sequences.
-    int drawn = 0;
-    bool some_are_empty = false;
+    Drawing<DecodeArguments<SCORE, KV>, BN, TEAMS> drawing(p, share.drawn, sQ + DRAWN);
     // This team's tile of the share that is asked for next, the unit that it belongs to, and that unit's KV head.
     int asked = 0, kv_head_asked = 0;
     Unit of_asked{};
@@ -115,31 +107,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     };
     auto find_entries_asked = [&] { return asked < share.count ? find_entries(of_asked.batch, asked - of_asked.zero) : nullptr; };
     auto look_up = [](const int* entry) { return entry ? ld_relaxed(entry) : 0; };
-    // The first team draws a piece when all but the last tile of each team of the one before has been asked for: its number is there
-    // when that has been, too. (With shuffles here, or loads in front of the first tile, 8 x 8192 took 1% longer.)
-    auto draw_ahead = [&] {
-        if (team > 0 || drawn > nth_asked || asked + TEAMS < share.count || all_asked) return;
-        if (drawn++ == 0) {
-#pragma unroll 1
-            for (int other = lane; other < p.batch; other += 32) some_are_empty |= share.has_empty_pieces(p, keys_of(p, other));
-            some_are_empty = __any_sync(0xffffffff, some_are_empty);
-        }
-        if (lane == 0) {
-            int number = draw.draw();
-            while (some_are_empty && number < share.all_pieces(p) && share.piece(p, number, 0).tiles == 0) number = draw.draw();
-            draw.hand_on(drawn, number);
-        }
-        __syncwarp();
-    };
-    // Goes to the piece of the tile that is asked for next.
     auto find_piece_asked = [&] {
-        draw_ahead();
-        if (asked < share.count || all_asked) return;
-        const int number = draw.drawn(++nth_asked);
-        all_asked = number >= share.all_pieces(p);
-        if (all_asked) return;
-        of_asked = share.piece(p, number, share.count), share.count = of_asked.end(), kv_head_asked = of_asked.kv_head(p);
-        at_entries = LOOKED_UP;
+        if (drawing.find_asked(team, asked, of_asked, share.count)) kv_head_asked = of_asked.kv_head(p);
     };
     // Goes to the unit of the tile that is asked for next, from one that is not behind it. One entry may be known.
     auto find_asked = [&](bool looks_up, const int* known = nullptr, int known_entry = 0) {
@@ -311,7 +280,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         // All warps or none: what follows has barriers, and each may have read another length.
         const bool guesses = WHOLE || lengths.few || begun || p.splits || !__syncthreads_or(!share.is_even());
         const int first_entries = entries, *first_entry = find_entries_asked();
-        first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
+        first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, DRAWS ? share.first_drawn : block);
         const bool once = !first_pieces.one() || (ALL_ONCE && share.unit.tiles * BN < 1024 * max(first_rows.rows, 4));
         kept = p.row_tiles.divisor == 1 && once ? L2_READ_ONCE : L2_NORMAL;
         find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
@@ -337,7 +306,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         bool holds = lengths.hold(p, share, reinterpret_cast<int(*)[2]>(sM)) && (!KV::PAGED || looked_at[2] == first_entries);
         // Where the own length has changed, too, a share of the same tiles is the same, if those on their way are whole.
         const int keys_now = lengths.keys_now(p, share.unit.batch);
-        if ((DRAWS || share.unit.tiles > 0) && keys_now != share.unit.keys) {
+        if (share.unit.tiles > 0 && keys_now != share.unit.keys) {
             const int whole = share.unit.zero + min(keys_now, share.unit.keys) / BN;
             holds = holds && share.is_same_with(p, keys_now) && asked - TEAMS < whole;
             if constexpr (SCORE::LEFT_EDGE)
@@ -354,8 +323,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
     const RowWriter<T, Softmax, DecodeArguments<SCORE, KV>> writer{p, m_to_log2};
     const End unit_end{writer, sSum, sM, sM + BM, reinterpret_cast<T**>(smem)};
-    const MergingBlocks<WARPS, HEAD_DIM_V> merging(Piece(p, first_pieces.begin, BM), block, first_pieces.end,
-                                            !DRAWS && first_rows.rows * Piece::PARTS > WARPS);
+    const Merging merging(Piece(p, first_pieces.begin, BM), block, first_pieces.end, !DRAWS && first_rows.rows * Piece::PARTS > WARPS);
     if (!DRAWS) merging.begin();
     // Whether some row's sum is not what P of 16 bits, with a preset maximum, adds up exactly enough.
     auto out_of_range = [&](const Softmax& softmax, int rows, int keys) {
@@ -371,23 +339,16 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     int slot = 0, at = team;  // this team's tile of the share that is computed next
     bool first = true;
     auto pieces = first_pieces;
-    auto find_second_piece = [&] {  // if all of the first one has been asked for
-        find_piece_asked(), find_asked(at_entries == LOOKED_UP);
-    };
-    // Goes to the piece that is computed next, if there is one.
-    auto find_next = [&](Unit& unit) {
-        task = draw.drawn(++nth);
-        if (task >= share.all_pieces(p)) return;
-        unit = share.piece(p, task, unit.end());
-        pieces = share.pieces(p, unit, task), first = false;
+    auto find_next_drawn = [&](Unit& unit) {
+        drawing.find_next(unit), pieces = share.pieces(p, unit, drawing.task), first = false;
     };
     Unit unit = share.unit;
-    if (DRAWS && unit.tiles == 0) {
+    if (DRAWS) {
+        drawing.begin(share.first_drawn, share.list);
         __syncthreads();
-        if (task < share.all_pieces(p)) find_second_piece(), ask(0), find_next(unit);
-        cp_async_wait<0>();
+        if (drawing.has_piece()) find_piece_asked();
     }
-    while (!DRAWS || task < share.all_pieces(p)) {
+    while (!DRAWS || drawing.has_piece()) {
         const UnitRows tile(p, unit, BM);
         const int rows = tile.rows;
         const Sequence sequence{p.seq_q, unit.keys};
@@ -408,7 +369,6 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         }
         PRODUCTS::written();
         __syncthreads();
-        if (DRAWS && first) find_second_piece();
 
         // Tiles of keys that all rows see
         const int whole_end = score.sees(sequence, tile.query(p, 0)).end / BN;
@@ -456,12 +416,12 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         attend(!UNIFIED);
         if constexpr (UNIFIED) {
             // Where sums are out of the range in which P is exact enough, these keys are read and taken again, with maxima.
-            if (at_begin < at_end && out_of_range(softmax, rows, (at_end - at_begin + TEAMS - 1) / TEAMS * BN)) {
+            if (at_begin < at_end && (at_begin - unit.zero) * BN < unit.keys && out_of_range(softmax, rows, (at_end - at_begin + TEAMS - 1) / TEAMS * BN)) {
                 if (lane == 0) atomicAdd(&decode_recomputed, 1);
                 cp_async_wait<0>();
                 __syncwarp();
                 at = at_begin, slot = 0;
-                if (DRAWS) nth_asked = nth, all_asked = false, share.count = unit.end();
+                if (DRAWS) drawing.ask_again(), share.count = unit.end();
                 ask_from(at_begin, unit);
 #pragma unroll 1
                 for (int i = 0; i < STAGES; ++i) ask(i);
@@ -475,9 +435,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const Piece partial(p, pieces.begin, BM);
         const bool one = pieces.one();
 
-        unit_end.hand_on(rO, softmax, tile, partial, DRAWS ? task : block, one, last && !DRAWS, warp, lane);
+        unit_end.hand_on(rO, softmax, tile, partial, DRAWS ? drawing.task : block, one, last && !DRAWS, warp, lane);
         if (DRAWS) {
-            find_next(unit);
+            find_next_drawn(unit);
             continue;
         }
         if (last) break;
@@ -485,7 +445,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     }
     cp_async_wait<0>();
 
-    auto merge = [&](const UnitRows& unit, const MergingBlocks<WARPS, HEAD_DIM_V>& merging) {
+    auto merge = [&](const UnitRows& unit, const Merging& merging) {
         auto place = [&](int row, int col) { return unit.template of<T>(p, p.o, row) + col; };
         auto write_two = [&](T* of_row, int row, int col, float2 o, float m, float l) {
             const float two[2] = {o.x, o.y};
@@ -512,25 +472,15 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     if constexpr (!DRAWS) {
         if (block != first_pieces.begin) merge(first_rows, merging);
     } else {
-        // A unit with blocks' first pieces is for the last of these, as others may not have begun. The other units are drawn, after all
-        // pieces.
-        const int blocks = p.blocks.divisor, units = p.batch * p.units.divisor, all_pieces = share.all_pieces(p);
-        const int first_unit = share.units_of(min(blocks, all_pieces));
-        bool merges = block < all_pieces && block == min(first_pieces.begin + share.most(), blocks) - 1 && !first_pieces.one();
         UnitRows rows = first_rows;
         pieces = first_pieces;
-        for (bool has_drawn = true;; has_drawn = false) {
-            if (merges) merge(rows, MergingBlocks<WARPS, HEAD_DIM_V>(Piece(p, pieces.begin, BM), pieces.end - 1, pieces.end, false));
-            if (!has_drawn) {
-                __syncthreads();
-                ++nth;
-                if (thread == 0) draw.hand_on(nth, draw.draw());
-                task = draw.drawn(nth);
-            }
-            const int number = first_unit + task - all_pieces;
-            if (number >= units) return draw.end(number, units);
-            const Unit unit = share.whole_unit(p, number);
-            rows = UnitRows(p, unit, BM), pieces = share.pieces(p, unit, number * share.most()), merges = !pieces.one();
+        bool merges = drawing.merges_first(pieces, share.first_drawn), draws = !drawing.has_drawn();
+        for (;; merges = draws = true) {
+            if (merges) merge(rows, Merging(Piece(p, pieces.begin, BM), pieces.end - 1, pieces.end, false));
+            if (draws) drawing.go_on(team);
+            if (!drawing.has_unit()) break;
+            const Unit unit = share.drawn.whole_unit(p, drawing.unit());
+            rows = UnitRows(p, unit, BM), pieces = share.drawn.of_unit(p, drawing.unit() * share.drawn.most, unit.keys);
         }
     }
 }

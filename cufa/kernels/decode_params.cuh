@@ -6,7 +6,7 @@
 struct DecodeParams {
     Tensor q, k, v, o;   // of a paged cache, stride_batch is that of a page
     float* lse;          // (batch, heads_q, seq_q), natural log; null when not wanted
-    float* partial;      // 2 places a block or piece, see decode_merge.cuh; NOTHING before and after a launch
+    float* partial;      // pieces, see decode_merge.cuh; NOTHING before and after a launch
     const int* lengths;  // (batch); null: all are seq_kv
     float scale_log2;    // softmax scale times log2(e), > 0
     float unified_max;   // preset maximum times log2(e), where there is one

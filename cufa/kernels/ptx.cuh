@@ -117,6 +117,12 @@ __device__ inline int ld_relaxed(const int* p) {  // from L2, whatever L1 may ho
     return x;
 }
 __device__ inline void st_relaxed(int* p, int x) { asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
+// Counts: 0 comes after NOTHING. Returns what was there. (Of atomicAdd ptxas adds up what lanes add, in more instructions, and waits.)
+__device__ inline int count_up(int* p) {
+    int x;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
 __device__ inline float4 nothings() {  // in four registers, and not written anew for each use
     float4 x;
     asm volatile("mov.b32 %0, -1; mov.b32 %1, -1; mov.b32 %2, -1; mov.b32 %3, -1;" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w));

@@ -16,7 +16,7 @@ from cufa.planner.decode_units import (
     keys_of,
     most_pieces,
     never_cut,
-    partial_floats,
+    piece_floats,
     piece_tiles,
     resident,
     second_end_bytes,
@@ -67,8 +67,9 @@ class DecodePlan(NamedTuple):
         Tiles of the pieces that blocks draw one after the other, at least, if units are as long.
     most_pieces : int
         Of a unit; 0 where blocks draw none.
-    places : int
-        One for each block, or piece that can be drawn.
+    partial_floats : int
+        Numbers of float32 that pieces of sequences need, ``kernels/decode_merge.cuh`` says where:
+        two places a block, or one for each piece that can be drawn and four numbers more.
     reason : str
         Why it is not a kernel of attention's own, for a call of `attention`.
     expected_us : tuple of (Variant, float)
@@ -87,7 +88,7 @@ class DecodePlan(NamedTuple):
     spread: int
     piece: int
     most_pieces: int
-    places: int
+    partial_floats: int
     reason: str = ""
     expected_us: tuple[tuple[Variant, float], ...] = ()
 
@@ -97,16 +98,6 @@ class DecodePlan(NamedTuple):
             f"{self.variant} grid={self.grid} block={self.block} smem={self.smem_bytes} "
             f"row_tiles={self.row_tiles} splits={self.splits} ({self.reason})"
         )
-
-    @property
-    def partial_floats(self) -> int:
-        """float32 numbers that pieces of sequences need: two at each place, if there are any.
-
-        ``kernels/decode_merge.cuh`` says where they are.
-        """
-        if self.splits == 1:
-            return 0
-        return partial_floats(self.places, self.rows, self.variant.head_dim_v)
 
 
 def plan(
@@ -187,14 +178,16 @@ def plan(
     if not isinstance(kernel, Variant):
         variant = variant._replace(whole=splits == 1)
     block, used = variant.threads, min(rows, variant.bm)
-    most = most_pieces(problem, device, variant) if variant.draws else 0
+    most = most_pieces(problem, variant) if variant.draws else 0
+    of_piece = piece_floats(used, variant.head_dim_v)
+    floats = 4 + units * most * of_piece if variant.draws else 2 * grid * of_piece
     slack = second_end_bytes(used) // _tile_bytes(variant)
     return DecodePlan(
         *(variant, grid, block, smem_bytes, row_tiles, splits, parts, used, slack),
         spread=_spread(units / device.sm_count, parts),
         piece=piece_tiles(variant),
         most_pieces=most,
-        places=max(grid, units * most),
+        partial_floats=floats if splits != 1 else 0,
     )
 
 

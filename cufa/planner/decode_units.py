@@ -5,8 +5,6 @@ A unit is a sequence, a K/V head and a tile of rows.
 
 from __future__ import annotations
 
-import math
-
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES, KERNELS
@@ -21,9 +19,9 @@ SOME_UNITS = 2  # a multiprocessor: 1.94 of unequal lengths were 2% slower uncut
 _MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal shares, not of 3.0
 _MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
 
-_PIECE = 3 << 18
-"""Bytes of a piece that blocks draw of the longest unit, at least; at most twice as many, if there
-are not too many. Of half as many, and of twice as many, 8 x 8192 took up to 1% longer."""
+_PIECE = 1 << 20
+"""Bytes of a piece that blocks draw of the longest unit: 3/4 of it to 3/2, if there are not too
+many. Of half as many, and of twice as many, 8 x 8192 took up to 1% longer."""
 
 _LEAST_DRAWN, _MOST_DRAWN = 3, 16
 """Pieces of each multiprocessor at least, as 2 gained nothing; and of a unit at most, which is what
@@ -101,15 +99,15 @@ def in_waves(units: int, at_once: int) -> bool:
     return waves >= _MANY_WAVES or (waves > 1 and -waves % 1 <= NEARLY_NONE)
 
 
-def partial_floats(places: int, rows: int, columns: int) -> int:
-    """Return the float32 numbers of so many places, two pieces each."""
-    return 2 * places * rows * (columns + 4 * -(-columns // 64))
+def piece_floats(rows: int, columns: int) -> int:
+    """Return the float32 numbers that are left of a piece, see ``kernels/decode_merge.cuh``."""
+    return rows * (columns + 4 * -(-columns // 64))
 
 
 def _has_memory(problem: DecodeProblem, bm: int) -> bool:
     """Whether a block for each unit can leave pieces, as it must where lengths differ much."""
     rows, columns = min(problem.group * problem.seq_q, bm), padded(problem.head_dim_v)
-    return 4 * partial_floats(units_of(problem, bm), rows, columns) <= _MOST_PARTIAL
+    return 4 * 2 * units_of(problem, bm) * piece_floats(rows, columns) <= _MOST_PARTIAL
 
 
 def never_cut(problem: DecodeProblem, device: Device, bm: int) -> bool:
@@ -138,21 +136,15 @@ def resident(variant: Variant, device: Device) -> int:
 def piece_tiles(variant: Variant) -> int:
     """Return the least tiles of keys of a piece that blocks draw, if all units are as long."""
     columns = variant.head_dim + variant.head_dim_v
-    return max(1, _PIECE // (variant.bn * columns * ELEMENT_BYTES[variant.dtype]))
+    return max(1, _PIECE * 3 // 4 // (variant.bn * columns * ELEMENT_BYTES[variant.dtype]))
 
 
-def most_pieces(problem: DecodeProblem, device: Device, variant: Variant) -> int:
-    """Return into how many pieces that blocks draw a unit is cut at most, a power of two.
-
-    All blocks should have some of one sequence that is longer than all others.
-    """
+def most_pieces(problem: DecodeProblem, variant: Variant) -> int:
+    """Return into how many pieces that blocks draw a unit is cut at most."""
     units = max(1, units_of(problem, variant.bm))
     rows, columns = min(problem.group * problem.seq_q, variant.bm), variant.head_dim_v
-    if 4 * partial_floats(units, rows, columns) > _MOST_PARTIAL:
-        return 1
-    wanted = max(device.sm_count * problem.batch / units, _pieces_of_longest(problem, variant))
-    fit = min(_MOST_PARTIAL // (4 * partial_floats(units, rows, columns)), _MOST_DRAWN)
-    return min(1 << math.ceil(math.log2(wanted)), 1 << (fit.bit_length() - 1))
+    fit = _MOST_PARTIAL // (4 * units * piece_floats(rows, columns))
+    return max(1, min(fit, _MOST_DRAWN))
 
 
 def should_draw(problem: DecodeProblem, device: Device, variant: Variant) -> bool:
@@ -164,11 +156,5 @@ def should_draw(problem: DecodeProblem, device: Device, variant: Variant) -> boo
     of_each = units_of(problem, variant.bm) / device.sm_count
     if not (wide and large and 0 < of_each < _MANY_WAVES) or problem.is_paged:
         return False
-    pieces = min(_pieces_of_longest(problem, variant), most_pieces(problem, device, variant))
+    pieces = min(unit_bytes(problem) / _PIECE, most_pieces(problem, variant))
     return "draws" in KERNELS[variant.kernel].arguments and of_each * pieces >= _LEAST_DRAWN
-
-
-def _pieces_of_longest(problem: DecodeProblem, variant: Variant) -> int:
-    """Return into how many pieces of `piece_tiles` and more the longest unit is cut, at least 1."""
-    long = keys_of(problem) // (variant.bn * piece_tiles(variant))
-    return 1 << (max(1, long).bit_length() - 1)

@@ -6,6 +6,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #define __device__
+#define __noinline__
 #define __global__
 #define __shared__
 #define __grid_constant__
@@ -194,7 +196,7 @@ inline bool run_threads(uint32_t but_warps) {
 // Runs the blocks one after the other; or, with a seed, by turns and some warps at a time, while a kernel in front of them goes
 // on. Whether all came to an end.
 inline bool run(int grid, int block_threads, uint32_t bytes, bool last_first, Step f, uint32_t seed = 0, Front in_front = nullptr) {
-    constexpr int PATIENCE = 1 << 14;  // turns in which no block ends
+    constexpr int PATIENCE = 1 << 17, SOME = 1 << 8;  // turns in which no block ends, as one that draws ends late; idle ones
     blocks = grid, threads = block_threads, smem_bytes = bytes, kernel = std::move(f), front = in_front, block = nullptr;
     mprotect(emulator_pages + SHARED_PAGES, PAGE, PROT_NONE);
     std::minstd_rand random(seed);
@@ -221,7 +223,7 @@ inline bool run(int grid, int block_threads, uint32_t bytes, bool last_first, St
             block->in_flight.front()();
             block->in_flight.pop_front();
             turns = 0;
-        } else if (front && (below(pace) == 0 || idle > PATIENCE / 64)) {
+        } else if (front && (below(pace) == 0 || idle > SOME)) {
             if (!front()) front = nullptr;
             turns = 0;
         } else if (turns == PATIENCE || (!seed && idle)) {
@@ -312,6 +314,13 @@ inline unsigned __reduce_max_sync(unsigned, unsigned x) {
         unsigned most = 0;
         for (int i = 0; i < 32; ++i) most = std::max(most, static_cast<unsigned>(words[i][0]));
         return most;
+    });
+}
+inline int __reduce_min_sync(unsigned, int x) {
+    return emulator::meet<1>({static_cast<unsigned>(x)}, [](auto& words, int) {
+        int least = INT_MAX;
+        for (int i = 0; i < 32; ++i) least = std::min(least, static_cast<int>(words[i][0]));
+        return least;
     });
 }
 inline int __any_sync(unsigned mask, int x) { return __ballot_sync(mask, x) != 0; }

@@ -96,6 +96,7 @@ inline int ld_relaxed(const int* p) {
     return less ? *p * 7 / 10 : emulator_stale == 2 ? *p - 1 : *p;
 }
 inline void st_relaxed(int* p, int x) { *p = x, ++emulator::events; }
+inline int count_up(int* p) { return (*p)++; }
 inline float4 nothings() { const float x = __uint_as_float(NOTHING); return {x, x, x, x}; }
 inline float2 ld_relaxed(const float* p) {  // again and again, until another block has left it
     ++emulator::events, emulator::yield();

@@ -1,0 +1,108 @@
+// Pieces that blocks draw, see decode_draw.cuh: into how many each unit is cut, and what they are.
+#pragma once
+#include "decode_unit.cuh"
+
+template <class ARGUMENTS, int BN, int TEAMS>
+struct DrawnPieces {
+    using Unit = ::Unit<ARGUMENTS, BN>;
+    int most = 1;      // of a unit
+    bool even = true;  // whether all have as many with tiles
+
+    // Of pieces that are long enough, and at most twice as long, those of which the last ones end soonest if all units are as long: each
+    // lane looks at some length. Or more of them, so that each block has one, and none is more than twice as long as what each reads in
+    // all, for a multiprocessor reads faster while others have nothing to read; but not of one tile a team. `total` is the tiles of all
+    // sequences, `longest` those of one.
+    __device__ void cut(const DecodeParams& p, int total, int longest) {
+        constexpr uint32_t MOST_TILES = (1 << 26) - 1, MOST_PIECES = 63;
+        const int least = max(p.piece, (longest + p.most_pieces - 1) / p.most_pieces), rounds = (least + TEAMS - 1) / TEAMS;
+        const uint32_t tiles = (rounds + min(static_cast<int>(threadIdx.x % 32), rounds)) * TEAMS;
+        const uint32_t pieces = min(max((longest + tiles - 1) / tiles, 1u), MOST_PIECES);
+        const uint32_t waves = p.blocks.quotient(units(p) * pieces - 1) + 1;
+        const uint32_t last_end = min(waves * step_of(p, longest, pieces), MOST_TILES);
+        // The soonest, and of these the most pieces
+        const uint32_t best = __reduce_max_sync(0xffffffff, (MOST_TILES - last_end) * (MOST_PIECES + 1) + pieces);
+        const int for_each = p.blocks.divisor / units(p);
+        const uint32_t of_block = p.blocks.quotient(total * p.units.divisor) + 1;
+        const int for_balance = max(for_each, static_cast<int>(longest / (2 * of_block)));
+        most = max(static_cast<int>(best & MOST_PIECES), min(min(for_balance, longest / (2 * TEAMS)), p.most_pieces));
+        most = with_tiles(p, longest);
+        even = total == longest * p.batch;  // or if that is found otherwise
+    }
+    __device__ bool operator==(const DrawnPieces& other) const { return most == other.most && even == other.even; }
+    static __device__ int units(const DecodeParams& p) { return p.batch * p.units.divisor; }
+    // Numbers of pieces; and units that the first so many are of.
+    __device__ int all(const DecodeParams& p) const { return units(p) * most; }
+    __device__ int units_of(int pieces) const { return uint32_t(pieces + most - 1) / uint32_t(most); }
+    // Pieces with tiles, of a unit of so many. They are not always more where tiles are.
+    __device__ int with_tiles(const DecodeParams& p, int tiles) const {
+        const uint32_t step = step_of(p, tiles, most);
+        return (tiles + step - 1) / step;
+    }
+    __device__ int batch_of(const DecodeParams& p, int number) const { return batch_of_unit(p, uint32_t(number) / uint32_t(most)); }
+    // The number of one of a sequence, of those with tiles; beyond all if it is of none.
+    __device__ int number_of(const DecodeParams& p, const OfSequence& at) const {
+        if (at.sequence >= p.batch) return all(p);
+        const int n = p.units.quotient(at.all), unit = uint32_t(at.i) / uint32_t(n);
+        return (at.sequence * p.units.divisor + unit) * most + at.i - unit * n;
+    }
+    // That of a number, and of a sequence of so many keys. It has as many tiles for each team, the last of which may be empty; or none.
+    // So each team takes the same of them wherever in a block's share they are: results do not depend on who draws what.
+    __device__ Unit piece(const ARGUMENTS& p, int number, int place) const {
+        return piece(p, number, place, keys_of(p, batch_of(p, number)));
+    }
+    __device__ Unit piece(const ARGUMENTS& p, int number, int place, int keys) const {
+        const int of_unit = uint32_t(number) / uint32_t(most);
+        Unit found{};
+        found.batch = batch_of_unit(p, of_unit), found.index = p.units.remainder(of_unit), found.set_keys(p, keys);
+        const int step = step_of(p, found.tiles, most), begin = (number - of_unit * most) * step;
+        found.first += begin, found.tiles = found.tiles > begin ? min(step, (found.tiles - begin + TEAMS - 1) / TEAMS * TEAMS) : 0;
+        found.begin_at(place);
+        return found;
+    }
+    __device__ Unit whole_unit(const ARGUMENTS& p, int number) const {
+        Unit found{};
+        found.batch = batch_of_unit(p, number), found.index = p.units.remainder(number), found.set_keys(p, keys_of(p, found.batch));
+        return found;
+    }
+    // All of the unit that the piece of a number belongs to, of a sequence of so many keys.
+    __device__ Pieces of_unit(const ARGUMENTS& p, int number, int keys) const {
+        const int begin = number - uint32_t(number) % uint32_t(most);
+        return {begin, begin + with_tiles(p, Unit::tiles_of(p, keys))};
+    }
+
+ private:
+    static __device__ int step_of(const DecodeParams& p, int tiles, int pieces) {  // as many for each team, and not very few
+        return (max(uint32_t(tiles + pieces - 1) / uint32_t(pieces), uint32_t(p.piece / 4)) + TEAMS - 1) / TEAMS * TEAMS;
+    }
+    static __device__ int batch_of_unit(const DecodeParams& p, int number) { return min(p.units.quotient(number), p.batch - 1); }
+};
+
+// Where units have different numbers of pieces with tiles: each lane has one sequence, or some that follow each other.
+struct PieceList {
+    int end = 0;   // how many pieces there are up to the end of these
+    int each = 0;  // of a unit, if it is one sequence
+
+    static __device__ int of_lane(const DecodeParams& p) { return (p.batch + 31) / 32; }  // sequences
+    // As `with_tiles` says of a lane's sequence. Returns whether some have not `most` in a unit.
+    template <class WithTiles>
+    __device__ bool make(const DecodeParams& p, int most, WithTiles with_tiles) {
+        const int first = threadIdx.x % 32 * of_lane(p);
+        bool differs = false;
+#pragma unroll 1
+        for (int sequence = first; sequence < min(first + of_lane(p), p.batch); ++sequence)
+            each = with_tiles(sequence), end += each * p.units.divisor, differs |= each != most;
+        end = lanes_end(end);
+        return __any_sync(0xffffffff, differs);
+    }
+    __device__ int all() const { return __shfl_sync(0xffffffff, end, 31); }
+    // That with a number.
+    template <class WithTiles>
+    __device__ OfSequence find(const DecodeParams& p, int i, WithTiles with_tiles) const {
+        const uint32_t beyond = __ballot_sync(0xffffffff, end > i);
+        if (!beyond) return {p.batch, i - all(), 0};
+        const int found = __ffs(beyond) - 1, before = __shfl_sync(0xffffffff, end, max(found - 1, 0));
+        if (found > 0) i -= before;
+        if (of_lane(p) == 1) return {found, i, __shfl_sync(0xffffffff, each, found) * p.units.divisor};
+        return OfSequence::find(p.batch, i, [&](int other) { return with_tiles(other) * p.units.divisor; }, found * of_lane(p));
+    }
+};
