@@ -5,8 +5,9 @@
 template <class ARGUMENTS, int BN, int TEAMS>
 struct DrawnPieces {
     using Unit = ::Unit<ARGUMENTS, BN>;
-    int most = 1;      // of a unit
-    bool even = true;  // whether all have as many with tiles
+    int most = 1;             // of a unit
+    bool even = true;         // whether all have as many with tiles
+    uint32_t multiplier = 0;  // 2^32 / most, rounded up: a division by it takes one instruction, if it is not 1
 
     // Of pieces that are long enough, and at most twice as long, those of which the last ones end soonest if all units are as long: each
     // lane looks at some length. Or more of them, so that each block has one, and none is more than twice as long as what each reads in
@@ -18,27 +19,27 @@ struct DrawnPieces {
         const uint32_t tiles = (rounds + min(static_cast<int>(threadIdx.x % 32), rounds)) * TEAMS;
         const uint32_t pieces = min(max((longest + tiles - 1) / tiles, 1u), MOST_PIECES);
         const uint32_t waves = p.blocks.quotient(units(p) * pieces - 1) + 1;
-        const uint32_t last_end = min(waves * step_of(p, longest, pieces), MOST_TILES);
+        const uint32_t last_end = min(waves * whole_rounds(p, (longest + pieces - 1) / pieces), MOST_TILES);
         // The soonest, and of these the most pieces
         const uint32_t best = __reduce_max_sync(0xffffffff, (MOST_TILES - last_end) * (MOST_PIECES + 1) + pieces);
         const int for_each = p.blocks.divisor / units(p);
         const uint32_t of_block = p.blocks.quotient(total * p.units.divisor) + 1;
         const int for_balance = max(for_each, static_cast<int>(longest / (2 * of_block)));
-        most = max(static_cast<int>(best & MOST_PIECES), min(min(for_balance, longest / (2 * TEAMS)), p.most_pieces));
-        most = with_tiles(p, longest);
+        set_most(max(static_cast<int>(best & MOST_PIECES), min(min(for_balance, longest / (2 * TEAMS)), p.most_pieces)));
+        set_most(with_tiles(p, longest));
         even = total == longest * p.batch;  // or if that is found otherwise
     }
     __device__ bool operator==(const DrawnPieces& other) const { return most == other.most && even == other.even; }
     static __device__ int units(const DecodeParams& p) { return p.batch * p.units.divisor; }
     // Numbers of pieces; and units that the first so many are of.
     __device__ int all(const DecodeParams& p) const { return units(p) * most; }
-    __device__ int units_of(int pieces) const { return uint32_t(pieces + most - 1) / uint32_t(most); }
+    __device__ int units_of(int pieces) const { return quotient(pieces + most - 1); }
     // Pieces with tiles, of a unit of so many. They are not always more where tiles are.
     __device__ int with_tiles(const DecodeParams& p, int tiles) const {
-        const uint32_t step = step_of(p, tiles, most);
+        const uint32_t step = step_of(p, tiles);
         return (tiles + step - 1) / step;
     }
-    __device__ int batch_of(const DecodeParams& p, int number) const { return batch_of_unit(p, uint32_t(number) / uint32_t(most)); }
+    __device__ int batch_of(const DecodeParams& p, int number) const { return batch_of_unit(p, quotient(number)); }
     // The number of one of a sequence, of those with tiles; beyond all if it is of none.
     __device__ int number_of(const DecodeParams& p, const OfSequence& at) const {
         if (at.sequence >= p.batch) return all(p);
@@ -51,10 +52,10 @@ struct DrawnPieces {
         return piece(p, number, place, keys_of(p, batch_of(p, number)));
     }
     __device__ Unit piece(const ARGUMENTS& p, int number, int place, int keys) const {
-        const int of_unit = uint32_t(number) / uint32_t(most);
+        const int of_unit = quotient(number);
         Unit found{};
         found.batch = batch_of_unit(p, of_unit), found.index = p.units.remainder(of_unit), found.set_keys(p, keys);
-        const int step = step_of(p, found.tiles, most), begin = (number - of_unit * most) * step;
+        const int step = step_of(p, found.tiles), begin = (number - of_unit * most) * step;
         found.first += begin, found.tiles = found.tiles > begin ? min(step, (found.tiles - begin + TEAMS - 1) / TEAMS * TEAMS) : 0;
         found.begin_at(place);
         return found;
@@ -66,13 +67,17 @@ struct DrawnPieces {
     }
     // All of the unit that the piece of a number belongs to, of a sequence of so many keys.
     __device__ Pieces of_unit(const ARGUMENTS& p, int number, int keys) const {
-        const int begin = number - uint32_t(number) % uint32_t(most);
-        return {begin, begin + with_tiles(p, Unit::tiles_of(p, keys))};
+        const int begin = quotient(number) * most;
+        return {begin, begin + (even ? most : with_tiles(p, Unit::tiles_of(p, keys)))};
     }
 
  private:
-    static __device__ int step_of(const DecodeParams& p, int tiles, int pieces) {  // as many for each team, and not very few
-        return (max(uint32_t(tiles + pieces - 1) / uint32_t(pieces), uint32_t(p.piece / 4)) + TEAMS - 1) / TEAMS * TEAMS;
+    __device__ void set_most(int n) { most = n, multiplier = 0xffffffff / n + 1; }
+    __device__ int quotient(uint32_t n) const { return most == 1 ? n : __umulhi(n, multiplier); }  // n < 2^26
+    // Tiles of a piece: as many for each team, and not very few.
+    __device__ int step_of(const DecodeParams& p, int tiles) const { return whole_rounds(p, quotient(tiles + most - 1)); }
+    static __device__ int whole_rounds(const DecodeParams& p, uint32_t tiles) {
+        return (max(tiles, uint32_t(p.piece / 4)) + TEAMS - 1) / TEAMS * TEAMS;
     }
     static __device__ int batch_of_unit(const DecodeParams& p, int number) { return min(p.units.quotient(number), p.batch - 1); }
 };

@@ -149,13 +149,24 @@ struct Share {
         }
         drawn.cut(p, total, longest), first_drawn = block;
         if (!drawn.even) {
-            auto with_tiles = [&](int other) { return drawn.with_tiles(p, tiles_of(other)); };
-            list = PieceList{}, drawn.even = !list.make(p, drawn.most, with_tiles);
-            if (!drawn.even) first_drawn = drawn.number_of(p, list.find(p, block, with_tiles));
+            const Listed listed = list_pieces(p, block, length, drawn);
+            list = listed.list, first_drawn = listed.first, drawn = listed.drawn;
         }
         if (first_drawn >= drawn.all(p)) return;
         const int its = drawn.batch_of(p, first_drawn);
         unit = drawn.piece(p, first_drawn, 0, few ? __shfl_sync(0xffffffff, length, its) : keys_of(p, its)), count = unit.tiles;
+    }
+    struct Listed {
+        PieceList list;
+        int first;
+        DrawnPieces<ARGUMENTS, BN, TEAMS> drawn;
+    };
+    // Where not all units are as long; out of line, as nothing should be in the way where they are.
+    static __device__ __noinline__ Listed list_pieces(const ARGUMENTS& p, int block, int length, DrawnPieces<ARGUMENTS, BN, TEAMS> drawn) {
+        auto with_tiles = [&](int other) { return drawn.with_tiles(p, Unit::tiles_of(p, p.batch <= 32 ? length : keys_of(p, other))); };
+        PieceList list;
+        drawn.even = !list.make(p, drawn.most, with_tiles);
+        return {list, drawn.even ? block : drawn.number_of(p, list.find(p, block, with_tiles)), drawn};
     }
     // Tiles of each part of a unit: without `splits` each team has one, if there are any.
     static __device__ int steps_of(const DecodeParams& p, int tiles) {
