@@ -265,7 +265,7 @@ def _decode_smem_bytes(v: Variant) -> int:
     rings = teams * v.stages * v.bn * (v.head_dim + v.head_dim_v)
     operands = ELEMENT_BYTES[v.dtype] * (v.bm * v.head_dim + rings)
     few = max(v.bm * team // 8, 4, v.warps // -(-v.head_dim_v // 64))
-    drawn = 320 * v.draws  # what a warp draws for the block, and how many there are
+    drawn = 328 * v.draws  # what a warp draws for the block, and how many there are
     return operands + 4 * (teams * few * (v.head_dim_v + 8) + 2 * teams * v.bm) + drawn
 
 

@@ -68,13 +68,13 @@ struct Drawing {
  private:
     int nth = 0, nth_asked = 0;  // of the block's numbers: that of what is computed, and of what is asked for
     int drawn = 0;
-    bool all_asked = false;
+    bool all_asked = false, merges = false;
 
     // By the first warp.
     __device__ void draw() {
         const Order order{p, pieces, smem + PLACES * 8};
-        const int number = order.draw();
-        ++drawn;
+        const int number = order.draw(merges);
+        ++drawn, merges |= number >= pieces.all(p);
         if (threadIdx.x == 0) st_shared(smem + drawn % PLACES * 8, static_cast<unsigned long long>(number) << 32 | drawn);
         __syncwarp();
     }

@@ -104,7 +104,7 @@ struct PieceList {
     template <class WithTiles>
     __device__ OfSequence find(const DecodeParams& p, int i, WithTiles with_tiles) const {
         const uint32_t beyond = __ballot_sync(0xffffffff, end > i);
-        if (!beyond) return {p.batch, i - all(), 0};
+        if (!beyond) return {p.batch};
         const int found = __ffs(beyond) - 1, before = __shfl_sync(0xffffffff, end, max(found - 1, 0));
         if (found > 0) i -= before;
         if (of_lane(p) == 1) return {found, i, __shfl_sync(0xffffffff, each, found) * p.units.divisor};
