@@ -9,19 +9,22 @@ struct DrawnPieces {
     bool even = true;         // whether all have as many with tiles
     uint32_t multiplier = 0;  // 2^32 / most, rounded up: a division by it takes one instruction, if it is not 1
 
-    // Of pieces that are long enough, and at most twice as long, those of which the last ones end soonest if all units are as long: each
-    // lane looks at some length. Or more of them, so that each block has one, and none is more than twice as long as what each reads in
-    // all, for a multiprocessor reads faster while others have nothing to read; but not of one tile a team. `total` is the tiles of all
-    // sequences, `longest` those of one.
+    // Of pieces of half of a length to twice that, those of which the last ones end soonest if all units are as long: each lane looks at
+    // some length. Half of the multiprocessors, and less, read twice as fast. Or more of them, so that each block has one, and none is
+    // more than twice as long as what each reads in all; but not of one tile a team. `total` is the tiles of all sequences, `longest`
+    // those of one.
     __device__ void cut(const DecodeParams& p, int total, int longest) {
-        constexpr uint32_t MOST_TILES = (1 << 26) - 1, MOST_PIECES = 63;
-        const int least = max(p.piece, (longest + p.most_pieces - 1) / p.most_pieces), rounds = (least + TEAMS - 1) / TEAMS;
-        const uint32_t tiles = (rounds + min(static_cast<int>(threadIdx.x % 32), rounds)) * TEAMS;
+        constexpr uint32_t LATEST = (1 << 26) - 1, MOST_PIECES = 63;
+        const int least = (longest + p.most_pieces - 1) / p.most_pieces, rounds = (max(p.piece / 2, least) + TEAMS - 1) / TEAMS;
+        const int most_rounds = (max(p.piece, least) + TEAMS - 1) / TEAMS * 2;
+        const uint32_t tiles = min(rounds + static_cast<int>(threadIdx.x % 32), most_rounds) * TEAMS;
         const uint32_t pieces = min(max((longest + tiles - 1) / tiles, 1u), MOST_PIECES);
-        const uint32_t waves = p.blocks.quotient(units(p) * pieces - 1) + 1;
-        const uint32_t last_end = min(waves * whole_rounds(p, (longest + pieces - 1) / pieces), MOST_TILES);
+        const int all = units(p) * pieces, waves = p.blocks.quotient(all), rest = all - waves * p.blocks.divisor;
+        const int step = whole_rounds(p, (longest + pieces - 1) / pieces), last = p.blocks.quotient(step * min(2 * rest, p.blocks.divisor));
+        // Short ones take a quarter of a tile longer.
+        const uint32_t last_end = min(uint32_t(waves * step + last + (step < p.piece ? waves / 4 : 0)), LATEST);
         // The soonest, and of these the most pieces
-        const uint32_t best = __reduce_max_sync(0xffffffff, (MOST_TILES - last_end) * (MOST_PIECES + 1) + pieces);
+        const uint32_t best = __reduce_max_sync(0xffffffff, (LATEST - last_end) * (MOST_PIECES + 1) + pieces);
         const int for_each = p.blocks.divisor / units(p);
         const uint32_t of_block = p.blocks.quotient(total * p.units.divisor) + 1;
         const int for_balance = max(for_each, static_cast<int>(longest / (2 * of_block)));
