@@ -21,7 +21,7 @@ struct DecodeParams {
     Divisor units;       // of a sequence: heads_kv * row_tiles
     Divisor blocks;      // of the launch
     Divisor parts;       // splits, or how many blocks there are for each unit
-    int piece;           // tiles of a piece that is drawn, at least
+    int piece;           // tiles of a piece that is drawn: half of it to twice
     int most_pieces;     // of a unit
 };
 

@@ -64,7 +64,7 @@ class DecodePlan(NamedTuple):
     spread : int
         Eighths; more than 8 where whole units follow each other on a multiprocessor.
     piece : int
-        Tiles of the pieces that blocks draw one after the other, at least, if units are as long.
+        Tiles of the pieces that blocks draw one after the other: half of it to twice, as is best.
     most_pieces : int
         Of a unit; 0 where blocks draw none.
     partial_floats : int

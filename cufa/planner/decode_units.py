@@ -21,7 +21,8 @@ _MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch
 
 _PIECE = 1 << 20
 """Bytes of a piece that blocks draw of the longest unit: 3/4 of it to 3/2, if there are not too
-many. Of half as many, and of twice as many, 8 x 8192 took up to 1% longer."""
+many, and from 3/8 on where the last ones would end late otherwise. Of half as many, and of twice as
+many, 8 x 8192 took up to 1% longer."""
 
 _LEAST_DRAWN, _MOST_DRAWN = 3, 16
 """Pieces of each multiprocessor at least, as 2 gained nothing; and of a unit at most, which is what
@@ -134,7 +135,10 @@ def resident(variant: Variant, device: Device) -> int:
 
 
 def piece_tiles(variant: Variant) -> int:
-    """Return the least tiles of keys of a piece that blocks draw, if all units are as long."""
+    """Return the least tiles of keys of a piece that blocks draw which is not short.
+
+    The kernel chooses from half of that to twice as many.
+    """
     columns = variant.head_dim + variant.head_dim_v
     return max(1, _PIECE * 3 // 4 // (variant.bn * columns * ELEMENT_BYTES[variant.dtype]))
 
