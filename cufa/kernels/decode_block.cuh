@@ -93,6 +93,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
     Share<DecodeArguments<SCORE, KV>, BN, TEAMS, WHOLE, DRAWS> share;
     Drawing<DecodeArguments<SCORE, KV>, BN, TEAMS> drawing(p, share.drawn, sQ + DRAWN);
+    static_assert(drawing.BYTES == 328, "as cufa/kernel.py has it");
     // This team's tile of the share that is asked for next, the unit that it belongs to, and that unit's KV head.
     int asked = 0, kv_head_asked = 0;
     Unit of_asked{};

@@ -9,10 +9,10 @@ struct DrawnPieces {
     bool even = true;         // whether all have as many with tiles
     uint32_t multiplier = 0;  // 2^32 / most, rounded up: a division by it takes one instruction, if it is not 1
 
-    // Of pieces of half of a length to twice that, those of which the last ones end soonest if all units are as long: each lane looks at
-    // some length. Half of the multiprocessors, and less, read twice as fast. Or more of them, so that each block has one, and none is
-    // more than twice as long as what each reads in all; but not of one tile a team. `total` is the tiles of all sequences, `longest`
-    // those of one.
+    // Of pieces of half of a length to twice that, as far as there are lanes to look at one each, those of which the last ones end soonest
+    // if all units are as long: half of the multiprocessors, and less, read twice as fast. Or more of them, so that each block has one, and
+    // none is more than twice as long as what each reads in all; but not of one tile a team. `total` is the tiles of all sequences,
+    // `longest` those of one.
     __device__ void cut(const DecodeParams& p, int total, int longest) {
         constexpr uint32_t LATEST = (1 << 26) - 1, MOST_PIECES = 63;
         const int least = (longest + p.most_pieces - 1) / p.most_pieces, rounds = (max(p.piece / 2, least) + TEAMS - 1) / TEAMS;

@@ -6,7 +6,6 @@
 #include <ucontext.h>
 
 #include <algorithm>
-#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -314,13 +313,6 @@ inline unsigned __reduce_max_sync(unsigned, unsigned x) {
         unsigned most = 0;
         for (int i = 0; i < 32; ++i) most = std::max(most, static_cast<unsigned>(words[i][0]));
         return most;
-    });
-}
-inline int __reduce_min_sync(unsigned, int x) {
-    return emulator::meet<1>({static_cast<unsigned>(x)}, [](auto& words, int) {
-        int least = INT_MAX;
-        for (int i = 0; i < 32; ++i) least = std::min(least, static_cast<int>(words[i][0]));
-        return least;
     });
 }
 inline int __any_sync(unsigned mask, int x) { return __ballot_sync(mask, x) != 0; }
