@@ -417,7 +417,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         attend(!UNIFIED);
         if constexpr (UNIFIED) {
             // Where sums are out of the range in which P is exact enough, these keys are read and taken again, with maxima.
-            if (at_begin < at_end && (at_begin - unit.zero) * BN < unit.keys && out_of_range(softmax, rows, (at_end - at_begin + TEAMS - 1) / TEAMS * BN)) {
+            if (at_begin < at_end && (at_begin - unit.zero) * BN < unit.keys &&
+                out_of_range(softmax, rows, (at_end - at_begin + TEAMS - 1) / TEAMS * BN)) {
                 if (lane == 0) atomicAdd(&decode_recomputed, 1);
                 cp_async_wait<0>();
                 __syncwarp();

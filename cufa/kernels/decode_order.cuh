@@ -64,7 +64,8 @@ struct TaskOrder {
     // Each lane lists up to where there are any of its sequences; and all together, the first, and where they begin.
     __device__ PieceList list_units(const PieceList& list) const {
         const OfSequence begun = list.find(p, p.blocks.divisor - 1, [&](int other) { return with_tiles(other); });
-        const int first = begun.sequence < p.batch ? begun.sequence * p.units.divisor + begun.i / p.units.quotient(begun.all) + 1 : pieces.units(p);
+        const int first =
+            begun.sequence < p.batch ? begun.sequence * p.units.divisor + begun.i / p.units.quotient(begun.all) + 1 : pieces.units(p);
         const int begin = max(list.all(), p.blocks.divisor), each = PieceList::of_lane(p), own = lane() * each;
         int end = 0;
 #pragma unroll 1

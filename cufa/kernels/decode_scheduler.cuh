@@ -156,18 +156,20 @@ struct Share {
         const int its = drawn.batch_of(p, first_drawn);
         unit = drawn.piece(p, first_drawn, 0, few ? __shfl_sync(0xffffffff, length, its) : keys_of(p, its)), count = unit.tiles;
     }
+
     struct Listed {
         PieceList list;
         int first;
         DrawnPieces<ARGUMENTS, BN, TEAMS> drawn;
     };
-    // Where not all units are as long; out of line, as nothing should be in the way where they are.
+    // Where not all units are as long: out of line, as find_drawn() is in two places.
     static __device__ __noinline__ Listed list_pieces(const ARGUMENTS& p, int block, int length, DrawnPieces<ARGUMENTS, BN, TEAMS> drawn) {
         auto with_tiles = [&](int other) { return drawn.with_tiles(p, Unit::tiles_of(p, p.batch <= 32 ? length : keys_of(p, other))); };
         PieceList list;
         drawn.even = !list.make(p, drawn.most, with_tiles);
         return {list, drawn.even ? block : drawn.number_of(p, list.find(p, block, with_tiles)), drawn};
     }
+
     // Tiles of each part of a unit: without `splits` each team has one, if there are any.
     static __device__ int steps_of(const DecodeParams& p, int tiles) {
         return max(p.parts.quotient(tiles + p.parts.divisor - 1), p.splits ? 1 : TEAMS);
