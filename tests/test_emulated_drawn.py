@@ -26,8 +26,7 @@ SOME = [
 @pytest.fixture(autouse=True)
 def drawn(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:  # noqa: F811
     """Draw pieces of few keys, on a GPU of three multiprocessors."""
-    few = device.named("h200")._replace(sm_count=3)
-    monkeypatch.setattr(device, "of_id", lambda device_id: few)
+    on(3, monkeypatch)
     monkeypatch.setattr(decode_variants, "_MUCH", 0)
     monkeypatch.setattr(decode_variants, "_LITTLE", 0)
     monkeypatch.setattr(decode_variants, "_SHORT_UNIT", 0)
@@ -36,6 +35,11 @@ def drawn(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:  # n
     monkeypatch.setattr(decode_units, "_MANY_WAVES", 20)
     monkeypatch.setattr(decode_units, "_MOST_OF_PIECE", 1 << 14)
     return emulated
+
+
+def on(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = device.named("h200")._replace(sm_count=multiprocessors)
+    monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
 
 
 def assert_drew(emulator: Emulator) -> None:  # noqa: F811
@@ -76,6 +80,25 @@ def test_more_sequences_than_lanes(drawn: Emulator, rng: np.random.Generator) ->
     for lengths in ([70] * 40, [*rng.integers(300, 400, 39), 400], [1] * 39 + [400], [9, 400] * 33):
         for drawn.stale in (0, 1):
             checked(rng, lengths, d=128, dv=128, hq=1, hk=1)
+    assert_drew(drawn)
+
+
+@pytest.mark.parametrize("multiprocessors", [5, 12, 20])
+@pytest.mark.parametrize("stale", [0, 1])
+def test_pieces_are_few(
+    drawn: Emulator,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    multiprocessors: int,
+    stale: int,
+) -> None:
+    """So that blocks begin with all there are, or some with none, or those are short."""
+    on(multiprocessors, monkeypatch)
+    drawn.stale = stale
+    for lengths in ([20] * 2, [20] * 8, [250, 7, 256, 300], [700], EQUAL, SHORT, [900, 1, 900]):
+        checked(rng, lengths, d=128, dv=128)
+        checked(rng, lengths, d=128, dv=128, unified_max=-200.0)
+    checked(rng, [*[20] * 39, 90], d=128, dv=128)
     assert_drew(drawn)
 
 

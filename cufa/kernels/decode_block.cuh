@@ -476,7 +476,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     } else {
         UnitRows rows = first_rows;
         pieces = first_pieces;
-        bool merges = drawing.merges_first(pieces, share.first_drawn), draws = !drawing.has_drawn();
+        bool merges = drawing.merges_first(pieces, share.first_drawn), draws = drawing.should_draw();
         for (;; merges = draws = true) {
             if (merges) merge(rows, Merging(Piece(p, pieces.begin, BM), pieces.end - 1, pieces.end, false));
             if (draws) drawing.go_on(team);

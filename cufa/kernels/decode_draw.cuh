@@ -24,16 +24,18 @@ struct Drawing {
 
     __device__ Drawing(const ARGUMENTS& p, const DrawnPieces<ARGUMENTS, BN, TEAMS>& pieces, uint32_t smem)
         : p(p), pieces(pieces), smem(smem) {}
-    // With the block's first piece; in shared memory is anything, which could be taken for a number.
+    // With the block's first piece; in shared memory is anything, which could be taken for a number. If all tasks are first ones, none
+    // is drawn: that would take as long as a short piece.
     __device__ void begin(int first, const PieceList& list) {
-        task = first;
+        task = first, all_asked = (pieces.even ? pieces.all(p) : list.all()) <= p.blocks.divisor;
+        if (all_asked && !has_piece()) task = beyond_all();
         if (threadIdx.x < PLACES) st_shared(smem + threadIdx.x * 8, 0);
         if (threadIdx.x < 32 && !pieces.even) Order{p, pieces, smem + PLACES * 8}.keep(list);
     }
     __device__ bool has_piece() const { return task < pieces.all(p); }
     // Goes to the piece that is computed next, if there is one.
     __device__ void find_next(Unit& unit) {
-        task = number_of(++nth);
+        task = all_asked && nth == nth_asked ? beyond_all() : number_of(++nth);
         if (has_piece()) unit = pieces.piece(p, task, unit.end());
     }
     // Goes to the piece of the tile that is asked for next, `asked` of those up to `end`, if it has come to that, and there is one.
@@ -49,14 +51,16 @@ struct Drawing {
         return true;
     }
     // When the keys of the piece that is computed are asked for anew
-    __device__ void ask_again() { nth_asked = nth, all_asked = false; }
+    __device__ void ask_again() {
+        if (nth < nth_asked) nth_asked = nth, all_asked = false;
+    }
     // The block, if it is one, that merges the unit of its first piece: the last of those that begin with one of it, as others may not
     // have begun.
     __device__ bool merges_first(const Pieces& of_first, int first) const {
         return first < pieces.all(p) && !of_first.one() && (first == of_first.end - 1 || blockIdx.x == gridDim.x - 1);
     }
     // Units to merge come when there are no more pieces. A block that has begun with none has drawn nothing then.
-    __device__ bool has_drawn() const { return nth > 0; }
+    __device__ bool should_draw() const { return nth == 0 && !all_asked; }
     __device__ void go_on(int team) {
         __syncthreads();
         if (team == 0) draw();
@@ -70,10 +74,11 @@ struct Drawing {
     int drawn = 0;
     bool all_asked = false, merges = false;
 
+    __device__ int beyond_all() const { return pieces.all(p) + pieces.units(p); }
     // By the first warp.
     __device__ void draw() {
         const Order order{p, pieces, smem + PLACES * 8};
-        const int number = order.draw(merges);
+        const int number = order.draw(drawn, merges);
         ++drawn, merges |= number >= pieces.all(p);
         if (threadIdx.x == 0) st_shared(smem + drawn % PLACES * 8, static_cast<unsigned long long>(number) << 32 | drawn);
         __syncwarp();

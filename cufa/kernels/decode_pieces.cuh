@@ -7,6 +7,7 @@ struct DrawnPieces {
     using Unit = ::Unit<ARGUMENTS, BN>;
     int most = 1;             // of a unit
     bool even = true;         // whether all have as many with tiles
+    bool in_turn = false;     // whether blocks take pieces in a fixed turn, as to draw one takes as long as such short ones
     uint32_t multiplier = 0;  // 2^32 / most, rounded up: a division by it takes one instruction, if it is not 1
 
     // Of pieces of half of a length to twice that, as far as there are lanes to look at one each, those of which the last ones end soonest
@@ -31,8 +32,11 @@ struct DrawnPieces {
         set_most(max(static_cast<int>(best & MOST_PIECES), min(min(for_balance, longest / (2 * TEAMS)), p.most_pieces)));
         set_most(with_tiles(p, longest));
         even = total == longest * p.batch;  // or if that is found otherwise
+        in_turn = most == 1 && longest <= 2 * TEAMS;
     }
-    __device__ bool operator==(const DrawnPieces& other) const { return most == other.most && even == other.even; }
+    __device__ bool operator==(const DrawnPieces& other) const {
+        return most == other.most && even == other.even && in_turn == other.in_turn;
+    }
     static __device__ int units(const DecodeParams& p) { return p.batch * p.units.divisor; }
     // Numbers of pieces; and units that the first so many are of.
     __device__ int all(const DecodeParams& p) const { return units(p) * most; }

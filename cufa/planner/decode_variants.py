@@ -64,13 +64,12 @@ With rows of 64 columns that was 6% slower."""
 _WGMMA_RINGS = ((64, 3, 8), (64, 2, 8), (32, 4, 8), (32, 2, 8))
 """The same of `decode_wgmma`, where four do."""
 
-_SHORT_IN_PAGES = 256 << 10  # bytes
+_WGMMA_WHOLE_RINGS = ((64, 2, 16), *_WGMMA_RINGS)
+"""Where no unit is cut: to add up twice as many teams takes long, and longer with pieces. With 128
+columns their tiles are of 32 keys: 16 new tokens took 0.990 to 1.022 of the time of eight warps."""
 
-_WGMMA_WHOLE_RINGS = ((64, 2, 16), (32, 2, 16), *_WGMMA_RINGS)
-"""Where no unit is cut: to add up twice as many teams takes long, and longer with pieces."""
-
-_WHOLE_DIMS = ((64, 64), (128, 128))
-"""Head dims for which these were measured: sixteen warps spill registers, if not in the loop."""
+_WHOLE_DIMS = (64, 64)
+"""Head dims for which these are: sixteen warps spill registers, if not in the loop."""
 
 
 def variant_of(
@@ -244,11 +243,7 @@ def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) 
     dims = padded(problem.head_dim), padded(problem.head_dim_v)
     # With these, sixteen warps spill twice as much.
     costly = problem.softcap or "Alibi" in problem.reads
-    # Of 128 columns their tiles are of 32 keys. In pages, units of 1 and 4 MB took 1.01 to 1.08 of
-    # the time so, of 256 KB 0.95.
-    in_pages = problem.is_paged and problem.page_size % 16 == 0
-    in_pages = in_pages and dims == (128, 128) and unit_bytes(problem) > _SHORT_IN_PAGES
-    known = dims in _WHOLE_DIMS and num_splits is None and not costly and not in_pages
+    known = dims == _WHOLE_DIMS and num_splits is None and not costly
     return _WGMMA_WHOLE_RINGS if whole and known else _WGMMA_RINGS
 
 
