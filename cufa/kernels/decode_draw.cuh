@@ -27,7 +27,7 @@ struct Drawing {
     // With the block's first piece; in shared memory is anything, which could be taken for a number. If all tasks are first ones, none
     // is drawn: that would take as long as a short piece.
     __device__ void begin(int first, const PieceList& list) {
-        task = first, all_asked = (pieces.even ? pieces.all(p) : list.all()) <= p.blocks.divisor;
+        task = first, all_asked = pieces.all_first;
         if (all_asked && !has_piece()) task = beyond_all();
         if (threadIdx.x < PLACES) st_shared(smem + threadIdx.x * 8, 0);
         if (threadIdx.x < 32 && !pieces.even) Order{p, pieces, smem + PLACES * 8}.keep(list);

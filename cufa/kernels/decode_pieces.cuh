@@ -7,30 +7,35 @@ struct DrawnPieces {
     using Unit = ::Unit<ARGUMENTS, BN>;
     int most = 1;             // of a unit
     bool even = true;         // whether all have as many with tiles
+    bool all_first = false;   // whether blocks begin with all there are
     bool in_turn = false;     // whether blocks take pieces in a fixed turn, as to draw one takes as long as such short ones
     uint32_t multiplier = 0;  // 2^32 / most, rounded up: a division by it takes one instruction, if it is not 1
 
-    // Of pieces of half of a length to twice that, as far as there are lanes to look at one each, those of which the last ones end soonest
-    // if all units are as long: half of the multiprocessors, and less, read twice as fast. Or more of them, so that each block has one, and
-    // none is more than twice as long as what each reads in all; but not of one tile a team. `total` is the tiles of all sequences,
-    // `longest` those of one.
+    // Into as many as end soonest, if all units are as long, and half of the multiprocessors, and less, read twice as fast: of those whose
+    // length is half of one to twice that. Or into more, so that each block has one, and none is more than twice as long as what each reads
+    // in all; but not of one tile a team. `total` is the tiles of all sequences, `longest` those of one. This stands in front of the first
+    // tile: lanes have a number of pieces each, and what takes divisions does not wait for lengths.
     __device__ void cut(const DecodeParams& p, int total, int longest) {
-        constexpr uint32_t LATEST = (1 << 26) - 1, MOST_PIECES = 63;
-        const int least = (longest + p.most_pieces - 1) / p.most_pieces, rounds = (max(p.piece / 2, least) + TEAMS - 1) / TEAMS;
-        const int most_rounds = (max(p.piece, least) + TEAMS - 1) / TEAMS * 2;
-        const uint32_t tiles = min(rounds + static_cast<int>(threadIdx.x % 32), most_rounds) * TEAMS;
-        const uint32_t pieces = min(max((longest + tiles - 1) / tiles, 1u), MOST_PIECES);
-        const int all = units(p) * pieces, waves = p.blocks.quotient(all), rest = all - waves * p.blocks.divisor;
-        const int step = whole_rounds(p, (longest + pieces - 1) / pieces), last = p.blocks.quotient(step * min(2 * rest, p.blocks.divisor));
+        constexpr uint32_t LATEST = (1 << 26) - 1;
+        const int n = threadIdx.x % 32 + 1;
+        const uint32_t inverse = inverse_of(n);
+        auto lanes = [](bool of_lane) { return __popc(__ballot_sync(0xffffffff, of_lane)); };
+        const int for_each = lanes(n * units(p) <= p.blocks.divisor);
+
+        const int step = whole_rounds(p, quotient(longest + n - 1, n, inverse));
+        const int all = units(p) * n, waves = p.blocks.quotient(all), rest = all - waves * p.blocks.divisor;
+        const int last = p.blocks.quotient(step * min(2 * rest, p.blocks.divisor));
         // Short ones take a quarter of a tile longer.
         const uint32_t last_end = min(uint32_t(waves * step + last + (step < p.piece ? waves / 4 : 0)), LATEST);
+        const bool right = (n == 1 || 2 * step >= p.piece) && (step <= 2 * p.piece || 2 * n >= p.most_pieces);
+        const bool fits = right && n <= p.most_pieces && (n - 1) * step < longest;
         // The soonest, and of these the most pieces
-        const uint32_t best = __reduce_max_sync(0xffffffff, (LATEST - last_end) * (MOST_PIECES + 1) + pieces);
-        const int for_each = p.blocks.divisor / units(p);
-        const uint32_t of_block = p.blocks.quotient(total * p.units.divisor) + 1;
-        const int for_balance = max(for_each, static_cast<int>(longest / (2 * of_block)));
-        set_most(max(static_cast<int>(best & MOST_PIECES), min(min(for_balance, longest / (2 * TEAMS)), p.most_pieces)));
-        set_most(with_tiles(p, longest));
+        const int best = __reduce_max_sync(0xffffffff, fits ? (LATEST - last_end) * 32 + n - 1 : 0) % 32 + 1;
+
+        const int of_block = p.blocks.quotient(total * p.units.divisor) + 1, for_balance = max(for_each, lanes(2 * of_block * n <= longest));
+        const int wanted = max(best, min(min(for_balance, longest / (2 * TEAMS)), p.most_pieces));
+        most = lanes((n - 1) * __shfl_sync(0xffffffff, step, wanted - 1) < longest);
+        multiplier = __shfl_sync(0xffffffff, inverse, most - 1);
         even = total == longest * p.batch;  // or if that is found otherwise
         in_turn = most == 1 && longest <= 2 * TEAMS;
     }
@@ -54,7 +59,8 @@ struct DrawnPieces {
         return (at.sequence * p.units.divisor + unit) * most + at.i - unit * n;
     }
     // That of a number, and of a sequence of so many keys. It has as many tiles for each team, the last of which may be empty; or none.
-    // So each team takes the same of them wherever in a block's share they are: results do not depend on who draws what.
+    // So each team takes the same of them wherever in a block's share they are: results do not depend on who draws what. Where none
+    // follows another, there are no empty ones.
     __device__ Unit piece(const ARGUMENTS& p, int number, int place) const {
         return piece(p, number, place, keys_of(p, batch_of(p, number)));
     }
@@ -63,7 +69,7 @@ struct DrawnPieces {
         Unit found{};
         found.batch = batch_of_unit(p, of_unit), found.index = p.units.remainder(of_unit), found.set_keys(p, keys);
         const int step = step_of(p, found.tiles), begin = (number - of_unit * most) * step;
-        found.first += begin, found.tiles = found.tiles > begin ? min(step, (found.tiles - begin + TEAMS - 1) / TEAMS * TEAMS) : 0;
+        found.first += begin, found.tiles = min(step, all_first ? max(found.tiles - begin, 0) : whole_rounds(found.tiles - begin));
         found.begin_at(place);
         return found;
     }
@@ -79,13 +85,15 @@ struct DrawnPieces {
     }
 
  private:
-    __device__ void set_most(int n) { most = n, multiplier = 0xffffffff / n + 1; }
-    __device__ int quotient(uint32_t n) const { return most == 1 ? n : __umulhi(n, multiplier); }  // n < 2^26
+    static __device__ uint32_t inverse_of(int n) { return 0xffffffff / n + 1; }
+    static __device__ int quotient(uint32_t of, int n, uint32_t inverse) { return n == 1 ? of : __umulhi(of, inverse); }  // of < 2^26
+    __device__ int quotient(uint32_t of) const { return quotient(of, most, multiplier); }
     // Tiles of a piece: as many for each team, and not very few.
     __device__ int step_of(const DecodeParams& p, int tiles) const { return whole_rounds(p, quotient(tiles + most - 1)); }
     static __device__ int whole_rounds(const DecodeParams& p, uint32_t tiles) {
-        return (max(tiles, uint32_t(p.piece / 4)) + TEAMS - 1) / TEAMS * TEAMS;
+        return whole_rounds(max(tiles, uint32_t(p.piece / 4)));
     }
+    static __device__ int whole_rounds(int tiles) { return tiles > 0 ? static_cast<uint32_t>(tiles + TEAMS - 1) / TEAMS * TEAMS : 0; }
     static __device__ int batch_of_unit(const DecodeParams& p, int number) { return min(p.units.quotient(number), p.batch - 1); }
 };
 

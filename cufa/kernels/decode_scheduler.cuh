@@ -152,6 +152,7 @@ struct Share {
             const Listed listed = list_pieces(p, block, length, drawn);
             list = listed.list, first_drawn = listed.first, drawn = listed.drawn;
         }
+        drawn.all_first = (drawn.even ? drawn.all(p) : list.all()) <= p.blocks.divisor;
         if (first_drawn >= drawn.all(p)) return;
         const int its = drawn.batch_of(p, first_drawn);
         unit = drawn.piece(p, first_drawn, 0, few ? __shfl_sync(0xffffffff, length, its) : keys_of(p, its)), count = unit.tiles;
