@@ -24,43 +24,42 @@ struct Drawing {
 
     __device__ Drawing(const ARGUMENTS& p, const DrawnPieces<ARGUMENTS, BN, TEAMS>& pieces, uint32_t smem)
         : p(p), pieces(pieces), smem(smem) {}
-    // With the block's first piece; in shared memory is anything, which could be taken for a number. If all tasks are first ones, none
-    // is drawn: that would take as long as a short piece.
+    // With the block's first piece; in shared memory is anything, which could be taken for a number.
     __device__ void begin(int first, const PieceList& list) {
-        task = first, all_asked = pieces.all_first;
-        if (all_asked && !has_piece()) task = beyond_all();
+        task = first;
+        if (pieces.turn != Turn::FOLLOWING) nth_asked = 0, all_asked = false;
+        if (pieces.turn == Turn::FIRST && !has_piece()) task = beyond_all();
         if (threadIdx.x < PLACES) st_shared(smem + threadIdx.x * 8, 0);
         if (threadIdx.x < 32 && !pieces.even) Order{p, pieces, smem + PLACES * 8}.keep(list);
     }
     __device__ bool has_piece() const { return task < pieces.all(p); }
     // Goes to the piece that is computed next, if there is one.
     __device__ void find_next(Unit& unit) {
-        task = all_asked && nth == nth_asked ? beyond_all() : number_of(++nth);
+        task = number_of(++nth);
         if (has_piece()) unit = pieces.piece(p, task, unit.end());
     }
     // Goes to the piece of the tile that is asked for next, `asked` of those up to `end`, if it has come to that, and there is one.
     __device__ bool find_asked(int team, int asked, Unit& of_asked, int& end) {
         // One is drawn when all but the last tile of each team of the one before has been asked for: its number is there when that has
         // been, too. (With shuffles here, or loads in front of the first tile, 8 x 8192 took 1% longer.)
-        if (team == 0 && drawn <= nth_asked && asked + TEAMS >= end && !all_asked) draw();
+        if (team == 0 && drawn <= nth_asked && asked + TEAMS >= end && !all_asked && pieces.turn == Turn::DRAWN) draw();
         if (asked < end || all_asked) return false;
-        const int number = number_of(++nth_asked);
-        all_asked = number >= pieces.all(p);
-        if (all_asked) return false;
-        of_asked = pieces.piece(p, number, end), end = of_asked.end();
-        return true;
+        return find_following(asked, of_asked, end);
+    }
+    // The same of the first tile, where pieces follow each other.
+    __device__ void find_first(int first, Unit& of_asked, int& end) {
+        nth_asked = 0, all_asked = false;
+        if (first >= end) find_following(first, of_asked, end);
     }
     // When the keys of the piece that is computed are asked for anew
-    __device__ void ask_again() {
-        if (nth < nth_asked) nth_asked = nth, all_asked = false;
-    }
+    __device__ void ask_again() { nth_asked = nth, all_asked = false; }
     // The block, if it is one, that merges the unit of its first piece: the last of those that begin with one of it, as others may not
     // have begun.
     __device__ bool merges_first(const Pieces& of_first, int first) const {
         return first < pieces.all(p) && !of_first.one() && (first == of_first.end - 1 || blockIdx.x == gridDim.x - 1);
     }
     // Units to merge come when there are no more pieces. A block that has begun with none has drawn nothing then.
-    __device__ bool should_draw() const { return nth == 0 && !all_asked; }
+    __device__ bool should_draw() const { return nth == 0 && pieces.turn == Turn::DRAWN; }
     __device__ void go_on(int team) {
         __syncthreads();
         if (team == 0) draw();
@@ -70,6 +69,15 @@ struct Drawing {
     __device__ bool has_unit() const { return unit() < pieces.units(p); }
 
  private:
+    __device__ bool find_following(int asked, Unit& of_asked, int& end) {
+        do {
+            const int number = number_of(++nth_asked);
+            all_asked = number >= pieces.all(p);
+            if (all_asked) return false;
+            of_asked = pieces.piece(p, number, end), end = of_asked.end();
+        } while (asked >= end);
+        return true;
+    }
     int nth = 0, nth_asked = 0;  // of the block's numbers: that of what is computed, and of what is asked for
     int drawn = 0;
     bool all_asked = false, merges = false;
@@ -78,13 +86,17 @@ struct Drawing {
     // By the first warp.
     __device__ void draw() {
         const Order order{p, pieces, smem + PLACES * 8};
-        const int number = order.draw(drawn, merges);
+        const int number = order.draw(merges);
         ++drawn, merges |= number >= pieces.all(p);
         if (threadIdx.x == 0) st_shared(smem + drawn % PLACES * 8, static_cast<unsigned long long>(number) << 32 | drawn);
         __syncwarp();
     }
-    // The k-th number that the block has drawn, when that is there.
+    // The k-th number that the block has drawn, when that is there, or has in its turn.
     __device__ int number_of(int k) const {
+        if (pieces.turn != Turn::DRAWN) {
+            const int number = blockIdx.x + k * p.blocks.divisor;
+            return number < pieces.all(p) ? number : beyond_all();
+        }
         unsigned long long found;
         do found = ld_shared(smem + k % PLACES * 8);
         while (__any_sync(0xffffffff, static_cast<int>(found) != k));

@@ -11,11 +11,10 @@ struct TaskOrder {
     const Drawn pieces;
     const uint32_t smem;  // where a list is, if there is one: of pieces, and when there are no more for this block, of units to merge
 
-    // For a warp, lane 0 of which gets it: the next number that nobody has drawn. `nth` says how many the block has, `merges` if the one
-    // before was of a unit.
-    __device__ int draw(int nth, bool merges) const {
-        int i = blockIdx.x + nth * p.blocks.divisor;
-        if (lane() == 0 && !pieces.in_turn) i = count_up(counter()) + 1;  // what was NOTHING, -1, counts from 0
+    // For a warp, lane 0 of which gets it: the next number that nobody has drawn. `merges` says if the one before was of a unit.
+    __device__ int draw(bool merges) const {
+        int i = 0;
+        if (lane() == 0) i = count_up(counter()) + 1;  // what was NOTHING, -1, counts from 0
         if (pieces.even) return lane() == 0 ? in_order(i) : 0;
         return find(*this, i, merges);
     }

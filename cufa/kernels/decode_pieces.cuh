@@ -2,13 +2,17 @@
 #pragma once
 #include "decode_unit.cuh"
 
+// How blocks come by pieces. To draw one takes as long as a short one: those are taken in a fixed turn, each block's as many numbers apart
+// as there are blocks; or even follow each other in its share, so that first tiles of teams may be of several. Or there are blocks that
+// begin with each piece, and no others.
+enum class Turn { DRAWN, FIXED, FOLLOWING, FIRST };
+
 template <class ARGUMENTS, int BN, int TEAMS>
 struct DrawnPieces {
     using Unit = ::Unit<ARGUMENTS, BN>;
     int most = 1;             // of a unit
     bool even = true;         // whether all have as many with tiles
-    bool all_first = false;   // whether blocks begin with all there are
-    bool in_turn = false;     // whether blocks take pieces in a fixed turn, as to draw one takes as long as such short ones
+    Turn turn = Turn::DRAWN;
     uint32_t multiplier = 0;  // 2^32 / most, rounded up: a division by it takes one instruction, if it is not 1
 
     // Into as many as end soonest, if all units are as long, and half of the multiprocessors, and less, read twice as fast: of those whose
@@ -20,9 +24,10 @@ struct DrawnPieces {
         const int n = threadIdx.x % 32 + 1;
         const uint32_t inverse = inverse_of(n);
         auto lanes = [](bool of_lane) { return __popc(__ballot_sync(0xffffffff, of_lane)); };
-        const int for_each = lanes(n * units(p) <= p.blocks.divisor);
+        const bool for_all = n * units(p) <= p.blocks.divisor;
+        const int for_each = lanes(for_all);
 
-        const int step = whole_rounds(p, quotient(longest + n - 1, n, inverse));
+        const int step = step_of(p, quotient(longest + n - 1, n, inverse), for_all);
         const int all = units(p) * n, waves = p.blocks.quotient(all), rest = all - waves * p.blocks.divisor;
         const int last = p.blocks.quotient(step * min(2 * rest, p.blocks.divisor));
         // Short ones take a quarter of a tile longer.
@@ -32,15 +37,19 @@ struct DrawnPieces {
         // The soonest, and of these the most pieces
         const int best = __reduce_max_sync(0xffffffff, fits ? (LATEST - last_end) * 32 + n - 1 : 0) % 32 + 1;
 
-        const int of_block = p.blocks.quotient(total * p.units.divisor) + 1, for_balance = max(for_each, lanes(2 * of_block * n <= longest));
-        const int wanted = max(best, min(min(for_balance, longest / (2 * TEAMS)), p.most_pieces));
+        const int of_block = p.blocks.quotient(total * p.units.divisor) + 1, for_balance = lanes(2 * of_block * n <= longest);
+        const int more = max(min(for_each, longest / TEAMS), min(for_balance, longest / (2 * TEAMS)));
+        const int wanted = max(best, min(more, p.most_pieces));
         most = lanes((n - 1) * __shfl_sync(0xffffffff, step, wanted - 1) < longest);
         multiplier = __shfl_sync(0xffffffff, inverse, most - 1);
         even = total == longest * p.batch;  // or if that is found otherwise
-        in_turn = most == 1 && longest <= 2 * TEAMS;
+        turn = __shfl_sync(0xffffffff, for_all, wanted - 1) ? Turn::FIRST : Turn::DRAWN;
+        if (turn == Turn::DRAWN && most == 1 && longest <= 2 * TEAMS)
+            // The lengths of many sequences would have to be looked up in front of the first tile.
+            turn = p.batch <= 32 || longest <= TEAMS / 4 ? Turn::FOLLOWING : Turn::FIXED;
     }
     __device__ bool operator==(const DrawnPieces& other) const {
-        return most == other.most && even == other.even && in_turn == other.in_turn;
+        return most == other.most && even == other.even && turn == other.turn;
     }
     static __device__ int units(const DecodeParams& p) { return p.batch * p.units.divisor; }
     // Numbers of pieces; and units that the first so many are of.
@@ -59,8 +68,8 @@ struct DrawnPieces {
         return (at.sequence * p.units.divisor + unit) * most + at.i - unit * n;
     }
     // That of a number, and of a sequence of so many keys. It has as many tiles for each team, the last of which may be empty; or none.
-    // So each team takes the same of them wherever in a block's share they are: results do not depend on who draws what. Where none
-    // follows another, there are no empty ones.
+    // So each team takes the same of them wherever in a block's share they are: results do not depend on who draws what. Where nobody
+    // draws, there may be no empty ones.
     __device__ Unit piece(const ARGUMENTS& p, int number, int place) const {
         return piece(p, number, place, keys_of(p, batch_of(p, number)));
     }
@@ -69,7 +78,7 @@ struct DrawnPieces {
         Unit found{};
         found.batch = batch_of_unit(p, of_unit), found.index = p.units.remainder(of_unit), found.set_keys(p, keys);
         const int step = step_of(p, found.tiles), begin = (number - of_unit * most) * step;
-        found.first += begin, found.tiles = min(step, all_first ? max(found.tiles - begin, 0) : whole_rounds(found.tiles - begin));
+        found.first += begin, found.tiles = min(step, turn >= Turn::FOLLOWING ? max(found.tiles - begin, 0) : whole_rounds(found.tiles - begin));
         found.begin_at(place);
         return found;
     }
@@ -88,10 +97,10 @@ struct DrawnPieces {
     static __device__ uint32_t inverse_of(int n) { return 0xffffffff / n + 1; }
     static __device__ int quotient(uint32_t of, int n, uint32_t inverse) { return n == 1 ? of : __umulhi(of, inverse); }  // of < 2^26
     __device__ int quotient(uint32_t of) const { return quotient(of, most, multiplier); }
-    // Tiles of a piece: as many for each team, and not very few.
-    __device__ int step_of(const DecodeParams& p, int tiles) const { return whole_rounds(p, quotient(tiles + most - 1)); }
-    static __device__ int whole_rounds(const DecodeParams& p, uint32_t tiles) {
-        return whole_rounds(max(tiles, uint32_t(p.piece / 4)));
+    // Tiles of a piece: as many for each team, and not very few, if blocks may have several.
+    __device__ int step_of(const DecodeParams& p, int tiles) const { return step_of(p, quotient(tiles + most - 1), turn == Turn::FIRST); }
+    static __device__ int step_of(const DecodeParams& p, int tiles, bool all_first) {
+        return all_first ? max(tiles, TEAMS) : whole_rounds(max(tiles, p.piece / 4));
     }
     static __device__ int whole_rounds(int tiles) { return tiles > 0 ? static_cast<uint32_t>(tiles + TEAMS - 1) / TEAMS * TEAMS : 0; }
     static __device__ int batch_of_unit(const DecodeParams& p, int number) { return min(p.units.quotient(number), p.batch - 1); }
