@@ -278,7 +278,6 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const int* known = whole_unit ? find_entries(min(p.units.quotient(block), p.batch - 1), team) : nullptr;
         const int known_entry = look_up(known);
         share.find(p, block, keys_of_length(p, lengths.length), begun), ask_from(team, share.unit, known, known_entry);
-        if (DRAWS && share.drawn.turn == Turn::FOLLOWING) drawing.find_first(team, of_asked, share.count), kv_head_asked = of_asked.kv_head(p);
         // All warps or none: what follows has barriers, and each may have read another length.
         const bool guesses = WHOLE || lengths.few || begun || p.splits || !__syncthreads_or(!share.is_even());
         const int first_entries = entries, *first_entry = find_entries_asked();

@@ -27,7 +27,6 @@ struct Drawing {
     // With the block's first piece; in shared memory is anything, which could be taken for a number.
     __device__ void begin(int first, const PieceList& list) {
         task = first;
-        if (pieces.turn != Turn::FOLLOWING) nth_asked = 0, all_asked = false;
         if (pieces.turn == Turn::FIRST && !has_piece()) task = beyond_all();
         if (threadIdx.x < PLACES) st_shared(smem + threadIdx.x * 8, 0);
         if (threadIdx.x < 32 && !pieces.even) Order{p, pieces, smem + PLACES * 8}.keep(list);
@@ -44,12 +43,11 @@ struct Drawing {
         // been, too. (With shuffles here, or loads in front of the first tile, 8 x 8192 took 1% longer.)
         if (team == 0 && drawn <= nth_asked && asked + TEAMS >= end && !all_asked && pieces.turn == Turn::DRAWN) draw();
         if (asked < end || all_asked) return false;
-        return find_following(asked, of_asked, end);
-    }
-    // The same of the first tile, where pieces follow each other.
-    __device__ void find_first(int first, Unit& of_asked, int& end) {
-        nth_asked = 0, all_asked = false;
-        if (first >= end) find_following(first, of_asked, end);
+        const int number = number_of(++nth_asked);
+        all_asked = number >= pieces.all(p);
+        if (all_asked) return false;
+        of_asked = pieces.piece(p, number, end), end = of_asked.end();
+        return true;
     }
     // When the keys of the piece that is computed are asked for anew
     __device__ void ask_again() { nth_asked = nth, all_asked = false; }
@@ -69,15 +67,6 @@ struct Drawing {
     __device__ bool has_unit() const { return unit() < pieces.units(p); }
 
  private:
-    __device__ bool find_following(int asked, Unit& of_asked, int& end) {
-        do {
-            const int number = number_of(++nth_asked);
-            all_asked = number >= pieces.all(p);
-            if (all_asked) return false;
-            of_asked = pieces.piece(p, number, end), end = of_asked.end();
-        } while (asked >= end);
-        return true;
-    }
     int nth = 0, nth_asked = 0;  // of the block's numbers: that of what is computed, and of what is asked for
     int drawn = 0;
     bool all_asked = false, merges = false;

@@ -3,9 +3,8 @@
 #include "decode_unit.cuh"
 
 // How blocks come by pieces. To draw one takes as long as a short one: those are taken in a fixed turn, each block's as many numbers apart
-// as there are blocks; or even follow each other in its share, so that first tiles of teams may be of several. Or there are blocks that
-// begin with each piece, and no others.
-enum class Turn { DRAWN, FIXED, FOLLOWING, FIRST };
+// as there are blocks. Or each piece is the first of a block, and no other follows.
+enum class Turn { DRAWN, FIXED, FIRST };
 
 template <class ARGUMENTS, int BN, int TEAMS>
 struct DrawnPieces {
@@ -43,10 +42,8 @@ struct DrawnPieces {
         most = lanes((n - 1) * __shfl_sync(0xffffffff, step, wanted - 1) < longest);
         multiplier = __shfl_sync(0xffffffff, inverse, most - 1);
         even = total == longest * p.batch;  // or if that is found otherwise
-        turn = __shfl_sync(0xffffffff, for_all, wanted - 1) ? Turn::FIRST : Turn::DRAWN;
-        if (turn == Turn::DRAWN && most == 1 && longest <= 2 * TEAMS)
-            // The lengths of many sequences would have to be looked up in front of the first tile.
-            turn = p.batch <= 32 || longest <= TEAMS / 4 ? Turn::FOLLOWING : Turn::FIXED;
+        const bool short_ones = most == 1 && longest <= 2 * TEAMS;
+        turn = __shfl_sync(0xffffffff, for_all, wanted - 1) ? Turn::FIRST : short_ones ? Turn::FIXED : Turn::DRAWN;
     }
     __device__ bool operator==(const DrawnPieces& other) const {
         return most == other.most && even == other.even && turn == other.turn;
@@ -68,8 +65,8 @@ struct DrawnPieces {
         return (at.sequence * p.units.divisor + unit) * most + at.i - unit * n;
     }
     // That of a number, and of a sequence of so many keys. It has as many tiles for each team, the last of which may be empty; or none.
-    // So each team takes the same of them wherever in a block's share they are: results do not depend on who draws what. Where nobody
-    // draws, there may be no empty ones.
+    // So each team takes the same of them wherever in a block's share they are: results do not depend on who draws what. Where no other
+    // follows, there are no empty ones.
     __device__ Unit piece(const ARGUMENTS& p, int number, int place) const {
         return piece(p, number, place, keys_of(p, batch_of(p, number)));
     }
@@ -78,7 +75,7 @@ struct DrawnPieces {
         Unit found{};
         found.batch = batch_of_unit(p, of_unit), found.index = p.units.remainder(of_unit), found.set_keys(p, keys);
         const int step = step_of(p, found.tiles), begin = (number - of_unit * most) * step;
-        found.first += begin, found.tiles = min(step, turn >= Turn::FOLLOWING ? max(found.tiles - begin, 0) : whole_rounds(found.tiles - begin));
+        found.first += begin, found.tiles = min(step, turn == Turn::FIRST ? max(found.tiles - begin, 0) : whole_rounds(found.tiles - begin));
         found.begin_at(place);
         return found;
     }

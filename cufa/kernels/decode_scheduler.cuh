@@ -86,7 +86,7 @@ struct Share {
     // Whether units are cut into equally many pieces, of tiles of all sequences together, and of the longest: where that takes
     // hardly longer than equal shares, since two pieces a block take longer. Where blocks follow each other, a whole unit each, the
     // longest may have more, for others fill the time.
-    __device__ bool is_even() const { return WHOLE || (DRAWS ? drawn.turn != Turn::FOLLOWING : even); }
+    __device__ bool is_even() const { return WHOLE || DRAWS || even; }
     static __device__ bool is_even(const DecodeParams& p, int total, int longest) {
         const int each = p.blocks.quotient(total * p.units.divisor);
         const int most = static_cast<int>(static_cast<long long>(each) * p.spread / 8) + p.slack;
@@ -97,7 +97,7 @@ struct Share {
         if constexpr (DRAWS) {
             auto now = drawn;
             now.cut(p, total, longest);
-            return now.even && now == drawn && drawn.turn != Turn::FOLLOWING;
+            return now.even && now == drawn;
         }
         return is_even() && is_even(p, total, longest);
     }
@@ -105,7 +105,7 @@ struct Share {
     __device__ bool begins_with(const ARGUMENTS& p, int length) const {
         Share now;
         now.find_drawn(p, blockIdx.x, length, true);
-        return now.first_drawn == first_drawn && now.drawn == drawn && (drawn.even || now.list.end == list.end) && drawn.turn != Turn::FOLLOWING;
+        return now.first_drawn == first_drawn && now.drawn == drawn && (drawn.even || now.list.end == list.end);
     }
     // Whether the first unit, or piece, visits the same tiles if its sequence has so many keys.
     __device__ bool is_same_with(const ARGUMENTS& p, int keys) const {
