@@ -59,7 +59,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     using Piece = Partial<HEAD_DIM_V, DRAWS>;
     using Merging = MergingBlocks<WARPS, Piece>;
     using End = UnitEnd<T, Softmax, DecodeArguments<SCORE, KV>, Piece, BM, TEAM, WARPS, TEAMS * RING>;
-    constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
+    constexpr int Q_BYTES = QTile::bytes * (DRAWS ? 2 : 1), SUM = Q_BYTES + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
     constexpr int DRAWN = STATE + 2 * BM * int(sizeof(typename End::OfTeams));
     static_assert(End::SUM_BYTES >= THREADS * 12, "what is looked at once more comes there");
 
@@ -70,7 +70,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     const uint32_t thread = threadIdx.x;
     const int lane = thread % 32, warp = __shfl_sync(0xffffffff, thread / 32, 0);
     const int team = warp / TEAM, first_row = warp % TEAM * WARP_ROWS;  // of this warp's in the tile
-    const uint32_t sK = sQ + QTile::bytes + team * RING, sV = sK + STAGES * KTile::bytes;
+    const uint32_t sK = sQ + Q_BYTES + team * RING, sV = sK + STAGES * KTile::bytes;
     const int block = blockIdx.x;
     // With one stage, a tile's K is asked for while V of the one before is taken, and all teams ask at once: memory reads what lies
     // together a little faster, if little else comes in between.
@@ -139,6 +139,33 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         k_at = row(p.k, key, entries), v_at = row(p.v, key, entries);
     };
 
+    // Q of the first unit is copied in front of the keys, behind which it would come late. So that of another is fetched one unit
+    // ahead, into registers, if they are few.
+    constexpr int PER_THREAD = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
+    constexpr bool AHEAD = PER_THREAD <= 2;
+    float4 q_next[AHEAD ? PER_THREAD : 1];
+    const float4* q_from[AHEAD ? PER_THREAD : 1];
+    auto find_q = [&](const UnitRows& at, int i) -> const float4* {
+        const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
+        if (row >= at.rows || chunk * QTile::CHUNK >= p.head_dim) return nullptr;
+        return reinterpret_cast<const float4*>(at.template of<T>(p, p.q, row) + chunk * QTile::CHUNK);
+    };
+    auto for_each_of_q = [&](auto function) {
+#pragma unroll 4
+        for (int i = 0; i < PER_THREAD; ++i) {
+            const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
+            if (row < BM) function(i, QTile::offset(row, chunk));
+        }
+    };
+    auto q_of = [&](int nth) { return sQ + (DRAWS && nth % 2 ? QTile::bytes : 0); };
+    auto copy_next_q = [&] {
+        const UnitRows rows(p, of_asked, BM);
+        for_each_of_q([&](int i, int place) {
+            const float4* from = find_q(rows, i);
+            cp_async_16(q_of(drawing.nth_asked) + place, from, from != nullptr);
+        });
+    };
+
     // Where this thread copies from, of the tile that is asked for next, if that lies in one piece; and row `r` of it otherwise.
     const T *k_from = nullptr, *v_from = nullptr;
     // Memory gives whole rows a little faster, but to warpgroups only those of sixteens that lie anywhere; where each row is found
@@ -189,6 +216,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         };
         if (asked < share.count) {
             if (what & K_ONLY) {
+                if (DRAWS && !found_sources && asked < of_asked.begin() + TEAMS) copy_next_q();
                 if (!found_sources) find_sources();
                 load(KCopy(), sK + slot * KTile::bytes, p.k, k_at, k_from, p.head_dim);
                 cp_async_commit();
@@ -206,24 +234,6 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         }
     };
 
-    // Q of the first unit is copied in front of the keys, behind which it would come late. So that of another is fetched one unit
-    // ahead, into registers, if they are few.
-    constexpr int PER_THREAD = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
-    constexpr bool AHEAD = PER_THREAD <= 2;
-    float4 q_next[AHEAD ? PER_THREAD : 1];
-    const float4* q_from[AHEAD ? PER_THREAD : 1];
-    auto find_q = [&](const UnitRows& at, int i) -> const float4* {
-        const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
-        if (row >= at.rows || chunk * QTile::CHUNK >= p.head_dim) return nullptr;
-        return reinterpret_cast<const float4*>(at.template of<T>(p, p.q, row) + chunk * QTile::CHUNK);
-    };
-    auto for_each_of_q = [&](auto function) {
-#pragma unroll 4
-        for (int i = 0; i < PER_THREAD; ++i) {
-            const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
-            if (row < BM) function(i, sQ + QTile::offset(row, chunk));
-        }
-    };
     auto fetched_q = [](const float4* from) { return from ? *from : make_float4(0.f, 0.f, 0.f, 0.f); };
     auto find_next_q = [&](const UnitRows& rows) {
 #pragma unroll
@@ -237,9 +247,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             if (q_from[i]) prefetch_l2(q_from[i]);
     };
     auto copy_q = [&](const UnitRows& rows) {
-        for_each_of_q([&](int i, uint32_t place) {
+        for_each_of_q([&](int i, int place) {
             const float4* from = AHEAD ? q_from[i] : find_q(rows, i);
-            cp_async_16(place, from, from != nullptr);
+            cp_async_16(sQ + place, from, from != nullptr);
         });
     };
 
@@ -359,9 +369,11 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
         if (first) {
             cp_async_wait<2 * STAGES>();
+        } else if (DRAWS) {
+            cp_async_wait<2 * STAGES - 1>();
         } else {
             __syncthreads();
-            for_each_of_q([&](int i, uint32_t place) { sts_128(place, AHEAD && !DRAWS ? q_next[i] : fetched_q(find_q(tile, i))); });
+            for_each_of_q([&](int i, int place) { sts_128(sQ + place, AHEAD ? q_next[i] : fetched_q(find_q(tile, i))); });
         }
         if (AHEAD && !DRAWS && !last) {
             find_next_q(UnitRows(p, next, BM));
@@ -393,7 +405,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 team_sync();
                 float rS[MT][NT][4] = {};
                 const uint32_t tile_k = sK + slot * KTile::bytes, tile_v = sV + slot * VTile::bytes;
-                PRODUCTS::template qk<T, QTile, KTile>(rS, sQ, tile_k, first_row);
+                PRODUCTS::template qk<T, QTile, KTile>(rS, q_of(drawing.nth), tile_k, first_row);
                 if (TOGETHER) team_sync(), wait_for_all(), ask(slot, K_ONLY);
 
                 // P = exp(S - m); m, l and O follow

@@ -21,6 +21,7 @@ struct Drawing {
     const DrawnPieces<ARGUMENTS, BN, TEAMS>& pieces;
     const uint32_t smem;  // 8 bytes for each of PLACES, then what the order has there
     int task = 0;  // the number of what is computed
+    int nth = 0, nth_asked = 0;  // of the block's numbers: that of what is computed, and of what is asked for
 
     __device__ Drawing(const ARGUMENTS& p, const DrawnPieces<ARGUMENTS, BN, TEAMS>& pieces, uint32_t smem)
         : p(p), pieces(pieces), smem(smem) {}
@@ -67,7 +68,6 @@ struct Drawing {
     __device__ bool has_unit() const { return unit() < pieces.units(p); }
 
  private:
-    int nth = 0, nth_asked = 0;  // of the block's numbers: that of what is computed, and of what is asked for
     int drawn = 0;
     bool all_asked = false, merges = false;
 
