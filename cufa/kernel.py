@@ -263,7 +263,10 @@ def _decode_smem_bytes(v: Variant) -> int:
     team = _decode_team(v)
     teams = v.warps // team
     rings = teams * v.stages * v.bn * (v.head_dim + v.head_dim_v)
-    operands = ELEMENT_BYTES[v.dtype] * (v.bm * v.head_dim * (1 + v.draws) + rings)
+    q_bytes = ELEMENT_BYTES[v.dtype] * v.bm * v.head_dim
+    if v.draws and q_bytes > 16 * v.threads:
+        q_bytes *= 2  # that of the next piece, too
+    operands = q_bytes + ELEMENT_BYTES[v.dtype] * rings
     few = max(v.bm * team // 8, 4, v.warps // -(-v.head_dim_v // 64))
     drawn = 328 * v.draws  # what a warp draws for the block, and how many there are
     return operands + 4 * (teams * few * (v.head_dim_v + 8) + 2 * teams * v.bm) + drawn

@@ -34,6 +34,7 @@ def drawn(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:  # n
     monkeypatch.setattr(decode_units, "_LEAST_DRAWN", 0)
     monkeypatch.setattr(decode_units, "_MANY_WAVES", 20)
     monkeypatch.setattr(decode_units, "_MOST_OF_PIECE", 1 << 14)
+    monkeypatch.setattr(decode_units, "_DRAWN_DTYPES", ("float16", "bfloat16", "float32"))
     return emulated
 
 
@@ -42,8 +43,8 @@ def on(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
 
 
-def assert_drew(emulator: Emulator) -> None:  # noqa: F811
-    assert any(variant.draws for variant in emulator._libraries)
+def assert_drew(emulator: Emulator, dtype: str = "bfloat16") -> None:  # noqa: F811
+    assert dtype in {variant.dtype for variant in emulator._libraries if variant.draws}
 
 
 @pytest.mark.parametrize("lengths", SOME, ids=str)
@@ -72,7 +73,7 @@ def test_lengths(drawn: Emulator, rng: np.random.Generator, lengths: list[int], 
 def test_options(drawn: Emulator, rng: np.random.Generator, options: dict[str, Any]) -> None:
     for lengths in (EQUAL, SHORT, [1, 900, 0, 899, 900]):
         checked(rng, lengths, **options)
-    assert_drew(drawn)
+    assert_drew(drawn, options.get("dtype", "bfloat16"))
 
 
 def test_more_sequences_than_lanes(drawn: Emulator, rng: np.random.Generator) -> None:
@@ -121,4 +122,4 @@ def test_results_do_not_depend_on_who_draws(drawn: Emulator) -> None:
         out = checked(rng, [833, 900, 17, 500], d=128, dv=128, dtype="float32")
         found.add(out.tobytes())
     assert len(found) == 1
-    assert_drew(drawn)
+    assert_drew(drawn, "float32")

@@ -27,8 +27,10 @@ LENGTHS = (
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw pieces of fewer keys than are worth it."""
     monkeypatch.setattr(decode_variants, "_MUCH", 0)
+    monkeypatch.setattr(decode_variants, "_SHORT_UNIT", 0)
     monkeypatch.setattr(decode_units, "_PIECE", 1 << 15)
     monkeypatch.setattr(decode_units, "_LEAST_DRAWN", 0)
+    monkeypatch.setattr(decode_units, "_DRAWN_DTYPES", ("float16", "bfloat16", "float32"))
 
 
 def drawing(arrays: list[Any], lengths: Any, **options: Any) -> dict[str, Any]:
@@ -66,6 +68,24 @@ def test_lengths(
         causal = options.get("causal", True)
         for out, lse in found:
             assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=causal)
+        assert found[0][0].get().tobytes() == found[1][0].get().tobytes()
+
+
+@pytest.mark.parametrize(("b", "d", "dtype"), [(70, 128, "bfloat16"), (30, 256, "float16")])
+def test_more_units_than_blocks(
+    cupy: Any, rng: np.random.Generator, b: int, d: int, dtype: str
+) -> None:
+    """Short ones are taken in a fixed turn, others drawn."""
+    heads = 5  # of which there are more than two units a multiprocessor, or one
+    q, k, v = random_inputs(rng, dtype, b=b, hq=heads, hk=heads, sq=1, sk=1300, d=d)
+    some = [int(n) for n in rng.integers(0, 1301, b)]
+    for lengths in ([20] * b, [250] * b, [300, 1] * (b // 2), [1] * (b - 1) + [1300], some):
+        caches = [poisoned(x, lengths, [0] * b) for x in (k, v)]
+        arrays = [cupy.asarray(x) for x in (q, *caches)]
+        given = drawing(arrays, cupy.asarray(np.array(lengths, np.int32)))
+        found = [cufa.decode(*arrays, return_lse=True, **given) for _ in range(2)]
+        for out, lse in found:
+            assert_each_accepted(out.get(), lse.get(), q, k, v, lengths)
         assert found[0][0].get().tobytes() == found[1][0].get().tobytes()
 
 

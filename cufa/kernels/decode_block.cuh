@@ -59,7 +59,10 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     using Piece = Partial<HEAD_DIM_V, DRAWS>;
     using Merging = MergingBlocks<WARPS, Piece>;
     using End = UnitEnd<T, Softmax, DecodeArguments<SCORE, KV>, Piece, BM, TEAM, WARPS, TEAMS * RING>;
-    constexpr int Q_BYTES = QTile::bytes * (DRAWS ? 2 : 1), SUM = Q_BYTES + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
+    // Q that is not copied by a chunk a thread takes long between two pieces: that of the next is copied beside its first keys instead.
+    constexpr int Q_PER_THREAD = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
+    constexpr bool Q_BESIDE = DRAWS && Q_PER_THREAD > 1;
+    constexpr int Q_BYTES = QTile::bytes * (Q_BESIDE ? 2 : 1), SUM = Q_BYTES + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
     constexpr int DRAWN = STATE + 2 * BM * int(sizeof(typename End::OfTeams));
     static_assert(End::SUM_BYTES >= THREADS * 12, "what is looked at once more comes there");
 
@@ -141,10 +144,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
     // Q of the first unit is copied in front of the keys, behind which it would come late. So that of another is fetched one unit
     // ahead, into registers, if they are few.
-    constexpr int PER_THREAD = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
-    constexpr bool AHEAD = PER_THREAD <= 2;
-    float4 q_next[AHEAD ? PER_THREAD : 1];
-    const float4* q_from[AHEAD ? PER_THREAD : 1];
+    constexpr bool AHEAD = Q_PER_THREAD <= 2;
+    float4 q_next[AHEAD ? Q_PER_THREAD : 1];
+    const float4* q_from[AHEAD ? Q_PER_THREAD : 1];
     auto find_q = [&](const UnitRows& at, int i) -> const float4* {
         const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
         if (row >= at.rows || chunk * QTile::CHUNK >= p.head_dim) return nullptr;
@@ -152,12 +154,12 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     };
     auto for_each_of_q = [&](auto function) {
 #pragma unroll 4
-        for (int i = 0; i < PER_THREAD; ++i) {
+        for (int i = 0; i < Q_PER_THREAD; ++i) {
             const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
             if (row < BM) function(i, QTile::offset(row, chunk));
         }
     };
-    auto q_of = [&](int nth) { return sQ + (DRAWS && nth % 2 ? QTile::bytes : 0); };
+    auto q_of = [&](int nth) { return sQ + (Q_BESIDE && nth % 2 ? QTile::bytes : 0); };  // of the block's pieces
     auto copy_next_q = [&] {
         const UnitRows rows(p, of_asked, BM);
         for_each_of_q([&](int i, int place) {
@@ -216,7 +218,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         };
         if (asked < share.count) {
             if (what & K_ONLY) {
-                if (DRAWS && !found_sources && asked < of_asked.begin() + TEAMS) copy_next_q();
+                if (Q_BESIDE && !found_sources && asked < of_asked.begin() + TEAMS) copy_next_q();
                 if (!found_sources) find_sources();
                 load(KCopy(), sK + slot * KTile::bytes, p.k, k_at, k_from, p.head_dim);
                 cp_async_commit();
@@ -237,13 +239,13 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     auto fetched_q = [](const float4* from) { return from ? *from : make_float4(0.f, 0.f, 0.f, 0.f); };
     auto find_next_q = [&](const UnitRows& rows) {
 #pragma unroll
-        for (int i = 0; i < (AHEAD ? PER_THREAD : 0); ++i) q_from[i] = find_q(rows, i), computed_here(q_from[i]);
+        for (int i = 0; i < (AHEAD ? Q_PER_THREAD : 0); ++i) q_from[i] = find_q(rows, i), computed_here(q_from[i]);
     };
     // While the kernel in front still runs: in front of keys, of which some are in L2 by then, Q would come last. Of many rows it
     // would take long to find.
     auto fetch_q_ahead = [&] {
 #pragma unroll
-        for (int i = 0; i < (AHEAD ? PER_THREAD : 0); ++i)
+        for (int i = 0; i < (AHEAD ? Q_PER_THREAD : 0); ++i)
             if (q_from[i]) prefetch_l2(q_from[i]);
     };
     auto copy_q = [&](const UnitRows& rows) {
@@ -369,16 +371,16 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
         if (first) {
             cp_async_wait<2 * STAGES>();
-        } else if (DRAWS) {
-            cp_async_wait<2 * STAGES - 1>();
+        } else if (Q_BESIDE) {
+            cp_async_wait<2 * STAGES - 1>();  // beside the first K
         } else {
             __syncthreads();
-            for_each_of_q([&](int i, int place) { sts_128(sQ + place, AHEAD ? q_next[i] : fetched_q(find_q(tile, i))); });
+            for_each_of_q([&](int i, int place) { sts_128(sQ + place, AHEAD && !DRAWS ? q_next[i] : fetched_q(find_q(tile, i))); });
         }
         if (AHEAD && !DRAWS && !last) {
             find_next_q(UnitRows(p, next, BM));
 #pragma unroll
-            for (int i = 0; i < PER_THREAD; ++i) q_next[i] = fetched_q(q_from[i]);
+            for (int i = 0; i < Q_PER_THREAD; ++i) q_next[i] = fetched_q(q_from[i]);
         }
         PRODUCTS::written();
         __syncthreads();

@@ -32,6 +32,10 @@ _MOST_OF_PIECE = 1024
 """Elements of a piece's result: with 16 rows of 128 columns, or 8 of 256, pieces end slowly. Of 192
 columns, seven shapes took 1.005 of the time in the mean, and more of 64 and 96."""
 
+_DRAWN_DTYPES = ("float16", "bfloat16")
+"""Of float32, whose products take longer than reading, an H200 took 1.07 of the time, and an H100
+0.98."""
+
 _SECOND_END, _SECOND_ROW = 60 << 10, 12 << 10
 """Bytes that a multiprocessor of an H200 reads in the time that the end of a second unit takes it,
 and each row of that: 2.8 us for 2 rows of 256 columns, 3.3 for 4 of 128, 7 for 16, 26 for 64."""
@@ -155,7 +159,7 @@ def should_draw(problem: DecodeProblem, device: Device, variant: Variant) -> boo
     """Whether blocks draw pieces: of long units of few and wide rows, in one piece of memory."""
     rows, columns = min(problem.group * problem.seq_q, variant.bm), variant.head_dim_v
     measured = variant.head_dim in (128, 256) and columns in (128, 256)
-    wide = measured and rows * columns <= _MOST_OF_PIECE
+    wide = measured and rows * columns <= _MOST_OF_PIECE and variant.dtype in _DRAWN_DTYPES
     large = variant.bm == 16 and variant.stages == variant.blocks_per_sm == 1 and not variant.whole
     of_each = units_of(problem, variant.bm) / device.sm_count
     if not (wide and large and 0 < of_each < _MANY_WAVES) or problem.is_paged:
