@@ -15,9 +15,10 @@ struct DrawnPieces {
     uint32_t multiplier = 0;  // 2^32 / most, rounded up: a division by it takes one instruction, if it is not 1
 
     // Into as many as end soonest, if all units are as long, and half of the multiprocessors, and less, read twice as fast: of those whose
-    // length is half of one to twice that. Or into more, so that each block has one, and none is more than twice as long as what each reads
-    // in all; but not of one tile a team. `total` is the tiles of all sequences, `longest` those of one. This stands in front of the first
-    // tile: lanes have a number of pieces each, and what takes divisions does not wait for lengths.
+    // length is half of one to twice that, or that are one for each block, if no sequence is much longer than others. Or into more, so that
+    // each block has one, and none is more than twice as long as what each reads in all; but not of one tile a team. `total` is the tiles of
+    // all sequences, `longest` those of one. This stands in front of the first tile: lanes have a number of pieces each, and what takes
+    // divisions does not wait for lengths.
     __device__ void cut(const DecodeParams& p, int total, int longest) {
         constexpr uint32_t LATEST = (1 << 26) - 1;
         const int n = threadIdx.x % 32 + 1;
@@ -29,9 +30,11 @@ struct DrawnPieces {
         const int step = step_of(p, quotient(longest + n - 1, n, inverse), for_all);
         const int all = units(p) * n, waves = p.blocks.quotient(all), rest = all - waves * p.blocks.divisor;
         const int last = p.blocks.quotient(step * min(2 * rest, p.blocks.divisor));
-        // Short ones take a quarter of a tile longer.
-        const uint32_t last_end = min(uint32_t(waves * step + last + (step < p.piece ? waves / 4 : 0)), LATEST);
-        const bool right = (n == 1 || 2 * step >= p.piece) && (step <= 2 * p.piece || 2 * n >= p.most_pieces);
+        // Short ones take a quarter of a tile longer; and equal parts, a block each, as long as the slowest multiprocessor.
+        const int longer = for_all ? step / 64 : step < p.piece ? waves / 4 : 0;
+        const uint32_t last_end = min(uint32_t(waves * step + last + longer), LATEST);
+        const bool even_parts = for_all && longest * p.batch - total <= total / 32;
+        const bool right = even_parts || ((n == 1 || 2 * step >= p.piece) && (step <= 2 * p.piece || 2 * n >= p.most_pieces));
         const bool fits = right && n <= p.most_pieces && (n - 1) * step < longest;
         // The soonest, and of these the most pieces
         const int best = __reduce_max_sync(0xffffffff, fits ? (LATEST - last_end) * 32 + n - 1 : 0) % 32 + 1;
