@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import kernel_in_front
 import numpy as np
 import pytest
 from emulated import Emulator, needs_compiler
@@ -66,6 +67,7 @@ def test_lengths(drawn: Emulator, rng: np.random.Generator, lengths: list[int], 
         {"d": 128, "dv": 128, "sq": 4, "softcap": 9.0},
         {"d": 128, "dv": 128, "unified_max": 0.0},
         {"d": 128, "dv": 128, "unified_max": -200.0},
+        {"d": 256, "dv": 256, "unified_max": -200.0},
         {"dtype": "float32", "d": 256, "dv": 256},
     ],
     ids=str,
@@ -111,6 +113,23 @@ def test_lengths_that_are_still_written(
     """While blocks and warps take turns at random."""
     drawn.seed = seed
     checked(rng, lengths, d=128, dv=128)
+    assert_drew(drawn)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_the_own_length_is_written_after_the_first(
+    drawn: Emulator, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Of many sequences, all are guessed to be as long as that; the own one had less pieces."""
+
+    def one_less(rng: np.random.Generator, array: np.ndarray, most: int) -> np.ndarray:
+        return np.concatenate([array[:1], array[1:] - 1])
+
+    on(20, monkeypatch)
+    monkeypatch.setattr(decode_units, "_PIECE", 1 << 18)
+    monkeypatch.setattr(kernel_in_front, "_others", one_less)
+    drawn.seed = seed
+    checked(np.random.default_rng(1), [257] * 33, d=128, dv=128, hq=1, hk=1)
     assert_drew(drawn)
 
 

@@ -59,7 +59,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     using Piece = Partial<HEAD_DIM_V, DRAWS>;
     using Merging = MergingBlocks<WARPS, Piece>;
     using End = UnitEnd<T, Softmax, DecodeArguments<SCORE, KV>, Piece, BM, TEAM, WARPS, TEAMS * RING>;
-    // Q that is not copied by a chunk a thread takes long between two pieces: that of the next is copied beside its first keys instead.
+    // Q that is not copied by a chunk a thread takes long between two pieces: that of the next is copied beside its first keys instead, to
+    // another place, as a warp that takes its keys again still reads the last.
     constexpr int Q_PER_THREAD = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
     constexpr bool Q_BESIDE = DRAWS && Q_PER_THREAD > 1;
     constexpr int Q_BYTES = QTile::bytes * (Q_BESIDE ? 2 : 1), SUM = Q_BYTES + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
@@ -280,7 +281,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     };
 
     // The share is found before the kernel in front has ended, and again if lengths or the table are others then. Of many
-    // sequences it is only guessed, from the own one.
+    // sequences it is only guessed, from the own one, or the first where pieces are drawn.
     UnitRows first_rows(p, share.unit, BM);
     auto first_pieces = share.pieces(p, share.unit, block);
     for (bool begun = false;; begun = true) {
@@ -319,7 +320,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         bool holds = lengths.hold(p, share, reinterpret_cast<int(*)[2]>(sM)) && (!KV::PAGED || looked_at[2] == first_entries);
         // Where the own length has changed, too, a share of the same tiles is the same, if those on their way are whole.
         const int keys_now = lengths.keys_now(p, share.unit.batch);
-        if (share.unit.tiles > 0 && keys_now != share.unit.keys) {
+        if (share.has_unit(p) && keys_now != share.unit.keys) {
             const int whole = share.unit.zero + min(keys_now, share.unit.keys) / BN;
             holds = holds && share.is_same_with(p, keys_now) && asked - TEAMS < whole;
             if constexpr (SCORE::LEFT_EDGE)

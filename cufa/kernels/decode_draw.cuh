@@ -1,11 +1,11 @@
-// Pieces that blocks draw. Long units are cut into more pieces than there are blocks, and each block takes one after the other, as it
-// comes to the end of its last one: those whose multiprocessors are nearer to memory take more, whatever the lengths are, and what all
-// read at a time lies together. A block asks for the keys of its next piece before it has ended one, so that pieces follow each other
-// without a beginning.
+// Pieces that blocks draw. Long units are cut into more pieces than there are blocks, if that is sooner than a piece each, and each
+// block takes one after the other, as it comes to the end of its last one: those whose multiprocessors are nearer to memory take more,
+// whatever the lengths are, and what all read at a time lies together. A block asks for the keys of its next piece before it has ended
+// one, so that pieces follow each other without a beginning.
 // Tasks have numbers: first those of the pieces, unit by unit, and then of units whose pieces are to be merged. Each block has the piece
-// of its own number first, if there are so many; the others it draws, by a counter, in their order. Pieces without tiles, as short
-// sequences have, and units in one piece do not count in that. Who takes what is chance; results are not, as where a piece begins depends
-// on lengths only, and each team takes the same tiles of it.
+// of its own number first, if there are so many; the others it draws, by a counter, in their order, or takes in a fixed turn (see
+// `Turn`). Pieces without tiles, as short sequences have, and units in one piece do not count in that. Who takes what is chance; results
+// are not, as where a piece begins depends on lengths only, and each team takes the same tiles of it.
 #pragma once
 #include "decode_order.cuh"
 

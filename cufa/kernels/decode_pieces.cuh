@@ -14,18 +14,18 @@ struct DrawnPieces {
     Turn turn = Turn::DRAWN;
     uint32_t multiplier = 0;  // 2^32 / most, rounded up: a division by it takes one instruction, if it is not 1
 
-    // Into as many as end soonest, if all units are as long, and half of the multiprocessors, and less, read twice as fast: of those whose
-    // length is half of one to twice that, or that are one for each block, if no sequence is much longer than others. Or into more, so that
-    // each block has one, and none is more than twice as long as what each reads in all; but not of one tile a team. `total` is the tiles of
-    // all sequences, `longest` those of one. This stands in front of the first tile: lanes have a number of pieces each, and what takes
-    // divisions does not wait for lengths.
+    // Into as many as end soonest, if all units are as long, and half of the multiprocessors, and less, read twice as fast: of pieces of
+    // half of `p.piece` tiles to twice that, or one for each block, if no sequence is much longer than others. Or into more, so that
+    // each block has one, and none is more than twice as long as what each reads in all; but not of one tile a team. `total` is the
+    // tiles of all sequences, `longest` those of one. This stands in front of the first tile: lanes have a number of pieces each, and
+    // what takes divisions does not wait for lengths.
     __device__ void cut(const DecodeParams& p, int total, int longest) {
         constexpr uint32_t LATEST = (1 << 26) - 1;
         const int n = threadIdx.x % 32 + 1;
         const uint32_t inverse = inverse_of(n);
-        auto lanes = [](bool of_lane) { return __popc(__ballot_sync(0xffffffff, of_lane)); };
+        auto count_lanes = [](bool of_lane) { return __popc(__ballot_sync(0xffffffff, of_lane)); };
         const bool for_all = n * units(p) <= p.blocks.divisor;
-        const int for_each = lanes(for_all);
+        const int for_each = count_lanes(for_all);
 
         const int step = step_of(p, quotient(longest + n - 1, n, inverse), for_all);
         const int all = units(p) * n, waves = p.blocks.quotient(all), rest = all - waves * p.blocks.divisor;
@@ -34,15 +34,15 @@ struct DrawnPieces {
         const int longer = for_all ? step / 64 : step < p.piece ? waves / 4 : 0;
         const uint32_t last_end = min(uint32_t(waves * step + last + longer), LATEST);
         const bool even_parts = for_all && longest * p.batch - total <= total / 32;
-        const bool right = even_parts || ((n == 1 || 2 * step >= p.piece) && (step <= 2 * p.piece || 2 * n >= p.most_pieces));
-        const bool fits = right && n <= p.most_pieces && (n - 1) * step < longest;
+        const bool long_enough = even_parts || ((n == 1 || 2 * step >= p.piece) && (step <= 2 * p.piece || 2 * n >= p.most_pieces));
+        const bool fits = long_enough && n <= p.most_pieces && (n - 1) * step < longest;
         // The soonest, and of these the most pieces
         const int best = __reduce_max_sync(0xffffffff, fits ? (LATEST - last_end) * 32 + n - 1 : 0) % 32 + 1;
 
-        const int of_block = p.blocks.quotient(total * p.units.divisor) + 1, for_balance = lanes(2 * of_block * n <= longest);
+        const int of_block = p.blocks.quotient(total * p.units.divisor) + 1, for_balance = count_lanes(2 * of_block * n <= longest);
         const int more = max(min(for_each, longest / TEAMS), min(for_balance, longest / (2 * TEAMS)));
         const int wanted = max(best, min(more, p.most_pieces));
-        most = lanes((n - 1) * __shfl_sync(0xffffffff, step, wanted - 1) < longest);
+        most = count_lanes((n - 1) * __shfl_sync(0xffffffff, step, wanted - 1) < longest);
         multiplier = __shfl_sync(0xffffffff, inverse, most - 1);
         even = total == longest * p.batch;  // or if that is found otherwise
         const bool short_ones = most == 1 && longest <= 2 * TEAMS;

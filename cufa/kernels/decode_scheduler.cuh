@@ -17,7 +17,8 @@ struct Share {
     int first_drawn = 0;  // the number of the block's first piece, beyond all if it has none
 
     // Of up to 32 sequences, `length` is the keys of that which has the lane's number. Of more, lengths are looked up, if `looks`;
-    // else the share is that of sequences which are all as long as the block's own, if units are then cut into equally many pieces.
+    // else the share is that of sequences which are all as long as the block's own, if units are then cut into equally many pieces; or as
+    // the first, where pieces are drawn.
     __device__ void find(const ARGUMENTS& p, int block, int length, bool looks) {
         const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
         const bool few = p.batch <= 32;
@@ -107,6 +108,8 @@ struct Share {
         now.find_drawn(p, blockIdx.x, length, true);
         return now.first_drawn == first_drawn && now.drawn == drawn && (drawn.even || now.list.end == list.end);
     }
+    // Whether it has any of a unit: of many sequences, a first piece whose own length is not known yet may seem to have no tiles.
+    __device__ bool has_unit(const DecodeParams& p) const { return DRAWS ? first_drawn < drawn.all(p) : unit.tiles > 0; }
     // Whether the first unit, or piece, visits the same tiles if its sequence has so many keys.
     __device__ bool is_same_with(const ARGUMENTS& p, int keys) const {
         Unit whole = unit;
