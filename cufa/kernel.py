@@ -263,13 +263,9 @@ def _decode_smem_bytes(v: Variant) -> int:
     team = _decode_team(v)
     teams = v.warps // team
     rings = teams * v.stages * v.bn * (v.head_dim + v.head_dim_v)
-    q_bytes = ELEMENT_BYTES[v.dtype] * v.bm * v.head_dim
-    if v.draws and q_bytes > 16 * v.threads:
-        q_bytes *= 2  # that of the next piece, too
-    operands = q_bytes + ELEMENT_BYTES[v.dtype] * rings
+    operands = ELEMENT_BYTES[v.dtype] * (v.bm * v.head_dim + rings)
     few = max(v.bm * team // 8, 4, v.warps // -(-v.head_dim_v // 64))
-    drawn = 328 * v.draws  # what a warp draws for the block, and how many there are
-    return operands + 4 * (teams * few * (v.head_dim_v + 8) + 2 * teams * v.bm) + drawn
+    return operands + 4 * (teams * few * (v.head_dim_v + 8) + 2 * teams * v.bm)
 
 
 def _decode_complaint(v: Variant, device: Device) -> str | None:
@@ -291,8 +287,6 @@ def _decode_complaint(v: Variant, device: Device) -> str | None:
         return "in float32, decode needs bm of 16"
     if v.unified and (v.dtype == "float32" or v.bm > 16):
         return "unified is for 16 bits, and bm of 16"
-    if v.draws and (v.bm != 16 or v.stages != 1 or v.whole or v.kv != "Contiguous"):
-        return "draws is for bm of 16, one stage, units that are cut, and caches without pages"
     return None
 
 
@@ -366,7 +360,7 @@ KERNELS: dict[str, Kernel] = {
         _decode_kernel(
             "decode",
             dtypes=("float16", "bfloat16", "float32"),
-            arguments=(*NUMBERS, "unified", "whole", "draws"),
+            arguments=(*NUMBERS, "unified", "whole"),
         ),
         _decode_kernel(
             "decode_wgmma",

@@ -70,8 +70,6 @@ class Variant(NamedTuple):
     whole : bool
         Whether each block reads one unit, a sequence's keys of a K/V head, of which nothing is ever
         cut; for kernels that can.
-    draws : bool
-        Whether blocks draw pieces of long units, one after the other; for kernels that can.
     score : tuple of str
         The parts of the score that are compiled in, such as "Causal", see `cufa.score.PARTS`. One
         that was made of a caller's own expression is known in the process that made it.
@@ -91,7 +89,6 @@ class Variant(NamedTuple):
     ping_pong: bool = False
     unified: bool = False
     whole: bool = False
-    draws: bool = False
     score: tuple[str, ...] = ()
     kv: str = "Dense"
 
@@ -181,7 +178,7 @@ class Variant(NamedTuple):
             return f"kernel must be one of {', '.join(KERNELS)}, not {v.kernel!r}"
         if v.dtype not in kernel.dtypes:
             return f"{v.kernel} takes {' or '.join(kernel.dtypes)}, not {v.dtype}"
-        for name in ("ping_pong", "unified", "whole", "draws"):
+        for name in ("ping_pong", "unified", "whole"):
             if getattr(v, name) and name not in kernel.arguments:
                 return f"{v.kernel} has no {name}"
         if len(set(v.score)) < len(v.score):

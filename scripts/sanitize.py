@@ -203,7 +203,7 @@ def _out_of_range() -> Iterator[cupy.ndarray]:
 
 
 def _long() -> Iterator[cupy.ndarray]:
-    """Sequences so long that blocks draw their pieces, and one that is of a single piece."""
+    """Long sequences, and a short one among them: equal shares, in which a unit's end counts."""
     lengths = cupy.asarray(np.array((8001, 4100, 6000, 1, 8192), np.int32))
     for dtype, d, heads in (("bfloat16", 128, 32), ("float16", 256, 16)):
         q, k = (

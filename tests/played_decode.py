@@ -114,10 +114,7 @@ class DecodeKernel:
             assert p["partial"] == 0
             return 0
         rows = min(self.variant.bm, int(p["group"]["divisor"]) * int(p["seq_q"]))
-        places = 2 * blocks
-        if self.variant.draws:
-            places = int(p["batch"]) * int(p["units"]["divisor"]) * int(p["most_pieces"])
-        floats = places * rows * (self.variant.head_dim_v + 4) + 4 * self.variant.draws
+        floats = 2 * blocks * rows * (self.variant.head_dim_v + 4)
         assert (at(int(p["partial"]), (floats,), (4,), _INT32) == -1).all()
         return int(p["partial"])
 

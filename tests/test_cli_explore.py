@@ -142,7 +142,7 @@ def test_an_illegal_variant_is_a_row(capsys: Captured) -> None:
 
 def test_a_variant_of_decode_is_a_row_that_says_so(capsys: Captured) -> None:
     pytest.importorskip("cupy")
-    variant = "decode<bfloat16, 128, 128, 16, 16, 3, 4, 1, false, false, false, Score<>, Paged>"
+    variant = "decode<bfloat16, 128, 128, 16, 16, 3, 4, 1, false, false, Score<>, Paged>"
     assert cli.main(["explore", *Q, "--arch", "sm_80", "--variant", variant]) == 1
     out, _ = capsys.readouterr()
     assert "decode is for cufa.decode" in out

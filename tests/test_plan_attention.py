@@ -145,21 +145,6 @@ def test_batch_invariant(given: Problem, gpu: device.Device, batch: int) -> None
         assert one.row_tiles == many.row_tiles
 
 
-@pytest.mark.parametrize(
-    ("heads", "keys", "splits"), [(32, 65536, 4), (64, 32768, 2), (128, 8192, 1)]
-)
-@pytest.mark.parametrize("batch", [1, 16])
-def test_batch_invariant_where_blocks_would_draw(
-    batch: int, heads: int, keys: int, splits: int
-) -> None:
-    """How many pieces are drawn depends on all lengths."""
-    call = problem(batch, heads, heads, 1, keys)
-    assert attention.plan(call._replace(batch=1), H200).variant.draws
-    found = attention.plan(call, H200, batch_invariant=True)
-    assert isinstance(found, DecodePlan)
-    assert (found.splits, found.variant.draws) == (splits, False)
-
-
 def test_batch_invariant_says_where_the_variant_comes_from() -> None:
     call = problem(8, 32, 8, 99, 8192)
     table = Table(

@@ -221,72 +221,16 @@ def test_short_units_are_never_cut_however_few() -> None:
         (6, 32, 8192, False),  # a wave and a half
     ],
 )
-def test_units_of_many_heads_are_never_cut(batch: int, heads: int, keys: int, whole: bool) -> None:
-    """One long sequence alone reads at half speed with them. In one piece, blocks draw instead."""
+@pytest.mark.parametrize("pages", [{}, PAGES])
+def test_units_of_many_heads_are_never_cut(
+    batch: int, heads: int, keys: int, whole: bool, pages: dict[str, Any]
+) -> None:
+    """One long sequence alone reads at half speed with them."""
     sizes: dict[str, Any] = {"batch": batch, "heads_q": heads, "heads_kv": heads}
-    found = plan(problem(capacity=keys, **sizes, **WIDE, **PAGES), H200)
+    found = plan(problem(capacity=keys, **sizes, **WIDE, **pages), H200)
     assert (found.variant.whole, found.splits == 1) == (whole, whole)
     if whole:
-        assert ring(capacity=keys, **sizes, **WIDE, **PAGES) == (32, 1, 8, 1)
-    assert plan(problem(capacity=keys, **sizes, **WIDE), H200).variant.draws
-
-
-@pytest.mark.parametrize(
-    ("batch", "heads_q", "heads", "dim", "keys", "more", "pieces"),
-    [
-        (8, 16, 8, 256, 8192, {}, 16),
-        (16, 32, 8, 128, 8192, {}, 16),
-        (8, 32, 32, 128, 8192, {}, 16),
-        (4, 32, 8, 128, 32768, {}, 16),
-        (24, 32, 8, 128, 8192, {}, 16),
-        (40, 32, 8, 128, 8192, {}, 16),
-        (8, 32, 8, 128, 8192, {}, 0),  # fewer than three pieces a multiprocessor
-        (1, 32, 8, 128, 131072, {}, 0),  # as more than 16 of a unit are not merged at once
-        (64, 32, 8, 128, 4096, {}, 0),  # a unit each is even enough
-        (32, 32, 8, 64, 8192, {}, 0),
-        (16, 32, 8, 192, 8192, {}, 0),
-        (16, 32, 8, 128, 8192, {"seq_q": 4}, 0),
-        (16, 32, 8, 128, 8192, PAGES, 0),
-    ],
-)
-def test_blocks_draw_pieces_of_long_units(
-    batch: int,
-    heads_q: int,
-    heads: int,
-    dim: int,
-    keys: int,
-    more: dict[str, Any],
-    pieces: int,
-) -> None:
-    sizes: dict[str, Any] = {"batch": batch, "heads_q": heads_q, "heads_kv": heads}
-    sizes |= {"capacity": keys, "head_dim": dim, "head_dim_v": dim, **more}
-    found = plan(problem(**sizes), H200)
-    assert (found.variant.draws, found.most_pieces) == (pieces > 0, pieces)
-    if pieces:
-        assert (found.grid, found.splits, found.variant.whole) == (132, 0, False)
-        of_piece = heads_q // heads * (dim + dim // 16)
-        assert found.partial_floats == 4 + batch * heads * pieces * of_piece
-        tile_bytes = found.variant.bn * dim * 2 * 2
-        assert found.piece * tile_bytes == 3 << 18
-    for splits in (1, 4):
-        assert not plan(problem(**sizes), H200, splits).variant.draws
-
-
-def test_a_named_variant_may_draw_or_not() -> None:
-    sizes: dict[str, Any] = {"batch": 16, "heads_q": 32, "heads_kv": 8, "capacity": 8192, **WIDE}
-    drawing = plan(problem(**sizes), H200)
-    named = drawing.variant
-    assert plan(problem(**sizes), H200, kernel=named) == drawing
-    other = plan(problem(**sizes), H200, kernel=named._replace(draws=False))
-    assert (other.variant.draws, other.most_pieces) == (False, 0)
-    few = plan(problem(**{**sizes, "batch": 1, "capacity": 70}), H200, kernel=named)
-    assert (few.variant.draws, few.most_pieces) == (True, 16)
-    with pytest.raises(ValueError, match=r"num_splits: .* cuts units as all lengths are"):
-        plan(problem(**sizes), H200, 4, kernel=named)
-    with pytest.raises(ValueError, match="draws is for bm of 16, one stage"):
-        plan(problem(**sizes), H200, kernel=named._replace(stages=2))
-    with pytest.raises(ValueError, match=r"draws is for .* caches without pages"):
-        plan(problem(**{**sizes, **PAGES}), H200, kernel=named._replace(kv="PagedSixteens"))
+        assert ring(capacity=keys, **sizes, **WIDE, **pages) == (32, 1, 8, 1)
 
 
 def test_what_is_never_cut_is_whole_when_compiled() -> None:
@@ -488,32 +432,57 @@ def test_lengths_beyond_which_a_window_is_not_for() -> None:
             plan(problem(capacity=2**30 + 1, heads_kv=1, **window), H200)
 
 
-def test_equal_parts_may_take_as_much_longer_as_the_end_of_a_second_unit() -> None:
-    """That is 60 KB and 12 KB a row, of tiles of 16 KB here."""
+def test_equal_parts_may_take_as_much_longer_as_more_pieces_do() -> None:
+    """A second end takes 60 KB and 12 KB a row; to merge more pieces, or to find pages, more."""
 
-    def slack(heads_q: int, seq_q: int = 1) -> int:
-        sizes = {"heads_q": heads_q, "heads_kv": 8, "head_dim": 256, "head_dim_v": 256}
-        found = plan(problem(seq_q=seq_q, **sizes), H200)
-        assert found.variant.bn == 16
+    def slack(heads_q: int, seq_q: int = 1, **sizes: Any) -> int:
+        sizes |= {"heads_q": heads_q, "heads_kv": 8, "head_dim": 256, "head_dim_v": 256}
+        found = plan(problem(seq_q=seq_q, **{"batch": 8, "capacity": 8192, **sizes}), H200)
+        assert (found.variant.bn, found.grid) == (16, 132)  # tiles of 16 KB
         return found.slack
 
     assert slack(8) == 72 // 16
     assert slack(16) == 84 // 16
-    assert slack(16, 8) == slack(16, 9) == (60 + 16 * 12) // 16
+    assert slack(16, 8) == slack(16, 9, batch=4) == (60 + 16 * 12) // 16
+    assert slack(16, **PAGES) == (84 + 84) // 16
+    assert slack(16, batch=16) == slack(16, batch=20) == (84 + 100) // 16  # in one part, two pieces
+    assert slack(16, batch=5) == slack(16, batch=4) == (84 + 48) // 16  # in three, or four
+    assert slack(16, batch=3) == 84 // 16
+    assert slack(16, batch=35) == (84 + 200) // 16  # of which not all are in a warp
 
 
-def test_a_few_multiprocessors_less_where_parts_then_are_equal() -> None:
-    """Of long sequences; of some more parts, one less is left out, see the planner."""
+@pytest.mark.parametrize(
+    ("heads_q", "seq_q", "dim", "more", "size"),
+    [
+        (8, 1, 256, {}, 90),
+        (16, 1, 256, {}, 105),
+        (16, 8, 256, {}, 315),
+        (16, 1, 256, PAGES, 105 + 84),
+        (32, 8, 128, {}, 96 + 36 * 4),
+        (32, 16, 128, {}, 96 + 36 * 8),
+        (32, 16, 128, PAGES, 96 + 36 * 8),
+        (64, 8, 64, {}, 96 + 36 * 4),
+    ],
+)
+def test_as_how_many_tiles_the_end_of_a_unit_counts(
+    heads_q: int, seq_q: int, dim: int, more: dict[str, Any], size: int
+) -> None:
+    sizes: dict[str, Any] = {"heads_q": heads_q, "heads_kv": 8, "head_dim": dim, "head_dim_v": dim}
+    found = plan(problem(batch=8, capacity=8192, seq_q=seq_q, **sizes, **more), H200)
+    tile_bytes = found.variant.bn * dim * 2 * 2
+    assert found.ends == (size << 10) // tile_bytes
 
-    def grid(batch: int, heads: int) -> int:
+
+def test_as_many_blocks_as_run_at_once() -> None:
+    """Where equal parts are best, the device finds it."""
+
+    def grid(batch: int, heads: int) -> tuple[int, int]:
         sizes = {"heads_q": 4 * heads, "heads_kv": heads, "head_dim": 128, "head_dim_v": 128}
-        return plan(problem(batch=batch, capacity=100_000, **sizes, **PAGES), H200).grid
+        found = plan(problem(batch=batch, capacity=100_000, **sizes, **PAGES), H200)
+        return found.grid, found.parts
 
-    assert [grid(16, 8), grid(8, 8), grid(4, 8), grid(13, 10), grid(14, 9)] == [128] * 3 + [
-        130,
-        126,
-    ]
-    assert grid(1, 8) == grid(15, 8) == grid(7, 8) == grid(33, 4) == 132
+    assert [grid(16, 8), grid(8, 8), grid(4, 8), grid(13, 10)] == [(132, n) for n in (1, 2, 4, 1)]
+    assert grid(1, 8) == (132, 16)
 
 
 def test_how_unequal_sequences_may_be_that_no_blocks_share() -> None:

@@ -36,7 +36,6 @@ _MEANING = {
     "ping_pong": "whether the warpgroups take turns with the tensor cores",
     "unified": "whether the softmax has a preset maximum",
     "whole": "whether each block has a whole sequence and head to itself",
-    "draws": "whether blocks draw pieces of long sequences",
     "score": "what becomes of the scores before the softmax",
     "kv": "how K and V are found",
 }

@@ -28,8 +28,7 @@ def add(commands: Commands) -> None:
         examples=(
             '"fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>" --arch sm_90a',
             '"fa2_mma<float16, 64, 64, 128, 64, 2, 4, 2, Score<>, Dense>" --arch sm_90a --sass',
-            '"decode<float16, 64, 64, 16, 16, 3, 4, 1, false, false, false, Score<>, Paged>" '
-            "--arch sm_80",
+            '"decode<float16, 64, 64, 16, 16, 3, 4, 1, false, false, Score<>, Paged>" --arch sm_80',
         ),
     )
     parser.add_argument("variant", type=variant, metavar="VARIANT", help="quoted, for its < and >")

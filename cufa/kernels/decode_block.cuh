@@ -4,8 +4,7 @@
 // head are the rows of one tile, as the flat product of flash-decoding++ (Hong et al. 2023) has them. The teams of a block, of
 // one or some warps, take tiles of BN keys in turn, each through a ring of its own, filled by cp.async: in the main loop none
 // waits for another. Where a unit ends, its teams' O are added up, and where it was cut, the last of its blocks merges the
-// pieces. Long units are cut into more pieces, which blocks draw, see decode_draw.cuh. Calls are short: what is run once is written for
-// few instructions, as nothing hides their latency.
+// pieces. Calls are short: what is run once is written for few instructions, as nothing hides their latency.
 #pragma once
 #include "decode_end.cuh"
 #include "ptx.cuh"
@@ -26,13 +25,14 @@ struct Unified<bfloat16> {  // it has the range of float32
 extern "C" __device__ int decode_recomputed = 0;
 
 // How THREADS threads copy a tile of keys: ACROSS of them beside each other have a row, each a chunk of every panel, or, with WHOLE_ROWS
-// and if rows divide a warp, one of the row; and then every ROWS-th row. Whole rows follow each other in memory.
-template <class Tile_, int THREADS, bool WHOLE_ROWS>
+// and if rows divide a warp, one of the row; and then every ROWS-th row, of the tile or of the END rows that are the warp's own. Whole
+// rows follow each other in memory.
+template <class Tile_, int THREADS, bool WHOLE_ROWS, bool BY_WARP>
 struct TileCopy {
     using Tile = Tile_;
     static constexpr int ACROSS = WHOLE_ROWS && 32 % Tile::CHUNKS == 0 ? Tile::CHUNKS : Tile::PANEL;  // chunks of a row at once
-    static constexpr int ROWS = THREADS / ACROSS;
-    static __device__ int row(uint32_t thread) { return thread % THREADS / ACROSS; }
+    static constexpr int TOGETHER = BY_WARP ? 32 : THREADS, ROWS = TOGETHER / ACROSS, END = Tile::ROWS * TOGETHER / THREADS;
+    static __device__ int row(uint32_t thread) { return thread % THREADS / TOGETHER * END + thread % TOGETHER / ACROSS; }
     static __device__ int chunk(uint32_t thread) { return thread % ACROSS; }
 };
 
@@ -40,7 +40,7 @@ struct TileCopy {
 // PRODUCTS says how many warps a team has, which share a ring and have as many rows each; what a thread does for what it has
 // written to shared memory before others use that; and what S = Q K^T and O += P V of a warp are.
 template <class PRODUCTS, class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, bool UNIFIED, bool WHOLE,
-          bool DRAWS, class SCORE, class KV>
+          class SCORE, class KV>
 __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     using Unit = ::Unit<DecodeArguments<SCORE, KV>, BN>;
     constexpr int THREADS = WARPS * 32;
@@ -56,15 +56,10 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     using Softmax = OnlineSoftmax<MT, FP32>;
     const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f, m_to_log2 = FP32 ? scale : 1.f;
     constexpr int RING = STAGES * (KTile::bytes + VTile::bytes);
-    using Piece = Partial<HEAD_DIM_V, DRAWS>;
-    using Merging = MergingBlocks<WARPS, Piece>;
-    using End = UnitEnd<T, Softmax, DecodeArguments<SCORE, KV>, Piece, BM, TEAM, WARPS, TEAMS * RING>;
-    // Q that is not copied by a chunk a thread takes long between two pieces: that of the next is copied beside its first keys instead, to
-    // another place, as a warp that takes its keys again still reads the last.
-    constexpr int Q_PER_THREAD = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
-    constexpr bool Q_BESIDE = DRAWS && Q_PER_THREAD > 1;
-    constexpr int Q_BYTES = QTile::bytes * (Q_BESIDE ? 2 : 1), SUM = Q_BYTES + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
-    constexpr int DRAWN = STATE + 2 * BM * int(sizeof(typename End::OfTeams));
+    using Piece = Partial<HEAD_DIM_V>;
+    using End = UnitEnd<T, Softmax, DecodeArguments<SCORE, KV>, BM, HEAD_DIM_V, TEAM, WARPS, TEAMS * RING>;
+    constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
+
     static_assert(End::SUM_BYTES >= THREADS * 12, "what is looked at once more comes there");
 
     extern __shared__ __align__(1024) unsigned char smem[];
@@ -74,12 +69,11 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     const uint32_t thread = threadIdx.x;
     const int lane = thread % 32, warp = __shfl_sync(0xffffffff, thread / 32, 0);
     const int team = warp / TEAM, first_row = warp % TEAM * WARP_ROWS;  // of this warp's in the tile
-    const uint32_t sK = sQ + Q_BYTES + team * RING, sV = sK + STAGES * KTile::bytes;
+    const uint32_t sK = sQ + QTile::bytes + team * RING, sV = sK + STAGES * KTile::bytes;
     const int block = blockIdx.x;
     // With one stage, a tile's K is asked for while V of the one before is taken, and all teams ask at once: memory reads what lies
     // together a little faster, if little else comes in between.
     constexpr bool TOGETHER = STAGES == 1;
-    static_assert(!DRAWS || (TOGETHER && TEAM == 1 && !WHOLE && !KV::PAGED), "for units that are long, of few rows, in one piece");
     const SCORE& score = p;
     const KV& kv = p;
     auto team_sync = [&] {
@@ -95,9 +89,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 
     launch_dependents();
 
-    Share<DecodeArguments<SCORE, KV>, BN, TEAMS, WHOLE, DRAWS> share;
-    Drawing<DecodeArguments<SCORE, KV>, BN, TEAMS> drawing(p, share.drawn, sQ + DRAWN);
-    static_assert(drawing.BYTES == 328, "as cufa/kernel.py has it");
+    Share<DecodeArguments<SCORE, KV>, BN, TEAMS, WHOLE> share;
     // This team's tile of the share that is asked for next, the unit that it belongs to, and that unit's KV head.
     int asked = 0, kv_head_asked = 0;
     Unit of_asked{};
@@ -112,12 +104,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     };
     auto find_entries_asked = [&] { return asked < share.count ? find_entries(of_asked.batch, asked - of_asked.zero) : nullptr; };
     auto look_up = [](const int* entry) { return entry ? ld_relaxed(entry) : 0; };
-    auto find_piece_asked = [&] {
-        if (drawing.find_asked(team, asked, of_asked, share.count)) kv_head_asked = of_asked.kv_head(p);
-    };
     // Goes to the unit of the tile that is asked for next, from one that is not behind it. One entry may be known.
     auto find_asked = [&](bool looks_up, const int* known = nullptr, int known_entry = 0) {
-        if (!DRAWS && asked >= of_asked.end() && asked < share.count) {
+        if (asked >= of_asked.end() && asked < share.count) {
             do of_asked.next(p);
             while (asked >= of_asked.end());
             kv_head_asked = of_asked.kv_head(p), looks_up = true;
@@ -143,39 +132,15 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         k_at = row(p.k, key, entries), v_at = row(p.v, key, entries);
     };
 
-    // Q of the first unit is copied in front of the keys, behind which it would come late. So that of another is fetched one unit
-    // ahead, into registers, if they are few.
-    constexpr bool AHEAD = Q_PER_THREAD <= 2;
-    float4 q_next[AHEAD ? Q_PER_THREAD : 1];
-    const float4* q_from[AHEAD ? Q_PER_THREAD : 1];
-    auto find_q = [&](const UnitRows& at, int i) -> const float4* {
-        const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
-        if (row >= at.rows || chunk * QTile::CHUNK >= p.head_dim) return nullptr;
-        return reinterpret_cast<const float4*>(at.template of<T>(p, p.q, row) + chunk * QTile::CHUNK);
-    };
-    auto for_each_of_q = [&](auto function) {
-#pragma unroll 4
-        for (int i = 0; i < Q_PER_THREAD; ++i) {
-            const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
-            if (row < BM) function(i, QTile::offset(row, chunk));
-        }
-    };
-    auto q_of = [&](int nth) { return sQ + (Q_BESIDE && nth % 2 ? QTile::bytes : 0); };  // of the block's pieces
-    auto copy_next_q = [&] {
-        const UnitRows rows(p, of_asked, BM);
-        for_each_of_q([&](int i, int place) {
-            const float4* from = find_q(rows, i);
-            cp_async_16(q_of(drawing.nth_asked) + place, from, from != nullptr);
-        });
-    };
-
     // Where this thread copies from, of the tile that is asked for next, if that lies in one piece; and row `r` of it otherwise.
     const T *k_from = nullptr, *v_from = nullptr;
     // Memory gives whole rows a little faster, but to warpgroups only those of sixteens that lie anywhere; where each row is found
     // by itself, a thread should have few.
     constexpr bool WHOLE_ROWS = TEAM < 4 ? GRAIN == BN : GRAIN == 16 && GRAIN < BN;
-    using KCopy = TileCopy<KTile, TEAM_THREADS, WHOLE_ROWS>;
-    using VCopy = TileCopy<VTile, TEAM_THREADS, WHOLE_ROWS>;
+    // A warp copies all of a page, where a tile has as many of them.
+    constexpr bool BY_WARP = TEAM == 4 && GRAIN < BN && GRAINS == TEAM;
+    using KCopy = TileCopy<KTile, TEAM_THREADS, WHOLE_ROWS, BY_WARP>;
+    using VCopy = TileCopy<VTile, TEAM_THREADS, WHOLE_ROWS, BY_WARP>;
     auto source = [&](auto copy, const Tensor& t, const T* at, int r) {  // a row of the tile
         if constexpr (GRAIN < BN) {
             at = of_lane(at, at_entries * GRAINS + r / GRAIN);
@@ -190,9 +155,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         k_from = source(KCopy(), p.k, k_at, KCopy::row(thread)), v_from = source(VCopy(), p.v, v_at, VCopy::row(thread));
     };
     // What is read once leaves L2 first, unless other row tiles read it, too: pieces and results stay there, which memory would take
-    // in between. Where a whole unit's results are next to nothing, reading is faster without that, and so it is where warpgroups
-    // read tiles of several pages, if they leave no pieces.
-    constexpr bool ALL_ONCE = TEAM < 4 || GRAIN == BN;
+    // in between. Where a whole unit's results are next to nothing, reading is faster without that.
     unsigned long long kept = L2_NORMAL;
     // Starts the copy of K or V of a tile, or of both, and moves on with V. What lies beyond the sequence is not read: zeros stand
     // for it.
@@ -207,7 +170,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             const int row = Copy::row(thread), chunk = Copy::chunk(thread);
             const uint32_t first = Tile::place(dst, row, chunk);
 #pragma unroll
-            for (int r = 0; r < BN; r += Copy::ROWS) {
+            for (int r = 0; r < Copy::END; r += Copy::ROWS) {
                 if (GRAIN < BN && r % GRAIN == 0) src = source(copy, t, at, r + row);
 #pragma unroll
                 for (int c = 0; c < Tile::CHUNKS; c += Copy::ACROSS)
@@ -219,7 +182,6 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         };
         if (asked < share.count) {
             if (what & K_ONLY) {
-                if (Q_BESIDE && !found_sources && asked < of_asked.begin() + TEAMS) copy_next_q();
                 if (!found_sources) find_sources();
                 load(KCopy(), sK + slot * KTile::bytes, p.k, k_at, k_from, p.head_dim);
                 cp_async_commit();
@@ -228,7 +190,6 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 load(VCopy(), sV + slot * VTile::bytes, p.v, v_at, v_from, p.head_dim_v);
                 cp_async_commit();
                 asked += TEAMS, ++at_entries;
-                if (DRAWS && !found_sources) find_piece_asked();
                 find_asked(at_entries == LOOKED_UP);
             }
         } else {
@@ -237,22 +198,40 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         }
     };
 
+    // Q of the first unit is copied in front of the keys, behind which it would come late. So that of another is fetched one unit
+    // ahead, into registers, if they are few.
+    constexpr int PER_THREAD = (BM * QTile::CHUNKS + THREADS - 1) / THREADS;
+    constexpr bool AHEAD = PER_THREAD <= 2;
+    float4 q_next[AHEAD ? PER_THREAD : 1];
+    const float4* q_from[AHEAD ? PER_THREAD : 1];
+    auto find_q = [&](const UnitRows& at, int i) -> const float4* {
+        const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
+        if (row >= at.rows || chunk * QTile::CHUNK >= p.head_dim) return nullptr;
+        return reinterpret_cast<const float4*>(at.template of<T>(p, p.q, row) + chunk * QTile::CHUNK);
+    };
+    auto for_each_of_q = [&](auto function) {
+#pragma unroll 4
+        for (int i = 0; i < PER_THREAD; ++i) {
+            const int row = (thread + i * THREADS) / QTile::CHUNKS, chunk = (thread + i * THREADS) % QTile::CHUNKS;
+            if (row < BM) function(i, sQ + QTile::offset(row, chunk));
+        }
+    };
     auto fetched_q = [](const float4* from) { return from ? *from : make_float4(0.f, 0.f, 0.f, 0.f); };
     auto find_next_q = [&](const UnitRows& rows) {
 #pragma unroll
-        for (int i = 0; i < (AHEAD ? Q_PER_THREAD : 0); ++i) q_from[i] = find_q(rows, i), computed_here(q_from[i]);
+        for (int i = 0; i < (AHEAD ? PER_THREAD : 0); ++i) q_from[i] = find_q(rows, i), computed_here(q_from[i]);
     };
     // While the kernel in front still runs: in front of keys, of which some are in L2 by then, Q would come last. Of many rows it
     // would take long to find.
     auto fetch_q_ahead = [&] {
 #pragma unroll
-        for (int i = 0; i < (AHEAD ? Q_PER_THREAD : 0); ++i)
+        for (int i = 0; i < (AHEAD ? PER_THREAD : 0); ++i)
             if (q_from[i]) prefetch_l2(q_from[i]);
     };
     auto copy_q = [&](const UnitRows& rows) {
-        for_each_of_q([&](int i, int place) {
+        for_each_of_q([&](int i, uint32_t place) {
             const float4* from = AHEAD ? q_from[i] : find_q(rows, i);
-            cp_async_16(sQ + place, from, from != nullptr);
+            cp_async_16(place, from, from != nullptr);
         });
     };
 
@@ -281,11 +260,11 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     };
 
     // The share is found before the kernel in front has ended, and again if lengths or the table are others then. Of many
-    // sequences it is only guessed, from the own one, or the first where pieces are drawn.
+    // sequences it is only guessed, from the own one.
     UnitRows first_rows(p, share.unit, BM);
     auto first_pieces = share.pieces(p, share.unit, block);
     for (bool begun = false;; begun = true) {
-        Lengths<DecodeArguments<SCORE, KV>, BN, TEAMS, WARPS, WHOLE, DRAWS> lengths(p);
+        Lengths<DecodeArguments<SCORE, KV>, BN, TEAMS, WARPS, WHOLE> lengths(p);
         // Where a block has a whole unit, its pages are looked up beside its length, unless that says where they begin.
         const bool whole_unit = !SCORE::LEFT_EDGE && (WHOLE || p.parts.divisor == 1);
         const int* known = whole_unit ? find_entries(min(p.units.quotient(block), p.batch - 1), team) : nullptr;
@@ -294,12 +273,12 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         // All warps or none: what follows has barriers, and each may have read another length.
         const bool guesses = WHOLE || lengths.few || begun || p.splits || !__syncthreads_or(!share.is_even());
         const int first_entries = entries, *first_entry = find_entries_asked();
-        first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, DRAWS ? share.first_drawn : block);
-        const bool once = !first_pieces.one() || (ALL_ONCE && share.unit.tiles * BN < 1024 * max(first_rows.rows, 4));
+        first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
+        const bool once = !first_pieces.one() || share.unit.tiles * BN < 1024 * max(first_rows.rows, 4);
         kept = p.row_tiles.divisor == 1 && once ? L2_READ_ONCE : L2_NORMAL;
         find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
         if (!begun) fetch_q_ahead();
-        if (!begun && lengths.few && (TEAM == 4 || DRAWS || p.parts.divisor > 1)) fetch_ahead();
+        if (!begun && lengths.few && (TEAM == 4 || p.parts.divisor > 1)) fetch_ahead();
         computed_here(k_from), computed_here(v_from), computed_here(first_entry);
         computed_here(first_pieces.begin), computed_here(first_pieces.end);
         if (!begun) {
@@ -320,9 +299,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         bool holds = lengths.hold(p, share, reinterpret_cast<int(*)[2]>(sM)) && (!KV::PAGED || looked_at[2] == first_entries);
         // Where the own length has changed, too, a share of the same tiles is the same, if those on their way are whole.
         const int keys_now = lengths.keys_now(p, share.unit.batch);
-        if (share.has_unit(p) && keys_now != share.unit.keys) {
+        if (share.unit.tiles > 0 && keys_now != share.unit.keys) {
             const int whole = share.unit.zero + min(keys_now, share.unit.keys) / BN;
-            holds = holds && share.is_same_with(p, keys_now) && asked - TEAMS < whole;
+            holds = holds && share.unit.is_same_with(p, keys_now) && asked - TEAMS < whole;
             if constexpr (SCORE::LEFT_EDGE)
                 holds = holds && (team - share.unit.zero) * BN >= Unit::first_key_of(p, max(keys_now, share.unit.keys));
             share.unit.keys = of_asked.keys = keys_now;
@@ -330,15 +309,16 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         if (__all_sync(0xffffffff, holds)) break;
         cp_async_wait<0>();
     }
-    if (!DRAWS && share.count <= 0) {
+    if (share.count <= 0) {
         cp_async_wait<0>();  // Q and lengths may be on their way to shared memory, which is the next block's then
         return;
     }
 
     const RowWriter<T, Softmax, DecodeArguments<SCORE, KV>> writer{p, m_to_log2};
     const End unit_end{writer, sSum, sM, sM + BM, reinterpret_cast<T**>(smem)};
-    const Merging merging(Piece(p, first_pieces.begin, BM), block, first_pieces.end, !DRAWS && first_rows.rows * Piece::PARTS > WARPS);
-    if (!DRAWS) merging.begin();
+    const MergingBlocks<WARPS, HEAD_DIM_V> merging(Piece(p, first_pieces.begin, BM), block, first_pieces.end,
+                                            first_rows.rows * Piece::PARTS > WARPS);
+    merging.begin();
     // Whether some row's sum is not what P of 16 bits, with a preset maximum, adds up exactly enough.
     auto out_of_range = [&](const Softmax& softmax, int rows, int keys) {
         const float most = Unified<T>::MOST_SUM, least = fmaxf(Unified<T>::LEAST_SUM, keys * Unified<T>::LEAST_MEAN);
@@ -353,35 +333,24 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     int slot = 0, at = team;  // this team's tile of the share that is computed next
     bool first = true;
     auto pieces = first_pieces;
-    auto find_next_drawn = [&](Unit& unit) {
-        drawing.find_next(unit), pieces = share.pieces(p, unit, drawing.task), first = false;
-    };
-    Unit unit = share.unit;
-    if (DRAWS) {
-        drawing.begin(share.first_drawn, share.list);
-        __syncthreads();
-        if (drawing.has_piece()) find_piece_asked();
-    }
-    while (!DRAWS || drawing.has_piece()) {
+    for (Unit unit = share.unit;;) {
         const UnitRows tile(p, unit, BM);
         const int rows = tile.rows;
         const Sequence sequence{p.seq_q, unit.keys};
-        const bool last = WHOLE || DRAWS || unit.end() >= share.count;
+        const bool last = WHOLE || unit.end() >= share.count;
         Unit next = unit;
         if (!last) next.next(p);
 
         if (first) {
             cp_async_wait<2 * STAGES>();
-        } else if (Q_BESIDE) {
-            cp_async_wait<2 * STAGES - 1>();  // beside the first K
         } else {
             __syncthreads();
-            for_each_of_q([&](int i, int place) { sts_128(sQ + place, AHEAD && !DRAWS ? q_next[i] : fetched_q(find_q(tile, i))); });
+            for_each_of_q([&](int i, uint32_t place) { sts_128(place, AHEAD ? q_next[i] : fetched_q(find_q(tile, i))); });
         }
-        if (AHEAD && !DRAWS && !last) {
+        if (AHEAD && !last) {
             find_next_q(UnitRows(p, next, BM));
 #pragma unroll
-            for (int i = 0; i < Q_PER_THREAD; ++i) q_next[i] = fetched_q(q_from[i]);
+            for (int i = 0; i < PER_THREAD; ++i) q_next[i] = fetched_q(q_from[i]);
         }
         PRODUCTS::written();
         __syncthreads();
@@ -392,7 +361,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             SCORE::LEFT_EDGE ? (max(0, score.sees(sequence, tile.query(p, rows - 1)).first) + BN - 1) / BN : 0;
         Softmax softmax(scale);
         float rO[MT][OT][4] = {};
-        const int at_begin = at, at_end = DRAWS ? unit.end() : min(unit.end(), share.count);
+        const int at_begin = at, at_end = min(unit.end(), share.count);
         if (UNIFIED && at < at_end) softmax.fix(p.unified_max);
         const int unit_begin = max(unit.begin(), 0);
         auto attend = [&](bool exact, bool alone = false) {
@@ -408,7 +377,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
                 team_sync();
                 float rS[MT][NT][4] = {};
                 const uint32_t tile_k = sK + slot * KTile::bytes, tile_v = sV + slot * VTile::bytes;
-                PRODUCTS::template qk<T, QTile, KTile>(rS, q_of(drawing.nth), tile_k, first_row);
+                PRODUCTS::template qk<T, QTile, KTile>(rS, sQ, tile_k, first_row);
                 if (TOGETHER) team_sync(), wait_for_all(), ask(slot, K_ONLY);
 
                 // P = exp(S - m); m, l and O follow
@@ -432,13 +401,11 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         attend(!UNIFIED);
         if constexpr (UNIFIED) {
             // Where sums are out of the range in which P is exact enough, these keys are read and taken again, with maxima.
-            if (at_begin < at_end && (at_begin - unit.zero) * BN < unit.keys &&
-                out_of_range(softmax, rows, (at_end - at_begin + TEAMS - 1) / TEAMS * BN)) {
+            if (at_begin < at_end && out_of_range(softmax, rows, (at_end - at_begin + TEAMS - 1) / TEAMS * BN)) {
                 if (lane == 0) atomicAdd(&decode_recomputed, 1);
                 cp_async_wait<0>();
                 __syncwarp();
                 at = at_begin, slot = 0;
-                if (DRAWS) drawing.ask_again(), share.count = unit.end();
                 ask_from(at_begin, unit);
 #pragma unroll 1
                 for (int i = 0; i < STAGES; ++i) ask(i);
@@ -452,52 +419,33 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         const Piece partial(p, pieces.begin, BM);
         const bool one = pieces.one();
 
-        unit_end.hand_on(rO, softmax, tile, partial, DRAWS ? drawing.task : block, one, last && !DRAWS, warp, lane);
-        if (DRAWS) {
-            find_next_drawn(unit);
-            continue;
-        }
+        unit_end.hand_on(rO, softmax, tile, partial, block, one, last, warp, lane);
         if (last) break;
         unit = next, pieces = share.pieces(p, unit, block), first = false;
     }
     cp_async_wait<0>();
 
-    auto merge = [&](const UnitRows& unit, const Merging& merging) {
-        auto place = [&](int row, int col) { return unit.template of<T>(p, p.o, row) + col; };
-        auto write_two = [&](T* of_row, int row, int col, float2 o, float m, float l) {
-            const float two[2] = {o.x, o.y};
-            writer.write(unit, row, col, of_row, two, m, l);
-        };
-        const int rows = unit.rows, n = merging.end - merging.partial.begin;
-        // Chosen in front of the shares: inside, ptxas takes warps for divergent. Few rows of few columns whose rings have more stages
-        // than one are of short units, whose pieces are many.
-        constexpr bool MAY_BE_FEW = End::MANY || HEAD_DIM_V > 128 || STAGES == 1;
-        if (MAY_BE_FEW && n == 2)
-            merging.each_share([&](int share, int shares) {
-                merge_few_pieces<WARPS, End::MANY ? 4 : 1, 2>(merging.partial, n, rows, share, shares, m_to_log2, place, write_two);
-            });
-        else if (MAY_BE_FEW && n <= 4)
-            merging.each_share([&](int share, int shares) {
-                merge_few_pieces<WARPS, End::MANY ? 2 : 1, 4>(merging.partial, n, rows, share, shares, m_to_log2, place, write_two);
-            });
-        else
-            merging.each_share([&](int share, int shares) {
-                merge_pieces<WARPS, End::MANY ? 2 : 1>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
-            });
-    };
     // All other units are done by now, and so are those of the blocks that this one waits for, or nearly so.
-    if constexpr (!DRAWS) {
-        if (block != first_pieces.begin) merge(first_rows, merging);
-    } else {
-        UnitRows rows = first_rows;
-        pieces = first_pieces;
-        bool merges = drawing.merges_first(pieces, share.first_drawn), draws = drawing.should_draw();
-        for (;; merges = draws = true) {
-            if (merges) merge(rows, Merging(Piece(p, pieces.begin, BM), pieces.end - 1, pieces.end, false));
-            if (draws) drawing.go_on(team);
-            if (!drawing.has_unit()) break;
-            const Unit unit = share.drawn.whole_unit(p, drawing.unit());
-            rows = UnitRows(p, unit, BM), pieces = share.drawn.of_unit(p, drawing.unit() * share.drawn.most, unit.keys);
-        }
-    }
+    if (block == first_pieces.begin) return;
+    auto place = [&](int row, int col) { return first_rows.template of<T>(p, p.o, row) + col; };
+    auto write_two = [&](T* of_row, int row, int col, float2 o, float m, float l) {
+        const float two[2] = {o.x, o.y};
+        writer.write(first_rows, row, col, of_row, two, m, l);
+    };
+    const int rows = first_rows.rows, n = first_pieces.end - first_pieces.begin;
+    // Chosen in front of the shares: inside, ptxas takes warps for divergent. Few rows of few columns whose rings have more stages than
+    // one are of short units, whose pieces are many.
+    constexpr bool MAY_BE_FEW = End::MANY || HEAD_DIM_V > 128 || STAGES == 1;
+    if (MAY_BE_FEW && n == 2)
+        merging.each_share([&](int share, int shares) {
+            merge_few_pieces<WARPS, End::MANY ? 4 : 1, 2>(merging.partial, n, rows, share, shares, m_to_log2, place, write_two);
+        });
+    else if (MAY_BE_FEW && n <= 4)
+        merging.each_share([&](int share, int shares) {
+            merge_few_pieces<WARPS, End::MANY ? 2 : 1, 4>(merging.partial, n, rows, share, shares, m_to_log2, place, write_two);
+        });
+    else
+        merging.each_share([&](int share, int shares) {
+            merge_pieces<WARPS, End::MANY ? 2 : 1>(merging.partial, merging.end, rows, share, shares, m_to_log2, place, write_two);
+        });
 }

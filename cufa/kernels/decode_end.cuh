@@ -47,9 +47,9 @@ struct RowWriter {
 
 // Adds up O of a block's teams, each of which has seen other keys, in shared memory: FEW rows at a time behind their rings, of
 // RING_BYTES together, or all of a tile where these were, if the block has no other unit.
-template <class T, class Softmax, class ARGUMENTS, class Piece, int BM, int TEAM, int WARPS, int RING_BYTES>
+template <class T, class Softmax, class ARGUMENTS, int BM, int HEAD_DIM_V, int TEAM, int WARPS, int RING_BYTES>
 struct UnitEnd {
-    static constexpr int HEAD_DIM_V = Piece::COLUMNS;
+    using Piece = Partial<HEAD_DIM_V>;
     static constexpr bool FP32 = sizeof(T) == 4, MANY = BM > 16;
     static_assert(!MANY || !FP32, "of many rows O is written in 16 bits");
     static constexpr float NO_KEYS = -1.f;  // in place of what O of a row is multiplied by

@@ -3,21 +3,20 @@
 #include "decode_params.cuh"
 #include "softmax.cuh"
 
-// Where pieces lie: two places a block, of which that with a unit's beginning is the last and others are the first; or one for each that
-// is DRAWN, behind a counter. A row is PARTS times 64 columns of O, then as often its m and l: each part is for another warp.
-template <int HEAD_DIM_V, bool DRAWN>
+// Where pieces lie: two places a block. A piece with the unit's beginning is the last of its block, others are the first.
+// A row is PARTS times 64 columns of O, then as often its m and l: each part is for another warp.
+template <int HEAD_DIM_V>
 struct Partial {
-    static constexpr int COLUMNS = HEAD_DIM_V, PLACES = DRAWN ? 1 : 2, COUNTER = DRAWN ? 4 : 0;
     static constexpr int PARTS = (HEAD_DIM_V + 63) / 64;
     static constexpr int ROW = HEAD_DIM_V + 4 * PARTS;
     float* memory;
-    int begin;   // the block with the unit's beginning, or its first piece
+    int begin;   // the block with the unit's beginning
     int floats;  // of a place
 
     __device__ Partial(const DecodeParams& p, int begin, int bm)
-        : memory(p.partial + COUNTER), begin(begin), floats(min(p.group.divisor * p.seq_q, bm) * ROW) {}
-    __device__ float* others(int block) const { return memory + static_cast<long long>(PLACES * block) * floats; }
-    __device__ float* of(int block) const { return others(block) + (!DRAWN && block == begin ? floats : 0); }
+        : memory(p.partial), begin(begin), floats(min(p.group.divisor * p.seq_q, bm) * ROW) {}
+    __device__ float* others(int block) const { return memory + static_cast<long long>(2 * block) * floats; }
+    __device__ float* of(int block) const { return others(block) + (block == begin ? floats : 0); }
     static __device__ int column(int row, int col) { return row * ROW + col; }
     static __device__ int m_and_l(int row, int part) { return row * ROW + HEAD_DIM_V + 4 * part; }
 };
@@ -42,15 +41,15 @@ constexpr int PIECES_AT_ONCE = 16;
 // Merges the pieces of the blocks [partial.begin, end), in this order, as they come, and leaves NOTHING in their place: those rows
 // that are the share-th of so many. `place` says where a row and a column of O are, and `write` is handed that, and two numbers
 // of O from there on, and m and l of the row. A warp has ROWS at a time.
-template <int WARPS, int ROWS, class Piece, class Place, class Write>
-__device__ void merge_pieces(const Piece& partial, int end, int rows, int share, int shares, float m_to_log2,
+template <int WARPS, int ROWS, int HEAD_DIM_V, class Place, class Write>
+__device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int rows, int share, int shares, float m_to_log2,
                              Place place, Write write) {
     // Half a warp takes four columns a lane of every other piece.
-    constexpr int EACH = PIECES_AT_ONCE / 2, COLUMNS = Piece::COLUMNS;
+    constexpr int EACH = PIECES_AT_ONCE / 2;
     static_assert(PIECES_AT_ONCE == 16, "each lane of half a warp has m and l of one");
-    const int lane = threadIdx.x % 32, half = lane / 16, step = 2 * Piece::PLACES * partial.floats;
+    const int lane = threadIdx.x % 32, half = lane / 16, step = 4 * partial.floats;
     auto merge = [&](int some, int part) {
-        const int col = min(part * 64 + lane % 16 * 4, COLUMNS - 4);  // lanes beyond the last column repeat it
+        const int col = min(part * 64 + lane % 16 * 4, HEAD_DIM_V - 4);  // lanes beyond the last column repeat it
         auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };  // and those beyond the last row that
         float m[ROWS], l[ROWS];
         float4 o[ROWS];
@@ -65,7 +64,7 @@ __device__ void merge_pieces(const Piece& partial, int end, int rows, int share,
             const int n = end - block;
             float* of_state = partial.of(block + min(lane % 16, n - 1));
             float* others = partial.others(block + half);
-            float* first = others + (Piece::PLACES == 2 && half == 0 && block == partial.begin ? partial.floats : 0);
+            float* first = others + (half == 0 && block == partial.begin ? partial.floats : 0);
             auto state_of = [&](int r) { return of_state + partial.m_and_l(row(r), part); };
             auto piece_of = [&](int r, int i) { return (i == 0 ? first : others + i * step) + partial.column(row(r), col); };
             float4 pieces[ROWS][EACH];
@@ -125,15 +124,15 @@ __device__ void merge_pieces(const Piece& partial, int end, int rows, int share,
             write(of_row[r], row(r), col + 2 * half, two, m[r], l[r]);
         }
     };
-    for_each_part<WARPS, Piece::COLUMNS>((rows + ROWS - 1) / ROWS, merge, share, shares);
+    for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, merge, share, shares);
 }
 
 // The same of `n` pieces, which are two, each for half of a warp, or up to four, each for a quarter: long units are often cut so, and
 // the steps for more pieces take as long as all else then. Of 64 columns a lane has four, or eight, of its piece. Lanes of the same
 // place in their parts pass each other what they do not keep, so that each has two columns of all pieces: of four, a lane of the first
 // half keeps the first four of eight, and of these one of an even part the first two.
-template <int WARPS, int ROWS, int PIECES, class Piece, class Place, class Write>
-__device__ void merge_few_pieces(const Piece& partial, int n, int rows, int share, int shares, float m_to_log2,
+template <int WARPS, int ROWS, int PIECES, int HEAD_DIM_V, class Place, class Write>
+__device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int rows, int share, int shares, float m_to_log2,
                                  Place place, Write write) {
     constexpr int LANES = 32 / PIECES, FOURS = PIECES / 2;  // of a piece; of a lane's columns
     const int lane = threadIdx.x % 32, own = lane / LANES;
@@ -141,7 +140,7 @@ __device__ void merge_few_pieces(const Piece& partial, int n, int rows, int shar
     float* of_piece = partial.of(partial.begin + (has ? own : 0));
     auto merge = [&](int some, int part) {
         auto col = [&](int four) {  // lanes beyond the last column repeat it
-            return min(part * 64 + (four * LANES + lane % LANES) * 4, Piece::COLUMNS - 4);
+            return min(part * 64 + (four * LANES + lane % LANES) * 4, HEAD_DIM_V - 4);
         };
         auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };  // and those beyond the last row that
         float4 x[ROWS][FOURS];
@@ -205,19 +204,19 @@ __device__ void merge_few_pieces(const Piece& partial, int n, int rows, int shar
             write(of_row[r], row(r), own_col, two, m, l);
         }
     };
-    for_each_part<WARPS, Piece::COLUMNS>((rows + ROWS - 1) / ROWS, merge, share, shares);
+    for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, merge, share, shares);
 }
 
 // Which blocks merge the pieces of a unit: the last one, [begin, end), for which those that it waits for have begun before. Where
 // rows are many, all but the first share them out, if they see, when they have left their pieces, that the last one has begun:
 // no other can be missing then, so that all may wait for each other. What they do they say in a word of their place.
-template <int WARPS, class Piece>
+template <int WARPS, int HEAD_DIM_V>
 struct MergingBlocks {
-    const Piece partial;
+    const Partial<HEAD_DIM_V> partial;
     const int block, end;
     const bool many;
 
-    __device__ MergingBlocks(const Piece& partial, int block, int end, bool many_rows)
+    __device__ MergingBlocks(const Partial<HEAD_DIM_V>& partial, int block, int end, bool many_rows)
         : partial(partial), block(block), end(end), many(many_rows && count() > 1 && count() <= WARPS * 32) {}
 
     // When the block begins

@@ -11,7 +11,7 @@ struct Unit {
     int batch, index;      // of a sequence's units
     int keys, keys_next;   // of the sequence, and of the next one: to wait for it would be long
     int zero;              // where the sequence's first tile is, or would be
-    int first = 0, tiles;  // that it visits, or of which a piece is
+    int first = 0, tiles;  // that it visits
 
     __device__ int begin() const { return zero + first; }
     __device__ int end() const { return begin() + tiles; }
@@ -27,7 +27,7 @@ struct Unit {
     __device__ int row_tile(const DecodeParams& p) const { return p.row_tiles.remainder(index); }
     __device__ void set_keys(const ARGUMENTS& p, int n) { keys = n, first = first_of(p, n), tiles = tiles_of(p, n); }
     __device__ int first_key(const ARGUMENTS& p) const { return first_key_of(p, keys); }
-    // Whether a whole one visits the same tiles if the sequence has so many keys.
+    // Whether it visits the same tiles if the sequence has so many keys.
     __device__ bool is_same_with(const ARGUMENTS& p, int n) const { return tiles_of(p, n) == tiles && first_of(p, n) == first; }
 
     static __device__ int tiles_of(const ARGUMENTS& p, int keys) {
@@ -56,8 +56,7 @@ struct UnitRows {
     }
 };
 
-// The pieces of a unit, by the numbers of the blocks that have them, or their own where they are drawn: from `begin` to the one before
-// `end`.
+// The blocks that have pieces of a unit: from `begin` to the one before `end`.
 struct Pieces {
     int begin, end;
 
@@ -78,12 +77,11 @@ __device__ inline int lanes_end(int own) {
 struct OfSequence {
     int sequence, i, all;  // its sequence, its number there, and how many there are
 
-    // That with number `i` of all, from a sequence on; `of` says of how many a lane's sequence has. If there are no more, that of the
-    // sequence beyond all.
+    // That with number `i` of all; `of` says how many a lane's sequence has. If there are no more, that of the sequence beyond all.
     template <class Of>
-    static __device__ OfSequence find(int batch, int i, Of of, int first = 0) {
+    static __device__ OfSequence find(int batch, int i, Of of) {
 #pragma unroll 1
-        for (; first < batch; first += 32) {  // 32 sequences at a time
+        for (int first = 0; first < batch; first += 32) {  // 32 sequences at a time
             const int other = first + threadIdx.x % 32, own = other < batch ? of(other) : 0, end = lanes_end(own);
             const uint32_t beyond = __ballot_sync(0xffffffff, end > i);
             if (beyond) {

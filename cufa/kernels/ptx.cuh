@@ -116,13 +116,6 @@ __device__ inline int ld_relaxed(const int* p) {  // from L2, whatever L1 may ho
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p));
     return x;
 }
-__device__ inline void st_relaxed(int* p, int x) { asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
-// Counts: 0 comes after NOTHING. Returns what was there. (Of atomicAdd ptxas adds up what lanes add, in more instructions, and waits.)
-__device__ inline int count_up(int* p) {
-    int x;
-    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;" : "=r"(x) : "l"(p) : "memory");
-    return x;
-}
 __device__ inline float4 nothings() {  // in four registers, and not written anew for each use
     float4 x;
     asm volatile("mov.b32 %0, -1; mov.b32 %1, -1; mov.b32 %2, -1; mov.b32 %3, -1;" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w));
@@ -143,16 +136,6 @@ __device__ inline void st_relaxed(float* p, float2 x) {
 }
 __device__ inline void st_relaxed_4(float* p, float4 x) {
     asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
-}
-
-// What one thread of a block leaves in shared memory for others, which look until it is there.
-__device__ inline void st_shared(uint32_t smem, unsigned long long x) {
-    asm volatile("st.volatile.shared.u64 [%0], %1;" ::"r"(smem), "l"(x) : "memory");
-}
-__device__ inline unsigned long long ld_shared(uint32_t smem) {
-    unsigned long long x;
-    asm volatile("ld.volatile.shared.u64 %0, [%1];" : "=l"(x) : "r"(smem) : "memory");
-    return x;
 }
 
 // Fetches bytes into L2, a multiple of 16 from such an address on.

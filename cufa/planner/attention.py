@@ -12,6 +12,7 @@ from cufa.kernel import DECODE_SCORE, ELEMENT_BYTES, KERNELS
 from cufa.planner import decode, rules
 from cufa.planner import plan as tiled
 from cufa.planner.decode import DecodePlan
+from cufa.planner.decode_units import NEARLY_ALL
 from cufa.planner.plan import Plan
 from cufa.planner.rules import KEY_STEP
 from cufa.planner.tuned_table import Table
@@ -114,10 +115,6 @@ class Planner:
         if isinstance(one, Plan):
             found = tiled.plan(problem, self._device, one.variant)
         else:
-            if one.variant.draws:  # as many pieces as all lengths say
-                alone = of_attention(problem._replace(batch=1))
-                other = decode.plan(alone, self._device, kernel=one.variant._replace(draws=False))
-                one = other._replace(reason=one.reason)
             parts = min(one.parts, -(-problem.visited // _LEAST_KEYS))
             try:
                 found = decode.plan(of_attention(problem), self._device, parts, one.variant)
@@ -201,7 +198,8 @@ def _decode_us(problem: Problem, device: Device, plan: DecodePlan) -> float:
     units = problem.batch * problem.heads_kv * plan.row_tiles
     wide = max(1.0, (problem.head_dim + problem.head_dim_v) / 256)
     of_row = -(-units // device.sm_count) * _DECODE_ROW * wide**2
-    of_row += (plan.grid != units) * _DECODE_PIECES
+    # With nearly as many units as blocks, these have one each.
+    of_row += (not NEARLY_ALL * plan.grid < units <= plan.grid) * _DECODE_PIECES
     idle = max(1.0, device.sm_count / (_ALONE * plan.grid))
     read = plan.row_tiles * _read_us(problem, device) * idle
     return _DECODE_BEGINS + read + plan.rows * of_row

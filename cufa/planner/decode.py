@@ -8,19 +8,16 @@ from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES
 from cufa.planner.decode_units import (
-    NEARLY_ALL,
     SOME_UNITS,
     SYSTEM_SMEM,
     can_be_whole,
     in_waves,
     keys_of,
-    most_pieces,
+    more_pieces_bytes,
     never_cut,
-    piece_floats,
-    piece_tiles,
+    partial_floats,
     resident,
-    second_end_bytes,
-    should_draw,
+    shared_end_bytes,
     units_of,
 )
 from cufa.planner.decode_variants import small_blocks, variant_of
@@ -28,7 +25,7 @@ from cufa.score import MAX_WINDOW
 from cufa.variant import Variant
 
 MAX_TILES = 2**31 - 2**16
-"""Tiles of keys of all sequences together: they have 32-bit numbers."""
+"""Tiles of keys of all sequences together, and what counts as such: they have 32-bit numbers."""
 
 _MAX_ROWS = 2**31 - 2**8
 """Rows that share a K/V head, and heads of all sequences: 32-bit numbers, rounded up to tiles."""
@@ -61,15 +58,10 @@ class DecodePlan(NamedTuple):
         Rows of a tile that are used, at most.
     slack : int
         By how many tiles of keys an equal part may exceed `spread` of an equal share of all keys.
+    ends : int
+        As how many tiles the end of a unit counts in equal shares of all keys.
     spread : int
         Eighths; more than 8 where whole units follow each other on a multiprocessor.
-    piece : int
-        Tiles of the pieces that blocks draw one after the other: half of it to twice, as is best.
-    most_pieces : int
-        Of a unit; 0 where blocks draw none.
-    partial_floats : int
-        Numbers of float32 that pieces of sequences need, ``kernels/decode_merge.cuh`` says where:
-        two places a block, or one for each piece that can be drawn and four numbers more.
     reason : str
         Why it is not a kernel of attention's own, for a call of `attention`.
     expected_us : tuple of (Variant, float)
@@ -85,10 +77,8 @@ class DecodePlan(NamedTuple):
     parts: int
     rows: int
     slack: int
+    ends: int
     spread: int
-    piece: int
-    most_pieces: int
-    partial_floats: int
     reason: str = ""
     expected_us: tuple[tuple[Variant, float], ...] = ()
 
@@ -98,6 +88,16 @@ class DecodePlan(NamedTuple):
             f"{self.variant} grid={self.grid} block={self.block} smem={self.smem_bytes} "
             f"row_tiles={self.row_tiles} splits={self.splits} ({self.reason})"
         )
+
+    @property
+    def partial_floats(self) -> int:
+        """float32 numbers that pieces of sequences need: two places a block, if there are any.
+
+        ``kernels/decode_merge.cuh`` says where they are.
+        """
+        if self.splits == 1:
+            return 0
+        return partial_floats(self.grid, self.rows, self.variant.head_dim_v)
 
 
 def plan(
@@ -149,27 +149,21 @@ def plan(
     variant = variant_of(problem, device, num_splits, kernel, small)
     row_tiles = -(-rows // variant.bm)
     units = units_of(problem, variant.bm)
-    tiles = _tiles(problem, variant)
-    if units * tiles > MAX_TILES:
+    tiles, used = _tiles(problem, variant), min(rows, variant.bm)
+    ends = shared_end_bytes(problem, variant.bm, used) // _tile_bytes(variant)
+    if units * (tiles + ends) > MAX_TILES:
         raise ValueError(
-            f"k_cache: {units} x {tiles} tiles of keys, of all sequences and heads, are more than "
-            f"{MAX_TILES}"
+            f"k_cache: {units} x {tiles} tiles of keys, of all sequences and heads, and {ends} for "
+            f"the end of each are more than {MAX_TILES}"
         )
     if variant.whole and min(num_splits or 1, tiles) > 1:
         raise ValueError(f"num_splits: {variant!r} cuts nothing, {num_splits} parts are asked for")
-    if variant.draws and num_splits is not None:
-        raise ValueError(f"num_splits: {variant!r} cuts units as all lengths are, not in so many")
     if num_splits is None:
-        if not isinstance(kernel, Variant):
-            variant = variant._replace(draws=should_draw(problem, device, variant))
-        never = variant.whole or (not variant.draws and never_cut(problem, device, variant.bm))
+        never = variant.whole or never_cut(problem, device, variant.bm)
         # One that is named may have another score.
         whole = small is not None and variant == small._replace(score=variant.score)
         whole = never or (whole and can_be_whole(problem, device, variant.bm))
-        if variant.draws:
-            grid, parts = device.sm_count, 1
-        else:
-            grid, parts = (units, 1) if whole else _shares(problem, device, variant, units)
+        grid, parts = (units, 1) if whole else _shares(problem, device, variant, units)
         splits = int(never)
         smem_bytes = max(variant.smem_bytes, _kept_apart(grid, variant, device))
     else:
@@ -177,17 +171,10 @@ def plan(
         grid, smem_bytes = units * splits, variant.smem_bytes
     if not isinstance(kernel, Variant):
         variant = variant._replace(whole=splits == 1)
-    block, used = variant.threads, min(rows, variant.bm)
-    most = most_pieces(problem, variant) if variant.draws else 0
-    of_piece = piece_floats(used, variant.head_dim_v)
-    floats = 4 + units * most * of_piece if variant.draws else 2 * grid * of_piece
-    slack = second_end_bytes(used) // _tile_bytes(variant)
+    slack = more_pieces_bytes(problem, variant.bm, used, parts) // _tile_bytes(variant)
     return DecodePlan(
-        *(variant, grid, block, smem_bytes, row_tiles, splits, parts, used, slack),
+        *(variant, grid, variant.threads, smem_bytes, row_tiles, splits, parts, used, slack, ends),
         spread=_spread(units / device.sm_count, parts),
-        piece=piece_tiles(variant),
-        most_pieces=most,
-        partial_floats=floats if splits != 1 else 0,
     )
 
 
@@ -221,9 +208,6 @@ def _shares(
         return units, 1
     grid = min(at_once, units * tiles)
     parts = max(1, grid // max(1, units))
-    # A few multiprocessors less read as fast, and then nothing is cut but into equal parts.
-    if parts < _SOME_PARTS and NEARLY_ALL * at_once < units * parts < at_once:
-        return units * parts, parts
     # To merge many pieces takes longer than to read long ones.
     long_parts = tiles * variant.bn // (_ROW_PART * variant.bm)
     if parts > max(_MANY_PARTS, long_parts):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES, KERNELS
+from cufa.kernel import ELEMENT_BYTES
 from cufa.planner.rules import KEY_STEP
 from cufa.variant import Variant
+
+WARP = 32  # lanes
 
 SYSTEM_SMEM = 1024  # bytes of a block
 MOST_SMALL = 4  # blocks of a multiprocessor that all begin at once
@@ -19,26 +21,18 @@ SOME_UNITS = 2  # a multiprocessor: 1.94 of unequal lengths were 2% slower uncut
 _MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal shares, not of 3.0
 _MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
 
-_PIECE = 1 << 20
-"""Bytes of a piece that blocks draw of the longest unit: 3/4 of it to 3/2, if there are not too
-many, and from 3/8 on where the last ones would end late otherwise. Of half as many, and of twice as
-many, 8 x 8192 took up to 1% longer."""
-
-_LEAST_DRAWN, _MOST_DRAWN = 3, 16
-"""Pieces of each multiprocessor at least, as 2 gained nothing; and of a unit at most, which is what
-can be merged at once."""
-
-_MOST_OF_PIECE = 1024
-"""Elements of a piece's result: with 16 rows of 128 columns, or 8 of 256, pieces end slowly. Of 192
-columns, seven shapes took 1.005 of the time in the mean, and more of 64 and 96."""
-
-_DRAWN_DTYPES = ("float16", "bfloat16")
-"""Of float32, whose products take longer than reading, an H200 took 1.07 of the time, and an H100
-0.98."""
-
 _SECOND_END, _SECOND_ROW = 60 << 10, 12 << 10
 """Bytes that a multiprocessor of an H200 reads in the time that the end of a second unit takes it,
 and each row of that: 2.8 us for 2 rows of 256 columns, 3.3 for 4 of 128, 7 for 16, 26 for 64."""
+
+_WIDE_END, _WIDE_ELEMENT = 96 << 10, 36
+"""The same of more than 16 rows, and of each of their columns: a tile has fewer teams to add up."""
+
+_MERGE, _SLOW_MERGE, _LOOK_AT_ALL = 100 << 10, 48 << 10, 100 << 10
+"""The same where units that are merged are none otherwise, or in three or four pieces, which are
+merged sooner than more; and where blocks look at the lengths of more sequences than a warp has
+lanes. Of 21 shapes of equal lengths on an H200, those that equal shares are for then took 0.979 to
+1.000 of the time of equal parts, on 126 to 130 multiprocessors; all others 0.999 to 1.025."""
 
 _LOOK_UP = 84 << 10
 """The same where a block finds the pages of its unit: blocks of two warps were faster than others
@@ -98,21 +92,43 @@ def end_bytes(problem: DecodeProblem) -> int:
     return second_end_bytes(rows) + (_LOOK_UP if problem.is_paged else 0)
 
 
+def _next_end_bytes(problem: DecodeProblem, bm: int, rows: int) -> int:
+    """Return the same of a unit of any rows, in tiles of `bm`."""
+    wide = _WIDE_END + _WIDE_ELEMENT * rows * problem.head_dim_v
+    return wide if bm > 16 else second_end_bytes(rows)
+
+
+def shared_end_bytes(problem: DecodeProblem, bm: int, rows: int) -> int:
+    """Return as how many bytes of keys a unit's end counts in equal shares of all keys."""
+    size = _next_end_bytes(problem, bm, rows)
+    return size if bm > 16 else size * 5 // 4 + (_LOOK_UP if problem.is_paged else 0)
+
+
+def more_pieces_bytes(problem: DecodeProblem, bm: int, rows: int, parts: int) -> int:
+    """Return what a multiprocessor reads in the time that units take which are cut anywhere.
+
+    It is that by which they take longer than in so many equal parts.
+    """
+    size = _next_end_bytes(problem, bm, rows) + (_LOOK_UP if problem.is_paged else 0)
+    size += _MERGE if parts == 1 else _SLOW_MERGE if parts in (3, 4) else 0
+    return size + (_LOOK_AT_ALL if problem.batch > WARP else 0)
+
+
 def in_waves(units: int, at_once: int) -> bool:
     """Whether a block each, beginning as others end, keep all multiprocessors busy to the end."""
     waves = units / at_once
     return waves >= _MANY_WAVES or (waves > 1 and -waves % 1 <= NEARLY_NONE)
 
 
-def piece_floats(rows: int, columns: int) -> int:
-    """Return the float32 numbers that are left of a piece, see ``kernels/decode_merge.cuh``."""
-    return rows * (columns + 4 * -(-columns // 64))
+def partial_floats(blocks: int, rows: int, columns: int) -> int:
+    """Return the float32 numbers that the pieces of so many blocks take, two places each."""
+    return 2 * blocks * rows * (columns + 4 * -(-columns // 64))
 
 
 def _has_memory(problem: DecodeProblem, bm: int) -> bool:
     """Whether a block for each unit can leave pieces, as it must where lengths differ much."""
     rows, columns = min(problem.group * problem.seq_q, bm), padded(problem.head_dim_v)
-    return 4 * 2 * units_of(problem, bm) * piece_floats(rows, columns) <= _MOST_PARTIAL
+    return 4 * partial_floats(units_of(problem, bm), rows, columns) <= _MOST_PARTIAL
 
 
 def never_cut(problem: DecodeProblem, device: Device, bm: int) -> bool:
@@ -136,33 +152,3 @@ def resident(variant: Variant, device: Device) -> int:
     """Return how many blocks of a variant a multiprocessor is planned to hold."""
     fit = device.smem_per_sm // (variant.smem_bytes + SYSTEM_SMEM)
     return max(1, min(variant.blocks_per_sm, fit))
-
-
-def piece_tiles(variant: Variant) -> int:
-    """Return the least tiles of keys of a piece that blocks draw which is not short.
-
-    The kernel chooses from half of that to twice as many.
-    """
-    columns = variant.head_dim + variant.head_dim_v
-    return max(1, _PIECE * 3 // 4 // (variant.bn * columns * ELEMENT_BYTES[variant.dtype]))
-
-
-def most_pieces(problem: DecodeProblem, variant: Variant) -> int:
-    """Return into how many pieces that blocks draw a unit is cut at most."""
-    units = max(1, units_of(problem, variant.bm))
-    rows, columns = min(problem.group * problem.seq_q, variant.bm), variant.head_dim_v
-    fit = _MOST_PARTIAL // (4 * units * piece_floats(rows, columns))
-    return max(1, min(fit, _MOST_DRAWN))
-
-
-def should_draw(problem: DecodeProblem, device: Device, variant: Variant) -> bool:
-    """Whether blocks draw pieces: of long units of few and wide rows, in one piece of memory."""
-    rows, columns = min(problem.group * problem.seq_q, variant.bm), variant.head_dim_v
-    measured = variant.head_dim in (128, 256) and columns in (128, 256)
-    wide = measured and rows * columns <= _MOST_OF_PIECE and variant.dtype in _DRAWN_DTYPES
-    large = variant.bm == 16 and variant.stages == variant.blocks_per_sm == 1 and not variant.whole
-    of_each = units_of(problem, variant.bm) / device.sm_count
-    if not (wide and large and 0 < of_each < _MANY_WAVES) or problem.is_paged:
-        return False
-    pieces = min(unit_bytes(problem) / _PIECE, most_pieces(problem, variant))
-    return "draws" in KERNELS[variant.kernel].arguments and of_each * pieces >= _LEAST_DRAWN

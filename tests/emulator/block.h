@@ -19,7 +19,6 @@
 #include <vector>
 
 #define __device__
-#define __noinline__
 #define __global__
 #define __shared__
 #define __grid_constant__
@@ -195,7 +194,7 @@ inline bool run_threads(uint32_t but_warps) {
 // Runs the blocks one after the other; or, with a seed, by turns and some warps at a time, while a kernel in front of them goes
 // on. Whether all came to an end.
 inline bool run(int grid, int block_threads, uint32_t bytes, bool last_first, Step f, uint32_t seed = 0, Front in_front = nullptr) {
-    constexpr int PATIENCE = 1 << 17, SOME = 1 << 8;  // turns in which no block ends, as one that draws ends late; idle ones
+    constexpr int PATIENCE = 1 << 14;  // turns in which no block ends
     blocks = grid, threads = block_threads, smem_bytes = bytes, kernel = std::move(f), front = in_front, block = nullptr;
     mprotect(emulator_pages + SHARED_PAGES, PAGE, PROT_NONE);
     std::minstd_rand random(seed);
@@ -222,7 +221,7 @@ inline bool run(int grid, int block_threads, uint32_t bytes, bool last_first, St
             block->in_flight.front()();
             block->in_flight.pop_front();
             turns = 0;
-        } else if (front && (below(pace) == 0 || idle > SOME)) {
+        } else if (front && (below(pace) == 0 || idle > PATIENCE / 64)) {
             if (!front()) front = nullptr;
             turns = 0;
         } else if (turns == PATIENCE || (!seed && idle)) {
@@ -322,9 +321,7 @@ template <class T>
 T __ldcg(const T* p) {
     return *p;
 }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<uint64_t>(a) * b >> 32; }
-inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
 inline int __ffs(unsigned x) { return __builtin_ffs(x); }
 inline int atomicAdd(int* p, int x) { return std::exchange(*p, *p + x); }
 inline float __int_as_float(int x) { return emulator::bits_as<float>(x); }

@@ -95,8 +95,6 @@ inline int ld_relaxed(const int* p) {
     if (emulator_stale == 3 && emulator::thread->meetings < 3) return 0x7fffffff;
     return less ? *p * 7 / 10 : emulator_stale == 2 ? *p - 1 : *p;
 }
-inline void st_relaxed(int* p, int x) { *p = x, ++emulator::events; }
-inline int count_up(int* p) { return (*p)++; }
 inline float4 nothings() { const float x = __uint_as_float(NOTHING); return {x, x, x, x}; }
 inline float2 ld_relaxed(const float* p) {  // again and again, until another block has left it
     ++emulator::events, emulator::yield();
@@ -109,17 +107,6 @@ inline void st_relaxed(float* p, float2 x) {
     p[0] = x.x, p[1] = x.y, ++emulator::events;
 }
 inline void st_relaxed_4(float* p, float4 x) { p[0] = x.x, p[1] = x.y, p[2] = x.z, p[3] = x.w; }
-
-inline void st_shared(uint32_t address, unsigned long long x) {
-    std::memcpy(emulator::shared(address, 8), &x, 8);
-    ++emulator::events;
-}
-inline unsigned long long ld_shared(uint32_t address) {  // again and again, until another thread has left it
-    emulator::yield();
-    unsigned long long x;
-    std::memcpy(&x, emulator::shared(address, 8), 8);
-    return x;
-}
 
 inline void prefetch_l2(const void* p, uint32_t bytes) {
     volatile unsigned char last = static_cast<const unsigned char*>(p)[bytes - 1];  // it must be there

@@ -1,0 +1,108 @@
+"""decode.cu on the host, where blocks share out the keys of sequences of unequal lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import Emulator, needs_compiler
+from test_emulated import emulator  # noqa: F401
+from test_emulated_decode import checked, emulated  # noqa: F401
+
+from cufa import device
+from cufa.planner import decode, decode_units, decode_variants
+
+pytestmark = needs_compiler
+
+LENGTHS = [
+    *([900, 500, 17, 833], [1, 900, 0, 899, 900], [900, 900, 1, 900], [1] * 9 + [700], [700] * 5),
+    *([1] * 40 + [300], [*range(0, 400, 10)]),
+]
+
+
+@pytest.fixture(autouse=True)
+def shares(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:  # noqa: F811
+    """Cut units anywhere, if lengths differ at all."""
+    monkeypatch.setattr(decode, "more_pieces_bytes", lambda *_: 0)
+    for limit in ("_NEVER_CUT", "_NEVER_CUT_FEW", "_NEVER_CUT_ALONE"):
+        monkeypatch.setattr(decode_units, limit, 0)
+    monkeypatch.setattr(decode_variants, "_SHORT_UNIT", 0)
+    return emulated
+
+
+def on(multiprocessors: int, tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a GPU of few multiprocessors, and the end of a unit count as so many tiles."""
+    gpu = device.named("h200")._replace(sm_count=multiprocessors)
+    monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
+    monkeypatch.setattr(decode, "shared_end_bytes", lambda *_: tiles)
+    monkeypatch.setattr(decode, "_tile_bytes", lambda variant: 1)
+
+
+@pytest.mark.parametrize("tiles", [0, 1, 5, 40])
+@pytest.mark.parametrize("multiprocessors", [2, 7, 20, 60])
+def test_the_end_of_a_unit_counts_as_some_tiles(
+    shares: Emulator,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    multiprocessors: int,
+    tiles: int,
+) -> None:
+    """Shares begin and end anywhere among them, or have no more than a part of them."""
+    on(multiprocessors, tiles, monkeypatch)
+    for lengths in LENGTHS:
+        for shares.stale in (0, 1):
+            checked(rng, lengths, hq=2, hk=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"page_size": 16},
+        {"page_size": 1, "hk": 1},
+        {"window": (290, 0)},
+        {"d": 256, "dv": 256},
+        {"d": 128, "dv": 64, "dtype": "float32"},
+        {"unified_max": -200.0},
+        {"sq": 8, "hq": 8, "hk": 2},
+        {"sq": 16, "hq": 8, "hk": 2, "page_size": 16, "d": 128, "dv": 128},
+        {"sq": 20, "hq": 8, "hk": 2},  # two tiles of rows
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("multiprocessors", [3, 17])
+def test_options(
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    multiprocessors: int,
+    options: dict[str, Any],
+) -> None:
+    on(multiprocessors, 3, monkeypatch)
+    for lengths in LENGTHS[:-2]:
+        checked(rng, lengths, **options)
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("lengths", [[900, 1, 900], [400, 1, 1], [200, 9] * 17], ids=str)
+def test_lengths_that_are_still_written(
+    shares: Emulator,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    lengths: list[int],
+    seed: int,
+) -> None:
+    """While blocks and warps take turns at random."""
+    shares.seed = seed
+    for tiles in (2, 30):
+        on(7, tiles, monkeypatch)
+        checked(rng, lengths, hq=1, hk=1)
+
+
+def test_results_do_not_depend_on_turns(shares: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 shows if a piece's keys are added up in another order."""
+    on(7, 3, monkeypatch)
+    found = set()
+    for shares.seed in range(7):
+        out = checked(np.random.default_rng(1), [833, 900, 17, 500], dtype="float32")
+        found.add(out.tobytes())
+    assert len(found) == 1
