@@ -11,7 +11,7 @@ from cufa.kernel import ELEMENT_BYTES
 from cufa.planner.rules import KEY_STEP
 from cufa.variant import Variant
 
-WARP = 32  # lanes
+_LANES = 32  # of a warp
 
 SYSTEM_SMEM = 1024  # bytes of a block
 MOST_SMALL = 4  # blocks of a multiprocessor that all begin at once
@@ -23,7 +23,7 @@ _MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch
 
 _SECOND_END, _SECOND_ROW = 60 << 10, 12 << 10
 """Bytes that a multiprocessor of an H200 reads in the time that the end of a second unit takes it,
-and each row of that: 2.8 us for 2 rows of 256 columns, 3.3 for 4 of 128, 7 for 16, 26 for 64."""
+and each row of that: 2.8 us for 2 rows of 256 columns, 3.3 for 4 of 128, 7 for 16."""
 
 _WIDE_END, _WIDE_ELEMENT = 96 << 10, 36
 """The same of more than 16 rows, and of each of their columns: a tile has fewer teams to add up."""
@@ -31,8 +31,8 @@ _WIDE_END, _WIDE_ELEMENT = 96 << 10, 36
 _MERGE, _SLOW_MERGE, _LOOK_AT_ALL = 100 << 10, 48 << 10, 100 << 10
 """The same where units that are merged are none otherwise, or in three or four pieces, which are
 merged sooner than more; and where blocks look at the lengths of more sequences than a warp has
-lanes. Of 21 shapes of equal lengths on an H200, those that equal shares are for then took 0.979 to
-1.000 of the time of equal parts, on 126 to 130 multiprocessors; all others 0.999 to 1.025."""
+lanes. Of 21 shapes of equal lengths on an H200, those that are shared so took 0.979 to 0.999 of the
+time of equal parts, on 126 to 130 multiprocessors, where others would have taken 1.001 to 1.025."""
 
 _LOOK_UP = 84 << 10
 """The same where a block finds the pages of its unit: blocks of two warps were faster than others
@@ -99,7 +99,12 @@ def _next_end_bytes(problem: DecodeProblem, bm: int, rows: int) -> int:
 
 
 def shared_end_bytes(problem: DecodeProblem, bm: int, rows: int) -> int:
-    """Return as how many bytes of keys a unit's end counts in equal shares of all keys."""
+    """Return as how many bytes of keys a unit's end counts in equal shares of all keys.
+
+    Of 35 timings of unequal lengths with few rows on an H200, `second_end_bytes` and half of it
+    took 1.02 and 1.08 of the time of three halves; with many rows, an eighth of what was taken for
+    their end took 1.06 of half.
+    """
     size = _next_end_bytes(problem, bm, rows)
     return size if bm > 16 else size * 5 // 4 + (_LOOK_UP if problem.is_paged else 0)
 
@@ -111,7 +116,7 @@ def more_pieces_bytes(problem: DecodeProblem, bm: int, rows: int, parts: int) ->
     """
     size = _next_end_bytes(problem, bm, rows) + (_LOOK_UP if problem.is_paged else 0)
     size += _MERGE if parts == 1 else _SLOW_MERGE if parts in (3, 4) else 0
-    return size + (_LOOK_AT_ALL if problem.batch > WARP else 0)
+    return size + (_LOOK_AT_ALL if problem.batch > _LANES else 0)
 
 
 def in_waves(units: int, at_once: int) -> bool:
