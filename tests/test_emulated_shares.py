@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import Emulator, needs_compiler
+from played_gpu import on_gpu
+from reference import random_inputs
+from test_decode import assert_each_accepted
 from test_emulated import emulator  # noqa: F401
 from test_emulated_decode import checked, emulated  # noqa: F401
 
+import cufa
 from cufa import device
 from cufa.planner import decode, decode_units, decode_variants
 
@@ -53,6 +57,17 @@ def test_the_end_of_a_unit_counts_as_some_tiles(
     for lengths in LENGTHS:
         for shares.stale in (0, 1):
             checked(rng, lengths, hq=2, hk=2)
+
+
+@pytest.mark.parametrize("tiles", [0, 3, 30])
+def test_without_lengths(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tiles: int
+) -> None:
+    for b, multiprocessors, hk in ((3, 7, 1), (5, 3, 2), (40, 7, 1), (33, 60, 2), (2, 50, 1)):
+        on(multiprocessors, tiles, monkeypatch)
+        q, k, v = random_inputs(rng, "bfloat16", b=b, hq=2 * hk, hk=hk, sq=1, sk=333, d=64, dv=64)
+        out, lse = cufa.decode(*map(on_gpu, (q, k, v)), return_lse=True)
+        assert_each_accepted(out.get(), lse.get(), q, k, v, [333] * b, causal=True)
 
 
 @pytest.mark.parametrize(

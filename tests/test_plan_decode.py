@@ -495,3 +495,14 @@ def test_how_unequal_sequences_may_be_that_no_blocks_share() -> None:
     assert spread(64) == spread(64, splits=1) == 6 * 64 * 8 // 132
     assert spread(48) == 6 * 48 * 8 // 132
     assert spread(32) == spread(1) == spread(64, splits=2) == 8
+
+
+def test_ends_count_where_units_may_be_cut_anywhere() -> None:
+    """Elsewhere there may be as many tiles as numbers."""
+    sizes: dict[str, Any] = {"batch": 2**22, "heads_q": 32, "heads_kv": 32, "capacity": 1}
+    assert plan(problem(**sizes), H200).ends == plan(problem(**sizes), H200, 1).ends == 0
+    sizes |= {"batch": 2**15}
+    keys = plan(problem(**{**sizes, "capacity": 2**15}), H200).variant.bn
+    assert plan(problem(**{**sizes, "capacity": 1900 * keys}), H200).ends > 0
+    with pytest.raises(ValueError, match=r"k_cache: 1048576 x 2047 tiles .* for the end of each"):
+        plan(problem(**{**sizes, "capacity": 2047 * keys}), H200)

@@ -138,7 +138,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     // by itself, a thread should have few.
     constexpr bool WHOLE_ROWS = TEAM < 4 ? GRAIN == BN : GRAIN == 16 && GRAIN < BN;
     // A warp copies all of a page, where a tile has as many of them.
-    constexpr bool BY_WARP = TEAM == 4 && GRAIN < BN && GRAINS == TEAM;
+    constexpr bool BY_WARP = TEAM == 4 && GRAINS == TEAM;
     using KCopy = TileCopy<KTile, TEAM_THREADS, WHOLE_ROWS, BY_WARP>;
     using VCopy = TileCopy<VTile, TEAM_THREADS, WHOLE_ROWS, BY_WARP>;
     auto source = [&](auto copy, const Tensor& t, const T* at, int r) {  // a row of the tile
@@ -401,7 +401,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         attend(!UNIFIED);
         if constexpr (UNIFIED) {
             // Where sums are out of the range in which P is exact enough, these keys are read and taken again, with maxima.
-            if (at_begin < at_end && out_of_range(softmax, rows, (at_end - at_begin + TEAMS - 1) / TEAMS * BN)) {
+            if (at_begin < at_end && unit.keys > 0 && out_of_range(softmax, rows, (at_end - at_begin + TEAMS - 1) / TEAMS * BN)) {
                 if (lane == 0) atomicAdd(&decode_recomputed, 1);
                 cp_async_wait<0>();
                 __syncwarp();

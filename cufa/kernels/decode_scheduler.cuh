@@ -50,7 +50,6 @@ struct Share {
             keys = __shfl_sync(0xffffffff, own, batch);  // of its lane modulo 32
         }
         even = is_even(p, total, longest);
-        if (!even && !(few || looks)) return;
         if (even) {
             if (number >= units) return;
             unit.batch = batch, unit.index = p.units.remainder(number), unit.set_keys(p, keys);
@@ -58,6 +57,7 @@ struct Share {
             unit.begin_at(-min(part * step, unit.tiles)), count = min(step, unit.end());
             return;
         }
+        if (!(few || looks)) return;
         total = (total + p.ends * p.batch) * p.units.divisor;
         each = p.blocks.quotient(total), more = total - each * p.blocks.divisor, first = block * each + min(block, more);
         // Its end, and then its beginning: of which unit they are, at which of its tiles, and how many there are before

@@ -24,8 +24,8 @@ struct SmemTile {
         return (tile + (chunk / PANEL * ROWS + row) * (PANEL * 16)) ^ (offset(row, chunk) % (PANEL * 16));
     }
 
-    // The offset `rows` rows and `panels` panels on from that of a row below a power of two which `rows` is a multiple of, and
-    // of a chunk of the first panel.
+    // The offset `rows` rows and `panels` panels on from that of a row whose number has no bit in common with `rows`, and of a
+    // chunk of the first panel.
     static __device__ uint32_t move_on(uint32_t offset, int rows, int panels) {
         return (offset ^ (rows / (8 / PANEL) % PANEL * 16)) + (panels * ROWS + rows) * (PANEL * 16);
     }

@@ -150,12 +150,6 @@ def plan(
     row_tiles = -(-rows // variant.bm)
     units = units_of(problem, variant.bm)
     tiles, used = _tiles(problem, variant), min(rows, variant.bm)
-    ends = shared_end_bytes(problem, variant.bm, used) // _tile_bytes(variant)
-    if units * (tiles + ends) > MAX_TILES:
-        raise ValueError(
-            f"k_cache: {units} x {tiles} tiles of keys, of all sequences and heads, and {ends} for "
-            f"the end of each are more than {MAX_TILES}"
-        )
     if variant.whole and min(num_splits or 1, tiles) > 1:
         raise ValueError(f"num_splits: {variant!r} cuts nothing, {num_splits} parts are asked for")
     if num_splits is None:
@@ -169,6 +163,12 @@ def plan(
     else:
         splits = parts = min(num_splits, tiles)  # others would have no key in any sequence
         grid, smem_bytes = units * splits, variant.smem_bytes
+    ends = 0 if splits else shared_end_bytes(problem, variant.bm, used) // _tile_bytes(variant)
+    if units * (tiles + ends) > MAX_TILES:
+        raise ValueError(
+            f"k_cache: {units} x {tiles} tiles of keys, of all sequences and heads, and {ends} for "
+            f"the end of each are more than {MAX_TILES}"
+        )
     if not isinstance(kernel, Variant):
         variant = variant._replace(whole=splits == 1)
     slack = more_pieces_bytes(problem, variant.bm, used, parts) // _tile_bytes(variant)

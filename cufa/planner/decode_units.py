@@ -16,7 +16,7 @@ _LANES = 32  # of a warp
 SYSTEM_SMEM = 1024  # bytes of a block
 MOST_SMALL = 4  # blocks of a multiprocessor that all begin at once
 NEARLY_NONE = 0.1  # of a wave that is idle
-NEARLY_ALL = 0.95  # multiprocessors: with 128 of 132, long units were read 1 to 3% faster
+NEARLY_ALL = 0.95  # multiprocessors: of so many units, few are long enough to be cut
 SOME_UNITS = 2  # a multiprocessor: 1.94 of unequal lengths were 2% slower uncut, 2.9 10% faster
 _MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal shares, not of 3.0
 _MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
@@ -29,10 +29,11 @@ _WIDE_END, _WIDE_ELEMENT = 96 << 10, 36
 """The same of more than 16 rows, and of each of their columns: a tile has fewer teams to add up."""
 
 _MERGE, _SLOW_MERGE, _LOOK_AT_ALL = 100 << 10, 48 << 10, 100 << 10
-"""The same where units that are merged are none otherwise, or in three or four pieces, which are
-merged sooner than more; and where blocks look at the lengths of more sequences than a warp has
-lanes. Of 21 shapes of equal lengths on an H200, those that are shared so took 0.979 to 0.999 of the
-time of equal parts, on 126 to 130 multiprocessors, where others would have taken 1.001 to 1.025."""
+"""The same where units in one part each, of which nothing is merged, are cut; or those in three or
+four, which are merged sooner than more; and where blocks look at the lengths of more sequences than
+a warp has lanes. Of 21 shapes of equal lengths on an H200, those that are shared so took 0.979 to
+0.999 of the time of equal parts, on 126 to 130 multiprocessors, where others would have taken 1.001
+to 1.025."""
 
 _LOOK_UP = 84 << 10
 """The same where a block finds the pages of its unit: blocks of two warps were faster than others
@@ -93,7 +94,7 @@ def end_bytes(problem: DecodeProblem) -> int:
 
 
 def _next_end_bytes(problem: DecodeProblem, bm: int, rows: int) -> int:
-    """Return the same of a unit of any rows, in tiles of `bm`."""
+    """Return what a multiprocessor reads while a second unit ends, in tiles of `bm` rows."""
     wide = _WIDE_END + _WIDE_ELEMENT * rows * problem.head_dim_v
     return wide if bm > 16 else second_end_bytes(rows)
 

@@ -65,7 +65,8 @@ _WGMMA_RINGS = ((64, 3, 8), (64, 2, 8), (32, 4, 8), (32, 2, 8))
 """The same of `decode_wgmma`, where four do."""
 
 _WGMMA_WHOLE_RINGS = ((64, 2, 16), *_WGMMA_RINGS)
-"""Where no unit is cut: to add up twice as many teams takes long, and longer with pieces."""
+"""Where no unit is cut, or those that are very long: to add up twice as many teams takes long, and
+longer with pieces."""
 
 _WHOLE_DIMS = (64, 64)
 """Head dims for which these are: sixteen warps spill registers, if not in the loop. Of 128 columns

@@ -316,7 +316,6 @@ inline unsigned __reduce_max_sync(unsigned, unsigned x) {
 }
 inline int __any_sync(unsigned mask, int x) { return __ballot_sync(mask, x) != 0; }
 inline int __all_sync(unsigned mask, int x) { return __ballot_sync(mask, !x) == 0; }
-inline void __threadfence() {}
 template <class T>
 T __ldcg(const T* p) {
     return *p;
