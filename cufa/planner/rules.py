@@ -34,7 +34,7 @@ _BLOCK = 128
 _DEARER = {"softcap": 1.07, "alibi_slopes": 1.05, "score_mod": 1.05}
 """What a tile of keys takes longer, beside one of two consumers and up to 128 keys, where three, or
 two of more keys, have such scores, a causal mask and wide values: there are fewer registers, or
-less time beside the products, for what scores take (docs/trials.json)."""
+less time beside the products, for what scores take."""
 
 
 class _Priced(NamedTuple):
@@ -251,7 +251,7 @@ def _turns(tile: TileShape, score: tuple[str, ...], head_dim_v: int) -> bool:
     """Return whether a tile's consumers take turns where those of a plain problem may.
 
     With few keys a tile of rows waiting costs more than it gives, in those tiles in which it has
-    been measured (docs/trials.json).
+    been measured.
     """
     if tile.bm == 128 and head_dim_v >= 128 and "WindowLeft" in score:
         return False
