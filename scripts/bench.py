@@ -4,7 +4,6 @@
     python scripts/bench.py prefill --kernel fa2_mma
     python scripts/bench.py gqa
     python scripts/bench.py headdims
-    python scripts/bench.py sustained
     python scripts/bench.py fp32
     python scripts/bench.py models
     python scripts/bench.py decode
@@ -12,18 +11,15 @@
     python scripts/bench.py generate
     python scripts/bench.py host
     python scripts/bench.py jit
-    python scripts/bench.py explore
-    python scripts/bench.py tune
     python scripts/bench.py regret
     python scripts/bench.py refactor --before v0.2
     python scripts/bench.py costs
     python scripts/bench.py fit docs/benchmarks/h200-costs.json
     python scripts/bench.py report
 
-All but the last two need a CUDA GPU (but for ``refactor --compile``) and write
-``docs/benchmarks/<gpu>-<bench>.json``; ``fit`` makes the planner's costs of such a file, and
-``report`` a Markdown page and a PNG plot beside each, which needs matplotlib. The method is
-described in ``docs/benchmarks/README.md``.
+All but the last two need a CUDA GPU and write ``docs/benchmarks/<gpu>-<bench>.json``; ``fit``
+derives the planner's costs from such a file, and ``report`` makes a Markdown page and a PNG plot
+of each, which needs matplotlib. The method is described in ``docs/benchmarks/README.md``.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ RESULTS = ROOT / "docs" / "benchmarks"
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import before, environment, results  # noqa: E402
-from benchmarks.options import COMPILING, cells_of, check, drawn_of, forced_kernel, parser  # noqa: E402
+from benchmarks.options import cells_of, check, drawn_of, forced_kernel, parser  # noqa: E402
 
 from cufa.cli.parser import CommandError  # noqa: E402
 
@@ -55,14 +51,14 @@ def result_path(options: argparse.Namespace) -> Path:
     """Return the file that a run writes."""
     if options.out is not None:
         return Path(options.out)
-    device = options.gpu if options.bench == COMPILING else environment.device_name()
-    return results.default_path(RESULTS, device, options.bench, forced_kernel(options))
+    return results.default_path(
+        RESULTS, environment.device_name(), options.bench, forced_kernel(options)
+    )
 
 
 def head_of(options: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any]:
     """Return what a run's result file begins with."""
-    device = options.gpu if options.bench == COMPILING else None
-    head = environment.describe(options.bench, list(arguments), options.commit, device)
+    head = environment.describe(options.bench, list(arguments), options.commit)
     if getattr(options, "before", None) is not None:
         head["before"] = before.resolve(options.before)
     return head
@@ -90,7 +86,7 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     started = time.perf_counter()
     path = result_path(options)
     earlier = earlier_part(options, path)
-    measured = {} if options.bench == COMPILING else _ceilings()
+    measured = _ceilings()
     rows: list[dict[str, Any]] = []
     head: dict[str, Any] = {}
     with ExitStack() as held:
@@ -140,19 +136,6 @@ def _rows(
 
         sizes = o.model, o.batch, o.prompt, o.new
         return generate.rows(*sizes, o.peers, o.rounds, measured["read_gbs"]), None
-    if o.bench == "explore":
-        from benchmarks import explore
-
-        return explore.rows(o.kernel, o.q, o.dtype, o.causal), None
-    if o.bench == "tune":
-        from benchmarks import tune
-
-        return tune.rows(o.dtype), None
-    if o.bench == COMPILING:
-        from benchmarks import refactor_compile
-
-        rounds = o.rounds or refactor_compile.ROUNDS
-        return refactor_compile.rows(o.before, o.tables, o.gpu, rounds), None
     if o.bench == "costs":
         from benchmarks import costs
 
@@ -167,15 +150,13 @@ def _rows(
 
         field = Refactor(o.before, o.rounds or ROUNDS, o.seed)
         return field.rows(o.tables, o.head_dim, o.seq), field
-    from benchmarks import headdims, prefill, sustained
+    from benchmarks import headdims, prefill
     from benchmarks.contestants import Contestants
 
     from cufa.explorer.clock import CudaClock
     from cufa.explorer.race import Budget
 
     contestants = Contestants(kernel, getattr(o, "peers", CUDNN))
-    if o.bench == "sustained":
-        return sustained.rows(contestants, o.seconds, o.pause, o.seed), contestants
     clock, budget = CudaClock(rest_s=o.rest), Budget(rounds=o.rounds)
     if o.bench == "headdims":
         return headdims.rows(contestants, clock, budget, o.seed), contestants
@@ -202,16 +183,13 @@ def _rows(
 def report(files: Sequence[Path]) -> int:
     """Write the page and the plot of each result file, and return the exit status.
 
-    Without names of files it is all of them, and the figures that are made from several.
+    Without names of files it is all of them.
     """
-    from benchmarks import scores
     from benchmarks.report import write_report
 
     for path in files or sorted(RESULTS.glob("*.json")):
         page, plot = write_report(path)
         print(f"{page}, {plot}")
-    for plot in [] if files else scores.write_figures(RESULTS):
-        print(plot)
     return 0
 
 

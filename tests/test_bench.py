@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import bench
 import numpy as np
@@ -19,22 +17,6 @@ from benchmarks import accuracy, environment, jit, options, plain, results, summ
 from benchmarks.cells import Cell, standard_cells
 from benchmarks.jit import Case, feature_cases, standard_cases
 from benchmarks.report import markdown, write_report
-
-from cufa import device as devices
-from cufa import tuned
-from cufa.compiler import nvrtc
-from cufa.device import Device
-from cufa.explorer.exploration import flat
-from cufa.explorer.race import Duel
-from cufa.explorer.result import Row
-from cufa.explorer.standard import standard_problems
-from cufa.planner.problem_class import problem_class
-from cufa.planner.tile_shape import TileShape
-from cufa.planner.tuned_table import Entry
-from cufa.problem import Problem
-from cufa.variant import Variant
-
-Contestant = tuple[Variant, bytes]
 
 
 def _row(sq: int, cufa: float, peers: dict[str, float], **more: Any) -> dict[str, Any]:
@@ -103,23 +85,23 @@ def test_default_runs() -> None:
     assert {(cell.dtype, cell.d) for cell in fp32} == {("float32", 64), ("float32", 128)}
 
 
-def test_a_run_can_be_narrowed() -> None:
-    words = ["prefill", "--dtype", "float16", "--head-dim", "64", "256", "--seq", "512"]
-    cells = options.cells_of(options.parser().parse_args(words))
-    assert [(c.dtype, c.d, c.sq, c.causal) for c in cells] == [
-        ("float16", 64, 512, False),
-        ("float16", 64, 512, True),
-        ("float16", 256, 512, False),
-        ("float16", 256, 512, True),
-    ]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("prefill --head-dim 96", "96"),
         ("prefill --seq 500", "500"),
         ("prefill --dtype float32", "float32"),
+        ("gqa --seq 0", "0 is not positive"),
+        ("headdims --rounds 0", "--rounds: must be at least 1, not '0'"),
+        ("gqa --timing stopwatch", "stopwatch"),
+        ("models --models lama", "--models: unknown lama"),
+        ("decode --before no-such-revision", "is no folder and no revision"),
+        ("generate --new 5", "--new must be at least"),
+        ("generate --batch 0", "--batch and --prompt must be at least 1"),
+        ("jit --at-once 0", "--at-once: must be at least 1, not '0'"),
+        ("regret --part 3/2", "'3/2' is not like 2/3"),
+        ("regret --kernels fa2_fp32", "fa2_fp32"),
+        ("regret --problems 1 --part 1/2", "--problems and --part leave none"),
         ("nonsense", "nonsense"),
         ("report no-such-file.json", "no-such-file.json"),
     ],
@@ -131,16 +113,9 @@ def test_bad_arguments(words: str, message: str, capsys: pytest.CaptureFixture[s
     assert message in capsys.readouterr().err
 
 
-TABLES = ("prefill", "gqa", "headdims", "sustained", "fp32")
 MEASUREMENTS = (
-    *TABLES,
-    "models",
-    "regret",
-    "host",
-    "jit",
-    "explore",
-    "tune",
-    f"refactor --before {bench.ROOT}",
+    *("prefill", "gqa", "headdims", "fp32", "models", "decode", "masks", "generate"),
+    *("regret", "costs", "host", "jit", f"refactor --before {bench.ROOT}"),
 )
 
 
@@ -175,16 +150,6 @@ def test_without_cupy(
     stops_with_one_line(capsys, name, "error: CuPy is missing (")
 
 
-def test_unknown_peers_are_refused() -> None:
-    pytest.importorskip("cupy")
-    from benchmarks.peers import PEERS, check_names
-
-    check_names([*options.PREFILL_PEERS, *options.FP32_PEERS])
-    assert {"flex", "math"} <= set(PEERS)
-    with pytest.raises(ValueError, match="cudn"):
-        check_names(["fa2", "cudn"])
-
-
 def test_flops() -> None:
     full = Cell("float16", 2, 3, 3, 5, 7, 11, 11, False)
     assert full.flops == 4 * 2 * 3 * 5 * 7 * 11
@@ -207,13 +172,6 @@ def test_first_calls_with_each_feature() -> None:
     softcap = next(case for case in cases if case.feature == "softcap")
     assert softcap.arguments() == ["bfloat16", "128", "1", "auto", "softcap"]
     assert str(softcap) == "bfloat16 d128 softcap auto"
-
-
-def test_a_first_call_that_fails_is_named() -> None:
-    pytest.importorskip("cupy")
-    case = Case("float9", 64, False, "auto")
-    with pytest.raises(RuntimeError, match=r"^float9 d64 full auto: "):
-        list(jit.rows([case], rounds=1))
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -421,112 +379,6 @@ def test_reports_are_written_beside_the_results(tmp_path: Path, result: dict[str
     text = (tmp_path / "h200-host.md").read_text()
     assert "| new_lengths | sdpa | 1 | 3.000 | 3.000 |" in text
     assert "| same | bfloat16 | " in text
-
-
-# the explorer and the tuned table, with a played GPU
-
-
-def _exported(variant: Variant, correct: bool, us: float | None) -> dict[str, Any]:
-    return flat(Row(variant, correct=correct, median_us=us))
-
-
-def test_explore_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cupy")
-    from benchmarks import explore
-
-    base = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 2, 4, 2, score=("Causal",))
-    first, second, wrong = (base._replace(bn=bn) for bn in (32, 48, 64))
-    tables = iter([(first, second), (second, first)])
-    commands, timed = [], []
-
-    def run(command: list[str], *, env: dict[str, str], check: bool, stdout: int) -> None:
-        commands.append(command)
-        assert not list(Path(env["CUFA_CACHE_DIR"]).parent.iterdir())
-        assert env["PYTHONPATH"].startswith(str(bench.ROOT))
-        winner, other = next(tables)
-        rows = [_exported(winner, True, 1.0), _exported(other, True, 2.0)]
-        rows.append(_exported(wrong, False, None))
-        Path(command[command.index("--json") + 1]).write_text(json.dumps({"rows": rows}))
-
-    def time_all(problem: Problem, variants: list[Variant]) -> dict[Variant, float]:
-        timed.append((problem, variants))
-        return {first: 101.0, second: 100.0}
-
-    monkeypatch.setattr(explore.subprocess, "run", run)
-    monkeypatch.setattr(explore, "_time_all", time_all)
-    rows = list(explore.rows("fa2_mma", "2,16,8192,128", "bfloat16", True))
-    assert [" ".join(command[1:8]) for command in commands] == [
-        "-m cufa explore --q 2,16,8192,128 --dtype bfloat16"
-    ] * 2
-    assert all(command[-1] == "--causal" for command in commands)
-    ((problem, variants),) = timed
-    assert variants == [first, second]
-    assert (problem.seq_q, problem.causal) == (8192, True)
-    assert [(row["winner"], row["winner_us"]) for row in rows] == [
-        (str(first), 101.0),
-        (str(second), 100.0),
-    ]
-    assert {(row["best"], row["best_us"], row["variants"]) for row in rows} == {
-        (str(second), 100.0, 3)
-    }
-    results.validate(_result(rows, "explore"))
-
-
-def test_tune_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy = pytest.importorskip("cupy")
-    from benchmarks import tune
-
-    gpu = devices.named("a100")
-    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 0)
-    monkeypatch.setattr(cupy, "get_default_memory_pool", MagicMock)
-    monkeypatch.setattr(devices, "of_id", lambda number: gpu)
-    problems = standard_problems()
-    entry = Entry("fa2_mma", TileShape(64, 32, 2, 4, 2))
-    duels = []
-
-    def run(command: list[str], *, env: dict[str, str], check: bool) -> None:
-        assert command[1:] == ["-m", "cufa", "tune", "--standard", "--dtype", "bfloat16"]
-        assert env["CUFA_CACHE_DIR"] == os.environ["CUFA_CACHE_DIR"]
-        tuned.store(gpu, {problem_class(problems[0], gpu): entry}, "a test")
-
-    def duel_of(problem: Problem, device: Device, first: Contestant, second: Contestant) -> Duel:
-        duels.append((first[0], second[0]))
-        return Duel(1.0, 0.8, 1.25)
-
-    def compile_variant(variant: Variant, arch: str) -> nvrtc.Compiled:
-        return nvrtc.Compiled(b"", 0, 0, 0, 0, 0, 0, arch)
-
-    monkeypatch.setattr(tune.subprocess, "run", run)
-    monkeypatch.setattr(tune, "duel_of", duel_of)
-    monkeypatch.setattr(tune, "compile_variant", compile_variant)
-    rows = list(tune.rows("bfloat16"))
-    assert len(rows) == len(duels) == 36
-    before, after = duels[0]
-    assert after == entry.variant(problems[0], gpu) != before
-    assert rows[0]["kernel"] == str(after)
-    assert rows[0]["cufa"] == pytest.approx(1.25 * rows[0]["peers"]["untuned"], rel=1e-4)
-    for row, (before, after) in list(zip(rows, duels, strict=True))[1:]:
-        assert before == after
-        assert row["cufa"] == row["peers"]["untuned"]
-    results.validate(_result(rows, "tune"))
-
-
-def test_pages_of_the_explorer_and_of_tuning(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    row = {"variants": 92, "seconds": 15.2, "winner": "a<1>", "winner_us": 101.0}
-    explored = _result([{**row, "best": "b<2>", "best_us": 100.0}] * 2, "explore")
-    tuning = _result([_row(512, 210.0, {"untuned": 200.0}), _row(1024, 300.0, {"untuned": 300.0})])
-    pages = {}
-    for name, content in {"explore": explored, "tune": {**tuning, "bench": "tune"}}.items():
-        path = tmp_path / f"h200-{name}.json"
-        results.write(path, content)
-        page, plot = write_report(path)
-        assert plot.read_bytes().startswith(b"\x89PNG")
-        pages[name] = page.read_text()
-    assert pages["explore"].startswith("# The explorer on NVIDIA H200\n")
-    assert "| 92 | 15 | `a<1>` | 101.0 | `b<2>` | 100.0 | 0.990 |" in pages["explore"]
-    assert pages["tune"].startswith("# The standard table, tuned on NVIDIA H200\n")
-    assert "| bfloat16 | untuned | 2 | 1.025 | 1.000 | D 128, full, S 1024 |" in pages["tune"]
 
 
 def test_children_have_caches_of_their_own(tmp_path: Path) -> None:

@@ -9,9 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-import bench
 import pytest
-from benchmarks import options
 from benchmarks.cells import Cell
 from test_bench_tables import PlayedClock, page_of
 
@@ -116,20 +114,6 @@ def test_page(rows_of: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> N
     assert "| exact | 16 | exact | 2 | 0.909 | 0.909 |" in text
     assert "| unified | 0 | exact | 1 | 1.111 | 1.111 |" in text
     assert "| exact | 64 | bfloat16 | 128 | causal | 4x8192 | 16 | 32/8 | decode | 11.0 |" in text
-
-
-def test_options(capsys: pytest.CaptureFixture[str]) -> None:
-    found = options.parser().parse_args(["decode"])
-    assert found.peers == list(options.DECODE_PEERS)
-    assert options.forced_kernel(found) is None
-    with pytest.raises(SystemExit) as stopped:
-        bench.main(["decode", "--rounds", "0"])
-    assert stopped.value.code == 2
-    assert "--rounds: must be at least 1" in capsys.readouterr().err
-    assert found.before is None
-    with pytest.raises(SystemExit):
-        bench.main(["decode", "--before", "no-such-revision"])
-    assert "--before: 'no-such-revision' is no folder and no revision" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

@@ -7,10 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import bench
 import numpy as np
 import pytest
-from benchmarks import options, results
+from benchmarks import results
 from test_bench import HEAD
 from test_bench_tables import page_of
 
@@ -76,32 +75,6 @@ def test_page(rows: list[dict[str, Any]], tmp_path: Path) -> None:
         "| tiny | bfloat16 | 16 | 512 | 64 | 3200.0 | 800.0 | 4.00 | 4000.0 | 80.0% | 8.0% |"
         in text
     )
-
-
-def test_options(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("cupy")
-    from benchmarks import generate
-
-    assert set(options.GENERATORS) == set(generate.MODELS)
-    assert set(options.GENERATE_PEERS) == set(generate.PEERS)
-    assert options.LEAST_NEW > generate.SKIPPED + 1
-    found = options.parser().parse_args(["generate"])
-    assert (found.model, found.batch, found.prompt, found.new) == (
-        "Llama-3.1-8B",
-        [1, 16],
-        512,
-        256,
-    )
-    for words, message in (
-        (["--new", "5"], "--new must be at least"),
-        (["--batch", "0"], "--batch and --prompt must be at least 1"),
-        (["--rounds", "0"], "--rounds: must be at least 1"),
-        (["--model", "gpt2"], "invalid choice"),
-    ):
-        with pytest.raises(SystemExit) as stopped:
-            bench.main(["generate", *words])
-        assert stopped.value.code == 2
-        assert message in capsys.readouterr().err
 
 
 @pytest.mark.gpu

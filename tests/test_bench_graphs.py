@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-import numpy as np
 import pytest
-from benchmarks import options, results
+from benchmarks import results
 from benchmarks.cells import Cell, standard_cells
 from benchmarks.report import markdown
 from test_bench import HEAD
 from test_bench_tables import PlayedClock
 
-import cufa
 from cufa.explorer.clock import Call, CudaClock
 from cufa.explorer.race import Budget, CaptureError
 from cufa.variant import Variant
@@ -104,13 +102,6 @@ def test_pages_say_what_was_replayed(
         results.validate(result)
 
 
-def test_timing_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert options.parser().parse_args(["fp32", "--timing", "auto"]).timing == "auto"
-    with pytest.raises(SystemExit):
-        options.parser().parse_args(["gqa", "--timing", "stopwatch"])
-    assert "stopwatch" in capsys.readouterr().err
-
-
 # on a GPU
 
 
@@ -121,22 +112,6 @@ def operands(cupy: Any) -> Iterator[Any]:
     cell = Cell("bfloat16", 4, 16, 16, 1000, 1000, 128, 128, True)
     yield Operands(cell, cupy.random.default_rng(0))
     cupy.get_default_memory_pool().free_all_blocks()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kernel", [None, "fa2_mma"])
-def test_cufa_is_captured(cupy: Any, operands: Any, kernel: str | None) -> None:
-    """A causal call of more tiles than multiprocessors, into an array of the caller's."""
-    from benchmarks.graphs import capture
-
-    q, k, v = operands.q, operands.k, operands.v
-    expected = cufa.attention(q, k, v, causal=True, kernel=kernel)
-    out = cupy.empty_like(q)
-    replay = capture(lambda: cufa.attention(q, k, v, causal=True, out=out, kernel=kernel), 3)
-    for _ in range(2):
-        out.view(np.uint16).fill(0xFFFF)  # NaN
-        replay()
-        assert (out.view(np.uint16) == expected.view(np.uint16)).all()
 
 
 @pytest.mark.gpu

@@ -157,41 +157,12 @@ def test_every_case_has_sdpa_and_the_floor(played: Any) -> None:
         assert len(shapes) == (CALLS if new else 1)
 
 
-def test_decoding_is_timed_as_it_is_used(played: Any) -> None:
-    cases = host._Bench(None).cases()
-    decode, cache = played.cufa.decode, played.cufa.KVCache.return_value
-    for case, paged in (("decode", False), ("decode_paged", True), ("decode_new_lengths", False)):
-        _, batch = cases[case]
-        lengths = set()
-        for call in batch()["cufa"]:
-            decode.reset_mock()
-            call()
-            (q, k, v), options = decode.call_args
-            assert q.shape[2] == 1
-            assert k.shape == v.shape == ((256, 8, 16, 128) if paged else (1, 8, 4096, 128))
-            assert (options.get("block_table") is not None) == paged
-            lengths.add(int(options["lengths"][0]))
-        assert len(lengths) == (CALLS if case == "decode_new_lengths" else 1)
-    calls = cases["append"][1]()
-    calls["cufa"][0]()
-    cache.append.assert_called_once()
-    cache.decode.assert_called_once()
-
-
-def test_a_kernel_is_forced_on_attention_alone(played: Any) -> None:
-    assert list(host._Bench("fa2_mma").cases()) == CASES[:5]
-
-
 def test_lengths_are_never_seen_again() -> None:
     lengths = FreshLengths(40)
     drawn = [pair for _ in range(10) for pair in lengths.draw(50)]
     assert len(set(drawn)) == 500
     assert {n for pair in drawn for n in pair} <= set(range(1, 41))
     assert FreshLengths(40).draw(50) == drawn[:50]
-
-
-def test_there_are_enough_lengths() -> None:
-    assert (WARM + BATCHES) * CALLS < host.LONGEST**2 / 4
 
 
 @pytest.mark.gpu

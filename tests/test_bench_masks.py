@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import bench
 import pytest
-from benchmarks import options, results
+from benchmarks import results
 from test_bench import HEAD
 from test_bench_tables import page_of
 
@@ -38,14 +37,6 @@ def test_a_page(tmp_path: Path) -> None:
     assert "# Masks, biases and unequal lengths on" in text
     assert "| window 1024 | bfloat16 | 128 | causal | 8192 | 2 | 16 | auto | 200.0 |" in text
     assert "4.00" in text
-
-
-def test_options(capsys: pytest.CaptureFixture[str]) -> None:
-    found = options.parser().parse_args(["masks"])
-    assert (found.bench, found.peers, found.rounds) == ("masks", ["cudnn"], 13)
-    with pytest.raises(SystemExit):
-        bench.main(["masks", "--rounds", "0"])
-    assert "--rounds: must be at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

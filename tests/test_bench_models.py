@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-import bench
-import numpy as np
 import pytest
-from benchmarks import options, plain, results, summary
+from benchmarks import options, results, summary
 from benchmarks.cells import Cell
-from benchmarks.model_shapes import SHAPES, Shape, chosen, kind_of
+from benchmarks.model_shapes import SHAPES, Shape, kind_of
 from test_bench import HEAD
 from test_bench_tables import PlayedClock, page_of
 
-import cufa
 from cufa.explorer.clock import Call
 from cufa.explorer.race import Budget, CaptureError
 from cufa.variant import Variant
@@ -42,15 +38,6 @@ def test_shapes() -> None:
     assert {kind_of(cell.row()) for _, cell in SHAPES} == {"prompt", "cache", "full", "cross"}
 
 
-def test_shapes_are_chosen_by_name() -> None:
-    assert chosen(None) == list(SHAPES)
-    found = chosen(["flux", "chunk"])
-    assert {shape.model for shape in found} == {"flux", "chunk"}
-    assert found[0] == CHUNK
-    with pytest.raises(ValueError, match="--models: unknown lama; known are llama3-8b; "):
-        chosen(["lama", "flux"])
-
-
 def test_a_cache_is_not_in_l2() -> None:
     pytest.importorskip("cupy")
     from benchmarks.models import sets_of
@@ -64,71 +51,6 @@ def test_a_cache_is_not_in_l2() -> None:
             assert (count - 1) * cache_bytes >= 32 * L2_BYTES > (count - 2) * cache_bytes
         else:
             assert count == 1
-
-
-# peers
-
-
-@pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Play PyTorch; what is returned holds the modules that peers ask."""
-    pytest.importorskip("cupy")
-    names = ("torch", "torch.nn", "torch.nn.attention", "torch.nn.functional")
-    modules = {name: MagicMock() for name in (*names, "torch.nn.attention.bias")}
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return SimpleNamespace(
-        sdpa=modules["torch.nn.functional"].scaled_dot_product_attention,
-        lower_right=modules["torch.nn.attention.bias"].causal_lower_right,
-    )
-
-
-@pytest.mark.parametrize("name", ["fa2", "efficient"])
-def test_sdpa_aligns_a_chunk_at_its_end(torch: Any, name: str) -> None:
-    from benchmarks.peers import PEERS
-
-    operands: Any = SimpleNamespace(cell=CHUNK.cell, torch=lambda: "qkv")
-    PEERS[name](operands)()
-    torch.lower_right.assert_called_once_with(512, 8704)
-    torch.sdpa.assert_called_once_with(
-        "q", "k", "v", attn_mask=torch.lower_right.return_value, enable_gqa=True
-    )
-
-
-def test_a_peer_that_would_align_it_otherwise_refuses(torch: Any) -> None:
-    from benchmarks.peers import PEERS
-
-    operands: Any = SimpleNamespace(cell=CHUNK.cell, torch=lambda: "qkv")
-    with pytest.raises(ValueError, match="for as many queries as keys only"):
-        PEERS["cudnn"](operands)
-    operands.cell = CHUNK.cell._replace(causal=False)
-    PEERS["cudnn"](operands)()
-    torch.sdpa.assert_called_once_with("q", "k", "v", is_causal=False, enable_gqa=True)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_plain_attention_of_other_lengths(causal: bool) -> None:
-    rng = np.random.default_rng(5)
-    q = rng.standard_normal((2, 4, 5, 8)).astype(np.float32)
-    k = rng.standard_normal((2, 2, 9, 8)).astype(np.float32)
-    v = rng.standard_normal((2, 2, 9, 16)).astype(np.float32)
-    out = plain.attention(np, q, k, v, causal=causal, scale=8**-0.5)
-    np.testing.assert_allclose(out, cufa.attention(q, k, v, causal=causal), atol=1e-5)
-
-
-def test_calls_in_turn() -> None:
-    pytest.importorskip("cupy")
-    from benchmarks.calls import Chosen, in_turn
-
-    one = in_turn([lambda: "a"])
-    assert [one(), one()] == ["a", "a"]
-    both = in_turn([lambda: "a", lambda: "b"])
-    assert [both() for _ in range(5)] == list("ababa")
-    context = MagicMock()
-    chosen_ones = in_turn([Chosen(context, lambda: "a"), Chosen(context, lambda: "b")])
-    assert isinstance(chosen_ones, Chosen)
-    assert [chosen_ones(), chosen_ones(), chosen_ones.call()] == ["a", "b", "a"]
-    assert context.call_count == 2
 
 
 # rows and pages
@@ -234,24 +156,6 @@ def test_parts_know_models_and_versions_of_both(
     assert whole["versions"] == {"cupy": "14.2.0", "torch": "2.11.0", "new": "1"}
     with pytest.raises(ValueError, match=r"cupy is '15', and was '14\.2\.0'"):
         results.merged(first, {**then, "versions": {"cupy": "15"}})
-
-
-# the command line
-
-
-def test_options(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["models", "--models", "flux", "whisper enc", "--append"]
-    found = options.parser().parse_args(words)
-    assert (found.models, found.append, found.peers) == (
-        ["flux", "whisper enc"],
-        True,
-        list(options.MODEL_PEERS),
-    )
-    assert options.parser().parse_args(["models"]).models is None
-    with pytest.raises(SystemExit) as stopped:
-        bench.main(["models", "--models", "lama"])
-    assert stopped.value.code == 2
-    assert "--models: unknown lama" in capsys.readouterr().err
 
 
 # on a GPU

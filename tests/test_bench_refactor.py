@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -15,8 +16,8 @@ from unittest.mock import MagicMock
 import bench
 import numpy as np
 import pytest
-from benchmarks import before, environment, options, refactor_compile, results
-from benchmarks.cells import TABLES, Cell, Table
+from benchmarks import before, results
+from benchmarks.cells import Cell
 from benchmarks.report import write_report
 from test_bench import HEAD
 
@@ -53,7 +54,7 @@ def test_both_packages_work_in_one_process(older: Path) -> None:
         assert package.__version__ == "0.0" != cufa.__version__
         assert (package.attention(x, x, x) == cufa.attention(x, x, x)).all()
         assert type(package.explain(x, x, x)) is not type(cufa.explain(x, x, x))
-        theirs = before.part(package, "compiler.source")
+        theirs = importlib.import_module(f"{before.NAME}.compiler.source")
         assert "// as it was\n" in theirs.text("fa2_mma")
         assert "// as it was\n" not in source.text("fa2_mma")
     assert modules.items() <= sys.modules.items()
@@ -69,8 +70,6 @@ def test_the_older_package_imports_nothing_of_the_present_one(older: Path) -> No
             text = path.read_text()
             assert not re.search(r"^\s*(from|import) cufa\b", text, re.MULTILINE), path
             assert '"cufa.' not in text, path
-        variant = package.Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1)
-        assert variant.illegal(before.part(package, "device").named("a100")) is None
         mine = [m for n, m in sys.modules.items() if n.split(".")[0] == before.NAME]
         assert len(mine) > 10
         for module in mine:
@@ -78,14 +77,6 @@ def test_the_older_package_imports_nothing_of_the_present_one(older: Path) -> No
                 home = value.__name__ if isinstance(value, ModuleType) else None
                 home = home or getattr(value, "__module__", None) or ""
                 assert str(home).split(".")[0] != "cufa", (module, name)
-
-
-def test_parts_that_moved_are_found(older: Path) -> None:
-    with before.loaded(str(older)) as package:
-        found = before.part(package, "no.such.room", "planner.plan")
-        assert found.__name__ == f"{before.NAME}.planner.plan"
-        with pytest.raises(ImportError, match="none of nothing, never"):
-            before.part(package, "nothing", "never")
 
 
 def test_neither_finds_what_the_user_has_compiled(
@@ -210,27 +201,6 @@ def test_short_calls_are_replayed(played: Any, older: Path) -> None:
     assert played.asked[0][0] == "fa2_mma"
 
 
-def test_both_or_none_are_replayed(
-    played: Any,
-    older: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from cufa.explorer.race import CaptureError
-
-    def capture(call: Call, calls: int) -> Call:
-        if call() > 0.1:
-            raise CaptureError("it allocates")
-        return lambda: 1e3
-
-    played.ms = 0.1
-    monkeypatch.setattr(played.graphs, "capture", capture)
-    (row,) = list(played.run(older).rows(["mma"], [64], [512]))[:1]
-    assert "replayed" not in row
-    assert row["cufa"] / row["peers"]["before"] == pytest.approx(1.1, rel=1e-4)
-    assert "before is timed by events: it allocates" in capsys.readouterr().err
-
-
 def test_cells_that_one_cannot_run_are_counted(
     played: Any, older: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,16 +208,6 @@ def test_cells_that_one_cannot_run_are_counted(
     assert list(field.rows(["fp16"], [256], [512])) == []
     assert field.failed == 2
     assert "float16 d256 causal s512 b32 h8: left out" in capsys.readouterr().err
-
-
-def test_tables() -> None:
-    assert [len(table.cells()) for table in TABLES.values()] == [36, 36, 36, 24]
-    assert {(name, table.dtype, table.kernel) for name, table in TABLES.items()} == {
-        ("prefill", "bfloat16", None),
-        ("fp16", "float16", None),
-        ("mma", "bfloat16", "fa2_mma"),
-        ("fp32", "float32", "fa2_fp32"),
-    }
 
 
 # result files
@@ -294,64 +254,6 @@ def test_pages(tmp_path: Path) -> None:
     assert "| 99.5 | 100.0 | 0.995 |" in text
 
 
-# what compiling takes
-
-
-def test_compiling_is_compared_variant_by_variant(
-    monkeypatch: pytest.MonkeyPatch, older: Path, tmp_path: Path
-) -> None:
-    pytest.importorskip("matplotlib")
-    turns: list[str] = []
-
-    def compile_s(found: refactor_compile.Source) -> float:
-        assert "-arch=sm_90a" in found.options
-        old = "// as it was\n" in found.text
-        turns.append("before" if old else "after")
-        return (1.0 if old else 1.1) + 1 / len(turns)
-
-    monkeypatch.setattr(refactor_compile, "TABLES", {"one": Table("float32", (64,), "fa2_fp32")})
-    monkeypatch.setattr(refactor_compile, "_compile_s", compile_s)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)  # one variant at a time
-    monkeypatch.setenv("CUFA_TUNED", "1")
-    rows = list(refactor_compile.rows(str(older), ["one"], "h200", rounds=3))
-    # Six lengths each run the same variant, causal or not.
-    assert len(rows) == len({found["variant"] for found in rows}) == 2
-    assert turns == ["before", "after", "after", "before", "before", "after"] * 2
-    for found in rows:
-        assert found["variant"] == found["before"]
-        assert found["cold_s"] > found["before_cold_s"] > 1
-    path = tmp_path / "h200-refactor-compile.json"
-    head = {**HEAD, "bench": "refactor-compile", "ceilings": {}, "before": "abc"}
-    results.write(path, {**head, "rows": rows})
-    page, plot = write_report(path)
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    assert "| **largest** |  |  | 1." in page.read_text()
-    assert "ceilings" not in page.read_text()
-
-
-def test_compiling_needs_no_gpu(
-    monkeypatch: pytest.MonkeyPatch, older: Path, tmp_path: Path
-) -> None:
-    """The command as it is given, with what it compiles for real, but few of it."""
-    pytest.importorskip("cupy")
-    table = Table("float32", (64,), "fa1_fp32")
-    monkeypatch.setitem(TABLES, "fp32", table)
-    monkeypatch.setattr(environment, "device_name", None)
-    monkeypatch.setenv("CUFA_TUNED", "1")
-    out = tmp_path / "out.json"
-    words = ["refactor", "--compile", "--tables", "fp32", "--rounds", "1", "--commit", "abc"]
-    assert bench.main([*words, "--before", str(older), "--out", str(out)]) == 0
-    found = results.read(out)
-    assert (found["bench"], found["device"], found["before"]) == (
-        "refactor-compile",
-        "h200",
-        "older",
-    )
-    assert "--before older" in found["command"]
-    assert all(r["variant"].startswith("fa1_fp32<float, ") for r in found["rows"])
-    assert len(found["rows"]) == 2
-
-
 # the command line
 
 
@@ -363,7 +265,6 @@ def test_compiling_needs_no_gpu(
         ("refactor --before {older} --tables gqa", "gqa"),
         ("refactor --before {older} --rounds 0", "--rounds"),
         ("refactor --before {older} --seq 500", "500"),
-        ("refactor --before {older} --compile --gpu voodoo", "voodoo"),
     ],
 )
 def test_bad_arguments(
@@ -373,22 +274,3 @@ def test_bad_arguments(
         bench.main(words.format(older=older).split())
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_part_of_another_run_is_not_added_to(
-    older: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("cupy")
-    monkeypatch.setattr(options.machine, "current_gpu", lambda remedy: None)
-    monkeypatch.setattr(environment, "device_name", lambda: "NVIDIA H200")
-    monkeypatch.setattr(environment, "driver_version", lambda: "580.1")
-    path = tmp_path / "x.json"
-    results.write(path, part([row(512, "fa2_mma")]))
-    words = ["refactor", "--before", str(older), "--append", "--out", str(path)]
-    with pytest.raises(SystemExit) as stopped:
-        bench.main(words)
-    assert stopped.value.code == 2
-    assert "and was '0000" in capsys.readouterr().err

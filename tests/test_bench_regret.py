@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import bench
 import pytest
-from benchmarks import drawn, environment, options, results
+from benchmarks import drawn, results
 from benchmarks.cells import Cell
 from played_stage import PlayedStage
 from test_bench import HEAD
@@ -66,64 +65,6 @@ def test_parts_are_all_of_them() -> None:
     assert collections.Counter(cell for part in parts for cell in part) == dict.fromkeys(cells, 1)
     dims = [cell.d for part in parts for cell in part]
     assert dims == sorted(dims)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("jit --rounds 0", "--rounds: must be at least 1, not '0'"),
-        ("jit --at-once 0", "--at-once: must be at least 1, not '0'"),
-        ("jit --rounds many", "--rounds: must be at least 1, not 'many'"),
-        ("regret --part 3/2", "'3/2' is not like 2/3"),
-        ("regret --part half", "'half' is not like 2/3"),
-        ("regret --kernels fa2_fp32", "fa2_fp32"),
-        ("regret --problems 0", "--problems and --part leave none"),
-        ("regret --problems 1 --part 1/2", "--problems and --part leave none"),
-    ],
-)
-def test_bad_arguments(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        bench.main(words.split())
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_options() -> None:
-    found = options.parser().parse_args(["regret", "--seed", "2", "--part", "2/3"])
-    assert (found.seed, found.problems, found.part) == (2, 60, (2, 3))
-    assert options.drawn_of(found) == drawn.part_of(drawn.cells(2, 60), 2, 3)
-    assert len(options.drawn_of(options.parser().parse_args(["regret"]))) == 60
-
-
-def test_parts_come_together_in_one_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("cupy")
-    from benchmarks import regret
-
-    class Played:
-        failed = 0
-
-        def __init__(self, cells: list[Cell], seed: int, kernels: None) -> None:
-            self._rows = [{**cell.row(), **FOUND, "seed": seed} for cell in cells]
-
-        def rows(self) -> Iterator[dict[str, Any]]:
-            yield from self._rows
-
-    monkeypatch.setattr(regret, "Regret", Played)
-    monkeypatch.setattr(options.machine, "current_gpu", lambda remedy: H200)
-    monkeypatch.setattr(environment, "device_name", lambda: "NVIDIA H200")
-    monkeypatch.setattr(environment, "driver_version", lambda: "580.1")
-    monkeypatch.setattr(bench, "_ceilings", lambda: HEAD["ceilings"])
-    path = tmp_path / "found.json"
-    words = ["regret", "--append", "--commit", "abc", "--out", str(path), "--part"]
-    for part in ("1/2", "2/2", "2/2"):
-        assert bench.main([*words, part]) == 0
-        assert capsys.readouterr().out.startswith("30 rows in ")
-    found = results.read(path)
-    asked = [{name: row[name] for name in Cell._fields} for row in found["rows"]]
-    assert asked == [cell.row() for cell in drawn.part_of(drawn.cells(1, 60), 1, 1)]
-    assert found["command"].count(" && ") == 1
 
 
 # who races
@@ -203,13 +144,6 @@ def test_rows(rows_of: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -
     assert err.count("is left out: it waits") == err.count("is wrong: error") == 1
 
 
-def test_the_planners_choice_may_be_the_best(rows_of: Callable[..., Any]) -> None:
-    (row,), failed, planned = rows_of()
-    assert row["best"] == row["planned"] == str(planned)
-    assert row["best_us"] == row["planned_us"]
-    assert failed == 0
-
-
 @pytest.mark.parametrize("word", ["wrong 1.2", "uncompiled", "illegal", "right 0.75"])
 def test_without_the_planners_choice_there_is_no_row(
     word: str, rows_of: Callable[..., Any], capsys: pytest.CaptureFixture[str]
@@ -218,24 +152,6 @@ def test_without_the_planners_choice_there_is_no_row(
     assert rows == []
     assert failed == 1
     assert "left out, as the planner's choice is" in capsys.readouterr().err
-
-
-def test_other_kernels_can_be_explored(rows_of: Callable[..., Any]) -> None:
-    (few,), _, _ = rows_of()
-    (more,), failed, _ = rows_of(kernels=("fa3_wgmma", "fa2_mma"))
-    assert more["variants"] > few["variants"]
-    assert failed == 0
-
-
-def test_kernels_that_this_gpu_has_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("cupy")
-    monkeypatch.setattr(options.machine, "current_gpu", lambda remedy: devices.named("a100"))
-    with pytest.raises(SystemExit) as stopped:
-        bench.main(["regret", "--kernels", "fa3_wgmma"])
-    assert stopped.value.code == 2
-    assert "--kernels: fa3_wgmma does not run on a100" in capsys.readouterr().err
 
 
 # pages

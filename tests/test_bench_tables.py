@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-import bench
-import ml_dtypes
 import numpy as np
 import pytest
-from benchmarks import options, plain, results
-from benchmarks.cells import Cell, gqa_cells, headdim_cells
+from benchmarks import plain, results
+from benchmarks.cells import Cell
 from benchmarks.report import write_report
 from test_bench import HEAD
 
@@ -42,53 +39,6 @@ def page_of(tmp_path: Path, bench_name: str, rows: list[dict[str, Any]]) -> str:
     return page.read_text()
 
 
-# cells and the command line
-
-
-def test_gqa_cells() -> None:
-    cells = options.cells_of(options.parser().parse_args(["gqa"]))
-    assert [(c.causal, c.sq) for c in cells] == [
-        (causal, s) for causal in (False, True) for s in (2048, 8192, 32768)
-    ]
-    assert {(c.dtype, c.b, c.hq, c.hk, c.d, c.dv) for c in cells} == {
-        ("bfloat16", 1, 64, 8, 128, 128)
-    }
-    assert cells[0].q_shape == (1, 64, 2048, 128)
-    assert cells[0].k_shape == cells[0].v_shape == (1, 8, 2048, 128)
-    words = ["gqa", "--dtype", "float16", "bfloat16", "--seq", "700"]
-    few = options.cells_of(options.parser().parse_args(words))
-    assert [(c.dtype, c.sq) for c in few] == [("float16", 700)] * 2 + [("bfloat16", 700)] * 2
-
-
-def test_head_dims_differ_in_nothing_else() -> None:
-    for causal in (False, True):
-        cells = headdim_cells(causal)
-        assert len({(c.d, c.dv) for c in cells}) == len(cells) == 8
-        assert {c._replace(d=1, dv=1) for c in cells} == {
-            Cell("bfloat16", 2, 16, 16, 8192, 8192, 1, 1, causal)
-        }
-    assert str(cells[5]) == "bfloat16 d192/128 causal s8192 b2 h16"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("gqa --seq 0", "0 is not positive"),
-        ("gqa --dtype float32", "float32"),
-        ("gqa --peers cudn", "cudn"),
-        ("headdims --rounds 0", "--rounds"),
-        ("sustained --seconds 0", "--seconds"),
-        ("sustained --pause -1", "--pause"),
-    ],
-)
-def test_bad_arguments(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("cupy")
-    with pytest.raises(SystemExit) as stopped:
-        bench.main(words.split())
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
-
-
 # contestants
 
 
@@ -98,40 +48,6 @@ def test_plain_attention_of_grouped_heads() -> None:
     k, v = (rng.standard_normal((2, 2, 9, 8)).astype(np.float32) for _ in "kv")
     out = plain.attention(np, q, k, v, causal=True, scale=8**-0.5)
     np.testing.assert_allclose(out, cufa.attention(q, k, v, causal=True), atol=1e-5)
-
-
-def test_bfloat16_beside_float16() -> None:
-    pytest.importorskip("cupy")
-    from benchmarks.peers import PEERS
-
-    rng = np.random.default_rng(6)
-    q, k, v = (rng.standard_normal((1, 2, 5, 8)).astype(np.float16) for _ in "qkv")
-    cell = Cell("float16", 1, 2, 2, 5, 5, 8, 8, True)
-    operands: Any = SimpleNamespace(cell=cell, q=q, k=k, v=v)
-    out = PEERS["cufa_bfloat16"](operands)()
-    assert out.dtype == ml_dtypes.bfloat16
-    exact = cufa.attention(*(x.astype(np.float32) for x in (q, k, v)), causal=True)
-    np.testing.assert_allclose(out.astype(np.float32), exact, atol=0.05)
-    operands.cell = cell._replace(dtype="bfloat16")
-    with pytest.raises(ValueError, match="float16, not bfloat16"):
-        PEERS["cufa_bfloat16"](operands)
-
-
-@pytest.mark.parametrize("heads_kv", [2, 8])
-def test_sdpa_is_told_of_grouped_heads(heads_kv: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cupy")
-    from benchmarks.peers import PEERS
-
-    modules = {name: MagicMock() for name in ("torch", "torch.nn", "torch.nn.attention")}
-    functional = MagicMock()
-    for name, module in {**modules, "torch.nn.functional": functional}.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    cell = Cell("bfloat16", 1, 8, heads_kv, 5, 5, 8, 8, True)
-    operands: Any = SimpleNamespace(cell=cell, torch=lambda: "qkv")
-    PEERS["cudnn"](operands)()
-    functional.scaled_dot_product_attention.assert_called_once_with(
-        "q", "k", "v", is_causal=True, enable_gqa=heads_kv == 2
-    )
 
 
 class PlayedCupy:
@@ -291,26 +207,4 @@ def test_head_dims_are_raced_together(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "| bfloat16 | 192/128 | causal | 8192 | 2 | 16 | 1.23e-03 | 1.23e-03 |\n" in page
 
 
-def test_references() -> None:
-    pytest.importorskip("cupy")
-    from benchmarks.headdims import references
-
-    ours = {(128, 128): 700.0, (192, 192): 650.0}
-    assert references((160, 160), (192, 192), ours) == {"cufa_d128": 700.0, "cufa_padded": 650.0}
-    assert references((80, 80), (96, 96), ours) == {"cufa_d128": 700.0}
-    assert references((192, 192), (192, 192), {}) == {}
-
-
 # pages
-
-
-def test_page_of_gqa(tmp_path: Path) -> None:
-    pytest.importorskip("cupy")
-    pytest.importorskip("matplotlib")
-    rows = [
-        _ready(c, {"cufa": 1, "fa2": 1}).row({"cufa": 600, "fa2": 300})
-        for c in gqa_cells("bfloat16")
-    ]
-    page = page_of(tmp_path, "gqa", rows)
-    assert page.startswith("# Grouped-query attention on NVIDIA H200\n")
-    assert "| bfloat16 | 128 | full | 32768 | 1 | 64/8 | fa3_wgmma | 600.0 | 300.0 | 2.00 |" in page

@@ -89,16 +89,6 @@ def beside(before: str) -> Iterator[ModuleType]:
                 os.environ["CUFA_CACHE_DIR"] = given
 
 
-def part(package: ModuleType, *names: str) -> ModuleType:
-    """Return the first module of a package that is there: it may have moved since."""
-    for name in names:
-        try:
-            return importlib.import_module(f"{package.__name__}.{name}")
-        except ModuleNotFoundError:
-            continue
-    raise ImportError(f"{package.__name__} has none of {', '.join(names)}")
-
-
 def _unpack(before: str, into: Path) -> None:
     """Put the older package into a folder, under its other name."""
     if Path(before).is_dir():

@@ -27,21 +27,18 @@ _PACKAGES = (
 """Packages whose versions are recorded where they are installed."""
 
 
-def describe(
-    bench: str, arguments: list[str], commit: str | None, device: str | None = None
-) -> dict[str, Any]:
+def describe(bench: str, arguments: list[str], commit: str | None) -> dict[str, Any]:
     """Return the head of a result object, all but its ceilings and rows.
 
-    `commit` is for a caller who knows it better than git does here, and `device` for results that
-    no GPU takes part in.
+    `commit` is for a caller who knows it better than git does here.
     """
     return {
         "bench": bench,
         "command": command_line(arguments),
         "commit": commit or git_commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": device or device_name(),
-        "driver": "none" if device else driver_version(),
+        "device": device_name(),
+        "driver": driver_version(),
         "versions": versions(),
     }
 

@@ -18,12 +18,8 @@ from benchmarks.cells import (
     standard_cells,
 )
 from benchmarks.model_shapes import chosen
-from cufa import device as devices
 from cufa.cli import machine
 from cufa.kernel import ATTENTION_KERNELS
-
-COMPILING = "refactor-compile"
-"""The one benchmark that needs no GPU."""
 
 HALF_DTYPES = ("bfloat16", "float16")
 PREFILL_PEERS = (
@@ -95,12 +91,6 @@ def parser() -> argparse.ArgumentParser:
         "headdims", parents=[run, race], help="head dims against each other, in one race"
     )
 
-    sustained = commands.add_parser(
-        "sustained", parents=[run, data], help="speed held for seconds, with clock and power"
-    )
-    sustained.add_argument("--seconds", type=float, default=4.0, help="time of a contestant")
-    sustained.add_argument("--pause", type=float, default=3.0, help="seconds before it")
-
     fp32 = commands.add_parser("fp32", parents=[run, table], help="float32 table")
     fp32.add_argument("--kernel", default="fa2_fp32", help="kernel forced on cufa")
     fp32.add_argument("--peers", nargs="*", default=list(FP32_PEERS), help="besides cufa")
@@ -170,15 +160,6 @@ def parser() -> argparse.ArgumentParser:
         "--at-once", type=_count, default=1, help="processes beside each other (default: 1)"
     )
 
-    explore = commands.add_parser("explore", parents=[run], help="the explorer's own time and aim")
-    explore.add_argument("--kernel", default="fa2_mma", help="kernel to explore")
-    explore.add_argument("--q", default="2,16,8192,128", help="shape of q, k and v")
-    explore.add_argument("--dtype", default="bfloat16", choices=HALF_DTYPES)
-    explore.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True)
-
-    tune = commands.add_parser("tune", parents=[run], help="what tuning the standard table gives")
-    tune.add_argument("--dtype", default="bfloat16", choices=HALF_DTYPES)
-
     regret = commands.add_parser(
         "regret",
         parents=[run, part],
@@ -214,16 +195,6 @@ def parser() -> argparse.ArgumentParser:
         "--tables", nargs="+", default=list(TABLES), choices=TABLES, help="(default: all)"
     )
     refactor.add_argument("--rounds", type=_count, help="samples of each (default: 40)")
-    refactor.add_argument(
-        "--compile",
-        dest="bench",
-        action="store_const",
-        const=COMPILING,
-        default=argparse.SUPPRESS,
-        help="what compiling takes instead; needs no GPU",
-    )
-    refactor.add_argument("--gpu", default="h200", help="to compile for (default: h200)")
-
     fit = commands.add_parser("fit", help="the planner's costs from a result of costs")
     fit.add_argument("file", type=Path, help="such as docs/benchmarks/h200-costs.json")
 
@@ -277,7 +248,7 @@ def cells_of(options: argparse.Namespace) -> list[Cell]:
 
 def forced_kernel(options: argparse.Namespace) -> str | None:
     """Return the kernel forced on cufa in all of a run, as `cufa.attention` takes it, or None."""
-    if options.bench not in (*_WITH_PEERS, "host", "explore") or options.kernel == "auto":
+    if options.bench not in (*_WITH_PEERS, "host") or options.kernel == "auto":
         return None
     return str(options.kernel)
 
@@ -305,12 +276,9 @@ def check(options: argparse.Namespace) -> None:
             raise ValueError("--batch and --prompt must be at least 1")
         if options.new < LEAST_NEW:
             raise ValueError(f"--new must be at least {LEAST_NEW}: the first tokens do not count")
-    if options.bench == "sustained" and not (options.seconds > 0 and options.pause >= 0):
-        raise ValueError("--seconds must be more than 0 and --pause at least 0")
     if getattr(options, "before", None) is not None:
         before.resolve(options.before)
-    if options.bench in ("refactor", COMPILING):
-        devices.named(options.gpu)
+    if options.bench == "refactor":
         for name in options.tables:
             TABLES[name].cells(options.head_dim, options.seq)
     machine.check_compiler()
@@ -318,8 +286,7 @@ def check(options: argparse.Namespace) -> None:
         from benchmarks.peers import check_names  # which imports CuPy
 
         check_names(options.peers)
-    if options.bench != COMPILING:
-        device = machine.current_gpu("calls are timed, and need one")
-        for name in getattr(options, "kernels", None) or ():
-            if not ATTENTION_KERNELS[name].runs_on(device):
-                raise ValueError(f"--kernels: {name} does not run on {device.name}")
+    device = machine.current_gpu("calls are timed, and need one")
+    for name in getattr(options, "kernels", None) or ():
+        if not ATTENTION_KERNELS[name].runs_on(device):
+            raise ValueError(f"--kernels: {name} does not run on {device.name}")

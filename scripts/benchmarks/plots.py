@@ -19,13 +19,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure = canvas()
     rows = result["rows"]
     if result["bench"] == "jit":
-        _draw_seconds(figure, rows, {"cold_s": "cold cache", "warm_s": "warm disk cache"})
-    elif result["bench"] == "refactor-compile":
-        _draw_seconds(figure, rows, {"before_cold_s": "before", "cold_s": "cufa"})
+        _draw_seconds(figure, rows)
     elif result["bench"] == "refactor":
         _draw_ratios(figure, rows)
-    elif result["bench"] == "explore":
-        _draw_explore(figure, rows)
     elif result["bench"] == "models":
         _draw_models(figure, rows)
     elif result["bench"] == "decode":
@@ -38,7 +34,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         _draw_regret(figure, rows)
     elif result["bench"] == "costs":
         _draw_costs(figure, result)
-    elif result["bench"] in ("headdims", "sustained"):
+    elif result["bench"] == "headdims":
         _draw_dims(figure, rows)
     elif all(row["unit"] == "us" for row in rows):
         _draw_bars(figure, rows)
@@ -137,17 +133,6 @@ def _draw_bars(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
         if "case" in row:
             axes.set_title(row["case"], fontsize=9)
     panels[-1].set_xlabel("us a call (less is better)")
-
-
-def _draw_explore(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """Draw the time of each run's winner beside that of the fastest variant."""
-    figure.set_size_inches(8, 1 + 0.8 * len(rows))
-    axes = figure.subplots()
-    for i, row in enumerate(rows):
-        axes.barh(i + 0.2, row["winner_us"], 0.4, color=_CUFA_COLOUR)
-        axes.barh(i - 0.2, row["best_us"], 0.4, color=_PEER_COLOURS[0])
-    axes.set_yticks(range(len(rows)), [f"run {i + 1}" for i in range(len(rows))])
-    axes.set_xlabel("us: the winner (red), the fastest when all are timed (blue)")
 
 
 def _draw_ratios(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
@@ -258,13 +243,15 @@ def _draw_points(
     figure.legend(loc="outside lower center", ncols=len(series) or 1, fontsize=8)
 
 
-def _draw_seconds(figure: Any, rows: Sequence[dict[str, Any]], bars: Mapping[str, str]) -> None:
-    """Draw two bars a variant, by their keys and what they are called."""
+def _draw_seconds(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw two bars a variant: its time from a cold cache and from a warm one."""
     figure.set_size_inches(7.2, 1.2 + 0.36 * len(rows))
     axes = figure.subplots()
     places = range(len(rows))
-    looks = ((-0.2, _PEER_COLOURS[0]), (0.2, _CUFA_COLOUR))
-    for (shift, colour), (key, label) in zip(looks, bars.items(), strict=True):
+    for shift, colour, key, label in (
+        (-0.2, _PEER_COLOURS[0], "cold_s", "cold cache"),
+        (0.2, _CUFA_COLOUR, "warm_s", "warm disk cache"),
+    ):
         seconds = [row[key] for row in rows]
         drawn = axes.barh([p + shift for p in places], seconds, 0.38, color=colour, label=label)
         axes.bar_label(drawn, fmt="%.3f", padding=3, fontsize=7)

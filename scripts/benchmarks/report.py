@@ -17,7 +17,6 @@ from benchmarks.tables import (
     CELL,
     Columns,
     Row,
-    card_table,
     cell_table,
     error_summary,
     error_table,
@@ -36,12 +35,9 @@ _TITLES = {
     "prefill": "Prefill",
     "gqa": "Grouped-query attention",
     "headdims": "Head dims",
-    "sustained": "Speed held for seconds",
     "fp32": "float32",
     "host": "Host cost of a call",
     "jit": "First call in a new process",
-    "explore": "The explorer",
-    "tune": "The standard table, tuned",
     "models": "Shapes of real models",
     "decode": "Decoding",
     "masks": "Masks, biases and unequal lengths",
@@ -49,7 +45,6 @@ _TITLES = {
     "regret": "The planner's choice and the fastest variant",
     "costs": "What the planner's costs are found from",
     "refactor": "The standard tables before and after",
-    "refactor-compile": "What compiling takes, before and after,",
 }
 
 
@@ -76,10 +71,6 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
     parts = [title, _origin(result, source), f"![{bench}]({plot})"]
     if bench == "jit":
         parts.append(_jit_table(rows))
-    elif bench == "explore":
-        parts.append(_explore_table(rows))
-    elif bench == "refactor-compile":
-        parts.append(_compile_table(rows))
     elif bench == "generate":
         parts.append(_generate_table(rows))
     elif bench == "regret":
@@ -100,8 +91,6 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
         )
         by = by or ("dtype",)
         parts += [f"{ratios}:\n\n{summary(rows, by)}", cell_table(rows)]
-        if bench == "sustained":
-            parts.append(card_table(rows))
     if any("cufa_maxerr" in row for row in rows) and bench != "refactor":
         parts += [error_summary(rows), error_table(rows)]
     return "\n\n".join(parts) + "\n"
@@ -150,35 +139,6 @@ def _generate_table(rows: Sequence[Row]) -> str:
         "attention": lambda row: f"{row['attention_share']:.1%}",
     }
     return f"New tokens a second, of all sequences together:\n\n{table_of(rows, columns)}"
-
-
-def _compile_table(rows: Sequence[Row]) -> str:
-    quotients = [row["cold_s"] / row["before_cold_s"] for row in rows]
-    lines = [
-        [f"`{row['variant']}`", f"{row['cold_s']:.3f}", f"{row['before_cold_s']:.3f}", f"{q:.3f}"]
-        for row, q in zip(rows, quotients, strict=True)
-    ]
-    if rows:
-        lines.append(["**geometric mean**", "", "", f"{geomean(quotients):.3f}"])
-        lines.append(["**largest**", "", "", f"{max(quotients):.3f}"])
-    return table(["variant", "seconds of the processor", "before", "quotient"], lines)
-
-
-def _explore_table(rows: Sequence[Row]) -> str:
-    head = ["variants", "s, cold", "winner", "us", "fastest when all are timed", "us", "quotient"]
-    lines = [
-        [
-            row["variants"],
-            f"{row['seconds']:.0f}",
-            f"`{row['winner']}`",
-            f"{row['winner_us']:.1f}",
-            f"`{row['best']}`",
-            f"{row['best_us']:.1f}",
-            f"{row['best_us'] / row['winner_us']:.3f}",
-        ]
-        for row in rows
-    ]
-    return table(head, lines)
 
 
 def _models_parts(rows: Sequence[Row]) -> list[str]:

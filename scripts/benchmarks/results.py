@@ -40,20 +40,6 @@ _FIGURES = {
     "peers": dict,
 }
 _JIT = {"variant": str, "cold_s": (int, float), "warm_s": (int, float)}
-_EXPLORE = {
-    "variants": int,
-    "seconds": (int, float),
-    "winner": str,
-    "winner_us": (int, float),
-    "best": str,
-    "best_us": (int, float),
-}
-_COMPILE = {
-    "variant": str,
-    "before": str,
-    "cold_s": (int, float),
-    "before_cold_s": (int, float),
-}
 _REGRET = {
     **_CELL,
     "seed": int,
@@ -79,15 +65,12 @@ _GENERATE = {
 _OTHER_ROWS: dict[str, dict[str, Any]] = {
     "generate": _GENERATE,
     "jit": _JIT,
-    "explore": _EXPLORE,
-    "refactor-compile": _COMPILE,
     "regret": _REGRET,
     "costs": {**_CELL, "us": dict},
 }
-_CARD = ("clock_mhz", "power_w")
 _OF_ONE_KERNEL = ("prefill", "gqa", "models")
-_WITHOUT_CEILINGS = ("refactor-compile", "costs")
-"""Which need no GPU, or of which only quotients count."""
+_WITHOUT_CEILINGS = ("costs",)
+"""Only quotients of these times count."""
 _MORE = ("kernel", "model", "seed", "page_size", "feature")
 """What tells rows of one cell apart, where they have it."""
 
@@ -127,8 +110,6 @@ def validate(result: Any) -> None:
         unknown = set(row.get("replayed", ())) - {"cufa", *row["peers"]}
         if unknown:
             raise ValueError(f"{where}.replayed names {', '.join(sorted(unknown))}")
-        if result["bench"] == "sustained":
-            _check_card(where, row)
 
 
 def figures(row: dict[str, Any]) -> str:
@@ -203,16 +184,6 @@ def _check_fields(where: str, value: Any, fields: dict[str, Any]) -> None:
         found = value[name]
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
             raise ValueError(f"{where}.{name} is {found!r}")
-
-
-def _check_card(where: str, row: dict[str, Any]) -> None:
-    for name in _CARD:
-        _check_fields(where, row, {f"cufa_{name}": object, f"peers_{name}": dict})
-        values = {f"cufa_{name}": row[f"cufa_{name}"]}
-        values |= {f"peers_{name}.{peer}": value for peer, value in row[f"peers_{name}"].items()}
-        for field, value in values.items():
-            if value is not None:
-                _check_number(f"{where}.{field}", value)
 
 
 def _check_number(where: str, value: Any) -> None:

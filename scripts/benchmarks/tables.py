@@ -1,4 +1,4 @@
-"""The tables of a page: columns of rows, ratios, errors, clock and power."""
+"""The tables of a page: columns of rows, ratios and errors."""
 
 from __future__ import annotations
 
@@ -110,15 +110,6 @@ def _timing_words(row: Row) -> str:
     if not by_events:
         return "graph"
     return "events" if len(by_events) == len(names) else f"graph; {', '.join(by_events)}: events"
-
-
-def card_table(rows: Sequence[Row]) -> str:
-    """Return a table of the clock and the power while each contestant ran."""
-    names = ["cufa", *peer_names(rows)]
-    clock, power = figures(names, "_clock_mhz", ", MHz"), figures(names, "_power_w", ", W")
-    columns = {**CELL, **clock, **power}
-    text = "Clock of the multiprocessors and power of the card meanwhile:"
-    return f"{text}\n\n{table_of(rows, columns)}"
 
 
 def error_summary(rows: Sequence[Row]) -> str:
