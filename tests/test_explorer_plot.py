@@ -11,7 +11,6 @@ import pytest
 from findings import CEILINGS, compiled, timed
 
 from cufa.explorer.exploration import Exploration
-from cufa.explorer.plot_style import Style
 from cufa.explorer.result import Row
 from cufa.problem import Problem
 from cufa.variant import Variant
@@ -112,11 +111,11 @@ def test_a_switch_has_a_marker_and_a_label_of_its_own() -> None:
     shown = texts(figure)
     assert "2 stages, 8 warps\n" in shown
     assert "2 stages, 8 warps, ping_pong\n" in shown
-    style = Style([*STATIC, *others])
-    looks = {tuple(style.look(row.variant).values()) for row in (*STATIC, *others)}
+    lines = figure.axes[0].get_lines()
+    looks = {(line.get_color(), line.get_marker()) for line in lines if line.get_ms() == 5.5}
     assert len(looks) == 2 * 2 * 2  # stages, warps, ping_pong
-    places = [style.x(row.variant) for row in (*STATIC, *others)]
-    assert len(set(places)) == len(places)
+    places = [x for line in lines if line.get_ms() == 5.5 for x in line.get_xdata()]
+    assert len(set(places)) == len(places) == 2 * len(STATIC)
 
 
 def test_the_legend_fits_the_figure() -> None:

@@ -6,24 +6,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cufa import optional
-from cufa.explorer.plot_style import (
-    BEST,
-    INK,
-    Style,
-    finish,
-    legend_columns,
-    points,
-    ring,
-    tile_name,
-)
 from cufa.explorer.result import Findings, Row
-from cufa.explorer.table import problem_text
+from cufa.explorer.table import flags, problem_text
 from cufa.explorer.work import flops, nbytes
+from cufa.variant import Variant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which also colour-blind readers tell apart.
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442")
+_MARKERS = ("o", "s", "D", "P", "X", "v")
+_BEST, _INK = "#d55e00", "#333333"
+_SPREAD = 0.6
+"""Width over which the variants of one tile are spread, where tiles are 1 apart."""
+
+_Height = Callable[[Row], float]
 
 
 def figure(found: Findings) -> Figure:
@@ -41,152 +40,147 @@ def figure(found: Findings) -> Figure:
     drawn = Figure(layout="constrained")
     FigureCanvasAgg(drawn)
     title = f"{problem_text(found.problem)}  ({found.device.name}, {found.arch})"
-    drawn.suptitle(title, fontsize=11, color=INK)
+    drawn.suptitle(title, fontsize=11, color=_INK)
     rows = [row for row in found.rows if row.error is None]
     timed = [row for row in rows if row.median_us is not None]
-    axes = _measured(drawn, found, timed) if timed else _static(drawn, found, rows)
-    handles, labels = axes.get_legend_handles_labels()
+    width = 4.5 + 0.3 * len({_tile(row.variant) for row in rows})
+    if timed:
+        drawn.set_size_inches(width + 4.5, 5.6)
+        first, roofline = drawn.subplots(1, 2, width_ratios=(width, 4.5))
+        _draw_tiles(first, found, timed, "time of a call, us (less is better)", _microseconds)
+        _plain_log(first.yaxis, (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
+        _draw_roofline(roofline, found, timed)
+    else:
+        drawn.set_size_inches(width, 7.0)
+        first, lower = drawn.subplots(2, 1)
+        _draw_tiles(first, found, rows, "registers of a thread", lambda row: row.registers or 0)
+        _draw_tiles(lower, found, rows, "occupancy, %", lambda row: 100 * (row.occupancy or 0))
+        lower.set_ylim(bottom=0)
+    handles, labels = first.get_legend_handles_labels()
     if labels:
-        drawn.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=legend_columns(labels, drawn.get_figwidth()),
-            fontsize=8,
-            frameon=False,
-            labelspacing=0.9,
-        )
+        column = 0.6 + 0.07 * max(map(len, labels))  # inches of a legend's column at 8 points
+        columns = max(1, int(drawn.get_figwidth() / column))
+        place: dict[str, Any] = {"loc": "outside lower center", "labelspacing": 0.9}
+        drawn.legend(handles, labels, ncols=columns, fontsize=8, frameon=False, **place)
     return drawn
 
 
-def _static(drawn: Figure, found: Findings, rows: list[Row]) -> Axes:
-    """Draw what is known without a GPU; return the axes whose legend holds for all."""
-    style = Style(rows)
-    drawn.set_size_inches(max(7.0, 2.0 + 0.32 * len(style.places)), 7.0)
-    upper, lower = drawn.subplots(2, 1, sharex=True)
-    panels: tuple[tuple[Axes, str, Callable[[Row], Any]], ...] = (
-        (upper, "registers of a thread", lambda row: row.registers),
-        (lower, "occupancy, %", lambda row: 100 * (row.occupancy or 0)),
-    )
-    for axes, name, y in panels:
-        points(axes, rows, style, y)
-        _mark_planned(axes, found, rows, style, y)
-        style.axis_of_tiles(axes)
-        axes.set_ylabel(name, fontsize=9)
-    upper.tick_params(labelbottom=False)
-    upper.set_xlabel("")
-    lower.set_ylim(bottom=0)
-    return upper
+def _microseconds(row: Row) -> float:
+    return row.median_us or 0.0
 
 
-def _measured(drawn: Figure, found: Findings, rows: list[Row]) -> Axes:
-    """Draw times and the roofline; return the axes whose legend holds for all."""
-    style = Style(rows)
-    width = max(6.0, 1.5 + 0.27 * len(style.places))
-    drawn.set_size_inches(width + 4.5, 5.6)
-    left, right = drawn.subplots(1, 2, width_ratios=(width, 4.5))
-    _draw_times(left, found, rows, style)
-    _draw_roofline(right, found, rows, style)
-    return left
+def _tile(variant: Variant) -> tuple[str, int, int, int, int]:
+    return variant.kernel, variant.head_dim, variant.head_dim_v, variant.bm, variant.bn
 
 
-def _mark_planned(
-    axes: Axes,
-    found: Findings,
-    rows: list[Row],
-    style: Style,
-    y: Callable[[Row], Any],
-) -> None:
-    planned = found.planned
-    row = next((row for row in rows if row.variant == planned), None)
-    if row is not None:
-        ring(axes, style.x(planned), y(row), INK, f"planned: {tile_name(planned)}")
+def _look(variant: Variant) -> tuple[int, int, str]:
+    """Return what colour and marker stand for."""
+    return variant.stages, variant.warps, flags(variant)
 
 
-def _draw_times(axes: Axes, found: Findings, rows: list[Row], style: Style) -> None:
-    def y(row: Row) -> float:
-        return row.median_us or 0.0
+def _words(variant: Variant) -> str:
+    v = variant
+    return f"{v.bm}x{v.bn}, {v.stages} st., {v.warps} w. {flags(v)}".rstrip()
 
+
+def _draw_tiles(axes: Axes, found: Findings, rows: list[Row], label: str, y: _Height) -> None:
+    """Draw a point a variant: those of a tile next to each other, above the tile's name."""
+    rows = sorted(rows, key=lambda row: (*_look(row.variant), row.variant.blocks_per_sm))
+    tiles = sorted({_tile(row.variant) for row in rows})
+    places: dict[Variant, float] = {}
+    for place, tile in enumerate(tiles):
+        group = [row.variant for row in rows if _tile(row.variant) == tile]
+        for i, variant in enumerate(group):
+            places[variant] = place + _SPREAD * ((i + 0.5) / len(group) - 0.5)
+    stages = sorted({row.variant.stages for row in rows})
+    markers = sorted({_look(row.variant)[1:] for row in rows})
+    for look in dict.fromkeys(_look(row.variant) for row in rows):
+        alike = [row for row in rows if _look(row.variant) == look]
+        xs, ys = [places[row.variant] for row in alike], [y(row) for row in alike]
+        colour = _COLOURS[stages.index(look[0]) % len(_COLOURS)]
+        marker = _MARKERS[markers.index(look[1:]) % len(_MARKERS)]
+        name = f"{look[0]} stage{'s' * (look[0] > 1)}, {look[1]} warps"
+        name = ", ".join(filter(None, (name, look[2])))
+        axes.plot(xs, ys, marker, color=colour, ms=5.5, mec="white", mew=0.5, label=name)
+        if y is _microseconds:
+            halves = [y(row) * (row.spread or 0.0) / 2 for row in alike]
+            axes.errorbar(xs, ys, halves, fmt="none", ecolor="#999999", lw=0.8, zorder=1)
+    spilled = [row for row in rows if row.spill_bytes]
+    if spilled:
+        xs, ys = [places[row.variant] for row in spilled], [y(row) for row in spilled]
+        axes.plot(xs, ys, "o", color="white", ms=2.4)
+        hole: dict[str, Any] = {"color": "#777777", "mfc": "white", "mew": 1.8, "ms": 4.5}
+        axes.plot([], [], "o", label="with a hole: spills registers", **hole)
     for row in rows:
-        half = y(row) * (row.spread or 0.0) / 2
-        axes.errorbar(style.x(row.variant), y(row), half, color="#999999", lw=0.8, zorder=2)
-    points(axes, rows, style, y)
-    _mark_planned(axes, found, rows, style, y)
+        if row.variant == found.planned:
+            _ring(axes, places[row.variant], y(row), _INK, f"planned: {_words(row.variant)}", 12)
     best = found.best
-    if best is not None:
-        label = f"best: {tile_name(best.variant)}, {y(best):.4g} us"
-        ring(axes, style.x(best.variant), y(best), BEST, label, 16)
-        axes.axhline(y(best), color=BEST, lw=0.8, ls=":", zorder=1)
-    style.axis_of_tiles(axes)
-    axes.set_yscale("log")
-    _plain_numbers(axes.yaxis, (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
-    axes.set_ylabel("time of a call, us (less is better)", fontsize=9)
+    if y is _microseconds and best is not None:
+        name = f"best: {_words(best.variant)}, {y(best):.4g} us"
+        _ring(axes, places[best.variant], y(best), _BEST, name, 16)
+        axes.axhline(y(best), color=_BEST, lw=0.8, ls=":", zorder=1)
+    several = len({tile[:3] for tile in tiles}) > 1
+    names = [f"{bm}x{bn}" + f" {kernel} {d}/{dv}" * several for kernel, d, dv, bm, bn in tiles]
+    axes.set_xticks(range(len(tiles)), names, rotation=90)
+    axes.set_xlim(-0.7, max(1, len(tiles)) - 0.3)
+    axes.set_xlabel("tile, bm x bn", fontsize=9)
+    _finish(axes, label)
 
 
-def _draw_roofline(axes: Axes, found: Findings, rows: list[Row], style: Style) -> None:
-    problem, ceilings = found.problem, found.ceilings
-    operations = flops(problem)
-    intensity = operations / nbytes(problem)
+def _draw_roofline(axes: Axes, found: Findings, rows: list[Row]) -> None:
+    """Draw each variant's speed under the ceilings, where they were measured."""
+    operations, ceilings = flops(found.problem), found.ceilings
+    intensity = operations / nbytes(found.problem)
 
     def speed(row: Row) -> float:
         return operations / (row.median_us or 1.0) / 1e6
 
-    if ceilings is not None:
-        _draw_ceilings(axes, intensity, ceilings["read_gbs"], ceilings.get("gemm_tflops"))
+    notes: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
     axes.axvline(intensity, color="#999999", lw=0.8, ls=":", zorder=1)
-    for row in rows:
-        look = style.look(row.variant)
-        axes.plot(intensity, speed(row), marker="_", ms=9, color=look["color"], zorder=3)
+    axes.plot([intensity] * len(rows), [speed(row) for row in rows], "_", ms=9, color=_COLOURS[0])
+    if ceilings is not None:
+        gbs, tflops = ceilings["read_gbs"], ceilings.get("gemm_tflops")
+        ridge = intensity if tflops is None else tflops * 1e3 / gbs
+        low, high = min(intensity, ridge) / 8, max(intensity, ridge) * 8
+        roof = high * gbs / 1e3 if tflops is None else tflops
+        xs = [low, roof * 1e3 / gbs, high]
+        axes.plot(xs, [min(x * gbs / 1e3, roof) for x in xs], color=_INK, lw=1.8, zorder=2)
+        axes.annotate(f"memory {gbs:.0f} GB/s", (low, low * gbs / 1e3), (10, 0), **notes)
+        if tflops is not None:
+            text = f"matrix product {tflops:.0f} TFLOP/s"
+            axes.annotate(text, (high, tflops), (0, 8), ha="right", **notes)
     best = found.best
     if best is not None:
-        ring(axes, intensity, speed(best), BEST, "best", 14)
+        _ring(axes, intensity, speed(best), _BEST, "best", 14)
         share = best.ceiling_fraction
-        of = "" if share is None else f"\n{share:.0%} of the ceiling"
-        axes.annotate(
-            f"{speed(best):.3g} TFLOP/s{of}",
-            (intensity, speed(best)),
-            (12, -4),
-            textcoords="offset points",
-            va="top",
-            fontsize=8,
-            color=BEST,
-        )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+        text = f"{speed(best):.3g} TFLOP/s"
+        text += "" if share is None else f"\n{share:.0%} of the ceiling"
+        axes.annotate(text, (intensity, speed(best)), (12, -4), va="top", color=_BEST, **notes)
     axes.set_xlabel("operations a byte of Q, K, V and O", fontsize=9)
-    axes.set_ylabel("TFLOP/s", fontsize=9)
-    finish(axes)
-    _plain_numbers(axes.xaxis, (1.0,))
-    _plain_numbers(axes.yaxis, (1.0, 2.0, 5.0))
+    _finish(axes, "TFLOP/s")
+    _plain_log(axes.xaxis, (1.0,))
+    _plain_log(axes.yaxis, (1.0, 2.0, 5.0))
 
 
-def _draw_ceilings(axes: Axes, intensity: float, gbs: float, tflops: float | None) -> None:
-    """Draw the roof: what memory lets through, and, where it was measured, the matrix product."""
-    ridge = intensity if tflops is None else tflops * 1e3 / gbs
-    low, high = min(intensity, ridge) / 8, max(intensity, ridge) * 8
-    roof = high * gbs / 1e3 if tflops is None else tflops
-    xs = [low, high] if tflops is None else [low, ridge, high]
-    axes.plot(xs, [min(x * gbs / 1e3, roof) for x in xs], color=INK, lw=1.8, zorder=2)
-    notes = [(f"memory {gbs:.0f} GB/s", (low, low * gbs / 1e3), (10, 0), "left")]
-    if tflops is not None:
-        notes.append((f"matrix product {tflops:.0f} TFLOP/s", (high, tflops), (0, 8), "right"))
-    for text, place, offset, side in notes:
-        axes.annotate(
-            text,
-            place,
-            offset,
-            textcoords="offset points",
-            ha=side,
-            va="center",
-            fontsize=8,
-            color=INK,
-        )
+def _ring(axes: Axes, x: float, y: float, colour: str, label: str, size: float) -> None:
+    """Draw a ring around a point."""
+    look: dict[str, Any] = {"mfc": "none", "mec": colour, "mew": 1.6, "clip_on": False}
+    axes.plot([x], [y], "o", ms=size, label=label, zorder=4, **look)
 
 
-def _plain_numbers(axis: Axis, steps: tuple[float, ...]) -> None:
-    """Label a logarithmic axis at these steps of each decade, without powers of ten."""
+def _finish(axes: Axes, label: str) -> None:
+    """Name the vertical axis, and remove frame lines that carry no information."""
+    axes.set_ylabel(label, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", which="both", alpha=0.25, lw=0.6)
+    axes.tick_params(labelsize=8)
+
+
+def _plain_log(axis: Any, steps: tuple[float, ...]) -> None:
+    """Make an axis logarithmic, labelled at these steps of a decade without powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
+    getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
     axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
