@@ -111,7 +111,7 @@ def test_a_switch_has_a_marker_and_a_label_of_its_own() -> None:
     shown = texts(figure)
     assert "2 stages, 8 warps\n" in shown
     assert "2 stages, 8 warps, ping_pong\n" in shown
-    lines = figure.axes[0].get_lines()
+    lines: list[Any] = list(figure.axes[0].get_lines())
     looks = {(line.get_color(), line.get_marker()) for line in lines if line.get_ms() == 5.5}
     assert len(looks) == 2 * 2 * 2  # stages, warps, ping_pong
     places = [x for line in lines if line.get_ms() == 5.5 for x in line.get_xdata()]
