@@ -15,12 +15,11 @@ from cufa.problem import Problem, checked
 from cufa.score import PARTS, edges
 
 FOLDER = Path(cufa.__file__).parent / "kernels"
-HEADERS = "masks", "softcap", "beside", "blocks", "dropout"
 
 
 def struct_of(name: str) -> str:
     """Return the text of a part's struct, or of the template that it is an instance of."""
-    source = "".join((FOLDER / f"{header}.cuh").read_text() for header in HEADERS)
+    source = "".join(header.read_text() for header in FOLDER.rglob("*.cuh"))
     alias = re.search(rf"^using {name} = (\w+)<", source, re.MULTILINE)
     found = re.search(
         rf"^struct {alias[1] if alias else name} .*?^}};", source, re.MULTILINE | re.DOTALL

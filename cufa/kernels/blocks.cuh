@@ -1,6 +1,6 @@
 // Which tiles of keys are visited, by the lists of a cufa.BlockMask.
 #pragma once
-#include "beside.cuh"
+#include "score_arrays.cuh"
 
 // A tile of keys: the one of that number,
 template <bool BLOCKS>

@@ -15,12 +15,12 @@ struct RowWriter {
     __device__ float conclude(const UnitRows& tile, int row, float m, float& l) const {
         if (!FP32) l = Softmax::beyond(m, l);
         float lse = m * m_to_log2;
-        if constexpr (ARGUMENTS::SINKS) lse = Softmax::log_sum_exp(lse, l), p.conclude(l, lse, tile.head(p, row));
+        if constexpr (ARGUMENTS::NEEDS_LSE) lse = Softmax::log_sum_exp(lse, l), p.end_row(l, lse, tile.head(p, row));
         return lse;
     }
     __device__ void write_lse(const UnitRows& tile, int row, float lse, float l) const {
         p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
-            ARGUMENTS::SINKS ? lse : Softmax::log_sum_exp(lse, l);
+            ARGUMENTS::NEEDS_LSE ? lse : Softmax::log_sum_exp(lse, l);
     }
     // Whether so many columns of any row can be written at once, from a multiple of them on.
     __device__ bool can_write(int columns) const {

@@ -187,7 +187,7 @@ struct Fa2Block {
     // The weights that are left of the tile's.
     template <int NT>
     __device__ void drop(float (&rP)[MT][NT][4], int j) const {
-        if constexpr (SCORE::DROPS) {
+        if constexpr (SCORE::DROPS_WEIGHTS) {
             const Tile tile = this->tile();
             p.drop(rP, At{thread_index_anew() % 32, row0(), visits().tile(j) * BN, tile.batch, tile.head});
         }
@@ -196,11 +196,11 @@ struct Fa2Block {
     template <class Softmax, int OT>
     __device__ void finish(Softmax& softmax, float (&rO)[MT][OT][4], float (&lse)[MT][2]) const {
         float divisor[MT][2];
-        softmax.conclude(divisor, lse, SCORE::SINKS || p.lse);
-        if constexpr (SCORE::CONCLUDES) {
+        softmax.conclude(divisor, lse, SCORE::NEEDS_LSE || p.lse);
+        if constexpr (SCORE::ENDS_ROWS) {
             const int head = tile().head;
 #pragma unroll
-            for (int i = 0; i < MT * 2; ++i) p.conclude(divisor[i / 2][i % 2], lse[i / 2][i % 2], head);
+            for (int i = 0; i < MT * 2; ++i) p.end_row(divisor[i / 2][i % 2], lse[i / 2][i % 2], head);
         }
         softmax.divide(rO, divisor);
     }

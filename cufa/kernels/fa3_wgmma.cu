@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         auto look_ahead = [&] { ahead = sWork[round % WORK_STAGES].visits().visit(j - 1); };
         auto pairs = [&] { return Pairs{sQ + PAIRS + (thread_index_anew() - 128) / 32 * Pairs::BYTES}; };
         auto pack_p = [&] {
-            if constexpr (SCORE::DROPS) {
+            if constexpr (SCORE::DROPS_WEIGHTS) {
                 const volatile WorkOfTile& work = sWork[round % WORK_STAGES];
                 const At at{thread_index_anew() % 32, work.q0 + warp_row(), key_tile() * BN, work.batch, work.head, p.pack_log2};
                 score.drop(rS, at);
@@ -583,11 +583,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         // Ends the sums of a tile, and begins the next one's.
         auto conclude = [&] {
             float lse[1][2];
-            softmax.conclude(divisor, lse, SCORE::SINKS || p.lse);
-            if constexpr (SCORE::CONCLUDES) {
+            softmax.conclude(divisor, lse, SCORE::NEEDS_LSE || p.lse);
+            if constexpr (SCORE::ENDS_ROWS) {
                 const PackedRows rows = packed_rows();
 #pragma unroll
-                for (int h = 0; h < 2; ++h) score.conclude(divisor[0][h], lse[0][h], rows.head[h]);
+                for (int h = 0; h < 2; ++h) score.end_row(divisor[0][h], lse[0][h], rows.head[h]);
             }
             if (p.lse) store_lse(lse[0], p, packed_rows());
         };

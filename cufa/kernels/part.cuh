@@ -46,10 +46,10 @@ struct Part {
     // Whether the scores of a key follow each other, and not those of a query: what is the same for all queries is then not
     // kept in registers.
     static constexpr bool BY_KEY = false;
-    // Whether a head has a logit beside those of its keys.
-    static constexpr bool SINKS = false;
-    // Whether weights are dropped, after they have been added up.
-    static constexpr bool DROPS = false;
+    // Whether weights are dropped after they have been added up, by `dropped`.
+    static constexpr bool DROPS_WEIGHTS = false;
+    // Whether it changes a row's divisor and log-sum-exp after the last keys, by `end_row`; and whether it asks for the latter.
+    static constexpr bool ENDS_ROWS = false, NEEDS_LSE = false;
     // Whether a map says which tiles of keys are visited.
     static constexpr bool BLOCKS = false;
     // Whether `sees` leaves out keys before the first, or after the last, that a query sees.
@@ -65,6 +65,8 @@ struct Part {
     __device__ int turn(const Pair& pair) const { return 0; }
     // Whether the query does not see the key; of parts that are PAIRWISE.
     __device__ bool hides(const Pair& pair) const { return false; }
-    // That logit; of parts with SINKS.
-    __device__ float sink(int head) const { return -INF; }
+    // Whether the weights of the keys `key` + {0, 1, 8, 9} are dropped; `key` is even, and less than 8 beyond a multiple of 16.
+    __device__ void dropped(bool (&drops)[4], int batch, int head, int query, int key) const {}
+    // Changes what O is divided by, and the log-sum-exp.
+    __device__ void end_row(float& divisor, float& lse, int head) const {}
 };

@@ -66,9 +66,9 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
     if (!(wanted >> r & 1) || row0 + r >= sequence.seq_q) return;
     float* gO = head_ptr<float>(p.o, tile.batch, tile.head) + (sequence.first_q + row) * p.o.stride_seq + col;
     float divisor = l, lse = 0.f;
-    if constexpr (SCORE::CONCLUDES) {
+    if constexpr (SCORE::ENDS_ROWS) {
         lse = Softmax::log_sum_exp(m * scale, l);
-        score.conclude(divisor, lse, tile.head);
+        score.end_row(divisor, lse, tile.head);
     }
     const float factor = divisor == 0.f ? 0.f : 1.f / divisor;
 #pragma unroll
@@ -77,5 +77,5 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
     if (p.lse && col == 0)
         p.lse[static_cast<long long>((KV::RAGGED ? 0 : tile.batch) * p.heads_q + tile.head) * p.seq_q + sequence.first_q +
               row] =
-            SCORE::CONCLUDES ? lse : Softmax::log_sum_exp(m * scale, l);
+            SCORE::ENDS_ROWS ? lse : Softmax::log_sum_exp(m * scale, l);
 }

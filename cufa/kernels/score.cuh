@@ -1,13 +1,17 @@
 // What stands between S = Q K^T and the softmax: which keys a query sees, and what becomes of a score. A Score is made of
 // parts. Every kernel, on every path, asks only here; a new mask or score expression is a new part.
 #pragma once
-#include "beside.cuh"
+#include "alibi.cuh"
+#include "bias.cuh"
 #include "blocks.cuh"
+#include "causal.cuh"
 #include "divisor.cuh"
 #include "dropout.cuh"
-#include "masks.cuh"
+#include "mask.cuh"
 #include "params.cuh"
+#include "sinks.cuh"
 #include "softcap.cuh"
+#include "window.cuh"
 
 // Where the accumulators of m16n8 products are: `row` and `key` are those of the warp's first score. A lane holds the
 // rows lane / 4 + {0, 8} and the keys 2 (lane % 4) + {0, 1} of each piece. Rows are those of 2^pack_log2 heads, query by
@@ -60,13 +64,14 @@ struct NoTiles {
 template <class... Parts>
 struct Score : Parts... {
     static constexpr bool LINEAR = (Parts::LINEAR && ...), PAIRWISE = (Parts::PAIRWISE || ...);
-    static constexpr bool BY_KEY = (Parts::BY_KEY || ...), SINKS = (Parts::SINKS || ...), DROPS = (Parts::DROPS || ...);
+    static constexpr bool BY_KEY = (Parts::BY_KEY || ...), DROPS_WEIGHTS = (Parts::DROPS_WEIGHTS || ...);
+    static constexpr bool ENDS_ROWS = (Parts::ENDS_ROWS || ...), NEEDS_LSE = (Parts::NEEDS_LSE || ...);
     static constexpr bool BLOCKS = (Parts::BLOCKS || ...);
     // Whether a map knows all tiles in which pairs are hidden one by one.
     static constexpr bool MAPPED = BLOCKS && ((!Parts::PAIRWISE || Parts::BY_KEY) && ...);
     // Whether there are tiles of which no pair is asked for; those alone are then TILTS, or a curve.
     static constexpr bool WHOLE = !PAIRWISE || MAPPED;
-    static constexpr bool STEADY = (Parts::STEADY && ...) && WHOLE && !DROPS;
+    static constexpr bool STEADY = (Parts::STEADY && ...) && WHOLE && !DROPS_WEIGHTS;
     // Whether tiles that all rows see take a step, too.
     static constexpr bool EVERYWHERE = !LINEAR || PAIRWISE;
     // Whether all that is not LINEAR are tilts, or a curve, and nothing is asked of each pair.
@@ -213,18 +218,18 @@ struct Score : Parts... {
         }
     }
 
-    // Between P, which has been added up, and O += P V.
+    // The weights of a tile, between the sums of P and O += P V.
     template <class At, int MT, int NT>
     __device__ void drop(float (&rP)[MT][NT][4], const At& at) const {
-        if constexpr (DROPS) {
+        if constexpr (DROPS_WEIGHTS) {
 #pragma unroll
             for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
                 for (int h = 0; h < 2; ++h)
 #pragma unroll
                     for (int nt = 0; nt < NT; nt += 2) {
-                        bool drops[4];
-                        this->dropped(drops, at.batch, at.head(mt, h), at.query(mt, h), at.key_of(nt, 0));
+                        bool drops[4] = {};
+                        dropped(drops, at.batch, at.head(mt, h), at.query(mt, h), at.key_of(nt, 0));
 #pragma unroll
                         for (int i = 0; i < 4; ++i) set_if_equal(rP[mt][nt + i / 2][2 * h + i % 2], drops[i], true, 0.f);
                     }
@@ -232,31 +237,21 @@ struct Score : Parts... {
     }
     // The same of one weight.
     __device__ float kept(float p, const Pair& pair) const {
-        if constexpr (DROPS)
-            if (this->drops(pair)) return 0.f;
+        if constexpr (DROPS_WEIGHTS) {
+            bool drops[4] = {};
+            dropped(drops, pair.batch, pair.head, pair.query, pair.key & ~9);
+            if (drops[(pair.key >> 3 & 1) * 2 + pair.key % 2]) return 0.f;
+        }
         return p;
     }
 
-    // At the end of a row: what its O is divided by, and its log-sum-exp, with what is beside its keys. A row that saw none
-    // keeps its divisor of 0. Beyond 2^100 times the others' sum, nothing of O is left.
-    static constexpr bool CONCLUDES = SINKS || DROPS;
-    __device__ void conclude(float& divisor, float& lse, int head) const {
-        if constexpr (SINKS) {
-            float logit = -INF;
-            ((logit = Parts::SINKS ? Parts::sink(head) : logit), ...);
-            const float beside = (logit - lse) * LOG2_E;
-            if (lse == -INF) {
-                lse = logit;
-            } else if (logit != -INF) {
-                const float more = 1.f + exp2f(beside);
-                divisor *= more > 0x1p100f ? 0x1p100f : more;  // NaN stays
-                lse = fmaxf(lse, logit) + log1pf(exp2f(-fabsf(beside)));
-            }
-        }
-        if constexpr (DROPS) divisor *= this->dropout_keep;
-    }
+    // The end of a row: what its O is divided by, and its log-sum-exp, after all parts.
+    __device__ void end_row(float& divisor, float& lse, int head) const { (Parts::end_row(divisor, lse, head), ...); }
 
  private:
+    __device__ void dropped(bool (&drops)[4], int batch, int head, int query, int key) const {
+        ((Parts::DROPS_WEIGHTS ? Parts::dropped(drops, batch, head, query, key) : void()), ...);
+    }
     template <bool BEGUN, class Tiles>
     __device__ float changed(float s, float factor, const Pair& pair) const {
         if constexpr (!LINEAR) {

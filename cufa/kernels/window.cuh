@@ -1,17 +1,5 @@
-// Causal masks and windows: which keys a query sees by its place.
 #pragma once
 #include "part.cuh"
-
-struct Causal : Part<Causal> {
-    static constexpr bool RIGHT_EDGE = true, BEHIND = true;
-    __device__ Keys sees(const Sequence& sequence, int query) const { return {0, query + 1 + sequence.diagonal()}; }
-};
-
-// Aligned top-left: query i stands at key i.
-struct TopLeft : Part<TopLeft> {
-    static constexpr bool RIGHT_EDGE = true;
-    __device__ Keys sees(const Sequence& sequence, int query) const { return {0, query + 1}; }
-};
 
 // A window around the key that a query stands at: so many keys before it and after it; fewer than none where negative.
 struct WindowLeft : Part<WindowLeft> {

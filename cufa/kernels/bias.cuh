@@ -1,0 +1,14 @@
+#pragma once
+#include "ptx_convert.cuh"
+#include "score_arrays.cuh"
+
+// An array that is added to the scores.
+template <class T>
+struct Bias : Part<Bias<T>> {
+    static constexpr bool LINEAR = false, STEADY = false;  // -inf hides keys
+    OfPairs<T> bias;
+    __device__ float score(float s, const Pair& pair) const { return fmaf(to_float(bias.at(pair)), LOG2_E, s); }
+};
+using BiasFloat16 = Bias<float16>;
+using BiasBfloat16 = Bias<bfloat16>;
+using BiasFloat32 = Bias<float>;
