@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks import before, drawn
 from benchmarks.cells import (
+    FAMILIES,
     FP32_HEAD_DIMS,
     GQA_SEQS,
     PREFILL_HEAD_DIMS,
@@ -205,13 +206,13 @@ def parser() -> argparse.ArgumentParser:
     refactor = commands.add_parser(
         "refactor",
         parents=[run, data, cells, part],
-        help="the standard tables before a change and after",
+        help="the standard tables, models, masks and decoding before a change and after",
     )
     refactor.add_argument(
         "--before", required=True, help="git's revision before, or a folder with the package cufa"
     )
     refactor.add_argument(
-        "--tables", nargs="+", default=list(TABLES), choices=TABLES, help="(default: all)"
+        "--tables", nargs="+", default=list(FAMILIES), choices=FAMILIES, help="(default: all)"
     )
     refactor.add_argument("--rounds", type=_count, help="samples of each (default: 40)")
     refactor.add_argument(
@@ -311,7 +312,7 @@ def check(options: argparse.Namespace) -> None:
         before.resolve(options.before)
     if options.bench in ("refactor", COMPILING):
         devices.named(options.gpu)
-        for name in options.tables:
+        for name in TABLES.keys() & options.tables:
             TABLES[name].cells(options.head_dim, options.seq)
     machine.check_compiler()
     if options.bench in _WITH_PEERS:

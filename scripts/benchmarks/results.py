@@ -88,7 +88,7 @@ _CARD = ("clock_mhz", "power_w")
 _OF_ONE_KERNEL = ("prefill", "gqa", "models")
 _WITHOUT_CEILINGS = ("refactor-compile", "costs")
 """Which need no GPU, or of which only quotients count."""
-_MORE = ("kernel", "model", "seed", "page_size", "feature")
+_MORE = ("family", "label", "kernel", "model", "seed", "page_size", "feature")
 """What tells rows of one cell apart, where they have it."""
 
 UNITS = ("TFLOP/s", "us")
