@@ -17,16 +17,13 @@ import bench
 import numpy as np
 import pytest
 from benchmarks import before, results
-from benchmarks.cells import Cell
+from benchmarks.cells import FAMILIES, SEQS, Cell
 from benchmarks.report import write_report
 from test_bench import HEAD
 
 import cufa
 from cufa.compiler import source
 from cufa.explorer.clock import Call, Reading
-from cufa.variant import Variant
-
-VARIANT = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 2, 4, 2)
 
 
 @pytest.fixture
@@ -144,15 +141,14 @@ def played(monkeypatch: pytest.MonkeyPatch, older: Path) -> Any:
     pytest.importorskip("cupy")
     from benchmarks import contestants, refactor
 
-    def ready(self: Any, cell: Cell) -> Any:
-        """Return calls as a played GPU has them; before cannot run a head dim of 256."""
-        asked.append((self._kernel, cell))
-        (maker,) = self._makers.values()
-        assert maker.keywords["package"].__version__ == "0.0"
-        calls: dict[str, Any] = {"cufa": lambda: game.ms, "before": lambda: 1.1 * game.ms}
+    def call_of(cell: Cell, kernel: str | None, package: ModuleType) -> Call:
+        """Return a call as a played GPU has it; before cannot run a head dim of 256."""
+        asked.append((kernel, cell))
+        if package.__version__ != "0.0":
+            return lambda: game.ms
         if cell.d == 256:
-            del calls["before"]
-        return contestants.Ready(cell, VARIANT, calls, dict.fromkeys(calls, 1e-3))
+            raise ValueError("head_dim must be less")
+        return lambda: 1.1 * game.ms
 
     def capture(call: Call, calls: int) -> Call:
         ms = call()
@@ -166,7 +162,8 @@ def played(monkeypatch: pytest.MonkeyPatch, older: Path) -> Any:
     monkeypatch.setattr(refactor, "Operands", lambda cell, rng: cell)
     monkeypatch.setattr(contestants, "free_memory", lambda: None)
     monkeypatch.setattr(refactor.graphs, "capture", capture)
-    monkeypatch.setattr(contestants.Contestants, "ready", ready)
+    monkeypatch.setattr(refactor, "cufa_call", call_of)
+    monkeypatch.setattr(refactor.devices, "current", lambda: refactor.devices.named("h200"))
     monkeypatch.setenv("CUFA_CACHE_DIR", "that of the user")
     return game
 
@@ -180,10 +177,10 @@ def test_rows_of_two_tables(played: Any, older: Path, capsys: pytest.CaptureFixt
         for causal in (False, True)
         for s in (512, 1024)
     ]
-    assert [kernel for kernel, _ in played.asked] == [None] * 4 + ["fa2_fp32"] * 4
+    assert [kernel for kernel, _ in played.asked] == [None] * 8 + ["fa2_fp32"] * 8
+    assert [r["family"] for r in rows] == ["prefill"] * 4 + ["fp32"] * 4
     for row in rows:
-        assert row["cufa"] / row["peers"]["before"] == pytest.approx(1.1, rel=1e-4)
-        assert set(row["peers_maxerr"]) == {"before"}
+        assert row["peers"]["before"] / row["cufa"] == pytest.approx(1.1, rel=1e-4)
         assert "replayed" not in row
     assert field.failed == 0
     said = capsys.readouterr().out
@@ -197,7 +194,7 @@ def test_short_calls_are_replayed(played: Any, older: Path) -> None:
     played.ms = 0.1
     (row,) = list(played.run(older).rows(["mma"], [64], [512]))[:1]
     assert row["replayed"] == ["cufa", "before"]
-    assert row["cufa"] / row["peers"]["before"] == pytest.approx(1.1, rel=1e-4)
+    assert row["peers"]["before"] / row["cufa"] == pytest.approx(1.1, rel=1e-4)
     assert played.asked[0][0] == "fa2_mma"
 
 
@@ -210,13 +207,29 @@ def test_cells_that_one_cannot_run_are_counted(
     assert "float16 d256 causal s512 b32 h8: left out" in capsys.readouterr().err
 
 
+def test_families_have_the_cells_of_their_benchmarks() -> None:
+    pytest.importorskip("cupy")
+    from benchmarks import decode, masks, model_shapes, refactor
+
+    found = {name: refactor.cases(name, None, SEQS, 50 << 20) for name in FAMILIES}
+    sizes = {name: len(cases) for name, cases in found.items()}
+    assert sizes == {
+        **{"prefill": 36, "fp16": 36, "mma": 36, "fp32": 24},
+        "models": len(model_shapes.SHAPES),
+        "masks": len(masks.cases()),
+        "decode": 4 * len(decode.cells()),
+    }
+    for cases in found.values():
+        assert len({str(case) for case in cases}) == len(cases)
+
+
 # result files
 
 
 def row(sq: int, kernel: str, cufa: float = 100.0) -> dict[str, Any]:
     cell = Cell("bfloat16", 16384 // sq, 16, 16, sq, sq, 128, 128, False)
     figures = {"kernel": kernel, "unit": "TFLOP/s", "cufa": cufa, "peers": {"before": 100.0}}
-    return {**cell.row(), **figures}
+    return {"family": "prefill" if kernel == "fa3_wgmma" else "mma", **cell.row(), **figures}
 
 
 def part(rows: list[dict[str, Any]], **head: Any) -> dict[str, Any]:
@@ -249,8 +262,8 @@ def test_pages(tmp_path: Path) -> None:
     text = page.read_text()
     assert text.startswith("# The standard tables before and after on NVIDIA H200\n")
     assert "- before: abc\n" in text
-    assert "| bfloat16 | fa3_wgmma | before | 1 | 0.995 | 0.995 | D 128, full, S 512 |" in text
-    assert "| bfloat16 | fa2_mma | before | 1 | 1.020 | 1.020 | D 128, full, S 1024 |" in text
+    assert "| prefill | before | 1 | 0.995 | 0.995 | D 128, full, S 512 |" in text
+    assert "| mma | before | 1 | 1.020 | 1.020 | D 128, full, S 1024 |" in text
     assert "| 99.5 | 100.0 | 0.995 |" in text
 
 

@@ -113,6 +113,9 @@ TABLES = {
 }
 """The standard tables by the names of their result files."""
 
+FAMILIES = (*TABLES, "models", "masks", "decode")
+"""The cells that `refactor` races: the standard tables, and those of the benchmarks so named."""
+
 
 def standard_cells(dtype: str, head_dims: Iterable[int], seqs: Iterable[int] = SEQS) -> list[Cell]:
     """Return the standard table of one dtype: hidden size 2048, 16384 tokens, causal and not.

@@ -94,17 +94,17 @@ class Decoders(Contestants):
     def __init__(self, peers: Iterable[str], older: ModuleType | None = None) -> None:
         peers = list(peers)
         makers = {name: PEERS[name] for name in peers}
-        makers |= {way.name: functools.partial(_call, way=way) for way in WAYS[1:]}
+        makers |= {way.name: functools.partial(call_of, way=way) for way in WAYS[1:]}
         if older is not None:
             exact = (way for way in WAYS if way.unified_max is None)
             makers |= {
-                way.before: functools.partial(_call, way=way, package=older) for way in exact
+                way.before: functools.partial(call_of, way=way, package=older) for way in exact
             }
         super().__init__(None, makers, makers)
 
     def ours(self, operands: Operands) -> Call:
         """Return the call with true maxima on a cache in one piece."""
-        return _call(operands, WAYS[0])
+        return call_of(operands, WAYS[0])
 
     def planned(self, operands: Operands) -> Variant:
         """Return the variant of that call."""
@@ -133,11 +133,11 @@ def taken_again(operands: Operands, way: Way) -> int:
     counter = jit.module(_variant(operands, way), devices.current()).get_global("decode_recomputed")
     count = cupy.ndarray((1,), cupy.int32, counter)
     count[...] = 0
-    _call(operands, way)()
+    call_of(operands, way)()
     return int(count[0])
 
 
-def _call(operands: Operands, way: Way, package: ModuleType = cufa) -> Call:
+def call_of(operands: Operands, way: Way, package: ModuleType = cufa) -> Call:
     """Return the call of a package that decodes in a way."""
     if way.page_size:
         return _paged(operands, way.page_size, package)

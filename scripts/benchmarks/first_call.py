@@ -29,7 +29,7 @@ def of_feature(feature: str, head_dim: int) -> float:
 
     found = (c for c in masks.cases() if (c.feature, c.cell.d) == (feature, head_dim))
     case, rng = next(found), cupy.random.default_rng(0)
-    call, _ = case.call(Operands(case.cell, rng), rng)
+    call, _ = case.call(Operands(case.cell, rng), rng, cufa)
     return seconds_of(call)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import cupy
@@ -43,12 +44,12 @@ class Case(NamedTuple):
     feature : str
     cell : Cell
     call : callable
-        Operands and random numbers -> cufa's call, and the arrays that peers need, too.
+        Operands, random numbers and a package -> its call, and the arrays that peers need, too.
     """
 
     feature: str
     cell: Cell
-    call: Callable[[Operands, Any], tuple[Call, Arrays]]
+    call: Callable[[Operands, Any, ModuleType], tuple[Call, Arrays]]
 
     def __str__(self) -> str:
         """In a few words."""
@@ -63,7 +64,7 @@ def cases() -> list[Case]:
             found += [Case(name, _cell(d, s, True), call) for name, call in _CAUSAL.items()]
         found += [Case(name, _cell(d, _BIAS_SEQ, False), call) for name, call in _FULL.items()]
         found.append(Case("varlen 16", _cell(d, _SEQS[0], True), _varlen))
-        found.append(Case("documents", _cell(d, _TOKENS, True), _with(_documents)))
+        found.append(Case("documents", _cell(d, _TOKENS, True), _documents))
     return found
 
 
@@ -87,7 +88,7 @@ def rows(peers: Iterable[str], clock: Clock, budget: Budget, seed: int) -> Itera
 
     def row_of(case: Case) -> dict[str, Any]:
         operands = Operands(case.cell, rng)
-        ours, arrays = case.call(operands, rng)
+        ours, arrays = case.call(operands, rng, cufa)
         causal = Operands(case.cell._replace(causal=True), rng)
         calls = {CUFA: ours, CAUSAL: cufa_call(causal, None)}
         for name in peers:
@@ -118,13 +119,13 @@ def _cell(d: int, s: int, causal: bool) -> Cell:
 
 def _with(
     make: Callable[[Operands, Any], dict[str, Any]],
-) -> Callable[[Operands, Any], tuple[Call, Arrays]]:
-    """Return what makes a call of cufa.attention with such options."""
+) -> Callable[[Operands, Any, ModuleType], tuple[Call, Arrays]]:
+    """Return a maker of calls of a package's `attention` with these options."""
 
-    def prepared(operands: Operands, rng: Any) -> tuple[Call, Arrays]:
+    def prepared(operands: Operands, rng: Any, package: ModuleType) -> tuple[Call, Arrays]:
         options = {"causal": operands.cell.causal, **make(operands, rng)}
         q, k, v = operands.q, operands.k, operands.v
-        return lambda: cufa.attention(q, k, v, **options), options
+        return lambda: package.attention(q, k, v, **options), options
 
     return prepared
 
@@ -167,26 +168,27 @@ def _alibi_mod(operands: Operands, rng: Any) -> dict[str, Any]:
     return {"score_mod": score_mod}
 
 
-def _documents(operands: Operands, rng: Any) -> dict[str, Any]:
-    """Return a mask of the sequences of `_varlen`, as documents of one sequence."""
+def _documents(operands: Operands, rng: Any, package: ModuleType) -> tuple[Call, Arrays]:
+    """Return a causal call with the sequences of `_varlen` as documents of one sequence."""
     documents = cupy.asarray(np.repeat(np.arange(len(_LENGTHS), dtype=np.int32), _LENGTHS))
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return documents[q_idx] == documents[kv_idx]
 
     sizes = operands.cell.sq, operands.cell.sk
-    tiles = cufa.BlockMask.of(mask_mod, None, None, *sizes, xp=cupy)
-    return {"mask_mod": mask_mod, "block_mask": tiles}
+    tiles = package.BlockMask.of(mask_mod, None, None, *sizes, xp=cupy)
+    options = {"mask_mod": mask_mod, "block_mask": tiles}
+    return _with(lambda operands, rng: options)(operands, rng, package)
 
 
-def _varlen(operands: Operands, rng: Any) -> tuple[Call, Arrays]:
+def _varlen(operands: Operands, rng: Any, package: ModuleType) -> tuple[Call, Arrays]:
     cell = operands.cell
     q, k, v = (
         x.swapaxes(1, 2).reshape(_TOKENS, cell.hq, cell.d)
         for x in (operands.q, operands.k, operands.v)
     )
     offsets = cupy.asarray(np.cumsum([0, *_LENGTHS]).astype(np.int32))
-    return lambda: cufa.attention_varlen(q, k, v, offsets, offsets, causal=True), {}
+    return lambda: package.attention_varlen(q, k, v, offsets, offsets, causal=True), {}
 
 
 _CAUSAL = {

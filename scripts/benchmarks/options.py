@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks import before, drawn
 from benchmarks.cells import (
+    FAMILIES,
     FP32_HEAD_DIMS,
     GQA_SEQS,
     PREFILL_HEAD_DIMS,
@@ -186,13 +187,13 @@ def parser() -> argparse.ArgumentParser:
     refactor = commands.add_parser(
         "refactor",
         parents=[run, data, cells, part],
-        help="the standard tables before a change and after",
+        help="the standard tables, models, masks and decoding before a change and after",
     )
     refactor.add_argument(
         "--before", required=True, help="git's revision before, or a folder with the package cufa"
     )
     refactor.add_argument(
-        "--tables", nargs="+", default=list(TABLES), choices=TABLES, help="(default: all)"
+        "--tables", nargs="+", default=list(FAMILIES), choices=FAMILIES, help="(default: all)"
     )
     refactor.add_argument("--rounds", type=_count, help="samples of each (default: 40)")
     fit = commands.add_parser("fit", help="the planner's costs from a result of costs")
@@ -279,7 +280,7 @@ def check(options: argparse.Namespace) -> None:
     if getattr(options, "before", None) is not None:
         before.resolve(options.before)
     if options.bench == "refactor":
-        for name in options.tables:
+        for name in TABLES.keys() & options.tables:
             TABLES[name].cells(options.head_dim, options.seq)
     machine.check_compiler()
     if options.bench in _WITH_PEERS:

@@ -136,16 +136,16 @@ def _draw_bars(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _draw_ratios(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """Draw a panel a (dtype, kernel), and in it a point a cell: its speed by that before."""
-    groups: dict[tuple[str, str], list[float]] = {}
+    """Draw a panel a family, and in it a point a cell: its speed by that before."""
+    groups: dict[str, list[float]] = {}
     for row in rows:
-        groups.setdefault((row["dtype"], row["kernel"]), []).append(ratio(row, "before"))
+        groups.setdefault(row["family"], []).append(ratio(row, "before"))
     figure.set_size_inches(max(6.4, 3.2 * len(groups)), 4)
     panels = figure.subplots(1, max(1, len(groups)), sharey=True, squeeze=False)[0]
-    for axes, ((dtype, kernel), ratios) in zip(panels, groups.items(), strict=False):
+    for axes, (family, ratios) in zip(panels, groups.items(), strict=False):
         axes.axhline(1, color="black", lw=0.8)
         axes.plot(range(1, len(ratios) + 1), ratios, "o", color=_CUFA_COLOUR, ms=4)
-        axes.set_title(f"{dtype}, {kernel}", fontsize=9)
+        axes.set_title(family, fontsize=9)
         axes.set_xlabel("cell of the table")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("times as fast as before")

@@ -80,8 +80,8 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
     elif bench == "models":
         parts += _models_parts(rows)
     elif bench == "refactor":
-        words = "How many times as fast cufa is as before, with the kernels of each table"
-        parts += [f"{words}:\n\n{summary(rows, ('dtype', 'kernel'))}", cell_table(rows, ".3f")]
+        words = "How many times as fast cufa is as before, in each family"
+        parts += [f"{words}:\n\n{summary(rows, ('family',))}", cell_table(rows, ".3f")]
     else:
         ratios = "How many times as fast as each peer cufa is"
         if bench == "headdims":  # other head dims are other work

@@ -71,7 +71,7 @@ _OTHER_ROWS: dict[str, dict[str, Any]] = {
 _OF_ONE_KERNEL = ("prefill", "gqa", "models")
 _WITHOUT_CEILINGS = ("costs",)
 """Only quotients of these times count."""
-_MORE = ("kernel", "model", "seed", "page_size", "feature")
+_MORE = ("family", "label", "kernel", "model", "seed", "page_size", "feature")
 """What tells rows of one cell apart, where they have it."""
 
 UNITS = ("TFLOP/s", "us")
