@@ -8,18 +8,20 @@ rounding noise of the output dtype. So the tolerance follows from the inputs, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from cufa.explorer import formula
+from cufa.explorer.formula import Places, Window
 
 DTYPES: dict[str, np.dtype] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float32": np.dtype(np.float32),
 }
-
-Window = tuple[int | None, int | None]
 
 _FEW = 1 << 12  # numbers of a result
 
@@ -54,19 +56,13 @@ def hidden_keys(
     sq: int, sk: int, causal: bool | str = True, window: Window = (None, None)
 ) -> np.ndarray:
     """Bool (sq, sk): True where a mask hides key j from query i."""
-    i, j = np.arange(sq)[:, None], np.arange(sk)
-    ahead = j - (i + sk - sq)
-    hidden = np.zeros((sq, sk), bool)
-    if causal == "top-left":
-        hidden |= j > i
-    elif causal:
-        hidden |= ahead > 0
-    left, right = window
-    if left is not None:
-        hidden |= ahead < -left
-    if right is not None:
-        hidden |= ahead > right
-    return hidden
+    places = _places((1, 1, sq, sk))
+    return np.broadcast_to(formula.hidden(places, causal, window), (1, 1, sq, sk))[0, 0]
+
+
+def _places(shape: tuple[int, ...]) -> Places:
+    b, h, i, j = np.ix_(*map(np.arange, shape))
+    return Places(b, h, i, j, *shape[2:])
 
 
 def _by_group(x: np.ndarray, heads_kv: int) -> np.ndarray:
@@ -93,70 +89,31 @@ def _of_group(x: np.ndarray, y: np.ndarray, way: str = "apart") -> np.ndarray:
     return product.reshape(*x.shape[:3], y.shape[3])
 
 
-def _softmax(scores: np.ndarray, sinks: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Softmax over the last axis, in place, and its log-sum-exp.
-
-    A row of -inf gives zeros and -inf. `sinks` (hq,) are logits beside those of the keys.
-    """
-    m = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    if sinks is not None:
-        sinks = sinks.astype(scores.dtype)[:, None, None]
-        m = np.maximum(m, sinks)
-    scores -= np.where(m == -np.inf, scores.dtype.type(0), m)
-    p = np.exp(scores, out=scores)
-    total = p.sum(axis=-1, keepdims=True)
-    if sinks is not None:
-        total += np.exp(sinks - np.where(m == -np.inf, scores.dtype.type(0), m))
-    with np.errstate(divide="ignore"):
-        lse = (m + np.log(total))[..., 0]
-    p /= np.where(total == 0, scores.dtype.type(1), total)
-    return p, lse
-
-
-def _seen(
-    scores: np.ndarray,
-    head_dim: int,
-    causal: bool | str = False,
-    scale: float | None = None,
-    window: Window = (None, None),
-    softcap: float | None = None,
+def _attend(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    sinks: np.ndarray | None = None,
     alibi_slopes: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    mask: np.ndarray | None = None,
-    score_mod: Callable[..., Any] | None = None,
-    mask_mod: Callable[..., Any] | None = None,
-) -> np.ndarray:
-    """Q K^T -> what the softmax is taken of, in the same precision."""
-    number = scores.dtype.type
-    scores *= number(head_dim**-0.5 if scale is None else scale)
-    if softcap is not None:
-        scores = number(softcap) * np.tanh(scores / number(softcap))
-    sq, sk = scores.shape[2:]
-    if alibi_slopes is not None:
-        distances = np.abs(np.arange(sq)[:, None] + sk - sq - np.arange(sk)).astype(number)
-        scores = scores - alibi_slopes.astype(number)[..., None, None] * distances
-    if bias is not None:
-        scores = scores + bias.astype(number)
-    pairs = np.ix_(*map(np.arange, scores.shape))
-    if score_mod is not None:
-        with np.errstate(invalid="ignore"):
-            scores = np.array(np.broadcast_to(score_mod(scores, *pairs), scores.shape), number)
-    np.copyto(scores, -np.inf, where=hidden_keys(sq, sk, causal, window))
-    if mask is not None:
-        seen = mask if mask.dtype == bool else np.unpackbits(mask, axis=-1, count=sk).astype(bool)
-        scores = np.where(seen, scores, number(-np.inf))
-    if mask_mod is not None:
-        scores = np.where(mask_mod(*pairs), scores, number(-np.inf))
-    return scores
+    scale: float | None = None,
+    way: str = "apart",
+    **options: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    return formula.attend(
+        *(np, q, k, v, _places((*q.shape[:3], k.shape[2]))),
+        product=partial(_of_group, way=way),
+        sinks=None if sinks is None else sinks[:, None, None],
+        alibi_slopes=None if alibi_slopes is None else alibi_slopes[..., None, None],
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        **options,
+    )
 
 
 def oracle(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
-    sinks: np.ndarray | None = None,
-    keep: np.ndarray | None = None,
-    **score: Any,
+    **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Attention in float64.
 
@@ -164,10 +121,9 @@ def oracle(
     ----------
     q, k, v : ndarray
         (b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv).
-    sinks, score
-        As given to `attention`: causal, scale, window, softcap, arrays.
-    keep : ndarray, optional
-        Factors of the weights, (b, hq, sq, sk).
+    **options
+        As given to `attention`: causal, scale, window, softcap, sinks and other arrays; and `keep`,
+        factors of the weights, (b, hq, sq, sk).
 
     Returns
     -------
@@ -177,36 +133,29 @@ def oracle(
         (b, hq, sq) float64.
     """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
-    scores = _of_group(q, k.swapaxes(-1, -2))
-    p, lse = _softmax(_seen(scores, q.shape[-1], **score), sinks)
-    return _of_group(p if keep is None else p * keep, v), lse
+    return _attend(q, k, v, **options)
 
 
 def twin(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
-    sinks: np.ndarray | None = None,
-    keep: np.ndarray | None = None,
     *,
     way: str = "apart",
-    **score: Any,
+    **options: Any,
 ) -> np.ndarray:
     """Attention as a user would write it in the input dtype: the error that is allowed.
 
     Q K^T is rounded to the input dtype, the softmax is computed in float32 and rounded, P V is
     rounded. Products accumulate in float32, in a way of `_of_group`.
     """
-    dtype = q.dtype
+    rounded, dtype = partial(_rounded, dtype=q.dtype), q.dtype
+    q, k, v = map(rounded, (q, k, v))
+    return _attend(q, k, v, rounded=rounded, way=way, **options)[0].astype(dtype, copy=False)
 
-    def rounded(x: np.ndarray) -> np.ndarray:
-        return x.astype(dtype, copy=False).astype(np.float32, copy=False)
 
-    q, k, v = (x.astype(np.float32, copy=False) for x in (q, k, v))
-    scores = rounded(_of_group(q, k.swapaxes(-1, -2), way))
-    p, _ = _softmax(_seen(scores, q.shape[-1], **score), sinks)
-    p = rounded(p if keep is None else p * keep.astype(np.float32))
-    return _of_group(p, v, way).astype(dtype, copy=False)
+def _rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return x.astype(dtype, copy=False).astype(np.float32, copy=False)
 
 
 def _largest_error(x: np.ndarray, expected: np.ndarray) -> float:
@@ -239,11 +188,8 @@ class Expected:
     ) -> None:
         self._dtype = q.dtype
         self._out, self._lse = oracle(q, k, v, **score)
-        rounded = self._out.astype(q.dtype)
-        third = np.array(0.3, q.dtype)
-        again = rounded + third
-        again -= third
-        noise = _largest_error(again, rounded)
+        rounded = partial(_rounded, dtype=q.dtype)
+        noise = formula.rounding_noise(rounded(self._out), rounded)
         # How float32 sums are rounded depends on their order, and that on the product's size, and
         # on the processor. Of few results, of which the largest error is a matter of chance, those
         # of a plain loop count, too.

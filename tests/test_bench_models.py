@@ -9,10 +9,9 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from benchmarks import options, results, summary
+from benchmarks import options, summary
 from benchmarks.cells import Cell
 from benchmarks.model_shapes import SHAPES, Shape, kind_of
-from test_bench import HEAD
 from test_bench_tables import PlayedClock, page_of
 
 from cufa.explorer.clock import Call
@@ -142,20 +141,6 @@ def test_the_best_peer_by_speed() -> None:
     best, none = summary.with_best([row, {**row, "peers": {}}], "best")
     assert best["peers"]["best"] == 2.0
     assert none["peers"] == {}
-
-
-def test_parts_know_models_and_versions_of_both(
-    rows_of: Callable[..., list[dict[str, Any]]],
-) -> None:
-    prompt, chunk = rows_of(PROMPT, CHUNK)
-    other = {**prompt, "model": "mistral-7b"}
-    first = {**HEAD, "bench": "models", "rows": [prompt, chunk]}
-    then = {**HEAD, "bench": "models", "rows": [other], "versions": {"cupy": "14.2.0", "new": "1"}}
-    whole = results.merged(first, then)
-    assert [row["model"] for row in whole["rows"]] == ["llama3-8b", "chunk", "mistral-7b"]
-    assert whole["versions"] == {"cupy": "14.2.0", "torch": "2.11.0", "new": "1"}
-    with pytest.raises(ValueError, match=r"cupy is '15', and was '14\.2\.0'"):
-        results.merged(first, {**then, "versions": {"cupy": "15"}})
 
 
 # on a GPU

@@ -13,17 +13,17 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-import bench
 import numpy as np
 import pytest
 from benchmarks import before, results
 from benchmarks.cells import FAMILIES, SEQS, Cell
 from benchmarks.report import write_report
 from test_bench import HEAD
+from test_bench_tables import PlayedClock
 
 import cufa
 from cufa.compiler import source
-from cufa.explorer.clock import Call, Reading
+from cufa.explorer.clock import Call
 
 
 @pytest.fixture
@@ -121,18 +121,6 @@ def test_a_revision(monkeypatch: pytest.MonkeyPatch, older: Path) -> None:
 
 
 # the tables
-
-
-class PlayedClock:
-    """A device whose calls take what they return, in milliseconds."""
-
-    def burst(self, call: Call, calls: int) -> Reading:
-        """Answer with the call's own time."""
-        ms = float(call())
-        return lambda: ms
-
-    def rest(self) -> None:
-        """Pass."""
 
 
 @pytest.fixture
@@ -265,25 +253,3 @@ def test_pages(tmp_path: Path) -> None:
     assert "| prefill | before | 1 | 0.995 | 0.995 | D 128, full, S 512 |" in text
     assert "| mma | before | 1 | 1.020 | 1.020 | D 128, full, S 1024 |" in text
     assert "| 99.5 | 100.0 | 0.995 |" in text
-
-
-# the command line
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("refactor", "--before"),
-        ("refactor --before no-such-revision", "no-such-revision"),
-        ("refactor --before {older} --tables gqa", "gqa"),
-        ("refactor --before {older} --rounds 0", "--rounds"),
-        ("refactor --before {older} --seq 500", "500"),
-    ],
-)
-def test_bad_arguments(
-    words: str, message: str, older: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        bench.main(words.format(older=older).split())
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err

@@ -13,7 +13,8 @@ from reference import hidden_keys, oracle, random_inputs, twin
 from score_arrays import FEATURES, options_of
 
 import cufa
-from cufa.explorer import _of_arrays, formula
+from cufa.explorer import _of_arrays
+from cufa.explorer import oracle as explorer_oracle
 from cufa.explorer.beside import drawn
 from cufa.explorer.oracle import Oracle, same_bits, sampled_heads, sampled_rows
 from cufa.problem import Problem
@@ -192,7 +193,7 @@ def test_nan_outside_the_sample_is_found(xp: ModuleType) -> None:
 def test_chunks_make_no_difference(xp: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, expected, _ = judge_of(xp, "float16", SHAPES[1], causal=True)
     out = xp.asarray(expected.astype(np.float16))
-    monkeypatch.setattr(formula, "CHUNK_BYTES", 3000)
+    monkeypatch.setattr(explorer_oracle, "CHUNK_BYTES", 3000)
     chunked, _, _ = judge_of(xp, "float16", SHAPES[1], causal=True)
     assert chunked.judge(out).max_error == pytest.approx(whole.judge(out).max_error, abs=1e-12)
     assert chunked._bound == pytest.approx(whole._bound, rel=0.3)

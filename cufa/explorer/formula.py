@@ -1,171 +1,140 @@
-"""Attention of sampled rows as one formula, in the precision of the numbers that it is given.
+"""Attention as one formula, in the precision of the numbers that it is given.
 
-Products are sums of products, so that no matrix library is needed, and none can compute float32 in
-TF32.
+The oracles of the tests, of the explorer and of the benchmarks are this one; it imports nothing of
+the package, so that it shares no mistake with what it checks. Arrays are of ``numpy`` or ``cupy``,
+which is `xp`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array
-from cufa.beside import all_axes
-from cufa.dropout import kept
-from cufa.explorer.beside import Beside
-from cufa.problem import Problem
-
-CHUNK_BYTES = 1 << 28
-"""Of products that are there at once."""
+Array = Any
+Window = tuple[int | None, int | None]
 
 
-class Formula:
-    """Attention of some rows of some heads.
+class Places(NamedTuple):
+    """The numbers of sequences b, heads h, queries i and keys j, which broadcast to the scores."""
 
-    Parameters
-    ----------
-    xp : module
-        ``numpy`` or ``cupy``.
-    problem : Problem
-    heads : sequence of (int, int)
-        Pairs of a sequence and a query head.
-    rows : ndarray of int, (pairs, rows)
-    beside : Beside
-        Its arrays belong to `xp`, and its functions are none of C++.
+    b: Array
+    h: Array
+    i: Array
+    j: Array
+    seq_q: int
+    seq_kv: int
+
+
+def hidden(at: Places, causal: bool | str = False, window: Window = (None, None)) -> Array:
+    """Return where the causal mask or the window hides key j from query i."""
+    ahead = at.j - (at.i + at.seq_kv - at.seq_q)
+    left, right = (at.seq_q + at.seq_kv if edge is None else edge for edge in window)
+    found = (ahead < -left) | (ahead > right)
+    if causal:
+        found |= at.j > at.i if causal == "top-left" else ahead > 0
+    return found
+
+
+def scores_of(
+    xp: Any,
+    products: Array,
+    at: Places,
+    *,
+    scale: float,
+    causal: bool | str = False,
+    window: Window = (None, None),
+    softcap: float | None = None,
+    alibi_slopes: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+) -> Array:
+    """Return what the softmax is taken of, from Q K^T, which is overwritten.
+
+    Options are those of `cufa.attention`. Arrays broadcast to the scores; a mask of bits has a byte
+    for each eight keys.
     """
-
-    def __init__(
-        self,
-        xp: Any,
-        problem: Problem,
-        heads: Sequence[tuple[int, int]],
-        rows: np.ndarray,
-        beside: Beside,
-    ) -> None:
-        self._xp, self._problem, self._seed = xp, problem, beside.seed
-        self._score_mod: Any = beside.score_mod
-        self._mask_mod: Any = beside.mask_mod
-        self._b, self._h = (xp.asarray(each)[:, None, None] for each in np.transpose(heads))
-        self._rows = rows
-        self._arrays = {
-            name: self._of_rows(all_axes(name, array, beside.ndim, problem.sizes, xp), heads)
-            for name, array in beside.arrays.items()
-        }
-
-    def _of_rows(self, array: Array, heads: Sequence[tuple[int, int]]) -> Array:
-        """Return what an array has for the rows, (pairs, rows or 1, columns or 1)."""
-        if array.ndim < 3:
-            each = [array[h] if array.ndim == 1 else array[b, h] for b, h in heads]
-            return self._xp.stack(each)[:, None, None]
-        rows = self._xp.asarray(self._rows)
-        # Not in bfloat16, of which CuPy does not take rows
-        kind = array.dtype if array.dtype in (np.bool_, np.uint8) else np.float32
-        return self._xp.stack([array[b, h].astype(kind)[rows[i]] for i, (b, h) in enumerate(heads)])
-
-    def __call__(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        part: slice,
-        rounded: Callable[[Any], Any],
-        steps: tuple[int, int],
-    ) -> Array:
-        """Return the output of some of the rows.
-
-        Parameters
-        ----------
-        q : array, (pairs, rows of the part, head_dim)
-        k, v : array, (pairs, keys, head_dim)
-            Each head's own.
-        part : slice
-            Which of the rows.
-        rounded : callable
-            Rounds what passes from one step to the next.
-        steps : tuple of int
-            How many terms are summed at once in Q K^T, and in P V.
-        """
-        xp = self._xp
-        scores = self._scores(rounded(_product(xp, q, k.swapaxes(1, 2), steps[0])), part)
-        scores = xp.where(self._seen(part), scores, q.dtype.type(-np.inf))
-        top = scores.max(axis=-1, keepdims=True)
-        top = xp.where(top == -np.inf, q.dtype.type(0), top)
-        scores -= top
-        xp.exp(scores, out=scores)
-        total = scores.sum(axis=-1, keepdims=True)
-        if "sinks" in self._arrays:
-            total += xp.exp(self._arrays["sinks"].astype(q.dtype) - top)
-        scores /= xp.where(total == 0, q.dtype.type(1), total)
-        if self._problem.dropout_p:
-            scores *= self._keeps(part) / q.dtype.type(self._problem.dropout_keep)
-        return rounded(_product(xp, rounded(scores), v, steps[1]))
-
-    def _places(self, part: slice) -> tuple[Array, Array]:
-        """Return the numbers of queries, (pairs, rows, 1), and of keys, (1, 1, keys)."""
-        xp = self._xp
-        return xp.asarray(self._rows[:, part])[..., None], xp.arange(self._problem.seq_kv)[
-            None, None
-        ]
-
-    def _scores(self, products: Array, part: slice) -> Array:
-        """Return what becomes of Q K^T before the masks."""
-        xp, p, number = self._xp, self._problem, products.dtype.type
-        queries, keys = self._places(part)
-        scores = products * number(p.scale)
-        if p.softcap:
-            scores = number(p.softcap) * xp.tanh(scores / number(p.softcap))
-        if "alibi_slopes" in self._arrays:
-            distance = xp.abs(queries + (p.seq_kv - p.seq_q) - keys)
-            scores -= self._arrays["alibi_slopes"].astype(number) * distance.astype(number)
-        if "bias" in self._arrays:
-            scores += self._arrays["bias"][:, part].astype(number)
-        if self._score_mod is not None:
-            changed = self._score_mod(scores, self._b, self._h, queries, keys)
-            scores = xp.broadcast_to(xp.asarray(changed, number), scores.shape)
-        return scores
-
-    def _seen(self, part: slice) -> Array:
-        """Return which keys the rows see, (pairs, rows, keys)."""
-        xp = self._xp
-        queries, keys = self._places(part)
-        first, end = (
-            xp.asarray(ends[self._rows[:, part]])[..., None]
-            for ends in self._problem.sees(slice(0, self._problem.seq_q))
-        )
-        seen = (keys >= first) & (keys < end)
-        if "mask" in self._arrays:
-            mask = self._arrays["mask"][:, part]
-            if mask.dtype == np.uint8:  # the first key is the highest bit
-                places = xp.arange(self._problem.seq_kv)
-                mask = (mask[..., places // 8] >> (7 - places % 8).astype(np.uint8)) & 1 != 0
-            seen &= mask
-        if self._mask_mod is not None:
-            seen = seen & self._mask_mod(self._b, self._h, queries, keys)
-        return seen
-
-    def _keeps(self, part: slice) -> Array:
-        """Return which weights are kept, (pairs, rows, keys)."""
-        xp, p = self._xp, self._problem
-        rows, keys = xp.asarray(self._rows[:, part]), slice(0, p.seq_kv)
-        return xp.concatenate(
-            [
-                kept(p.dropout_p, self._seed, *places, rows[i], keys, xp)[0]
-                for i, places in enumerate(zip(self._b[:, 0], self._h[:, 0], strict=True))
-            ]
-        )
+    number, scores = products.dtype.type, products
+    scores *= number(scale)
+    if softcap is not None:
+        scores = number(softcap) * xp.tanh(scores / number(softcap))
+    if alibi_slopes is not None:
+        distance = xp.abs(at.i + at.seq_kv - at.seq_q - at.j).astype(number)
+        scores = scores - alibi_slopes.astype(number) * distance
+    if bias is not None:
+        scores = scores + bias.astype(number)
+    if score_mod is not None:
+        with np.errstate(invalid="ignore"):
+            changed = xp.asarray(score_mod(scores, at.b, at.h, at.i, at.j), number)
+        scores = xp.broadcast_to(changed, scores.shape)
+    scores = xp.where(hidden(at, causal, window), number(-np.inf), scores)
+    if mask is not None:
+        if mask.dtype == np.uint8:  # the first key is the highest bit
+            j = xp.arange(at.seq_kv)
+            mask = (mask[..., j // 8] >> (7 - j % 8).astype(np.uint8)) & 1 != 0
+        scores = xp.where(mask, scores, number(-np.inf))
+    if mask_mod is not None:
+        scores = xp.where(mask_mod(at.b, at.h, at.i, at.j), scores, number(-np.inf))
+    return scores
 
 
-def _product(xp: Any, a: Array, b: Array, step: int) -> Array:
-    """Return the stacked matrix products a @ b, summed over `step` terms, then one by one."""
-    pairs, rows, terms = a.shape
-    columns = b.shape[2]
-    width = max(1, CHUNK_BYTES // (pairs * rows * step * a.itemsize))
-    total = xp.zeros((pairs, rows, columns), a.dtype)
-    for j in range(0, columns, width):
-        part = total[:, :, j : j + width]
-        for i in range(0, terms, step):
-            products = a[:, :, i : i + step, None] * b[:, None, i : i + step, j : j + width]
-            part += products.sum(axis=2)
-    return total
+def softmax(xp: Any, scores: Array, sinks: Array | None = None) -> tuple[Array, Array]:
+    """Return the softmax over the last axis, in place of the scores, and its log-sum-exp.
+
+    A row of -inf gives zeros and -inf. `sinks` are logits in addition to those of the keys.
+    """
+    zero, one = scores.dtype.type(0), scores.dtype.type(1)
+    m = xp.full((*scores.shape[:-1], 1), -np.inf, scores.dtype)
+    if scores.shape[-1]:
+        m = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        sinks = sinks.astype(scores.dtype)
+        m = xp.maximum(m, sinks)
+    shift = xp.where(m == -np.inf, zero, m)
+    scores -= shift
+    p = xp.exp(scores, out=scores)
+    total = p.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total += xp.exp(sinks - shift)
+    with np.errstate(divide="ignore"):
+        lse = (m + xp.log(total))[..., 0]
+    p /= xp.where(total == 0, one, total)
+    return p, lse
+
+
+def attend(
+    xp: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    at: Places,
+    *,
+    product: Callable[[Array, Array], Array],
+    rounded: Callable[[Array], Array] = lambda x: x,
+    sinks: Array | None = None,
+    keep: Array | None = None,
+    **score: Any,
+) -> tuple[Array, Array]:
+    """Return attention, and the log-sum-exp of its scores.
+
+    `product` multiplies stacks of matrices, `rounded` rounds between steps, and `keep` are factors
+    of the weights; `score` holds the options of `scores_of`.
+    """
+    scores = scores_of(xp, rounded(product(q, k.swapaxes(-1, -2))), at, **score)
+    p, lse = softmax(xp, scores, sinks)
+    if keep is not None:
+        p = p * keep.astype(p.dtype)
+    return rounded(product(rounded(p), v)), lse
+
+
+def rounding_noise(near: Array, rounded: Callable[[Any], Any]) -> float:
+    """Return max|(x + 0.3 - 0.3) - x| in the precision that `rounded` rounds to.
+
+    `near` holds such numbers x, in float32, as does what `rounded` returns.
+    """
+    third = rounded(np.float32(0.3))
+    again = rounded(rounded(near + third) - third)
+    return float(abs(again - near).max()) if near.size else 0.0

@@ -7,14 +7,20 @@ the input dtype, plus the rounding noise of the output dtype.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.explorer import formula
+from cufa.arrays import Array
+from cufa.beside import all_axes
+from cufa.dropout import kept
 from cufa.explorer.beside import NOTHING_BESIDE, Beside
-from cufa.explorer.formula import Formula
+from cufa.explorer.formula import Places, attend, rounding_noise
 from cufa.problem import Problem
+
+CHUNK_BYTES = 1 << 28
+"""Of products that are there at once."""
 
 _PAIRS = 4  # of batch and head, at most
 _ROWS = 512  # of all pairs together
@@ -67,11 +73,14 @@ class Oracle:
     def __init__(
         self, xp: Any, problem: Problem, q: Any, k: Any, v: Any, beside: Beside = NOTHING_BESIDE
     ) -> None:
-        self._xp = xp
+        self._xp, self._problem, self._beside = xp, problem, beside
         self._heads = sampled_heads(problem.batch, problem.heads_q)
         self._rows = sampled_rows(problem.seq_q, len(self._heads))
-        self._formula = Formula(xp, problem, self._heads, self._rows, beside)
-        self._reference, self._bound = self._expected(problem, q, k, v)
+        self._arrays = {
+            name: self._of_rows(all_axes(name, array, beside.ndim, problem.sizes, xp))
+            for name, array in beside.arrays.items()
+        }
+        self._reference, self._bound = self._expected(q, k, v)
 
     def judge(self, out: Any) -> Verdict:
         """Compare a result, (batch, heads, seq, head_dim) and contiguous."""
@@ -85,20 +94,29 @@ class Oracle:
         return Verdict(error, None)
 
     def _sample(self, array: Any) -> Any:
-        """Return the checked rows of the checked heads, (pairs, rows, head_dim), in float32."""
-        xp = self._xp
-        # Through float32, which is made of a bfloat16 array by either library.
-        heads = (array[b, h].astype(np.float32) for b, h in self._heads)
-        rows = xp.asarray(self._rows)
-        return xp.stack([head[rows[i]] for i, head in enumerate(heads)])
+        """Return the checked rows of the checked heads, (pairs, rows, columns).
 
-    def _expected(self, problem: Problem, q: Any, k: Any, v: Any) -> tuple[Any, float]:
+        Numbers in float32: CuPy does not take rows of bfloat16.
+        """
+        kind = array.dtype if array.dtype in (np.bool_, np.uint8) else np.float32
+        rows = self._xp.asarray(self._rows)
+        heads = enumerate(self._heads)
+        return self._xp.stack([array[b, h].astype(kind)[rows[i]] for i, (b, h) in heads])
+
+    def _of_rows(self, array: Array) -> Array:
+        """Return what an array has for the rows, (pairs, rows or 1, columns or 1)."""
+        if array.ndim < 3:
+            each = [array[h] if array.ndim == 1 else array[b, h] for b, h in self._heads]
+            return self._xp.stack(each)[:, None, None]
+        return self._sample(array)
+
+    def _expected(self, q: Any, k: Any, v: Any) -> tuple[Any, float]:
         """Return the checked rows in float64, and the largest error that is allowed."""
-        xp, dtype = self._xp, q.dtype
-        group = problem.group
+        xp, dtype, problem = self._xp, q.dtype, self._problem
         rows = self._sample(q)
         keys, values = (
-            xp.stack([x[b, h // group].astype(np.float32) for b, h in self._heads]) for x in (k, v)
+            xp.stack([x[b, h // problem.group].astype(np.float32) for b, h in self._heads])
+            for x in (k, v)
         )
         if not all(bool(xp.isfinite(x).all()) for x in (rows, keys, values)):
             raise ValueError("q, k, v: values that are not finite cannot be checked nor timed")
@@ -106,36 +124,88 @@ class Oracle:
         def rounded(x: Any) -> Any:
             return x.astype(dtype).astype(np.float32)
 
+        wide, wide_keys, wide_values = (x.astype(np.float64) for x in (rows, keys, values))
         # A naive float32 product adds term by term, a library in blocks where they are many; in 16
         # bits it is the rounding that counts.
-        steps = _FAST
-        if problem.dtype == "float32":
-            steps = 1, max(1, problem.seq_kv // 512)
-        wide_keys, wide_values = keys.astype(np.float64), values.astype(np.float64)
-        chunk = max(1, formula.CHUNK_BYTES // (8 * len(self._heads) * problem.seq_kv))
+        steps = (1, max(1, problem.seq_kv // 512)) if problem.dtype == "float32" else _FAST
+        chunk = max(1, CHUNK_BYTES // (8 * len(self._heads) * problem.seq_kv))
         parts, worst = [], xp.zeros((), np.float64)
         for i in range(0, rows.shape[1], chunk):
             part = slice(i, i + chunk)
-            narrow = rows[:, part]
-            wide = narrow.astype(np.float64)
-            exact = self._formula(wide, wide_keys, wide_values, part, lambda x: x, _FAST)
-            naive = self._formula(narrow, keys, values, part, rounded, steps)
+            exact = self._attend(wide[:, part], wide_keys, wide_values, part, lambda x: x, _FAST)
+            naive = self._attend(rows[:, part], keys, values, part, rounded, steps)
             # A product that overflows in 16 bits allows no error by itself.
             errors = xp.abs(xp.where(xp.isfinite(naive), naive.astype(np.float64) - exact, 0.0))
             worst = xp.maximum(worst, errors.max())
             parts.append(exact)
         reference = xp.concatenate(parts, axis=1)
-        third = float(np.array(0.3, dtype))
-        near = rounded(reference.astype(np.float32))
-        noise = xp.abs(
-            (rounded(rounded(near + np.float32(third)) - np.float32(third))) - near
-        ).max()
-        return reference, 2 * float(worst) + 2 * float(noise)
+        noise = rounding_noise(rounded(reference.astype(np.float32)), rounded)
+        return reference, 2 * float(worst) + 2 * noise
+
+    def _attend(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        part: slice,
+        rounded: Callable[[Any], Any],
+        steps: tuple[int, int],
+    ) -> Array:
+        """Return the output of some of the rows, products summed over that many terms at once."""
+        xp, p = self._xp, self._problem
+        b, h = (xp.asarray(each)[:, None, None] for each in np.transpose(self._heads))
+        i, j = xp.asarray(self._rows[:, part])[..., None], xp.arange(p.seq_kv)[None, None]
+        score: dict[str, Any] = {name: x for name, x in self._arrays.items() if name != "sinks"}
+        for name in ("bias", "mask"):
+            if name in score:
+                score[name] = score[name][:, part]
+        sums = iter(steps)
+        out, _ = attend(
+            *(xp, q, k, v, Places(b, h, i, j, p.seq_q, p.seq_kv)),
+            product=lambda x, y: _product(xp, x, y, next(sums)),
+            rounded=rounded,
+            sinks=self._arrays.get("sinks"),
+            keep=self._keep(part) if p.dropout_p else None,
+            scale=p.scale,
+            causal="top-left" if p.top_left else p.causal,
+            window=(p.left, p.right),
+            softcap=p.softcap or None,
+            score_mod=self._beside.score_mod,
+            mask_mod=self._beside.mask_mod,
+            **score,
+        )
+        return out
+
+    def _keep(self, part: slice) -> Array:
+        """Return the factors of the weights under dropout, (pairs, rows, keys)."""
+        xp, p, seed = self._xp, self._problem, self._beside.seed
+        keys = slice(0, p.seq_kv)
+        b, h = (xp.asarray(each)[:, None] for each in np.transpose(self._heads))
+        rows = xp.asarray(self._rows[:, part])
+        found = [kept(p.dropout_p, seed, *at, keys, xp)[0] for at in zip(b, h, rows, strict=True)]
+        return xp.concatenate(found) / p.dropout_keep
+
+
+def _product(xp: Any, a: Array, b: Array, step: int) -> Array:
+    """Return the stacked matrix products a @ b, summed over `step` terms, then one by one.
+
+    Not by a matrix library: CuPy's may be missing, or compute float32 in TF32.
+    """
+    pairs, rows, terms = a.shape
+    columns = b.shape[2]
+    width = max(1, CHUNK_BYTES // (pairs * rows * step * a.itemsize))
+    total = xp.zeros((pairs, rows, columns), a.dtype)
+    for j in range(0, columns, width):
+        part = total[:, :, j : j + width]
+        for i in range(0, terms, step):
+            products = a[:, :, i : i + step, None] * b[:, None, i : i + step, j : j + width]
+            part += products.sum(axis=2)
+    return total
 
 
 def _finite(xp: Any, array: Any) -> bool:
     flat = array.reshape(-1)
-    step = formula.CHUNK_BYTES // 4
+    step = CHUNK_BYTES // 4
     parts = (flat[i : i + step].astype(np.float32) for i in range(0, flat.size, step))
     return all(bool(xp.isfinite(part).all()) for part in parts)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.cells import Cell
+from cufa.explorer.formula import Places, attend
 from cufa.explorer.oracle import sampled_heads
 
 ROWS = 16384
@@ -29,12 +30,11 @@ def reference_rows(
     q64, k64, v64 = (_float64(xp, x) for x in (q, k, v))
     sq, sk = q.shape[0], k.shape[0]
     for first in range(0, sq, CHUNK_ROWS):
-        scores = (q64[first : first + CHUNK_ROWS] @ k64.T) * scale
-        if causal:
-            rows = xp.arange(first, first + scores.shape[0])[:, None]
-            scores = xp.where(xp.arange(sk)[None, :] <= rows + (sk - sq), scores, -xp.inf)
-        scores = xp.exp(scores - scores.max(axis=-1, keepdims=True))
-        yield first, (scores @ v64) / scores.sum(axis=-1, keepdims=True)
+        rows = xp.arange(first, min(sq, first + CHUNK_ROWS))[:, None]
+        at = Places(0, 0, rows, xp.arange(sk), sq, sk)
+        some = q64[first : first + CHUNK_ROWS], k64, v64
+        out, _ = attend(xp, *some, at, product=xp.matmul, causal=causal, scale=scale)
+        yield first, out
 
 
 def max_errors(
