@@ -29,16 +29,14 @@
 // Shared memory, up to a page that nobody can access. The kernels declare it as `smem`, each as what it likes.
 #define PAGE 4096
 #define SHARED_PAGES (57 * PAGE)
-#ifndef SMEM_BYTES  // of kernels that differ in it
-#define SMEM_BYTES SHARED_PAGES
-#endif
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
+// Once in each library.
+#define SHARED_MEMORY(bytes) __asm__(".globl smem\n.set smem, emulator_pages + " TEXT(SHARED_PAGES) " - (" TEXT(bytes) " + 15) / 16 * 16");
 extern "C" {
 alignas(PAGE) unsigned char emulator_pages[SHARED_PAGES + PAGE];
 extern unsigned char shared_memory[] __asm__("smem");
 }
-__asm__(".globl smem\n.set smem, emulator_pages + " TEXT(SHARED_PAGES) " - (" TEXT(SMEM_BYTES) " + 15) / 16 * 16");
 
 namespace emulator {
 
