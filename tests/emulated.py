@@ -6,10 +6,6 @@ A compiler of C++ takes the place of NVRTC, and ``tests/emulator`` that of the G
 from __future__ import annotations
 
 import ctypes
-import os
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +16,7 @@ import played_gpu
 import pytest
 from guarded import new_memory
 from kernel_in_front import kernel_in_front
+from shared_libraries import COMPILER, Sources
 
 import cufa
 from cufa.compiler import source
@@ -28,7 +25,8 @@ from cufa.kernel import KERNELS
 from cufa.variant import Variant
 
 FOLDERS = Path(cufa.__file__).parent / "kernels", Path(__file__).parent / "emulator"
-COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+#: What a GPU refuses, this processor would do: to read or write four bytes anywhere.
+CHECKED = "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"
 
 needs_compiler = pytest.mark.skipif(
     COMPILER is None or not sys.platform.startswith("linux"),
@@ -37,6 +35,7 @@ needs_compiler = pytest.mark.skipif(
 
 SOURCE = """
 #include "ptx_sm90.cuh"
+SHARED_MEMORY({smem_bytes})
 #include "{kernel}.cu"
 {own}
 extern "C" int argument_bytes;
@@ -56,11 +55,6 @@ _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
 class Emulator:
     """Compiles kernels for the host, and runs them.
 
-    Parameters
-    ----------
-    folder : Path
-        Where to; processes that run at once may share it.
-
     Attributes
     ----------
     last_first : bool
@@ -72,15 +66,11 @@ class Emulator:
         while those of a dependent launch have begun.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self.last_first, self.stale, self.seed = False, 0, 0
-        self._folder = folder
         self._libraries: dict[Any, Any] = {}  # by variant
-        folder.mkdir(exist_ok=True)
-        sources = folder / f"sources{os.getpid()}"
-        for files in FOLDERS:  # ptx.cuh and ptx_sm90.cuh are the emulator's
-            shutil.copytree(files, sources, dirs_exist_ok=True)
-        self._sources = sources
+        # ptx.cuh and ptx_sm90.cuh are the emulator's
+        self._sources = Sources(*FOLDERS, precompiled="ptx_sm90.cuh")
 
     def library(self, variant: Variant | Instance) -> Any:
         """Return a variant's library."""
@@ -91,29 +81,14 @@ class Emulator:
         return found
 
     def _compiled(self, variant: Variant | Instance) -> Path:
-        arguments = _arguments(variant)
-        name = re.sub(r"\W+", "_", str(variant))
-        library = self._folder / f"{name}.so"
-        if not library.exists():
-            file = self._sources / f"{name}.cpp"
-            file.write_text(
-                SOURCE.format(
-                    kernel=variant.kernel,
-                    own=source.own_parts(variant),
-                    arguments=arguments,
-                    variant=variant,
-                )
-            )
-            # Warnings are NVRTC's affair: its pragmas are unknown here.
-            options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
-            # What a GPU refuses, this processor would do: to read or write four bytes anywhere.
-            options += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
-            options.append(f"-DSMEM_BYTES={variant.smem_bytes}")
-            made = file.with_suffix(".so")
-            assert COMPILER is not None
-            subprocess.run([COMPILER, *options, str(file), "-o", str(made)], check=True)
-            made.replace(library)
-        return library
+        top = SOURCE.format(
+            kernel=variant.kernel,
+            own=source.own_parts(variant),
+            smem_bytes=variant.smem_bytes,
+            arguments=_arguments(variant),
+            variant=variant,
+        )
+        return self._sources.library(top, *CHECKED)
 
     def kernel(self, variant: Variant | Instance, _gpu: object, _device_id: int) -> Any:
         """Stand for `jit.kernel`."""

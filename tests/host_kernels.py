@@ -6,13 +6,12 @@ Their source is taken as it is; PTX and what is CUDA's own are replaced.
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from shared_libraries import COMPILER, Sources
 
 from cufa.compiler import source
 from cufa.instance import Instance
@@ -74,35 +73,27 @@ extern "C" void run_{i}(const {params}* p, const unsigned* grid, unsigned thread
 """
 
 
-def compiled(folder: Path, params: str, instances: Sequence[Instance]) -> dict[Instance, Any]:
+def compiled(params: str, instances: Sequence[Instance]) -> dict[Instance, Any]:
     """Compile instantiations of one kernel into functions that `cufa.launch` can launch.
 
     Parameters
     ----------
-    folder : Path
-        An empty one.
     params : str
         Name of the struct that the kernel takes.
     instances : sequence of Instance
     """
-    compiler = shutil.which("c++")
-    if compiler is None:
+    if COMPILER is None:
         pytest.skip("no C++ compiler")
-    for path in KERNELS.glob("*.cu*"):
-        shutil.copy(path, folder)
-    (folder / "ptx.cuh").write_text(PTX)
-    (folder / "ptx_convert.cuh").write_text(CONVERT)
+    sources = Sources(KERNELS, own={"ptx.cuh": PTX, "ptx_convert.cuh": CONVERT})
     lines = [f'#include "{instances[0].kernel}.cu"']
     for i, instance in enumerate(instances):
         lines.append(RUN.format(i=i, params=params, name=instance.name_expression))
-    (folder / "host.cpp").write_text("\n".join(lines))
-    library = folder / "host.so"
-    command = (compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "host.cpp", "-o", library)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode and "_Float16" in done.stderr:
-        pytest.skip(f"{compiler} has no _Float16")
-    assert done.returncode == 0, done.stderr
-    loaded = ctypes.CDLL(str(library))
+    try:
+        loaded = ctypes.CDLL(str(sources.library("\n".join(lines))))
+    except RuntimeError as error:
+        if "_Float16" in str(error):
+            pytest.skip(f"{COMPILER} has no _Float16")
+        raise
     return {each: _launchable(loaded[f"run_{i}"]) for i, each in enumerate(instances)}
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from emulated import COMPILER, FOLDERS, needs_compiler
+from emulated import FOLDERS, needs_compiler
 from models import cuda
 from models.flat import CPP, MOST_ROWS, tile_of
+from shared_libraries import Sources
 
 #: What stands for PTX that ``tests/emulator`` does not have.
 HEADERS = {
@@ -35,6 +33,7 @@ inline void wait_for_previous() {}
 SOURCE = """
 #include <tuple>
 #include "{file}.cu"
+SHARED_MEMORY(SHARED_PAGES)
 template <class... A>
 bool run(void (*kernel)(A...), void** p, int grid, int threads, unsigned smem_bytes) {{
     int i = 0;
@@ -89,24 +88,11 @@ EXPRESSIONS = {
 
 
 class ScriptKernels:
-    """Stands for `models.cuda`; arrays are of NumPy.
+    """Stands for `models.cuda`; arrays are of NumPy."""
 
-    Parameters
-    ----------
-    folder : Path
-        For what is compiled.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
+        self._sources = Sources(*FOLDERS, cuda.FOLDER, own=HEADERS)
         self._libraries: dict[str, Any] = {}
-        for files in (*FOLDERS, cuda.FOLDER):
-            for path in files.glob("*.cu*"):
-                shutil.copy(path, folder)
-        for path in FOLDERS[-1].glob("*.h"):
-            shutil.copy(path, folder)
-        for name, text in HEADERS.items():
-            (folder / name).write_text(text)
 
     def kernel(self, file: str, expression: str) -> Any:
         """Stand for `cuda.kernel`."""
@@ -117,14 +103,9 @@ class ScriptKernels:
         return run
 
     def _compiled(self, file: str) -> Any:
-        assert COMPILER is not None
-        source = self._folder / f"{file}.cpp"
         runs = (RUN.format(i=i, expression=each) for i, each in enumerate(EXPRESSIONS[file]))
-        source.write_text(SOURCE.format(file=file) + "".join(runs))
-        library = source.with_suffix(".so")
-        options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
-        subprocess.run([COMPILER, *options, str(source), "-o", str(library)], check=True)
-        return ctypes.CDLL(str(library))
+        top = SOURCE.format(file=file) + "".join(runs)
+        return ctypes.CDLL(str(self._sources.library(top)))
 
     empty = staticmethod(np.empty)
 
@@ -140,9 +121,9 @@ class ScriptKernels:
 
 
 @pytest.fixture(scope="session")
-def script_kernels(tmp_path_factory: pytest.TempPathFactory) -> ScriptKernels:
+def script_kernels() -> ScriptKernels:
     """Return compiled kernels."""
-    return ScriptKernels(tmp_path_factory.mktemp("kernels"))
+    return ScriptKernels()
 
 
 @pytest.fixture(

@@ -36,8 +36,8 @@ def test_compiles_without_spills(arch: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_host(tmp_path_factory: pytest.TempPathFactory) -> dict[Instance, Any]:
-    return host_kernels.compiled(tmp_path_factory.mktemp("append"), "AppendParams", INSTANCES)
+def on_host() -> dict[Instance, Any]:
+    return host_kernels.compiled("AppendParams", INSTANCES)
 
 
 @pytest.fixture

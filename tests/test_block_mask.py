@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 from zlib import crc32
@@ -37,10 +36,8 @@ def tiles_of(mask_mod: Any, sizes: tuple[int, ...], block: tuple[int, int]) -> n
 
 
 @pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    base = tmp_path_factory.getbasetemp()
-    shared = "PYTEST_XDIST_WORKER" in os.environ
-    return Emulator((base.parent if shared else base) / "emulated")
+def emulator() -> Emulator:
+    return Emulator()
 
 
 @pytest.fixture

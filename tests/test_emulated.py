@@ -7,7 +7,6 @@ pages that cannot be read lie around each array.
 from __future__ import annotations
 
 import itertools
-import os
 from typing import Any
 from zlib import crc32
 
@@ -55,10 +54,8 @@ def variant_of(form: str, causal: bool) -> Variant:
 
 
 @pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    base = tmp_path_factory.getbasetemp()
-    shared = "PYTEST_XDIST_WORKER" in os.environ  # of a test run, not of a worker
-    return Emulator((base.parent if shared else base) / "emulated")
+def emulator() -> Emulator:
+    return Emulator()
 
 
 @pytest.fixture(autouse=True)

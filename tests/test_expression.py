@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from emulated import COMPILER, FOLDERS, needs_compiler
+from emulated import FOLDERS, needs_compiler
+from shared_libraries import Sources
 
 from cufa.beside import placed
 from cufa.expression.own import own
@@ -97,18 +95,13 @@ extern "C" void run_{i}(const void* part, int queries, int keys, float* out) {{
 """
 
 
-def compiled(folder: Path, parts: list[str]) -> Any:
+def compiled(parts: list[str]) -> Any:
     """Compile the structs of some parts for the host."""
-    for files in FOLDERS:
-        shutil.copytree(files, folder, dirs_exist_ok=True)
-    lines = ['#include "score.cuh"', *(part_named(name).source for name in parts)]
+    lines = ['#include "score.cuh"', "SHARED_MEMORY(SHARED_PAGES)"]
+    lines += [part_named(name).source for name in parts]
     lines += [RUN.format(i=i, name=name) for i, name in enumerate(parts)]
-    (folder / "own.cpp").write_text("\n".join(lines))
-    assert COMPILER is not None
     # Products are rounded before they are added, as in NumPy.
-    options = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off")
-    subprocess.run([COMPILER, *options, "own.cpp", "-o", "own.so"], cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "own.so"))
+    return ctypes.CDLL(str(Sources(*FOLDERS).library("\n".join(lines), "-ffp-contract=off")))
 
 
 def lying(array: np.ndarray) -> Any:
@@ -152,11 +145,11 @@ def of_pairs(case: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
 
 
 @pytest.fixture(scope="module")
-def of_cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def of_cases() -> Any:
     """Compile all cases at once."""
     made = {name: own(of_pairs(case)[0], None) for name, case in CASES.items()}
     parts = [found.parts[0] for found in made.values()]
-    library = compiled(tmp_path_factory.mktemp("cases"), parts)
+    library = compiled(parts)
     return {name: (library[f"run_{i}"], found) for i, (name, found) in enumerate(made.items())}
 
 
@@ -200,11 +193,11 @@ def strided(rng: np.random.Generator, dtype: Any) -> dict[str, Any]:
 
 
 @needs_compiler
-def test_arrays_of_all_types_and_strides(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_arrays_of_all_types_and_strides(rng: np.random.Generator) -> None:
     drawn = [strided(rng, dtype) for dtype in ELEMENTS]
     made = [own(read_by(arrays), None) for arrays in drawn]
     assert len({found.parts for found in made}) == len(ELEMENTS)
-    library = compiled(tmp_path, [found.parts[0] for found in made])
+    library = compiled([found.parts[0] for found in made])
     rows, columns = np.ix_(np.arange(30), np.arange(20))
     for i, (arrays, found) in enumerate(zip(drawn, made, strict=True)):
         expected = read_by(arrays)(np.float32(0), 0, 0, rows, columns)
@@ -213,7 +206,7 @@ def test_arrays_of_all_types_and_strides(tmp_path: Path, rng: np.random.Generato
 
 
 @needs_compiler
-def test_an_index_of_what_there_is_not(tmp_path: Path) -> None:
+def test_an_index_of_what_there_is_not() -> None:
     """The nearest is read, of any length that the array has by then."""
 
     def made(table: Any) -> Any:
@@ -221,7 +214,7 @@ def test_an_index_of_what_there_is_not(tmp_path: Path) -> None:
 
     table = np.arange(1, 8, dtype=np.int16)
     part = made(table).parts[0]
-    run = compiled(tmp_path, [part]).run_0
+    run = compiled([part]).run_0
     for n in (7, 3, 1):
         found = made(table[:n])
         assert found.parts[0] == part
@@ -233,12 +226,12 @@ def test_an_index_of_what_there_is_not(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_lengths_are_those_of_each_call(tmp_path: Path) -> None:
+def test_lengths_are_those_of_each_call() -> None:
     def made(table: Any) -> Any:
         return own(lambda s, b, h, q_idx, kv_idx: q_idx * table.shape[1] + table.shape[0], None)
 
     part = made(np.zeros((2, 3))).parts[0]
-    run = compiled(tmp_path, [part]).run_0
+    run = compiled([part]).run_0
     for shape in ((2, 3), (5, 7)):
         found = made(np.zeros(shape))
         assert found.parts[0] == part
@@ -247,14 +240,14 @@ def test_lengths_are_those_of_each_call(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_text_is_an_expression_or_a_body(tmp_path: Path) -> None:
+def test_text_is_an_expression_or_a_body() -> None:
     texts = (
         "score + 0.5f * (q_idx - kv_idx) // the nearer the better",
         "if (kv_idx > 5) return -INF; const float x = h + b; return score + x + q_idx;",
     )
     parts = [own(text, None).parts[0] for text in texts]
     assert own(texts[0], None).parts == (parts[0],)
-    library = compiled(tmp_path, parts)
+    library = compiled(parts)
     rows, columns = np.ix_(np.arange(9), np.arange(9))
     for i, expected in enumerate(
         (0.5 * (rows - columns), np.where(columns > 5, -np.inf, rows + 0 * columns))

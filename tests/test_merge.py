@@ -165,14 +165,14 @@ def assert_agrees(out: Any, lse: Any, outs: np.ndarray, lses: np.ndarray) -> Non
 
 
 @pytest.fixture(scope="module")
-def on_host(tmp_path_factory: pytest.TempPathFactory) -> dict[Instance, Any]:
+def on_host() -> dict[Instance, Any]:
     instances = [
         Instance("merge", (dtype, of_out), (elements,))
         for dtype in DTYPES
         for of_out in DTYPES
         for elements in (1, 16 // DTYPES[dtype].itemsize)
     ]
-    return host_kernels.compiled(tmp_path_factory.mktemp("merge"), "MergeParams", instances)
+    return host_kernels.compiled("MergeParams", instances)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 // deadlock, and reported.
 #pragma once
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "fiber.h"
+
 #define __device__
 #define __global__
 #define __shared__
@@ -28,16 +29,14 @@
 // Shared memory, up to a page that nobody can access. The kernels declare it as `smem`, each as what it likes.
 #define PAGE 4096
 #define SHARED_PAGES (57 * PAGE)
-#ifndef SMEM_BYTES  // of kernels that differ in it
-#define SMEM_BYTES SHARED_PAGES
-#endif
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
+// Once in each library.
+#define SHARED_MEMORY(bytes) __asm__(".globl smem\n.set smem, emulator_pages + " TEXT(SHARED_PAGES) " - (" TEXT(bytes) " + 15) / 16 * 16");
 extern "C" {
 alignas(PAGE) unsigned char emulator_pages[SHARED_PAGES + PAGE];
 extern unsigned char shared_memory[] __asm__("smem");
 }
-__asm__(".globl smem\n.set smem, emulator_pages + " TEXT(SHARED_PAGES) " - (" TEXT(SMEM_BYTES) " + 15) / 16 * 16");
 
 namespace emulator {
 
@@ -69,7 +68,7 @@ struct Thread {
     uint32_t meetings = 0;  // with the other lanes of its warp
     Groups copies, products;
     std::vector<Step> stores;  // of TMA, from shared memory
-    ucontext_t context;
+    Fiber fiber;
     std::unique_ptr<char[]> stack{new char[STACK]};
 };
 // What the lanes of a warp hand in when they meet: of two meetings, for some lanes may be at the next one.
@@ -99,7 +98,7 @@ using Front = bool (*)();
 
 inline Thread* thread;  // that runs
 inline Block* block;    // of it
-inline ucontext_t scheduler;
+inline Fiber scheduler;
 inline int threads, blocks;
 inline uint32_t smem_bytes;
 inline uint64_t events;  // after which a thread that waits may go on
@@ -108,7 +107,7 @@ inline Step kernel;
 inline size_t hurry;  // one in so many loads of TMA ends at once; 0: none
 inline std::minstd_rand dice;
 
-inline void yield() { swapcontext(&thread->context, &scheduler); }
+inline void yield() { change(thread->fiber, scheduler); }
 inline void fail(const char* what, long long value = 0) {
     std::fprintf(stderr, "thread %d of block %d: %s (%lld)\n", thread ? thread->index : -1, block->index, what, value);
     std::abort();
@@ -168,9 +167,7 @@ inline std::unique_ptr<Block> begin(int index) {
     for (int i = 0; i < threads; ++i) {
         Thread& t = *made->threads.emplace_back(new Thread);
         t.index = i;
-        getcontext(&t.context);
-        t.context.uc_stack.ss_sp = t.stack.get(), t.context.uc_stack.ss_size = Thread::STACK;
-        makecontext(&t.context, entry, 0);
+        t.fiber.prepare(t.stack.get(), Thread::STACK, entry);
     }
     return made;
 }
@@ -186,7 +183,7 @@ inline bool run_threads(uint32_t but_warps) {
     for (auto& t : block->threads) {
         if (t->ended) continue;
         alive = true, thread = t.get();
-        if (!(but_warps >> t->index / 32 % 32 & 1)) swapcontext(&scheduler, &t->context);
+        if (!(but_warps >> t->index / 32 % 32 & 1)) change(scheduler, t->fiber);
     }
     return alive;
 }
