@@ -16,8 +16,9 @@ struct Producer {
     const unsigned long long policy_q;
     int skipped = 0;  // numbers that were drawn, and stand for no rows
 
-    __device__ Producer(const Arguments<SCORE, KV>& p, const TensorMaps& maps, const Smem<C>& smem)
-        : p(p), maps(maps), smem(smem), tiles(p.heads * p.q_tiles), policy_q(policy_of_q(p)) {}
+    __device__ Producer(const Arguments<SCORE, KV>& p, const TensorMaps& maps, const Smem<C>& smem,
+                        int tiles)
+        : p(p), maps(maps), smem(smem), tiles(tiles), policy_q(policy_of_q(p)) {}
 
     // K and V are read by several tiles of rows, and Q by one: where not all fits L2, of 50 MB or
     // more, Q leaves it first.

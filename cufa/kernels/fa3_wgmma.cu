@@ -17,6 +17,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     using C = Config<T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, BLOCKS_PER_SM, PING_PONG,
                      SCORE, KV>;
     const TensorMaps& maps = arguments.maps;
+    // The producer's, but computed here: else ptxas keeps the softmax scale of some variants in
+    // registers of each lane.
+    const int tiles = arguments.params.heads * arguments.params.q_tiles;
     extern __shared__ __align__(1024) unsigned char smem[];
     const Smem<C> shared(smem);
 
@@ -32,7 +35,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     if (warpgroup == 0) {
         registers_decrease<C::RegistersOf::PRODUCER>();
         launch_dependents();
-        if (threadIdx.x == 0) Producer<C>(arguments.params, maps, shared).run();
+        if (threadIdx.x == 0) Producer<C>(arguments.params, maps, shared, tiles).run();
     } else {
         registers_increase<C::RegistersOf::CONSUMER>();
         Consumer<C>(arguments.params, maps.o, shared, warpgroup - 1).run();
