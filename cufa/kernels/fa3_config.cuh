@@ -1,0 +1,169 @@
+// Constants of fa3_wgmma.cu: what follows from its template arguments, and how shared memory is
+// laid out. cufa/kernel.py computes the same sizes.
+#pragma once
+#include "kv.cuh"
+#include "pair_tiles_sm90.cuh"
+#include "scheduler_sm90.cuh"
+#include "score.cuh"
+#include "softmax.cuh"
+#include "tile_sm90.cuh"
+
+// Registers of a thread: at launch, at most, and after the producer has left most of its own to the
+// consumers. It can do with 32, and keeps up to 40 where theirs, a multiple of 8, leave some.
+template <int CONSUMERS, int THREADS>
+struct Registers {
+    static constexpr int AT_LAUNCH = 65536 / THREADS / 8 * 8, ALL = AT_LAUNCH * (CONSUMERS + 1);
+    static constexpr int SHARE = (ALL - 32) / CONSUMERS / 8 * 8;
+    static constexpr int CONSUMER = SHARE < 240 ? SHARE : 240, REST = ALL - CONSUMER * CONSUMERS;
+    static constexpr int PRODUCER = REST < 40 ? REST : 40;
+};
+
+// Tiles in shared memory: slots of Q, rings of K and V, what each warp reads of biases and masks,
+// barriers, and the tiles of rows that are under way. O leaves through the slot that its Q came in:
+// a warp reads and writes 16 rows of it, which are its own.
+template <int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int BLOCKS_PER_SM, class PAIRS>
+struct Layout {
+    using QTile = WgmmaTile<BM, HEAD_DIM>;
+    using KTile = WgmmaTile<BN, HEAD_DIM>;
+    using VTile = WgmmaTile<BN, HEAD_DIM_V>;
+    using OTile = WgmmaTile<BM, HEAD_DIM_V>;
+    static constexpr int SLOT_BYTES = QTile::bytes > OTile::bytes ? QTile::bytes : OTile::bytes;
+    static constexpr int RING_BYTES = STAGES * (KTile::bytes + VTile::bytes);
+    static constexpr int PAIR_BYTES = BM / 16 * PAIRS::BYTES;
+    static constexpr bool fits(int slots) {  // with what the system and the barriers take
+        const int bytes = slots * SLOT_BYTES + RING_BYTES + PAIR_BYTES + 1024;
+        return bytes * BLOCKS_PER_SM <= 227 * 1024;
+    }
+    // Up to three slots: with several, the next Q comes early.
+    static constexpr int Q_STAGES = fits(3) ? 3 : fits(2) ? 2 : 1;
+    // Where each part begins.
+    static constexpr int K = Q_STAGES * SLOT_BYTES, V = K + STAGES * KTile::bytes;
+    static constexpr int PAIR_TILES = K + RING_BYTES, BARRIERS = PAIR_TILES + PAIR_BYTES;
+    static constexpr int WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
+};
+
+template <class T_, int HEAD_DIM, int HEAD_DIM_V, int BM_, int BN_, int STAGES_, int WARPS,
+          int BLOCKS_PER_SM, bool PING_PONG_, class SCORE_, class KV_>
+struct Config
+    : Layout<HEAD_DIM, HEAD_DIM_V, BM_, BN_, STAGES_, BLOCKS_PER_SM, PairTiles<SCORE_, BN_>> {
+    using T = T_;
+    using SCORE = SCORE_;
+    using KV = KV_;
+    using Pairs = PairTiles<SCORE, BN_>;  // a warp's, of biases and masks
+    using Shared = Layout<HEAD_DIM, HEAD_DIM_V, BM_, BN_, STAGES_, BLOCKS_PER_SM, Pairs>;
+    static constexpr int BM = BM_, BN = BN_, STAGES = STAGES_, CONSUMERS = BM / 64;  // warpgroups
+    static constexpr bool PING_PONG = PING_PONG_;
+    static constexpr int NT = BN / 8, OT = HEAD_DIM_V / 8;  // 8-column pieces of S and of O
+    using RegistersOf = Registers<CONSUMERS, WARPS * 32 * BLOCKS_PER_SM>;
+    static_assert(WARPS == 4 * (CONSUMERS + 1), "a producer and BM / 64 consumers");
+    static_assert(!Pairs::BYTES || !SCORE::STEADY,
+                  "biases and masks are read once: scores must not be computed once more");
+
+    // Row maxima can be done without where a row's first scores tell about the others, and tilts
+    // rise by less than STEEP_LOG2 from tile to tile.
+    static constexpr bool UNCHECKED = SCORE::STEADY;
+    static constexpr float STEEP_LOG2 = 60.f;
+    // Whether tiles of rows visit different keys, and whether their consumers do, each for itself.
+    static constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE || SCORE::BLOCKS;
+    static constexpr bool APART = UNEVEN && !SCORE::BLOCKS;
+    static constexpr int PARTS = APART ? CONSUMERS : 1;
+    // Whether some tiles of rows do not begin with the first keys.
+    static constexpr bool FIRST = SCORE::LEFT_EDGE || SCORE::BLOCKS;
+    // Keys may be masked for all rows of a consumer, if not for all of another's: it skips them.
+    // With more than one slot of Q it still holds the last V of the tile before.
+    static constexpr bool SKIPS = APART && CONSUMERS > 1;
+    static constexpr int EDGES = SCORE::LEFT_EDGE + SCORE::RIGHT_EDGE;
+    static_assert(!SKIPS || EDGES * ((BM - 64 + BN - 1) / BN) <= STAGES,
+                  "as many stages as tiles of keys that are skipped");
+
+    // With fewer than three slots, one is free when the last S has been computed, and O is written
+    // from registers, if there are enough: else the next Q but one would wait for it. O is then
+    // written after the next Q has come, or two more: so long a tile's Work is kept.
+    static constexpr bool O_FROM_REGISTERS =
+        Shared::Q_STAGES == 1 || (Shared::Q_STAGES == 2 && CONSUMERS < 3);
+    static constexpr int WORK_STAGES = Shared::Q_STAGES * (O_FROM_REGISTERS ? 2 : 1);
+    // Whether the first S of a tile is computed together with the last O of the one before.
+    static constexpr bool ACROSS = Shared::Q_STAGES > 1;
+    using Work = ::Work<PARTS, KV::TAILS, SCORE::BLOCKS>;
+
+    // Whether a tile's first K is asked for in front of its Q, whose only slot is free later: not
+    // where consumers free some of the tile before when they take up its Q, nor of the widest rows
+    // with a mask, which wait for Q longer, nor of three consumers, which would spill more.
+    static constexpr bool K_FIRST = Shared::Q_STAGES == 1 && CONSUMERS < 3 && !SCORE::LEFT_EDGE &&
+                                    !SCORE::BLOCKS && !(SCORE::RIGHT_EDGE && HEAD_DIM > 192);
+    // Whether keys that need row maxima, a tile's first ones, and those of a block's first tile
+    // share a step. That takes two thirds of the time to compile, and up to 1.02 of it to run: for
+    // wide tiles whose scores take long to compile.
+    static constexpr bool FOLDED =
+        ACROSS && BN > 64 &&
+        (!SCORE::LINEAR || SCORE::LEFT_EDGE || SCORE::BLOCKS || KV::RAGGED);
+    // Whether keys on several pieces of a tilt are among those that need row maxima: for two
+    // consumers. Scores that are computed one by one then stand in one form of the step. Three have
+    // no registers for it.
+    static constexpr bool TURNS_CHECKED =
+        FOLDED && CONSUMERS == 2 && SCORE::TILTS && !SCORE::BEHIND;
+    static constexpr int TILT_ROWS = TURNS_CHECKED ? 64 : 16;  // a warpgroup's, or a warp's
+    // Else, where O is wide, one loop over the keys: two take long to compile. In it O is waited
+    // for after the exponentials, which then run under the one consumer's own O, if there is but
+    // one on the multiprocessor.
+    static constexpr bool ONE_LOOP = HEAD_DIM_V > 128 && !FOLDED;
+    // Whether O is waited for in front of the softmax: with three consumers, the others keep the
+    // tensor cores busy. P that comes out of the curve or of what stands for it is packed in either
+    // branch then, as ptxas does not mix what follows a branch with its exponentials, which leave
+    // room for that; in float16, whose curve takes more registers, they do not.
+    static constexpr bool O_FIRST = CONSUMERS == 3;
+    static constexpr bool PACKS_EARLY =
+        O_FIRST && !ONE_LOOP && SCORE::CURVES && SCORE::CURVE_TERMS == 3;
+    static_assert(!PACKS_EARLY || !SCORE::TILTS, "lines do not pack");
+    // Whether each thread frees a slot of Q, or one of each consumer for all that it has waited
+    // for, and the tile's Work with it. The second takes less time where there are several
+    // consumers; with one, racecheck does not see that it is enough.
+    static constexpr bool ALL_FREE_Q = O_FROM_REGISTERS || CONSUMERS == 1;
+    // For sequences of unequal lengths, a round -1 without keys takes up the first tile, 0.3 us
+    // later: what looks for tiles then stands in the code once, and it compiles in 0.85 of the
+    // time.
+    static constexpr uint32_t START = KV::RAGGED ? -1u : 0;
+    // Whether m is held twice: wide O leaves no registers for it, nor do tilts in tiles as wide as
+    // those of narrow O.
+    static constexpr bool TWICE = HEAD_DIM_V <= 128 && !(SCORE::TILTS && HEAD_DIM_V <= 64);
+    // Whether to look ahead for steep tilts. Next to wide O, a tile of fewer keys and no registers
+    // to spare, it costs more than it saves.
+    static constexpr bool LOOKS_FOR_STEEP = SCORE::TILTS && !SCORE::BEHIND && HEAD_DIM_V <= 64;
+};
+
+// Where a block's shared memory is, and who waits for what in it.
+template <class C>
+struct Smem {
+    uint32_t base;
+    Ring<C::Q_STAGES> ring_q;
+    Ring<C::STAGES> ring_k, ring_v;
+    // The tiles of rows under way. Consumers look theirs up at each use: registers are scarce.
+    volatile typename C::Work* works;
+
+    __device__ explicit Smem(unsigned char* smem)
+        : base(smem_address(smem)),
+          ring_q(base + C::BARRIERS),
+          ring_k(base + C::BARRIERS + ring_q.bytes),
+          ring_v(base + C::BARRIERS + ring_q.bytes + ring_k.bytes),
+          works(reinterpret_cast<volatile typename C::Work*>(smem + C::WORK)) {}
+
+    // By one thread.
+    __device__ void init() const {
+        if (dynamic_smem_bytes() < C::WORK + C::WORK_STAGES * sizeof(typename C::Work)) __trap();
+        ring_q.init(C::ALL_FREE_Q ? 128 * C::CONSUMERS : C::CONSUMERS);
+        ring_k.init(4 * C::CONSUMERS), ring_v.init(4 * C::CONSUMERS);
+        mbarrier_fence_init();
+    }
+    __device__ uint32_t q(uint32_t round) const {
+        return base + ring_q.slot(round) * C::SLOT_BYTES;
+    }
+    __device__ uint32_t k(uint32_t n) const {
+        return base + C::K + ring_k.slot(n) * C::KTile::bytes;
+    }
+    __device__ uint32_t v(uint32_t n) const {
+        return base + C::V + ring_v.slot(n) * C::VTile::bytes;
+    }
+    __device__ volatile typename C::Work& work(uint32_t round) const {
+        return works[round % C::WORK_STAGES];
+    }
+};
