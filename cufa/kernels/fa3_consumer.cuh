@@ -243,7 +243,7 @@ struct Consumer {
         if constexpr (SCORE::ENDS_ROWS) {
             const PackedRows rows = here.packed_rows();
 #pragma unroll
-            for (int h = 0; h < 2; ++h) p.conclude(divisor[0][h], lse[0][h], rows.head[h]);
+            for (int h = 0; h < 2; ++h) p.end_row(divisor[0][h], lse[0][h], rows.head[h]);
         }
         if (p.lse) store_lse(lse[0], p, here.packed_rows());
     }
