@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import Emulator, needs_compiler
+from exhaustive import exhaustive
 from test_emulated import emulator  # noqa: F401
-from test_emulated_decode import both_shares, checked, emulated, shares  # noqa: F401
+from test_emulated_decode import both_shares, checked, emulated, one_look, shares  # noqa: F401
 
 from cufa import device
 from cufa.planner import decode_units, decode_variants
@@ -45,6 +46,7 @@ def assert_waited(emulator: Emulator) -> None:  # noqa: F811
     ],
     ids=str,
 )
+@exhaustive("decode", but=one_look)
 def test_lengths(
     one_stage: Emulator, rng: np.random.Generator, options: dict[str, Any], stale: int
 ) -> None:
@@ -59,6 +61,7 @@ def test_lengths(
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("unified_max", "factor"), [(0.0, 1), (0.0, 30), (-200.0, 1)])
+@exhaustive("decode", but=lambda dtype, factor: (dtype == "float16") == (factor == 1))
 def test_a_warp_that_takes_keys_again_waits_for_none(
     one_stage: Emulator, rng: np.random.Generator, dtype: str, unified_max: float, factor: float
 ) -> None:
