@@ -1,8 +1,9 @@
-"""The `gpu` marker, a cache folder for each test, and fixtures for NumPy and CuPy alike."""
+"""Markers, a cache folder for each test, and fixtures for NumPy and CuPy alike."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import played_gpu
 import pytest
+from exhaustive import chosen, families_of
 
 from cufa import device, tuned
 from cufa.device import Device
@@ -33,6 +35,32 @@ def why_no_gpu() -> str | None:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"no CUDA device: {error}"
     return None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "families of kernels, with commas, or all: run their exhaustive tests, too"
+    parser.addoption("--exhaustive", default="", metavar="FAMILIES", help=text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take out what is exhaustive, but for what is asked for by family or by node id."""
+    families = chosen(config.getoption("exhaustive"))
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        of = families_of(item)
+        runs = not of or of & families or item.nodeid in config.args
+        (kept if runs else left_out).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say why tests were skipped: a line for each reason."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{reason}: {count} skipped")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

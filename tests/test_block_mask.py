@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import score_mods
 from emulated import Emulator, emulate, needs_compiler
+from exhaustive import exhaustive
 from played_gpu import Gpu, Stream, on_gpu
 from reference import Expected, assert_accepted, lse_slack, random_inputs
 from score_arrays import options_of
@@ -107,6 +108,7 @@ def checkered(arrays: Any) -> Any:
     return {"mask_mod": mask_mod}
 
 
+ONE_OF_EACH = FORMS[0], FORMS[2], FORMS[4]
 forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.split(", Score")[0])
 
 
@@ -182,6 +184,7 @@ def late_starters(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 @needs_compiler
 @forms
 @pytest.mark.parametrize("name", ["alone", "causal", "alibi", "softcap", "score_mod"])
+@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "alibi")
 def test_whole_tiles_after_tiles_in_part(
     played_cupy: Any, rng: np.random.Generator, form: str, name: str
 ) -> None:
@@ -221,6 +224,7 @@ some_forms = pytest.mark.parametrize(
 @needs_compiler
 @some_forms
 @pytest.mark.parametrize("name", ["all", "mask", "bits", "sinks and window", "bias of keys"])
+@exhaustive(but=lambda form, name: form in (FORMS[0], FORMS[3], FORMS[4]) or name == "all")
 def test_beside_other_parts(
     played_cupy: Any, rng: np.random.Generator, form: str, name: str
 ) -> None:

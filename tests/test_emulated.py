@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import score_mods
 from emulated import Emulator, emulate, needs_compiler
+from exhaustive import exhaustive
 from played_gpu import Gpu, on_gpu
 from reference import assert_accepted, random_inputs
 from score_arrays import FEATURES, LIES, PAIRS, options_of, pairs
@@ -46,6 +47,8 @@ ALL = [
     *(FA1, FP32, FP32_HALVES, MMA, MMA_ONE_STAGE),
     *(FA3, FA3_TURNS, FA3_WIDE, FA3_TWO_SLOTS),
 ]
+#: A form of each kernel, with which all features always run.
+ONE_OF_EACH = FP32, MMA, FA3
 variants = pytest.mark.parametrize("form", ALL, ids=lambda form: form.split(", Score")[0])
 
 
@@ -127,6 +130,7 @@ def test_odd_lengths(emulated: Emulator, rng: np.random.Generator, form: str, ca
     ],
     ids=["window", "top-left and softcap"],
 )
+@exhaustive(but=lambda form, options: form in ONE_OF_EACH or "softcap" in options)
 def test_masks(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
     variant = Variant.parse(form.format(score=""))
     d, dv = variant.head_dim, variant.head_dim_v
@@ -143,6 +147,7 @@ def test_masks(rng: np.random.Generator, form: str, options: dict[str, Any]) -> 
     "form", [*(form for form in ALL if form is not FA1), FA3_ONE_SLOT], ids=lambda f: f[:50]
 )
 @pytest.mark.parametrize("name", FEATURES)
+@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "all")
 def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
     variant = Variant.parse(form.format(score=""))
     d, dv = variant.head_dim, variant.head_dim_v
@@ -164,6 +169,7 @@ def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
 
 @pytest.mark.parametrize("form", [FA3, FA3_TURNS, FA3_WIDE, FA3_TWO_SLOTS], ids=lambda f: f[:50])
 @pytest.mark.parametrize("kind", PAIRS)
+@exhaustive(but=lambda form, kind: form is FA3 or "16" in kind)
 def test_arrays_of_pairs_however_they_lie(rng: np.random.Generator, form: str, kind: str) -> None:
     """In chunks, and not so: every one is the same to the kernel."""
     variant = Variant.parse(form.format(score=""))
@@ -209,6 +215,7 @@ def test_dropout(rng: np.random.Generator, form: str) -> None:
 
 @pytest.mark.parametrize("form", [form for form in ALL if form is not FA1], ids=lambda f: f[:50])
 @pytest.mark.parametrize("name", score_mods.FEATURES)
+@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "all")
 def test_own_functions(rng: np.random.Generator, form: str, name: str) -> None:
     variant = Variant.parse(form.format(score=""))
     d, dv = variant.head_dim, variant.head_dim_v
@@ -225,6 +232,7 @@ def test_own_functions(rng: np.random.Generator, form: str, name: str) -> None:
 
 @pytest.mark.parametrize("form", [FP32, FP32_HALVES, MMA, MMA_ONE_STAGE])
 @pytest.mark.parametrize("name", ["alibi", "sinks and window", "bias", "mask", "all"])
+@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "all")
 def test_arrays_beside_no_keys(rng: np.random.Generator, form: str, name: str) -> None:
     """There is nothing to read."""
     sizes = b, hq, hk, sq, sk = (2, 2, 1, 70, 0)
@@ -328,6 +336,7 @@ def test_scores_at_the_low_end_of_float32(rng: np.random.Generator, form: str) -
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 9])
+@exhaustive("fa3_wgmma", but=lambda heads: heads % 2)
 def test_tiles_for_two_blocks(emulated: Emulator, rng: np.random.Generator, heads: int) -> None:
     """Of up to six, each block has two of its own; it draws the others, and leaves none drawn."""
     variant = variant_of(FA3_WIDE, True)

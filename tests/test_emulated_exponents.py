@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import Emulator, needs_compiler
+from exhaustive import exhaustive
 from played_gpu import on_gpu
 from reference import Expected, lse_slack, random_inputs
 from test_emulated import (  # noqa: F401
@@ -74,6 +75,7 @@ def checked(
 
 @forms
 @pytest.mark.parametrize("options", WINDOWS, ids=str)
+@exhaustive(but=lambda form, options: form is FA3 or not options)
 def test_alibi(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
     """Where slopes are steep, row maxima are far beyond those of the tile before."""
     for shape in SHAPES:
@@ -86,6 +88,7 @@ def test_alibi(rng: np.random.Generator, form: str, options: dict[str, Any]) -> 
 
 @forms
 @pytest.mark.parametrize("queries", [8, 70, 150, 200])
+@exhaustive(but=lambda form, queries: form is FA3 or queries == 150)
 def test_rows_that_there_are_not_take_no_time(
     emulated: Emulator,  # noqa: F811
     rng: np.random.Generator,
@@ -135,6 +138,7 @@ def test_keys_on_both_sides_of_a_turn_are_not_computed_once_more(
 @pytest.mark.parametrize("options", WINDOWS[:2], ids=str)
 @pytest.mark.parametrize("alibi", [False, True])
 @pytest.mark.parametrize("turns", [False, True])
+@exhaustive(but=lambda form, options, alibi: form is FA3 or (alibi and bool(options)))
 def test_even_steps(
     rng: np.random.Generator, form: str, options: dict[str, Any], alibi: bool, turns: bool
 ) -> None:
@@ -159,6 +163,7 @@ def test_even_steps(
 
 @forms
 @pytest.mark.parametrize("options", [*WINDOWS, {"causal": "top-left"}], ids=str)
+@exhaustive(but=lambda form, options: form is FA3 or options == {"causal": True})
 def test_distances(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
     """To the key that a query stands at, or to others: where rows have few keys on a piece."""
     for sq, sk in ((390, 390), (200, 450)):
@@ -179,6 +184,7 @@ def test_distances(rng: np.random.Generator, form: str, options: dict[str, Any])
 @pytest.mark.parametrize(
     "options", [{"causal": "top-left"}, {"window": (None, 5)}, {"window": (40, 3)}], ids=str
 )
+@exhaustive(but=lambda form, options: form is FA3 or "causal" in options)
 def test_distances_that_turn_at_the_last_key(
     rng: np.random.Generator, form: str, options: dict[str, Any]
 ) -> None:
@@ -212,6 +218,7 @@ def factors(rng: np.random.Generator, kind: str, keys: int) -> np.ndarray:
     ids=lambda form: form.split(", Score")[0],
 )
 @pytest.mark.parametrize("options", [{}, {"causal": True, "window": (250, None)}], ids=str)
+@exhaustive(but=lambda form, options: form is FA3 or "window" in options)
 def test_softcap(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
     """Scores are far beyond where the polynomial ends, some of them or all."""
     for kind in ("few", "the last ones to come", "all", "growing"):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import Emulator, needs_compiler
+from exhaustive import exhaustive
 from test_emulated import emulator  # noqa: F401
 from test_emulated_decode import both_shares, checked, emulated, shares  # noqa: F401
 
@@ -55,6 +56,7 @@ def test_lengths(one_stage: Emulator, rng: np.random.Generator, options: dict[st
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("unified_max", "factor"), [(0.0, 1), (0.0, 30), (-200.0, 1)])
+@exhaustive("decode", but=lambda dtype, factor: (dtype == "float16") == (factor == 1))
 def test_a_warp_that_takes_keys_again_waits_for_none(
     one_stage: Emulator, rng: np.random.Generator, dtype: str, unified_max: float, factor: float
 ) -> None:

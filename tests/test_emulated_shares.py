@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import Emulator, needs_compiler
+from exhaustive import exhaustive
 from played_gpu import on_gpu
 from reference import random_inputs
 from test_decode import assert_each_accepted
@@ -45,6 +46,7 @@ def on(multiprocessors: int, tiles: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("tiles", [0, 1, 5, 40])
 @pytest.mark.parametrize("multiprocessors", [2, 7, 20, 60])
+@exhaustive("decode", but=lambda multiprocessors, tiles: (multiprocessors + tiles) % 3 == 1)
 def test_the_end_of_a_unit_counts_as_some_tiles(
     shares: Emulator,
     rng: np.random.Generator,
@@ -85,6 +87,9 @@ def test_without_lengths(
     ids=str,
 )
 @pytest.mark.parametrize("multiprocessors", [3, 17])
+@exhaustive(
+    "decode", but=lambda multiprocessors, options: (multiprocessors == 3) == ("sq" in options)
+)
 def test_options(
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
@@ -98,6 +103,7 @@ def test_options(
 
 @pytest.mark.parametrize("seed", range(1, 7))
 @pytest.mark.parametrize("lengths", [[900, 1, 900], [400, 1, 1], [200, 9] * 17], ids=str)
+@exhaustive("decode", but=lambda seed: seed <= 2)
 def test_lengths_that_are_still_written(
     shares: Emulator,
     rng: np.random.Generator,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import Emulator, needs_compiler
+from exhaustive import exhaustive
 from score_arrays import DECODE_FEATURES, options_of
 from test_emulated import emulator  # noqa: F401
 from test_emulated_decode import both_shares, checked, emulated, shares  # noqa: F401
@@ -37,6 +38,7 @@ pytestmark = needs_compiler
     ],
     ids=str,
 )
+@exhaustive("decode", but=lambda shares, sm_count: shares or sm_count == 13)  # noqa: F811
 def test_lengths_and_pages_that_are_still_written(
     emulated: Emulator,  # noqa: F811
     rng: np.random.Generator,
@@ -65,6 +67,7 @@ def test_lengths_and_pages_that_are_still_written(
     ids=str,
 )
 @pytest.mark.parametrize("name", ["window", "all"])
+@exhaustive("decode", but=lambda shares, name: shares == (name == "all"))  # noqa: F811
 def test_scores_of_what_is_still_written(
     emulated: Emulator,  # noqa: F811
     rng: np.random.Generator,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import Emulator, needs_compiler
+from exhaustive import exhaustive
 from played_gpu import on_gpu
 from reference import Expected, random_inputs
 from score_arrays import options_of
@@ -21,6 +22,7 @@ from test_emulated import (  # noqa: F401
     FA3_WIDE,
     FP32,
     MMA,
+    ONE_OF_EACH,
     emulated,
     emulator,
 )
@@ -61,6 +63,7 @@ def varlen(form: str, arrays: Any, **options: Any) -> tuple[np.ndarray, np.ndarr
 
 @forms
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+@exhaustive(but=lambda form, options: form in ONE_OF_EACH or "softcap" in options)
 def test_sequences_of_any_lengths(
     emulated: Emulator,  # noqa: F811
     rng: np.random.Generator,

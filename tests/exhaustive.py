@@ -1,0 +1,53 @@
+"""Which tests are of a kernel's every form, and run when that kernel changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+import pytest
+
+#: Kernels that are verified together, by the name of their family.
+FAMILIES = {
+    **{kernel: (kernel,) for kernel in ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32")},
+    "decode": ("decode", "decode_wgmma"),
+    "others": ("append", "merge", "block_mask", "block_lists"),
+}
+
+
+def exhaustive(*families: str, but: Callable[..., bool] | None = None) -> pytest.MarkDecorator:
+    """Mark tests that run when a family's kernels have changed, and otherwise not.
+
+    Parameters
+    ----------
+    *families : str
+        Without any, the test's parameter `form` or `kernel` says which.
+    but : function, optional
+        Says of a test's parameters, which it takes by their names, if the test always runs.
+    """
+    assert set(families) <= set(FAMILIES)
+    return pytest.mark.exhaustive(*families, but=but)
+
+
+def families_of(item: Any) -> set[str]:
+    """Return the families on whose change a test runs; none if it always runs."""
+    mark = item.get_closest_marker("exhaustive")
+    if mark is None:
+        return set()
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    but = mark.kwargs["but"]
+    if but is not None and but(**{name: params[name] for name in signature(but).parameters}):
+        return set()
+    if mark.args:
+        return set(mark.args)
+    kernel = (params.get("form") or params["kernel"]).split("<")[0]
+    return {family for family, kernels in FAMILIES.items() if kernel in kernels}
+
+
+def chosen(families: str) -> set[str]:
+    """Return the families that a command line names, with commas; or all."""
+    found = set(FAMILIES) if families == "all" else {name for name in families.split(",") if name}
+    if not found <= set(FAMILIES):
+        raise pytest.UsageError(f"--exhaustive: all, or some of {', '.join(FAMILIES)}")
+    return found
