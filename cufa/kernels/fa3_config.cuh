@@ -97,12 +97,6 @@ struct Config
     static constexpr bool FOLDED =
         ACROSS && BN > 64 &&
         (!SCORE::LINEAR || SCORE::LEFT_EDGE || SCORE::BLOCKS || KV::RAGGED);
-    // Whether keys on several pieces of a tilt are among those that need row maxima: for two
-    // consumers. Scores that are computed one by one then stand in one form of the step. Three have
-    // no registers for it.
-    static constexpr bool TURNS_CHECKED =
-        FOLDED && CONSUMERS == 2 && SCORE::TILTS && !SCORE::BEHIND;
-    static constexpr int TILT_ROWS = TURNS_CHECKED ? 64 : 16;  // a warpgroup's, or a warp's
     // Else, where O is wide, one loop over the keys: two take long to compile. In it O is waited
     // for after the exponentials, which then run under the one consumer's own O, if there is but
     // one on the multiprocessor.

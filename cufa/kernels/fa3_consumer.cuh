@@ -70,8 +70,7 @@ struct Consumer {
                     while (here.has_next_keys() && exponent.needs_maxima(here))
                         step<Form::CHECKED>();
                 }
-                while (here.has_next_keys() && !(SCORE::BLOCKS ? exponent.needs_maxima(here)
-                                                               : exponent.turns_ahead(here)))
+                while (here.has_next_keys() && !(SCORE::BLOCKS && exponent.needs_maxima(here)))
                     step<Form::UNCHECKED>();
             } while (SCORE::BLOCKS && !C::FOLDED && here.has_next_keys());
         }

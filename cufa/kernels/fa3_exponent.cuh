@@ -62,7 +62,7 @@ struct Exponent {
                 exponentiate_tilted(at);
                 return;
             }
-            if constexpr (SCORE::BEHIND || C::TURNS_CHECKED) {  // `correct` computes these scores
+            if constexpr (SCORE::BEHIND) {  // `correct` computes these scores
                 softmax.l[0][0] += INF, softmax.l[0][1] += INF;
                 return;
             }
@@ -119,23 +119,9 @@ struct Exponent {
             return true;
         else if constexpr (SCORE::BLOCKS)
             return uniform(here.ahead.is_partial() ||
-                           SCORE::masked(here.keys, here.next_key_tile()).right) ||
-                   turns_ahead(here);
+                           SCORE::masked(here.keys, here.next_key_tile()).right);
         else
-            return (SCORE::RIGHT_EDGE && here.j > here.keys.whole_end) || climbs(here) ||
-                   turns_ahead(here);
-    }
-    // Whether the next keys are on several pieces of a tilt.
-    __device__ bool turns_ahead(const Here& here) const {
-        if constexpr (C::TURNS_CHECKED) {
-            At at = here.at(0);
-            at.key = here.next_key_tile() * BN;
-            const auto sequence = here.sequence(at.batch);
-            return uniform(tilt.settled ? 1
-                                        : tilt.template pieces_of<BN, C::TILT_ROWS>(
-                                              score, sequence, at, at.key)) == 0;
-        }
-        return false;
+            return (SCORE::RIGHT_EDGE && here.j > here.keys.whole_end) || climbs(here);
     }
     // Whether tilts rise by so much from one tile of keys to the next that S would be computed
     // again: looked at in the warpgroup's first row.
@@ -216,7 +202,7 @@ struct Exponent {
     // Takes up what grows evenly over the keys at hand, if no more is asked of each pair.
     __device__ bool find_tilt(const At& at, const Here& here) {
         if (SCORE::PAIRWISE && here.visit.is_partial()) return false;
-        return tilt.template find<BN, C::TILT_ROWS>(score, here.sequence(at.batch), at);
+        return tilt.template find<BN>(score, here.sequence(at.batch), at);
     }
     // Adds it to the scores;
     __device__ bool tilt_score(const At& at, const Here& here) {
