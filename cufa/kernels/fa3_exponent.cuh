@@ -98,9 +98,7 @@ struct Exponent {
     __device__ void correct(const float (&l)[1][2], const Here& here) {
         bool again[1][2];
         softmax.shift(rS, limits, again);
-        // Without the mask that is not needed ptxas spills more of wide O; with scores it takes
-        // less time to compile.
-        const Masked masked = SCORE::LINEAR ? Masked{true, true} : here.masked_left();
+        const Masked masked = here.masked_left();
         if (__any_sync(0xffffffff, again[0][0] || again[0][1]))
             exponentiate_again<T, typename C::QTile, typename C::KTile>(
                 softmax, rS, again, l, here.smem.q(here.round), here.warp_row(),
