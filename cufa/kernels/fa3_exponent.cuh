@@ -45,7 +45,7 @@ struct Exponent {
         } else {
             apply_score(rS, 0, here.masked(), NoTiles(), here);
         }
-        const bool raised = softmax.raise(rS);
+        const bool raised = softmax.update_max(rS);
         softmax.exponentiate(rS);
         follow();
         return raised;
@@ -97,7 +97,7 @@ struct Exponent {
     // scores computed once more. `l` is what had been summed up before. O must follow m.
     __device__ void correct(const float (&l)[1][2], const Here& here) {
         bool again[1][2];
-        softmax.shift(rS, limits, again);
+        softmax.shift_max(rS, limits, again);
         const Masked masked = here.masked_left();
         if (__any_sync(0xffffffff, again[0][0] || again[0][1]))
             exponentiate_again<T, typename C::QTile, typename C::KTile>(
