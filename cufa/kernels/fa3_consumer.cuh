@@ -261,7 +261,8 @@ struct Consumer {
             }
         } else {
             store_o_direct<T>(rO[0], p, here.packed_rows());
-            __syncwarp();  // for the compiler: else it makes no use of what is the same in all lanes
+            // For the compiler: else it makes no use of what is the same in all lanes.
+            __syncwarp();
         }
     }
 };

@@ -223,11 +223,9 @@ struct Exponent {
             return fmaf(s, factor, fmaf(tilt.step[h], static_cast<float>(column), first[h] - m));
         });
     }
-    // Else scores are computed one by one, 16 keys at a time, as S moves past: that is rare, and
-    // code takes time to compile. All at once with three consumers, which would spill more, and
-    // next to wide O, if it is for infinite ones alone: 1.03 otherwise.
+    // Else scores are computed one by one, 16 keys at a time as S moves past, or all at once.
     __device__ void change_score(const Sequence& sequence, At at, const Here& here) {
-        if constexpr (C::CONSUMERS == 3 || (C::ONE_LOOP && SCORE::BEHIND)) {
+        if constexpr (C::CHANGES_AT_ONCE) {
             score.change(rS, sequence, scale_log2, at, here.visit.is_partial());
         } else {
 #pragma unroll 1
