@@ -4,8 +4,8 @@
 #include "scheduler_sm90.cuh"
 #include "tile_sm90.cuh"
 
-// The rows that a thread of fa3_wgmma.cu holds: `row` + lane / 4 + {0, 8} of a head's rows, or of 2^pack_log2 heads'
-// query by query.
+// The rows that a thread of fa3_wgmma.cu holds: `row` + lane / 4 + {0, 8} of a head's rows, or of
+// 2^pack_log2 heads' query by query.
 struct PackedRows {
     int lane;
     int query[2], head[2];
@@ -47,7 +47,8 @@ __device__ inline void transpose_quad(uint32_t (&v)[4]) {
         }
 }
 
-// Writes a warp's 16 rows of O straight from its registers: four lanes exchange theirs, so that each writes 16 bytes.
+// Writes a warp's 16 rows of O straight from its registers: four lanes exchange theirs, so that
+// each writes 16 bytes.
 template <class T, int OT>
 __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const PackedRows& rows) {
     uint32_t v[2][(OT + 3) / 4][4];
@@ -74,8 +75,9 @@ __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const 
     }
 }
 
-// Writes a warpgroup's 64 rows of O through its part of `tile` in shared memory; the copy is still under way then. Where
-// sequences are RAGGED, all of these rows must be the sequence's: the copy knows the end of the array only.
+// Writes a warpgroup's 64 rows of O through its part of `tile` in shared memory; the copy is still
+// under way then. Where sequences are RAGGED, all of these rows must be the sequence's: the copy
+// knows the end of the array only.
 template <class T, class OTile, bool RAGGED, class Work, int OT>
 __device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const TensorMap& map, const Params& p,
                             const volatile Work& work, int consumer) {
@@ -102,7 +104,8 @@ __device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const Tenso
     }
 }
 
-// Frees the slot of Q that `store_o_tma` wrote from, when its copy has been read: by the thread that has started it, or by ALL.
+// Frees the slot of Q that `store_o_tma` wrote from, when its copy has been read: by the thread
+// that has started it, or by ALL.
 template <bool ALL, class Ring>
 __device__ void release_after_store(const Ring& ring, uint32_t i) {
     const bool has_started = threadIdx.x % 128 == 0;

@@ -42,17 +42,18 @@ struct Layout {
     static constexpr int WORK = BARRIERS + 16 * Q_STAGES + 32 * STAGES;
 };
 
-template <class T_, int HEAD_DIM, int HEAD_DIM_V, int BM_, int BN_, int STAGES_, int WARPS,
+template <class T_, int HEAD_DIM_, int HEAD_DIM_V_, int BM_, int BN_, int STAGES_, int WARPS,
           int BLOCKS_PER_SM, bool PING_PONG_, class SCORE_, class KV_>
 struct Config
-    : Layout<HEAD_DIM, HEAD_DIM_V, BM_, BN_, STAGES_, BLOCKS_PER_SM, PairTiles<SCORE_, BN_>> {
+    : Layout<HEAD_DIM_, HEAD_DIM_V_, BM_, BN_, STAGES_, BLOCKS_PER_SM, PairTiles<SCORE_, BN_>> {
     using T = T_;
     using SCORE = SCORE_;
     using KV = KV_;
     using Pairs = PairTiles<SCORE, BN_>;  // a warp's, of biases and masks
-    using Shared = Layout<HEAD_DIM, HEAD_DIM_V, BM_, BN_, STAGES_, BLOCKS_PER_SM, Pairs>;
+    using Shared = Layout<HEAD_DIM_, HEAD_DIM_V_, BM_, BN_, STAGES_, BLOCKS_PER_SM, Pairs>;
     static constexpr int BM = BM_, BN = BN_, STAGES = STAGES_, CONSUMERS = BM / 64;  // warpgroups
     static constexpr bool PING_PONG = PING_PONG_;
+    static constexpr int HEAD_DIM = HEAD_DIM_, HEAD_DIM_V = HEAD_DIM_V_;
     static constexpr int NT = BN / 8, OT = HEAD_DIM_V / 8;  // 8-column pieces of S and of O
     using RegistersOf = Registers<CONSUMERS, WARPS * 32 * BLOCKS_PER_SM>;
     static_assert(WARPS == 4 * (CONSUMERS + 1), "a producer and BM / 64 consumers");
@@ -85,85 +86,4 @@ struct Config
     // Whether the first S of a tile is computed together with the last O of the one before.
     static constexpr bool ACROSS = Shared::Q_STAGES > 1;
     using Work = ::Work<PARTS, KV::TAILS, SCORE::BLOCKS>;
-
-    // Whether a tile's first K is asked for in front of its Q, whose only slot is free later: not
-    // where consumers free some of the tile before when they take up its Q, nor of the widest rows
-    // with a mask, which wait for Q longer, nor of three consumers, which would spill more.
-    static constexpr bool K_FIRST = Shared::Q_STAGES == 1 && CONSUMERS < 3 && !SCORE::LEFT_EDGE &&
-                                    !SCORE::BLOCKS && !(SCORE::RIGHT_EDGE && HEAD_DIM > 192);
-    // Whether keys that need row maxima, a tile's first ones, and those of a block's first tile
-    // share a step. That takes two thirds of the time to compile, and up to 1.02 of it to run: for
-    // wide tiles whose scores take long to compile.
-    static constexpr bool FOLDED =
-        ACROSS && BN > 64 &&
-        (!SCORE::LINEAR || SCORE::LEFT_EDGE || SCORE::BLOCKS || KV::RAGGED);
-    // Whether keys on several pieces of a tilt are among those that need row maxima: for two
-    // consumers. Scores that are computed one by one then stand in one form of the step. Three have
-    // no registers for it.
-    static constexpr bool TURNS_CHECKED =
-        FOLDED && CONSUMERS == 2 && SCORE::TILTS && !SCORE::BEHIND;
-    static constexpr int TILT_ROWS = TURNS_CHECKED ? 64 : 16;  // a warpgroup's, or a warp's
-    // Else, where O is wide, one loop over the keys: two take long to compile. In it O is waited
-    // for after the exponentials, which then run under the one consumer's own O, if there is but
-    // one on the multiprocessor.
-    static constexpr bool ONE_LOOP = HEAD_DIM_V > 128 && !FOLDED;
-    // Whether O is waited for in front of the softmax: with three consumers, the others keep the
-    // tensor cores busy. P that comes out of the curve or of what stands for it is packed in either
-    // branch then, as ptxas does not mix what follows a branch with its exponentials, which leave
-    // room for that; in float16, whose curve takes more registers, they do not.
-    static constexpr bool O_FIRST = CONSUMERS == 3;
-    static constexpr bool PACKS_EARLY =
-        O_FIRST && !ONE_LOOP && SCORE::CURVES && SCORE::CURVE_TERMS == 3;
-    static_assert(!PACKS_EARLY || !SCORE::TILTS, "lines do not pack");
-    // Whether each thread frees a slot of Q, or one of each consumer for all that it has waited
-    // for, and the tile's Work with it. The second takes less time where there are several
-    // consumers; with one, racecheck does not see that it is enough.
-    static constexpr bool ALL_FREE_Q = O_FROM_REGISTERS || CONSUMERS == 1;
-    // For sequences of unequal lengths, a round -1 without keys takes up the first tile, 0.3 us
-    // later: what looks for tiles then stands in the code once, and it compiles in 0.85 of the
-    // time.
-    static constexpr uint32_t START = KV::RAGGED ? -1u : 0;
-    // Whether m is held twice: wide O leaves no registers for it, nor do tilts in tiles as wide as
-    // those of narrow O.
-    static constexpr bool TWICE = HEAD_DIM_V <= 128 && !(SCORE::TILTS && HEAD_DIM_V <= 64);
-    // Whether to look ahead for steep tilts. Next to wide O, a tile of fewer keys and no registers
-    // to spare, it costs more than it saves.
-    static constexpr bool LOOKS_FOR_STEEP = SCORE::TILTS && !SCORE::BEHIND && HEAD_DIM_V <= 64;
-};
-
-// Where a block's shared memory is, and who waits for what in it.
-template <class C>
-struct Smem {
-    uint32_t base;
-    Ring<C::Q_STAGES> ring_q;
-    Ring<C::STAGES> ring_k, ring_v;
-    // The tiles of rows under way. Consumers look theirs up at each use: registers are scarce.
-    volatile typename C::Work* works;
-
-    __device__ explicit Smem(unsigned char* smem)
-        : base(smem_address(smem)),
-          ring_q(base + C::BARRIERS),
-          ring_k(base + C::BARRIERS + ring_q.bytes),
-          ring_v(base + C::BARRIERS + ring_q.bytes + ring_k.bytes),
-          works(reinterpret_cast<volatile typename C::Work*>(smem + C::WORK)) {}
-
-    // By one thread.
-    __device__ void init() const {
-        if (dynamic_smem_bytes() < C::WORK + C::WORK_STAGES * sizeof(typename C::Work)) __trap();
-        ring_q.init(C::ALL_FREE_Q ? 128 * C::CONSUMERS : C::CONSUMERS);
-        ring_k.init(4 * C::CONSUMERS), ring_v.init(4 * C::CONSUMERS);
-        mbarrier_fence_init();
-    }
-    __device__ uint32_t q(uint32_t round) const {
-        return base + ring_q.slot(round) * C::SLOT_BYTES;
-    }
-    __device__ uint32_t k(uint32_t n) const {
-        return base + C::K + ring_k.slot(n) * C::KTile::bytes;
-    }
-    __device__ uint32_t v(uint32_t n) const {
-        return base + C::V + ring_v.slot(n) * C::VTile::bytes;
-    }
-    __device__ volatile typename C::Work& work(uint32_t round) const {
-        return works[round % C::WORK_STAGES];
-    }
 };

@@ -5,9 +5,9 @@
 #include "fa3_place.cuh"
 
 // Forms of a step, by the keys that it takes up: those that need row maxima, those that do without,
-// either, chosen where it runs; after a tile's last ones the next tile's first, or none; CHECKED or
-// FIRST, chosen where it runs.
-enum class Form { CHECKED, UNCHECKED, EITHER, FIRST, NONE, CHECKED_OR_FIRST };
+// either, chosen where it runs; those that come after a tile's LAST, which are the next tile's
+// first, or none if that begins by itself; CHECKED or LAST, chosen where it runs.
+enum class Form { CHECKED, UNCHECKED, EITHER, LAST, CHECKED_OR_LAST };
 
 template <class C>
 struct Consumer {
@@ -47,11 +47,11 @@ struct Consumer {
         if constexpr (C::ACROSS && !C::FOLDED) begin_tile();
         while (true) {
             if constexpr (!C::ACROSS) begin_tile();
-            if constexpr (C::FOLDED) step<Form::CHECKED_OR_FIRST>();
+            if constexpr (C::FOLDED) step<Form::CHECKED_OR_LAST>();
             if (!here.more) break;
             if constexpr (!C::FOLDED) exponent.pack_p(here);
             steps();
-            if constexpr (!C::FOLDED) step<C::ACROSS ? Form::FIRST : Form::NONE>();
+            if constexpr (!C::FOLDED) step<Form::LAST>();
         }
         tma_store_wait_read();
     }
@@ -70,8 +70,7 @@ struct Consumer {
                     while (here.has_next_keys() && exponent.needs_maxima(here))
                         step<Form::CHECKED>();
                 }
-                while (here.has_next_keys() && !(SCORE::BLOCKS ? exponent.needs_maxima(here)
-                                                               : exponent.turns_ahead(here)))
+                while (here.has_next_keys() && !(SCORE::BLOCKS && exponent.needs_maxima(here)))
                     step<Form::UNCHECKED>();
             } while (SCORE::BLOCKS && !C::FOLDED && here.has_next_keys());
         }
@@ -83,11 +82,12 @@ struct Consumer {
     // what it makes of O is nothing, and goes nowhere.
     template <Form FORM>
     __device__ void step() {
-        const bool checked = FORM != Form::UNCHECKED &&
-                             (FORM != Form::EITHER || exponent.needs_maxima(here));
+        constexpr bool TAKES_KEYS = FORM != Form::LAST || C::ACROSS;
+        const bool checked =
+            FORM != Form::UNCHECKED && (FORM != Form::EITHER || exponent.needs_maxima(here));
         const bool first = here.at_first_keys();
-        const bool last = FORM == Form::FIRST || FORM == Form::NONE ||
-                          (FORM == Form::CHECKED_OR_FIRST && !here.has_next_keys());
+        const bool last = FORM == Form::LAST ||
+                          (FORM == Form::CHECKED_OR_LAST && !here.has_next_keys());
         const uint32_t present = here.n++;  // keys
         const int end = here.keys_of_tile();
         if (first && last) free_q();
@@ -97,7 +97,9 @@ struct Consumer {
             take_up();
         else
             ++here.round;
-        if constexpr (FORM != Form::NONE)
+
+        // S = Q K^T of the next keys, and O += P V of the present ones
+        if constexpr (TAKES_KEYS)
             queue_s(!last || here.more);
         else
             turns.wait();
@@ -107,6 +109,7 @@ struct Consumer {
         if (!last) here.look_ahead();
         if (first && !last) free_q();
 
+        // P = exp(S - m)
         const float l[1][2] = {{exponent.softmax.l[0][0], exponent.softmax.l[0][1]}};
         bool moved = false;
         if constexpr (FORM == Form::UNCHECKED) {
@@ -114,7 +117,7 @@ struct Consumer {
             exponent.exponentiate_unchecked(here);
         } else {
             if (last && begun) conclude();
-            if constexpr (FORM != Form::NONE) {
+            if constexpr (TAKES_KEYS) {
                 wgmma_wait<1>();
                 if (last ? here.more : checked) {
                     release_k();
@@ -127,6 +130,8 @@ struct Consumer {
                 }
             }
         }
+
+        // O follows m, or is written
         wgmma_wait<0>();
         if (begun) smem.ring_v.release(present);
         if (last) {
@@ -135,8 +140,8 @@ struct Consumer {
         } else if (moved) {
             exponent.softmax.rescale(rO);
         }
-        if constexpr (FORM == Form::FIRST || FORM == Form::NONE)
-            return;  // P is packed where the tile begins
+
+        if constexpr (FORM == Form::LAST) return;  // P is packed where the tile begins
         if (!(FORM == Form::UNCHECKED && C::PACKS_EARLY)) exponent.pack_p(here);
         if constexpr (FORM == Form::UNCHECKED) {
             // The check comes after P is packed: it runs under the exponentials.
@@ -262,7 +267,8 @@ struct Consumer {
             }
         } else {
             store_o_direct<T>(rO[0], p, here.packed_rows());
-            __syncwarp();  // for the compiler: else it makes no use of what is the same in all lanes
+            // For the compiler: else it makes no use of what is the same in all lanes.
+            __syncwarp();
         }
     }
 };

@@ -45,7 +45,7 @@ struct Exponent {
         } else {
             apply_score(rS, 0, here.masked(), NoTiles(), here);
         }
-        const bool raised = softmax.raise(rS);
+        const bool raised = softmax.update_max(rS);
         softmax.exponentiate(rS);
         follow();
         return raised;
@@ -62,7 +62,7 @@ struct Exponent {
                 exponentiate_tilted(at);
                 return;
             }
-            if constexpr (SCORE::BEHIND || C::TURNS_CHECKED) {  // `correct` computes these scores
+            if constexpr (SCORE::BEHIND) {  // `correct` computes these scores
                 softmax.l[0][0] += INF, softmax.l[0][1] += INF;
                 return;
             }
@@ -97,10 +97,8 @@ struct Exponent {
     // scores computed once more. `l` is what had been summed up before. O must follow m.
     __device__ void correct(const float (&l)[1][2], const Here& here) {
         bool again[1][2];
-        softmax.shift(rS, limits, again);
-        // Without the mask that is not needed ptxas spills more of wide O; with scores it takes
-        // less time to compile.
-        const Masked masked = SCORE::LINEAR ? Masked{true, true} : here.masked_left();
+        softmax.shift_max(rS, limits, again);
+        const Masked masked = here.masked_left();
         if (__any_sync(0xffffffff, again[0][0] || again[0][1]))
             exponentiate_again<T, typename C::QTile, typename C::KTile>(
                 softmax, rS, again, l, here.smem.q(here.round), here.warp_row(),
@@ -119,23 +117,9 @@ struct Exponent {
             return true;
         else if constexpr (SCORE::BLOCKS)
             return uniform(here.ahead.is_partial() ||
-                           SCORE::masked(here.keys, here.next_key_tile()).right) ||
-                   turns_ahead(here);
+                           SCORE::masked(here.keys, here.next_key_tile()).right);
         else
-            return (SCORE::RIGHT_EDGE && here.j > here.keys.whole_end) || climbs(here) ||
-                   turns_ahead(here);
-    }
-    // Whether the next keys are on several pieces of a tilt.
-    __device__ bool turns_ahead(const Here& here) const {
-        if constexpr (C::TURNS_CHECKED) {
-            At at = here.at(0);
-            at.key = here.next_key_tile() * BN;
-            const auto sequence = here.sequence(at.batch);
-            return uniform(tilt.settled ? 1
-                                        : tilt.template pieces_of<BN, C::TILT_ROWS>(
-                                              score, sequence, at, at.key)) == 0;
-        }
-        return false;
+            return (SCORE::RIGHT_EDGE && here.j > here.keys.whole_end) || climbs(here);
     }
     // Whether tilts rise by so much from one tile of keys to the next that S would be computed
     // again: looked at in the warpgroup's first row.
@@ -216,7 +200,7 @@ struct Exponent {
     // Takes up what grows evenly over the keys at hand, if no more is asked of each pair.
     __device__ bool find_tilt(const At& at, const Here& here) {
         if (SCORE::PAIRWISE && here.visit.is_partial()) return false;
-        return tilt.template find<BN, C::TILT_ROWS>(score, here.sequence(at.batch), at);
+        return tilt.template find<BN>(score, here.sequence(at.batch), at);
     }
     // Adds it to the scores;
     __device__ bool tilt_score(const At& at, const Here& here) {
@@ -239,11 +223,9 @@ struct Exponent {
             return fmaf(s, factor, fmaf(tilt.step[h], static_cast<float>(column), first[h] - m));
         });
     }
-    // Else scores are computed one by one, 16 keys at a time, as S moves past: that is rare, and
-    // code takes time to compile. All at once with three consumers, which would spill more, and
-    // next to wide O, if it is for infinite ones alone: 1.03 otherwise.
+    // Else scores are computed one by one, 16 keys at a time as S moves past, or all at once.
     __device__ void change_score(const Sequence& sequence, At at, const Here& here) {
-        if constexpr (C::CONSUMERS == 3 || (C::ONE_LOOP && SCORE::BEHIND)) {
+        if constexpr (C::CHANGES_AT_ONCE) {
             score.change(rS, sequence, scale_log2, at, here.visit.is_partial());
         } else {
 #pragma unroll 1

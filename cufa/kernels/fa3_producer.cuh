@@ -1,7 +1,7 @@
 // The producer of fa3_wgmma.cu: one thread that copies tiles of Q, K and V to shared memory by TMA,
 // and tells the consumers which tiles of rows they are for.
 #pragma once
-#include "fa3_config.cuh"
+#include "fa3_smem.cuh"
 
 template <class C>
 struct Producer {
@@ -153,7 +153,8 @@ struct Producer {
             if (!C::K_FIRST && has_keys)
                 load_k(first_k + visit.tile(end - 1) * BN, k_head, k_batch, n);
             for (int j = end - 1; j >= first; --j, ++n) {
-                const auto ahead = visits.visit(j - 1);  // looked up before the slot of its K is free
+                // Looked up before the slot of its K is free
+                const auto ahead = visits.visit(j - 1);
                 if (j > first) load_k(first_k + ahead.tile(j - 1) * BN, k_head, k_batch, n + 1);
                 if (has_keys) load_v(first_k + visit.tile(j) * BN, v_head, v_batch, n);
                 if (j == q_at) load_q(i, round + 1, n + 1);

@@ -6,16 +6,16 @@
 // first: masked ones, which need row maxima, come first, and the others do without, see
 // softmax.cuh. With PING_PONG the consumers take turns to queue their products: one's softmax then
 // runs under the products of the others.
-#include "fa3_config.cuh"
 #include "fa3_consumer.cuh"
 #include "fa3_producer.cuh"
+#include "fa3_schedule.cuh"
 
 template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS,
           int BLOCKS_PER_SM, bool PING_PONG, class SCORE, class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     fa3_wgmma(const __grid_constant__ TmaArguments<Arguments<SCORE, KV>> arguments) {
-    using C = Config<T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, BLOCKS_PER_SM, PING_PONG,
-                     SCORE, KV>;
+    using C = Schedule<Config<T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, BLOCKS_PER_SM,
+                              PING_PONG, SCORE, KV>>;
     const TensorMaps& maps = arguments.maps;
     // The producer's, but computed here: else ptxas keeps the softmax scale of some variants in
     // registers of each lane.

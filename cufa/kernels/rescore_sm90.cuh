@@ -3,13 +3,15 @@
 #include "softmax.cuh"
 #include "tile_sm90.cuh"
 
-// Of a warp's 16 rows of Q from `row` on, those that `again` marks: moves m to their maximum over a tile of keys, and puts
-// their P into rP. `l` is what they had summed up before. By mma.sync, as wgmma takes four warps; 16 keys at a time, twice
-// over, in one short loop: this is rare, and code takes time to compile. `step` makes of 16 rows of S what the softmax takes,
-// given the place of their first key.
+// Of a warp's 16 rows of Q from `row` on, those that `again` marks: moves m to their maximum over a
+// tile of keys, and puts their P into rP. `l` is what they had summed up before. By mma.sync, as
+// wgmma takes four warps; 16 keys at a time, twice over, in one short loop: this is rare, and code
+// takes time to compile. `step` makes of 16 rows of S what the softmax takes, given the place of
+// their first key.
 template <class T, class QTile, class KTile, class Softmax, int NT, class Step>
-__device__ void exponentiate_again(Softmax& softmax, float (&rP)[1][NT][4], const bool (&again)[1][2],
-                                   const float (&l)[1][2], uint32_t tile_q, int row, uint32_t tile_k, Step step) {
+__device__ void exponentiate_again(Softmax& softmax, float (&rP)[1][NT][4],
+                                   const bool (&again)[1][2], const float (&l)[1][2],
+                                   uint32_t tile_q, int row, uint32_t tile_k, Step step) {
     const int lane = thread_index_anew() % 32;
     const uint32_t lane_q = tile_q + lane_offset_a<QTile>(lane) + row * QTile::ROW_BYTES;
     const uint32_t lane_k = tile_k + lane_offset_b<KTile>(lane);
@@ -29,12 +31,15 @@ __device__ void exponentiate_again(Softmax& softmax, float (&rP)[1][NT][4], cons
         step(rS, column);
         if (i < NT / 2) {
 #pragma unroll
-            for (int e = 0; e < 8; ++e) row_max[e / 2 % 2] = fmaxf(row_max[e / 2 % 2], rS[0][e / 4][e % 4]);
+            for (int e = 0; e < 8; ++e)
+                row_max[e / 2 % 2] = fmaxf(row_max[e / 2 % 2], rS[0][e / 4][e % 4]);
             if (i < NT / 2 - 1) continue;
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 row_max[h] = lanes_max<4>(row_max[h]);
-                if (again[0][h]) softmax.l[0][h] = l[0][h], softmax.move_to(row_max[h], 0, h);
+                if (!again[0][h]) continue;
+                softmax.l[0][h] = l[0][h];
+                softmax.update_row_max(row_max[h], 0, h);
             }
             continue;
         }

@@ -1,11 +1,13 @@
-// Which tiles a block of fa3_wgmma.cu computes one after the other, and how its warpgroups share the work.
+// Which tiles a block of fa3_wgmma.cu computes one after the other, and how its warpgroups share
+// the work.
 #pragma once
 #include "ptx_sm90.cuh"
 #include "scheduler.cuh"
 #include "score.cuh"
 
-// As tile_of_block, but of tiles of UNEVEN length the first `late_rows` row tiles of all heads come last, together. Sections
-// can then be so small that their K and V stay in L2: the late tiles are short, and fill the gaps at the end.
+// As tile_of_block, but of tiles of UNEVEN length the first `late_rows` row tiles of all heads come
+// last, together. Sections can then be so small that their K and V stay in L2: the late tiles are
+// short, and fill the gaps at the end.
 template <bool UNEVEN>
 __device__ Tile tile_in_order(const Params& p, int i) {
     const int late = UNEVEN ? p.late_rows : 0;
@@ -23,16 +25,18 @@ __device__ Tile tile_in_order(const Params& p, int i) {
     return {bh / p.heads_q, bh % p.heads_q, UNEVEN ? (is_late ? late : p.q_tiles) - 1 - row : row};
 }
 
-// The tile whose turn it is where heads come in the order of their sequences' first, all sequences' second, and so on.
+// The tile whose turn it is where heads come in the order of their sequences' first, all sequences'
+// second, and so on.
 __device__ inline Tile by_heads(const Params& p, const Tile& tile) {
     const int bh = tile.batch * p.heads_q + tile.head, sequences = p.heads / p.heads_q;
     return {bh % sequences, bh / sequences, tile.q_tile};
 }
 
-// The tile that follows `tile`, the round-th of a block that takes one after the other. Where tiles differ in length, blocks draw
-// them, one tile ahead, the first of each being its own number: those whose tiles are short draw more. Of few tiles the second
-// of each is its own, too, numbered backwards, so that the longest first tile goes with the shortest second: when it is asked
-// for, no first one has ended. Whoever draws the last number leaves 0 behind.
+// The tile that follows `tile`, the round-th of a block that takes one after the other. Where tiles
+// differ in length, blocks draw them, one tile ahead, the first of each being its own number: those
+// whose tiles are short draw more. Of few tiles the second of each is its own, too, numbered
+// backwards, so that the longest first tile goes with the shortest second: when it is asked for, no
+// first one has ended. Whoever draws the last number leaves 0 behind.
 template <bool UNEVEN>
 __device__ int next_tile(const Params& p, int tile, int tiles, int round) {
     const int blocks = gridDim.x, own = tiles <= 3 * blocks ? 2 : 1;
@@ -53,7 +57,8 @@ struct Lengths {
         return {sequence.seq_q, sequence.seq_kv, sequence.first_q, sequence.first_k};
     }
     __device__ void set(const Sequence& s) volatile {
-        sequence.seq_q = s.seq_q, sequence.seq_kv = s.seq_kv, sequence.first_q = s.first_q, sequence.first_k = s.first_k;
+        sequence.seq_q = s.seq_q, sequence.seq_kv = s.seq_kv;
+        sequence.first_q = s.first_q, sequence.first_k = s.first_k;
     }
 };
 template <>
@@ -71,8 +76,9 @@ struct VisitsOfTile<true> {
     __device__ Visits<true> visits() const volatile { return {entries}; }
 };
 
-// A tile as the producer of fa3_wgmma hands it to the consumers, who are PARTS that visit different keys, or one. Later rows
-// see no earlier keys: all of them together visit the tiles of keys from the first part's first to the last one's end.
+// A tile as the producer of fa3_wgmma hands it to the consumers, who are PARTS that visit different
+// keys, or one. Later rows see no earlier keys: all of them together visit the tiles of keys from
+// the first part's first to the last one's end.
 template <int PARTS, bool LENGTHS, bool BLOCKS>
 struct Work : Lengths<LENGTHS>, VisitsOfTile<BLOCKS> {
     int q0, head, batch;

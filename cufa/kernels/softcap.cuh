@@ -3,8 +3,8 @@
 #include "part.cuh"
 #include "ptx.cuh"
 
-// Even polynomials of S, by which S is multiplied. Right up to a product of `end`, log2 units, in magnitude; beyond, the product
-// is larger still.
+// Even polynomials of S, by which S is multiplied. Right up to a product of `end`, log2 units, in
+// magnitude; beyond, the product is larger still.
 template <int TERMS>
 struct Series {
     float terms[TERMS];
@@ -18,8 +18,8 @@ struct Series {
         return sum;
     }
 };
-// Of three terms, as a square: in between there is one number of each score, and none of the multiply-adds needs two of the
-// parameters, so that those need no registers. See cufa/softcap.py.
+// Of three terms, as a square: in between there is one number of each score, and none of the
+// multiply-adds needs two of the parameters, so that those need no registers. See cufa/softcap.py.
 struct Square {
     float root, middle, rest, end;
 
@@ -29,8 +29,9 @@ struct Square {
     }
 };
 
-// c tanh(score / c), in log2 units. The special function unit has its hands full with exponentials: where all scores of a
-// warp are less than 3/4 c, as they nearly always are, a polynomial on the multiply-add units takes the place of tanh.
+// c tanh(score / c), in log2 units. The special function unit has its hands full with exponentials:
+// where all scores of a warp are less than 3/4 c, as they nearly always are, a polynomial on the
+// multiply-add units takes the place of tanh.
 template <class Self>
 struct Capping : Part<Self> {
     static constexpr bool LINEAR = false, TOGETHER = true;
@@ -73,7 +74,8 @@ struct Capping : Part<Self> {
         return static_cast<const Self*>(this)->capped(s, softcap_inverse);
     }
 };
-// By the hardware's tanh, whose error of 2^-11 is a quarter of what bfloat16 leaves of a score; the polynomial's is 2^-12.
+// By the hardware's tanh, whose error of 2^-11 is a quarter of what bfloat16 leaves of a score; the
+// polynomial's is 2^-12.
 struct Softcap : Capping<Softcap> {
     static constexpr int CURVE_TERMS = 3;
     float softcap_root, softcap_middle, softcap_rest, softcap_end;
@@ -82,8 +84,8 @@ struct Softcap : Capping<Softcap> {
     __device__ Square curve(float) const { return {softcap_root, softcap_middle, softcap_rest, softcap_end}; }
     __device__ float capped(float s, float inverse) const { return softcap_log2 * tanh_approx(s * inverse); }
 };
-// By an exponential and a reciprocal, to some 2^-22 of c, as float16 leaves four times as much; the polynomial's is 2^-20 of
-// the score.
+// By an exponential and a reciprocal, to some 2^-22 of c, as float16 leaves four times as much; the
+// polynomial's is 2^-20 of the score.
 struct FineSoftcap : Capping<FineSoftcap> {
     static constexpr int CURVE_TERMS = 5;
     static constexpr float TANH_LIMIT = 0.635148952f;
@@ -120,4 +122,39 @@ struct ExactSoftcap : Part<ExactSoftcap> {
         factor = 1.f;
     }
     __device__ float score(float s, const Pair& pair) const { return softcap_log2 * tanhf(s * softcap_inverse); }
+};
+
+// Up to where a thread's part of a row sum tells that P is right, where row maxima are not looked
+// for.
+template <class SCALE, bool CURVES>
+struct SumLimits {
+    __device__ float operator()(int) const { return SCALE::MAX_SUM; }
+    __device__ float most_shifted(float most) const { return most; }
+};
+// The same where a curve took the place of scores, which may not be right beyond its end: P there
+// is larger than at the end.
+template <class SCALE>
+struct SumLimits<SCALE, true> {
+    // What scores that are as low as the curve's other end may weigh, beside the largest, so that
+    // it does not matter.
+    static constexpr float LEAST_LOG2 = -25.f;
+    float of_row[2] = {SCALE::MAX_SUM, SCALE::MAX_SUM};
+    bool curved = false;
+
+    // Takes the curve from here on, unless one of the warp's rows may have scores beyond its ends,
+    // +-end in log2 units. To be asked when m has moved; that sums grow is seen by the limits.
+    template <class Softmax>
+    __device__ void follow(const Softmax& softmax, float end) {
+        curved = end > 0.f;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float m = softmax.m[0][h].value(), sum = exp2_approx(end - m);
+            curved &= softmax.l[0][h] < sum && -end - m < LEAST_LOG2 + SCALE::AT_MAX_LOG2;
+            of_row[h] = fminf(sum, SCALE::MAX_SUM);
+        }
+        curved = __all_sync(0xffffffff, curved);
+        if (!curved) of_row[0] = of_row[1] = SCALE::MAX_SUM;
+    }
+    __device__ float operator()(int h) const { return of_row[h]; }
+    __device__ float most_shifted(float most) const { return curved ? 0.f : most; }
 };

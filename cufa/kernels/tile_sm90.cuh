@@ -22,8 +22,8 @@ struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
     static constexpr int PANEL_COLS = ROW_BYTES / 2;
     static constexpr int PANEL_BYTES = ROWS_ * ROW_BYTES;
 
-    // The low word of the descriptor of a wgmma operand that begins at `address`: the address in units of 16 bytes,
-    // and the distance of panels, which counts where K runs along the rows.
+    // The low word of the descriptor of a wgmma operand that begins at `address`: the address in
+    // units of 16 bytes, and the distance of panels, which counts where K runs along the rows.
     static __device__ uint32_t operand(uint32_t address) { return (address >> 4) + (PANEL_BYTES >> 4 << 16); }
     // Sixteen columns from 16 k on, K along the columns.
     static __device__ uint64_t columns(uint32_t operand, int k) {
@@ -33,8 +33,8 @@ struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
     // Sixteen rows from 16 k on, K along the rows.
     static __device__ uint64_t rows(uint32_t operand, int k) { return descriptor(operand + (16 * k * ROW_BYTES >> 4)); }
 
-    // Starts the copy of the tile's rows from `tile_row` on, as many as the map says, from `row` and on. A row of Q is one of the
-    // packed heads at a query.
+    // Starts the copy of the tile's rows from `tile_row` on, as many as the map says, from `row`
+    // and on. A row of Q is one of the packed heads at a query.
     static __device__ void load(uint32_t tile, int tile_row, const TensorMap& map, uint32_t bar, int row, int head,
                                 int batch, unsigned long long policy) {
 #pragma unroll
@@ -77,9 +77,10 @@ __device__ void queue_product(float (&d)[NT][4], const uint32_t (&a)[STEPS][4], 
         Wgmma<T, BTile::COLS>::rs(d, a[STEPS - 1], BTile::rows(b, STEPS - 1), STEPS > 1 || accumulates);
 }
 
-// A ring of slots in shared memory, filled by one thread. A slot is free again after so many arrivals: of a thread a
-// warp of consumers; of Q, of a thread a warpgroup if O leaves through the slot, else of every thread. The counter i of
-// the tiles that pass through the ring says which slot is meant, and how often it has been used before.
+// A ring of slots in shared memory, filled by one thread. A slot is free again after so many
+// arrivals: of a thread a warp of consumers; of Q, of a thread a warpgroup if O leaves through the
+// slot, else of every thread. The counter i of the tiles that pass through the ring says which slot
+// is meant, and how often it has been used before.
 template <int SLOTS>
 struct Ring {
     uint32_t full, empty;  // SLOTS barriers each

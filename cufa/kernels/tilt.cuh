@@ -1,5 +1,5 @@
-// What grows evenly from key to key, such as ALiBi, as a function of the key that a lane's scores of a tile begin with: one
-// multiply-add a score then takes it into the exponent.
+// What grows evenly from key to key, such as ALiBi, as a function of the key that a lane's scores
+// of a tile begin with: one multiply-add a score then takes it into the exponent.
 #pragma once
 #include "score.cuh"
 
@@ -11,21 +11,24 @@ struct Tilt {
     int origin = 0;        // the key that the function starts at
     float at_origin[2] = {}, step[2] = {};
 
-    // The pieces on which all is that the ROWS around the warp's see of the keys from `first` to the last of the BN that `at` names;
-    // 0 if that is not one of each. Where no query sees keys beyond its own, it is.
-    template <int BN, int ROWS, class SCORE>
-    static __device__ int pieces_of(const SCORE& score, const Sequence& sequence, const At& at, int first) {
+    // The pieces on which all is that the warp's rows see of the keys from `first` to the last of
+    // the BN that `at` names; 0 if that is not one of each. Where no query sees keys beyond its
+    // own, it is.
+    template <int BN, class SCORE>
+    static __device__ int pieces_of(const SCORE& score, const Sequence& sequence, const At& at,
+                                    int first) {
         if (SCORE::BEHIND) return 1;
-        const int row = at.row / ROWS * ROWS, last_query = sequence.seq_q - 1;  // the last, of rows that there are not
-        return score.pieces(sequence, min(at.query_of(row), last_query), min(at.query_of(row + ROWS - 1), last_query), first,
-                            at.key + BN - 1);
+        const int last_query = sequence.seq_q - 1;  // also for rows beyond it
+        return score.pieces(sequence, min(at.query_of(at.row), last_query),
+                            min(at.query_of(at.row + 15), last_query), first, at.key + BN - 1);
     }
-    // Takes up the pieces of the BN keys that `at` names, if there is one of each. Where no query sees keys beyond its own, they are
-    // taken up in front of these, as they may end before the tile does.
-    template <int BN, int ROWS, class SCORE>
+    // Takes up the pieces of the BN keys that `at` names, if there is one of each. Where no query
+    // sees keys beyond its own, they are taken up in front of these, as they may end before the
+    // tile does.
+    template <int BN, class SCORE>
     __device__ bool find(const SCORE& score, const Sequence& sequence, const At& at) {
         if (settled) return true;
-        const int pieces = pieces_of<BN, ROWS>(score, sequence, at, at.key);
+        const int pieces = pieces_of<BN>(score, sequence, at, at.key);
         if (pieces == 0) return false;
         if (pieces == this->pieces) return true;
         auto query_of = [&](int row) { return min(at.query_of(row), sequence.seq_q - 1); };
@@ -36,14 +39,19 @@ struct Tilt {
             const Pair pair{sequence, at.batch, at.head(0, h), query_of(at.row_of(0, h)), origin};
             at_origin[h] = score.tilt(pair), step[h] = score.step(pair, pieces);
         }
-        // Infinite ones are not multiplied, for 0 times them is NaN, nor those that a distance could make infinite.
-        const float sum = fabsf(at_origin[0]) + fabsf(at_origin[1]) + fabsf(step[0]) + fabsf(step[1]);
+        // Infinite ones are not multiplied, for 0 times them is NaN, nor those that a distance
+        // could make infinite.
+        const float sum =
+            fabsf(at_origin[0]) + fabsf(at_origin[1]) + fabsf(step[0]) + fabsf(step[1]);
         const bool finite = __all_sync(0xffffffff, sum < 0x1p96f);
-        this->pieces = finite ? pieces : 0, settled = finite && pieces_of<BN, ROWS>(score, sequence, at, 0) == pieces;
+        this->pieces = finite ? pieces : 0;
+        settled = finite && pieces_of<BN>(score, sequence, at, 0) == pieces;
         return finite;
     }
     // What is added to the score of that key, log2 units.
-    __device__ float of(int h, int key) const { return fmaf(step[h], static_cast<float>(key - origin), at_origin[h]); }
+    __device__ float of(int h, int key) const {
+        return fmaf(step[h], static_cast<float>(key - origin), at_origin[h]);
+    }
 };
 template <>
 struct Tilt<false> {};
