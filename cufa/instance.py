@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa.variant import CPP_TYPE
+from cufa.dtypes import DTYPES
 
 BESIDE_ATTENTION = ("append", "block_lists", "block_mask", "merge")
 """The kernels that are no entries of `cufa.kernel.KERNELS`, each a file of ``cufa/kernels``."""
@@ -33,7 +33,7 @@ class Instance(NamedTuple):
     @property
     def name_expression(self) -> str:
         """The C++ name of the instantiation."""
-        types = [CPP_TYPE[dtype] for dtype in self.dtypes]
+        types = [DTYPES[dtype].cpp for dtype in self.dtypes]
         rest = [str(x).lower() if isinstance(x, bool) else str(x) for x in self.arguments]
         return f"{self.kernel}<{', '.join((*types, *rest, *self.score))}>"
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cufa.device import Device
+from cufa.dtypes import DTYPES
 from cufa.score import BLOCKS, OWN, PARTS, Parameter, edges, part_named
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ LENGTHS = {
 }
 """What a launch appends where sequences differ in length, see ``kernels/kv.cuh``; what has 64 bits
 is the address of an array of that name."""
-
-ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 WGMMA_WIDTHS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
 """The N of wgmma that ``kernels/ptx_sm90.cuh`` has."""
@@ -129,7 +128,11 @@ def _pair_bytes(v: Variant) -> int:
     for part in map(part_named, v.score):
         if "k" in part.axes:
             bits = part.dtype == "uint8"
-            row = -(-v.bn // 32) * 4 if bits else v.bn * ELEMENT_BYTES.get(part.dtype, 1)
+            row = (
+                -(-v.bn // 32) * 4
+                if bits
+                else v.bn * (DTYPES[part.dtype].bytes if part.dtype in DTYPES else 1)
+            )
             of_warp += 16 * 8 + -(-16 * row // 128) * 128  # where the rows are, and the rows
     return v.bm // 16 * of_warp
 
@@ -208,11 +211,11 @@ def _ring_bytes(v: Variant) -> int:
     elements = v.bm * v.head_dim + v.stages * v.bn * (v.head_dim + v.head_dim_v)
     pieces = v.bm // 16 * (v.warps // row_warps(v))
     of_tile = 16 * (v.kv == "Varlen")  # which one it is
-    return ELEMENT_BYTES[v.dtype] * elements + 16 * pieces + of_tile
+    return DTYPES[v.dtype].bytes * elements + 16 * pieces + of_tile
 
 
 def _fa2_mma_smem_bytes(v: Variant) -> int:
-    return max(_ring_bytes(v), ELEMENT_BYTES[v.dtype] * v.bm * v.head_dim_v)  # O in their place
+    return max(_ring_bytes(v), DTYPES[v.dtype].bytes * v.bm * v.head_dim_v)  # O in their place
 
 
 def _fa2_complaint(v: Variant, row_warps: int) -> str | None:
@@ -239,7 +242,7 @@ def _fa2_fp32_complaint(v: Variant, device: Device) -> str | None:
 def _fa1_smem_bytes(v: Variant) -> int:
     """Q, K, V and P; the rows of all but V are 4 longer."""
     q_and_p = v.bm * (v.head_dim + 4 + v.bn + 4)
-    return ELEMENT_BYTES[v.dtype] * (q_and_p + v.bn * (v.head_dim + 4 + v.head_dim_v))
+    return DTYPES[v.dtype].bytes * (q_and_p + v.bn * (v.head_dim + 4 + v.head_dim_v))
 
 
 def _fa1_complaint(v: Variant, device: Device) -> str | None:
@@ -263,7 +266,7 @@ def _decode_smem_bytes(v: Variant) -> int:
     team = _decode_team(v)
     teams = v.warps // team
     rings = teams * v.stages * v.bn * (v.head_dim + v.head_dim_v)
-    operands = ELEMENT_BYTES[v.dtype] * (v.bm * v.head_dim + rings)
+    operands = DTYPES[v.dtype].bytes * (v.bm * v.head_dim + rings)
     few = max(v.bm * team // 8, 4, v.warps // -(-v.head_dim_v // 64))
     return operands + 4 * (teams * few * (v.head_dim_v + 8) + 2 * teams * v.bm)
 

@@ -7,12 +7,12 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from cufa.device import Device
+from cufa.dtypes import DTYPES
 from cufa.kernel import KERNELS, NUMBERS
 from cufa.problem import MAX_HEAD_DIM
 from cufa.score import PARTS, kind_of, part_named
 
-CPP_TYPE = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float"}
-_DTYPE = {cpp: dtype for dtype, cpp in CPP_TYPE.items()}
+_DTYPE = {row.cpp: row.name for row in DTYPES.values()}
 _SPACES = re.compile(r"\s*([<>,])\s*")
 _PRINTED = re.compile(r"(\w+)<(\w+)((?:,(?:[0-9]+|true|false))+),Score<((?:\w+,)*\w+)?>,(\w+)>")
 _EXAMPLE = "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>"
@@ -139,7 +139,7 @@ class Variant(NamedTuple):
         values = [getattr(self, name) for name in KERNELS[self.kernel].arguments]
         texts = [str(x).lower() if isinstance(x, bool) else str(int(x)) for x in values]
         score = f"Score<{', '.join(self.score)}>"
-        return f"{self.kernel}<{', '.join((CPP_TYPE[self.dtype], *texts, score, self.kv))}>"
+        return f"{self.kernel}<{', '.join((DTYPES[self.dtype].cpp, *texts, score, self.kv))}>"
 
     @property
     def causal(self) -> bool:

@@ -11,7 +11,8 @@ import numpy as np
 from cufa.arrays import module_of
 from cufa.caches.pages import Pages
 from cufa.caches.store import Store
-from cufa.checks import DTYPES, check_devices, check_layout, check_module, check_size, shown_dtype
+from cufa.checks import check_devices, check_layout, check_module, check_size, shown_dtype
+from cufa.dtypes import DTYPES
 from cufa.problem import MAX_HEAD_DIM
 from cufa.rotary import Rotary
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cufa.decode_problem import DecodeProblem
-from cufa.kernel import ELEMENT_BYTES
+from cufa.dtypes import DTYPES
 from cufa.launch import params
 from cufa.launch.params import (
     INT,
@@ -80,7 +80,7 @@ class DecodeLayout:
         self.places = (*(numbers[name][0] // 8 for name in names), *of_arrays)
         self.arrays = tuple(which for _, which in self._score.places)
         self._seq_kv = numbers["seq_kv"][0]
-        self._itemsize = ELEMENT_BYTES[variant.dtype]
+        self._itemsize = DTYPES[variant.dtype].bytes
         self._numbers = packed(numbers.values())
 
     def fill(

@@ -15,7 +15,8 @@ from cufa.arrays import ALIGNMENT, extent, overlaps_itself, readable, whole_chun
 from cufa.beside import placed
 from cufa.compiler import jit
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES, KERNELS
+from cufa.dtypes import DTYPES
+from cufa.kernel import KERNELS
 from cufa.launch import counters
 from cufa.launch.counters import is_capturing
 from cufa.launch.decode_launch import DecodeLaunch, LoadedDecode
@@ -129,7 +130,7 @@ class Kind:
         self.calls: dict[Key, Call] = {}
         self.latest: tuple[Key, Call | None] = (), None
         self._seen: set[int] = set()
-        self._itemsize = size = ELEMENT_BYTES[problem.dtype]
+        self._itemsize = size = DTYPES[problem.dtype].bytes
         # Else some array is copied, and so is q where the scale is negative.
         whole = problem.head_dim * size % ALIGNMENT == problem.head_dim_v * size % ALIGNMENT == 0
         self._may_be_plain = whole and problem.scale >= 0

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cufa.kernel import ELEMENT_BYTES, KERNELS, LENGTHS
+from cufa.dtypes import DTYPES
+from cufa.kernel import KERNELS, LENGTHS
 from cufa.launch import tensor_map
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
@@ -209,7 +210,7 @@ class Layout:
         self.places = tuple(numbers[name][0] // 8 for name in names)
         self._start = numbers["params.q.data"][0]
         self._seq_kv = numbers["params.seq_kv"][0]
-        self._itemsize = ELEMENT_BYTES[variant.dtype]
+        self._itemsize = DTYPES[variant.dtype].bytes
         self._numbers = packed(numbers.values(), self._start)
         self._score = ScoreLayout(variant, dtype)
         self.places_beside = self._score.places

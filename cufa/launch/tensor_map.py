@@ -8,11 +8,11 @@ import struct
 from typing import Any
 
 from cufa.compiler import context, driver
+from cufa.dtypes import DTYPES
 
 WORDS = 16
 """64-bit words of a map."""
 
-_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
 _SWIZZLE = {16: 1, 32: 2, 64: 3}  # CUtensorMapSwizzle by 16-bit columns of a box: 32, 64, 128 bytes
 _L2_PROMOTION_128B = 2
 _RANK = 5
@@ -116,7 +116,7 @@ class Encoder:
         )
         arguments = (
             self._places[index],
-            _TYPES[dtype],
+            DTYPES[dtype].tma,
             _RANK,
             _pointer(address),
             self._sizes,

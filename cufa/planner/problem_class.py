@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES, default_kernel
+from cufa.dtypes import DTYPES
+from cufa.kernel import default_kernel
 from cufa.planner.tiles import padded
 from cufa.problem import Problem
 
@@ -58,7 +59,7 @@ def problem_class(problem: Problem, device: Device) -> ProblemClass:
     else:
         waves = next((n for n in (1, 2, 4) if tiles <= n * device.sm_count), 8)
     return ProblemClass(
-        ELEMENT_BYTES[problem.dtype],
+        DTYPES[problem.dtype].bytes,
         *head_dims,
         problem.score,
         _seq_class(problem.seq_q),

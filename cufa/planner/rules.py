@@ -8,7 +8,8 @@ import math
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.kernel import ATTENTION_KERNELS, ELEMENT_BYTES, Kernel
+from cufa.dtypes import DTYPES
+from cufa.kernel import ATTENTION_KERNELS, Kernel
 from cufa.planner import scheduler
 from cufa.planner.costs import Cost, beside_memory, copies, least_pairs, work
 from cufa.planner.hopper_costs import COSTS
@@ -112,7 +113,7 @@ class Choice:
     ) -> None:
         self._kernel, self._sm_count = kernel, device.sm_count
         compiled = padded(kernel.name, device, *head_dims)
-        self._element_mb = sum(head_dims) * ELEMENT_BYTES[dtype] / 1e6  # of a row of Q and of O
+        self._element_mb = sum(head_dims) * DTYPES[dtype].bytes / 1e6  # of a row of Q and of O
         self._copies = copies(head_dims, compiled)
         self._uneven = edges(score) > 0
         # Of more queries than keys, those in front see none; beside other masks, all that there are

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES, KERNELS, Kernel
+from cufa.dtypes import DTYPES
+from cufa.kernel import KERNELS, Kernel
 from cufa.problem import Problem
 from cufa.score import BLOCKS, is_uneven
 from cufa.variant import Variant
@@ -69,7 +70,7 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
         return Order(pack, q_tiles, tiles, 1, 0)
     # As many heads as have their K and V in half of L2 together, and in all of it beside the Q and
     # O that pass through it from one row tile of all of these to the next.
-    row_bytes = (problem.head_dim + problem.head_dim_v) * ELEMENT_BYTES[problem.dtype]
+    row_bytes = (problem.head_dim + problem.head_dim_v) * DTYPES[problem.dtype].bytes
     kv_bytes = max(1, problem.seq_kv * row_bytes)
     kv_heads = max(1, device.l2_bytes // 2 // kv_bytes)
     if kernel.persistent:
