@@ -6,9 +6,6 @@ from typing import NamedTuple
 
 from cufa.dtypes import DTYPES
 
-BESIDE_ATTENTION = ("append", "block_lists", "block_mask", "merge")
-"""The kernels that are no entries of `cufa.kernel.KERNELS`, each a file of ``cufa/kernels``."""
-
 
 class Instance(NamedTuple):
     """One template instantiation; it stands for a `Variant` in the compiler.
@@ -16,7 +13,7 @@ class Instance(NamedTuple):
     Attributes
     ----------
     kernel : str
-        Of `BESIDE_ATTENTION`.
+        A key of `cufa.specs.AUXILIARY_KERNELS`.
     dtypes : tuple of str
         The template arguments that are element types, which come first.
     arguments : tuple of (bool or int)

@@ -24,8 +24,7 @@ from cufa.dropout import threshold
 from cufa.dtypes import DTYPES
 from cufa.score import PARTS, Part, part_named
 from cufa.softcap import curve
-
-MAX_HEAD_DIM = 256
+from cufa.specs import MAX_HEAD_DIM
 
 
 class Problem(NamedTuple):

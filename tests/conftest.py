@@ -14,8 +14,8 @@ import pytest
 
 from cufa import device, tuned
 from cufa.device import Device
-from cufa.kernel import KERNELS
 from cufa.launch import params
+from cufa.specs import KERNELS
 
 _numbers = itertools.count()
 

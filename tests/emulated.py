@@ -24,7 +24,7 @@ from kernel_in_front import kernel_in_front
 import cufa
 from cufa.compiler import source
 from cufa.instance import Instance
-from cufa.kernel import KERNELS
+from cufa.specs import KERNELS
 from cufa.variant import Variant
 
 FOLDERS = Path(cufa.__file__).parent / "kernels", Path(__file__).parent / "emulator"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import cufa
-from cufa.kernel import ATTENTION_KERNELS
+from cufa.specs import ATTENTION_KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cufa"

@@ -13,8 +13,8 @@ from cufa.caches.pages import Pages
 from cufa.caches.store import Store
 from cufa.checks import check_devices, check_layout, check_module, check_size, shown_dtype
 from cufa.dtypes import DTYPES
-from cufa.problem import MAX_HEAD_DIM
 from cufa.rotary import Rotary
+from cufa.specs import MAX_HEAD_DIM
 
 
 def made(

@@ -28,15 +28,16 @@ from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.explorer import build
 from cufa.explorer.table import counted
-from cufa.kernel import ATTENTION_KERNELS, DECODE_SCORE, default_kernel
 from cufa.planner.attention import decode_variants, plan
 from cufa.planner.decode import plan as plan_decode
 from cufa.planner.plan import plan as plan_own
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
-from cufa.planner.tiles import all_head_dims, padded
 from cufa.problem import Problem
 from cufa.score import part_named
+from cufa.specs import ATTENTION_KERNELS, default_kernel
+from cufa.specs.decode_block import DECODE_SCORE
+from cufa.specs.spec import HeadDims, Spec
 from cufa.tuned import user_table
 from cufa.variant import Variant
 
@@ -245,20 +246,20 @@ def _all(device: Device) -> list[Variant]:
         for row in (DTYPES[dtype],)
         if row.bytes == key.element_bytes
         and softcaps.intersection(key.score) <= {row.softcap, row.softcap_with_lse}
-        for head_dims in _head_dims(key, kernel.name, dtype, device)
+        for head_dims in _head_dims(key, kernel, dtype, device)
     )
     legal = (variant for variant in tuned_ones if variant.illegal(device) is None)
     return list(dict.fromkeys([*all_variants(device), *legal]))
 
 
-def _head_dims(key: ProblemClass, kernel: str, dtype: str, device: Device) -> list[tuple[int, int]]:
+def _head_dims(key: ProblemClass, kernel: Spec, dtype: str, device: Device) -> list[HeadDims]:
     """Return the head dims of a kernel that problems of a class run with.
 
     The class has those of the default kernel, whose steps may be wider.
     """
-    of_class = default_kernel(dtype, device).name
+    of_class = default_kernel(dtype, device)
     return [
         pair
-        for pair in all_head_dims(kernel, device)
-        if padded(of_class, device, *pair) == (key.head_dim, key.head_dim_v)
+        for pair in kernel.head_dims(device)
+        if of_class.padded(device, *pair) == (key.head_dim, key.head_dim_v)
     ]

@@ -16,7 +16,6 @@ from cufa.beside import placed
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.kernel import KERNELS
 from cufa.launch import counters
 from cufa.launch.counters import is_capturing
 from cufa.launch.decode_launch import DecodeLaunch, LoadedDecode
@@ -26,6 +25,7 @@ from cufa.lengths import arrays_of_lengths, of_lengths
 from cufa.planner.rules import KEY_STEP
 from cufa.problem import Problem
 from cufa.score import ARRAYS, BLOCKS, is_uneven, part_named
+from cufa.specs import KERNELS
 from cufa.variant import Variant
 
 _CALLS = 128  # of a kind that are remembered

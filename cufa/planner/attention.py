@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from cufa.decode_problem import MAX_KEYS, DecodeProblem, of_attention
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.kernel import DECODE_SCORE, KERNELS
 from cufa.planner import decode, rules
 from cufa.planner import plan as tiled
 from cufa.planner.decode import DecodePlan
@@ -18,6 +17,8 @@ from cufa.planner.plan import Plan
 from cufa.planner.rules import KEY_STEP
 from cufa.planner.tuned_table import Table
 from cufa.problem import Problem
+from cufa.specs import KERNELS
+from cufa.specs.decode_block import DECODE_SCORE
 from cufa.variant import Variant
 
 # A kernel of attention gives each tile of rows to one multiprocessor, whatever the keys. Few tiles

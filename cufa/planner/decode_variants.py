@@ -7,7 +7,6 @@ import functools
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.kernel import KERNELS
 from cufa.planner.decode_units import (
     MOST_SMALL,
     NEARLY_ALL,
@@ -23,6 +22,7 @@ from cufa.planner.decode_units import (
     units_of,
 )
 from cufa.planner.decode_whole import whole_variant
+from cufa.specs import KERNELS
 from cufa.variant import Variant
 
 _WIDE = "decode_wgmma"  # the kernel of many rows

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.kernel import KERNELS, Kernel
 from cufa.problem import Problem
 from cufa.score import BLOCKS, is_uneven
+from cufa.specs import KERNELS
+from cufa.specs.spec import Spec
 from cufa.variant import Variant
 
 
@@ -35,7 +36,7 @@ class Order(NamedTuple):
     late_rows: int
 
 
-def packable(heads_q: int, heads_kv: int, kernel: Kernel) -> int:
+def packable(heads_q: int, heads_kv: int, kernel: Spec) -> int:
     """Return how many query heads can share a tile that has more rows than one has queries."""
     if not (kernel.packs_heads and heads_q > heads_kv > 0):
         return 1

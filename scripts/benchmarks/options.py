@@ -20,7 +20,7 @@ from benchmarks.cells import (
 from benchmarks.model_shapes import chosen
 from cufa import device as devices
 from cufa.cli import machine
-from cufa.kernel import ATTENTION_KERNELS
+from cufa.specs import ATTENTION_KERNELS
 
 COMPILING = "refactor-compile"
 """The one benchmark that needs no GPU."""
