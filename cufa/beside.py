@@ -11,20 +11,18 @@ from itertools import islice
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cufa.arrays import Array, Ints, module_of
 from cufa.checks import check_devices, shown_dtype
+from cufa.dtypes import DTYPES
 from cufa.expression.own import Own
 from cufa.score import ARRAYS, BLOCKS, PARTS, Part, part_named
 
 _NAMES = {
-    np.dtype(kind): name
-    for name, kind in (
-        *(("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16), ("float32", np.float32)),
-        *(("bool", np.bool_), ("uint8", np.uint8)),
-    )
+    **{row.numpy: row.name for row in DTYPES.values()},
+    np.dtype(np.bool_): "bool",
+    np.dtype(np.uint8): "uint8",
 }
 _PARTS = {
     argument: {part.dtype: part for part in PARTS.values() if part.argument == argument}

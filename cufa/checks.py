@@ -11,21 +11,16 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cufa.arrays import Array, overlap, overlaps_itself
+from cufa.dtypes import DTYPES
 from cufa.score import MAX_WINDOW
 
 LAYOUTS = ("bhsd", "bshd")
 
 #: Native byte order only: a byte-swapped dtype is another key and so is refused.
-_DTYPE_NAMES = {
-    np.dtype(np.float16): "float16",
-    np.dtype(ml_dtypes.bfloat16): "bfloat16",
-    np.dtype(np.float32): "float32",
-}
-DTYPES = tuple(_DTYPE_NAMES.values())
+_DTYPE_NAMES = {row.numpy: row.name for row in DTYPES.values()}
 
 CAUSAL = ("bottom-right", "top-left")
 """Which corners of the scores a causal mask's diagonal may end in; True is the first."""

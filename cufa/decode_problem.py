@@ -29,7 +29,8 @@ from cufa.checks import (
 )
 from cufa.expression.own import NOTHING
 from cufa.lengths import check_integers, check_lengths
-from cufa.problem import MAX_HEAD_DIM, Problem, right_edge
+from cufa.problem import Problem, right_edge
+from cufa.specs import MAX_HEAD_DIM
 
 MAX_KEYS = 2**31 - 2**20
 """Of a sequence: positions are 32-bit integers in the kernels, rounded up to tiles."""

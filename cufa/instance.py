@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa.variant import CPP_TYPE
-
-BESIDE_ATTENTION = ("append", "block_lists", "block_mask", "merge")
-"""The kernels that are no entries of `cufa.kernel.KERNELS`, each a file of ``cufa/kernels``."""
+from cufa.dtypes import DTYPES
 
 
 class Instance(NamedTuple):
@@ -16,7 +13,7 @@ class Instance(NamedTuple):
     Attributes
     ----------
     kernel : str
-        Of `BESIDE_ATTENTION`.
+        A key of `cufa.specs.AUXILIARY_KERNELS`.
     dtypes : tuple of str
         The template arguments that are element types, which come first.
     arguments : tuple of (bool or int)
@@ -33,7 +30,7 @@ class Instance(NamedTuple):
     @property
     def name_expression(self) -> str:
         """The C++ name of the instantiation."""
-        types = [CPP_TYPE[dtype] for dtype in self.dtypes]
+        types = [DTYPES[dtype].cpp for dtype in self.dtypes]
         rest = [str(x).lower() if isinstance(x, bool) else str(x) for x in self.arguments]
         return f"{self.kernel}<{', '.join((*types, *rest, *self.score))}>"
 

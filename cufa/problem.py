@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from cufa.checks import (
-    DTYPES,
     NO_WINDOW,
     check_causal,
     check_dropout,
@@ -22,10 +21,10 @@ from cufa.checks import (
     check_window,
 )
 from cufa.dropout import threshold
-from cufa.score import PARTS, SOFTCAPS, SOFTCAPS_WITH_LSE, Part, part_named
+from cufa.dtypes import DTYPES
+from cufa.score import PARTS, Part, part_named
 from cufa.softcap import curve
-
-MAX_HEAD_DIM = 256
+from cufa.specs import MAX_HEAD_DIM
 
 
 class Problem(NamedTuple):
@@ -114,9 +113,8 @@ class Problem(NamedTuple):
     @property
     def score(self) -> tuple[str, ...]:
         """The parts of the score, see `cufa.score`."""
-        softcaps = SOFTCAPS_WITH_LSE if self.returns_lse else SOFTCAPS
         found = {
-            softcaps[self.dtype]: self.softcap > 0,
+            DTYPES[self.dtype].softcap_part(self.returns_lse): self.softcap > 0,
             "Causal": self.causal,
             "TopLeft": self.top_left,
             "WindowLeft": self.left is not None,

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from cufa.arrays import Array, check_unmasked, module_of_all
-from cufa.checks import DTYPES, as_float, check_flag, check_module, check_size, shown_dtype
+from cufa.checks import as_float, check_flag, check_module, check_size, shown_dtype
+from cufa.dtypes import DTYPES
 
 
 class Rotary:

@@ -152,12 +152,6 @@ SEED = "dropout_seed"
 MAX_WINDOW = 2**30
 """A bound of a window that is no bound, and the longest sequences that a window is for."""
 
-SOFTCAPS = {"bfloat16": "Softcap", "float16": "FineSoftcap", "float32": "ExactSoftcap"}
-"""That of each dtype: as accurate as its other arithmetic."""
-
-SOFTCAPS_WITH_LSE = {**SOFTCAPS, "bfloat16": "FineSoftcap"}
-"""That of each dtype where the log-sum-exp is returned, which is float32: as accurate as scores."""
-
 
 @functools.cache
 def edges(score: tuple[str, ...]) -> int:

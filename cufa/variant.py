@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from cufa.device import Device
-from cufa.kernel import KERNELS, NUMBERS
-from cufa.problem import MAX_HEAD_DIM
+from cufa.dtypes import DTYPES
 from cufa.score import PARTS, kind_of, part_named
+from cufa.specs import KERNELS
+from cufa.specs.arguments import NUMBERS, TemplateArguments
 
-CPP_TYPE = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float"}
-_DTYPE = {cpp: dtype for dtype, cpp in CPP_TYPE.items()}
+_DTYPE = {row.cpp: row.name for row in DTYPES.values()}
 _SPACES = re.compile(r"\s*([<>,])\s*")
 _PRINTED = re.compile(r"(\w+)<(\w+)((?:,(?:[0-9]+|true|false))+),Score<((?:\w+,)*\w+)?>,(\w+)>")
 _EXAMPLE = "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>"
-
-MAX_TILE = 256
-"""Rows and columns of a tile at most: lengths are rounded up to it in 32 bits."""
 
 
 def _check_known(text: str, what: str, found: str, known: Collection[str]) -> None:
@@ -42,15 +41,15 @@ def _value(text: str) -> int:
     return text == "true" if text in ("true", "false") else int(text)
 
 
-class Variant(NamedTuple):
+class Variant(TemplateArguments):
     """One template instantiation, its arguments by name.
 
-    Those between the type and the score are the kernel's `cufa.kernel.Kernel.arguments`.
+    Those between the type and the score are the kernel's `cufa.specs.spec.Spec.arguments`.
 
     Attributes
     ----------
     kernel : str
-        A key of `cufa.kernel.KERNELS`.
+        A key of `cufa.specs.KERNELS`.
     dtype : str
         Element type of Q, K, V and O.
     head_dim, head_dim_v : int
@@ -77,20 +76,7 @@ class Variant(NamedTuple):
         How K and V are found.
     """
 
-    kernel: str
-    dtype: str
-    head_dim: int
-    head_dim_v: int
-    bm: int
-    bn: int
-    stages: int
-    warps: int
-    blocks_per_sm: int
-    ping_pong: bool = False
-    unified: bool = False
-    whole: bool = False
-    score: tuple[str, ...] = ()
-    kv: str = "Dense"
+    __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Variant:
@@ -139,17 +125,7 @@ class Variant(NamedTuple):
         values = [getattr(self, name) for name in KERNELS[self.kernel].arguments]
         texts = [str(x).lower() if isinstance(x, bool) else str(int(x)) for x in values]
         score = f"Score<{', '.join(self.score)}>"
-        return f"{self.kernel}<{', '.join((CPP_TYPE[self.dtype], *texts, score, self.kv))}>"
-
-    @property
-    def causal(self) -> bool:
-        """Whether the causal mask is compiled in."""
-        return "Causal" in self.score
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.warps
+        return f"{self.kernel}<{', '.join((DTYPES[self.dtype].cpp, *texts, score, self.kv))}>"
 
     @property
     def is_dependent(self) -> bool:
@@ -160,6 +136,11 @@ class Variant(NamedTuple):
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a block, in bytes."""
         return KERNELS[self.kernel].smem_bytes(self)
+
+    @property
+    def parameter(self) -> np.dtype:
+        """Layout of what a launch passes by value."""
+        return KERNELS[self.kernel].parameter(self)
 
     def illegal(self, device: Device) -> str | None:
         """Say why this variant cannot run on a device.
@@ -173,43 +154,10 @@ class Variant(NamedTuple):
         str or None
             The first reason that is found; None if it can run.
         """
-        v, kernel = self, KERNELS.get(self.kernel)
-        if kernel is None:
-            return f"kernel must be one of {', '.join(KERNELS)}, not {v.kernel!r}"
-        if v.dtype not in kernel.dtypes:
-            return f"{v.kernel} takes {' or '.join(kernel.dtypes)}, not {v.dtype}"
-        for name in ("ping_pong", "unified", "whole"):
-            if getattr(v, name) and name not in kernel.arguments:
-                return f"{v.kernel} has no {name}"
-        if len(set(v.score)) < len(v.score):
-            return f"a part is twice in the score {v.score}"
-        for part in v.score:
-            if kind_of(part) not in kernel.scores:
-                return f"{v.kernel} takes {' and '.join(kernel.scores)} in a score, not {part}"
-        if v.kv not in kernel.kvs:
-            return f"{v.kernel} finds K and V by {' or '.join(kernel.kvs)}, not {v.kv}"
-        if not all(isinstance(n, int) and n > 0 for n in (getattr(v, name) for name in NUMBERS)):
-            return "template arguments must be positive integers"
-        if v.head_dim > MAX_HEAD_DIM or v.head_dim_v > MAX_HEAD_DIM:
-            return f"head dims of more than {MAX_HEAD_DIM} are not supported"
-        if v.head_dim % kernel.head_dim_step or v.head_dim_v % kernel.head_dim_step:
-            return f"{v.kernel} needs head dims that are multiples of {kernel.head_dim_step}"
-        if v.bm > MAX_TILE or v.bn > MAX_TILE:
-            return f"bm and bn of more than {MAX_TILE} are not supported"
-        if not kernel.runs_on(device):
-            return f"{v.kernel} is for {' and '.join(kernel.archs or ())}, not for {device.arch}"
-        complaint = kernel.complaint(v, device)
-        if complaint is not None:
-            return complaint
-        if v.threads * v.blocks_per_sm > device.threads_per_sm or v.threads > 1024:
-            return f"{v.blocks_per_sm} blocks of {v.threads} threads do not fit a multiprocessor"
-        if v.smem_bytes > device.smem_per_block:
-            needs = f"{v.smem_bytes} bytes of shared memory are needed"
-            return f"{needs}, {device.name} has {device.smem_per_block}"
-        registers = kernel.launch_registers(v) if kernel.launch_registers else None
-        if registers is not None and registers < max(v.bn, v.head_dim_v) // 2 + 30:
-            return f"{registers} registers a thread at launch are too few for wgmma of this width"
-        return None
+        spec = KERNELS.get(self.kernel)
+        if spec is None:
+            return f"kernel must be one of {', '.join(KERNELS)}, not {self.kernel!r}"
+        return spec.illegal(self, device)
 
     def __str__(self) -> str:
         """Return the C++ name expression."""

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 import cufa
-from cufa.kernel import ATTENTION_KERNELS
+from cufa.specs import ATTENTION_KERNELS
 
 _DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 # Batch, heads, seq: odd. One has more tiles than blocks run at once; it and the last, many keys.

@@ -16,8 +16,8 @@ from exhaustive import chosen, families_of
 
 from cufa import device, tuned
 from cufa.device import Device
-from cufa.kernel import KERNELS
 from cufa.launch import params
+from cufa.specs import KERNELS
 
 _numbers = itertools.count()
 

@@ -10,9 +10,8 @@ from guarded import memory_around
 from played_gpu import at
 
 from cufa.instance import Instance
-from cufa.kernel import KERNELS
-from cufa.launch import decode, params
 from cufa.score import BLOCKS
+from cufa.specs import KERNELS
 from cufa.variant import Variant
 
 _INT32, _WORD = np.dtype(np.int32), np.dtype(np.uint64)
@@ -34,7 +33,7 @@ def kernel_in_front(
     lists = 0  # where they are; bits that are all set would lead out of them
     if isinstance(variant, Variant):
         decodes = KERNELS[variant.kernel].decodes
-        layout = (decode if decodes else params).dtype_of(variant)
+        layout = variant.parameter
         parameter = at(address, (1,), (layout.itemsize,), layout)[0]
         integers = list((_of_decode if decodes else _of_attention)(variant, parameter))
         lists = int(parameter[BLOCKS]["block_mask_data"]) if BLOCKS in variant.score else 0
@@ -82,9 +81,9 @@ def _of_attention(variant: Variant, parameter: np.void) -> Iterator[Integers]:
     if p["tiles_drawn"]:
         yield _row(p["tiles_drawn"], 1), int(p["heads"]) * int(p["q_tiles"])
     if variant.kv == "Padded":
-        yield _row(parameter["Padded"]["lengths_k"], int(p["heads"]) // int(p["heads_q"])), keys
+        yield _row(parameter["kv"]["lengths_k"], int(p["heads"]) // int(p["heads_q"])), keys
     if variant.kv == "Varlen":
-        kv = parameter["Varlen"]
+        kv = parameter["kv"]
         sequences = int(kv["sequences"])
         yield _row(kv["cu_seqlens_q"], sequences + 1), queries
         yield _row(kv["cu_seqlens_k"], sequences + 1), keys

@@ -12,7 +12,6 @@ from played_gpu import at, elements, loaded
 from reference import DTYPES, oracle
 
 from cufa import device
-from cufa.launch.decode import dtype_of
 from cufa.score import PARTS
 from cufa.variant import Variant
 
@@ -60,7 +59,7 @@ class DecodeKernel:
         assert variant.smem_bytes <= smem_bytes <= device.of_id(0).smem_per_block
         (pointer,) = args
         paged = variant.kv != "Contiguous"
-        layout = dtype_of(variant)
+        layout = variant.parameter
         parameter = at(pointer.ptr, (1,), (layout.itemsize,), layout)[0]
         p, score = parameter["params"], score_of(variant, parameter)
         assert p["scale_log2"] > 0

@@ -21,9 +21,10 @@ from cufa import api, decoding, device
 from cufa.arrays import ALIGNMENT
 from cufa.compiler import jit
 from cufa.decode_problem import parse_decode
-from cufa.kernel import KERNELS, panel_columns
 from cufa.launch import append, calls, counters, params, scratch, tensor_map
 from cufa.parse import parse
+from cufa.specs import KERNELS
+from cufa.specs.tile import panel_columns
 from cufa.variant import Variant
 
 # --- the driver ---
@@ -278,7 +279,7 @@ class Kernel:
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
-        self.dtype = params.dtype_of(variant)
+        self.dtype = variant.parameter
 
     def __call__(self, grid: Any, block: Any, args: Any, smem_bytes: int) -> None:
         """Stand for a launch."""

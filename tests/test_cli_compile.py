@@ -21,7 +21,6 @@ from cufa.compiler import cubins, elf, jit, nvrtc
 from cufa.decode_problem import DecodeProblem
 from cufa.explorer import build
 from cufa.explorer.build import Built
-from cufa.kernel import ATTENTION_KERNELS, KERNELS
 from cufa.launch import calls
 from cufa.planner.attention import decode_variants
 from cufa.planner.attention import plan as plan_attention
@@ -32,6 +31,7 @@ from cufa.planner.rules import all_variants
 from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
 from cufa.problem import Problem
+from cufa.specs import ATTENTION_KERNELS, KERNELS
 from cufa.variant import Variant
 
 VARIANT = Variant("fa2_mma", "float16", 32, 32, 64, 64, 2, 4, 4, score=("Causal",))

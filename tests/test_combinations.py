@@ -14,7 +14,7 @@ from combinations import checked
 from drawn import Drawn
 
 from cufa import device
-from cufa.kernel import KERNELS
+from cufa.specs import KERNELS
 
 TOGETHER = 10
 groups = pytest.mark.parametrize("group", range(30))

@@ -15,7 +15,6 @@ cupy = pytest.importorskip("cupy")
 
 import cufa  # noqa: E402
 from cufa.compiler import context, dependent, jit  # noqa: E402
-from cufa.launch import params  # noqa: E402
 from cufa.variant import Variant  # noqa: E402
 
 
@@ -65,7 +64,7 @@ def test_the_driver_is_told_of_attention(
 ) -> None:
     """The parameter is there until the driver has it."""
     variant = Variant("fa3_wgmma", "float16", 64, 64, 128, 64, 2, 12, 1)
-    layout = params.dtype_of(variant)
+    layout = variant.parameter
     found = []
 
     def launched(*told: Any) -> int:

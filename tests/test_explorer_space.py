@@ -8,13 +8,12 @@ import pytest
 
 from cufa import device
 from cufa.explorer.occupancy import register_bound
-from cufa.explorer.space import DEFAULTS, variants
+from cufa.explorer.space import variants
 from cufa.explorer.tune import entry_of
-from cufa.kernel import ATTENTION_KERNELS, default_kernel
 from cufa.planner.plan import plan
 from cufa.planner.tile_shape import TileShape
-from cufa.planner.tiles import all_head_dims, tiles
 from cufa.problem import Problem
+from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
 from cufa.variant import Variant
 
 H200 = device.named("h200")
@@ -24,7 +23,7 @@ on_every_gpu = pytest.mark.parametrize(
     [
         pytest.param(gpu, kernel, id=f"{gpu.name}-{kernel}")
         for gpu in GPUS
-        for kernel in sorted(DEFAULTS)
+        for kernel in sorted(ATTENTION_KERNELS)
         if ATTENTION_KERNELS[kernel].runs_on(gpu)
     ],
 )
@@ -38,7 +37,7 @@ def problem_of(head_dim: int = 128, head_dim_v: int | None = None, **options: An
 
 
 def test_every_kernel_of_attention_has_a_default_space() -> None:
-    assert set(DEFAULTS) == set(ATTENTION_KERNELS)
+    assert [spec.name for spec in KERNELS.values() if spec.space] == list(ATTENTION_KERNELS)
 
 
 def shape_of(variant: Variant) -> TileShape:
@@ -49,7 +48,7 @@ def shape_of(variant: Variant) -> TileShape:
 def test_default_space(gpu: device.Device, kernel: str) -> None:
     """All legal and different, with all that the planner could choose for these head dims."""
     dtype = ATTENTION_KERNELS[kernel].dtypes[0]
-    for head_dims in all_head_dims(kernel, gpu):
+    for head_dims in ATTENTION_KERNELS[kernel].head_dims(gpu):
         problem = problem_of(*head_dims, dtype=dtype)
         found = variants(problem, gpu, [kernel])
         assert len(set(found)) == len(found)
@@ -58,7 +57,10 @@ def test_default_space(gpu: device.Device, kernel: str) -> None:
             assert variant[:4] == (kernel, dtype, *head_dims)
             assert variant.causal
         shapes = {shape_of(variant) for variant in found}
-        planned = (found[0]._replace(**x._asdict()) for x in tiles(kernel, head_dims, gpu))
+        planned = (
+            found[0]._replace(**x._asdict())
+            for x in ATTENTION_KERNELS[kernel].tiles(gpu, head_dims)
+        )
         assert shapes.issuperset(shape_of(v) for v in planned if v.illegal(gpu) is None)
         # Variants with the same bound of registers would be the same machine code.
         bounds = {
@@ -72,9 +74,10 @@ def test_default_space(gpu: device.Device, kernel: str) -> None:
 def test_bound_of_registers_drops_nothing_that_the_planner_uses(
     gpu: device.Device, kernel: str
 ) -> None:
-    default = DEFAULTS[kernel]
-    for head_dims in all_head_dims(kernel, gpu):
-        for shape in tiles(kernel, head_dims, gpu):
+    space = ATTENTION_KERNELS[kernel].space
+    assert space is not None
+    for head_dims in ATTENTION_KERNELS[kernel].head_dims(gpu):
+        for shape in ATTENTION_KERNELS[kernel].tiles(gpu, head_dims):
             variant = Variant(
                 kernel,
                 ATTENTION_KERNELS[kernel].dtypes[0],
@@ -83,7 +86,7 @@ def test_bound_of_registers_drops_nothing_that_the_planner_uses(
                 score=("Causal",),
             )
             bound = register_bound(gpu, variant.threads, variant.blocks_per_sm)
-            assert default.registers(variant) <= bound, variant
+            assert space.registers(variant) <= bound, variant
 
 
 def test_default_space_is_neither_poor_nor_slow_to_compile() -> None:

@@ -11,8 +11,8 @@ from reference import DTYPES, assert_accepted, random_inputs, to_host
 
 import cufa
 from cufa import device
-from cufa.kernel import default_kernel
 from cufa.planner.decode import DecodePlan
+from cufa.specs import default_kernel
 
 pytestmark = pytest.mark.gpu
 

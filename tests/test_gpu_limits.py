@@ -11,8 +11,8 @@ from reference import random_inputs, to_host
 from test_gpu import on_device
 
 import cufa
-from cufa.kernel import KERNELS
 from cufa.planner.plan import Plan
+from cufa.specs import KERNELS
 
 pytestmark = pytest.mark.gpu
 

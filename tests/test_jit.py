@@ -14,9 +14,9 @@ from cufa.compiler import cubins, jit, nvrtc, source
 from cufa.compiler.dependent import Dependent
 from cufa.device import Device
 from cufa.instance import Instance
-from cufa.kernel import KERNELS
 from cufa.launch import calls
 from cufa.planner.rules import all_variants
+from cufa.specs import KERNELS
 from cufa.variant import Variant
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")

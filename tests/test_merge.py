@@ -16,7 +16,7 @@ import cufa
 from cufa import device
 from cufa.compiler import jit, nvrtc
 from cufa.instance import Instance
-from cufa.launch import merge as launch
+from cufa.specs.merge import SPEC
 
 
 def parts_of(
@@ -137,7 +137,7 @@ def test_compiles_without_spills(dtype: str, arch: str) -> None:
 
 
 def test_parameter_fits() -> None:
-    assert launch.PARAMS.itemsize <= 4096
+    assert SPEC.params.itemsize <= 4096
 
 
 def some_parts(

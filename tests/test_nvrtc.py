@@ -17,10 +17,9 @@ from cufa import device
 from cufa.compiler import elf, nvrtc, source
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
-from cufa.kernel import ATTENTION_KERNELS
 from cufa.planner.decode import plan as plan_decode
 from cufa.planner.rules import all_variants
-from cufa.planner.tiles import all_head_dims
+from cufa.specs import ATTENTION_KERNELS
 from cufa.variant import Variant
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
@@ -38,7 +37,7 @@ ENTRIES = [
     for arch in ARCHS
     for kernel in ATTENTION_KERNELS
     if ATTENTION_KERNELS[kernel].runs_on(device.of_arch(arch))
-    for head_dims in all_head_dims(kernel, device.of_arch(arch))
+    for head_dims in ATTENTION_KERNELS[kernel].head_dims(device.of_arch(arch))
 ]
 
 #: Bytes a thread may spill, in fa3_wgmma: registers that are not looked at in each tile of keys.

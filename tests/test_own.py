@@ -14,7 +14,6 @@ import pytest
 from cufa.compiler import source
 from cufa.expression import own as expressions
 from cufa.expression.own import own
-from cufa.launch.params import dtype_of
 from cufa.score import part_named
 from cufa.variant import Variant
 
@@ -384,7 +383,7 @@ def test_parameters_are_laid_out_as_in_the_struct(cupy: Any) -> None:
     nvrtc = cupy.cuda.nvrtc
     for kernel in ("fa2_mma", "fa3_wgmma"):
         variant = Variant(kernel, "float16", 64, 64, 64, 64, 2, 4, 1, score=("Sinks", one, two))
-        dtype = dtype_of(variant)
+        dtype = variant.parameter
         arguments = f"Arguments<Score<Sinks, {one}, {two}>, Dense>"
         checks = [f"sizeof({one}) == {dtype[one].itemsize}"]
         checks += [f"sizeof({two}) == {dtype[two].itemsize}"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import cufa
-from cufa.kernel import ATTENTION_KERNELS
+from cufa.specs import ATTENTION_KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cufa"
@@ -156,5 +156,5 @@ def test_the_planner_depends_on_no_later_room() -> None:
         text = path.read_text(encoding="utf-8")
         found |= set(re.findall(r"^from cufa\.(\w+)", text, re.MULTILINE))
     assert found == {
-        *("decode_problem", "device", "kernel", "planner", "problem", "score", "variant"),
+        *("decode_problem", "device", "dtypes", "planner", "problem", "score", "specs", "variant"),
     }

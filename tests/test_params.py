@@ -10,11 +10,14 @@ import pytest
 
 from cufa import device
 from cufa.compiler import source
-from cufa.launch import decode, params
-from cufa.launch.params import MAPS, PARAMS, Layout, dtype_of, numbers_of
+from cufa.launch import params
+from cufa.launch.params import Layout
 from cufa.planner.plan import plan
 from cufa.problem import Problem
 from cufa.score import PARTS, Parameter, Part
+from cufa.specs import decode_block
+from cufa.specs.layout import numbers_of
+from cufa.specs.params import MAPS, PARAMS
 from cufa.variant import Variant
 
 FA2 = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1)
@@ -47,13 +50,13 @@ def test_params_have_the_layout_of_the_header(cupy: Any) -> None:
             checks.append(f"static_cast<decltype(Params{{}}.{name})>(-1) < 0")
     header = (resources.files("cufa.kernels") / "params.cuh").read_text()
     assert_holds(cupy, header.replace("#pragma once", ""), checks, "sm_80")
-    assert dtype_of(FA2)["params"] == PARAMS
-    assert dtype_of(FA2).itemsize == PARAMS.itemsize
+    assert FA2.parameter["params"] == PARAMS
+    assert FA2.parameter.itemsize == PARAMS.itemsize
 
 
 def test_tma_arguments_have_the_layout_of_the_header(cupy: Any) -> None:
     """The hardware reads maps at multiples of 64 bytes."""
-    parameter = dtype_of(FA3)
+    parameter = FA3.parameter
     arguments = "TmaArguments<Plain>"
     checks = [
         f"sizeof({arguments}) == {parameter.itemsize}",
@@ -102,7 +105,7 @@ def test_parts_of_a_score_follow_as_in_the_headers(cupy: Any, score: tuple[str, 
     """In their order; one takes the padding at the end of another."""
     checks = []
     for variant, arguments in ((FA2, "Own"), (FA3, "TmaArguments<Own>")):
-        dtype = dtype_of(variant._replace(score=score))
+        dtype = variant._replace(score=score).parameter
         checks.append(f"sizeof({arguments}) == {dtype.itemsize}")
         start = dict((name, at) for name, at, _ in numbers_of(dtype))["params.q.data"]
         for name, offset, _ in numbers_of(dtype):
@@ -123,7 +126,7 @@ def test_what_is_filled_in(variant: Variant, score: tuple[str, ...]) -> None:
     chosen = plan(problem, device.named("h200"), variant)
     strides = ((64, 32, 16, 2), (640, 0, 160, 2), (48, -96, 16, 2), (80, 800, 8000, 2))
     variant = variant._replace(score=score)
-    layout, dtype = Layout(variant), dtype_of(variant)
+    layout, dtype = Layout(variant), variant.parameter
     buffer = params.Buffer()
     buffer.bytes[:] = b"\7" * len(buffer.bytes)
     layout.fill(buffer.bytes, chosen, problem, strides)
@@ -179,9 +182,9 @@ def test_decode_arguments_have_the_layout_of_the_headers(
     cupy: Any, score: tuple[str, ...], kv: str
 ) -> None:
     variant = Variant("decode", "float16", 64, 64, 16, 16, 2, 8, 1, score=score, kv=kv)
-    dtype = decode.dtype_of(variant)
+    dtype = variant.parameter
     checks = [f"sizeof(Own) == {dtype.itemsize}"]
-    for name, offset, number in numbers_of(decode.PARAMS):
+    for name, offset, number in numbers_of(decode_block.PARAMS):
         checks.append(f"__builtin_offsetof(Own, {name}) == {offset}")
         checks.append(f"sizeof(Own{{}}.{name}) == {number.itemsize}")
     firsts = {part: FIRSTS[part] for part in score if part in FIRSTS}

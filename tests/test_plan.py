@@ -14,15 +14,13 @@ import cufa
 from cufa import device
 from cufa.cpu import attention as cpu
 from cufa.device import Device
-from cufa.kernel import ATTENTION_KERNELS
 from cufa.planner.plan import Plan, plan
 from cufa.planner.problem_class import problem_class
 from cufa.planner.rules import KEY_STEP, all_variants
 from cufa.planner.tile_shape import TileShape
-from cufa.planner.tiles import all_head_dims
-from cufa.planner.tiles import tiles as tiles_of
 from cufa.planner.tuned_table import Entry, Table
 from cufa.problem import Problem
+from cufa.specs import ATTENTION_KERNELS
 from cufa.variant import Variant
 
 KIB = 1 << 10
@@ -227,7 +225,7 @@ def test_a_kernel_is_not_compiled_for_each_length(
     problem, gpu, kernel, chosen = case
     other = plan(problem._replace(seq_q=seq_q, seq_kv=seq_kv), gpu, kernel).variant
     v = chosen.variant
-    shapes = tiles_of(v.kernel, (v.head_dim, v.head_dim_v), gpu)
+    shapes = ATTENTION_KERNELS[v.kernel].tiles(gpu, (v.head_dim, v.head_dim_v))
     assert len(shapes) <= 2 * 18
     assert other in [v._replace(**shape._asdict()) for shape in shapes]
 
@@ -252,13 +250,13 @@ def test_all_variants_are_those_of_the_tables(gpu: Device) -> None:
         if not ATTENTION_KERNELS[kernel].runs_on(gpu):
             assert kernel not in {v.kernel for v in variants}
             continue
-        for head_dims in all_head_dims(kernel, gpu):
+        for head_dims in ATTENTION_KERNELS[kernel].head_dims(gpu):
             shapes = {
                 TileShape(*v[4:10])
                 for v in variants
                 if v.kernel == kernel and (v.head_dim, v.head_dim_v) == head_dims
             }
-            assert shapes == set(tiles_of(kernel, head_dims, gpu))
+            assert shapes == set(ATTENTION_KERNELS[kernel].tiles(gpu, head_dims))
             kinds = {(v.dtype, v.causal) for v in variants if v.kernel == kernel}
             assert kinds == {
                 (dtype, causal)

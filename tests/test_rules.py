@@ -19,14 +19,13 @@ from cufa import device
 from cufa.compiler import nvrtc
 from cufa.device import Device
 from cufa.expression.own import own
-from cufa.kernel import KERNELS
 from cufa.planner import rules
 from cufa.planner.costs import Copies, Cost, Work, beside_memory, copies, memory_us, work
 from cufa.planner.hopper_costs import COSTS
 from cufa.planner.plan import plan
 from cufa.planner.tile_shape import TileShape
-from cufa.planner.tiles import all_head_dims, tiles
 from cufa.problem import Problem
+from cufa.specs import KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -98,7 +97,7 @@ def test_many_tokens() -> None:
 
 def test_costs_are_those_of_the_results() -> None:
     """As far as digits are written; the module is not edited by hand."""
-    key = "fa3_wgmma", 192, 192, True  # of which none spills
+    key = 192, 192, True  # of which none spills
     found = cost_fit.costs_of(cost_fit.by_key(RESULT["rows"], H200)[key], H200)[key]
     assert set(found) == set(COSTS[key])
     for shape, cost in found.items():
@@ -137,9 +136,9 @@ def test_rows_that_a_tile_has_and_the_problem_has_not() -> None:
 
 
 def test_all_tiles_of_hopper_have_costs() -> None:
-    for d, dv in all_head_dims("fa3_wgmma", H200):
-        both = [COSTS["fa3_wgmma", d, dv, causal] for causal in (False, True)]
-        assert set().union(*both) == set(tiles("fa3_wgmma", (d, dv), H200))
+    for d, dv in KERNELS["fa3_wgmma"].head_dims(H200):
+        both = [COSTS[d, dv, causal] for causal in (False, True)]
+        assert set().union(*both) == set(KERNELS["fa3_wgmma"].tiles(H200, (d, dv)))
         for shape, cost in (item for found in both for item in found.items()):
             assert len(cost.keys) == shape.blocks_per_sm
             assert min(_flat(cost)) >= 0
@@ -148,9 +147,9 @@ def test_all_tiles_of_hopper_have_costs() -> None:
 def test_where_nothing_was_measured_the_first_tile_is_for_many_rows() -> None:
     gpu = device.named("a100")
     for kernel in ("fa2_mma", "fa2_fp32"):
-        for head_dims in all_head_dims(kernel, gpu):
-            long, *short = tiles(kernel, head_dims, gpu)
-            assert (kernel, *head_dims, False) not in COSTS
+        for head_dims in KERNELS[kernel].head_dims(gpu):
+            long, *short = KERNELS[kernel].tiles(gpu, head_dims)
+            assert not KERNELS[kernel].costs
             dtype = KERNELS[kernel].dtypes[0]
             for q, expected in (
                 ((1, 8 * gpu.sm_count, 1000, head_dims[0]), long),

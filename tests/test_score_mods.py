@@ -16,7 +16,6 @@ from score_mods import FEATURES, made
 
 import cufa
 from cufa.compiler import jit
-from cufa.launch import params
 from cufa.variant import Variant
 
 features = pytest.mark.parametrize("name", FEATURES)
@@ -291,7 +290,7 @@ def test_addresses_are_those_of_each_call(
     seen = []
 
     def noted(variant: Variant, device: Any, device_id: int) -> Any:
-        function, dtype = gpu.kernel(variant, device, device_id), params.dtype_of(variant)
+        function, dtype = gpu.kernel(variant, device, device_id), variant.parameter
 
         def launch(grid: Any, block: Any, args: Any, smem_bytes: int) -> None:
             seen.append(at(args[0].ptr, (1,), (dtype.itemsize,), dtype)[0].copy())

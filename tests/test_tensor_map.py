@@ -11,6 +11,7 @@ from reference import DTYPES
 
 from cufa.compiler import context
 from cufa.launch import tensor_map
+from cufa.specs.params import MAP_WORDS
 
 
 @pytest.fixture
@@ -22,9 +23,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def encoded(array: Any, pack: int, rows: int, columns: int, **changes: Any) -> np.ndarray:
     """Return the map of an array, of which shape and strides may be said to be others."""
-    memory = np.zeros(tensor_map.WORDS + 8, np.uint64)
+    memory = np.zeros(MAP_WORDS + 8, np.uint64)
     start = -memory.ctypes.data % 64 // 8
-    words = memory[start : start + tensor_map.WORDS]
+    words = memory[start : start + MAP_WORDS]
     said = {"shape": array.shape, "strides": array.strides, **changes}
     address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
     tensor_map.Encoder(words.data, words.ctypes.data).encode(
@@ -80,9 +81,9 @@ def test_a_box_is_a_panel_of_a_tile(
 
 def test_maps_are_made_in_their_places(driver: Driver) -> None:
     arrays = [aligned((1, 2, 3, 64), "float16") for _ in range(3)]
-    memory = np.full(6 * tensor_map.WORDS, 7, np.uint64)
-    start = -memory.ctypes.data % 64 // 8 + tensor_map.WORDS
-    places = memory[start : start + 3 * tensor_map.WORDS].reshape(3, tensor_map.WORDS)
+    memory = np.full(6 * MAP_WORDS, 7, np.uint64)
+    start = -memory.ctypes.data % 64 // 8 + MAP_WORDS
+    places = memory[start : start + 3 * MAP_WORDS].reshape(3, MAP_WORDS)
     encoder = tensor_map.Encoder(places.ravel().data, places.ctypes.data)
     for i in (2, 0):
         array = arrays[i]
@@ -93,7 +94,7 @@ def test_maps_are_made_in_their_places(driver: Driver) -> None:
     encoder.copy(2, 1)
     np.testing.assert_array_equal(places[1], places[2])
     assert np.all(memory[:start] == 7)
-    assert np.all(memory[start + 3 * tensor_map.WORDS :] == 7)
+    assert np.all(memory[start + 3 * MAP_WORDS :] == 7)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

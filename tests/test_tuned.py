@@ -24,10 +24,10 @@ from cufa.device import Device
 from cufa.planner.plan import Plan, plan
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.tile_shape import TileShape
-from cufa.planner.tiles import padded
 from cufa.planner.tuned_table import VERSION, Entry, Table, dump, parse
 from cufa.problem import Problem
 from cufa.score import PARTS
+from cufa.specs import KERNELS
 from cufa.variant import Variant
 
 H200 = device.named("h200")
@@ -76,7 +76,7 @@ def test_problem_class() -> None:
     assert problem_class(half, H200) == CLASS
     assert problem_class(FP32_PROBLEM, H200) == FP32_CLASS
     small = PROBLEM._replace(head_dim=72, head_dim_v=40, causal=False)
-    head_dims = padded("fa2_mma", H200, 72, 40)
+    head_dims = KERNELS["fa2_mma"].padded(H200, 72, 40)
     assert problem_class(small, H200)[1:4] == (*head_dims, ())
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cufa import device
-from cufa.kernel import ATTENTION_KERNELS, WGMMA_WIDTHS
 from cufa.planner.rules import all_variants
-from cufa.planner.tiles import all_head_dims, padded
+from cufa.specs import ATTENTION_KERNELS
+from cufa.specs.fa3_wgmma import WGMMA_WIDTHS
 from cufa.variant import Variant
 
 H200 = device.named("h200")
@@ -368,7 +368,7 @@ def test_what_the_planner_chooses_from_is_legal(name: str) -> None:
     for variant in variants:
         assert variant.illegal(gpu) is None, variant
         head_dims = (variant.head_dim, variant.head_dim_v)
-        assert head_dims in all_head_dims(variant.kernel, gpu)
+        assert head_dims in ATTENTION_KERNELS[variant.kernel].head_dims(gpu)
 
 
 @gpus
@@ -394,10 +394,10 @@ def test_blocks_that_shall_share_a_multiprocessor_fit_its_shared_memory(name: st
 )
 def test_every_head_dim_has_a_tile_that_holds_it(name: str, kernel: str) -> None:
     gpu = device.named(name)
-    pairs = all_head_dims(kernel, gpu)
+    pairs = ATTENTION_KERNELS[kernel].head_dims(gpu)
     for head_dim in range(1, 257):
         for head_dim_v in range(1, 257):
-            pair = padded(kernel, gpu, head_dim, head_dim_v)
+            pair = ATTENTION_KERNELS[kernel].padded(gpu, head_dim, head_dim_v)
             assert pair in pairs
             assert pair[0] >= head_dim
             assert pair[1] >= head_dim_v

@@ -11,9 +11,10 @@ import numpy as np
 from cufa.arrays import module_of
 from cufa.caches.pages import Pages
 from cufa.caches.store import Store
-from cufa.checks import DTYPES, check_devices, check_layout, check_module, check_size, shown_dtype
-from cufa.problem import MAX_HEAD_DIM
+from cufa.checks import check_devices, check_layout, check_module, check_size, shown_dtype
+from cufa.dtypes import DTYPES
 from cufa.rotary import Rotary
+from cufa.specs import MAX_HEAD_DIM
 
 
 def made(

@@ -25,17 +25,19 @@ from cufa.compiler import cubins, elf, nvrtc
 from cufa.compiler.nvrtc import CompileError
 from cufa.decode_problem import DecodeProblem, of_attention
 from cufa.device import Device
+from cufa.dtypes import DTYPES
 from cufa.explorer import build
 from cufa.explorer.table import counted
-from cufa.kernel import ATTENTION_KERNELS, DECODE_SCORE, ELEMENT_BYTES, default_kernel
 from cufa.planner.attention import decode_variants, plan
 from cufa.planner.decode import plan as plan_decode
 from cufa.planner.plan import plan as plan_own
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
-from cufa.planner.tiles import all_head_dims, padded
-from cufa.problem import DTYPES, Problem
-from cufa.score import SOFTCAPS, SOFTCAPS_WITH_LSE, part_named
+from cufa.problem import Problem
+from cufa.score import part_named
+from cufa.specs import ATTENTION_KERNELS, default_kernel
+from cufa.specs.decode_block import DECODE_SCORE
+from cufa.specs.spec import HeadDims, Spec
 from cufa.tuned import user_table
 from cufa.variant import Variant
 
@@ -234,29 +236,30 @@ def _of_decode(problem: Problem, page_size: int | None) -> DecodeProblem:
 def _all(device: Device) -> list[Variant]:
     """Return the variants of attention's own kernels, by the rules and by the user's table."""
     table = user_table(device)
-    softcaps = {*SOFTCAPS.values()}
+    softcaps = {row.softcap for row in DTYPES.values()}
     tuned_ones = (
         Variant(kernel.name, dtype, *head_dims, **entry.shape._asdict(), score=key.score)
         for key, entry in (table.entries.items() if table is not None else ())
         for kernel in (ATTENTION_KERNELS.get(entry.kernel),)
         if kernel is not None and kernel.runs_on(device)
         for dtype in kernel.dtypes
-        if ELEMENT_BYTES[dtype] == key.element_bytes
-        and softcaps.intersection(key.score) <= {SOFTCAPS[dtype], SOFTCAPS_WITH_LSE[dtype]}
-        for head_dims in _head_dims(key, kernel.name, dtype, device)
+        for row in (DTYPES[dtype],)
+        if row.bytes == key.element_bytes
+        and softcaps.intersection(key.score) <= {row.softcap, row.softcap_with_lse}
+        for head_dims in _head_dims(key, kernel, dtype, device)
     )
     legal = (variant for variant in tuned_ones if variant.illegal(device) is None)
     return list(dict.fromkeys([*all_variants(device), *legal]))
 
 
-def _head_dims(key: ProblemClass, kernel: str, dtype: str, device: Device) -> list[tuple[int, int]]:
+def _head_dims(key: ProblemClass, kernel: Spec, dtype: str, device: Device) -> list[HeadDims]:
     """Return the head dims of a kernel that problems of a class run with.
 
     The class has those of the default kernel, whose steps may be wider.
     """
-    of_class = default_kernel(dtype, device).name
+    of_class = default_kernel(dtype, device)
     return [
         pair
-        for pair in all_head_dims(kernel, device)
-        if padded(of_class, device, *pair) == (key.head_dim, key.head_dim_v)
+        for pair in kernel.head_dims(device)
+        if of_class.padded(device, *pair) == (key.head_dim, key.head_dim_v)
     ]

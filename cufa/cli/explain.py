@@ -17,11 +17,11 @@ from cufa.cli.parser import (
 from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text
-from cufa.kernel import KERNELS
 from cufa.planner.attention import explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
+from cufa.specs import KERNELS
 from cufa.tuned import user_table
 
 _MEANING = {

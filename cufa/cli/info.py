@@ -16,8 +16,9 @@ from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Commands, add_command
 from cufa.compiler import nvrtc, source
 from cufa.device import Device
+from cufa.dtypes import DTYPES
 from cufa.planner.attention import plan
-from cufa.problem import DTYPES, Problem
+from cufa.problem import Problem
 
 _TYPICAL = (4, 32, 4096, 128)
 

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 from cufa.checks import CAUSAL, NO_WINDOW, check_dropout
 from cufa.cli.values import Shapes, architecture, beside, count, gpu, shape, window
-from cufa.problem import DTYPES, Problem
+from cufa.dtypes import DTYPES
+from cufa.problem import Problem
 from cufa.score import ARRAYS
 
 PROGRAM = "python -m cufa"

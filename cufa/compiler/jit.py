@@ -11,7 +11,7 @@ from cufa.compiler import cubins, dependent, elf, nvrtc, source
 from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
 from cufa.instance import Instance
-from cufa.kernel import KERNELS
+from cufa.specs import KERNELS
 from cufa.variant import Variant
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from cufa.compiler import elf, source
 from cufa.instance import Instance
-from cufa.kernel import KERNELS
+from cufa.specs import KERNELS
 from cufa.variant import Variant
 
 # From which version on declarations that no kernel needs can be left out.

@@ -1,101 +1,20 @@
-"""Which variants an exploration looks at: the default spaces as data, and what callers ask for."""
+"""Which variants an exploration looks at: those of the spec, or of what callers ask for."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
 from cufa.device import Device
 from cufa.explorer.occupancy import register_bound, resident_blocks
-from cufa.kernel import default_kernel, row_warps
 from cufa.planner.plan import plan
-from cufa.planner.tiles import tiles
 from cufa.problem import Problem
+from cufa.specs import KERNELS, default_kernel
 from cufa.tuned import user_table
 from cufa.variant import Variant
 
 Space = Mapping[str, Iterable[int]] | Sequence[Variant]
 """Values of template arguments, of which all legal products are taken; or the variants."""
-
-
-class KernelSpace(NamedTuple):
-    """The default space of one kernel.
-
-    Attributes
-    ----------
-    bm, bn, stages, warps, ping_pong : tuple
-        Values of these template arguments.
-    registers : callable
-        The registers of a thread below which a variant is sure to spill. Compilers surprise:
-        it counts what must be live at once plus what the leanest compiled variants took for the
-        rest, so that mild spilling stays in the space, to be seen and timed.
-    """
-
-    bm: tuple[int, ...]
-    bn: tuple[int, ...]
-    stages: tuple[int, ...]
-    warps: tuple[int, ...]
-    registers: Callable[[Variant], float]
-    ping_pong: tuple[bool, ...] = (False,)
-
-
-def _output(variant: Variant) -> float:
-    """Accumulators of the output that a thread holds."""
-    return variant.bm * variant.head_dim_v / variant.threads
-
-
-def _scores(variant: Variant) -> float:
-    """Scores of a tile that a thread holds."""
-    return variant.bm * variant.bn / variant.threads
-
-
-def _at_launch(variant: Variant, consumer: float) -> float:
-    """Return a thread's registers at launch, for the consumers of fa3_wgmma to have so many."""
-    consumers = variant.bm // 64
-    producer = 24 if consumers == 2 else 32
-    return (consumers * consumer + producer) / (consumers + 1)
-
-
-DEFAULTS: dict[str, KernelSpace] = {
-    # One to four 16-row pieces a warp. Fewer than 32 keys a tile leave few products between two
-    # barriers, and a third stage already hides more than one tile's latency.
-    "fa2_mma": KernelSpace(
-        bm=(64, 128, 192, 256),
-        bn=(32, 48, 64, 80, 96, 112, 128, 160, 192),
-        stages=(1, 2, 3),
-        warps=(4, 8),
-        registers=lambda v: _output(v) + _scores(v) + 40,
-    ),
-    # Warps follow from bm. A single stage would have every copy waited for.
-    "fa3_wgmma": KernelSpace(
-        bm=(64, 128, 192),
-        bn=(32, 48, 64, 80, 96, 112, 128, 144, 160, 176),
-        stages=(2, 3),
-        warps=(8, 12, 16),
-        registers=lambda v: _at_launch(v, v.head_dim_v / 2 + v.bn * 3 / 4 + 28),
-        ping_pong=(False, True),
-    ),
-    # P is held in two parts beside O, by both warps where two share a row, and tiles take twice the
-    # shared memory: smaller ones.
-    "fa2_fp32": KernelSpace(
-        bm=(64, 128, 192),
-        bn=(16, 32, 48, 64, 96, 128),
-        stages=(1, 2, 3),
-        warps=(4, 8),
-        registers=lambda v: _output(v) + 2 * _scores(v) * v.warps / row_warps(v) + 64,
-    ),
-    # One block works on a head, so few large ones; the scores pass through shared memory, and two
-    # copies of them are live while their sums are formed.
-    "fa1_fp32": KernelSpace(
-        bm=(24, 32, 48, 64, 96, 128),
-        bn=(32, 64, 128),
-        stages=(1,),
-        warps=(4, 8),
-        registers=lambda v: max(_output(v), 2 * _scores(v)) + 48,
-    ),
-}
-"""The default space of each kernel. Causal is the problem's, head dims are the planner's."""
 
 _TILE = ("bm", "bn", "stages", "warps", "ping_pong")
 _DEMANDING = ("bm", "bn", "warps")  # of registers
@@ -190,10 +109,12 @@ def _of_kernel(
 ) -> list[Variant]:
     planned = plan(problem, device, kernel, user_table(device)).variant
     head_dims = (planned.head_dim, planned.head_dim_v)
-    shapes = tiles(kernel, head_dims, device)
+    spec = KERNELS[kernel]
+    shapes = spec.tiles(device, head_dims)
     candidates = [planned, *(planned._replace(**shape._asdict()) for shape in shapes)]
     candidates = [v for v in candidates if all(getattr(v, f) in given[f] for f in given)]
-    default = DEFAULTS[kernel]
+    default = spec.space
+    assert default is not None  # `plan` refuses those that decode
     axes = {
         "head_dim": given.get("head_dim", (planned.head_dim,)),
         "head_dim_v": given.get("head_dim_v", (planned.head_dim_v,)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cufa.kernel import ELEMENT_BYTES
+from cufa.dtypes import DTYPES
 from cufa.problem import Problem
 
 
@@ -24,7 +24,7 @@ def nbytes(problem: Problem) -> int:
     a_row = problem.head_dim + problem.head_dim_v  # of Q and O together, and of K and V
     queries = problem.heads_q * problem.seq_q
     keys = problem.heads_kv * problem.seq_kv
-    return problem.batch * (queries + keys) * a_row * ELEMENT_BYTES[problem.dtype]
+    return problem.batch * (queries + keys) * a_row * DTYPES[problem.dtype].bytes
 
 
 def memory_bound(problem: Problem, ceilings: dict[str, float]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from cufa.dtypes import DTYPES
 from cufa.expression.graph import BOOL, FLOAT, INT, LONG, PAIR, SCORE, SCORE_LOG2, SIDE, Graph, Node
 from cufa.expression.tilt import Tilt
 from cufa.expression.values import ReadArray
@@ -21,10 +22,8 @@ _ELEMENTS = {
     "int32": "int",
     "uint32": "unsigned int",
     "int64": "long long",
-    "float16": "float16",
-    "bfloat16": "bfloat16",
-    "float32": "float",
     "float64": "double",
+    **{row.name: row.cpp for row in DTYPES.values()},
 }
 _BEGINS = '\n#include "expression.cuh"\n'
 _INLINE = {**{name: name for name in PAIR}, SCORE_LOG2: "s", SIDE: SIDE}

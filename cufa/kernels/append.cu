@@ -6,7 +6,7 @@
 
 constexpr int THREADS = 128;
 
-// cufa/launch/append.py holds the same layout as a NumPy dtype.
+// cufa/specs/append.py holds the same layout as a NumPy dtype.
 struct AppendParams {
     Tensor k, v, q, turned_q;   // (batch, heads, seq, dim); no query heads where there are no queries
     Tensor k_cache, v_cache;    // (pages, heads_kv, page_size, dim); a contiguous cache has one page a sequence

@@ -2,7 +2,7 @@
 // are, and blocks.cuh, at Visits, what is written.
 #include "ptx.cuh"
 
-// cufa/launch/block_lists.py holds the same layout as a NumPy dtype.
+// cufa/specs/block_lists.py holds the same layout as a NumPy dtype.
 struct BlockListsParams {
     const unsigned char* kinds;  // (heads, kind_rows, kind_columns)
     int* lists;                  // (heads, rows, 2 (columns + 1))

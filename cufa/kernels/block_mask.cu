@@ -5,7 +5,7 @@
 
 constexpr int WARPS = 4;
 
-// cufa/launch/block_mask.py holds the same layout as a NumPy dtype.
+// cufa/specs/block_mask.py holds the same layout as a NumPy dtype.
 struct BlockMaskParams {
     unsigned char* kinds;  // (batch, heads, rows, columns)
     int heads, rows, columns, tiles;

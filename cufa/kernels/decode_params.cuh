@@ -1,4 +1,4 @@
-// What a launch passes to decode.cu, by value. cufa/launch/decode.py holds the same layout as a NumPy dtype.
+// What a launch passes to decode.cu, by value. cufa/specs/decode_block.py holds the same layout as a NumPy dtype.
 #pragma once
 #include "divisor.cuh"
 #include "params.cuh"

@@ -16,7 +16,7 @@ struct Strides {
     __device__ long long offset(int b, int h, int s) const { return b * batch + h * head + s * seq; }
 };
 
-// cufa/launch/merge.py holds the same layout as a NumPy dtype.
+// cufa/specs/merge.py holds the same layout as a NumPy dtype.
 struct MergeParams {
     void* out;
     float* lse;                             // (batch, heads, seq)

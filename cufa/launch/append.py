@@ -14,31 +14,11 @@ from cufa.instance import Instance
 from cufa.launch.argument import Prepared
 from cufa.launch.counters import is_capturing
 from cufa.launch.kind import Key, remember
-from cufa.launch.params import TENSOR, numbers_of
+from cufa.specs.append import SPEC
+from cufa.specs.layout import numbers_of
 
-THREADS = 128
-
-_TENSORS = ("k", "v", "q", "turned_q", "k_cache", "v_cache")
-PARAMS = np.dtype(
-    [
-        *((name, TENSOR) for name in _TENSORS),
-        *((name, "u8") for name in ("starts", "lengths", "table")),
-        ("table_stride", "i8"),
-        *((name, "u8") for name in ("cos", "sin")),
-        *(
-            (name, "i4")
-            for name in (
-                *("seq", "heads_kv", "heads_q", "head_dim", "head_dim_v", "rotary_dim"),
-                *("positions", "page_size", "pages", "pages_a_sequence"),
-            )
-        ),
-    ],
-    align=True,
-)
-"""The layout of ``AppendParams`` in ``kernels/append.cu``."""
-
-
-_OFFSETS = {name: offset for name, offset, _ in numbers_of(PARAMS)}
+_TENSORS = (*SPEC.inputs, *SPEC.outputs)
+_OFFSETS = {name: offset for name, offset, _ in numbers_of(SPEC.params)}
 _PLACES = tuple(
     _OFFSETS[name] // 8
     for name in (*map("{}.data".format, _TENSORS), "starts", "lengths", "table", "cos", "sin")
@@ -101,8 +81,8 @@ def _made(tokens: Tokens, device_id: int) -> Prepared:
     units_v = int(p["head_dim_v"]) // elements
     items = int(p["heads_q"]) * units + int(p["heads_kv"]) * (units + units_v)
     function = jit.kernel(instance, devices.of_id(device_id), device_id)
-    grid = batch * seq, -(-items // THREADS), 1
-    return Prepared(function, grid, THREADS, parameter, _PLACES)
+    grid = batch * seq, -(-items // SPEC.threads), 1
+    return Prepared(function, grid, SPEC.threads, parameter, _PLACES)
 
 
 def _in_rows(name: str, array: Array | None) -> Array | None:
@@ -142,12 +122,12 @@ def instance_of(tokens: Tokens) -> Instance:
         steps += [tokens.rotary.dim // 2 * tokens.k.itemsize]
         steps += [tokens.rotary.cos.data.ptr, tokens.rotary.sin.data.ptr]
     whole = all(step % ALIGNMENT == 0 for step in steps)
-    return Instance("append", (tokens.k.dtype.name,), (elements if whole else 1, interleaved))
+    return Instance(SPEC.name, (tokens.k.dtype.name,), (elements if whole else 1, interleaved))
 
 
 def filled(tokens: Tokens) -> np.ndarray:
     """Return the kernel's parameter."""
-    parameter = np.zeros(1, PARAMS)
+    parameter = np.zeros(1, SPEC.params)
     p = parameter[0]
     for name, array in _tensors(tokens):
         steps = (step // array.itemsize for step in array.strides[:3])

@@ -13,24 +13,7 @@ from cufa.instance import Instance
 from cufa.launch.argument import Prepared
 from cufa.launch.counters import is_capturing
 from cufa.launch.params import list_sizes
-
-THREADS = 128  # of a block
-
-PARAMS = np.dtype(
-    [
-        *((name, "u8") for name in ("kinds", "lists")),
-        *(
-            (name, "i4")
-            for name in (
-                *("kind_rows", "kind_columns", "queries", "keys"),
-                *("rows", "columns", "bm", "bn"),
-                *("lines", "seq_q", "seq_kv"),
-            )
-        ),
-    ],
-    align=True,
-)
-"""The layout of ``BlockListsParams`` in ``kernels/block_lists.cu``."""
+from cufa.specs.block_lists import SPEC
 
 
 def made(
@@ -65,7 +48,7 @@ def made(
     rows, length = list_sizes(*sizes, *tile)
     lines, columns = batch * heads * rows, length // 2 - 1
     lists = cupy.empty((lines, length), np.int32)
-    parameter = np.zeros(1, PARAMS)
+    parameter = np.zeros(1, SPEC.params)
     addresses = kinds.data.ptr, lists.data.ptr
     parameter[0] = (
         *addresses,
@@ -79,11 +62,11 @@ def made(
         *sizes,
     )
     function = kernel(cupy.cuda.runtime.getDevice())
-    Prepared(function, (-(-lines // THREADS), 1, 1), THREADS, parameter)()
+    Prepared(function, (-(-lines // SPEC.threads), 1, 1), SPEC.threads, parameter)()
     return lists
 
 
 def kernel(device_id: int) -> Any:
     """Return the kernel, compiled for a device."""
-    instance = Instance("block_lists", (), (THREADS,))
+    instance = Instance(SPEC.name, (), (SPEC.threads,))
     return jit.kernel(instance, devices.of_id(device_id), device_id)

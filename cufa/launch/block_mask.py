@@ -12,26 +12,10 @@ from cufa.expression.own import Own
 from cufa.instance import Instance
 from cufa.launch import block_lists
 from cufa.launch.argument import Prepared
-from cufa.launch.params import of_parts, structure
 from cufa.score import ARRAYS, part_named
+from cufa.specs.block_mask import SPEC
 
-THREADS = 128
-_TILES = THREADS // 32  # of a block: a warp each
-
-PARAMS = np.dtype(
-    [
-        ("kinds", "u8"),
-        *(
-            (name, "i4")
-            for name in (
-                *("heads", "rows", "columns", "tiles"),
-                *("seq_q", "seq_kv", "queries", "keys"),
-            )
-        ),
-    ],
-    align=True,
-)
-"""The layout of ``BlockMaskParams`` in ``kernels/block_mask.cu``."""
+_TILES = SPEC.threads // 32  # of a block: a warp each
 
 
 def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]) -> None:
@@ -61,17 +45,17 @@ def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]
     by_axis = dict(zip("bhqk", sizes, strict=True))
     check_own(mask, by_axis, cupy, "as xp says")
     device_id = cupy.cuda.runtime.getDevice()
-    instance = Instance("block_mask", (), (), mask.parts)
+    instance = Instance(SPEC.name, (), (), mask.parts)
     function = jit.kernel(instance, devices.of_id(device_id), device_id)
     parameter = filled(kinds, mask, sizes, block)
     grid = -(-kinds.size // _TILES), 1, 1
-    Prepared(function, grid, THREADS, parameter)()
+    Prepared(function, grid, SPEC.threads, parameter)()
     block_lists.kernel(device_id)  # the first call with the mask needs it
 
 
 def filled(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]) -> np.ndarray:
     """Return the kernel's parameter; arguments as of `fill`."""
-    parameter = np.zeros(1, structure([("params", PARAMS), *of_parts(mask.parts)]))
+    parameter = np.zeros(1, SPEC.parameter(mask.parts))
     p = parameter[0]
     _, heads, rows, columns = kinds.shape
     p["params"] = (kinds.data.ptr, heads, rows, columns, kinds.size, *sizes[2:], *block)

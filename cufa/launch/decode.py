@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from cufa.decode_problem import DecodeProblem
-from cufa.kernel import ELEMENT_BYTES
-from cufa.launch import params
+from cufa.dtypes import DTYPES
 from cufa.launch.params import (
     INT,
     LOG2_E,
-    TENSOR,
     FourInts,
     Ints,
     ScoreLayout,
-    numbers_of,
     packed,
     scale_log2,
 )
 from cufa.planner.decode import DecodePlan
+from cufa.specs.layout import numbers_of
 from cufa.variant import Variant
-
-_DIVISOR = [("multiplier", "u4"), ("shift", "i4"), ("divisor", "i4")]
-PARAMS = np.dtype(
-    [
-        *((name, TENSOR) for name in "qkvo"),
-        *((name, "u8") for name in ("lse", "partial", "lengths")),
-        *((name, "f4") for name in ("scale_log2", "unified_max")),
-        *((name, "i4") for name in ("batch", "heads_q", "heads_kv", "seq_q", "seq_kv")),
-        *((name, "i4") for name in ("head_dim", "head_dim_v", "splits", "ends")),
-        *((name, _DIVISOR) for name in ("group", "row_tiles", "items")),
-    ],
-    align=True,
-)
-"""The layout of ``DecodeParams`` in ``kernels/decode_params.cuh``."""
-
-PAGED = np.dtype(
-    [("block_table", "u8"), ("table_stride", "i4"), ("pages", "i4"), ("page_size", _DIVISOR)],
-    align=True,
-)
-"""The layout of ``Paged`` in ``kernels/paged.cuh``."""
-
-
-def dtype_of(variant: Variant) -> np.dtype:
-    """Return the layout of a variant's parameter: ``DecodeArguments`` of ``decode_params.cuh``."""
-    return params.dtype_of(variant, PARAMS, None if variant.kv == "Contiguous" else PAGED)
 
 
 class DecodeLayout:
@@ -68,7 +39,7 @@ class DecodeLayout:
 
     def __init__(self, variant: Variant) -> None:
         self.paged = variant.kv != "Contiguous"
-        dtype = dtype_of(variant)
+        dtype = variant.parameter
         self.nbytes = dtype.itemsize
         numbers = {
             name.removeprefix("params."): (offset, kind) for name, offset, kind in numbers_of(dtype)
@@ -80,7 +51,7 @@ class DecodeLayout:
         self.places = (*(numbers[name][0] // 8 for name in names), *of_arrays)
         self.arrays = tuple(which for _, which in self._score.places)
         self._seq_kv = numbers["seq_kv"][0]
-        self._itemsize = ELEMENT_BYTES[variant.dtype]
+        self._itemsize = DTYPES[variant.dtype].bytes
         self._numbers = packed(numbers.values())
 
     def fill(

@@ -15,7 +15,7 @@ from cufa.arrays import ALIGNMENT, extent, overlaps_itself, readable, whole_chun
 from cufa.beside import placed
 from cufa.compiler import jit
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES, KERNELS
+from cufa.dtypes import DTYPES
 from cufa.launch import counters
 from cufa.launch.counters import is_capturing
 from cufa.launch.decode_launch import DecodeLaunch, LoadedDecode
@@ -25,6 +25,7 @@ from cufa.lengths import arrays_of_lengths, of_lengths
 from cufa.planner.rules import KEY_STEP
 from cufa.problem import Problem
 from cufa.score import ARRAYS, BLOCKS, is_uneven, part_named
+from cufa.specs import KERNELS
 from cufa.variant import Variant
 
 _CALLS = 128  # of a kind that are remembered
@@ -129,7 +130,7 @@ class Kind:
         self.calls: dict[Key, Call] = {}
         self.latest: tuple[Key, Call | None] = (), None
         self._seen: set[int] = set()
-        self._itemsize = size = ELEMENT_BYTES[problem.dtype]
+        self._itemsize = size = DTYPES[problem.dtype].bytes
         # Else some array is copied, and so is q where the scale is negative.
         whole = problem.head_dim * size % ALIGNMENT == problem.head_dim_v * size % ALIGNMENT == 0
         self._may_be_plain = whole and problem.scale >= 0

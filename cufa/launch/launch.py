@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from cufa.kernel import KERNELS, LENGTHS, panel_columns
 from cufa.launch.argument import launcher
 from cufa.launch.counters import low, of_device, refill
 from cufa.launch.params import FourInts, Ints, Layout, free_buffers, taken_buffer
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
 from cufa.score import is_uneven
+from cufa.specs import KERNELS
+from cufa.specs.kv import LENGTHS
+from cufa.specs.tile import panel_columns
 from cufa.variant import Variant
 
 _ROWS = 64  # of a box of Q or of O: a warpgroup's

@@ -12,27 +12,7 @@ from cufa.compiler import jit
 from cufa.instance import Instance
 from cufa.launch.argument import Prepared
 from cufa.launch.counters import is_capturing
-
-THREADS = 256
-MAX_PARTS = 128
-"""Whose addresses the parameter, of 4 KiB at most, has room for: those of others lie in memory."""
-
-_STRIDES = [("batch", "i8"), ("head", "i8"), ("seq", "i8")]
-_PART = np.dtype([("out", "u8"), ("lse", "u8")], align=True)
-PARAMS = np.dtype(
-    [
-        ("out", "u8"),
-        ("lse", "u8"),
-        ("of_out", _STRIDES),
-        ("of_parts", _STRIDES),
-        ("of_part_lses", _STRIDES),
-        *((name, "i4") for name in ("rows", "heads", "seq", "head_dim", "parts")),
-        ("part", _PART, MAX_PARTS),
-        ("others", "u8"),
-    ],
-    align=True,
-)
-"""The layout of ``MergeParams`` in ``kernels/merge.cu``."""
+from cufa.specs.merge import MAX_PARTS, PART, SPEC
 
 
 def merge(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) -> None:
@@ -68,8 +48,8 @@ def merge(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) 
     parameter = filled(outs, lses, written, lse)
     parameter["part"][0, : len(parts)] = parts[:MAX_PARTS]
     parameter["others"] = 0 if others is None else others.data.ptr
-    rows = THREADS // (out.shape[3] // instance.arguments[0])
-    Prepared(function, (-(-lse.size // rows), 1, 1), THREADS, parameter)()
+    rows = SPEC.threads // (out.shape[3] // instance.arguments[0])
+    Prepared(function, (-(-lse.size // rows), 1, 1), SPEC.threads, parameter)()
     if not direct:
         out[...] = written
 
@@ -103,7 +83,7 @@ def instance_of(outs: Sequence[Array], out: Array) -> Instance:
     addresses = [step for array in (*outs, out) for step in (array.data.ptr, *_steps(array))]
     whole = out.shape[3] % elements == 0 and all(step % ALIGNMENT == 0 for step in addresses)
     dtypes = (outs[0].dtype.name, out.dtype.name)
-    return Instance("merge", dtypes, (elements if whole else 1,))
+    return Instance(SPEC.name, dtypes, (elements if whole else 1,))
 
 
 def _steps(array: Array) -> list[int]:
@@ -112,7 +92,7 @@ def _steps(array: Array) -> list[int]:
 
 def parts_at(outs: Sequence[Array], lses: Sequence[Array]) -> np.ndarray:
     """Return where the parts lie."""
-    parts = np.zeros(len(outs), _PART)
+    parts = np.zeros(len(outs), PART)
     parts["out"] = [array.data.ptr for array in outs]
     parts["lse"] = [array.data.ptr for array in lses]
     return parts
@@ -120,7 +100,7 @@ def parts_at(outs: Sequence[Array], lses: Sequence[Array]) -> np.ndarray:
 
 def filled(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) -> np.ndarray:
     """Return the kernel's parameter, but where the parts lie."""
-    parameter = np.zeros(1, PARAMS)
+    parameter = np.zeros(1, SPEC.params)
     p = parameter[0]
     p["out"], p["lse"] = out.data.ptr, lse.data.ptr
     for name, array in (("of_out", out), ("of_parts", outs[0]), ("of_part_lses", lses[0])):

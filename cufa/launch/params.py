@@ -5,42 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from cufa.kernel import ELEMENT_BYTES, KERNELS, LENGTHS
+from cufa.dtypes import DTYPES
 from cufa.launch import tensor_map
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
 from cufa.score import ARRAYS, BLOCKS, SEED, part_named
+from cufa.specs import KERNELS
+from cufa.specs.kv import LENGTHS
+from cufa.specs.layout import numbers_of
+from cufa.specs.params import MAPS, MAPS_ALIGNMENT
 from cufa.variant import Variant
 
-TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
-PARAMS = np.dtype(
-    [
-        *((name, TENSOR) for name in "qkvo"),
-        ("lse", "u8"),
-        ("workspace", "u8"),
-        ("tiles_drawn", "u8"),
-        ("scale_log2", "f4"),
-        *(
-            (name, "i4")
-            for name in (
-                *("heads_q", "group", "seq_q", "seq_kv", "head_dim", "head_dim_v"),
-                *("q_tiles", "heads", "section_heads", "late_rows", "pack_log2"),
-            )
-        ),
-    ],
-    align=True,
-)
-"""The layout of ``Params`` in ``kernels/params.cuh``."""
-
-MAPS = np.dtype([(name, "u8", tensor_map.WORDS) for name in "qkvo"])
-"""The layout of ``TensorMaps`` in ``kernels/tile_sm90.cuh``."""
-
-_MAPS_ALIGNMENT = 64  # bytes
 _LARGEST = 4096  # bytes, of a kernel's parameters
 _TINY = float(np.finfo(np.float32).tiny)
 LOG2_E = math.log2(math.e)
@@ -48,71 +28,6 @@ LOG2_E = math.log2(math.e)
 Ints = tuple[int, ...]
 FourInts = tuple[Ints, ...]
 """Shapes or strides of q, k, v and the result."""
-
-Number = tuple[str, int, np.dtype]
-
-
-def dtype_of(variant: Variant, params: np.dtype = PARAMS, kv: np.dtype | None = None) -> np.dtype:
-    """Return the layout of a variant's parameter.
-
-    It has the fields `maps`, if the kernel uses TMA (``TmaArguments`` of ``tile_sm90.cuh``),
-    `params`, one of each part of the score that has parameters, and one of the way of finding K
-    and V, if that has any (``Arguments`` of ``score.cuh``): of `cufa.kernel.LENGTHS`, or `kv`.
-
-    Parameters
-    ----------
-    variant : Variant
-    params, kv : dtype
-    """
-    fields = [("params", params), *of_parts(variant.score)]
-    if variant.kv in LENGTHS:
-        fields.append((variant.kv, np.dtype(list(LENGTHS[variant.kv]), align=True)))
-    if kv is not None:
-        fields.append(("kv", kv))
-    if KERNELS[variant.kernel].tma:
-        return structure([("maps", MAPS), *fields], _MAPS_ALIGNMENT)
-    return structure(fields)
-
-
-def structure(fields: Sequence[tuple[str, np.dtype]], alignment: int = 8) -> np.dtype:
-    """Return the layout of a struct with these bases, in order."""
-    names, formats, offsets, end = [], [], [], 0
-    for name, kind in fields:
-        names.append(name)
-        formats.append(kind)
-        offsets.append(_rounded(end, kind.alignment))
-        # Of a base class in C++ that has one itself, the next one takes the padding at the end.
-        last = max(at + number.itemsize for _, at, number in numbers_of(kind))
-        end = offsets[-1] + (kind.itemsize if name == "params" else last)
-    return np.dtype(
-        {
-            "names": names,
-            "formats": formats,
-            "offsets": offsets,
-            "itemsize": _rounded(end, alignment),
-        }
-    )
-
-
-def of_parts(score: Sequence[str]) -> Iterator[tuple[str, np.dtype]]:
-    """Yield name and layout of those parts of a score that have parameters."""
-    for name in score:
-        numbers = part_named(name).numbers
-        if numbers:
-            yield name, np.dtype(list(numbers), align=True)
-
-
-def _rounded(size: int, step: int) -> int:
-    return -(-size // step) * step
-
-
-def numbers_of(dtype: np.dtype, prefix: str = "", at: int = 0) -> Iterator[Number]:
-    """Yield name, offset and type of all numbers in a structure, its structures' included."""
-    for name, (inner, offset, *_) in (dtype.fields or {}).items():
-        if inner.fields:
-            yield from numbers_of(inner, f"{prefix}{name}.", at + offset)
-        else:
-            yield prefix + name, at + offset, inner
 
 
 class ScoreLayout:
@@ -142,7 +57,7 @@ class ScoreLayout:
         beside = (*(number for part in parts for number in part.numbers), *lengths)
         self._names = tuple(number.name for number in beside)
         number = itertools.count(len(ARRAYS))
-        places = [(offsets[f"{variant.kv}.{name}"] // 8, next(number)) for name in self._lengths]
+        places = [(offsets[f"kv.{name}"] // 8, next(number)) for name in self._lengths]
         for part in self._reads:
             for address in part.addresses:
                 which = ARRAYS.index(part.argument) if part.axes else next(number)
@@ -198,22 +113,21 @@ class Layout:
     """
 
     def __init__(self, variant: Variant) -> None:
-        dtype = dtype_of(variant)
+        spec, dtype = KERNELS[variant.kernel], variant.parameter
         self.dtype = variant.dtype
         self.nbytes = dtype.itemsize
         numbers = {name: (offset, kind) for name, offset, kind in numbers_of(dtype)}
-        tma = "maps" in (dtype.names or ())
-        map_of = "maps.{}".format if tma else "params.{}.data".format
-        names = [*map(map_of, "qkv"), "params.o.data", map_of("o")]
+        map_of = "maps.{}".format if spec.tma else "params.{}.data".format
+        names = [*map(map_of, spec.inputs), "params.o.data", map_of("o")]
         names += ["params.lse", "params.tiles_drawn"]
         self.places = tuple(numbers[name][0] // 8 for name in names)
         self._start = numbers["params.q.data"][0]
         self._seq_kv = numbers["params.seq_kv"][0]
-        self._itemsize = ELEMENT_BYTES[variant.dtype]
+        self._itemsize = DTYPES[variant.dtype].bytes
         self._numbers = packed(numbers.values(), self._start)
         self._score = ScoreLayout(variant, dtype)
         self.places_beside = self._score.places
-        if KERNELS[variant.kernel].workspace:
+        if spec.workspace:
             self.places_beside = ((numbers["params.workspace"][0] // 8, 0),)
 
     def fill(
@@ -343,8 +257,8 @@ class Buffer:
     def __init__(self) -> None:
         import cupy
 
-        memory = np.zeros(_LARGEST + _MAPS_ALIGNMENT, np.uint8)
-        start = -memory.ctypes.data % _MAPS_ALIGNMENT
+        memory = np.zeros(_LARGEST + MAPS_ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % MAPS_ALIGNMENT
         self.address = address = memory.ctypes.data + start
         self.bytes = memory.data[start : start + _LARGEST]
         self.words = self.bytes.cast("Q")

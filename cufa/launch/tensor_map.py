@@ -8,11 +8,9 @@ import struct
 from typing import Any
 
 from cufa.compiler import context, driver
+from cufa.dtypes import DTYPES
+from cufa.specs.params import MAP_WORDS
 
-WORDS = 16
-"""64-bit words of a map."""
-
-_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
 _SWIZZLE = {16: 1, 32: 2, 64: 3}  # CUtensorMapSwizzle by 16-bit columns of a box: 32, 64, 128 bytes
 _L2_PROMOTION_128B = 2
 _RANK = 5
@@ -42,8 +40,8 @@ class Encoder:
     __slots__ = ("_box", "_maps", "_numbers", "_places", "_sizes", "_strides")
 
     def __init__(self, words: memoryview, address: int) -> None:
-        starts = range(0, len(words), WORDS)
-        self._maps = [words[start : start + WORDS] for start in starts]
+        starts = range(0, len(words), MAP_WORDS)
+        self._maps = [words[start : start + MAP_WORDS] for start in starts]
         self._places = [_pointer(address + 8 * start) for start in starts]
         numbers = (ctypes.c_char * _NUMBERS.size)()
         self._numbers = memoryview(numbers).cast("B")
@@ -116,7 +114,7 @@ class Encoder:
         )
         arguments = (
             self._places[index],
-            _TYPES[dtype],
+            DTYPES[dtype].tma,
             _RANK,
             _pointer(address),
             self._sizes,

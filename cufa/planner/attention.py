@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from cufa.decode_problem import MAX_KEYS, DecodeProblem, of_attention
 from cufa.device import Device
-from cufa.kernel import DECODE_SCORE, ELEMENT_BYTES, KERNELS
+from cufa.dtypes import DTYPES
 from cufa.planner import decode, rules
 from cufa.planner import plan as tiled
 from cufa.planner.decode import DecodePlan
@@ -17,6 +17,8 @@ from cufa.planner.plan import Plan
 from cufa.planner.rules import KEY_STEP
 from cufa.planner.tuned_table import Table
 from cufa.problem import Problem
+from cufa.specs import KERNELS
+from cufa.specs.decode_block import DECODE_SCORE
 from cufa.variant import Variant
 
 # A kernel of attention gives each tile of rows to one multiprocessor, whatever the keys. Few tiles
@@ -179,7 +181,7 @@ def _read_us(problem: Problem, device: Device) -> float:
     """Return what it takes all multiprocessors to read K and V once, of a multiple of the step."""
     _, batch, _, heads_kv, _, _, head_dim, head_dim_v, *_ = problem
     cache = batch * heads_kv * _keys(problem) * (head_dim + head_dim_v)
-    return cache * ELEMENT_BYTES[problem.dtype] / (device.sm_count * _BYTES_A_US)
+    return cache * DTYPES[problem.dtype].bytes / (device.sm_count * _BYTES_A_US)
 
 
 def _tiled_us(problem: Problem, device: Device, plan: Plan, us: float) -> float:
@@ -244,7 +246,7 @@ def decode_variants(device: Device, masks: Iterable[bool] = (False, True)) -> li
     batches = 1, *(n * device.sm_count for n in (1, 2, 3, 4, 5, 9, 15))
     lengths = KEY_STEP, 48, 96, 160, 240, 300, 384, 500, 640, 1024, 1536, 3072, 6000, 20_000
     for dtype, (d, dv), batch, rows, seq_q, keys, causal in itertools.product(
-        ELEMENT_BYTES, _HEAD_DIMS, batches, (1, 32, _MOST_ROWS), (1, 2), lengths, masks
+        DTYPES, _HEAD_DIMS, batches, (1, 32, _MOST_ROWS), (1, 2), lengths, masks
     ):
         group = max(1, rows // seq_q)
         problem = DecodeProblem(dtype, batch, group, 1, seq_q, keys, 0, 0, d, dv, causal, 1.0)

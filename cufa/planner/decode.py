@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES
+from cufa.dtypes import DTYPES
 from cufa.planner.decode_units import (
     SYSTEM_SMEM,
     can_be_whole,
@@ -181,7 +181,7 @@ def _kept_apart(grid: int, variant: Variant, device: Device) -> int:
 def _tile_bytes(variant: Variant) -> int:
     """Return the bytes of K and V in a tile of keys."""
     columns = variant.head_dim + variant.head_dim_v
-    return variant.bn * columns * ELEMENT_BYTES[variant.dtype]
+    return variant.bn * columns * DTYPES[variant.dtype].bytes
 
 
 def _ranges(problem: DecodeProblem, device: Device, variant: Variant, units: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES
+from cufa.dtypes import DTYPES
 from cufa.planner.rules import KEY_STEP
 from cufa.variant import Variant
 
@@ -80,7 +80,7 @@ def keys_of(problem: DecodeProblem) -> int:
 def unit_bytes(problem: DecodeProblem) -> int:
     """Return the bytes of K and V of a sequence and head."""
     columns = problem.head_dim + problem.head_dim_v
-    return keys_of(problem) * columns * ELEMENT_BYTES[problem.dtype]
+    return keys_of(problem) * columns * DTYPES[problem.dtype].bytes
 
 
 def second_end_bytes(rows: int) -> int:
@@ -142,7 +142,7 @@ def _has_memory(problem: DecodeProblem, bm: int) -> bool:
 def never_cut(problem: DecodeProblem, device: Device, bm: int) -> bool:
     """Whether units are so short, or so many, that a block each is best however lengths differ."""
     least = MOST_SMALL if _has_memory(problem, bm) else SOME_UNITS
-    size = unit_bytes(problem) * ELEMENT_BYTES[problem.dtype] // 2
+    size = unit_bytes(problem) * DTYPES[problem.dtype].bytes // 2
     units = units_of(problem, bm)
     of_each, heads = units / device.sm_count, problem.heads_kv / device.sm_count
     most = _NEVER_CUT if of_each > least else _NEVER_CUT_FEW if of_each > 1 else _NEVER_CUT_ALONE

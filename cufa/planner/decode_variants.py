@@ -6,7 +6,7 @@ import functools
 
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES, KERNELS
+from cufa.dtypes import DTYPES
 from cufa.planner.decode_units import (
     MOST_SMALL,
     NEARLY_ALL,
@@ -22,6 +22,7 @@ from cufa.planner.decode_units import (
     units_of,
 )
 from cufa.planner.decode_whole import whole_variant
+from cufa.specs import KERNELS
 from cufa.variant import Variant
 
 _WIDE = "decode_wgmma"  # the kernel of many rows
@@ -147,7 +148,7 @@ def _tile_rows(problem: DecodeProblem) -> int:
     Each tile of rows reads the keys once more, if from L2, and registers hold O of so many rows.
     """
     rows = problem.group * problem.seq_q
-    size = ELEMENT_BYTES[problem.dtype]
+    size = DTYPES[problem.dtype].bytes
     wide = problem.head_dim_v <= 128 and size == 2 and problem.unified_max is None
     return 16 if rows <= 16 or not wide else 32 if rows <= 32 else 64
 
@@ -155,7 +156,7 @@ def _tile_rows(problem: DecodeProblem) -> int:
 def _bytes_of_16(problem: DecodeProblem) -> int:
     """Return the bytes of 16 keys and values, as compiled."""
     columns = padded(problem.head_dim) + padded(problem.head_dim_v)
-    return 16 * columns * ELEMENT_BYTES[problem.dtype]
+    return 16 * columns * DTYPES[problem.dtype].bytes
 
 
 def _rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _Rings:
@@ -171,7 +172,7 @@ def _rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _R
     keys = 64 if tile_bytes <= _SMALL_TILE else 32 if tile_bytes <= _TILE else 16
     long = read > _MUCH and problem.page_size % 16 == 0
     # Of float32, products take longer than reading.
-    long = long and (ELEMENT_BYTES[problem.dtype] == 2 or tile_bytes > _TILE)
+    long = long and (DTYPES[problem.dtype].bytes == 2 or tile_bytes > _TILE)
     return ((keys, 1, 8), *_RINGS) if long else _RINGS
 
 
@@ -214,7 +215,7 @@ def _made_small(
     dtype: str, dims: tuple[int, int], device: Device, one_stage: bool
 ) -> tuple[tuple[Variant, int], ...]:
     """Return the variants of which several blocks fit, and how many, those of most blocks first."""
-    tile_bytes = 16 * sum(dims) * ELEMENT_BYTES[dtype]
+    tile_bytes = 16 * sum(dims) * DTYPES[dtype].bytes
 
     def made(*shapes: tuple[int, int, int, int]) -> tuple[tuple[Variant, int], ...]:
         """Of keys, stages, warps, and blocks for which registers must suffice, those that fit."""
@@ -224,10 +225,10 @@ def _made_small(
 
     if tile_bytes > _TILE:
         return made((16, 1, 4, 2))
-    large = ELEMENT_BYTES[dtype] == 2 and one_stage and tile_bytes > _TINY_TILE
+    large = DTYPES[dtype].bytes == 2 and one_stage and tile_bytes > _TINY_TILE
     two = large and made((64 if tile_bytes <= _SMALL_TILE else 32, 1, 4, 2))
     two = two or made((16, 2, 4, 2))
-    if ELEMENT_BYTES[dtype] == 4:
+    if DTYPES[dtype].bytes == 4:
         return two
     if tile_bytes <= _SMALL_TILE:
         return *made((16, 2, 4, 4), (16, 2, 4, 3)), *two
@@ -270,7 +271,7 @@ def _variant(
     """Return the variant with the first rings that fit, of a kernel, dtype, head dims and rows."""
     kernel, dtype, head_dims, bm = tile
     d, dv = (padded(n) for n in head_dims)
-    size = ELEMENT_BYTES[dtype]
+    size = DTYPES[dtype].bytes
     made = functools.partial(Variant, kernel, dtype, d, dv, bm, kv="Contiguous")
     for bn, stages, warps in rings:
         variant = made(bn, stages, warps, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES
+from cufa.dtypes import DTYPES
 from cufa.planner.decode_units import keys_of, padded, resident, unit_bytes, units_of
 from cufa.variant import Variant
 
@@ -42,7 +42,7 @@ def whole_variant(problem: DecodeProblem, device: Device, bm: int) -> Variant | 
     """
     team = 2 if bm == _MANY_ROWS else 1
     dims = padded(problem.head_dim), padded(problem.head_dim_v)
-    key_bytes = sum(dims) * ELEMENT_BYTES[problem.dtype]
+    key_bytes = sum(dims) * DTYPES[problem.dtype].bytes
     most = _ASKED if device.smem_per_sm >= 160 << 10 else _ASKED_OF_LITTLE
     limits = _BLOCKS_IN_PAGES if problem.is_paged else _BLOCKS
     blocks = next((n for size, n in limits if unit_bytes(problem) < size), 1)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from cufa.planner.costs import Cost
 from cufa.planner.tile_shape import TileShape
 
-COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
-    ("fa3_wgmma", 32, 32, False): {
+COSTS: dict[tuple[int, int, bool], dict[TileShape, Cost]] = {
+    (32, 32, False): {
         TileShape(192, 144, 3, 16, 1, True): Cost(2.432, 1.496, (1.13,), 0, 0, 0, 0, 0),
         TileShape(192, 112, 3, 16, 1, True): Cost(2.397, 1.348, (0.9035,), 0, 0, 0, 0, 0),
         TileShape(192, 32, 3, 16, 2, True): Cost(
@@ -52,7 +52,7 @@ COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
         ),
         TileShape(64, 32, 3, 8, 1, False): Cost(1.342, 1.003, (0.2922,), 0, 0, 0, 0, 0),
     },
-    ("fa3_wgmma", 32, 32, True): {
+    (32, 32, True): {
         TileShape(192, 128, 3, 16, 1, True): Cost(2.032, 1.9, (1.016,), 0.2797, 0, 0, 0, 0),
         TileShape(128, 64, 3, 12, 2, True): Cost(
             1.821, 1.273, (0.4287, 0.09693), 0, 0, 0.7948, 0, 0
@@ -95,7 +95,7 @@ COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
             1.636, 1.151, (0.2748, 0.05854, 0.0299), 0.003662, 0, 0.2959, 0, 0
         ),
     },
-    ("fa3_wgmma", 64, 64, False): {
+    (64, 64, False): {
         TileShape(192, 128, 3, 16, 1, True): Cost(
             2.301, 1.594, (1.225,), 0, 0, 0.03014, 0.6908, 0.2059
         ),
@@ -149,7 +149,7 @@ COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
             1.437, 1.107, (0.3281, 0.1508, 0.02729), 0, 0, 0.1594, 2.382, 0.1891
         ),
     },
-    ("fa3_wgmma", 64, 64, True): {
+    (64, 64, True): {
         TileShape(192, 128, 2, 16, 1, True): Cost(
             1.806, 2.45, (1.254,), 0.008287, 0, 0, 0.2764, 0.0006856
         ),
@@ -203,7 +203,7 @@ COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
             1.427, 1.514, (0.3069, 0.1206, 0.05542), 0.02892, 0, 0, 0.6298, 0.1492
         ),
     },
-    ("fa3_wgmma", 96, 96, False): {
+    (96, 96, False): {
         TileShape(192, 96, 3, 16, 1, True): Cost(2.517, 1.42, (1.143,), 0, 0, 0.1387, 0.4886, 0),
         TileShape(192, 80, 3, 16, 1, True): Cost(2.457, 1.345, (0.9768,), 0, 0, 0.1354, 0.4425, 0),
         TileShape(192, 64, 3, 16, 1, False): Cost(2.924, 1.442, (0.8925,), 0, 0, 0, 0.3147, 0),
@@ -240,7 +240,7 @@ COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
             0.9241, 1.923, (0.3602, 0.2645, 0), 0, 0, 0, 0.7417, 0
         ),
     },
-    ("fa3_wgmma", 96, 96, True): {
+    (96, 96, True): {
         TileShape(192, 112, 3, 16, 1, True): Cost(
             2.687, 2.003, (1.239,), 1.634, 0, 0.8496, 0.3972, 0
         ),
@@ -283,7 +283,7 @@ COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
             1.697, 1.253, (0.4458, 0.1068), 0.1745, 0, 0.1783, 0.2998, 0
         ),
     },
-    ("fa3_wgmma", 128, 128, False): {
+    (128, 128, False): {
         TileShape(192, 80, 2, 16, 1, True): Cost(2.009, 1.529, (1.264,), 0, 0, 0, 0, 0),
         TileShape(192, 64, 3, 16, 1, True): Cost(1.418, 2.467, (0.9354,), 0, 0, 0, 0, 1.481),
         TileShape(192, 64, 2, 16, 1, True): Cost(1.999, 1.454, (1.08,), 0, 0, 0, 0, 0),
@@ -308,7 +308,7 @@ COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
         TileShape(64, 48, 2, 8, 2, False): Cost(1.617, 1.29, (0.5248, 0.1485), 0, 0, 0.6231, 0, 0),
         TileShape(64, 32, 2, 8, 2, False): Cost(1.668, 1.281, (0.4142, 0.1267), 0, 0, 0.6428, 0, 0),
     },
-    ("fa3_wgmma", 128, 128, True): {
+    (128, 128, True): {
         TileShape(192, 80, 3, 16, 1, True): Cost(
             1.185, 3.172, (1.077,), 0.7202, 4.317, 0, 0, 1.448
         ),
@@ -364,7 +364,7 @@ COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
             1.706, 1.725, (0.4186, 0.1298), 0.1131, 0, 0, 0, 1.015
         ),
     },
-    ("fa3_wgmma", 192, 128, False): {
+    (192, 128, False): {
         TileShape(192, 64, 2, 16, 1, True): Cost(0.7571, 2.942, (1.224,), 0, 0, 0, 0, 0),
         TileShape(192, 48, 2, 16, 1, True): Cost(0.8127, 3.084, (1.068,), 0, 0, 0, 0, 0),
         TileShape(128, 80, 2, 12, 1, True): Cost(2.153, 1.531, (1.067,), 0, 0, 0, 0, 0),
@@ -376,7 +376,7 @@ COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
         TileShape(64, 48, 2, 8, 2, False): Cost(0.988, 1.756, (0.6101, 0.1336), 0, 0, 0, 0, 0),
         TileShape(64, 32, 2, 8, 2, False): Cost(0.7983, 1.883, (0.4811, 0.1361), 0, 0, 0, 0, 0),
     },
-    ("fa3_wgmma", 192, 128, True): {
+    (192, 128, True): {
         TileShape(192, 80, 2, 16, 1, True): Cost(2.253, 2.142, (1.268,), 1.349, 8.196, 0, 0, 0),
         TileShape(128, 128, 2, 12, 1, True): Cost(
             2.012, 2.243, (1.526,), 0.7345, 2.397, 0, 0, 0.6559
@@ -397,7 +397,7 @@ COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
         TileShape(64, 48, 2, 8, 2, False): Cost(1.238, 2.071, (0.6544, 0.2383), 0.2782, 0, 0, 0, 0),
         TileShape(64, 32, 2, 8, 2, False): Cost(1.151, 2.23, (0.5141, 0.1491), 0, 0, 0, 0, 0),
     },
-    ("fa3_wgmma", 192, 192, False): {
+    (192, 192, False): {
         TileShape(192, 48, 2, 16, 1, False): Cost(1.335, 3.734, (1.116,), 0, 0, 0, 0, 0),
         TileShape(192, 32, 3, 16, 1, True): Cost(1.181, 3.159, (0.8324,), 0, 0, 0, 0, 0),
         TileShape(128, 112, 2, 12, 1, True): Cost(3.016, 1.744, (1.511,), 0, 2.255, 0, 0, 0),
@@ -415,7 +415,7 @@ COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
         TileShape(64, 48, 3, 8, 1, False): Cost(2.385, 1.253, (0.5394,), 0, 0.5172, 0, 0, 0.1902),
         TileShape(64, 32, 3, 8, 1, False): Cost(2.434, 1.254, (0.4354,), 0, 0.5278, 0, 0, 0.194),
     },
-    ("fa3_wgmma", 192, 192, True): {
+    (192, 192, True): {
         TileShape(128, 96, 2, 12, 1, True): Cost(2.694, 2.015, (1.286,), 1.138, 2.063, 0, 0, 0),
         TileShape(128, 80, 2, 12, 1, True): Cost(2.213, 2.288, (1.077,), 0.4566, 2.718, 0, 0, 0),
         TileShape(128, 80, 2, 12, 1, False): Cost(2.884, 2.199, (1.082,), 0.6813, 2.699, 0, 0, 0),
@@ -435,7 +435,7 @@ COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
         TileShape(64, 48, 3, 8, 1, False): Cost(2.048, 1.518, (0.6091,), 0.347, 1.244, 0, 0, 1.64),
         TileShape(64, 32, 2, 8, 1, False): Cost(2.136, 1.47, (0.5267,), 0.3618, 1.297, 0, 0, 1.71),
     },
-    ("fa3_wgmma", 256, 256, False): {
+    (256, 256, False): {
         TileShape(128, 80, 2, 12, 1, True): Cost(2.807, 2.246, (1.621,), 0, 0, 0, 0, 0),
         TileShape(128, 64, 2, 12, 1, True): Cost(2.755, 2.198, (1.31,), 0, 0, 0, 0, 0),
         TileShape(128, 48, 3, 12, 1, True): Cost(2.807, 2.233, (1.049,), 0, 0, 0, 0, 0),
@@ -445,7 +445,7 @@ COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {
         TileShape(64, 48, 2, 8, 1, False): Cost(2.671, 1.417, (0.6828,), 0, 0, 0, 0, 0.571),
         TileShape(64, 32, 3, 8, 1, False): Cost(2.561, 1.3, (0.5332,), 0, 0, 0, 0, 0.5476),
     },
-    ("fa3_wgmma", 256, 256, True): {
+    (256, 256, True): {
         TileShape(128, 80, 2, 12, 1, True): Cost(2.614, 2.607, (1.334,), 1.314, 4.724, 0, 0, 0),
         TileShape(128, 64, 2, 12, 1, True): Cost(2.555, 2.297, (1.096,), 1.284, 4.617, 0, 0, 0),
         TileShape(128, 32, 3, 12, 1, True): Cost(1.348, 2.745, (0.6943,), 0, 5.583, 0, 0, 0),

@@ -6,13 +6,14 @@ import functools
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.kernel import ATTENTION_KERNELS, KERNELS, Kernel, default_kernel
 from cufa.planner import rules, scheduler
 from cufa.planner.problem_class import problem_class
 from cufa.planner.scheduler import Order
 from cufa.planner.tuned_table import Table
 from cufa.problem import Problem
 from cufa.score import MAX_WINDOW, kind_of, part_named
+from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
+from cufa.specs.spec import Spec
 from cufa.variant import Variant
 
 _MAX_GRID = 2**31 - 1
@@ -198,7 +199,7 @@ def _check_variant(problem: Problem, variant: Variant, device: Device) -> None:
         raise ValueError(f"kernel: {variant!r}: {complaint}")
 
 
-def _checked_kernel(problem: Problem, name: object, device: Device) -> Kernel:
+def _checked_kernel(problem: Problem, name: object, device: Device) -> Spec:
     if not isinstance(name, str):
         raise TypeError(f"kernel must be a str or a Variant, not {type(name).__name__}")
     kernel = ATTENTION_KERNELS.get(name)
@@ -226,7 +227,7 @@ def _checked_kernel(problem: Problem, name: object, device: Device) -> Kernel:
 
 
 def _by_table(
-    problem: Problem, device: Device, table: Table, forced: Kernel | None
+    problem: Problem, device: Device, table: Table, forced: Spec | None
 ) -> Variant | None:
     """Return what a table says for a problem, if it can run."""
     entry = table.entries.get(problem_class(problem, device)) if problem.kv == "Dense" else None

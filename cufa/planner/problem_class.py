@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES, default_kernel
-from cufa.planner.tiles import padded
+from cufa.dtypes import DTYPES
 from cufa.problem import Problem
+from cufa.specs import default_kernel
 
 _TILE_ROWS = 128  # of the tiles that `ProblemClass.waves` counts
 _SEQ_RANGE = (64, 16384)
@@ -50,15 +50,15 @@ def problem_class(problem: Problem, device: Device) -> ProblemClass:
     problem : Problem
     device : Device
     """
-    kernel = default_kernel(problem.dtype, device).name
-    head_dims = padded(kernel, device, problem.head_dim, problem.head_dim_v)
+    kernel = default_kernel(problem.dtype, device)
+    head_dims = kernel.padded(device, problem.head_dim, problem.head_dim_v)
     tiles = problem.batch * problem.heads_q * -(-problem.seq_q // _TILE_ROWS)
     if 2 * tiles <= device.sm_count:
         waves = 0
     else:
         waves = next((n for n in (1, 2, 4) if tiles <= n * device.sm_count), 8)
     return ProblemClass(
-        ELEMENT_BYTES[problem.dtype],
+        DTYPES[problem.dtype].bytes,
         *head_dims,
         problem.score,
         _seq_class(problem.seq_q),

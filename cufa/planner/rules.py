@@ -8,14 +8,14 @@ import math
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.kernel import ATTENTION_KERNELS, ELEMENT_BYTES, Kernel
+from cufa.dtypes import DTYPES
 from cufa.planner import scheduler
 from cufa.planner.costs import Cost, beside_memory, copies, least_pairs, work
-from cufa.planner.hopper_costs import COSTS
 from cufa.planner.tile_shape import TileShape
-from cufa.planner.tiles import all_head_dims, padded, tiles
 from cufa.problem import Problem
 from cufa.score import BLOCKS, OWN, edges, kind_of, part_named
+from cufa.specs import ATTENTION_KERNELS
+from cufa.specs.spec import Spec
 from cufa.variant import Variant
 
 KEY_STEP = 16
@@ -86,7 +86,7 @@ class Choice:
 
     Parameters
     ----------
-    kernel : Kernel
+    kernel : Spec
     dtype : str
     head_dims : tuple of int
         Of a problem; those of the variants hold them.
@@ -103,7 +103,7 @@ class Choice:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: Spec,
         dtype: str,
         head_dims: tuple[int, int],
         score: tuple[str, ...],
@@ -111,15 +111,15 @@ class Choice:
         kv: str = "Dense",
     ) -> None:
         self._kernel, self._sm_count = kernel, device.sm_count
-        compiled = padded(kernel.name, device, *head_dims)
-        self._element_mb = sum(head_dims) * ELEMENT_BYTES[dtype] / 1e6  # of a row of Q and of O
+        compiled = kernel.padded(device, *head_dims)
+        self._element_mb = sum(head_dims) * DTYPES[dtype].bytes / 1e6  # of a row of Q and of O
         self._copies = copies(head_dims, compiled)
         self._uneven = edges(score) > 0
         # Of more queries than keys, those in front see none; beside other masks, all that there are
         self._hides_rows = "Causal" in score and "TopLeft" not in score
-        costs = COSTS.get((kernel.name, *compiled, self._uneven), {})
+        costs = kernel.costs.get((*compiled, self._uneven), {})
         legal: dict[Variant, TileShape] = {}
-        for tile in costs or tiles(kernel.name, compiled, device):
+        for tile in costs or kernel.tiles(device, compiled):
             shape = tile._replace(ping_pong=_turns(tile, score, compiled[1]))._asdict()
             variant = Variant(kernel.name, dtype, *compiled, **shape, score=score, kv=kv)
             if variant.illegal(device) is None:
@@ -279,7 +279,7 @@ def _within_blocks(score: tuple[str, ...], variants: list[Variant]) -> list[Vari
     return [each for each in variants if _BLOCK % each.bm == _BLOCK % each.bn == 0] or variants
 
 
-def _with_room(kernel: Kernel, score: tuple[str, ...], variants: list[Variant]) -> list[Variant]:
+def _with_room(kernel: Spec, score: tuple[str, ...], variants: list[Variant]) -> list[Variant]:
     """Return those in which the parts of a score have registers, or else all."""
     spare = kernel.spare_registers
     busy = [part_named(part).argument for part in score]
@@ -318,7 +318,7 @@ def all_variants(device: Device) -> list[Variant]:
         for kernel in ATTENTION_KERNELS.values()
         if kernel.runs_on(device)
         for dtype in kernel.dtypes
-        for head_dims in all_head_dims(kernel.name, device)
+        for head_dims in kernel.head_dims(device)
         for score in ((), ("Causal",))
         for variant in choice(kernel.name, dtype, head_dims, score, device).variants
     ]

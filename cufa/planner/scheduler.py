@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.kernel import ELEMENT_BYTES, KERNELS, Kernel
+from cufa.dtypes import DTYPES
 from cufa.problem import Problem
 from cufa.score import BLOCKS, is_uneven
+from cufa.specs import KERNELS
+from cufa.specs.spec import Spec
 from cufa.variant import Variant
 
 
@@ -34,7 +36,7 @@ class Order(NamedTuple):
     late_rows: int
 
 
-def packable(heads_q: int, heads_kv: int, kernel: Kernel) -> int:
+def packable(heads_q: int, heads_kv: int, kernel: Spec) -> int:
     """Return how many query heads can share a tile that has more rows than one has queries."""
     if not (kernel.packs_heads and heads_q > heads_kv > 0):
         return 1
@@ -69,7 +71,7 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
         return Order(pack, q_tiles, tiles, 1, 0)
     # As many heads as have their K and V in half of L2 together, and in all of it beside the Q and
     # O that pass through it from one row tile of all of these to the next.
-    row_bytes = (problem.head_dim + problem.head_dim_v) * ELEMENT_BYTES[problem.dtype]
+    row_bytes = (problem.head_dim + problem.head_dim_v) * DTYPES[problem.dtype].bytes
     kv_bytes = max(1, problem.seq_kv * row_bytes)
     kv_heads = max(1, device.l2_bytes // 2 // kv_bytes)
     if kernel.persistent:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 from cufa.device import Device
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.tile_shape import TileShape
-from cufa.planner.tiles import padded
 from cufa.problem import Problem
 from cufa.score import PARTS
+from cufa.specs import KERNELS
 from cufa.variant import Variant
 
 VERSION = 2
@@ -27,7 +27,8 @@ class Entry(NamedTuple):
 
         The kernel must run there.
         """
-        head_dim, head_dim_v = padded(self.kernel, device, problem.head_dim, problem.head_dim_v)
+        spec = KERNELS[self.kernel]
+        head_dim, head_dim_v = spec.padded(device, problem.head_dim, problem.head_dim_v)
         return Variant(
             kernel=self.kernel,
             dtype=problem.dtype,

@@ -14,11 +14,11 @@ from benchmarks import model_shapes
 from benchmarks.cells import Cell
 from cufa import device
 from cufa.compiler import nvrtc
-from cufa.kernel import ATTENTION_KERNELS, q_slots
 from cufa.planner import scheduler
 from cufa.planner.costs import Cost, Work, copies, memory_us, work
 from cufa.planner.tile_shape import TileShape
-from cufa.planner.tiles import padded
+from cufa.specs import ATTENTION_KERNELS
+from cufa.specs.fa3_wgmma import q_slots
 from cufa.variant import Variant
 
 KERNEL = "fa3_wgmma"
@@ -50,7 +50,7 @@ _DEAR = 1.07  # losses beyond count several times
 _TOO_DEAR = 4.0
 
 Row = Mapping[str, Any]
-Key = tuple[str, int, int, bool]
+Key = tuple[int, int, bool]
 Costs = dict[Key, dict[TileShape, Cost]]
 
 
@@ -67,12 +67,12 @@ def name_of(shape: TileShape) -> str:
 
 def key_of(row: Row, gpu: device.Device) -> Key:
     """Return whose costs predict a row."""
-    return KERNEL, *padded(KERNEL, gpu, row["d"], row["dv"]), row["causal"]
+    return *ATTENTION_KERNELS[KERNEL].padded(gpu, row["d"], row["dv"]), row["causal"]
 
 
 def work_of(row: Row, shape: TileShape, gpu: device.Device) -> Work:
     """Return what a row's problem asks of a variant."""
-    _, d, dv, causal = key_of(row, gpu)
+    d, dv, causal = key_of(row, gpu)
     b, sq, sk = row["b"], row["sq"], row["sk"]
     packable = scheduler.packable(row["hq"], row["hk"], ATTENTION_KERNELS[KERNEL])
     pack = packable if sq < shape.bm else 1
@@ -90,7 +90,7 @@ def fitted(rows: Sequence[Row], gpu: device.Device) -> dict[TileShape, Cost]:
     together. A factor says how each differs from its family.
     """
     families: dict[tuple[int, int, bool, int], list[TileShape]] = {}
-    _, d, dv, _ = key_of(rows[0], gpu)
+    d, dv, _ = key_of(rows[0], gpu)
     for name in sorted({name for row in rows for name in row["us"]}):
         shape = shape_of(name)
         slots = q_slots(Variant(KERNEL, "bfloat16", d, dv, **shape._asdict()))
@@ -305,9 +305,9 @@ def costs_of(
 
 def keeps_to_registers(key: Key, shape: TileShape) -> bool:
     """Return whether the compiler at hand spills hardly any: it may be another than measured."""
-    kernel, d, dv, causal = key
+    d, dv, causal = key
     score = ("Causal",) if causal else ()
-    variant = Variant(kernel, DTYPE, d, dv, **shape._asdict(), score=score)
+    variant = Variant(KERNEL, DTYPE, d, dv, **shape._asdict(), score=score)
     return nvrtc.compile_variant(variant, "sm_90a").spill_bytes <= MOST_SPILLED
 
 
@@ -330,12 +330,12 @@ def module(result: Mapping[str, Any]) -> str:
         "from cufa.planner.costs import Cost",
         "from cufa.planner.tile_shape import TileShape",
         "",
-        "COSTS: dict[tuple[str, int, int, bool], dict[TileShape, Cost]] = {",
+        "COSTS: dict[tuple[int, int, bool], dict[TileShape, Cost]] = {",
     ]
-    for (kernel, d, dv, causal), of_tiles in costs_of(
+    for (d, dv, causal), of_tiles in costs_of(
         result["rows"], gpu_of(result), keeps_to_registers
     ).items():
-        lines.append(f'    ("{kernel}", {d}, {dv}, {causal}): {{')
+        lines.append(f"    ({d}, {dv}, {causal}): {{")
         for shape, cost in of_tiles.items():
             numbers = ", ".join(str(x) for x in shape)
             keys = ", ".join(f"{x:.4g}" for x in cost.keys) + ("," if len(cost.keys) == 1 else "")

@@ -20,9 +20,8 @@ from cufa.explorer.clock import Call, CudaClock
 from cufa.explorer.race import Budget, Race
 from cufa.explorer.space import variants
 from cufa.explorer.stage import Stage
-from cufa.kernel import ATTENTION_KERNELS
 from cufa.planner.tile_shape import TileShape
-from cufa.planner.tiles import padded
+from cufa.specs import ATTENTION_KERNELS
 from cufa.variant import Variant
 
 PROBLEMS = {
@@ -52,7 +51,7 @@ def cells(seed: int) -> list[Cell]:
     left = {(dims, causal): n for dims, n in PROBLEMS.items() for causal in (False, True)}
     # Of those that regret is measured with, none has unequal head dims.
     for cell in (*drawn.cells(seed, _DRAWN), *drawn.cells(seed, _DRAWN, ((192, 128),))):
-        key = padded(KERNEL, device, cell.d, cell.dv), cell.causal
+        key = ATTENTION_KERNELS[KERNEL].padded(device, cell.d, cell.dv), cell.causal
         if left[key]:
             left[key] -= 1
             found[cell] = None
@@ -124,7 +123,10 @@ def _name(variant: Variant) -> str:
 def _compiled(todo: list[Cell]) -> dict[Variant, bytes]:
     """Return the cubins of all variants that keep to the registers, but for a few."""
     device = devices.current()
-    one_each = {(padded(KERNEL, device, cell.d, cell.dv), cell.causal): cell for cell in todo}
+    one_each = {
+        (ATTENTION_KERNELS[KERNEL].padded(device, cell.d, cell.dv), cell.causal): cell
+        for cell in todo
+    }
     wanted = [v for cell in one_each.values() for v in variants(cell.problem, device, [KERNEL])]
     print(f"{len(todo)} problems, {len(wanted)} variants on {os.cpu_count()} cores", flush=True)
     with closing(compile_all(wanted, device.arch)) as results:

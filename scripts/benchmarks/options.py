@@ -20,7 +20,7 @@ from benchmarks.cells import (
 )
 from benchmarks.model_shapes import chosen
 from cufa.cli import machine
-from cufa.kernel import ATTENTION_KERNELS
+from cufa.specs import ATTENTION_KERNELS
 
 HALF_DTYPES = ("bfloat16", "float16")
 PREFILL_PEERS = (

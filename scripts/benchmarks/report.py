@@ -177,7 +177,7 @@ def _regret_summary(rows: Sequence[Row]) -> str:
 def _costs_table(result: Mapping[str, Any]) -> str:
     gpu, lines = cost_fit.gpu_of(result), []
     for key, some in cost_fit.by_key(result["rows"], gpu).items():
-        _, d, dv, causal = key
+        d, dv, causal = key
         found = cost_fit.forecasts(some, COSTS[key], gpu)
         errors = [
             abs(x.predicted[name] / x.measured[name] - 1)

@@ -1,0 +1,62 @@
+"""One spec a kernel, with the stem of its ``.cu``. Nothing else knows a kernel by its name.
+
+A new kernel is a file of ``cufa/kernels`` and a file here, named below.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from cufa.device import Device
+from cufa.specs import (
+    append,
+    block_lists,
+    block_mask,
+    decode,
+    decode_wgmma,
+    fa1_fp32,
+    fa2_fp32,
+    fa2_mma,
+    fa3_wgmma,
+    merge,
+)
+from cufa.specs.auxiliary import AuxiliarySpec
+from cufa.specs.spec import Spec
+
+KERNELS: dict[str, Spec] = {
+    module.SPEC.name: module.SPEC
+    for module in (fa3_wgmma, fa2_mma, fa2_fp32, fa1_fp32, decode, decode_wgmma)
+}
+"""The kernels that compute attention, by name, in the order of preference.
+
+A call of `attention` that names none takes the first that can run it.
+"""
+
+ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.decodes}
+"""Those that are for `attention`; the others are for `decode`."""
+
+AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
+    module.SPEC.name: module.SPEC for module in (append, merge, block_mask, block_lists)
+}
+"""The kernels that compute no attention, by name."""
+
+MAX_HEAD_DIM = max(spec.max_head_dim for spec in KERNELS.values())
+"""The most that a head dim can be."""
+
+
+@functools.cache
+def default_kernel(dtype: str, device: Device, keys: bool = True) -> Spec:
+    """Return the kernel that a call of `attention` uses unless it names another.
+
+    Parameters
+    ----------
+    dtype : str
+    device : Device
+    keys : bool
+        Whether the call has any.
+    """
+    return next(
+        spec
+        for spec in ATTENTION_KERNELS.values()
+        if dtype in spec.dtypes and spec.runs_on(device) and (keys or not spec.needs_keys)
+    )

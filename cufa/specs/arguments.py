@@ -1,0 +1,40 @@
+"""The template arguments of the kernels that compute attention, by name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+NUMBERS = ("head_dim", "head_dim_v", "bm", "bn", "stages", "warps", "blocks_per_sm")
+"""Those of every kernel that are numbers, in order."""
+
+SWITCHES = ("ping_pong", "unified", "whole")
+"""Those that some kernels have, and that are true or false."""
+
+
+class TemplateArguments(NamedTuple):
+    """One template instantiation; `cufa.variant.Variant` says what each field is."""
+
+    kernel: str
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    bm: int
+    bn: int
+    stages: int
+    warps: int
+    blocks_per_sm: int
+    ping_pong: bool = False
+    unified: bool = False
+    whole: bool = False
+    score: tuple[str, ...] = ()
+    kv: str = "Dense"
+
+    @property
+    def causal(self) -> bool:
+        """Whether the causal mask is compiled in."""
+        return "Causal" in self.score
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps

@@ -1,0 +1,43 @@
+"""AuxiliarySpec: a kernel that computes no attention, and needs no plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cufa.specs.layout import of_parts, structure
+
+
+class AuxiliarySpec(NamedTuple):
+    """What the rest of the package knows of one such kernel.
+
+    Attributes
+    ----------
+    name : str
+        Of the ``__global__`` function, of its file, and of that of its spec.
+    params : dtype
+        The struct that its parameter begins with.
+    inputs, outputs : tuple of str
+        The tensors that it reads and writes, as `params` names them.
+    threads : int
+        Of a block.
+    types, numbers : tuple of str
+        The template arguments that are element types, which come first, and those that are numbers.
+    takes_mask : bool
+        Whether the last one is a part of a score, a mask.
+    """
+
+    name: str
+    params: np.dtype
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    threads: int
+    types: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    takes_mask: bool = False
+
+    def parameter(self, score: Sequence[str] = ()) -> np.dtype:
+        """Return the layout of what a launch passes by value."""
+        return structure([("params", self.params), *of_parts(score)])

@@ -1,0 +1,72 @@
+"""What the kernels that decode share: each team of warps has a ring of its own."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from cufa.dtypes import DTYPES
+from cufa.specs.arguments import TemplateArguments
+from cufa.specs.kv import DIVISOR, PAGES
+from cufa.specs.layout import TENSOR
+from cufa.specs.spec import Spec
+
+PARAMS = np.dtype(
+    [
+        *((name, TENSOR) for name in "qkvo"),
+        *((name, "u8") for name in ("lse", "partial", "lengths")),
+        *((name, "f4") for name in ("scale_log2", "unified_max")),
+        *((name, "i4") for name in ("batch", "heads_q", "heads_kv", "seq_q", "seq_kv")),
+        *((name, "i4") for name in ("head_dim", "head_dim_v", "splits", "ends")),
+        *((name, DIVISOR) for name in ("group", "row_tiles", "items")),
+    ],
+    align=True,
+)
+"""The layout of ``DecodeParams`` in ``kernels/decode_params.cuh``."""
+
+DECODE_SCORE = (
+    *("Softcap", "FineSoftcap", "ExactSoftcap", "Alibi"),
+    *("Causal", "WindowLeft", "WindowRight", "Sinks"),
+)
+"""The parts of a score that `decode` takes."""
+
+
+def shared_memory(v: TemplateArguments, team: int) -> dict[str, int]:
+    """Return the bytes that a block holds, of whose warps so many share a ring."""
+    element, teams = DTYPES[v.dtype].bytes, v.warps // team
+    ring = element * v.stages * v.bn
+    few = max(v.bm * team // 8, 4, v.warps // -(-v.head_dim_v // 64))
+    return {
+        "Q": element * v.bm * v.head_dim,
+        "K": teams * ring * v.head_dim,
+        "V": teams * ring * v.head_dim_v,
+        "O of some rows": 4 * teams * few * (v.head_dim_v + 8),
+        "m and l": 4 * 2 * teams * v.bm,
+    }
+
+
+def complaint(v: TemplateArguments, team: int) -> str | None:
+    """Say why a block of whose warps so many share a ring cannot run, or return None."""
+    if v.warps % team:
+        return f"warps must be a multiple of {team}: so many share a ring"
+    if team > 1 and v.warps // team > 14:  # beside __syncthreads() and that of one stage
+        return "each two warps of a bm of 32 or 64 need a barrier: there are 14, for 28 warps"
+    if v.kv == "Paged" and v.bn > 32:
+        return "a warp looks up the pages of at most 32 keys: bn must not be more with Paged"
+    if v.stages < 1 or v.warps < 2:
+        return "decode needs at least 1 stage and 2 warps"
+    return None
+
+
+spec = functools.partial(
+    Spec,
+    params=PARAMS,
+    packs_heads=True,
+    scores=DECODE_SCORE,
+    kvs=("Contiguous", *PAGES),
+    head_dim_step=32,
+    decodes=True,
+    is_dependent=True,
+)
+"""The spec of such a kernel; give the rest."""

@@ -1,0 +1,27 @@
+"""What the kernels of FlashAttention-2 share: 16 rows a warp, or several times 16."""
+
+from __future__ import annotations
+
+from cufa.dtypes import DTYPES
+from cufa.specs.arguments import TemplateArguments
+
+
+def shared_memory(v: TemplateArguments, row_warps: int) -> dict[str, int]:
+    """Return the bytes that a block holds, of whose warps so many share the rows."""
+    element = DTYPES[v.dtype].bytes
+    return {
+        "Q": element * v.bm * v.head_dim,
+        "K": element * v.stages * v.bn * v.head_dim,
+        "V": element * v.stages * v.bn * v.head_dim_v,
+        "key ranges": 16 * (v.bm // 16) * (v.warps // row_warps),  # of each warp's 16 rows
+        "tile": 16 * (v.kv == "Varlen"),  # which one it is
+    }
+
+
+def complaint(v: TemplateArguments, row_warps: int) -> str | None:
+    """Say why a block of whose warps so many share the rows cannot run, or return None."""
+    if v.warps % 2:
+        return "warps must be even: a thread copies rows in steps of 8"
+    if v.bm % (16 * row_warps) or v.bn % 16:
+        return f"bm must be a multiple of {16 * row_warps}, and bn of 16"
+    return None

@@ -1,0 +1,55 @@
+"""Layouts of the structs that kernels take as their parameter, as NumPy dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from cufa.score import part_named
+
+Number = tuple[str, int, np.dtype]
+
+TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
+"""The fields of ``Tensor`` in ``kernels/params.cuh``."""
+
+
+def structure(fields: Sequence[tuple[str, np.dtype]], alignment: int = 8) -> np.dtype:
+    """Return the layout of a struct with these bases, in order."""
+    names, formats, offsets, end = [], [], [], 0
+    for name, kind in fields:
+        names.append(name)
+        formats.append(kind)
+        offsets.append(_rounded(end, kind.alignment))
+        # Of a base class in C++ that has one itself, the next one takes the padding at the end.
+        last = max(at + number.itemsize for _, at, number in numbers_of(kind))
+        end = offsets[-1] + (kind.itemsize if name == "params" else last)
+    return np.dtype(
+        {
+            "names": names,
+            "formats": formats,
+            "offsets": offsets,
+            "itemsize": _rounded(end, alignment),
+        }
+    )
+
+
+def of_parts(score: Sequence[str]) -> Iterator[tuple[str, np.dtype]]:
+    """Yield name and layout of those parts of a score that have parameters."""
+    for name in score:
+        numbers = part_named(name).numbers
+        if numbers:
+            yield name, np.dtype(list(numbers), align=True)
+
+
+def numbers_of(dtype: np.dtype, prefix: str = "", at: int = 0) -> Iterator[Number]:
+    """Yield name, offset and type of all numbers in a structure, its structures' included."""
+    for name, (inner, offset, *_) in (dtype.fields or {}).items():
+        if inner.fields:
+            yield from numbers_of(inner, f"{prefix}{name}.", at + offset)
+        else:
+            yield prefix + name, at + offset, inner
+
+
+def _rounded(size: int, step: int) -> int:
+    return -(-size // step) * step
