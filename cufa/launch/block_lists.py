@@ -10,8 +10,8 @@ from cufa import device as devices
 from cufa.arrays import Array
 from cufa.compiler import jit
 from cufa.instance import Instance
-from cufa.launch.argument import Prepared
 from cufa.launch.counters import is_capturing
+from cufa.launch.launch import Launch
 from cufa.launch.params import list_sizes
 
 THREADS = 128  # of a block
@@ -79,7 +79,7 @@ def made(
         *sizes,
     )
     function = kernel(cupy.cuda.runtime.getDevice())
-    Prepared(function, (-(-lines // THREADS), 1, 1), THREADS, parameter)()
+    Launch(function, (-(-lines // THREADS), 1, 1), THREADS, parameter)()
     return lists
 
 

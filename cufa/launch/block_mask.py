@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from cufa import device as devices
-from cufa.arrays import Array
-from cufa.beside import check_own, placed
+from cufa.arrays import Array, ArrayInfo
+from cufa.beside import Extras, check_own, placed
 from cufa.compiler import jit
 from cufa.expression.own import Own
 from cufa.instance import Instance
 from cufa.launch import block_lists
-from cufa.launch.argument import Prepared
+from cufa.launch.launch import Launch
 from cufa.launch.params import of_parts, structure
-from cufa.score import ARRAYS, part_named
+from cufa.score import part_named
 
 THREADS = 128
 _TILES = THREADS // 32  # of a block: a warp each
@@ -65,7 +65,7 @@ def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]
     function = jit.kernel(instance, devices.of_id(device_id), device_id)
     parameter = filled(kinds, mask, sizes, block)
     grid = -(-kinds.size // _TILES), 1, 1
-    Prepared(function, grid, THREADS, parameter)()
+    Launch(function, grid, THREADS, parameter)()
     block_lists.kernel(device_id)  # the first call with the mask needs it
 
 
@@ -75,10 +75,9 @@ def filled(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, in
     p = parameter[0]
     _, heads, rows, columns = kinds.shape
     p["params"] = (kinds.data.ptr, heads, rows, columns, kinds.size, *sizes[2:], *block)
-    lying = ((array.shape, array.strides, array.dtype) for array in mask.arrays)
+    infos = (ArrayInfo(array.shape, array.strides, array.dtype) for array in mask.arrays)
     by_axis = dict(zip("bhqk", sizes, strict=True))
-    found = placed(mask.parts, 4, by_axis, (*[None] * len(ARRAYS), *lying))
-    assert found is not None
+    found = placed(mask.parts, 4, by_axis, Extras(mods=tuple(infos)))
     for name, numbers in zip(mask.parts, found, strict=True):
         addresses = (array.data.ptr for array in mask.arrays)
         for number, value in zip(part_named(name).numbers, numbers, strict=True):

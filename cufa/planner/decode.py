@@ -1,10 +1,9 @@
-"""DecodeProblem + Device -> DecodePlan: how `decode` runs."""
+"""Problem + Device -> DecodePlan: how `decode` runs."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.kernel import ELEMENT_BYTES
 from cufa.planner.decode_units import (
@@ -21,6 +20,7 @@ from cufa.planner.decode_units import (
     units_of,
 )
 from cufa.planner.decode_variants import small_blocks, variant_of
+from cufa.problem import Problem
 from cufa.score import MAX_WINDOW
 from cufa.variant import Variant
 
@@ -90,6 +90,11 @@ class DecodePlan(NamedTuple):
         )
 
     @property
+    def workspace_floats(self) -> int:
+        """0: the memory that blocks share is not the caller's."""
+        return 0
+
+    @property
     def partial_floats(self) -> int:
         """float32 numbers that pieces of sequences need: two places a block, if there are any.
 
@@ -101,7 +106,7 @@ class DecodePlan(NamedTuple):
 
 
 def plan(
-    problem: DecodeProblem,
+    problem: Problem,
     device: Device,
     num_splits: int | None = None,
     kernel: str | Variant | None = None,
@@ -114,7 +119,7 @@ def plan(
 
     Parameters
     ----------
-    problem : DecodeProblem
+    problem : Problem
         Not empty.
     device : Device
     num_splits : int, optional
@@ -198,12 +203,10 @@ def _tile_bytes(variant: Variant) -> int:
     return variant.bn * columns * ELEMENT_BYTES[variant.dtype]
 
 
-def _shares(
-    problem: DecodeProblem, device: Device, variant: Variant, units: int
-) -> tuple[int, int]:
+def _shares(problem: Problem, device: Device, variant: Variant, units: int) -> tuple[int, int]:
     """Return how many blocks share out all keys, and into how many parts each unit can be cut."""
     at_once = device.sm_count * resident(variant, device)
-    tiles = _tiles(problem._replace(capacity=keys_of(problem)), variant)
+    tiles = _tiles(problem._replace(seq_kv=keys_of(problem)), variant)
     if in_waves(units, at_once) and can_be_whole(problem, device, variant.bm):
         return units, 1
     grid = min(at_once, units * tiles)
@@ -229,7 +232,7 @@ def _spread(of_each: float, parts: int) -> int:
     return int(6 * of_each) if parts == 1 and of_each > SOME_UNITS else 8
 
 
-def _tiles(problem: DecodeProblem, variant: Variant) -> int:
+def _tiles(problem: Problem, variant: Variant) -> int:
     """Return the most tiles of keys that a sequence's queries visit: at least one.
 
     Those of a window may begin and end anywhere.
