@@ -9,6 +9,7 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd
+from cufa.beside import NO_EXTRAS, Extras
 from cufa.block_mask import BlockMask, with_block_mask
 from cufa.checks import NO_WINDOW, check_dropout, check_flag, check_seed, refuse_kernel
 from cufa.cpu import attention as cpu
@@ -16,14 +17,12 @@ from cufa.cpu import own as cpu_own
 from cufa.cpu.lengths import attention_padded
 from cufa.expression.own import NOTHING, own
 from cufa.launch import calls
-from cufa.launch.decode_kind import on_device
-from cufa.launch.kind import Kind
+from cufa.launch.prepare import Kind
 from cufa.parse import parse, restore_shape
 from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem import Problem
-from cufa.score import ARRAYS
 from cufa.tuned import user_table
 from cufa.variant import Variant
 
@@ -175,7 +174,7 @@ def attention(
     traced: `numpy.where`, `numpy.minimum` and `&` can. A string instead of a function is C++ for
     the GPU: an expression, or a body that returns it, of `score`, `b`, `h`, `q_idx` and `kv_idx`.
     """
-    beside: tuple[Array | None, ...] = ()
+    extras = NO_EXTRAS
     dtypes: tuple[Any, ...] = ()
     mods = NOTHING
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
@@ -187,11 +186,10 @@ def attention(
     alone = alibi_slopes is bias is mask is sinks is block_mask is lengths_k is None
     if dropout_p or mods.parts or not alone:
         lengths = () if lengths_k is None else (lengths_k,)
-        beside = alibi_slopes, bias, mask, sinks, block_mask, *lengths, *mods.arrays
-        of_arrays = (getattr(array, "dtype", None) for array in beside)
+        arrays = alibi_slopes, bias, mask, sinks, block_mask  # as `ARRAYS`
+        extras = Extras(arrays, lengths, mods.arrays, seed if dropout_p else None)
+        of_arrays = (getattr(array, "dtype", None) for array in extras.flat)
         dtypes = mods.parts, len(lengths), block_mask is None, mask_mod is None, *of_arrays
-        if dropout_p:
-            beside = *beside, seed
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
         dtypes,
@@ -200,7 +198,7 @@ def attention(
         *(return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
         *(batch_invariant, type(batch_invariant), dropout_p, type(dropout_p)),
     )
-    result = calls.again(q, k, v, out, return_lse, options, beside)
+    result = calls.replay(q, k, v, out, return_lse, options, extras)
     if result is not None:
         return result
     check_flag("return_lse", return_lse)
@@ -228,13 +226,12 @@ def attention(
         functions = _on_numpy(score_mod, mask_mod, block_mask, kernel)
         return _on_cpu(problem, operands, functions, q, out, layout, return_lse, lengths_k)
     if lengths_k is not None:
-        at = len(ARRAYS)
-        beside = *beside[:at], on_device("lengths_k", lengths_k), *beside[at + 1 :]
+        extras = extras._replace(lengths=(calls.on_device("lengths_k", lengths_k),))
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, user_table(device), batch_invariant)
-    kind = Kind(problem, layout, device, device_id, planner, planner.otherwise)
-    return calls.first(q, k, v, out, return_lse, options, kind, beside)
+    kind = Kind(problem, layout, device, device_id, planner, extras)
+    return calls.run(q, k, v, out, return_lse, options, kind, extras)
 
 
 def explain(

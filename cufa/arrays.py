@@ -25,6 +25,14 @@ ALIGNMENT = 16
 _OVERLAP_WORK: Any = 10_000  # NumPy's stub knows only its two special values
 
 
+class ArrayInfo(NamedTuple):
+    """What an array is like, but for its address."""
+
+    shape: Ints
+    strides: Ints
+    dtype: np.dtype
+
+
 class Operands(NamedTuple):
     """The arrays of a call as 4-D (batch, heads, seq, head_dim) views; `out` may be None.
 

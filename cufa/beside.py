@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, Ints, module_of
+from cufa.arrays import Array, ArrayInfo, Ints, module_of
 from cufa.checks import check_devices, shown_dtype
 from cufa.dtypes import DTYPES
 from cufa.expression.own import Own
@@ -38,8 +38,61 @@ NO_ARRAYS: Mapping[str, Array | None] = MappingProxyType({})
 Sizes = Mapping[str, int]
 """Batch, query heads, queries and keys, by their letters: b, h, q and k."""
 
-Lying = tuple[Ints, Ints, np.dtype] | None
-"""Shape, strides and dtype of an array; None where there is none."""
+
+class Extras(NamedTuple):
+    """Arrays besides q, k and v that a kernel reads, or what each is like; None for none.
+
+    Attributes
+    ----------
+    arrays : tuple
+        All of `cufa.score.ARRAYS`, or nothing if there is none of them.
+    lengths : tuple
+        Those that say how long sequences are, and where: ``lengths_k``; or ``cu_seqlens_q``,
+        ``cu_seqlens_k`` and ``seqused_k``; or the lengths and the block table of `decode`.
+    mods : tuple
+        Those that the caller's own functions read.
+    seed : int or None
+        Of a dropout.
+    """
+
+    arrays: tuple[Any, ...] = ()
+    lengths: tuple[Any, ...] = ()
+    mods: tuple[Any, ...] = ()
+    seed: int | None = None
+
+    @property
+    def flat(self) -> tuple[Any, ...]:
+        """All arrays, in the order in which a launch is given their addresses."""
+        return self.arrays + self.lengths + self.mods
+
+    @property
+    def table(self) -> ArrayInfo | None:
+        """The block table of `decode`."""
+        return self.lengths[1] if len(self.lengths) == _CACHE_LENGTHS else None
+
+    def described(self, infos: tuple[Any, ...]) -> Extras:
+        """Return by name what each of `flat` is like."""
+        named = tuple(
+            ArrayInfo(*each) if each is not None and len(each) == _INFO else each for each in infos
+        )
+        lengths = len(self.arrays)
+        mods = lengths + len(self.lengths)
+        return Extras(named[:lengths], named[lengths:mods], named[mods:])
+
+    def place(self, which: int) -> int:
+        """Return where in `flat` an array is; the seed is last.
+
+        Parameters
+        ----------
+        which : int
+            Its number if all of `cufa.score.ARRAYS` come first; -1 is the seed.
+        """
+        return which if which < 0 or self.arrays else which - len(ARRAYS)
+
+
+NO_EXTRAS = Extras()
+_CACHE_LENGTHS = 2  # arrays
+_INFO = len(ArrayInfo._fields)  # a `BlockMask`'s key has more
 
 
 def part_of(argument: str, dtype: np.dtype) -> Part | None:
@@ -80,10 +133,8 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
     return tuple(found.values())
 
 
-def placed(
-    reads: Sequence[str], ndim: int, sizes: Sizes, lying: Sequence[Lying]
-) -> tuple[Ints, ...] | None:
-    """Return the numbers of the arrays that parts read; None if one does not fit.
+def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tuple[Ints, ...]:
+    """Return the numbers of the arrays that parts read.
 
     They are the last ones of `Part.numbers`: steps in elements, of arrays of a caller's own
     expressions in bytes, and 0 for addresses. In place of the steps of a `cufa.BlockMask`, which
@@ -95,44 +146,42 @@ def placed(
         The parts.
     ndim, sizes
         As of `steps`.
-    lying : sequence
-        All of `ARRAYS`, and then those of a caller's own expressions; of a `cufa.BlockMask` its
-        `key`.
+    extras : Extras
+        What the arrays are like; of a `cufa.BlockMask` its `key`.
+
+    Raises
+    ------
+    ValueError
+        An array does not fit.
     """
     found = []
-    own = iter(lying[len(ARRAYS) :])
+    mods = iter(extras.mods)
     for name in reads:
         part = part_named(name)
         if part.source:
-            numbers = _own_numbers(part, islice(own, len(part.arrays)), sizes)
-            if numbers is None:
-                return None
-            found.append(numbers)
+            found.append(_own_numbers(part, islice(mods, len(part.arrays)), sizes))
             continue
-        of_array = lying[ARRAYS.index(part.argument)]
+        info = extras.arrays[ARRAYS.index(part.argument)]
+        its: Sequence[int] | None = None
         if name == BLOCKS:
-            if of_array is None or unlike(of_array, sizes) is not None:
-                return None
-            found.append((0, *of_array[0][:2]))
-            continue
-        if of_array is None or _NAMES.get(of_array[2]) != part.dtype:
-            return None
-        shape, strides, dtype = of_array
-        if _odd(shape, strides, dtype):
-            return None
-        its = steps(part, ndim, sizes, shape, strides)
+            if info is not None and unlike(info, sizes) is None:
+                its = info[0][:2]
+        elif info is not None and _NAMES.get(info.dtype) == part.dtype:
+            its = None if _odd(*info) else steps(part, ndim, sizes, info.shape, info.strides)
+            its = its and [step // info.dtype.itemsize for step in its]
         if its is None:
-            return None
-        found.append((0, *(step // dtype.itemsize for step in its)))
+            raise ValueError(f"{part.argument} does not fit")
+        found.append((0, *its))
     return tuple(found)
 
 
-def _own_numbers(part: Part, arrays: Iterable[Lying], sizes: Sizes) -> Ints | None:
-    """Return the numbers of the arrays that an expression reads; None if one cannot be read."""
+def _own_numbers(part: Part, arrays: Iterable[ArrayInfo], sizes: Sizes) -> Ints:
+    """Return the numbers of the arrays that an expression reads."""
     found: list[int] = []
-    for shape, strides, dtype in filter(None, arrays):
-        if _complaint(shape, strides, dtype, sizes) is not None:
-            return None
+    for shape, strides, dtype in arrays:
+        complaint = _complaint(shape, strides, dtype, sizes)
+        if complaint is not None:
+            raise ValueError(complaint)
         found += 0, *strides, *shape
     return tuple(found)
 

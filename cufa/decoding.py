@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, as_bhsd
-from cufa.beside import NO_ARRAYS
+from cufa.beside import NO_ARRAYS, Extras
 from cufa.checks import NO_WINDOW, check_flag, refuse_kernel
 from cufa.cpu import decode as cpu
-from cufa.decode_problem import DecodeOperands, DecodeProblem, parse_decode
 from cufa.launch import calls
-from cufa.launch.decode_kind import DecodeKind, on_device
+from cufa.launch.prepare import Kind
 from cufa.parse import restore_shape
-from cufa.planner.decode import plan
+from cufa.parse_decode import DecodeOperands, parse_decode
+from cufa.planner.attention import Planner
+from cufa.problem import Problem
 from cufa.score import ARRAYS
 from cufa.variant import Variant
 
@@ -219,13 +219,14 @@ def decode_padded(
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     of_kernel = None if kernel is None else calls.types_of(kernel)
     options = (
+        *("decode", block_table is None, padded),
         *(causal, type(causal), scale, type(scale), layout, return_lse, type(return_lse)),
-        *(num_splits, type(num_splits), kernel, of_kernel, padded, DecodeKind),
+        *(num_splits, type(num_splits), kernel, of_kernel),
         *(unified_max, type(unified_max), softcap, type(softcap), dtypes),
         *(window, None if window is NO_WINDOW else calls.types_of(window)),
     )
-    beside: tuple[Any, ...] = (lengths, block_table, *arrays)
-    result = calls.again(q, k_cache, v_cache, out, return_lse, options, beside)
+    extras = Extras(arrays, (lengths, block_table))
+    result = calls.replay(q, k_cache, v_cache, out, return_lse, options, extras)
     if result is not None:
         return result
     check_flag("return_lse", return_lse)
@@ -251,17 +252,18 @@ def decode_padded(
         return _on_cpu(problem, operands, q, out, layout, return_lse)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
-    planned = partial(plan, device=device, num_splits=num_splits, kernel=kernel)
+    planner = Planner(problem, device, kernel, num_splits=num_splits)
     if not problem.has_keys or 0 in (problem.batch, problem.heads_q, problem.seq_q):
-        planned(problem)  # a kernel that cannot be is refused all the same
+        planner(problem)  # a kernel that cannot be is refused all the same
         return _nothing(problem, q, out, sinks, layout, return_lse)
-    kind = DecodeKind(problem, layout, device, device_id, planned, padded)
-    there = (on_device(name, getattr(operands, name)) for name in ("lengths", "block_table"))
-    return calls.first(q, k_cache, v_cache, out, return_lse, options, kind, (*there, *arrays))
+    there = (calls.on_device(name, getattr(operands, name)) for name in ("lengths", "block_table"))
+    extras = extras._replace(lengths=tuple(there))
+    kind = Kind(problem, layout, device, device_id, planner, extras, padded)
+    return calls.run(q, k_cache, v_cache, out, return_lse, options, kind, extras)
 
 
 def _nothing(
-    problem: DecodeProblem,
+    problem: Problem,
     q: Array,
     out: Array | None,
     sinks: Array | None,
@@ -285,7 +287,7 @@ def _nothing(
 
 
 def _on_cpu(
-    problem: DecodeProblem,
+    problem: Problem,
     operands: DecodeOperands,
     q: Array,
     out: Array | None,

@@ -4,51 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cufa.arrays import Array, module_of
-from cufa.beside import Lying
+from cufa.arrays import Array, ArrayInfo, module_of
 from cufa.checks import check_devices, shown_dtype
-
-if TYPE_CHECKING:
-    from cufa.problem import Problem
 
 _INT32 = np.dtype(np.int32)
 
 
-def arrays_of_lengths(kv: str) -> int:
-    """Return how many arrays say the lengths of such sequences, see `cufa.problem.Problem.kv`."""
-    return {"Padded": 1, "Varlen": 3}.get(kv, 0)
-
-
-def of_lengths(problem: Problem, lying: Sequence[Lying]) -> int | None:
-    """Return how many sequences arrays of lengths are of; None if kernels cannot read them.
+def of_lengths(kv: str, batch: int, lengths: Sequence[ArrayInfo | None]) -> int:
+    """Return how many sequences arrays of lengths are of.
 
     Parameters
     ----------
-    problem : Problem
-        With `kv` of "Padded" or "Varlen".
-    lying : sequence
-        ``lengths_k``; or ``cu_seqlens_q``, ``cu_seqlens_k`` and ``seqused_k``, which may be None.
+    kv : str
+        As of `cufa.problem.Problem`, but for "Dense".
+    batch : int
+        Of q.
+    lengths : sequence
+        As of `cufa.beside.Extras`.
+
+    Raises
+    ------
+    ValueError
+        Kernels cannot read them.
     """
-    if problem.kv == "Padded":
-        return problem.batch if _is_row(lying[0], problem.batch) else None
-    cu_seqlens_q, cu_seqlens_k, seqused_k = lying[:3]
-    if cu_seqlens_q is None or len(cu_seqlens_q[0]) != 1:
-        return None
-    n = cu_seqlens_q[0][0] - 1
-    if n < 1 or not (_is_row(cu_seqlens_q, n + 1) and _is_row(cu_seqlens_k, n + 1)):
-        return None
-    return n if seqused_k is None or _is_row(seqused_k, n) else None
+    if kv == "Varlen":
+        offsets_q, offsets_k, used = lengths
+        if offsets_q is None or len(offsets_q.shape) != 1 or offsets_q.shape[0] < 2:
+            raise ValueError("cu_seqlens_q does not fit")
+        batch = offsets_q.shape[0] - 1
+        needed = {"cu_seqlens_q": (offsets_q, 1), "cu_seqlens_k": (offsets_k, 1)}
+        needed |= {} if used is None else {"seqused_k": (used, 0)}
+    else:
+        needed = {} if lengths[0] is None else {"lengths": (lengths[0], 0)}
+    for name, (info, more) in needed.items():
+        if info is None or not _is_row(info, batch + more):
+            raise ValueError(f"{name} does not fit")
+    if kv == "Paged" and not _is_table(lengths[1]):
+        raise ValueError("block_table does not fit")
+    return batch
 
 
-def _is_row(lying: Lying, n: int) -> bool:
-    if lying is None:
+def _is_row(info: ArrayInfo, n: int) -> bool:
+    is_contiguous = n == 1 or info.strides == (_INT32.itemsize,)
+    return info.dtype == _INT32 and info.shape == (n,) and is_contiguous
+
+
+def _is_table(info: ArrayInfo | None) -> bool:
+    """Whether it has rows of numbers that follow each other."""
+    if info is None or info.dtype != _INT32:
         return False
-    shape, strides, dtype = lying
-    return dtype == _INT32 and shape == (n,) and (n == 1 or strides == (_INT32.itemsize,))
+    batch, pages = info.shape
+    rows_follow = pages == 1 or info.strides[1] == _INT32.itemsize
+    return rows_follow and (batch == 1 or info.strides[0] % _INT32.itemsize == 0)
 
 
 def check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleType) -> None:

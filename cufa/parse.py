@@ -21,7 +21,6 @@ from cufa.checks import (
     check_layout,
     check_out,
 )
-from cufa.decode_problem import DecodeProblem
 from cufa.expression.own import NOTHING, Own
 from cufa.lengths import check_integers, check_lengths
 from cufa.problem import Problem, Score, from_shapes
@@ -129,13 +128,13 @@ def parse(
 
 
 def restore_shape(
-    problem: Problem | DecodeProblem, ndim: int, layout: str
+    problem: Problem, ndim: int, layout: str
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the result and of its LSE, in the rank and layout of the caller's arrays.
 
     Parameters
     ----------
-    problem : Problem or DecodeProblem
+    problem : Problem
     ndim : int
         Rank of the caller's q: 2, 3 or 4.
     layout : str

@@ -26,6 +26,14 @@ from cufa.score import PARTS, Part, part_named
 from cufa.softcap import curve
 from cufa.specs import MAX_HEAD_DIM
 
+Ints = tuple[int, ...]
+
+MAX_KEYS = 2**31 - 2**20
+"""Of a sequence in a cache: positions are 32-bit integers in the kernels, rounded up to tiles."""
+
+CACHES = ("Contiguous", "Paged")
+"""Of `Problem.kv`: where `decode` finds keys."""
+
 
 class Problem(NamedTuple):
     """One attention problem as plain values: hashable, and without arrays.
@@ -57,12 +65,17 @@ class Problem(NamedTuple):
         How many of the weights are dropped.
     kv : str
         "Dense"; "Padded", if each sequence has only the first ones of the keys, up to its length;
-        or "Varlen", if sequences of any lengths follow each other: then `batch` is 1, and `seq_q`
-        and `seq_kv` are those of all together.
+        "Varlen", if sequences of any lengths follow each other: then `batch` is 1, and `seq_q` and
+        `seq_kv` are those of all together; or "Contiguous" and "Paged" for the caches of `decode`,
+        where a sequence has up to `seq_kv` keys, and its queries are the newest positions.
     sequences, max_seqlen_q, max_seqlen_k : int
         Of "Varlen": how many there are, and the longest that count.
     returns_lse : bool
         Whether the log-sum-exp is asked for.
+    pages, page_size : int
+        Of "Paged": pages of the cache, and keys of a page.
+    unified_max : float, optional
+        What takes the place of row maxima, in a cache.
     """
 
     dtype: str
@@ -86,6 +99,29 @@ class Problem(NamedTuple):
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
     returns_lse: bool = False
+    pages: int = 0
+    page_size: int = 0
+    unified_max: float | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Keys of a sequence at most."""
+        return self.seq_kv
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether a block table says where keys are."""
+        return self.kv == "Paged"
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether any sequence could have a key."""
+        return self.seq_kv > 0 and (self.pages > 0 or not self.is_paged)
+
+    @property
+    def in_cache(self) -> Problem:
+        """The same, as `decode` runs it: that of a cache in which all sequences are full."""
+        return self if self.kv in CACHES else self._replace(kv="Contiguous")
 
     @property
     def group(self) -> int:
@@ -112,13 +148,18 @@ class Problem(NamedTuple):
 
     @property
     def score(self) -> tuple[str, ...]:
-        """The parts of the score, see `cufa.score`."""
+        """The parts of the score, see `cufa.score`; in a cache without masks that hide no key."""
+        causal, left, right = self.causal, self.left is not None, self.right is not None
+        if self.kv in CACHES:
+            causal = causal and self.seq_q > 1
+            left = self.left is not None and self.left < self.seq_kv - 1
+            right = self.right is not None and self.right < self.seq_q - 1
         found = {
             DTYPES[self.dtype].softcap_part(self.returns_lse): self.softcap > 0,
-            "Causal": self.causal,
+            "Causal": causal,
             "TopLeft": self.top_left,
-            "WindowLeft": self.left is not None,
-            "WindowRight": self.right is not None,
+            "WindowLeft": left,
+            "WindowRight": right,
         }
         found |= dict.fromkeys(self.reads, True)
         found["Dropout"] = self.dropout_p > 0
@@ -340,30 +381,8 @@ def from_shapes(
 ) -> Problem:
     """Check 4-D shapes and the scalar arguments; errors quote the caller's own shapes, `shown`."""
     batch, heads_q, seq_q, head_dim = q_shape
-    shown_q, shown_k, shown_v = shown
-
-    def mismatch(name: str, what: str, other: str) -> ValueError:
-        shapes = {"q": shown_q, "k": shown_k, "v": shown_v}
-        return ValueError(
-            f"{name} has shape {shapes[name]}, but {other} has shape {shapes[other]}: {what}"
-        )
-
-    for name, shape in (("k", k_shape), ("v", v_shape)):
-        if shape[0] != batch:
-            raise mismatch(name, f"batch {shape[0]} and {batch} differ", "q")
-    if k_shape[3] != head_dim:
-        raise mismatch("k", f"head_dim {k_shape[3]} and {head_dim} differ", "q")
-    for axis, what in ((1, "heads"), (2, "seq")):
-        if v_shape[axis] != k_shape[axis]:
-            raise mismatch("v", f"{what} {v_shape[axis]} and {k_shape[axis]} differ", "k")
-    heads_kv = k_shape[1]
-    if heads_q % heads_kv if heads_kv else heads_q:
-        raise mismatch("q", f"heads {heads_q} is no multiple of heads {heads_kv}", "k")
-    for name, dim, shape in (("q", head_dim, shown_q), ("v", v_shape[3], shown_v)):
-        if not 1 <= dim <= MAX_HEAD_DIM:
-            raise ValueError(
-                f"{name} has shape {shape}: head_dim must be 1 to {MAX_HEAD_DIM}, not {dim}"
-            )
+    _, heads_kv, seq_kv, head_dim_v = v_shape
+    check_shapes("Dense", q_shape, k_shape, v_shape, shown)
     bottom_right, top_left = check_causal(score.causal)
     left, right = check_window(score.window, bottom_right)
     bottom_right, right = right_edge(bottom_right, right, top_left)
@@ -373,9 +392,9 @@ def from_shapes(
         heads_q,
         heads_kv,
         seq_q,
-        k_shape[2],
+        seq_kv,
         head_dim,
-        v_shape[3],
+        head_dim_v,
         bottom_right,
         check_scale(score.scale, head_dim),
         top_left,
@@ -383,3 +402,85 @@ def from_shapes(
         right,
         check_softcap(score.softcap),
     )
+
+
+def check_shapes(
+    kv: str,
+    q: Ints,
+    k: Ints,
+    v: Ints,
+    shown: tuple[Ints, ...] = (),
+    table: Ints = (),
+) -> int:
+    """Check 4-D shapes of a call, and return how many keys a sequence has at most.
+
+    Parameters
+    ----------
+    kv : str
+        As of `Problem`.
+    q, k, v : tuple of int
+        (batch, heads, seq, head_dim); of "Paged", k and v are (pages, heads, page_size, head_dim).
+    shown : tuple of tuple of int, optional
+        Those of q, k and v that errors quote, if the caller's are others.
+    table : tuple of int, optional
+        Of the block table of "Paged".
+
+    Raises
+    ------
+    ValueError
+    """
+    batch, heads_q, _, head_dim = q
+    blocks, heads_kv, keys, head_dim_k = k
+    of_v, _, _, head_dim_v = v
+    cached, paged = kv in CACHES, kv == "Paged"
+    if not (cached or blocks == batch):
+        raise _mismatch("k", f"batch {blocks} and {batch} differ", "q", cached, shown or (q, k, v))
+    if not (cached or of_v == batch):
+        raise _mismatch("v", f"batch {of_v} and {batch} differ", "q", cached, shown or (q, k, v))
+    if head_dim_k != head_dim:
+        what = f"head_dim {head_dim_k} and {head_dim} differ"
+        raise _mismatch("k", what, "q", cached, shown or (q, k, v))
+    if v[:3] != k[:3]:
+        axis = next(i for i in range(3) if v[i] != k[i])
+        names = ("pages", "heads", "page_size") if paged else ("batch", "heads", "capacity")
+        name = names[axis] if cached else ("batch", "heads", "seq")[axis]
+        what = f"{name} {v[axis]} and {k[axis]} differ"
+        raise _mismatch("v", what, "k", cached, shown or (q, k, v))
+    if heads_q % heads_kv if heads_kv else heads_q:
+        what = f"heads {heads_q} is no multiple of heads {heads_kv}"
+        raise _mismatch("q", what, "k", cached, shown or (q, k, v))
+    for i, dim in ((0, head_dim), (2, head_dim_v)):
+        if not 1 <= dim <= MAX_HEAD_DIM:
+            raise ValueError(
+                f"{_names(cached)[i]} has shape {(shown or (q, k, v))[i]}: head_dim must be 1 to "
+                f"{MAX_HEAD_DIM}, not {dim}"
+            )
+    if paged:
+        if keys == 0:
+            raise ValueError(f"k_cache has shape {(shown or (q, k, v))[1]}: pages hold no key")
+        if len(table) != 2 or table[0] != batch:
+            raise ValueError(
+                f"block_table has shape {table}: (batch, pages a sequence) is needed, "
+                f"batch being {batch} (q {(shown or (q, k, v))[0]})"
+            )
+        keys *= table[1]
+    elif blocks != batch:
+        raise _mismatch("k", f"batch {blocks} and {batch} differ", "q", cached, shown or (q, k, v))
+    if cached and keys > MAX_KEYS:
+        name = "block_table" if paged else "k_cache"
+        raise ValueError(f"{name}: {keys} keys a sequence are more than {MAX_KEYS}")
+    return keys
+
+
+def _names(cached: bool) -> tuple[str, str, str]:
+    return ("q", "k_cache", "v_cache") if cached else ("q", "k", "v")
+
+
+def _mismatch(
+    name: str, what: str, other: str, cached: bool, shown: tuple[Ints, ...]
+) -> ValueError:
+    """Return the error for two arrays that do not fit each other."""
+    (name, shape), (other, other_shape) = (
+        (_names(cached)["qkv".index(each)], shown["qkv".index(each)]) for each in (name, other)
+    )
+    return ValueError(f"{name} has shape {shape}, but {other} has shape {other_shape}: {what}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd, module_of
-from cufa.beside import parse_beside
+from cufa.beside import Extras, parse_beside
 from cufa.checks import (
     NO_WINDOW,
     check_devices,
@@ -27,13 +27,12 @@ from cufa.cpu.own import Own, checked
 from cufa.expression.own import NOTHING, own
 from cufa.expression.own import Own as Traced
 from cufa.launch import calls
-from cufa.launch.decode_kind import on_device
-from cufa.launch.kind import Kind
+from cufa.launch.prepare import Kind
 from cufa.lengths import parse_offsets
 from cufa.parse import parse
-from cufa.planner.attention import explained
+from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
-from cufa.planner.plan import Plan, Planner
+from cufa.planner.plan import Plan
 from cufa.problem import Problem
 from cufa.score import ARRAYS
 from cufa.variant import Variant
@@ -128,42 +127,39 @@ def attention_varlen(
     The method is that of `cufa.attention`. Variants are chosen as for as many sequences of the
     average length.
     """
-    arrays = q, k, v, out
-    known = all(array is None or getattr(array, "ndim", 0) == 3 for array in arrays)
-    beside: tuple[Any, ...] = alibi_slopes, bias, mask, sinks, None  # as `ARRAYS`
-    beside = *beside, cu_seqlens_q, cu_seqlens_k, seqused_k
+    tensors = q, k, v, out
+    known = all(array is None or getattr(array, "ndim", 0) == 3 for array in tensors)
     mods = NOTHING
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
         mods = own(score_mod, mask_mod)
-        beside = *beside, *mods.arrays
     if type(dropout_p) is not float:
         dropout_p = check_dropout(dropout_p)  # an array has no truth
     if type(seed) is not int or seed >> 64:  # a negative one stays so
         seed = check_seed(seed)
-    if dropout_p:
-        beside = *beside, seed
+    arrays = alibi_slopes, bias, mask, sinks, None  # as `ARRAYS`
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
+    offsets = cu_seqlens_q, cu_seqlens_k, seqused_k
+    extras = Extras(arrays, offsets, mods.arrays, seed if dropout_p else None)
     if known and q is not None:
-        of_one = [None if array is None else array[None] for array in arrays]
+        q1, k1, v1, out1 = (None if array is None else array[None] for array in tensors)
         # The types, because True == 1 and a cached call must not accept what a first one refuses.
         options = (
             *("varlen", mods.parts),
-            tuple(getattr(array, "dtype", None) for array in beside),
+            tuple(getattr(array, "dtype", None) for array in extras.flat),
             *(max_seqlen_q, type(max_seqlen_q), max_seqlen_k, type(max_seqlen_k)),
             *(causal, type(causal), scale, type(scale), softcap, type(softcap)),
             *(window, None if window is NO_WINDOW else calls.types_of(window)),
             *(return_lse, type(return_lse), dropout_p, type(dropout_p)),
             *(kernel, None if kernel is None else calls.types_of(kernel)),
         )
-        result = calls.again(
-            of_one[0], of_one[1], of_one[2], of_one[3], return_lse, options, beside
-        )
+        result = calls.replay(q1, k1, v1, out1, return_lse, options, extras)
         if result is not None:
             return _without_batch(result, out, return_lse)
     check_flag("return_lse", return_lse)
     problem, operands, lengths, xp = _parsed(
-        arrays,
-        dict(zip(ARRAYS, beside, strict=False)),
-        {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k},
+        tensors,
+        dict(zip(ARRAYS, arrays, strict=True)),
+        lengths,
         (max_seqlen_q, max_seqlen_k),
         mods,
         seed,
@@ -178,15 +174,13 @@ def attention_varlen(
         refuse_kernel(kernel)
         functions = Own(checked("score_mod", score_mod), checked("mask_mod", mask_mod))
         return _on_cpu(problem, operands, functions, q, out, return_lse, lengths)
-    read = tuple(on_device(name, array) for name, array in lengths.items())
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
-    kind = Kind(problem, _LAYOUT, device, device_id, Planner(problem, device, kernel))
-    of_dropout = (operands.seed,) if problem.dropout_p else ()
-    result = calls.first(
-        *(of_one[0], of_one[1], of_one[2], of_one[3], return_lse, options, kind),
-        beside=(*beside[: len(ARRAYS)], *read, *mods.arrays, *of_dropout),
-    )
+    planner = Planner(problem, device, kernel)
+    there = tuple(calls.on_device(name, array) for name, array in lengths.items())
+    extras = extras._replace(lengths=there)
+    kind = Kind(problem, _LAYOUT, device, device_id, planner, extras)
+    result = calls.run(q1, k1, v1, out1, return_lse, options, kind, extras)
     return _without_batch(result, out, return_lse)
 
 

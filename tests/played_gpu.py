@@ -20,9 +20,9 @@ from reference import DTYPES, oracle
 from cufa import api, decoding, device
 from cufa.arrays import ALIGNMENT
 from cufa.compiler import jit
-from cufa.decode_problem import parse_decode
 from cufa.launch import append, calls, counters, params, scratch, tensor_map
 from cufa.parse import parse
+from cufa.parse_decode import parse_decode
 from cufa.specs import KERNELS
 from cufa.specs.tile import panel_columns
 from cufa.variant import Variant

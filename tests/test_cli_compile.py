@@ -18,7 +18,6 @@ import cufa
 from cufa import cache, cli, device, tuned
 from cufa.cli import disassembler
 from cufa.compiler import cubins, elf, jit, nvrtc
-from cufa.decode_problem import DecodeProblem
 from cufa.explorer import build
 from cufa.explorer.build import Built
 from cufa.launch import calls
@@ -142,8 +141,9 @@ def test_kernels_of_decode(builder: Builder, page_size: int) -> None:
     pages = 3 * -(-100 // page_size) if page_size else 0
     for seq, d, dv in ((1, 128, 128), (4, 64, 40)):
         for causal in (False, True):
-            cache = (8, 2, seq, 100, pages, page_size, d, dv)
-            problem = DecodeProblem("float16", 3, *cache, causal, d**-0.5)
+            kv = "Paged" if page_size else "Contiguous"
+            problem = Problem("float16", 3, 8, 2, seq, 100, d, dv, causal, d**-0.5, kv=kv)
+            problem = problem._replace(pages=pages, page_size=page_size or 0)
             assert plan_decode(problem, device.named("a100")).variant in builder.asked
 
 

@@ -12,9 +12,10 @@ import pytest
 from emulated import FOLDERS, needs_compiler
 from shared_libraries import Sources
 
-from cufa.beside import placed
+from cufa.arrays import ArrayInfo
+from cufa.beside import Extras, placed
 from cufa.expression.own import own
-from cufa.score import ARRAYS, part_named
+from cufa.score import part_named
 
 FLOATS = np.array(
     [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 7.25, -7.25, 1e-3, 40.0, np.inf, -np.inf, np.nan],
@@ -104,16 +105,14 @@ def compiled(parts: list[str]) -> Any:
     return ctypes.CDLL(str(Sources(*FOLDERS).library("\n".join(lines), "-ffp-contract=off")))
 
 
-def lying(array: np.ndarray) -> Any:
-    return array.shape, array.strides, array.dtype
+def info(array: np.ndarray) -> ArrayInfo:
+    return ArrayInfo(array.shape, array.strides, array.dtype)
 
 
 def parameter(part: str, arrays: tuple[np.ndarray, ...]) -> np.ndarray:
     """Return the members of a part's struct."""
-    of_arrays = (*[None] * len(ARRAYS), *map(lying, arrays))
     sizes = dict.fromkeys("bhqk", 1)
-    found = placed((part,), 4, sizes, of_arrays)
-    assert found is not None
+    found = placed((part,), 4, sizes, Extras(mods=tuple(map(info, arrays))))
     values = list(found[0])
     numbers = part_named(part).numbers
     places = [i for i, number in enumerate(numbers) if number.dtype == "u8"]

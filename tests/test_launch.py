@@ -14,7 +14,7 @@ from reference import DTYPES, assert_accepted, random_inputs
 
 import cufa
 from cufa import device
-from cufa.launch import calls, kind, scratch
+from cufa.launch import calls, prepare, scratch
 from cufa.planner import decode_units
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
@@ -426,8 +426,8 @@ def test_what_is_remembered_is_bounded(
 ) -> None:
     """The oldest goes, and no more."""
     monkeypatch.setattr(calls, "_KINDS", 2)
-    monkeypatch.setattr(kind, "_CALLS", 3)
-    monkeypatch.setattr(kind, "_SEEN", 5)
+    monkeypatch.setattr(prepare, "_CALLS", 3)
+    monkeypatch.setattr(prepare, "_SEEN", 5)
     for length in (1, 2, 1, 2, 3, 4, 3, 4, 5, 6, 7, 8, *range(8, 0, -1)):
         for causal in (False, True):
             checked(legal(rng, sq=length), causal=causal)
@@ -435,7 +435,7 @@ def test_what_is_remembered_is_bounded(
             assert all(len(each.calls) <= 3 for each in calls._kinds.values())
             assert all(1 <= len(each._seen) <= 5 for each in calls._kinds.values())
     assert gpu.parsed == 2
-    monkeypatch.setattr(kind, "_SEEN", 50)
+    monkeypatch.setattr(prepare, "_SEEN", 50)
     for each in calls._kinds.values():
         each.calls.clear()
     encodes(gpu, rng, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4)
@@ -490,7 +490,7 @@ def test_threads_that_take_turns_at_every_line(gpu: Gpu, rng: np.random.Generato
         return stop
 
     def work(number: int) -> None:
-        sys.settrace(lambda frame, event, argument: stop if "kind.py" in str(frame) else None)
+        sys.settrace(lambda frame, event, argument: stop if "prepare.py" in str(frame) else None)
         heads = 8 + number % 2 * 8
         for keys in range(20 + number, 270 + number):
             k = cache[:, :, :keys]

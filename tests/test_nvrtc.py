@@ -15,10 +15,10 @@ from exhaustive import exhaustive
 import cufa
 from cufa import device
 from cufa.compiler import elf, nvrtc, source
-from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.planner.decode import plan as plan_decode
 from cufa.planner.rules import all_variants
+from cufa.problem import Problem
 from cufa.specs import ATTENTION_KERNELS
 from cufa.variant import Variant
 
@@ -140,8 +140,11 @@ def test_decode_compiles_without_spills(
     dtype: str, b: int, keys: int, rows: int, page_size: int, d: int
 ) -> None:
     pages = b * keys if page_size else 0
-    sizes = b, 8 * rows, 8, 1, keys, pages, page_size, d, d
-    variant = plan_decode(DecodeProblem(dtype, *sizes, causal=True, scale=1.0), H200).variant
+    sizes = b, 8 * rows, 8, 1, keys, d, d
+    kv = "Paged" if page_size else "Contiguous"
+    problem = Problem(dtype, *sizes, causal=True, scale=1.0, kv=kv)
+    problem = problem._replace(pages=pages, page_size=page_size)
+    variant = plan_decode(problem, H200).variant
     assert_lean(variant, H200)
 
 

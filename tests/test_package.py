@@ -156,5 +156,5 @@ def test_the_planner_depends_on_no_later_room() -> None:
         text = path.read_text(encoding="utf-8")
         found |= set(re.findall(r"^from cufa\.(\w+)", text, re.MULTILINE))
     assert found == {
-        *("decode_problem", "device", "dtypes", "planner", "problem", "score", "specs", "variant"),
+        *("device", "dtypes", "planner", "problem", "score", "specs", "variant"),
     }

@@ -13,7 +13,6 @@ from test_plan import devices
 from test_problem import problems
 
 from cufa import device
-from cufa.decode_problem import of_attention
 from cufa.planner import attention, decode
 from cufa.planner import plan as tiled
 from cufa.planner.attention import decode_variants
@@ -79,7 +78,7 @@ def test_one_query_beside_many_keys_is_for_decode_everywhere(name: str, dtype: s
 
 def test_the_plan_is_that_of_decode() -> None:
     given = problem(2, 28, 4, 3, 9000, 80)
-    found, expected = attention.plan(given, H200), decode.plan(of_attention(given), H200)
+    found, expected = attention.plan(given, H200), decode.plan(given.in_cache, H200)
     assert isinstance(found, DecodePlan)
     assert found == expected._replace(reason=found.reason)
     assert str(found).startswith("decode<bfloat16, 96, 96, ")

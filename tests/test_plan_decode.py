@@ -1,4 +1,4 @@
-"""DecodeProblem -> DecodePlan: what is too large for a kernel, and numbers of few bits."""
+"""Problem of a cache -> DecodePlan: what is too large for a kernel, and numbers of few bits."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Any
 import pytest
 
 from cufa import device
-from cufa.decode_problem import DecodeProblem
 from cufa.planner.decode import plan
 from cufa.planner.rules import KEY_STEP
+from cufa.problem import Problem
 
 H200 = device.named("h200")
 
 
-def problem(**sizes: Any) -> DecodeProblem:
-    fields = {
+def problem(**sizes: Any) -> Problem:
+    fields: dict[str, Any] = {
         **{"dtype": "float16", "batch": 1, "heads_q": 8, "heads_kv": 2, "seq_q": 1},
         **{"capacity": 1000, "pages": 0, "page_size": 0, "head_dim": 64, "head_dim_v": 64},
         **{"causal": True, "scale": 0.125},
     }
-    return DecodeProblem(**{**fields, **sizes})
+    fields |= sizes
+    kv = "Paged" if fields["page_size"] else "Contiguous"
+    return Problem(seq_kv=fields.pop("capacity"), kv=kv, **fields)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 from cufa.caches.cache import Cache
 from cufa.caches.made import made
 from cufa.checks import check_size
-from cufa.decode_problem import MAX_KEYS
+from cufa.problem import MAX_KEYS
 from cufa.rotary import Rotary
 
 

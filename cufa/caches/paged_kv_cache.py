@@ -12,7 +12,7 @@ from cufa.caches.full import CacheFullError
 from cufa.caches.made import made
 from cufa.caches.pages import Pages
 from cufa.checks import check_size
-from cufa.decode_problem import MAX_KEYS
+from cufa.problem import MAX_KEYS
 from cufa.rotary import Rotary
 
 

@@ -23,7 +23,6 @@ from cufa.cli.parser import (
 from cufa.cli.values import Shapes, count, shapes
 from cufa.compiler import cubins, elf, nvrtc
 from cufa.compiler.nvrtc import CompileError
-from cufa.decode_problem import DecodeProblem, of_attention
 from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.explorer import build
@@ -221,16 +220,16 @@ def _with_lengths(problems: list[Problem], how: str | None) -> list[Problem]:
     ]
 
 
-def _of_decode(problem: Problem, page_size: int | None) -> DecodeProblem:
+def _of_decode(problem: Problem, page_size: int | None) -> Problem:
     """Return the problem of `cufa.decode` whose sequences all have the keys of a problem."""
     others = [name for name in problem.score if name not in DECODE_SCORE]
     if others:
         raise CommandError(f"--decode: no {part_named(others[0]).argument} there")
-    found = of_attention(problem)
+    found = problem.in_cache
     if page_size is None:
         return found
     pages = problem.batch * -(-problem.seq_kv // page_size)
-    return found._replace(pages=pages, page_size=page_size)
+    return found._replace(kv="Paged", pages=pages, page_size=page_size)
 
 
 def _all(device: Device) -> list[Variant]:

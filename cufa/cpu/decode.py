@@ -6,15 +6,16 @@ import numpy as np
 
 from cufa.cpu.attention import of_heads, plan, query_tile, spans
 from cufa.cpu.kv import KV, Dense, Paged
-from cufa.decode_problem import DecodeOperands, DecodeProblem
+from cufa.parse_decode import DecodeOperands
+from cufa.problem import Problem
 
 
-def decode(problem: DecodeProblem, operands: DecodeOperands) -> np.ndarray:
+def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
     """Compute attention over caches, as `cufa.cpu.attention.attention` does over arrays.
 
     Parameters
     ----------
-    problem : DecodeProblem
+    problem : Problem
     operands : DecodeOperands
         With `out`, where the result goes.
 
@@ -33,8 +34,8 @@ def decode(problem: DecodeProblem, operands: DecodeOperands) -> np.ndarray:
         return lse
     with np.errstate(all="ignore"):  # as in `attention`
         for i in range(p.batch):
-            length = p.capacity if lengths is None else int(lengths[i])
-            of_one = p.of_one(length)
+            length = p.seq_kv if lengths is None else int(lengths[i])
+            of_one = p._replace(batch=1, seq_kv=length, kv="Dense")
             step = plan(of_one)
             one = slice(i, i + 1)
             for heads_kv in spans(0, p.heads_kv, step.heads_kv):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa import beside
-from cufa.arrays import Array, Ints
+from cufa.arrays import Array, ArrayInfo, Ints
+from cufa.beside import Extras
 from cufa.block_mask import BlockMask
 from cufa.explorer.random_arrays import mostly, normal
 from cufa.expression.own import NOTHING, Own
@@ -61,17 +61,15 @@ class Beside(NamedTuple):
             tiles = BlockMask(xp.asarray(tiles.kinds), tiles.block, tiles.seq_q, tiles.seq_kv)
         return self._replace(arrays=arrays, block_mask=tiles)
 
-    def placed(self, problem: Problem) -> tuple[Ints, ...]:
-        """Return what a launch is to know of the arrays; see `cufa.beside.placed`."""
-        lying: list[Any] = [
-            None if name not in self.arrays else _lying(self.arrays[name]) for name in ARRAYS
+    @property
+    def extras(self) -> Extras:
+        """What the arrays are like."""
+        infos: list[Any] = [
+            None if name not in self.arrays else _info(self.arrays[name]) for name in ARRAYS
         ]
         if self.block_mask is not None:
-            lying[ARRAYS.index("block_mask")] = self.block_mask.key
-        lying += map(_lying, self.own.arrays)
-        found = beside.placed(problem.reads, self.ndim, problem.sizes, lying)
-        assert found is not None
-        return found
+            infos[ARRAYS.index("block_mask")] = self.block_mask.key
+        return Extras(tuple(infos), mods=tuple(map(_info, self.own.arrays)))
 
     def addresses(self, problem: Problem, variant: Variant) -> Ints:
         """Return those that a launch of a variant is given."""
@@ -82,8 +80,8 @@ class Beside(NamedTuple):
         return *found, *(array.data.ptr for array in self.own.arrays), self.seed
 
 
-def _lying(array: Array) -> tuple[Ints, Ints, np.dtype[Any]]:
-    return array.shape, array.strides, array.dtype
+def _info(array: Array) -> ArrayInfo:
+    return ArrayInfo(array.shape, array.strides, array.dtype)
 
 
 NOTHING_BESIDE = Beside()

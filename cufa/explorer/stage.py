@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cufa.arrays import Operands, as_readable, padded
+from cufa.beside import placed
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import ceilings
@@ -16,7 +17,7 @@ from cufa.explorer.clock import REST_S, Call, CudaClock
 from cufa.explorer.race import Duel, duel
 from cufa.explorer.random_arrays import normal
 from cufa.explorer.work import memory_bound
-from cufa.launch.launch import Launch, Loaded
+from cufa.launch.loaded import Loaded
 from cufa.planner.plan import plan
 from cufa.problem import Problem
 from cufa.variant import Variant
@@ -96,12 +97,13 @@ class Stage:
         shapes = tuple(x.shape for x in self._taken)
         strides = tuple(x.strides for x in self._taken)
         q, k, v, out = (x.data.ptr for x in self._taken)
-        placed = self.beside.placed(self._problem)
-        run = Launch(loaded, chosen, self._problem, shapes, strides, q, placed)
+        extras = self.beside.extras
+        numbers = placed(self._problem.reads, self.beside.ndim, self._problem.sizes, extras)
+        run = loaded.launch(chosen, self._problem, shapes, strides, q, numbers, extras)
         workspace = self.xp.empty(chosen.workspace_floats, np.float32)
         addresses = self.beside.addresses(self._problem, variant)
         beside = (workspace.data.ptr,) if chosen.workspace_floats else addresses
-        return lambda: run(q, k, v, out, 0, beside)
+        return lambda: run(q, k, v, out, 0, *beside)
 
     def run(self, call: Call) -> None:
         """Make one call over a result full of NaN, wait for it, and raise what went wrong."""

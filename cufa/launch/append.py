@@ -11,21 +11,19 @@ from cufa.arrays import ALIGNMENT, Array
 from cufa.caches.tokens import Tokens
 from cufa.compiler import jit
 from cufa.instance import Instance
-from cufa.launch.argument import Prepared
 from cufa.launch.counters import is_capturing
-from cufa.launch.kind import Key, remember
+from cufa.launch.launch import Launch
+from cufa.launch.signature import Key, remember
 from cufa.specs.append import SPEC
 from cufa.specs.layout import numbers_of
 
 _TENSORS = (*SPEC.inputs, *SPEC.outputs)
 _OFFSETS = {name: offset for name, offset, _ in numbers_of(SPEC.params)}
-_PLACES = tuple(
-    _OFFSETS[name] // 8
-    for name in (*map("{}.data".format, _TENSORS), "starts", "lengths", "table", "cos", "sin")
-)
+_ADDRESSES = *map("{}.data".format, _TENSORS), "starts", "lengths", "table", "cos", "sin"
+_PLACES = tuple((_OFFSETS[name] // 8, i) for i, name in enumerate(_ADDRESSES))
 _PREPARED = 256  # launches that are remembered
 
-_prepared: dict[Key, Prepared] = {}
+_prepared: dict[Key, Launch] = {}
 
 
 def append(tokens: Tokens) -> None:
@@ -71,7 +69,7 @@ def append(tokens: Tokens) -> None:
     prepared(*addresses)
 
 
-def _made(tokens: Tokens, device_id: int) -> Prepared:
+def _made(tokens: Tokens, device_id: int) -> Launch:
     """Return the launch for such tokens, of which there are some."""
     batch, _, seq, _ = tokens.k.shape
     instance = instance_of(tokens)
@@ -82,7 +80,7 @@ def _made(tokens: Tokens, device_id: int) -> Prepared:
     items = int(p["heads_q"]) * units + int(p["heads_kv"]) * (units + units_v)
     function = jit.kernel(instance, devices.of_id(device_id), device_id)
     grid = batch * seq, -(-items // SPEC.threads), 1
-    return Prepared(function, grid, SPEC.threads, parameter, _PLACES)
+    return Launch(function, grid, SPEC.threads, parameter, _PLACES)
 
 
 def _in_rows(name: str, array: Array | None) -> Array | None:

@@ -10,8 +10,8 @@ from cufa import device as devices
 from cufa.arrays import Array
 from cufa.compiler import jit
 from cufa.instance import Instance
-from cufa.launch.argument import Prepared
 from cufa.launch.counters import is_capturing
+from cufa.launch.launch import Launch
 from cufa.launch.params import list_sizes
 from cufa.specs.block_lists import SPEC
 
@@ -62,7 +62,7 @@ def made(
         *sizes,
     )
     function = kernel(cupy.cuda.runtime.getDevice())
-    Prepared(function, (-(-lines // SPEC.threads), 1, 1), SPEC.threads, parameter)()
+    Launch(function, (-(-lines // SPEC.threads), 1, 1), SPEC.threads, parameter)()
     return lists
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from cufa import device as devices
-from cufa.arrays import Array
-from cufa.beside import check_own, placed
+from cufa.arrays import Array, ArrayInfo
+from cufa.beside import Extras, check_own, placed
 from cufa.compiler import jit
 from cufa.expression.own import Own
 from cufa.instance import Instance
 from cufa.launch import block_lists
-from cufa.launch.argument import Prepared
-from cufa.score import ARRAYS, part_named
+from cufa.launch.launch import Launch
+from cufa.score import part_named
 from cufa.specs.block_mask import SPEC
 
 _TILES = SPEC.threads // 32  # of a block: a warp each
@@ -49,7 +49,7 @@ def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]
     function = jit.kernel(instance, devices.of_id(device_id), device_id)
     parameter = filled(kinds, mask, sizes, block)
     grid = -(-kinds.size // _TILES), 1, 1
-    Prepared(function, grid, SPEC.threads, parameter)()
+    Launch(function, grid, SPEC.threads, parameter)()
     block_lists.kernel(device_id)  # the first call with the mask needs it
 
 
@@ -59,10 +59,9 @@ def filled(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, in
     p = parameter[0]
     _, heads, rows, columns = kinds.shape
     p["params"] = (kinds.data.ptr, heads, rows, columns, kinds.size, *sizes[2:], *block)
-    lying = ((array.shape, array.strides, array.dtype) for array in mask.arrays)
+    infos = (ArrayInfo(array.shape, array.strides, array.dtype) for array in mask.arrays)
     by_axis = dict(zip("bhqk", sizes, strict=True))
-    found = placed(mask.parts, 4, by_axis, (*[None] * len(ARRAYS), *lying))
-    assert found is not None
+    found = placed(mask.parts, 4, by_axis, Extras(mods=tuple(infos)))
     for name, numbers in zip(mask.parts, found, strict=True):
         addresses = (array.data.ptr for array in mask.arrays)
         for number, value in zip(part_named(name).numbers, numbers, strict=True):

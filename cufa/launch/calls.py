@@ -1,4 +1,4 @@
-"""Arrays -> launch: the path of a call, short where the like of it has been made ready."""
+"""Arrays -> launch: the path of a call, short where the like of it has been prepared."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from cufa.arrays import ALIGNMENT, Array, as_bhsd, copied, padded
+from cufa.arrays import ALIGNMENT, Array, Ints, as_bhsd, copied, padded
+from cufa.beside import NO_EXTRAS, Extras
 from cufa.block_mask import BlockMask
 from cufa.launch.counters import is_capturing
-from cufa.launch.kind import Call, Key, Kind, remember
-from cufa.launch.params import Ints
+from cufa.launch.prepare import Kind, PreparedCall
 from cufa.launch.scratch import NotSetAsideError
+from cufa.launch.signature import Key, remember
 from cufa.parse import restore_shape
 from cufa.score import ARRAYS, BLOCKS
 
@@ -31,17 +32,31 @@ def types_of(option: object) -> object:
     return (type(option), *map(type, option)) if isinstance(option, tuple) else type(option)
 
 
-def again(
+def on_device(name: str, array: Array | None) -> Array | None:
+    """Return lengths or a block table where kernels read them: an int32 copy of one on the host."""
+    if not isinstance(array, np.ndarray):
+        return array
+    if is_capturing():
+        raise ValueError(
+            f"{name} (shape {array.shape}) is on the host and would be copied, for which a call "
+            "that is captured into a CUDA graph has no place"
+        )
+    import cupy
+
+    return cupy.asarray(np.ascontiguousarray(array, np.int32))
+
+
+def replay(
     q: Any,
     k: Any,
     v: Any,
     out: Any,
     return_lse: bool,
     options: Key,
-    beside: tuple[Any, ...] = (),
+    extras: Extras = NO_EXTRAS,
     checked: Kind | None = None,
 ) -> Any:
-    """Run a call of a kind that `first` has run; None if there is none, or it may be illegal.
+    """Run a call of a kind that `run` has run; None if there is none, or it may be illegal.
 
     Parameters
     ----------
@@ -49,10 +64,15 @@ def again(
     return_lse : bool
     options : tuple
         What the caller chose, with the types: True == 1.
-    beside : tuple of object
-        What else the kernel reads: arrays, a `BlockMask`, or None; a seed comes last.
+    extras : Extras
+        Objects that may be arrays, or a `BlockMask`.
     checked : Kind, optional
         The kind of a call that is legal.
+
+    Raises
+    ------
+    ValueError
+        A call that is legal cannot be prepared.
     """
     if checked is None and not (
         type(q) is type(k) is type(v) is _ndarray and (out is None or type(out) is _ndarray)
@@ -73,36 +93,46 @@ def again(
     if (q_at | k_at | v_at) % ALIGNMENT:
         aligned = (q_at % ALIGNMENT == 0, k_at % ALIGNMENT == 0, v_at % ALIGNMENT == 0)
     given = None if out is None else (out.shape, out.strides, out.data.ptr % ALIGNMENT == 0)
-    of_beside: Key = ()
+    infos: Key = ()
     addresses: Ints = ()
-    if beside:
-        found = _placed(beside, device_id, kind.has_seed)
+    if extras is not NO_EXTRAS:
+        found = _found(extras, device_id)
         if found is None:
             return None
-        of_beside, addresses = found
-    key = (q_shape, q.strides, k.shape, k.strides, v_shape, v.strides, aligned, given, of_beside)
+        infos, addresses = found
+    # As `Signature`, which takes longer to make.
+    key = (q_shape, q.strides, k.shape, k.strides, v_shape, v.strides, aligned, given, infos)
     latest, call = kind.latest
     if key != latest:
-        call = kind.calls.get(key) or kind.ready(key, q_at)
-    if call is None:
-        return None
+        call = kind.calls.get(key)
+        if call is None:
+            try:
+                call = kind.prepare(key, q_at)
+            except ValueError:
+                if checked is not None:
+                    raise
+            if call is None:
+                return None
+    assert call is not None
     odd = aligned is not _ALIGNED or given is not None
     if odd and checked is None and not _is_legal(call, q, k, v, out, device_id, addresses):
         return None
-    launch, shape, lse_shape, needs_memory, _, _ = call
-    if beside and BLOCKS in kind.problem.reads:
-        lists = beside[_BLOCK_MASK].lists(launch.plan.variant)
+    if infos and BLOCKS in kind.problem.reads:
+        lists = extras.arrays[_BLOCK_MASK].lists(call.variant)
         addresses = (*addresses[:_BLOCK_MASK], lists.data.ptr, *addresses[_BLOCK_MASK + 1 :])
-    if needs_memory:
+    if extras.seed is not None:
+        addresses = (*addresses, extras.seed)
+    if call.needs_memory:
         return _run_with_memory(kind, call, q, k, v, out, return_lse, addresses)
     if out is None:
-        out = _ndarray(shape, dtype)
+        out = _ndarray(call.shape, dtype)
     lse, lse_at = None, 0
     if return_lse:
-        lse = _ndarray(lse_shape, np.float32)
+        lse = _ndarray(call.lse_shape, np.float32)
         lse_at = lse.data.ptr
     try:
-        launch(q_at, k_at, v_at, out.data.ptr, lse_at, addresses)
+        for launch in call.launches:
+            launch(q_at, k_at, v_at, out.data.ptr, lse_at, *addresses)
     except NotSetAsideError:
         other = kind.alone(key, q_at)
         if other is None:
@@ -110,46 +140,47 @@ def again(
         if other.needs_memory:
             arrays = dict(zip(kind.names, (q, k, v, out), strict=True))
             raise _cannot_be_captured(other, arrays, kind.problem.scale) from None
-        other.launch(q_at, k_at, v_at, out.data.ptr, lse_at, addresses)
+        for launch in other.launches:
+            launch(q_at, k_at, v_at, out.data.ptr, lse_at, *addresses)
     return (out, lse) if return_lse else out
 
 
-def _placed(arrays: tuple[Any, ...], device_id: int, has_seed: bool) -> tuple[Key, Ints] | None:
+def _found(extras: Extras, device_id: int) -> tuple[Key, Ints] | None:
     """Return what arrays are like, and their addresses; None if one may not be.
 
-    No other number than a seed, and no `BlockMask` elsewhere, is what may be: a call that has none
-    there is of the same kind.
+    No `BlockMask` elsewhere may be: a call that has none there is of the same kind.
     """
-    key: list[Any] = []
+    infos: list[Any] = []
     addresses = []
-    seed_at = len(arrays) - 1 if has_seed else -1
-    for i, array in enumerate(arrays):
+    for i, array in enumerate(extras.arrays + extras.lengths + extras.mods):
         if array is None:
-            key.append(None)
+            infos.append(None)
             addresses.append(0)
-            continue
-        if i == seed_at:
-            key.append(None)
-            addresses.append(array)
             continue
         if not isinstance(array, _ndarray):
             kinds = array.kinds if i == _BLOCK_MASK and isinstance(array, BlockMask) else None
             if not isinstance(kinds, _ndarray) or kinds.data.device_id != device_id:
                 return None
-            key.append(array.key)
+            infos.append(array.key)
             addresses.append(0)
             continue
         data, dtype = array.data, array.dtype
         address = data.ptr
         if data.device_id != device_id or address % dtype.itemsize:
             return None
-        key.append((array.shape, array.strides, dtype))
+        infos.append((array.shape, array.strides, dtype))
         addresses.append(address)
-    return tuple(key), tuple(addresses)
+    return tuple(infos), tuple(addresses)
 
 
 def _is_legal(
-    call: Call, q: Array, k: Array, v: Array, out: Array | None, device_id: int, beside: Ints
+    call: PreparedCall,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array | None,
+    device_id: int,
+    extras: Ints,
 ) -> bool:
     """Whether elements are where they may be, and so is `out`."""
     size = q.itemsize
@@ -160,11 +191,11 @@ def _is_legal(
         out.dtype == q.dtype
         and out.data.device_id == device_id
         and out.data.ptr % size == 0
-        and call.is_apart(out.data.ptr, *addresses, *beside)
+        and call.is_apart(out.data.ptr, *addresses, *extras)
     )
 
 
-def first(
+def run(
     q: Array,
     k: Array,
     v: Array,
@@ -172,23 +203,23 @@ def first(
     return_lse: bool,
     options: Key,
     kind: Kind,
-    beside: tuple[Array | None, ...] = (),
+    extras: Extras = NO_EXTRAS,
 ) -> Any:
     """Run a call that is legal, and remember its kind.
 
     Parameters
     ----------
     q, k, v, out, return_lse, options
-        As of `again`.
+        As of `replay`.
     kind : Kind
         Made for this call.
-    beside
-        As of `again`.
+    extras
+        As of `replay`.
 
     Raises
     ------
-    RuntimeError
-        It is not legal after all.
+    ValueError
+        No kernel can take it: elements of extras are not aligned.
     """
     global _ndarray, _current_device
     import cupy
@@ -202,21 +233,21 @@ def first(
     head_dims = problem.head_dim, problem.head_dim_v
     key = (q.dtype, k.dtype, v.dtype, *head_dims, _current_device(), options)
     kind = remember(_kinds, key, kind, _KINDS)
-    result = again(q, k, v, out, return_lse, options, beside, kind)
-    if result is None:  # what `parse` accepts and `Kind` does not: nothing has been computed
-        raise RuntimeError(f"this call cannot be made ready: {problem}")
+    result = replay(q, k, v, out, return_lse, options, extras, kind)
+    if result is None:
+        raise ValueError("an array besides q, k and v begins within an element of its dtype")
     return result
 
 
 def _run_with_memory(
     kind: Kind,
-    call: Call,
+    call: PreparedCall,
     q: Array,
     k: Array,
     v: Array,
     out: Array | None,
     return_lse: bool,
-    beside: Ints,
+    addresses: Ints,
 ) -> Any:
     """Run a call on copies of arrays, or with a workspace."""
     arrays = dict(zip(kind.names, (q, k, v, out), strict=True))
@@ -232,21 +263,21 @@ def _run_with_memory(
             taken[name] = padded(view.shape, view.dtype, _ndarray)
         else:
             taken[name] = copied(view, negate=name == "q" and kind.problem.scale < 0)
-    floats = call.launch.workspace_floats
-    workspace = _ndarray(floats, np.float32) if floats else None
-    if workspace is not None:
-        beside = (workspace.data.ptr,)
+    if call.workspace_floats:
+        workspace = _ndarray(call.workspace_floats, np.float32)
+        addresses = (workspace.data.ptr,)
     q_at, k_at, v_at, out_at = (array.data.ptr for array in taken.values())
-    call.launch(q_at, k_at, v_at, out_at, 0 if lse is None else lse.data.ptr, beside)
+    for launch in call.launches:
+        launch(q_at, k_at, v_at, out_at, 0 if lse is None else lse.data.ptr, *addresses)
     if "out" in call.copies:
         as_bhsd(out, kind.layout)[...] = taken["out"]
     return out if lse is None else (out, lse)
 
 
-def _cannot_be_captured(call: Call, arrays: dict[str, Array], scale: float) -> ValueError:
+def _cannot_be_captured(call: PreparedCall, arrays: dict[str, Array], scale: float) -> ValueError:
     if not call.copies:
         return ValueError(
-            f"kernel: {call.launch.plan.variant.kernel} needs memory beside its arrays, for which "
+            f"kernel: {call.variant.kernel} needs memory beside its arrays, for which "
             "a call that is captured into a CUDA graph has no place"
         )
     name = call.copies[0]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cufa.decode_problem import DecodeProblem
+import functools
+
+from cufa.beside import Extras
 from cufa.dtypes import DTYPES
 from cufa.launch.params import (
-    INT,
     LOG2_E,
     FourInts,
     Ints,
@@ -13,7 +14,10 @@ from cufa.launch.params import (
     packed,
     scale_log2,
 )
+from cufa.launch.signature import TENSORS, Place
 from cufa.planner.decode import DecodePlan
+from cufa.problem import Problem
+from cufa.score import ARRAYS
 from cufa.specs.layout import numbers_of
 from cufa.variant import Variant
 
@@ -27,64 +31,65 @@ class DecodeLayout:
 
     Attributes
     ----------
-    nbytes : int
-    places : tuple of int
-        Of the addresses of Q, K, V, O, the LSE, the numbers that blocks share, the lengths, the
-        block table, if there is one, and the `arrays`; in 64-bit words.
-    paged : bool
-        Whether there is a block table.
-    arrays : tuple of int
-        Which of `cufa.score.ARRAYS` parts of the score read.
+    partial : int
+        The word of the address of the numbers that blocks share.
     """
 
     def __init__(self, variant: Variant) -> None:
-        self.paged = variant.kv != "Contiguous"
         dtype = variant.parameter
-        self.nbytes = dtype.itemsize
-        numbers = {
-            name.removeprefix("params."): (offset, kind) for name, offset, kind in numbers_of(dtype)
-        }
-        names = [*map("{}.data".format, "qkvo"), "lse", "partial", "lengths"]
-        names += ["kv.block_table"] * self.paged
+        self._nbytes = dtype.itemsize
+        numbers = {name: (offset, kind) for name, offset, kind in numbers_of(dtype)}
+        words = {name.removeprefix("params."): at // 8 for name, (at, _) in numbers.items()}
+        tensors = (*map("{}.data".format, "qkvo"), "lse")
+        self._tensors = tuple((words[name], i) for i, name in enumerate(tensors))
+        self.partial, self._lengths = words["partial"], words["lengths"]
+        self._table = words.get("kv.block_table")
         self._score = ScoreLayout(variant, dtype)
-        of_arrays = (place for place, _ in self._score.places)
-        self.places = (*(numbers[name][0] // 8 for name in names), *of_arrays)
-        self.arrays = tuple(which for _, which in self._score.places)
-        self._seq_kv = numbers["seq_kv"][0]
         self._itemsize = DTYPES[variant.dtype].bytes
         self._numbers = packed(numbers.values())
 
-    def fill(
+    def places(self, extras: Extras) -> tuple[Place, ...]:
+        """Return where addresses go; that of lengths is 0 where all sequences are full."""
+        found = [*self._tensors]
+        if extras.lengths:
+            first = TENSORS + extras.place(len(ARRAYS))
+            found.append((self._lengths, first))
+            if self._table is not None:
+                found.append((self._table, first + 1))
+        found += ((word, TENSORS + extras.place(which)) for word, which in self._score.places)
+        return tuple(found)
+
+    def filled(
         self,
-        into: memoryview,
         plan: DecodePlan,
-        problem: DecodeProblem,
+        problem: Problem,
         strides: FourInts,
+        numbers: tuple[Ints, ...],
         table_stride: int,
-        beside: tuple[Ints, ...],
-    ) -> None:
-        """Write all numbers but the addresses, which become 0.
+    ) -> bytearray:
+        """Return the parameter with all numbers; addresses are 0.
 
         Parameters
         ----------
-        into : memoryview
-            Bytes.
         plan : DecodePlan
-        problem : DecodeProblem
+        problem : Problem
         strides : tuple of tuple of int
             Of q, the caches and the result, (batch, heads, seq, head_dim), in bytes.
+        numbers : tuple of tuple of int
+            Of the arrays that parts of the score read, as `cufa.beside.placed` returns it.
         table_stride : int
             From one row of the block table to the next, in bytes.
-        beside : tuple of tuple of int
-            Strides of the arrays that parts of the score read, in elements.
         """
         size = self._itemsize
-        tensors = (x for batch, head, seq, _ in strides for x in (0, batch, head, seq))
-        of_table = (0, table_stride // 4, problem.pages, *divisor(max(1, problem.page_size)))
+        tensors = [x // size for b, h, s, _ in strides for x in (0, b, h, s)]
+        of_table: Ints = ()
+        if self._table is not None:
+            of_table = (0, table_stride // 4, problem.pages, *divisor(max(1, problem.page_size)))
+        parameter = bytearray(self._nbytes)
         self._numbers.pack_into(
-            into,
+            parameter,
             0,
-            *(stride // size for stride in tensors),
+            *tensors,
             *(0, 0, 0),
             scale_log2(problem.scale),
             (problem.unified_max or 0.0) * LOG2_E,
@@ -92,7 +97,7 @@ class DecodeLayout:
             problem.heads_q,
             problem.heads_kv,
             problem.seq_q,
-            problem.capacity,
+            problem.seq_kv,
             problem.head_dim,
             problem.head_dim_v,
             plan.splits,
@@ -100,15 +105,13 @@ class DecodeLayout:
             *divisor(problem.group),
             *divisor(plan.row_tiles),
             *divisor(problem.heads_kv * plan.row_tiles),
-            *self._score.values(problem.of_one(problem.capacity), beside),
-            *(of_table if self.paged else ()),
+            *self._score.values(problem, numbers),
+            *of_table,
         )
-
-    def set_keys(self, into: memoryview, capacity: int) -> None:
-        """Write another number of keys where `fill` has written one."""
-        INT.pack_into(into, self._seq_kv, capacity)
+        return parameter
 
 
+@functools.lru_cache(maxsize=1024)
 def divisor(n: int) -> tuple[int, int, int]:
     """Return what ``Divisor`` of ``kernels/divisor.cuh`` holds of a number below 2^31."""
     if n == 1:

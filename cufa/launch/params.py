@@ -156,7 +156,7 @@ class Layout:
         k_batch, k_head, k_seq, _ = of_k
         v_batch, v_head, v_seq, _ = of_v
         o_batch, o_head, o_seq, _ = of_out
-        _, batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, _, scale, *_ = problem
+        heads_q = problem.heads_q
         size, pack = self._itemsize, plan.pack  # to the kernel, heads whose rows are packed are one
         self._numbers.pack_into(
             into,
@@ -180,15 +180,15 @@ class Layout:
             0,
             0,
             0,
-            scale_log2(scale),
+            scale_log2(problem.scale),
             heads_q // pack,
-            heads_q // heads_kv // pack,
-            seq_q,
-            seq_kv,
-            head_dim,
-            head_dim_v,
+            heads_q // problem.heads_kv // pack,
+            problem.seq_q,
+            problem.seq_kv,
+            problem.head_dim,
+            problem.head_dim_v,
             plan.q_tiles,
-            batch * heads_q // pack,
+            problem.batch * heads_q // pack,
             plan.section_heads,
             plan.late_rows,
             pack.bit_length() - 1,  # a power of two

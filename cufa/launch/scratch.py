@@ -58,6 +58,10 @@ class Place(NamedTuple):
     nbytes: int
     memory: Any
 
+    def __index__(self) -> int:
+        """Return the address."""
+        return self.address
+
 
 class Scratch:
     """The memory of one device.

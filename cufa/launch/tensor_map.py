@@ -136,6 +136,10 @@ class Encoder:
                 f"to TMA (cuTensorMapEncodeTiled: {status})"
             )
 
-    def copy(self, index: int, to: int) -> None:
-        """Copy a map to another place."""
-        self._maps[to][:] = self._maps[index]
+    def read(self, index: int) -> bytes:
+        """Return the map of a place."""
+        return self._maps[index].tobytes()
+
+    def write(self, index: int, content: bytes) -> None:
+        """Put a map that has been read into a place."""
+        self._maps[index].cast("B")[:] = content

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 from collections.abc import Iterable
 
-from cufa.decode_problem import MAX_KEYS, DecodeProblem, of_attention
 from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.planner import decode, rules
@@ -16,7 +15,8 @@ from cufa.planner.decode_units import NEARLY_ALL
 from cufa.planner.plan import Plan
 from cufa.planner.rules import KEY_STEP
 from cufa.planner.tuned_table import Table
-from cufa.problem import Problem
+from cufa.problem import CACHES, MAX_KEYS, Problem
+from cufa.score import is_uneven
 from cufa.specs import KERNELS
 from cufa.specs.decode_block import DECODE_SCORE
 from cufa.variant import Variant
@@ -54,6 +54,9 @@ _LEAST_KEYS = 512
 _FEWEST_KEYS = 128
 """Beside fewer all is latency, whatever runs: that needs no second kernel, nor its memory."""
 
+_KNOWN = 4096  # sizes, of which plans are remembered
+_MANY_KEYS = 2**30  # of so many, limits may lie within a step
+
 _HEAD_DIMS = (*((n, n) for n in (32, 64, 96, 128, 192, 256)), (192, 128))
 """Of the variants that are taken, so that not too many have to be compiled ahead of time."""
 
@@ -70,18 +73,19 @@ class Planner:
         One of them.
     device : Device
     kernel : str or Variant, optional
-        Forces a kernel of attention's own, or one instantiation of it.
+        Forces a kernel, or one instantiation of it.
     table : Table, optional
         Of this device, see `cufa.tuned.user_table`.
     batch_invariant : bool
         Whether each sequence is computed as it would be alone: by the variant, and in as many
         parts, that a batch of one takes.
+    num_splits : int, optional
+        Of a cache: parts of every sequence.
 
     Attributes
     ----------
-    otherwise : callable or None
-        Problem -> the plan of a kernel of attention's own, where that may take the place of
-        another.
+    otherwise : TiledPlanner or None
+        Plans a kernel of attention's own, where that may take the place of another.
 
     Raises
     ------
@@ -96,20 +100,43 @@ class Planner:
         kernel: str | Variant | None = None,
         table: Table | None = None,
         batch_invariant: bool = False,
+        num_splits: int | None = None,
     ) -> None:
-        self._tiled = tiled.Planner(problem, device, kernel, table)
-        self._device, self._forced, self._alone = device, kernel is not None, batch_invariant
-        self.otherwise = None if batch_invariant else self._tiled
+        self._device, self._kernel, self._alone = device, kernel, batch_invariant
+        self._num_splits = num_splits
+        self._known: dict[tuple[int, ...], Plan | DecodePlan] = {}
+        # Else nothing changes within a step of keys. A window may hide keys of longer caches only.
+        self._counts_keys = is_uneven(problem.score) or problem.left is not None
+        self.otherwise: tiled.TiledPlanner | None = None
+        if problem.kv not in CACHES:
+            self._tiled = tiled.TiledPlanner(problem, device, kernel, table)
+            self._may_decode = kernel is None and _can_decode(problem)
+            self.otherwise = self._tiled if self._may_decode and not batch_invariant else None
 
     def __call__(self, problem: Problem) -> Plan | DecodePlan:
         """Return a problem's plan; errors are those of `plan`."""
+        p, keys = problem, problem.seq_kv
+        if not self._counts_keys and keys < _MANY_KEYS:
+            keys = -(-keys // KEY_STEP)
+        sizes = p.batch, p.heads_q, p.heads_kv, p.seq_q, keys, p.sequences, p.page_size
+        found = self._known.get(sizes)
+        if found is None:
+            found = self._planned(problem)
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[sizes] = found
+        return found
+
+    def _planned(self, problem: Problem) -> Plan | DecodePlan:
+        if problem.kv in CACHES:
+            return decode.plan(problem, self._device, self._num_splits, self._kernel)
         if self._alone and problem.batch > 0:
             return self._as_alone(problem)
         return self._fastest(problem)
 
     def _fastest(self, problem: Problem) -> Plan | DecodePlan:
         found, us = self._tiled.timed(problem)
-        return found if self._forced else faster(problem, self._device, found, us)
+        return faster(problem, self._device, found, us) if self._may_decode else found
 
     def _as_alone(self, problem: Problem) -> Plan | DecodePlan:
         one = self._fastest(problem._replace(batch=1))
@@ -120,12 +147,17 @@ class Planner:
             most = max(1, one.grid // (problem.heads_kv * one.row_tiles))
             splits = min(most, -(-problem.visited // _LEAST_KEYS))
             try:
-                found = decode.plan(of_attention(problem), self._device, splits, one.variant)
+                found = decode.plan(problem.in_cache, self._device, splits, one.variant)
             except ValueError as error:  # of more tiles than there are numbers
                 raise ValueError(
                     f"k: {error}; without batch_invariant another kernel runs"
                 ) from None
         return found._replace(reason=f"{one.reason}; {_AS_ALONE}")
+
+
+def _can_decode(problem: Problem) -> bool:
+    """Whether `decode` takes such calls, whatever their sizes."""
+    return problem.kv == "Dense" and set(problem.score) <= set(DECODE_SCORE)
 
 
 def plan(
@@ -145,6 +177,7 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
     Parameters
     ----------
     problem : Problem
+        One that `decode` takes.
     device : Device
     other : Plan
         Of a kernel of attention's own.
@@ -154,15 +187,13 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
     rows = problem.group * problem.seq_q
     if 0 in (other.grid, rows) or rows > _MOST_ROWS:
         return other
-    if problem.seq_kv > MAX_KEYS or problem.kv != "Dense":
-        return other
-    if _keys(problem) < _FEWEST_KEYS or not set(problem.score) <= set(DECODE_SCORE):
+    if not _FEWEST_KEYS <= _keys(problem) <= MAX_KEYS:
         return other
     others = _tiled_us(problem, device, other, us)
     if others < _DECODE_BEGINS + _DECODE_ROW * min(rows, 16):
         return other
     try:
-        found = decode.plan(of_attention(problem), device)
+        found = decode.plan(problem.in_cache, device)
     except ValueError:  # too large, or head dims of which this GPU holds no tiles
         return other
     if (found.variant.head_dim, found.variant.head_dim_v) not in _HEAD_DIMS:
@@ -179,8 +210,8 @@ def _keys(problem: Problem) -> int:
 
 def _read_us(problem: Problem, device: Device) -> float:
     """Return what it takes all multiprocessors to read K and V once, of a multiple of the step."""
-    _, batch, _, heads_kv, _, _, head_dim, head_dim_v, *_ = problem
-    cache = batch * heads_kv * _keys(problem) * (head_dim + head_dim_v)
+    columns = problem.head_dim + problem.head_dim_v
+    cache = problem.batch * problem.heads_kv * _keys(problem) * columns
     return cache * DTYPES[problem.dtype].bytes / (device.sm_count * _BYTES_A_US)
 
 
@@ -224,7 +255,7 @@ def explained(
     if batch_invariant or 0 in (problem.seq_kv, found.grid):
         return found
     if isinstance(found, DecodePlan):
-        own, us = tiled.Planner(problem, device, kernel, table).timed(problem)
+        own, us = tiled.TiledPlanner(problem, device, kernel, table).timed(problem)
         times = {own.variant: _tiled_us(problem, device, own, us)}
         times[found.variant] = _decode_us(problem, device, found)
     else:
@@ -249,7 +280,7 @@ def decode_variants(device: Device, masks: Iterable[bool] = (False, True)) -> li
         DTYPES, _HEAD_DIMS, batches, (1, 32, _MOST_ROWS), (1, 2), lengths, masks
     ):
         group = max(1, rows // seq_q)
-        problem = DecodeProblem(dtype, batch, group, 1, seq_q, keys, 0, 0, d, dv, causal, 1.0)
+        problem = Problem(dtype, batch, group, 1, seq_q, keys, d, dv, causal, 1.0, kv="Contiguous")
         with contextlib.suppress(ValueError):  # no tiles on this GPU
             found.append(decode.plan(problem, device).variant)
     return list(dict.fromkeys(found))

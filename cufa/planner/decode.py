@@ -1,10 +1,9 @@
-"""DecodeProblem + Device -> DecodePlan: how `decode` runs."""
+"""Problem + Device -> DecodePlan: how `decode` runs."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.planner.decode_units import (
@@ -20,6 +19,7 @@ from cufa.planner.decode_units import (
     units_of,
 )
 from cufa.planner.decode_variants import small_blocks, variant_of
+from cufa.problem import Problem
 from cufa.score import MAX_WINDOW
 from cufa.variant import Variant
 
@@ -80,6 +80,11 @@ class DecodePlan(NamedTuple):
         )
 
     @property
+    def workspace_floats(self) -> int:
+        """0: the memory that blocks share is not the caller's."""
+        return 0
+
+    @property
     def partial_floats(self) -> int:
         """float32 numbers that pieces of sequences need: two places a block, if there are any.
 
@@ -91,7 +96,7 @@ class DecodePlan(NamedTuple):
 
 
 def plan(
-    problem: DecodeProblem,
+    problem: Problem,
     device: Device,
     num_splits: int | None = None,
     kernel: str | Variant | None = None,
@@ -104,7 +109,7 @@ def plan(
 
     Parameters
     ----------
-    problem : DecodeProblem
+    problem : Problem
         Not empty.
     device : Device
     num_splits : int, optional
@@ -184,14 +189,14 @@ def _tile_bytes(variant: Variant) -> int:
     return variant.bn * columns * DTYPES[variant.dtype].bytes
 
 
-def _ranges(problem: DecodeProblem, device: Device, variant: Variant, units: int) -> int:
+def _ranges(problem: Problem, device: Device, variant: Variant, units: int) -> int:
     """Return how many blocks have equal ranges of all keys.
 
     If they are a multiple of the work items, and lengths are equal, each item has as many splits,
     and no block has two of different items.
     """
     at_once = device.sm_count * resident(variant, device)
-    tiles = _tiles(problem._replace(capacity=keys_of(problem)), variant)
+    tiles = _tiles(problem._replace(seq_kv=keys_of(problem)), variant)
     if in_waves(units, at_once) and can_be_whole(problem, device, variant.bm):
         return units
     grid = min(at_once, units * tiles)
@@ -210,7 +215,7 @@ def _ranges(problem: DecodeProblem, device: Device, variant: Variant, units: int
     return units * splits if even else grid
 
 
-def _tiles(problem: DecodeProblem, variant: Variant) -> int:
+def _tiles(problem: Problem, variant: Variant) -> int:
     """Return the most tiles of keys that a sequence's queries visit: at least one.
 
     Those of a window may begin and end anywhere.

@@ -5,10 +5,10 @@ A unit is a sequence, a K/V head and a tile of rows.
 
 from __future__ import annotations
 
-from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.planner.rules import KEY_STEP
+from cufa.problem import Problem
 from cufa.variant import Variant
 
 _LANES = 32  # of a warp
@@ -64,12 +64,12 @@ def padded(head_dim: int) -> int:
     return next(n for n in (32, 64, 96, 128, 192, 256) if head_dim <= n)
 
 
-def units_of(problem: DecodeProblem, bm: int) -> int:
+def units_of(problem: Problem, bm: int) -> int:
     """Return how many sequences, K/V heads and tiles of rows there are."""
     return problem.batch * problem.heads_kv * -(-problem.group * problem.seq_q // bm)
 
 
-def keys_of(problem: DecodeProblem) -> int:
+def keys_of(problem: Problem) -> int:
     """Return the most keys that a sequence can have, of which nothing changes within a step.
 
     Those in front of a window do not count.
@@ -77,7 +77,7 @@ def keys_of(problem: DecodeProblem) -> int:
     return -(-problem.visited // KEY_STEP) * KEY_STEP
 
 
-def unit_bytes(problem: DecodeProblem) -> int:
+def unit_bytes(problem: Problem) -> int:
     """Return the bytes of K and V of a sequence and head."""
     columns = problem.head_dim + problem.head_dim_v
     return keys_of(problem) * columns * DTYPES[problem.dtype].bytes
@@ -88,19 +88,19 @@ def second_end_bytes(rows: int) -> int:
     return _SECOND_END + rows * _SECOND_ROW
 
 
-def end_bytes(problem: DecodeProblem) -> int:
+def end_bytes(problem: Problem) -> int:
     """Return what a multiprocessor reads while a unit ends, and finds its pages."""
     rows = min(problem.group * problem.seq_q, 16)
     return second_end_bytes(rows) + (_LOOK_UP if problem.is_paged else 0)
 
 
-def _next_end_bytes(problem: DecodeProblem, bm: int, rows: int) -> int:
+def _next_end_bytes(problem: Problem, bm: int, rows: int) -> int:
     """Return what a multiprocessor reads while a second unit ends, in tiles of `bm` rows."""
     wide = _WIDE_END + _WIDE_ELEMENT * rows * problem.head_dim_v
     return wide if bm > 16 else second_end_bytes(rows)
 
 
-def shared_end_bytes(problem: DecodeProblem, bm: int, rows: int) -> int:
+def shared_end_bytes(problem: Problem, bm: int, rows: int) -> int:
     """Return as how many bytes of keys a unit's end counts in equal ranges of all keys.
 
     Of 35 timings of unequal lengths with few rows on an H200, `second_end_bytes` and half of it
@@ -111,7 +111,7 @@ def shared_end_bytes(problem: DecodeProblem, bm: int, rows: int) -> int:
     return size if bm > 16 else size * 5 // 4 + (_LOOK_UP if problem.is_paged else 0)
 
 
-def more_splits_bytes(problem: DecodeProblem, bm: int, rows: int, splits: int) -> int:
+def more_splits_bytes(problem: Problem, bm: int, rows: int, splits: int) -> int:
     """Return what a multiprocessor reads in the time that ends in the middle of a range take.
 
     There are none where blocks are a multiple of the units and lengths are equal.
@@ -132,14 +132,14 @@ def partial_floats(blocks: int, rows: int, columns: int) -> int:
     return 2 * blocks * rows * (columns + 4 * -(-columns // 64))
 
 
-def _has_memory(problem: DecodeProblem, bm: int) -> bool:
+def _has_memory(problem: Problem, bm: int) -> bool:
     """Whether a block for each unit can leave pieces, as it must where lengths differ much."""
     rows, columns = min(problem.group * problem.seq_q, bm), padded(problem.head_dim_v)
     units = units_of(problem, bm)
     return units <= _MOST_RANGES and 4 * partial_floats(units, rows, columns) <= _MOST_PARTIAL
 
 
-def never_cut(problem: DecodeProblem, device: Device, bm: int) -> bool:
+def never_cut(problem: Problem, device: Device, bm: int) -> bool:
     """Whether units are so short, or so many, that a block each is best however lengths differ."""
     least = MOST_SMALL if _has_memory(problem, bm) else SOME_UNITS
     size = unit_bytes(problem) * DTYPES[problem.dtype].bytes // 2
@@ -151,7 +151,7 @@ def never_cut(problem: DecodeProblem, device: Device, bm: int) -> bool:
     return size <= most
 
 
-def can_be_whole(problem: DecodeProblem, device: Device, bm: int) -> bool:
+def can_be_whole(problem: Problem, device: Device, bm: int) -> bool:
     """Whether each unit can have a block."""
     return _has_memory(problem, bm) or never_cut(problem, device, bm)
 

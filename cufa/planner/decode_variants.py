@@ -1,10 +1,9 @@
-"""DecodeProblem + Device -> Variant: which kernel decodes, in blocks of which shape."""
+"""Problem + Device -> Variant: which kernel decodes, in blocks of which shape."""
 
 from __future__ import annotations
 
 import functools
 
-from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.planner.decode_units import (
@@ -22,6 +21,7 @@ from cufa.planner.decode_units import (
     units_of,
 )
 from cufa.planner.decode_whole import whole_variant
+from cufa.problem import Problem
 from cufa.specs import KERNELS
 from cufa.variant import Variant
 
@@ -75,7 +75,7 @@ eight took 0.98 to 1.01 of the time of sixteen with tiles of 32 keys."""
 
 
 def variant_of(
-    problem: DecodeProblem,
+    problem: Problem,
     device: Device,
     num_splits: int | None,
     kernel: str | Variant | None,
@@ -85,7 +85,7 @@ def variant_of(
 
     Parameters
     ----------
-    problem : DecodeProblem
+    problem : Problem
     device : Device
     num_splits, kernel
         As of `cufa.planner.decode.plan`, and so are errors.
@@ -135,14 +135,14 @@ def variant_of(
     return _finding(_variant(tile, team, rings, problem.page_size or 1 << 30, device), problem)
 
 
-def _default(problem: DecodeProblem, device: Device) -> str:
+def _default(problem: Problem, device: Device) -> str:
     """Return the kernel of a call that names none."""
     many = problem.group * problem.seq_q > 32 and problem.unified_max is None
     wide = KERNELS[_WIDE]
     return _WIDE if many and problem.dtype in wide.dtypes and wide.runs_on(device) else "decode"
 
 
-def _tile_rows(problem: DecodeProblem) -> int:
+def _tile_rows(problem: Problem) -> int:
     """Return the rows of a tile.
 
     Each tile of rows reads the keys once more, if from L2, and registers hold O of so many rows.
@@ -153,13 +153,13 @@ def _tile_rows(problem: DecodeProblem) -> int:
     return 16 if rows <= 16 or not wide else 32 if rows <= 32 else 64
 
 
-def _bytes_of_16(problem: DecodeProblem) -> int:
+def _bytes_of_16(problem: Problem) -> int:
     """Return the bytes of 16 keys and values, as compiled."""
     columns = padded(problem.head_dim) + padded(problem.head_dim_v)
     return 16 * columns * DTYPES[problem.dtype].bytes
 
 
-def _rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _Rings:
+def _rings(problem: Problem, device: Device, num_splits: int | None) -> _Rings:
     """Return the rings of tiles of 16 rows, where a multiprocessor has one block."""
     tile_bytes = _bytes_of_16(problem)
     if tile_bytes <= _TINY_TILE:
@@ -176,7 +176,7 @@ def _rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _R
     return ((keys, 1, 8), *_RINGS) if long else _RINGS
 
 
-def small_blocks(problem: DecodeProblem, device: Device) -> Variant | None:
+def small_blocks(problem: Problem, device: Device) -> Variant | None:
     """Return the variant of which a multiprocessor has several blocks of a whole unit each, if any.
 
     Together they ask for as much as one large block, but nothing is cut and merged; and where one
@@ -235,7 +235,7 @@ def _made_small(
     return two if dims == (128, 128) else (*made((16, 2, 4, 3)), *two)
 
 
-def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) -> _Rings:
+def _wide_rings(problem: Problem, device: Device, num_splits: int | None) -> _Rings:
     """Return the rings of tiles of 64 rows, which may not depend on the batch either."""
     if never_cut(problem, device, 64):
         return _WGMMA_RINGS
@@ -249,7 +249,7 @@ def _wide_rings(problem: DecodeProblem, device: Device, num_splits: int | None) 
     return _WGMMA_WHOLE_RINGS if whole and known else _WGMMA_RINGS
 
 
-def _finding(variant: Variant, problem: DecodeProblem) -> Variant:
+def _finding(variant: Variant, problem: Problem) -> Variant:
     """Return a variant with a problem's score and its way of finding K and V."""
     if not problem.is_paged:
         kv = "Contiguous"

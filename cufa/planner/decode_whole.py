@@ -1,4 +1,4 @@
-"""DecodeProblem + Device -> Variant: which blocks decode units that are never cut, one each.
+"""Problem + Device -> Variant: which blocks decode units that are never cut, one each.
 
 Nothing is cut then, and a variant that is `whole` knows it when it is compiled: it has a third of
 the instructions, and registers for twice as many warps.
@@ -6,10 +6,10 @@ the instructions, and registers for twice as many warps.
 
 from __future__ import annotations
 
-from cufa.decode_problem import DecodeProblem
 from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.planner.decode_units import keys_of, padded, resident, unit_bytes, units_of
+from cufa.problem import Problem
 from cufa.variant import Variant
 
 _ASKED, _ASKED_OF_LITTLE = 128 << 10, 64 << 10
@@ -29,12 +29,12 @@ _BLOCKS_IN_PAGES = ((64 << 10, 8), ((3 << 19) + 1, 4))
 _WARPS = {8: 2, 4: 4, 2: 4, 1: 8}
 
 
-def whole_variant(problem: DecodeProblem, device: Device, bm: int) -> Variant | None:
+def whole_variant(problem: Problem, device: Device, bm: int) -> Variant | None:
     """Return the variant of which each block has a unit, but for its score; None if none fits.
 
     Parameters
     ----------
-    problem : DecodeProblem
+    problem : Problem
         Of units that are never cut, see `cufa.planner.decode_units.never_cut`.
     device : Device
     bm : int

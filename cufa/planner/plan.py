@@ -113,8 +113,10 @@ def plan(
     return _planned(problem, variant, _block(variant, device), device, reason)
 
 
-class Planner:
-    """Plans problems that differ in sizes only, quickly: what they have in common is found once.
+class TiledPlanner:
+    """Plans kernels of attention's own for problems that differ in sizes only.
+
+    What these have in common is found once.
 
     Parameters
     ----------

@@ -147,7 +147,8 @@ class Choice:
 
         Of a problem with sequences of unequal lengths, give the one that is alike.
         """
-        _, batch, heads_q, heads_kv, rows, keys, *_ = problem
+        batch, heads_q, heads_kv = problem.batch, problem.heads_q, problem.heads_kv
+        rows, keys = problem.seq_q, problem.seq_kv
         heads = batch * heads_q
         if not self._priced:
             long, *short = self.variants

@@ -54,7 +54,7 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     device : Device
     """
     kernel = KERNELS[variant.kernel]
-    _, batch, heads_q, heads_kv, *_ = problem
+    batch, heads_q, heads_kv = problem.batch, problem.heads_q, problem.heads_kv
     seq_q = problem.alike.seq_q
     # Each head has tiles of keys of its own where a map says which are visited.
     packs = seq_q < variant.bm and BLOCKS not in problem.reads
@@ -67,7 +67,7 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     if kernel.takes_heads:
         return Order(pack, q_tiles, heads, 1, 0)
     tiles = heads * q_tiles
-    if not is_uneven(problem.score):  # tiles are of one length: those of a head follow each other
+    if not is_uneven(variant.score):  # tiles are of one length: those of a head follow each other
         return Order(pack, q_tiles, tiles, 1, 0)
     # As many heads as have their K and V in half of L2 together, and in all of it beside the Q and
     # O that pass through it from one row tile of all of these to the next.

@@ -20,9 +20,9 @@ from benchmarks.peers import PEERS
 from benchmarks.results import figures
 from cufa import device as devices
 from cufa.compiler import jit
-from cufa.decode_problem import parse_decode
 from cufa.explorer.clock import Call, Clock
 from cufa.explorer.race import Budget
+from cufa.parse_decode import parse_decode
 from cufa.planner import decode as planner
 from cufa.variant import Variant
 

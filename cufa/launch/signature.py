@@ -1,0 +1,70 @@
+"""What tells the calls of a kind apart: shapes, strides and alignment, but no addresses."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple, TypeVar
+
+from cufa.arrays import Ints
+
+Key = tuple[Any, ...]
+Place = tuple[int, int]
+"""A word of a kernel's parameter, and which of a launch's addresses goes there."""
+
+TENSORS = 5
+"""Addresses that a launch is given first: of q, k, v, the result and its log-sum-exp."""
+
+
+class Out(NamedTuple):
+    """The caller's own array for the result."""
+
+    shape: Ints
+    strides: Ints
+    is_aligned: bool
+
+
+class Signature(NamedTuple):
+    """What a launch depends on, but for addresses, among the calls of a kind.
+
+    The hot path looks up a plain tuple of the same order, which is made in less time.
+
+    Attributes
+    ----------
+    q_shape, q_strides, k_shape, k_strides, v_shape, v_strides : tuple of int
+        As the caller has them.
+    aligned : tuple of bool
+        Whether q, k and v are each aligned.
+    out : Out or None
+    extras : tuple
+        Shape, strides and dtype of each of `Extras.flat`, or None; of a `cufa.BlockMask` its key.
+    """
+
+    q_shape: Ints
+    q_strides: Ints
+    k_shape: Ints
+    k_strides: Ints
+    v_shape: Ints
+    v_strides: Ints
+    aligned: tuple[bool, ...]
+    out: Out | None
+    extras: Key
+
+    @classmethod
+    def of(cls, key: Key) -> Signature:
+        """Return the plain tuple of the hot path with names."""
+        found = cls._make(key)
+        return found if found.out is None else found._replace(out=Out._make(found.out))
+
+
+_T = TypeVar("_T")
+
+_lock = threading.Lock()
+
+
+def remember(memory: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:
+    """Put a value into a memory, unless there is one; from a full memory the oldest goes."""
+    with _lock:
+        found = memory.setdefault(key, value)
+        while len(memory) > limit:
+            del memory[next(iter(memory))]
+        return found

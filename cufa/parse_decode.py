@@ -1,0 +1,199 @@
+"""Arrays -> `Problem` of a cache: what one call of `decode` asks for, and the errors of its user.
+
+What is on the host is checked here for good. Lengths and tables on the device are read there alone,
+so there the kernels keep within the cache, whatever they find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from types import MappingProxyType, ModuleType
+from typing import NamedTuple
+
+import numpy as np
+
+from cufa.arrays import Array, as_bhsd, module_of, module_of_all
+from cufa.beside import NO_ARRAYS, parse_beside
+from cufa.checks import (
+    NO_WINDOW,
+    as_float,
+    check_devices,
+    check_dtypes,
+    check_flag,
+    check_layout,
+    check_out,
+    check_scale,
+    check_softcap,
+    check_window,
+)
+from cufa.expression.own import NOTHING
+from cufa.lengths import check_integers, check_lengths
+from cufa.problem import Problem, check_shapes, right_edge
+
+MAX_UNIFIED = 1e6
+"""Of a preset maximum: of larger scores float32 takes out none exactly enough."""
+
+
+class DecodeOperands(NamedTuple):
+    """The arrays of a call of `decode`.
+
+    Attributes
+    ----------
+    q, out : array
+        (batch, heads, seq, head_dim) views; `out` may be None.
+    k_cache, v_cache : array
+        (batch, heads, capacity, head_dim) views, or (pages, heads, page_size, head_dim).
+    lengths : array or None
+        (batch,) int32, contiguous, on the device or the host; None for `capacity` of each.
+    block_table : array or None
+        (batch, pages a sequence) int32, its rows contiguous, on the device or the host.
+    beside : mapping
+        NumPy arrays that parts of the score read, as of `cufa.beside.parse_beside`.
+    """
+
+    q: Array
+    k_cache: Array
+    v_cache: Array
+    lengths: Array
+    block_table: Array
+    out: Array
+    beside: Mapping[str, Array] = MappingProxyType({})
+
+
+def parse_decode(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    lengths: Array | None,
+    block_table: Array | None,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+    out: Array | None,
+    unified_max: float | None = None,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float | None = None,
+    beside: Mapping[str, Array | None] = NO_ARRAYS,
+    return_lse: bool = False,
+) -> tuple[Problem, DecodeOperands, ModuleType]:
+    """Check the arguments of a call of `decode`. Nothing is written, or copied to the device.
+
+    Parameters
+    ----------
+    q, k_cache, v_cache, lengths, block_table, causal, scale, layout, out, unified_max
+        As of `cufa.decode`.
+    window, softcap
+        As of `cufa.decode`.
+    beside : mapping
+        Its arrays that parts of the score read, by argument; None where there is none.
+    return_lse : bool
+        As of `cufa.decode`.
+
+    Returns
+    -------
+    Problem
+    DecodeOperands
+    module
+        `numpy` or `cupy`: of q, the caches and `out`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `cufa.decode`.
+    """
+    check_layout(layout)
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
+    if out is not None:
+        arrays["out"] = out
+    xp = module_of_all(arrays)
+    if xp is np:  # subclasses (memmap, matrix) become the plain arrays that they are views of
+        arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    dtype = check_dtypes(arrays)
+    for name, array in arrays.items():
+        if array.ndim != 4 and name != "out":
+            raise ValueError(f"{name} has shape {array.shape}: 4 axes are needed")
+    if xp is not np:
+        check_devices(arrays, xp)
+    out = arrays.pop("out", None)
+    views = {name: as_bhsd(array, layout) for name, array in arrays.items()}
+    if block_table is not None:
+        module_of("block_table", block_table)
+    kv = "Contiguous" if block_table is None else "Paged"
+    shapes = views["q"].shape, views["k_cache"].shape, views["v_cache"].shape
+    shown = tuple(array.shape for array in arrays.values())
+    capacity = check_shapes(kv, *shapes, shown, () if block_table is None else block_table.shape)
+    (batch, heads_q, seq_q, head_dim), (blocks, heads_kv, keys, head_dim_v) = shapes[0], shapes[2]
+    bottom_right = check_flag("causal", causal)
+    scale = check_scale(scale, head_dim)
+    left, right = check_window(window, bottom_right)
+    causal, right = right_edge(bottom_right, right)
+    problem = Problem(
+        *(dtype, batch, heads_q, heads_kv, seq_q, capacity, head_dim, head_dim_v, causal, scale),
+        left=left,
+        right=right,
+        kv=kv,
+        returns_lse=bool(return_lse),
+    )
+    if block_table is not None:
+        problem = problem._replace(pages=blocks, page_size=keys)
+    reads, of_score = parse_beside(beside, NOTHING, 4, problem.sizes, xp)
+    problem = problem._replace(
+        unified_max=_checked_max(unified_max, dtype), softcap=check_softcap(softcap), reads=reads
+    )
+    arrays |= {name: array for name, array in beside.items() if array is not None}
+    if lengths is not None:
+        check_integers("lengths", lengths, (problem.batch,), xp)
+        if isinstance(lengths, np.ndarray):
+            check_lengths("lengths", lengths, problem.seq_kv)
+            lengths = np.ascontiguousarray(lengths, np.int32)
+        arrays["lengths"] = lengths
+    if block_table is not None:
+        per_sequence = block_table.shape[1]
+        check_integers("block_table", block_table, (problem.batch, per_sequence), xp)
+        if isinstance(block_table, np.ndarray):
+            _check_table(block_table, lengths, problem)
+            block_table = np.ascontiguousarray(block_table, np.int32)
+        arrays["block_table"] = block_table
+    if out is not None:
+        b, h, s, d = problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v
+        shape = (b, h, s, d) if layout == "bhsd" else (b, s, h, d)
+        check_out(out, shape, {n: x for n, x in arrays.items() if module_of(n, x) is xp})
+        out = as_bhsd(out, layout)
+    operands = DecodeOperands(
+        views["q"], views["k_cache"], views["v_cache"], lengths, block_table, out, of_score
+    )
+    return problem, operands, xp
+
+
+def _checked_max(unified_max: float | None, dtype: str) -> float | None:
+    """Return what takes the place of row maxima."""
+    if unified_max is None:
+        return None
+    if isinstance(unified_max, bool) or not isinstance(unified_max, Real):
+        raise TypeError(f"unified_max must be a number or None, not {type(unified_max).__name__}")
+    if dtype == "float32":
+        raise ValueError("unified_max is for float16 and bfloat16, q has float32")
+    value = as_float(unified_max)
+    if not abs(value) <= MAX_UNIFIED:
+        raise ValueError(f"unified_max must be {MAX_UNIFIED} at most in magnitude, not {value!r}")
+    return value
+
+
+def _check_table(table: np.ndarray, lengths: Array | None, problem: Problem) -> None:
+    """Refuse pages on the host that do not exist, as far as they are known to be in use."""
+    if lengths is not None and not isinstance(lengths, np.ndarray):
+        return  # only the device knows
+    used = problem.seq_kv if lengths is None else lengths[:, None]
+    bad = (table < 0) | (table >= problem.pages)
+    first = np.arange(table.shape[1]) * problem.page_size  # keys
+    bad &= first < used
+    if problem.left is not None:
+        ends = np.minimum(first + problem.page_size, used)
+        bad &= ends > np.int64(used) - problem.seq_q - problem.left
+    if bad.any():
+        i, j = (int(x) for x in np.argwhere(bad)[0])
+        raise ValueError(
+            f"block_table[{i}, {j}] is {table[i, j]}, but the cache has {problem.pages} pages"
+        )
