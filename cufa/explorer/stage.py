@@ -93,11 +93,11 @@ class Stage:
         """
         chosen = plan(self._problem, self._device, variant)
         function = jit.launchable(jit.load(cubin, chosen.smem_bytes), variant, self._device)
-        loaded = Loaded(variant, function, self.xp.cuda.runtime.getDevice())
+        extras = self.beside.extras
+        loaded = Loaded(variant, function, self.xp.cuda.runtime.getDevice(), extras)
         shapes = tuple(x.shape for x in self._taken)
         strides = tuple(x.strides for x in self._taken)
         q, k, v, out = (x.data.ptr for x in self._taken)
-        extras = self.beside.extras
         numbers = placed(self._problem.reads, self.beside.ndim, self._problem.sizes, extras)
         run = loaded.launch(chosen, self._problem, shapes, strides, q, numbers, extras)
         workspace = self.xp.empty(chosen.workspace_floats, np.float32)

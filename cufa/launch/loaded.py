@@ -35,6 +35,8 @@ class Loaded:
     variant : Variant
     function : cupy.cuda.Function or Dependent
     device_id : int
+    extras : Extras
+        Of all its launches: arrays, or what they are like.
 
     Attributes
     ----------
@@ -43,11 +45,17 @@ class Loaded:
         Whether it reads and writes through tensor maps.
     """
 
-    def __init__(self, variant: Variant, function: Any, device_id: int) -> None:
+    def __init__(self, variant: Variant, function: Any, device_id: int, extras: Extras) -> None:
         kernel = KERNELS[variant.kernel]
         self.variant, self.tma = variant, kernel.tma
         self._function = function
-        self._layout = DecodeLayout(variant) if kernel.decodes else Layout(variant)
+        self._layout: Layout | DecodeLayout
+        if kernel.decodes:
+            self._layout = decoding = DecodeLayout(variant)
+            self._places = decoding.places(extras)
+        else:
+            self._layout = tiled = Layout(variant)
+            self._places = _places(tiled, variant, extras)
         self._scratch = scratch.of_device(device_id)
         self._counters = counters.of_device(device_id)
         self._needs_counters = kernel.persistent
@@ -97,19 +105,19 @@ class Loaded:
             assert isinstance(layout, DecodeLayout)
             table_stride = 0 if extras.table is None else extras.table.strides[0]
             parameter = layout.filled(plan, problem, strides, numbers, table_stride)
-            places = layout.places(extras)
             if plan.partial_floats:
                 memory = layout.partial, partial(self._scratch.take, plan.partial_floats)
         else:
             assert isinstance(layout, Layout)
             parameter = self._filled(layout, plan, problem, shapes, strides, address, numbers)
-            places = self._places(layout, extras)
             tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
             # Of fewer, each block's own: see next_tile in kernels/scheduler_sm90.cuh.
             if self._draws_tiles and tiles > 2 * plan.grid:
                 memory = layout.places[-1], self._counters.take
         grid = (plan.grid, 1, 1)
-        return Launch(self._function, grid, plan.block, parameter, places, plan.smem_bytes, memory)
+        return Launch(
+            self._function, grid, plan.block, parameter, self._places, plan.smem_bytes, memory
+        )
 
     def _filled(
         self,
@@ -144,14 +152,15 @@ class Loaded:
         maps.encode(index, self.variant.dtype, address, shape, strides, pack, rows, columns)
         self._maps[index] = described, maps.read(index)
 
-    def _places(self, layout: Layout, extras: Extras) -> tuple[Place, ...]:
-        """Return where addresses go: those of the tensors, of a workspace or else of extras."""
-        q, k, v, out, map_of_out, lse, _ = layout.places
-        tensors = (q, 0), (k, 1), (v, 2), (out, 3), (map_of_out, 3), (lse, 4)
-        if KERNELS[self.variant.kernel].workspace:
-            return *tensors, *((word, TENSORS) for word, _ in layout.places_beside)
-        others = (
-            (word, TENSORS + extras.place(which) if which >= 0 else which)
-            for word, which in layout.places_beside
-        )
-        return *tensors, *others
+
+def _places(layout: Layout, variant: Variant, extras: Extras) -> tuple[Place, ...]:
+    """Return where addresses go: those of the tensors, of a workspace or else of extras."""
+    q, k, v, out, map_of_out, lse, _ = layout.places
+    tensors = (q, 0), (k, 1), (v, 2), (out, 3), (map_of_out, 3), (lse, 4)
+    if KERNELS[variant.kernel].workspace:
+        return *tensors, *((word, TENSORS) for word, _ in layout.places_beside)
+    others = (
+        (word, which if which < 0 else TENSORS + extras.place(which))
+        for word, which in layout.places_beside
+    )
+    return *tensors, *others

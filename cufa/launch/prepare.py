@@ -128,7 +128,8 @@ class Kind:
         whole = problem.head_dim * size % ALIGNMENT == problem.head_dim_v * size % ALIGNMENT == 0
         self._may_be_plain = whole and problem.scale >= 0
         self._positive = problem._replace(scale=abs(problem.scale))  # as the kernels take it
-        self._extras, self._padded = extras, padded
+        self._extras = extras.described((None,) * len(extras.flat))  # keeps no array alive
+        self._padded = padded
         self._device, self._device_id = device, device_id
         self._planner = planner
         self._loaded: dict[Variant, Loaded] = {}
@@ -342,7 +343,7 @@ class Kind:
 
     def _load(self, variant: Variant) -> Loaded:
         function = jit.kernel(variant, self._device, self._device_id)
-        loaded = Loaded(variant, function, self._device_id)
+        loaded = Loaded(variant, function, self._device_id, self._extras)
         if not is_capturing():
             loaded.reserve()
             if self._planner.otherwise is not None:  # what may be captured instead needs counters
