@@ -219,7 +219,7 @@ def decode_padded(
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     of_kernel = None if kernel is None else calls.types_of(kernel)
     options = (
-        *("decode", block_table is None, padded),
+        *("cufa.decode", block_table is None, padded),
         *(causal, type(causal), scale, type(scale), layout, return_lse, type(return_lse)),
         *(num_splits, type(num_splits), kernel, of_kernel),
         *(unified_max, type(unified_max), softcap, type(softcap), dtypes),

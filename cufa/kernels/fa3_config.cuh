@@ -30,7 +30,7 @@ struct Layout {
     static constexpr int SLOT_BYTES = QTile::bytes > OTile::bytes ? QTile::bytes : OTile::bytes;
     static constexpr int RING_BYTES = STAGES * (KTile::bytes + VTile::bytes);
     static constexpr int PAIR_BYTES = BM / 16 * PAIRS::BYTES;
-    static constexpr bool fits(int slots) {  // with what the system and the barriers take
+    __device__ static constexpr bool fits(int slots) {  // with what the system and the barriers take
         const int bytes = slots * SLOT_BYTES + RING_BYTES + PAIR_BYTES + 1024;
         return bytes * BLOCKS_PER_SM <= 227 * 1024;
     }
