@@ -108,8 +108,7 @@ class DecodeKernel:
 
     def _use_scratch(self, p: np.void, blocks: int) -> int:
         """See that the numbers which blocks share are all ones; return where they are."""
-        items = int(p["batch"]) * int(p["items"]["divisor"])
-        assert not p["splits"] or blocks == items * p["splits"]
+        assert p["blocks"]["divisor"] == blocks
         if p["splits"] == 1:
             assert p["partial"] == 0
             return 0

@@ -44,10 +44,10 @@ def emulated(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> E
 
 @pytest.fixture(params=[False, True], ids=["as planned", "equal shares"])
 def shares(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Divide work items as planned; or into equal ranges of all keys, which no block exceeds.
+    """Cut units as planned; or by equal shares of all keys, if equal parts take any longer.
 
-    The keys here are so few that blocks would always be a multiple of the items otherwise, and many
-    items would never be split.
+    The keys here are so few that equal parts of a unit would always do otherwise, and many units
+    would never be cut.
     """
     if request.param:
         monkeypatch.setattr(decode_units, "_NEVER_CUT", 0)

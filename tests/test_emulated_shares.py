@@ -29,7 +29,7 @@ LENGTHS = [
 @pytest.fixture(autouse=True)
 def shares(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:  # noqa: F811
     """Cut units anywhere, if lengths differ at all."""
-    monkeypatch.setattr(decode, "more_splits_bytes", lambda *_: 0)
+    monkeypatch.setattr(decode, "more_pieces_bytes", lambda *_: 0)
     for limit in ("_NEVER_CUT", "_NEVER_CUT_FEW", "_NEVER_CUT_ALONE"):
         monkeypatch.setattr(decode_units, limit, 0)
     monkeypatch.setattr(decode_variants, "_SHORT_UNIT", 0)

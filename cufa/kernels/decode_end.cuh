@@ -1,5 +1,5 @@
-// The end of an item of decode_block.cuh: O of the block's teams is added up, divided by the rows' sums and written, or left as the
-// result of a split for whoever merges it.
+// The end of a unit of decode_block.cuh: O of the block's teams is added up, divided by the rows' sums and written, or left as a
+// piece for whoever merges it.
 #pragma once
 #include "decode_merge.cuh"
 #include "decode_scheduler.cuh"
@@ -12,13 +12,13 @@ struct RowWriter {
     const float m_to_log2;
 
     // Adds to l of a row what is no key, the sink, and returns what its log-sum-exp is found from.
-    __device__ float conclude(const ItemRows& tile, int row, float m, float& l) const {
+    __device__ float conclude(const UnitRows& tile, int row, float m, float& l) const {
         if (!FP32) l = Softmax::beyond(m, l);
         float lse = m * m_to_log2;
         if constexpr (ARGUMENTS::NEEDS_LSE) lse = Softmax::log_sum_exp(lse, l), p.end_row(l, lse, tile.head(p, row));
         return lse;
     }
-    __device__ void write_lse(const ItemRows& tile, int row, float lse, float l) const {
+    __device__ void write_lse(const UnitRows& tile, int row, float lse, float l) const {
         p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
             ARGUMENTS::NEEDS_LSE ? lse : Softmax::log_sum_exp(lse, l);
     }
@@ -28,7 +28,7 @@ struct RowWriter {
         return (reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | strides | p.head_dim_v) % columns == 0;
     }
     // O = O / l of two columns of a row, from `of_row` on, where `col`, which is even, is; its log-sum-exp with the first of all.
-    __device__ void write(const ItemRows& tile, int row, int col, T* of_row, const float (&o)[2], float m, float l) const {
+    __device__ void write(const UnitRows& tile, int row, int col, T* of_row, const float (&o)[2], float m, float l) const {
         const float lse = conclude(tile, row, m, l), inverse = FP32 ? 0.f : reciprocal_approx(l);
         auto divided = [&](int i) { return l == 0.f ? 0.f : FP32 ? o[i] / l : o[i] * inverse; };
         if (!can_write(2)) {
@@ -46,16 +46,16 @@ struct RowWriter {
 };
 
 // Adds up O of a block's teams, each of which has seen other keys, in shared memory: FEW rows at a time behind their rings, of
-// RING_BYTES together, or all of a tile where these were, if the block has no other item.
+// RING_BYTES together, or all of a tile where these were, if the block has no other unit.
 template <class T, class Softmax, class ARGUMENTS, int BM, int HEAD_DIM_V, int TEAM, int WARPS, int RING_BYTES>
-struct ItemEnd {
-    using Results = SplitResults<HEAD_DIM_V>;
+struct UnitEnd {
+    using Piece = Partial<HEAD_DIM_V>;
     static constexpr bool FP32 = sizeof(T) == 4, MANY = BM > 16;
     static_assert(!MANY || !FP32, "of many rows O is written in 16 bits");
     static constexpr float NO_KEYS = -1.f;  // in place of what O of a row is multiplied by
     static constexpr int TEAMS = WARPS / TEAM, PITCH = HEAD_DIM_V + 8;
     // As many as give each warp something to do
-    static constexpr int LEAST = WARPS / Results::PARTS > 4 ? WARPS / Results::PARTS : 4, FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST;
+    static constexpr int LEAST = WARPS / Piece::PARTS > 4 ? WARPS / Piece::PARTS : 4, FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST;
     static constexpr int SUM_BYTES = TEAMS * FEW * PITCH * 4;
     static constexpr bool ALL_FIT = MANY && BM > FEW && TEAMS * BM * PITCH * 4 <= RING_BYTES + SUM_BYTES;
 
@@ -69,9 +69,9 @@ struct ItemEnd {
     OfTeams *sM, *sL;    // [BM] each; of many rows then what the teams' O weigh, and in sL.of[0] what O is multiplied by, or NO_KEYS
     T** sO;              // [BM]: where many rows of O begin, in place of Q when it has been used
 
-    // `last` says that no keys of another item are on their way; `one`, that the item has one split, which else is left as `partial`.
+    // `last` says that no keys of another unit are on their way; `one`, that the unit is in one piece, which else is left as `partial`.
     template <int MT, int OT>
-    __device__ void hand_on(const float (&rO)[MT][OT][4], const Softmax& softmax, const ItemRows& tile, const Results& partial, int block,
+    __device__ void hand_on(const float (&rO)[MT][OT][4], const Softmax& softmax, const UnitRows& tile, const Piece& partial, int block,
                             bool one, bool last, int warp, int lane) const {
         const int rows = tile.rows, team = warp / TEAM, first_row = warp % TEAM * (BM / TEAM);
 #pragma unroll
@@ -117,7 +117,7 @@ struct ItemEnd {
  private:
     // What each of many rows has one of, by a thread each: what the teams' O weigh, in place of m; and, if it is written, what O is
     // multiplied by, in place of l, and where it begins. (With threadIdx.x here, the main loop of sixteen warps spills registers.)
-    __device__ void find_weights(const ItemRows& tile, const Results& partial, int block, bool one, int warp, int lane) const {
+    __device__ void find_weights(const UnitRows& tile, const Piece& partial, int block, bool one, int warp, int lane) const {
 #pragma unroll 1
         for (int row = warp * 32 + lane; row < tile.rows; row += WARPS * 32) {
             float m = Softmax::NONE, l = 0.f;
@@ -136,7 +136,7 @@ struct ItemEnd {
                 if (writer.p.lse) writer.write_lse(tile, row, lse, l);
             } else {
 #pragma unroll
-                for (int part = 0; part < Results::PARTS; ++part)
+                for (int part = 0; part < Piece::PARTS; ++part)
                     leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m, l));
             }
         }
@@ -151,14 +151,14 @@ struct ItemEnd {
         for (int i = 0; i < COLS; ++i) o[i] = fmaf(of_team[i], weight, t == 0 ? 0.f : o[i]);
     }
     template <int COLS>
-    static __device__ void leave_columns(const Results& partial, int block, int row, int col, const float (&o)[COLS]) {
+    static __device__ void leave_columns(const Piece& partial, int block, int row, int col, const float (&o)[COLS]) {
 #pragma unroll
         for (int i = 0; i < COLS; i += 2)
             leave(partial.of(block) + partial.column(row, col + i), make_float2(o[i], o[i + 1]));
     }
 
     // A lane has four columns of some of many rows at once, a warp all of a row, or half of a wide one, or of several rows.
-    __device__ void add_up_many(const float* sum, int begin, int some, int at_once, const Results& partial, int block, bool one,
+    __device__ void add_up_many(const float* sum, int begin, int some, int at_once, const Piece& partial, int block, bool one,
                                 int warp, int lane) const {
         constexpr int HALVES = HEAD_DIM_V > 128 ? 2 : 1, LANES = HEAD_DIM_V / HALVES / 4, ROWS = 32 / LANES;
         static_assert(WARPS % HALVES == 0, "a warp has the same half of all its rows");
@@ -167,7 +167,7 @@ struct ItemEnd {
         const int col = (warp % HALVES * LANES + lane % LANES) * 4;
 #pragma unroll 1
         for (int group = warp; group / HALVES * ROWS < some; group += WARPS * AT_ONCE) {
-            // All of these rows' before any is handed on: else each would wait for its own. (Of a split, inverse and of_row mean
+            // All of these rows' before any is handed on: else each would wait for its own. (Of a piece, inverse and of_row mean
             // nothing.)
             float o[AT_ONCE][4], inverse[AT_ONCE];
             T* of_row[AT_ONCE];
@@ -206,7 +206,7 @@ struct ItemEnd {
     }
 
     // A lane has two columns of a row, and a warp 64.
-    __device__ void add_up(const float* sum, int begin, int some, int at_once, const ItemRows& tile, const Results& partial, int block,
+    __device__ void add_up(const float* sum, int begin, int some, int at_once, const UnitRows& tile, const Piece& partial, int block,
                            bool one, int lane) const {
         for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
             const int row = begin + of_some, col = part * 64 + lane * 2;

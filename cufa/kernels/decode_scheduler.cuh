@@ -1,105 +1,128 @@
-// Which keys each block of decode.cu reads: splits of work items. There are two ways to divide the work.
-// With `splits`, each item is cut into so many equal splits, a block each. They depend on the item's own length only.
-// Without, the tiles of BN keys that all items visit, one item after the other, are cut into equal ranges, a block each, in which
-// the end of an item counts as some tiles. So blocks end together whatever the lengths are, and a block may have splits of several
-// items. If all lengths are equal, and blocks a multiple of items, both ways give the same splits.
+// Which keys each block of decode.cu reads. A unit is a sequence, a KV head and a tile of rows. The tiles of BN keys that all
+// units visit, one unit after the other, are cut into equal shares, a block each, in which the end of a unit counts as some tiles:
+// blocks end together whatever the lengths are, and a unit that is cut leaves a piece with each of its blocks. Where lengths differ
+// little, all units are cut into equally many pieces instead, a block each, and so they are with `splits`, where pieces depend on the
+// own length only.
 #pragma once
-#include "decode_item.cuh"
+#include "decode_unit.cuh"
 
-// The tiles of a block of so many teams: `count`, the first of which belongs to `item`; with WHOLE, all of that item's.
+// The share of a block of so many teams: `count` tiles, the first of which belongs to `unit`; with WHOLE, that unit's.
 template <class ARGUMENTS, int BN, int TEAMS, bool WHOLE>
-struct BlockTiles {
-    using Item = WorkItem<ARGUMENTS, BN>;
+struct Share {
+    using Unit = ::Unit<ARGUMENTS, BN>;
 
-    Item item{};
+    Unit unit{};
     int count = 0;
 
-    __device__ void find(const ARGUMENTS& p, int block) {
-        if (WHOLE || p.splits)
-            find_split(p, block);
-        else
-            find_range(p, block);
-    }
-
-    // The blocks that have splits of an item of this block.
-    __device__ Splits splits_of(const DecodeParams& p, const Item& item, int block) const {
-        if constexpr (WHOLE) return {block, block + 1};
-        if (p.splits) {
-            const int begin = block - uint32_t(block) % uint32_t(p.splits);
-            return {begin, begin + divided_up(item.tiles, step_of(p, item.tiles))};
+    // Of up to 32 sequences, `length` is the keys of that which has the lane's number. Of more, lengths are looked up.
+    __device__ void find(const ARGUMENTS& p, int block, int length) {
+        const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
+        const bool few = p.batch <= 32;
+        count = 0, unit = Unit{};
+        if constexpr (WHOLE) {
+            unit.batch = min(p.units.quotient(block), p.batch - 1), unit.index = p.units.remainder(block);
+            unit.set_keys(p, keys_of(p, unit.batch)), unit.begin_at(0), count = unit.tiles;
+            return;
         }
-        if (item.begin() >= 0 && item.end() <= count) return {block, block + 1};
-        const int begin = first + item.begin() + (item.batch * p.items.divisor + item.index - first_item) * ends;
-        return {block_of(begin), block_of(begin + item.tiles - 1) + 1};
-    }
+        // Of equally many pieces of each unit
+        const int number = p.parts.quotient(block), batch = min(p.units.quotient(number), p.batch - 1);
+        part = block - number * p.parts.divisor;
 
- private:
-    // Of equal ranges. A place is a tile, or one of the `ends` that each item has behind its tiles.
-    int ends = 0;
-    int places = 0, ranges = 0;
-    int first = 0, first_item = 0;  // the block's first place, and the number of its item
-
-    static __device__ int divided_up(int n, int by) { return uint32_t(n + by - 1) / uint32_t(by); }
-    static __device__ int step_of(const DecodeParams& p, int tiles) { return divided_up(tiles, p.splits); }
-
-    __device__ void find_split(const ARGUMENTS& p, int block) {
-        const int number = WHOLE ? block : uint32_t(block) / uint32_t(p.splits);
-        item.batch = p.items.quotient(number), item.index = p.items.remainder(number);
-        item.set_keys(p, keys_of(p, item.batch));
-        const int step = WHOLE ? item.tiles : step_of(p, item.tiles), split = WHOLE ? 0 : block - number * p.splits;
-        item.begin_at(-min(split * step, item.tiles)), count = min(step, item.end());
-    }
-
-    __device__ void find_range(const ARGUMENTS& p, int block) {
-        int tiles = 0, longest = 0;  // of all sequences
+        int total, longest, keys;
+        if (p.splits || !p.lengths) {
+            keys = few ? __shfl_sync(0xffffffff, length, batch) : keys_of(p, batch);
+            longest = Unit::tiles_of(p, keys), total = longest * p.batch;
+        } else {
+            int own = length;  // keys of `batch`, in the lane that has come across it
+            if (few) {
+                total = longest = lane < p.batch ? Unit::tiles_of(p, length) : 0;
+            } else {
+                total = longest = 0;
 #pragma unroll 4
-        for (int batch = threadIdx.x % 32; batch < p.batch; batch += 32) {
-            const int of_one = Item::tiles_of(p, keys_of(p, batch));
-            tiles += of_one, longest = max(longest, of_one);
+                for (int other = lane; other < p.batch; other += 32) {
+                    const int of_other = keys_of(p, other), tiles = Unit::tiles_of(p, of_other);
+                    total += tiles, longest = max(longest, tiles);
+                    if (other == batch) own = of_other;
+                }
+            }
+            total = __reduce_add_sync(0xffffffff, total), longest = __reduce_max_sync(0xffffffff, longest);
+            keys = __shfl_sync(0xffffffff, own, batch);  // of its lane modulo 32
         }
-        tiles = __reduce_add_sync(0xffffffff, tiles), longest = __reduce_max_sync(0xffffffff, longest);
-        // No range has the end of an item within it if lengths are equal, and all items have as many ranges.
-        const int items = p.batch * p.items.divisor, blocks = gridDim.x;
-        const bool aligned = tiles == longest * p.batch && uint32_t(blocks) % uint32_t(items) == 0;
-        ends = aligned ? 0 : p.ends, places = (tiles + ends * p.batch) * p.items.divisor;
-        // Each team has a tile: more splits take longer to merge.
-        ranges = min(blocks, aligned ? items * divided_up(longest, TEAMS) : max(places / TEAMS, 1));
-        if (block >= ranges) return;
-        first = begin_of(block);
-        // The end of the block's range, and then its beginning: of which item they are, at which of its tiles, and how many there are
-        // before
-        int at = begin_of(block + 1), tile;
+        even = is_even(p, total, longest);
+        if (even) {
+            if (number >= units) return;
+            unit.batch = batch, unit.index = p.units.remainder(number), unit.set_keys(p, keys);
+            const int step = steps_of(p, unit.tiles);
+            unit.begin_at(-min(part * step, unit.tiles)), count = min(step, unit.end());
+            return;
+        }
+        total = (total + p.ends * p.batch) * p.units.divisor;
+        each = p.blocks.quotient(total), more = total - each * p.blocks.divisor, first = block * each + min(block, more);
+        // Its end, and then its beginning: of which unit they are, at which of its tiles, and how many there are before
+        int at = first + each + (block < more), tile;
 #pragma unroll 1
         for (bool is_begin = false;; is_begin = true, at = first) {
-            const OfSequence its = OfSequence::find(p.batch, at, [&](int batch) {
-                return (Item::tiles_of(p, keys_of(p, batch)) + ends) * p.items.divisor;
-            });
-            const int of_item = max(p.items.quotient(its.all), ends + 1), index = uint32_t(its.i) / uint32_t(of_item);
-            first_item = its.sequence * p.items.divisor + index, tile = its.i - index * of_item;
-            const int beyond = tile - (of_item - ends), before = at - first_item * ends - max(beyond, 0);
+            OfSequence its{};
+            if (!p.lengths) {
+                its.all = (longest + p.ends) * p.units.divisor, its.sequence = uint32_t(at) / uint32_t(its.all);
+                its.i = at - its.sequence * its.all;
+            } else {
+                its = OfSequence::find(p.batch, at, [&](int other) {
+                    return (Unit::tiles_of(p, few ? length : keys_of(p, other)) + p.ends) * p.units.divisor;
+                });
+            }
+            const int of_unit = max(p.units.quotient(its.all), p.ends + 1), index = uint32_t(its.i) / uint32_t(of_unit);
+            first_unit = its.sequence * p.units.divisor + index, tile = its.i - index * of_unit;
+            const int beyond = tile - (of_unit - p.ends), before = at - first_unit * p.ends - max(beyond, 0);
             if (!is_begin) {
                 count = before;
                 continue;
             }
             count -= before;
             if (count <= 0) return;
-            if (beyond >= 0) first += of_item - tile, ++first_item, tile = 0;
+            if (beyond >= 0) first += of_unit - tile, ++first_unit, tile = 0;
             break;
         }
-        item.batch = p.items.quotient(first_item), item.index = p.items.remainder(first_item);
-        item.set_keys(p, keys_of(p, item.batch)), item.begin_at(-tile);
+        unit.batch = p.units.quotient(first_unit), unit.index = p.units.remainder(first_unit);
+        unit.set_keys(p, few ? __shfl_sync(0xffffffff, length, unit.batch) : keys_of(p, unit.batch));
+        const int after = min(unit.batch + 1, p.batch - 1);
+        unit.keys_next = few ? __shfl_sync(0xffffffff, length, after) : keys_of(p, after);
+        unit.begin_at(-tile);
     }
 
-    // The first place of a range, rounded down: places * range / ranges.
-    __device__ int begin_of(int range) const {
-        const uint32_t each = uint32_t(places) / uint32_t(ranges), more = places - each * ranges;
-        return range * each + range * more / uint32_t(ranges);
+    // Whether units are cut into equally many pieces, of tiles of all sequences together, and of the longest: where that takes
+    // hardly longer than equal shares, since two pieces a block take longer. Where blocks follow each other, a whole unit each, the
+    // longest may have more, for others fill the time.
+    static __device__ bool is_even(const DecodeParams& p, int total, int longest) {
+        const int each = p.blocks.quotient(total * p.units.divisor);
+        const int most = static_cast<int>(static_cast<long long>(each) * p.spread / 8) + p.slack;
+        return p.splits || (p.batch * p.units.divisor <= p.blocks.divisor && steps_of(p, longest) <= most);
     }
-    // The range that has a place: float32 is right to one of them.
-    __device__ int block_of(int place) const {
-        int range = min(int(float(place) * (float(ranges) / float(places))), ranges - 1);
-        while (begin_of(range) > place) --range;
-        while (begin_of(range + 1) <= place) ++range;
-        return range;
+    // The pieces of a unit of this share, of which the block has one.
+    __device__ Pieces pieces(const DecodeParams& p, const Unit& unit, int block) const {
+        if constexpr (WHOLE) return {block, block + 1};
+        if (even) {
+            const uint32_t tiles = unit.tiles, step = steps_of(p, tiles);
+            return {block - part, block - part + int((tiles + step - 1) / step)};
+        }
+        if (unit.begin() >= 0 && unit.end() <= count) return {block, block + 1};
+        const int its = unit.batch * p.units.divisor + unit.index, begin = first + unit.begin() + (its - first_unit) * p.ends;
+        return {block_of(begin), block_of(begin + unit.tiles - 1) + 1};
+    }
+
+ private:
+    bool even = false;        // whether units are cut into equally many pieces
+    int part = 0;             // the block's piece then
+    int first = 0, each = 0;  // else place in the list; places of a share, without the one more of the first blocks
+    int more = 0;             // how many blocks have it
+    int first_unit = 0;       // the first unit's number
+
+    // Tiles of each part of a unit: without `splits` each team has one, if there are any.
+    static __device__ int steps_of(const DecodeParams& p, int tiles) {
+        return max(p.parts.quotient(tiles + p.parts.divisor - 1), p.splits ? 1 : TEAMS);
+    }
+    __device__ int block_of(int tile) const {
+        const int larger = more * (each + 1);
+        return tile < larger ? uint32_t(tile) / uint32_t(each + 1) : more + uint32_t(tile - larger) / uint32_t(each);
     }
 };

@@ -144,10 +144,9 @@ class Planner:
         if isinstance(one, Plan):
             found = tiled.plan(problem, self._device, one.variant)
         else:
-            most = max(1, one.grid // (problem.heads_kv * one.row_tiles))
-            splits = min(most, -(-problem.visited // _LEAST_KEYS))
+            parts = min(one.parts, -(-problem.visited // _LEAST_KEYS))
             try:
-                found = decode.plan(problem.in_cache, self._device, splits, one.variant)
+                found = decode.plan(problem.in_cache, self._device, parts, one.variant)
             except ValueError as error:  # of more tiles than there are numbers
                 raise ValueError(
                     f"k: {error}; without batch_invariant another kernel runs"

@@ -7,11 +7,12 @@ from typing import NamedTuple
 from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.planner.decode_units import (
+    SOME_UNITS,
     SYSTEM_SMEM,
     can_be_whole,
     in_waves,
     keys_of,
-    more_splits_bytes,
+    more_pieces_bytes,
     never_cut,
     partial_floats,
     resident,
@@ -30,10 +31,10 @@ _MAX_ROWS = 2**31 - 2**8
 """Rows that share a K/V head, and heads of all sequences: 32-bit numbers, rounded up to tiles."""
 
 _SMEM_UNIT = 128  # bytes, in which shared memory comes
-_SHORT_SPLIT = 1024  # keys: of 560, 15 parts of 8192 keys were faster than 16, of 2192 slower
-_ROW_SPLIT = 64  # keys for each row that a piece has: 128 pieces of 32 rows took longer than 64
-_SOME_SPLITS = 12  # one less is not much more for the others
-_MANY_SPLITS = 32  # of 1, 2 and 4 units of 8192 keys, more were slower, as pieces have to be merged
+_SHORT_PART = 1024  # keys: of 560, 15 parts of 8192 keys were faster than 16, of 2192 slower
+_ROW_PART = 64  # keys for each row that a piece has: 128 pieces of 32 rows took longer than 64
+_SOME_PARTS = 12  # one less is not much more for the others
+_MANY_PARTS = 32  # of 1, 2 and 4 units of 8192 keys, more were slower, as pieces have to be merged
 
 
 class DecodePlan(NamedTuple):
@@ -49,12 +50,18 @@ class DecodePlan(NamedTuple):
     row_tiles : int
         Tiles of the rows that share a K/V head.
     splits : int
-        Equal splits of every work item, 1 where items are whole; 0 where blocks have equal ranges
-        of all keys.
+        Parts of every sequence, 1 also where units are never cut; 0 where blocks share out all keys
+        evenly, if lengths differ much.
+    parts : int
+        The same, or into how many each can be cut where lengths differ little.
     rows : int
         Rows of a tile that are used, at most.
+    slack : int
+        By how many tiles of keys an equal part may exceed `spread` of an equal share of all keys.
     ends : int
-        As how many tiles the end of a work item counts in equal ranges of all keys.
+        As how many tiles the end of a unit counts in equal shares of all keys.
+    spread : int
+        Eighths; more than 8 where whole units follow each other on a multiprocessor.
     reason : str
         Why it is not a kernel of attention's own, for a call of `attention`.
     expected_us : tuple of (Variant, float)
@@ -67,8 +74,11 @@ class DecodePlan(NamedTuple):
     smem_bytes: int
     row_tiles: int
     splits: int
+    parts: int
     rows: int
+    slack: int
     ends: int
+    spread: int
     reason: str = ""
     expected_us: tuple[tuple[Variant, float], ...] = ()
 
@@ -146,17 +156,17 @@ def plan(
     units = units_of(problem, variant.bm)
     tiles, used = _tiles(problem, variant), min(rows, variant.bm)
     if variant.whole and min(num_splits or 1, tiles) > 1:
-        raise ValueError(f"num_splits: {variant!r} cuts nothing, {num_splits} splits are asked for")
+        raise ValueError(f"num_splits: {variant!r} cuts nothing, {num_splits} parts are asked for")
     if num_splits is None:
         never = variant.whole or never_cut(problem, device, variant.bm)
         # One that is named may have another score.
         whole = small is not None and variant == small._replace(score=variant.score)
         whole = never or (whole and can_be_whole(problem, device, variant.bm))
-        grid = units if whole else _ranges(problem, device, variant, units)
+        grid, parts = (units, 1) if whole else _shares(problem, device, variant, units)
         splits = int(never)
         smem_bytes = max(variant.smem_bytes, _kept_apart(grid, variant, device))
     else:
-        splits = min(num_splits, tiles)  # others would have no key in any sequence
+        splits = parts = min(num_splits, tiles)  # others would have no key in any sequence
         grid, smem_bytes = units * splits, variant.smem_bytes
     ends = 0 if splits else shared_end_bytes(problem, variant.bm, used) // _tile_bytes(variant)
     if units * (tiles + ends) > MAX_TILES:
@@ -166,7 +176,11 @@ def plan(
         )
     if not isinstance(kernel, Variant):
         variant = variant._replace(whole=splits == 1)
-    return DecodePlan(variant, grid, variant.threads, smem_bytes, row_tiles, splits, used, ends)
+    slack = more_pieces_bytes(problem, variant.bm, used, parts) // _tile_bytes(variant)
+    return DecodePlan(
+        *(variant, grid, variant.threads, smem_bytes, row_tiles, splits, parts, used, slack, ends),
+        spread=_spread(units / device.sm_count, parts),
+    )
 
 
 def _kept_apart(grid: int, variant: Variant, device: Device) -> int:
@@ -189,30 +203,33 @@ def _tile_bytes(variant: Variant) -> int:
     return variant.bn * columns * DTYPES[variant.dtype].bytes
 
 
-def _ranges(problem: Problem, device: Device, variant: Variant, units: int) -> int:
-    """Return how many blocks have equal ranges of all keys.
-
-    If they are a multiple of the work items, and lengths are equal, each item has as many splits,
-    and no block has two of different items.
-    """
+def _shares(problem: Problem, device: Device, variant: Variant, units: int) -> tuple[int, int]:
+    """Return how many blocks share out all keys, and into how many parts each unit can be cut."""
     at_once = device.sm_count * resident(variant, device)
     tiles = _tiles(problem._replace(seq_kv=keys_of(problem)), variant)
     if in_waves(units, at_once) and can_be_whole(problem, device, variant.bm):
-        return units
+        return units, 1
     grid = min(at_once, units * tiles)
-    splits = max(1, grid // max(1, units))
-    # To merge many splits takes longer than to read long ones.
-    long_splits = tiles * variant.bn // (_ROW_SPLIT * variant.bm)
-    if splits > max(_MANY_SPLITS, long_splits):
-        return units * max(_MANY_SPLITS, long_splits)
+    parts = max(1, grid // max(1, units))
+    # To merge many pieces takes longer than to read long ones.
+    long_parts = tiles * variant.bn // (_ROW_PART * variant.bm)
+    if parts > max(_MANY_PARTS, long_parts):
+        parts = max(_MANY_PARTS, long_parts)
+        return units * parts, parts
     # The blocks that merge end last, and blocks of the next launch on their multiprocessors would
     # begin late: there is no work for those, if it is no part of much.
-    if splits >= _SOME_SPLITS and tiles * variant.bn <= _SHORT_SPLIT * splits:
-        splits -= 1
-    rows = min(problem.group * problem.seq_q, variant.bm)
-    slack = more_splits_bytes(problem, variant.bm, rows, splits) // _tile_bytes(variant)
-    even = units <= grid and -(-tiles // splits) <= units * tiles // grid + slack
-    return units * splits if even else grid
+    if parts >= _SOME_PARTS and tiles * variant.bn <= _SHORT_PART * parts:
+        parts -= 1
+    return grid, parts
+
+
+def _spread(of_each: float, parts: int) -> int:
+    """Return how long a unit may be that no blocks share, in eighths of an equal share of all keys.
+
+    There are so many for each multiprocessor. Blocks that follow each other end together but for
+    the last: no unit should take more than three quarters of the time of all.
+    """
+    return int(6 * of_each) if parts == 1 and of_each > SOME_UNITS else 8
 
 
 def _tiles(problem: Problem, variant: Variant) -> int:

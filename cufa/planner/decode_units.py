@@ -19,7 +19,6 @@ NEARLY_NONE = 0.1  # of a wave that is idle
 NEARLY_ALL = 0.95  # multiprocessors: of so many units, few are long enough to be cut
 SOME_UNITS = 2  # a multiprocessor: 1.94 of unequal lengths were 2% slower uncut, 2.9 10% faster
 _MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal shares, not of 3.0
-_MOST_RANGES = 1 << 15  # the kernel multiplies two such numbers in 32 bits
 _MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
 
 _SECOND_END, _SECOND_ROW = 60 << 10, 12 << 10
@@ -101,7 +100,7 @@ def _next_end_bytes(problem: Problem, bm: int, rows: int) -> int:
 
 
 def shared_end_bytes(problem: Problem, bm: int, rows: int) -> int:
-    """Return as how many bytes of keys a unit's end counts in equal ranges of all keys.
+    """Return as how many bytes of keys a unit's end counts in equal shares of all keys.
 
     Of 35 timings of unequal lengths with few rows on an H200, `second_end_bytes` and half of it
     took 1.02 and 1.08 of the time of three halves; with many rows, an eighth of what was taken for
@@ -111,13 +110,13 @@ def shared_end_bytes(problem: Problem, bm: int, rows: int) -> int:
     return size if bm > 16 else size * 5 // 4 + (_LOOK_UP if problem.is_paged else 0)
 
 
-def more_splits_bytes(problem: Problem, bm: int, rows: int, splits: int) -> int:
-    """Return what a multiprocessor reads in the time that ends in the middle of a range take.
+def more_pieces_bytes(problem: Problem, bm: int, rows: int, parts: int) -> int:
+    """Return what a multiprocessor reads in the time that units take which are cut anywhere.
 
-    There are none where blocks are a multiple of the units and lengths are equal.
+    It is that by which they take longer than in so many equal parts.
     """
     size = _next_end_bytes(problem, bm, rows) + (_LOOK_UP if problem.is_paged else 0)
-    size += _MERGE if splits == 1 else _SLOW_MERGE if splits in (3, 4) else 0
+    size += _MERGE if parts == 1 else _SLOW_MERGE if parts in (3, 4) else 0
     return size + (_LOOK_AT_ALL if problem.batch > _LANES else 0)
 
 
@@ -135,8 +134,7 @@ def partial_floats(blocks: int, rows: int, columns: int) -> int:
 def _has_memory(problem: Problem, bm: int) -> bool:
     """Whether a block for each unit can leave pieces, as it must where lengths differ much."""
     rows, columns = min(problem.group * problem.seq_q, bm), padded(problem.head_dim_v)
-    units = units_of(problem, bm)
-    return units <= _MOST_RANGES and 4 * partial_floats(units, rows, columns) <= _MOST_PARTIAL
+    return 4 * partial_floats(units_of(problem, bm), rows, columns) <= _MOST_PARTIAL
 
 
 def never_cut(problem: Problem, device: Device, bm: int) -> bool:

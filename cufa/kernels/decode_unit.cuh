@@ -1,14 +1,15 @@
-// Work items of decode.cu: a sequence, a KV head and a tile of rows.
+// Units of decode.cu: a sequence, a KV head and a tile of rows.
 #pragma once
 #include "decode_params.cuh"
 #include "paged.cuh"
 
-// A work item, and where its tiles lie among its block's: from `begin` on, which is less than 0 if another block has the first
-// ones. Tiles before a window are not counted. A sequence without keys has a tile, too, in which nothing is seen: it has outputs.
+// A unit, and where its tiles lie in a block's share: from `begin` on, which is less than 0 if it began before. Where a window
+// begins, those before it are none of the unit's. A sequence without keys has a tile, too, in which nothing is seen: it has
+// outputs.
 template <class ARGUMENTS, int BN>
-struct WorkItem {
-    int batch, index;      // of a sequence's items
-    int keys;              // of the sequence
+struct Unit {
+    int batch, index;      // of a sequence's units
+    int keys, keys_next;   // of the sequence, and of the next one: to wait for it would be long
     int zero;              // where the sequence's first tile is, or would be
     int first = 0, tiles;  // that it visits
 
@@ -17,9 +18,10 @@ struct WorkItem {
     __device__ void begin_at(int place) { zero = place - first; }
     __device__ void next(const ARGUMENTS& p) {
         const int place = end();
-        if (++index == p.items.divisor) index = 0, ++batch, set_keys(p, keys_of(p, batch));
+        if (++index == p.units.divisor) index = 0, ++batch, set_keys(p, keys_next), look_ahead(p);
         begin_at(place);
     }
+    __device__ void look_ahead(const DecodeParams& p) { keys_next = keys_of(p, min(batch + 1, p.batch - 1)); }
     __device__ int kv_head(const DecodeParams& p) const { return p.row_tiles.quotient(index); }
     __device__ int row_tile(const DecodeParams& p) const { return p.row_tiles.remainder(index); }
     __device__ void set_keys(const ARGUMENTS& p, int n) { keys = n, first = first_of(p, n), tiles = tiles_of(p, n); }
@@ -35,13 +37,13 @@ struct WorkItem {
     static __device__ int first_key_of(const ARGUMENTS& p, int keys) { return p.sees(Sequence{p.seq_q, keys}, 0).first; }
 };
 
-// The rows of an item's tile: those of the heads that share the KV head, query by query.
-struct ItemRows {
+// The rows of a unit's tile: those of the heads that share the KV head, query by query.
+struct UnitRows {
     int batch, first_head, first, rows;
 
     template <class ARGUMENTS, int BN>
-    __device__ ItemRows(const DecodeParams& p, const WorkItem<ARGUMENTS, BN>& item, int bm)
-        : batch(item.batch), first_head(item.kv_head(p) * p.group.divisor), first(item.row_tile(p) * bm),
+    __device__ UnitRows(const DecodeParams& p, const Unit<ARGUMENTS, BN>& unit, int bm)
+        : batch(unit.batch), first_head(unit.kv_head(p) * p.group.divisor), first(unit.row_tile(p) * bm),
           rows(min(p.group.divisor * p.seq_q - first, bm)) {}
     __device__ int query(const DecodeParams& p, int row) const { return p.group.quotient(first + row); }
     __device__ int head(const DecodeParams& p, int row) const { return first_head + p.group.remainder(first + row); }
@@ -51,8 +53,8 @@ struct ItemRows {
     }
 };
 
-// The blocks that have splits of an item: from `begin` to the one before `end`.
-struct Splits {
+// The blocks that have pieces of a unit: from `begin` to the one before `end`.
+struct Pieces {
     int begin, end;
 
     __device__ bool one() const { return end - begin == 1; }
