@@ -59,13 +59,15 @@ class Emulator:
     ----------
     last_first : bool
         Whether the last block runs first.
+    stale : int
+        How lengths and tables are before `wait_for_kernel_in_front`: as after it, else other ones.
     seed : int
         If not 0, blocks and warps take turns at random, and so does what `kernel_in_front` writes
         while those of a dependent launch have begun.
     """
 
     def __init__(self) -> None:
-        self.last_first, self.seed = False, 0
+        self.last_first, self.stale, self.seed = False, 0, 0
         self._libraries: dict[Any, Any] = {}  # by variant
         # ptx.cuh and ptx_sm90.cuh are the emulator's
         self._sources = Sources(*FOLDERS, precompiled="ptx_sm90.cuh")
@@ -95,6 +97,7 @@ class Emulator:
         def launch(grid: Any, block: Any, args: Any, smem_bytes: int) -> None:
             (pointer,) = args
             assert smem_bytes >= variant.smem_bytes  # behind which it may use none
+            ctypes.c_int.in_dll(library, "emulator_stale").value = self.stale
             front = _FRONT()  # none
             steps: Iterator[bool] = iter(())
             if self.seed and variant.is_dependent:

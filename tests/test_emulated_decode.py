@@ -38,7 +38,7 @@ def emulated(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> E
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
     emulate(monkeypatch, emulator)
     emulator.last_first = False  # a block waits for those before it
-    emulator.seed = 0
+    emulator.stale = emulator.seed = 0
     return emulator
 
 
@@ -120,26 +120,36 @@ def test_whole_units(
     few = device.named("h200")._replace(sm_count=3)
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
     lengths = [keys, 0, 1, *rng.integers(1, keys, 30)][:sequences]
-    checked(rng, lengths, d=d, dv=d, page_size=page_size)
+    for stale in (0, 1):
+        emulated.stale = stale
+        checked(rng, lengths, d=d, dv=d, page_size=page_size)
     assert shape in {(variant.warps, variant.blocks_per_sm) for variant in emulated._libraries}
 
 
 @both_shares
+@pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(
     "lengths", [[300], [0, 500, 77], [1, 3, 97, 0, 299], [500] * 3, [7] * 20], ids=str
 )
-def test_lengths(emulated: Emulator, rng: np.random.Generator, lengths: list[int]) -> None:
+def test_lengths(
+    emulated: Emulator, rng: np.random.Generator, lengths: list[int], stale: int
+) -> None:
+    """Also if they change while the kernel in front still runs."""
+    emulated.stale = stale
     checked(rng, lengths)
     checked(rng, lengths, num_splits=3)
-    checked(rng, lengths, page_size=32)
+    if stale:
+        checked(rng, lengths, page_size=32)
 
 
 @both_shares
+@pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize("longest", [90, 500])
 def test_more_units_than_run_at_once(
-    emulated: Emulator, rng: np.random.Generator, longest: int
+    emulated: Emulator, rng: np.random.Generator, longest: int, stale: int
 ) -> None:
     """A block has a whole unit, whatever the lengths are, if none is far longer than the others."""
+    emulated.stale = stale
     lengths = [int(n) for n in rng.integers(0, 90, 40)]
     checked(rng, [*lengths, longest])
     checked(rng, [*lengths[:20], longest])
@@ -153,16 +163,19 @@ def test_rows_of_a_group(
 
 
 @both_shares
+@pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(("sq", "bm"), [(5, 32), (8, 32)])
 def test_rows_that_two_warps_share(
-    emulated: Emulator, rng: np.random.Generator, sq: int, bm: int
+    emulated: Emulator, rng: np.random.Generator, sq: int, bm: int, stale: int
 ) -> None:
+    emulated.stale = stale
     checked(rng, [150, 2, 400, 33], sq=sq)
     checked(rng, [150, 20], sq=sq, page_size=7, num_splits=2)
     assert {v.bm for v in emulated._libraries} & {bm}
 
 
 @both_shares
+@pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(
     "options",
     [
@@ -184,13 +197,15 @@ def test_rows_that_two_warps_share(
     ids=str,
 )
 def test_rows_that_a_warpgroup_shares(
-    emulated: Emulator, rng: np.random.Generator, options: dict[str, Any]
+    emulated: Emulator, rng: np.random.Generator, options: dict[str, Any], stale: int
 ) -> None:
+    emulated.stale = stale
     checked(rng, [150, 2, 400, 33], **options)
     checked(rng, [700], **options)
     assert {v.kernel for v in emulated._libraries} & {"decode_wgmma"}
 
 
+@pytest.mark.parametrize("stale", [0, 1])
 @pytest.mark.parametrize(
     "options",
     [
@@ -202,9 +217,10 @@ def test_rows_that_a_warpgroup_shares(
     ids=str,
 )
 def test_units_in_few_pieces(
-    emulated: Emulator, rng: np.random.Generator, options: dict[str, Any]
+    emulated: Emulator, rng: np.random.Generator, options: dict[str, Any], stale: int
 ) -> None:
     """Which are merged in ways of their own, of two and of more."""
+    emulated.stale = stale
     for splits in (2, 3, 4):
         checked(rng, [500, 33, 0, 150], num_splits=splits, **options)
 
@@ -240,14 +256,38 @@ def test_whole_units_of_four_warpgroups(
 
 
 @both_shares
+@pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(
     "lengths", [[100] * 40, list(range(0, 200, 5)), [20] * 39 + [900], [50] * 100], ids=str
 )
-def test_many_sequences(emulated: Emulator, rng: np.random.Generator, lengths: list[int]) -> None:
-    """More than a warp has lanes."""
+def test_many_sequences(
+    emulated: Emulator, rng: np.random.Generator, lengths: list[int], stale: int
+) -> None:
+    """Of which a block does not look up all lengths before it asks for keys."""
+    emulated.stale = stale
     checked(rng, lengths)
     checked(rng, lengths, page_size=16, num_splits=2)
     checked(rng, lengths, hq=16, hk=1, sq=2, page_size=16)
+
+
+@pytest.mark.parametrize("page_size", [0, 1])
+def test_lengths_that_change_between_two_looks(
+    emulated: Emulator, rng: np.random.Generator, page_size: int
+) -> None:
+    emulated.stale = 3
+    for lengths in ([400] + [1] * 19, [1] * 19 + [400]):
+        checked(rng, lengths, hq=4, hk=1, page_size=page_size)
+
+
+def test_warps_that_see_other_lengths(
+    emulated: Emulator, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulated.stale = 4
+    for sm_count, length in ((60, 500), (100, 700), (132, 300)):
+        gpu = device.named("h200")._replace(sm_count=sm_count)
+        monkeypatch.setattr(device, "of_id", lambda device_id, gpu=gpu: gpu)
+        checked(rng, [length] * 40, hq=4, hk=1)
+        checked(rng, [length] * 7, hq=4, hk=1)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -345,6 +385,7 @@ def test_a_table_on_the_host_with_lengths_on_the_device(
     assert_each_accepted(out.get(), lse.get(), q, k, v, lengths, causal=True)
 
 
+@pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -358,9 +399,10 @@ def test_a_table_on_the_host_with_lengths_on_the_device(
 )
 @pytest.mark.parametrize("name", DECODE_FEATURES)
 def test_scores(
-    emulated: Emulator, rng: np.random.Generator, name: str, sizes: dict[str, Any]
+    emulated: Emulator, rng: np.random.Generator, name: str, sizes: dict[str, Any], stale: int
 ) -> None:
     """Nothing in front of a window is read, from whatever page: it is NaN, and no page."""
+    emulated.stale = stale
     for lengths in ([300, 0, 77, 1, 40], [500]):
         of_arrays = len(lengths), sizes["hq"], sizes["hk"], sizes["sq"], max(lengths)
         options = options_of(rng, name, of_arrays, DECODE_FEATURES)
@@ -431,12 +473,14 @@ def test_many_small_weights(emulated: Emulator) -> None:
 
 
 @both_shares
+@pytest.mark.parametrize("stale", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize(
     "lengths", [[100] * 40, list(range(0, 200, 5)), [20] * 39 + [400]], ids=lambda x: str(x[-3:])
 )
 def test_windows_of_many_sequences(
-    emulated: Emulator, rng: np.random.Generator, lengths: list[int]
+    emulated: Emulator, rng: np.random.Generator, lengths: list[int], stale: int
 ) -> None:
+    emulated.stale = stale
     for left in (30, 90):
         checked(rng, lengths, hq=4, hk=1, window=(left, None))
         checked(rng, lengths, hq=4, hk=1, sq=2, page_size=16, num_splits=2, window=(left, 0))

@@ -33,6 +33,7 @@ def assert_waited(emulator: Emulator) -> None:  # noqa: F811
 
 
 @both_shares
+@pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(
     "options",
     [
@@ -45,8 +46,11 @@ def assert_waited(emulator: Emulator) -> None:  # noqa: F811
     ],
     ids=str,
 )
-def test_lengths(one_stage: Emulator, rng: np.random.Generator, options: dict[str, Any]) -> None:
+def test_lengths(
+    one_stage: Emulator, rng: np.random.Generator, options: dict[str, Any], stale: int
+) -> None:
     """Of no keys, of some that not each warp has a tile of, and of many."""
+    one_stage.stale = stale
     options = {"dv": 64, **options}
     checked(rng, [700], **options)
     checked(rng, [0, 500, 17, 333], **options)

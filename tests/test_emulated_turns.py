@@ -1,7 +1,7 @@
 """decode.cu on the host, while the kernel in front of it still writes what it reads.
 
-Blocks and warps take turns at random. What they read before the kernel in front has ended is other
-than it is in the end.
+Blocks and warps take turns at random: they find other lengths and pages than each other, and than
+there are in the end.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ pytestmark = needs_compiler
 @pytest.mark.parametrize(
     ("sm_count", "lengths", "options", "seeds"),
     [
-        (2, [400, 1], {}, [1, 2, 3]),
-        (2, [400, 1, 1], {}, [1, 2, 3]),  # blocks have several units, or have them no more
-        (2, [400, 1], {"page_size": 16}, [1, 2, 3]),
-        (2, [400, 1], {"page_size": 1}, [1, 2]),
-        (13, [90] * 3, {}, [1, 2, 3]),
-        (13, [50] * 5, {"num_splits": 2}, [1, 2]),
-        (60, [300] * 33, {}, [8]),
+        (2, [400, 1], {}, range(1, 9)),
+        (2, [400, 1, 1], {}, range(1, 9)),  # blocks have several units, or have them no more
+        (2, [400, 1], {"page_size": 16}, range(1, 9)),
+        (2, [400, 1], {"page_size": 1}, range(1, 5)),
+        (13, [90] * 3, {}, range(1, 9)),  # all are cut into equally many pieces
+        (13, [50] * 5, {"num_splits": 2}, range(1, 5)),
+        (60, [300] * 33, {}, [8]),  # whether they are, warps of a block guess one way or the other
         (13, [150, 2, 400, 33], {"sq": 8}, [1, 2]),
         (13, [150, 2, 400, 33], {"sq": 16, "page_size": 64}, [1, 2]),
     ],
@@ -58,9 +58,9 @@ def test_lengths_and_pages_that_are_still_written(
 @pytest.mark.parametrize(
     ("sm_count", "lengths", "options", "seeds"),
     [
-        (2, [400, 1], {}, [1, 2]),
-        (2, [400, 1], {"page_size": 16}, [1, 2]),
-        (13, [90] * 3, {"page_size": 1}, [1, 2]),
+        (2, [400, 1], {}, range(1, 5)),
+        (2, [400, 1], {"page_size": 16}, range(1, 5)),
+        (13, [90] * 3, {"page_size": 1}, range(1, 5)),
         (13, [150, 2, 400, 33], {"sq": 8}, [1, 2]),
         (13, [150, 2, 400, 33], {"sq": 16, "page_size": 64}, [1]),
     ],

@@ -60,6 +60,8 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     using End = UnitEnd<T, Softmax, DecodeArguments<SCORE, KV>, BM, HEAD_DIM_V, TEAM, WARPS, TEAMS * RING>;
     constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
 
+    static_assert(End::SUM_BYTES >= THREADS * 12, "what is looked at once more comes there");
+
     extern __shared__ __align__(1024) unsigned char smem[];
     const uint32_t sQ = smem_address(smem);
     float* sSum = reinterpret_cast<float*>(smem + SUM);
@@ -100,8 +102,9 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     auto find_entries = [&](int batch, int tile) -> const int* {
         return KV::PAGED ? kv.entry(batch, min(uint32_t(key_of_lane(tile)), uint32_t(p.seq_kv - 1))) : nullptr;
     };
-    auto look_up = [](const int* entry) { return entry ? *entry : 0; };
-    // Goes to the unit of the tile that is asked for next, from one that is not behind it. The entry of one place may be known.
+    auto find_entries_asked = [&] { return asked < share.count ? find_entries(of_asked.batch, asked - of_asked.zero) : nullptr; };
+    auto look_up = [](const int* entry) { return entry ? ld_relaxed(entry) : 0; };
+    // Goes to the unit of the tile that is asked for next, from one that is not behind it. One entry may be known.
     auto find_asked = [&](bool looks_up, const int* known = nullptr, int known_entry = 0) {
         if (asked >= of_asked.end() && asked < share.count) {
             do of_asked.next(p);
@@ -109,7 +112,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
             kv_head_asked = of_asked.kv_head(p), looks_up = true;
         }
         if (!KV::PAGED || !looks_up) return;
-        const int* from = asked < share.count ? find_entries(of_asked.batch, asked - of_asked.zero) : nullptr;
+        const int* from = find_entries_asked();
         entries = from == known ? known_entry : look_up(from), at_entries = 0;
     };
     auto ask_from = [&](int first, const Unit& unit, const int* known = nullptr, int known_entry = 0) {
@@ -157,7 +160,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
     // Starts the copy of K or V of a tile, or of both, and moves on with V. What lies beyond the sequence is not read: zeros stand
     // for it.
     enum { K_ONLY = 1, V_ONLY = 2, BOTH = 3 };
-    auto ask = [&](int slot, int what = BOTH) {
+    auto ask = [&](int slot, int what = BOTH, bool found_sources = false) {
         const int keys = of_asked.keys - (asked - of_asked.zero) * BN;
         // Nor is what is in front of all windows: its pages may be others' by now.
         const int before = SCORE::LEFT_EDGE ? of_asked.first_key(p) - (asked - of_asked.zero) * BN : 0;
@@ -179,7 +182,7 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         };
         if (asked < share.count) {
             if (what & K_ONLY) {
-                find_sources();
+                if (!found_sources) find_sources();
                 load(KCopy(), sK + slot * KTile::bytes, p.k, k_at, k_from, p.head_dim);
                 cp_async_commit();
             }
@@ -218,6 +221,13 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
 #pragma unroll
         for (int i = 0; i < (AHEAD ? PER_THREAD : 0); ++i) q_from[i] = find_q(rows, i), computed_here(q_from[i]);
     };
+    // While the kernel in front still runs: in front of keys, of which some are in L2 by then, Q would come last. Of many rows it
+    // would take long to find.
+    auto fetch_q_ahead = [&] {
+#pragma unroll
+        for (int i = 0; i < (AHEAD ? PER_THREAD : 0); ++i)
+            if (q_from[i]) prefetch_l2(q_from[i]);
+    };
     auto copy_q = [&](const UnitRows& rows) {
         for_each_of_q([&](int i, uint32_t place) {
             const float4* from = AHEAD ? q_from[i] : find_q(rows, i);
@@ -225,24 +235,84 @@ __device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
         });
     };
 
-    // Memory is as the kernel in front leaves it from here on. Where a block has a whole unit, its pages are looked up beside its
-    // length, unless that says where they begin.
-    wait_for_kernel_in_front();
-    const int length = !WHOLE && p.batch <= 32 ? keys_of(p, min(lane, p.batch - 1)) : 0;
-    const bool whole_unit = !SCORE::LEFT_EDGE && (WHOLE || p.parts.divisor == 1);
-    const int* known = whole_unit ? find_entries(min(p.units.quotient(block), p.batch - 1), team) : nullptr;
-    const int known_entry = look_up(known);
-    share.find(p, block, length), ask_from(team, share.unit, known, known_entry);
-    if (share.count <= 0) return;
-    const UnitRows first_rows(p, share.unit, BM);
-    const Pieces first_pieces = share.pieces(p, share.unit, block);
-    const bool once = !first_pieces.one() || share.unit.tiles * BN < 1024 * max(first_rows.rows, 4);
-    kept = p.row_tiles.divisor == 1 && once ? L2_READ_ONCE : L2_NORMAL;
-    find_next_q(first_rows), copy_q(first_rows), cp_async_commit();
-    // In front of a loop with loads, as those from the table, the compiler waits for all before.
-    if (KV::PAGED) ask(0);
+    // While the kernel in front still runs, L2 gets some of this team's first keys, 4 KB a warp or eight keys; or its first tile, if
+    // no team has two. If all teams had a tile there, memory would stand still while that comes from L2, and what the kernel in
+    // front merges would come late. Where units are whole and have few rows, it would take what others still read. Keys that are not
+    // adjacent in a page are not fetched where a tile has several pages.
+    auto fetch_ahead = [&] {
+        constexpr int OF_4_KB = (4 << 10) * TEAM / ((HEAD_DIM + HEAD_DIM_V) * int(sizeof(T))), SOME = OF_4_KB > 8 ? OF_4_KB : 8;
+        if (warp % TEAM > 0 || asked >= share.count) return;
+        const int most = share.count > TEAMS && SOME < BN ? SOME : BN;
+        const int keys = min(most, of_asked.keys - (asked - of_asked.zero) * BN);
+        auto fetch = [&](const T* from, const Tensor& t, int cols) {
+            const bool adjacent = t.stride_seq == cols;
+            int rows = lane < keys;
+            if (GRAIN < BN)  // each lane has a grain
+                rows = adjacent ? min(GRAIN, keys - lane * GRAIN) : 0;
+            else if (adjacent)
+                rows = lane == 0 ? keys : 0;
+            // ptxas takes the warp for divergent without a shuffle here.
+            if (GRAIN == BN) from = of_lane(from, 0) + (adjacent ? 0 : lane * t.stride_seq);
+            const int bytes = rows * cols * int(sizeof(T)) / 16 * 16;
+            if (bytes > 0) prefetch_l2(from, bytes);
+        };
+        fetch(GRAIN < BN ? k_at : k_from, p.k, p.head_dim), fetch(GRAIN < BN ? v_at : v_from, p.v, p.head_dim_v);
+    };
+
+    // The share is found before the kernel in front has ended, and again if lengths or the table are others then. Of many
+    // sequences it is only guessed, from the own one.
+    UnitRows first_rows(p, share.unit, BM);
+    auto first_pieces = share.pieces(p, share.unit, block);
+    for (bool begun = false;; begun = true) {
+        Lengths<DecodeArguments<SCORE, KV>, BN, TEAMS, WARPS, WHOLE> lengths(p);
+        // Where a block has a whole unit, its pages are looked up beside its length, unless that says where they begin.
+        const bool whole_unit = !SCORE::LEFT_EDGE && (WHOLE || p.parts.divisor == 1);
+        const int* known = whole_unit ? find_entries(min(p.units.quotient(block), p.batch - 1), team) : nullptr;
+        const int known_entry = look_up(known);
+        share.find(p, block, keys_of_length(p, lengths.length), begun), ask_from(team, share.unit, known, known_entry);
+        // All warps or none: what follows has barriers, and each may have read another length.
+        const bool guesses = WHOLE || lengths.few || begun || p.splits || !__syncthreads_or(!share.is_even());
+        const int first_entries = entries, *first_entry = find_entries_asked();
+        first_rows = UnitRows(p, share.unit, BM), first_pieces = share.pieces(p, share.unit, block);
+        const bool once = !first_pieces.one() || share.unit.tiles * BN < 1024 * max(first_rows.rows, 4);
+        kept = p.row_tiles.divisor == 1 && once ? L2_READ_ONCE : L2_NORMAL;
+        find_next_q(first_rows), find_sources(), lengths.find_again(p, share.unit.batch);
+        if (!begun) fetch_q_ahead();
+        if (!begun && lengths.few && (TEAM == 4 || p.parts.divisor > 1)) fetch_ahead();
+        computed_here(k_from), computed_here(v_from), computed_here(first_entry);
+        computed_here(first_pieces.begin), computed_here(first_pieces.end);
+        if (!begun) {
+            wait_for_kernel_in_front(share.count);
+            if (!guesses) continue;
+        }
+        copy_q(first_rows), lengths.look_again(p, sQ + SUM + thread * 12);
+        if (KV::PAGED) cp_async_4(sQ + SUM + thread * 12 + 8, first_entry, first_entry != nullptr);
+        cp_async_commit();
+        // In front of a loop with loads, as those from the table, the compiler waits for all before.
+        if (KV::PAGED) ask(0, BOTH, true);
 #pragma unroll 1
-    for (int i = KV::PAGED; i < STAGES; ++i) ask(i);
+        for (int i = KV::PAGED; i < STAGES; ++i) ask(i, BOTH, i == 0);
+        if (begun) break;
+        cp_async_wait<2 * STAGES>();
+        const int* looked_at = reinterpret_cast<const int*>(sSum) + thread * 3;
+        lengths.have_come(p, looked_at);
+        bool holds = lengths.hold(p, share, reinterpret_cast<int(*)[2]>(sM)) && (!KV::PAGED || looked_at[2] == first_entries);
+        // Where the own length has changed, too, a share of the same tiles is the same, if those on their way are whole.
+        const int keys_now = lengths.keys_now(p, share.unit.batch);
+        if (share.unit.tiles > 0 && keys_now != share.unit.keys) {
+            const int whole = share.unit.zero + min(keys_now, share.unit.keys) / BN;
+            holds = holds && share.unit.is_same_with(p, keys_now) && asked - TEAMS < whole;
+            if constexpr (SCORE::LEFT_EDGE)
+                holds = holds && (team - share.unit.zero) * BN >= Unit::first_key_of(p, max(keys_now, share.unit.keys));
+            share.unit.keys = of_asked.keys = keys_now;
+        }
+        if (__all_sync(0xffffffff, holds)) break;
+        cp_async_wait<0>();
+    }
+    if (share.count <= 0) {
+        cp_async_wait<0>();  // Q and lengths may be on their way to shared memory, which is the next block's then
+        return;
+    }
 
     const RowWriter<T, Softmax, DecodeArguments<SCORE, KV>> writer{p, m_to_log2};
     const End unit_end{writer, sSum, sM, sM + BM, reinterpret_cast<T**>(smem)};

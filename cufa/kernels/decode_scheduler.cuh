@@ -14,8 +14,9 @@ struct Share {
     Unit unit{};
     int count = 0;
 
-    // Of up to 32 sequences, `length` is the keys of that which has the lane's number. Of more, lengths are looked up.
-    __device__ void find(const ARGUMENTS& p, int block, int length) {
+    // Of up to 32 sequences, `length` is the keys of that which has the lane's number. Of more, lengths are looked up, if `looks`;
+    // else the share is that of sequences which are all as long as the block's own, if units are then cut into equally many pieces.
+    __device__ void find(const ARGUMENTS& p, int block, int length, bool looks) {
         const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
         const bool few = p.batch <= 32;
         count = 0, unit = Unit{};
@@ -29,7 +30,7 @@ struct Share {
         part = block - number * p.parts.divisor;
 
         int total, longest, keys;
-        if (p.splits || !p.lengths) {
+        if (p.splits || !p.lengths || !(few || looks)) {
             keys = few ? __shfl_sync(0xffffffff, length, batch) : keys_of(p, batch);
             longest = Unit::tiles_of(p, keys), total = longest * p.batch;
         } else {
@@ -38,7 +39,7 @@ struct Share {
                 total = longest = lane < p.batch ? Unit::tiles_of(p, length) : 0;
             } else {
                 total = longest = 0;
-#pragma unroll 4
+#pragma unroll 1
                 for (int other = lane; other < p.batch; other += 32) {
                     const int of_other = keys_of(p, other), tiles = Unit::tiles_of(p, of_other);
                     total += tiles, longest = max(longest, tiles);
@@ -56,6 +57,7 @@ struct Share {
             unit.begin_at(-min(part * step, unit.tiles)), count = min(step, unit.end());
             return;
         }
+        if (!(few || looks)) return;
         total = (total + p.ends * p.batch) * p.units.divisor;
         each = p.blocks.quotient(total), more = total - each * p.blocks.divisor, first = block * each + min(block, more);
         // Its end, and then its beginning: of which unit they are, at which of its tiles, and how many there are before
@@ -85,6 +87,7 @@ struct Share {
         }
         unit.batch = p.units.quotient(first_unit), unit.index = p.units.remainder(first_unit);
         unit.set_keys(p, few ? __shfl_sync(0xffffffff, length, unit.batch) : keys_of(p, unit.batch));
+        // Of few, from the same look as the share, which is what is compared when lengths are looked at once more.
         const int after = min(unit.batch + 1, p.batch - 1);
         unit.keys_next = few ? __shfl_sync(0xffffffff, length, after) : keys_of(p, after);
         unit.begin_at(-tile);
@@ -93,6 +96,7 @@ struct Share {
     // Whether units are cut into equally many pieces, of tiles of all sequences together, and of the longest: where that takes
     // hardly longer than equal shares, since two pieces a block take longer. Where blocks follow each other, a whole unit each, the
     // longest may have more, for others fill the time.
+    __device__ bool is_even() const { return WHOLE || even; }
     static __device__ bool is_even(const DecodeParams& p, int total, int longest) {
         const int each = p.blocks.quotient(total * p.units.divisor);
         const int most = static_cast<int>(static_cast<long long>(each) * p.spread / 8) + p.slack;
@@ -125,4 +129,70 @@ struct Share {
         const int larger = more * (each + 1);
         return tile < larger ? uint32_t(tile) / uint32_t(each + 1) : more + uint32_t(tile - larger) / uint32_t(each);
     }
+};
+
+// The lengths that a share was found from. The kernel in front may still write them: they are read before it has ended, so that
+// keys can be asked for at once when it has; and then once more.
+template <class ARGUMENTS, int BN, int TEAMS, int WARPS, bool WHOLE>
+struct Lengths {
+    using Unit = ::Unit<ARGUMENTS, BN>;
+
+    const bool few;    // sequences: each lane has one's length, where shares depend on all
+    const bool all;    // of many are looked at once more, as the share depends on them
+    const int length;  // of that which has the lane's number
+
+    __device__ explicit Lengths(const DecodeParams& p)
+        : few(!WHOLE && p.batch <= 32), all(!WHOLE && !few && p.lengths && !p.splits), length(few ? length_at(p, at(p, lane())) : 0) {}
+
+    // Where they will be looked at once more: those of few, or the own one.
+    __device__ void find_again(const DecodeParams& p, int own) {
+        own_at = at(p, few ? lane() : own);
+        computed_here(own_at);
+    }
+    // They are copied to shared memory, like the keys: no load that has to come first stands in front of those.
+    __device__ void look_again(const DecodeParams& p, uint32_t two_ints) const {
+        cp_async_4(two_ints, own_at, p.lengths), cp_async_4(two_ints + 4, at(p, threadIdx.x), all);
+    }
+    __device__ void have_come(const DecodeParams& p, const int* two_ints) {
+        own_now = p.lengths ? two_ints[0] : p.seq_kv, other_now = two_ints[1];
+    }
+    // Keys of the share's sequence.
+    __device__ int keys_now(const DecodeParams& p, int own) const {
+        return keys_of_length(p, few ? __shfl_sync(0xffffffff, own_now, own) : own_now);
+    }
+    // Whether all sequences are still such that units are cut into equally many pieces. For all threads, if they are many.
+    __device__ bool hold(const ARGUMENTS& p, const Share<ARGUMENTS, BN, TEAMS, WHOLE>& share, int (*sums)[2]) const {
+        int total = 0, longest = 0;
+        if (few) {
+            if (!__any_sync(0xffffffff, own_now != length)) return true;
+            const int tiles = lane() < p.batch ? Unit::tiles_of(p, keys_of_length(p, own_now)) : 0;
+            total = __reduce_add_sync(0xffffffff, tiles), longest = __reduce_max_sync(0xffffffff, tiles);
+        } else {
+            if (!all) return true;
+            auto add = [&](int length) {
+                const int tiles = Unit::tiles_of(p, keys_of_length(p, length));
+                total += tiles, longest = max(longest, tiles);
+            };
+            if (threadIdx.x < p.batch) add(other_now);
+#pragma unroll 1
+            for (int other = threadIdx.x + WARPS * 32; other < p.batch; other += WARPS * 32) add(ld_relaxed(p.lengths + other));
+            const int warp = threadIdx.x / 32;
+            total = __reduce_add_sync(0xffffffff, total), longest = __reduce_max_sync(0xffffffff, longest);
+            if (lane() == 0) sums[warp][0] = total, sums[warp][1] = longest;
+            __syncthreads();
+#pragma unroll 1
+            for (int other = 0; other < WARPS; ++other)
+                if (other != warp) total += sums[other][0], longest = max(longest, sums[other][1]);
+            __syncthreads();
+        }
+        return share.is_even() && share.is_even(p, total, longest);
+    }
+
+ private:
+    const int* own_at;
+    int own_now, other_now;
+
+    static __device__ int lane() { return threadIdx.x % 32; }
+    // Each thread has one, if some the last: a branch of lanes in front of a load has misled ptxas, see docs/kernels.md.
+    static __device__ const int* at(const DecodeParams& p, int number) { return p.lengths + min(number, p.batch - 1); }
 };

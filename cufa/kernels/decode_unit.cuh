@@ -18,7 +18,8 @@ struct Unit {
     __device__ void begin_at(int place) { zero = place - first; }
     __device__ void next(const ARGUMENTS& p) {
         const int place = end();
-        if (++index == p.units.divisor) index = 0, ++batch, set_keys(p, keys_next), look_ahead(p);
+        // Not beyond the last sequence, even if lengths change between two looks at them, before the kernel in front has ended
+        if (++index == p.units.divisor) index = 0, batch = min(batch + 1, p.batch - 1), set_keys(p, keys_next), look_ahead(p);
         begin_at(place);
     }
     __device__ void look_ahead(const DecodeParams& p) { keys_next = keys_of(p, min(batch + 1, p.batch - 1)); }
@@ -26,6 +27,8 @@ struct Unit {
     __device__ int row_tile(const DecodeParams& p) const { return p.row_tiles.remainder(index); }
     __device__ void set_keys(const ARGUMENTS& p, int n) { keys = n, first = first_of(p, n), tiles = tiles_of(p, n); }
     __device__ int first_key(const ARGUMENTS& p) const { return first_key_of(p, keys); }
+    // Whether it visits the same tiles if the sequence has so many keys.
+    __device__ bool is_same_with(const ARGUMENTS& p, int n) const { return tiles_of(p, n) == tiles && first_of(p, n) == first; }
 
     static __device__ int tiles_of(const ARGUMENTS& p, int keys) {
         return max((static_cast<uint32_t>(keys) + BN - 1) / BN, 1u) - first_of(p, keys);

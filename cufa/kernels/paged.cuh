@@ -55,7 +55,7 @@ struct PagedTiles : Paged {
     }
 };
 
-// The keys of a sequence: a length that does not fit the cache is cut.
-__device__ inline int keys_of(const DecodeParams& p, int batch) {
-    return p.lengths ? min(max(p.lengths[batch], 0), p.seq_kv) : p.seq_kv;
-}
+// What the lengths say at a place, as L2 has it; and the keys of a sequence: a length that does not fit the cache is cut.
+__device__ inline int length_at(const DecodeParams& p, const int* at) { return p.lengths ? ld_relaxed(at) : p.seq_kv; }
+__device__ inline int keys_of_length(const DecodeParams& p, int length) { return min(max(length, 0), p.seq_kv); }
+__device__ inline int keys_of(const DecodeParams& p, int batch) { return keys_of_length(p, length_at(p, p.lengths + batch)); }

@@ -59,6 +59,7 @@ class Twice {
 };
 
 // What follows takes this value from a register: it is not computed where it is used.
+__device__ inline void computed_here(int& x) { asm volatile("mov.b32 %0, %0;" : "+r"(x)); }
 template <class T>
 __device__ void computed_here(T*& p) {
     asm volatile("mov.b64 %0, %0;" : "+l"(p));
@@ -79,15 +80,16 @@ __device__ inline void set_if_less(float& x, int a, int b, float y) {
 }
 
 // In a kernel that may be there before the one in front of it in its stream has ended, see cufa/compiler/dependent.py: lets the
-// next kernel come likewise, when all blocks have called this; and waits for the end of the one in front.
+// next kernel come likewise, when all blocks have called this; and waits for the end of the one in front. `known`, a number from
+// 0 on, is computed before that.
 __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-__device__ inline void wait_for_kernel_in_front() {
+__device__ inline void wait_for_kernel_in_front(int known = 0) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("{.reg .pred p; setp.ge.s32 p, %0, 0; @p griddepcontrol.wait;}" ::"r"(known) : "memory");
 #endif
 }
 
@@ -109,6 +111,11 @@ __device__ float lanes_max(float x) {  // NaN only if all are
 // no computation gives.
 constexpr uint32_t NOTHING = 0xffffffff;
 __device__ inline uint32_t larger_bits(float x, float y) { return max(__float_as_uint(x), __float_as_uint(y)); }
+__device__ inline int ld_relaxed(const int* p) {  // from L2, whatever L1 may hold
+    int x;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p));
+    return x;
+}
 __device__ inline float4 nothings() {  // in four registers, and not written anew for each use
     float4 x;
     asm volatile("mov.b32 %0, -1; mov.b32 %1, -1; mov.b32 %2, -1; mov.b32 %3, -1;" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w));
@@ -131,7 +138,17 @@ __device__ inline void st_relaxed_4(float* p, float4 x) {
     asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
 }
 
-// Copies 16 bytes from global to shared memory, or writes zeros and reads nothing.
+// Fetches bytes into L2, a multiple of 16 from such an address on.
+__device__ inline void prefetch_l2(const void* p, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
+#endif
+}
+
+// Fetches what is around an address into L2.
+__device__ inline void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// Copies 16 or 4 bytes from global to shared memory, or writes zeros and reads nothing.
 __device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(read ? 16 : 0)
                  : "memory");
@@ -143,6 +160,9 @@ __device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read, u
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(smem), "l"(gmem),
                  "r"(read ? 16 : 0), "l"(policy)
                  : "memory");
+}
+__device__ inline void cp_async_4(uint32_t smem, const void* gmem, bool read) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(gmem), "r"(read ? 4 : 0) : "memory");
 }
 // The same of BYTES bytes, 16 or 4, of which as many are read as there are; zeros stand for the others.
 template <int BYTES>

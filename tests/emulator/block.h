@@ -64,7 +64,7 @@ struct Thread {
     static constexpr int STACK = 128 << 10;
 
     int index;
-    bool ended = false;
+    bool ended = false, begun = false;  // begun: the kernel in front has ended
     uint32_t meetings = 0;  // with the other lanes of its warp
     Groups copies, products;
     std::vector<Step> stores;  // of TMA, from shared memory

@@ -64,8 +64,9 @@ inline void set_if_less(float& x, int a, int b, float y) {
 }
 
 inline void launch_dependents() {}
-inline void wait_for_kernel_in_front() {
+inline void wait_for_kernel_in_front(int = 0) {
     while (emulator::front) emulator::yield();
+    emulator::thread->begun = true;
 }
 template <class T>
 void computed_here(T&) {}
@@ -84,6 +85,16 @@ float lanes_max(float x) {
 
 constexpr uint32_t NOTHING = 0xffffffff;
 inline uint32_t larger_bits(float x, float y) { return std::max(__float_as_uint(x), __float_as_uint(y)); }
+// What the kernel in front may still change is other, if a test wants it: some less, or one; much more at the first looks; or less
+// for the first warp only.
+extern "C" int emulator_stale;
+int emulator_stale = 0;
+inline int ld_relaxed(const int* p) {
+    if (emulator::thread->begun) return *p;
+    const bool less = emulator_stale == 1 || (emulator_stale == 4 && emulator::thread->index < 32);
+    if (emulator_stale == 3 && emulator::thread->meetings < 3) return 0x7fffffff;
+    return less ? *p * 7 / 10 : emulator_stale == 2 ? *p - 1 : *p;
+}
 inline float4 nothings() { const float x = __uint_as_float(NOTHING); return {x, x, x, x}; }
 inline float2 ld_relaxed(const float* p) {  // again and again, until another block has left it
     ++emulator::events, emulator::yield();
@@ -96,6 +107,13 @@ inline void st_relaxed(float* p, float2 x) {
     p[0] = x.x, p[1] = x.y, ++emulator::events;
 }
 inline void st_relaxed_4(float* p, float4 x) { p[0] = x.x, p[1] = x.y, p[2] = x.z, p[3] = x.w; }
+
+inline void prefetch_l2(const void* p, uint32_t bytes) {
+    volatile unsigned char last = static_cast<const unsigned char*>(p)[bytes - 1];  // it must be there
+    (void)last;
+    if (reinterpret_cast<uint64_t>(p) % 16 || bytes % 16) emulator::fail("a prefetch that is not aligned");
+}
+inline void prefetch_l2(const void* p) { prefetch_l2(p, 16); }
 
 inline void named_barrier_sync(int id, int threads) { emulator::sync(id, threads); }
 
@@ -112,6 +130,9 @@ void cp_async(uint32_t to, uint64_t from, int bytes) {
 constexpr unsigned long long L2_NORMAL = 0, L2_READ_ONCE = 1, L2_KEPT = 2;
 inline void cp_async_16(uint32_t to, const void* from, bool read, unsigned long long = L2_NORMAL) {
     cp_async<16>(to, reinterpret_cast<uint64_t>(from), read ? 16 : 0);
+}
+inline void cp_async_4(uint32_t to, const void* from, bool read) {
+    cp_async<4>(to, reinterpret_cast<uint64_t>(from), read ? 4 : 0);
 }
 inline void cp_async_commit() { emulator::thread->copies.commit(); }
 template <int PENDING>
