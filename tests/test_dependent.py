@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import threading
-import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from played_gpu import Gpu, at, on_gpu
-from test_streams import ForeignStream, Stream
+from played_gpu import Gpu, Stream, at, on_gpu
 
 cupy = pytest.importorskip("cupy")
 
 import cufa  # noqa: E402
 from cufa.compiler import context, dependent, jit  # noqa: E402
-from cufa.compiler.streams import _PER_THREAD, Streams  # noqa: E402
 from cufa.launch import params  # noqa: E402
 from cufa.variant import Variant  # noqa: E402
 
@@ -29,7 +25,7 @@ class Driver:
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
         self.error = 0
-        self.stream: Any = Stream(77)  # the current one
+        self.stream: Any = Stream(ptr=0)  # the current one
 
     def __call__(self, config: int, function: int, parameters: int, extra: None) -> int:
         """Stand for ``cuLaunchKernelEx``."""
@@ -49,7 +45,6 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     driver = Driver()
     monkeypatch.setattr(dependent, "launch_kernel", lambda: driver)
-    monkeypatch.setattr(dependent, "streams", Streams())
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: driver.stream)
     return driver
 
@@ -61,8 +56,8 @@ def test_the_driver_is_told_all(driver: Driver) -> None:
     for each in (launch, other, launch):
         each(SimpleNamespace(address=4096))
     overlaps = [(6, 1)]
-    first = ((5, 2, 1), (256, 1, 1), 1000, 77, overlaps, 123, 4096)
-    assert driver.launches == [first, ((9, 1, 1), (64, 1, 1), 0, 77, overlaps, 123, 4096), first]
+    first = ((5, 2, 1), (256, 1, 1), 1000, None, overlaps, 123, 4096)
+    assert driver.launches == [first, ((9, 1, 1), (64, 1, 1), 0, None, overlaps, 123, 4096), first]
 
 
 def test_the_driver_is_told_of_attention(
@@ -83,34 +78,25 @@ def test_the_driver_is_told_of_attention(
     kernel = dependent.Dependent(SimpleNamespace(ptr=123))
     monkeypatch.setattr(jit, "kernel", lambda *_: kernel)
     monkeypatch.setattr(dependent, "launch_kernel", lambda: launched)
-    gpu.stream.ptr = 5
+    gpu.stream.ptr = 1
     q, k, v = (on_gpu(np.ones((1, 2, 300, 64), np.float16)) for _ in "qkv")
     for other in (k, v, k):
         out = cufa.attention(q, other, v, kernel=variant)
         assert found.pop() == [x.data.ptr for x in (q, other, v, out, out)]
         *told, address = driver.launches.pop()
-        assert told == [(6, 1, 1), (384, 1, 1), variant.smem_bytes, 5, [(6, 1)], 123]
+        assert told == [(6, 1, 1), (384, 1, 1), variant.smem_bytes, 1, [(6, 1)], 123]
         assert address % 64 == 0
 
 
 @pytest.mark.parametrize("capturing", [False, True])
 def test_a_stream_that_others_may_destroy(driver: Driver, capturing: bool) -> None:
-    """But a graph's kernels do not run in the stream that was captured."""
+    """That of a thread ends with it. A graph's kernels do not run in the stream captured."""
     launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
-    for driver.stream in (ForeignStream(ptr=78), Stream(_PER_THREAD)):
+    for driver.stream in (Stream(ptr=78), Stream(ptr=2)):
         driver.stream.capturing = capturing
         launch(SimpleNamespace(address=4096))
         overlaps = [(6, 1)] if capturing else []
         assert driver.launches.pop()[3:] == (driver.stream.ptr, overlaps, 1, 4096)
-
-
-def test_a_stream_stays_until_its_kernels_are_done(driver: Driver) -> None:
-    launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
-    stream = weakref.ref(driver.stream)
-    launch(SimpleNamespace(address=4096))
-    driver.stream = None
-    gc.collect()
-    assert stream() is not None
 
 
 def test_an_error_of_the_driver(driver: Driver) -> None:

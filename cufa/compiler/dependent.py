@@ -2,8 +2,11 @@
 
 Its blocks are then there, and wait in ``wait_for_kernel_in_front`` of ``kernels/ptx.cuh``, when the
 last block of the other is done: docs/kernels.md says what that gives. Without the attribute that
-this sets, or after kernels that know nothing of it, that wait is over at once. The attribute is not
-set in streams that might be gone too early, see `cufa.compiler.streams`.
+this sets, or after kernels that know nothing of it, that wait is over at once.
+
+The attribute is set only in streams that nobody can destroy. With driver 580, where processes share
+a GPU, several such kernels of a stream that is destroyed while they are pending may wait without
+end; CuPy destroys a stream with the last reference to it. This was never seen with graphs.
 """
 
 from __future__ import annotations
@@ -15,12 +18,25 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cufa.compiler import context, driver
-from cufa.compiler.streams import streams
 
 FIRST_CAPABILITY = 90
 """The first devices that can, ten times their compute capability."""
 
+_LEGACY = 1
+"""Handles up to this one mean the legacy default stream (``cudaStreamLegacy``), which is never
+destroyed. ``cudaStreamPerThread`` is 2: that stream ends with its thread."""
+
 _SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+def may_overlap(stream: Any) -> bool:
+    """Whether a kernel given to a stream now may begin before those in front of it have ended.
+
+    Parameters
+    ----------
+    stream : cupy.cuda.Stream or cupy.cuda.ExternalStream
+    """
+    return stream.ptr <= _LEGACY or bool(stream.is_capturing())
 
 
 class Parameter(Protocol):
@@ -116,7 +132,7 @@ class Dependent:
             passed, stream = _passed, current_stream()
             # First: what is collected when a tuple is made may launch kernels, too.
             arguments = passed.config_address, self._pointer, passed.parameters_address, None
-            given = overlapping if streams.may_overlap(stream) else alone, stream.ptr
+            given = overlapping if may_overlap(stream) else alone, stream.ptr
             passed.bytes[:], passed.config.stream = given
             passed.parameters[0] = parameter.address
             error = launch(*arguments)

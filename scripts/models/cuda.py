@@ -8,7 +8,6 @@ from typing import Any
 
 import cufa
 from cufa.compiler import dependent, nvrtc
-from cufa.compiler.streams import streams
 
 FOLDER = Path(__file__).parent
 HEADERS = Path(cufa.__file__).parent / "kernels"
@@ -77,7 +76,7 @@ def launch(function: Any, blocks: int, threads: int, smem_bytes: int, *arguments
         (blocks, 1, 1),
         (threads, 1, 1),
         smem_bytes,
-        overlap=_capability() >= dependent.FIRST_CAPABILITY and streams.may_overlap(stream),
+        overlap=_capability() >= dependent.FIRST_CAPABILITY and dependent.may_overlap(stream),
     )
     config.stream = stream.ptr
     addresses = ctypes.addressof(config), function.kernel.ptr, ctypes.addressof(pointers)
