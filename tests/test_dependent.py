@@ -15,7 +15,6 @@ cupy = pytest.importorskip("cupy")
 
 import cufa  # noqa: E402
 from cufa.compiler import context, dependent, jit  # noqa: E402
-from cufa.launch import params  # noqa: E402
 from cufa.variant import Variant  # noqa: E402
 
 

@@ -1,4 +1,4 @@
-"""The README says what the result files say, and names what there is."""
+"""README and docs quote the result files, their examples run, and the files they name exist."""
 
 from __future__ import annotations
 
@@ -29,11 +29,17 @@ PEERS = {
 }
 
 
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = (
+FOLDERS = ("docs/guide", "docs/design")
+BOOK = (
     "README.md",
-    *(f"docs/{n}.md" for n in ("exploring", "kernels", "planner", "benchmarks/README")),
+    *sorted(str(p.relative_to(ROOT)) for folder in FOLDERS for p in (ROOT / folder).glob("*.md")),
+    "docs/performance.md",
 )
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXPLORING = (ROOT / "docs/exploring.md").read_text(encoding="utf-8")
+TEXT = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in BOOK)
+NAMED_TOO = ("exploring", "kernels", "planner", "verification", "benchmarks/README")
+PAGES = (*BOOK, *(f"docs/{name}.md" for name in NAMED_TOO))
 
 
 def table() -> Iterator[tuple[str, str, list[str]]]:
@@ -44,7 +50,7 @@ def table() -> Iterator[tuple[str, str, list[str]]]:
         if len(cells) != 5 or cells[1].split(" (")[0] not in PEERS:
             continue
         if cells[0]:
-            link = re.search(r"\((docs/benchmarks/[\w-]+)\.md\)", cells[0])
+            link = re.search(r"\((?:docs/)?benchmarks/([\w-]+)\.md\)", cells[0])
             found = re.search(r"bfloat16|float16|float32", cells[0])
             assert link, line
             assert found, line
@@ -61,7 +67,7 @@ def result(bench: str) -> list[dict[str, Any]]:
 
 
 def test_there_are_such_rows() -> None:
-    assert len(list(table())) >= 10
+    assert len(list(table())) >= 23
 
 
 @pytest.mark.parametrize(("name", "dtype", "cells"), list(table()))
@@ -89,7 +95,7 @@ def test_tokens_a_second() -> None:
 
 
 def line_with(text: str) -> str:
-    """Return the README's one line with this text."""
+    """Return the one line of README and guide with this text."""
     (found,) = (line for line in TEXT.splitlines() if text in line)
     return found
 
@@ -130,7 +136,7 @@ def test_first_call(line: str, variant: str, key: str) -> None:
 
 
 LEAD = re.findall(
-    r"- \*\*([\d.]+) times\*\* as fast as (.*), in (\w+) \(\[(\d+) cells\]\((.*)\)\)", TEXT
+    r"- \*\*([\d.]+) times\*\* as fast as (.*), in (\w+) \(\[(\d+) cells\]\((.*)\)\)", README
 )
 NAMES = {"cuDNN": "cudnn", "FlashAttention-2": "fa2", "the memory-efficient backend": "efficient"}
 
@@ -151,15 +157,19 @@ def test_files_that_are_named_are_there(page: str) -> None:
     named = re.findall(r"`((?:cufa|docs|scripts|tests)/[\w./-]*)`", text)
     for path in named:
         assert (ROOT / path).exists(), path
-    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert ((ROOT / page).parent / link).exists(), link
+
+
+def test_the_readme_is_short_and_links_to_every_page() -> None:
+    assert len(README.splitlines()) <= 180
+    assert [page for page in PAGES[1:] if f"({page})" not in README] == []
 
 
 def on_the_page(command: str) -> tuple[list[str], str]:
     """Return the words of docs/exploring.md's first such command, and what it prints there."""
-    text = (ROOT / "docs/exploring.md").read_text(encoding="utf-8")
     block = rf"^\$ python -m cufa ({command} (?:.*\\\n)*.*)\n((?:.*\n)*?)```$"
-    match = re.search(block, text, re.MULTILINE)
+    match = re.search(block, EXPLORING, re.MULTILINE)
     assert match
     return shlex.split(match[1]), match[2]
 
@@ -198,7 +208,7 @@ def test_every_environment_variable_is_named() -> None:
         text = path.read_text(encoding="utf-8")
         read |= set(re.findall(r'environ(?:\.get\(|\[)"(\w+)"', text))
     assert read >= {"CUFA_CACHE_DIR", "CUFA_TUNED"}
-    assert read == set(re.findall(r"^\| `([A-Z_]+)` \|", TEXT, re.MULTILINE))
+    assert read == set(re.findall(r"^\| `([A-Z_]+)` \|", EXPLORING, re.MULTILINE))
 
 
 CONSOLE = re.findall(r"```console\n\$ python (.*)\n([^`]*)```", TEXT)
@@ -238,4 +248,4 @@ def test_snippets_run_on_a_gpu(snippet: str) -> None:
 
 
 def test_there_are_commands_and_snippets() -> None:
-    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 9, 2)
+    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 12, 2)
