@@ -55,6 +55,11 @@ def shares(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(decode_units, "_SECOND_ROW", 0)
 
 
+def one_look(stale: int, shares: bool) -> bool:
+    """Whether this is the one look at lengths with which a way to cut units always runs."""
+    return stale == int(shares)
+
+
 both_shares = pytest.mark.usefixtures("shares")
 
 
@@ -131,6 +136,7 @@ def test_whole_units(
 @pytest.mark.parametrize(
     "lengths", [[300], [0, 500, 77], [1, 3, 97, 0, 299], [500] * 3, [7] * 20], ids=str
 )
+@exhaustive("decode", but=one_look)
 def test_lengths(
     emulated: Emulator, rng: np.random.Generator, lengths: list[int], stale: int
 ) -> None:
@@ -145,6 +151,7 @@ def test_lengths(
 @both_shares
 @pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize("longest", [90, 500])
+@exhaustive("decode", but=one_look)
 def test_more_units_than_run_at_once(
     emulated: Emulator, rng: np.random.Generator, longest: int, stale: int
 ) -> None:
@@ -165,6 +172,7 @@ def test_rows_of_a_group(
 @both_shares
 @pytest.mark.parametrize("stale", [0, 1, 2])
 @pytest.mark.parametrize(("sq", "bm"), [(5, 32), (8, 32)])
+@exhaustive("decode", but=one_look)
 def test_rows_that_two_warps_share(
     emulated: Emulator, rng: np.random.Generator, sq: int, bm: int, stale: int
 ) -> None:
@@ -196,6 +204,7 @@ def test_rows_that_two_warps_share(
     ],
     ids=str,
 )
+@exhaustive("decode", but=one_look)
 def test_rows_that_a_warpgroup_shares(
     emulated: Emulator, rng: np.random.Generator, options: dict[str, Any], stale: int
 ) -> None:
@@ -215,6 +224,9 @@ def test_rows_that_a_warpgroup_shares(
         {"dtype": "float32", "d": 128, "dv": 256},
     ],
     ids=str,
+)
+@exhaustive(
+    "decode", but=lambda stale, options: stale == ("sq" in options or "page_size" in options)
 )
 def test_units_in_few_pieces(
     emulated: Emulator, rng: np.random.Generator, options: dict[str, Any], stale: int
@@ -260,6 +272,7 @@ def test_whole_units_of_four_warpgroups(
 @pytest.mark.parametrize(
     "lengths", [[100] * 40, list(range(0, 200, 5)), [20] * 39 + [900], [50] * 100], ids=str
 )
+@exhaustive("decode", but=one_look)
 def test_many_sequences(
     emulated: Emulator, rng: np.random.Generator, lengths: list[int], stale: int
 ) -> None:
@@ -477,6 +490,7 @@ def test_many_small_weights(emulated: Emulator) -> None:
 @pytest.mark.parametrize(
     "lengths", [[100] * 40, list(range(0, 200, 5)), [20] * 39 + [400]], ids=lambda x: str(x[-3:])
 )
+@exhaustive("decode", but=one_look)
 def test_windows_of_many_sequences(
     emulated: Emulator, rng: np.random.Generator, lengths: list[int], stale: int
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from emulated import Emulator, needs_compiler
 from exhaustive import exhaustive
 from test_emulated import emulator  # noqa: F401
-from test_emulated_decode import both_shares, checked, emulated, shares  # noqa: F401
+from test_emulated_decode import both_shares, checked, emulated, one_look, shares  # noqa: F401
 
 from cufa import device
 from cufa.planner import decode_units, decode_variants
@@ -46,6 +46,7 @@ def assert_waited(emulator: Emulator) -> None:  # noqa: F811
     ],
     ids=str,
 )
+@exhaustive("decode", but=one_look)
 def test_lengths(
     one_stage: Emulator, rng: np.random.Generator, options: dict[str, Any], stale: int
 ) -> None:
