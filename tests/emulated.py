@@ -21,7 +21,7 @@ from shared_libraries import COMPILER, Sources
 import cufa
 from cufa.compiler import source
 from cufa.instance import Instance
-from cufa.kernel import KERNELS
+from cufa.specs import KERNELS
 from cufa.variant import Variant
 
 FOLDERS = Path(cufa.__file__).parent / "kernels", Path(__file__).parent / "emulator"
