@@ -150,29 +150,13 @@ def attention(
     -----
     The method is FlashAttention-2 (Dao 2023, algorithm 1); for 16-bit arrays on Hopper it is
     FlashAttention-3 (Shah et al. 2024, algorithm 2). "fa1_fp32" is FlashAttention-1 (Dao et al.
-    2022, algorithm 1). Few queries beside many keys run as those of `cufa.decode` where that is
-    faster, unless a kernel is forced, or there is a bias, a mask, a causal mask aligned top-left,
-    a function of the caller's own, lengths or a dropout; in a capture into a CUDA graph only if an
-    earlier call like it has set memory aside, and eight captures since have not used it up. With
-    `batch_invariant` it is an error if not, since another kernel would give other bits: 128 MiB are
-    set aside at most, for as many captures as that is enough for.
+    2022, algorithm 1). Few queries with many keys run as those of `cufa.decode`
+    where that is faster; ``docs/guide/numerics.md`` says when.
 
-    On the GPU, an infinity or NaN in v may also reach rows that do not see its key, if one of the
-    rows that are multiplied together sees a key of its tile: 16 rows in "fa2_mma", 64 in
-    "fa3_wgmma", all `bm` of a tile in "fa1_fp32" and as in `cufa.decode`. Their weight for it is 0,
-    and 0 times infinity is NaN. In "fa2_fp32" it reaches no others.
-
-    In 16-bit types on the GPU, rows whose scores exceed 1.8e8 in magnitude are NaN: float32 cannot
-    tell such scores apart. A score below -2.35e38 there counts as -inf, as that of a hidden key.
-
-    `score_mod` and `mask_mod` are called with NumPy arrays that broadcast, on the CPU. On the GPU
-    they are traced once and compiled into the kernel. Arrays are read where they are, with an index
-    for each axis: they may change their values, lengths and places without another kernel; numbers
-    to which names refer are constants of it. Integers have 32 bits there, or the 64 of an array's
-    elements, also where elements have fewer, and floats have 32; of an index that an array does not
-    have, the nearest is read. What depends on a value, such as `if`, `min` or `and`, cannot be
-    traced: `numpy.where`, `numpy.minimum` and `&` can. A string instead of a function is C++ for
-    the GPU: an expression, or a body that returns it, of `score`, `b`, `h`, `q_idx` and `kv_idx`.
+    ``docs/guide/numerics.md`` says where infinities and NaN go, and how large scores may be;
+    ``docs/guide/masks-and-functions.md`` says how `score_mod` and `mask_mod` are traced. A function
+    must not branch on its arguments: `numpy.where`, `numpy.minimum` and `&` take the place of `if`,
+    `min` and `and`. A string is C++ for the GPU.
     """
     extras = NO_EXTRAS
     dtypes: tuple[Any, ...] = ()

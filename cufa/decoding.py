@@ -51,9 +51,7 @@ def decode(
     q : array, shape (b, hq, sq, d)
         The newest queries of each sequence: float16, bfloat16 (`ml_dtypes.bfloat16`) or float32. d
         and dv are 1 to 256 and may differ. Any strides; on the GPU q and whole caches are copied
-        first if their last axis is not contiguous, or if their rows are not aligned to 16 bytes or
-        no multiple of 16 bytes long. The caches that `KVCache` and `PagedKVCache` keep are not, if
-        it is them that decode.
+        first unless their rows are contiguous and multiples of 16 bytes.
     k_cache : array, shape (b, hk, capacity, d) or (pages, hk, page_size, d)
         Keys, of q's dtype; in pages of any size if there is a `block_table`. hq must be a multiple
         of hk.
@@ -73,18 +71,15 @@ def decode(
         that is not its own, see `merge`.
     window : tuple of int or None, (left, right)
         Query i sees the keys from i + lengths - sq - left to i + lengths - sq + right only; None is
-        no bound. With `causal`, those that both let it see. Keys in front of all queries' windows
-        are not read: they take no time, and the block table may say anything of pages that hold no
-        others.
+        no bound. Keys in front of all windows are not read, nor are their pages.
     softcap : float, optional
-        c * tanh(score / c) takes the place of the score, as in `attention`.
+        As in `attention`.
     alibi_slopes : array, shape (hq,) or (b, hq), float32
-        -slope * |i + lengths - sq - j| is added to the score of query i and key j, after the
-        softcap. On the GPU where q is, and read there in each replay of a capture; so are `sinks`.
+        As in `attention`; query i is at position lengths - sq + i.
     sinks : array, shape (hq,), float32
-        A logit of each head that takes part in the softmax and has no value.
+        As in `attention`.
     scale : float, optional
-        Factor of the scores, less than 2^64 in magnitude; 1 / sqrt(d) by default.
+        As in `attention`.
     layout : {"bhsd", "bshd"}
         Order of the axes; "bshd" has q and out (b, sq, hq, d), and caches (b, capacity, hk, d) or
         (pages, page_size, hk, d), as flash-attn and vLLM do.
@@ -98,10 +93,9 @@ def decode(
         alone and in any batch. On the CPU it always has.
     unified_max : float, optional
         A score, in natural units, that takes the place of all row maxima on the GPU, as in
-        FlashDecoding++: a key weighs exp(score - unified_max). For float16 and bfloat16. Where
-        these weights add up to what 16 bits do not hold exactly enough, keys are taken again with
-        true maxima: results are right whatever it is, and soon if the largest scores lie at most 2
-        below or 10 above it in float16, 44 in bfloat16.
+        FlashDecoding++. For float16 and bfloat16. Results are right whatever it is: keys whose
+        weights leave the range of 16 bits are taken again with true maxima. It is fast if the
+        largest scores lie at most 2 below or 10 above it in float16, 44 in bfloat16.
     kernel : str or Variant, optional
         Forces a kernel ("decode" or "decode_wgmma") or one instantiation; GPU only.
 
@@ -139,14 +133,8 @@ def decode(
     (Hong et al. 2023, section 4), and its unified maximum (section 3) with `unified_max`; pages as
     in PagedAttention (Kwon et al. 2023).
 
-    What lies in the caches beyond a length is never read into a result, whatever it is. Within it,
-    a key that a mask hides from a query may hold anything, too, and so may its value on the CPU;
-    on the GPU, an infinity or NaN in that value makes the query's result NaN, because the weight is
-    0, and 0 times infinity is NaN. A query that sees no key at all stays 0.
-
-    On the GPU, 16-bit results are NaN where scores exceed 1.8e8 in magnitude, which float32 cannot
-    tell apart; and so are float32 results that an infinity, or a number beyond 3.4e38 in
-    magnitude, goes into.
+    Nothing beyond a length reaches a result. ``docs/guide/numerics.md`` says where infinities and
+    NaN go, and how large scores may be.
 
     Examples
     --------

@@ -122,7 +122,6 @@ class Layout:
         names += ["params.lse", "params.tiles_drawn"]
         self.places = tuple(numbers[name][0] // 8 for name in names)
         self._start = numbers["params.q.data"][0]
-        self._seq_kv = numbers["params.seq_kv"][0]
         self._itemsize = DTYPES[variant.dtype].bytes
         self._numbers = packed(numbers.values(), self._start)
         self._score = ScoreLayout(variant, dtype)
@@ -195,10 +194,6 @@ class Layout:
             *self._score.values(problem, beside),
         )
 
-    def set_keys(self, into: memoryview, seq_kv: int) -> None:
-        """Write another number of keys where `fill` has written one."""
-        INT.pack_into(into, self._seq_kv, seq_kv)
-
 
 def list_sizes(seq_q: int, seq_kv: int, bm: int, bn: int) -> tuple[int, int]:
     """Return how many lists a head has where tiles of keys are left out, and how long one is.
@@ -208,7 +203,6 @@ def list_sizes(seq_q: int, seq_kv: int, bm: int, bn: int) -> tuple[int, int]:
     return -(-seq_q // bm), 2 * (-(-seq_kv // bn) + 1)
 
 
-INT = struct.Struct("=i")
 _CODES = {"u8": "Q", "i8": "q", "u4": "I", "i4": "i", "f4": "f"}
 
 
