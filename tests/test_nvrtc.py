@@ -41,7 +41,8 @@ ENTRIES = [
 ]
 
 #: Bytes a thread may spill, in fa3_wgmma: registers that are not looked at in each tile of keys.
-#: Tiles of 192 x 48 at head dims of 192 do, and are faster than all that do not.
+#: Tiles of 192 x 48 at head dims of 192 do, and are faster than all that do not. On an H200, 88
+#: bytes took the time of 68 (0.999 to 1.001, both 16-bit types, 1024 and 8192 keys).
 MOST_SPILLED = 88
 
 #: What ptxas says when it puts wgmma instructions one after the other, or waits between them.
