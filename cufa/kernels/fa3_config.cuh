@@ -1,5 +1,5 @@
 // Constants of fa3_wgmma.cu: what follows from its template arguments, and how shared memory is
-// laid out. cufa/kernel.py computes the same sizes.
+// laid out. cufa/specs/fa3_wgmma.py computes the same sizes.
 #pragma once
 #include "kv.cuh"
 #include "pair_tiles_sm90.cuh"
