@@ -10,9 +10,9 @@ from emulated import Emulator, needs_compiler
 from test_emulated import emulator  # noqa: F401
 from test_emulated_decode import checked, emulated  # noqa: F401
 
-from cufa import decoding, device
-from cufa.planner import decode_units
-from cufa.planner.decode import DecodePlan, plan
+from cufa import device
+from cufa.planner import decode, decode_units
+from cufa.planner.decode import DecodePlan
 
 pytestmark = needs_compiler
 
@@ -22,13 +22,13 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[DecodePlan]:
     """Return what is planned from now on, of a GPU with two multiprocessors."""
     few = device.named("h200")._replace(sm_count=2)
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
-    found: list[DecodePlan] = []
+    plan, found = decode.plan, list[DecodePlan]()
 
     def planned(*arguments: Any, **options: Any) -> DecodePlan:
         found.append(plan(*arguments, **options))
         return found[-1]
 
-    monkeypatch.setattr(decoding, "plan", planned)
+    monkeypatch.setattr(decode, "plan", planned)
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from datetime import date
 from pathlib import Path
@@ -21,12 +22,17 @@ from cufa.compiler import source
 FILE = Path(__file__).parent / "data" / "verified.json"
 
 
+def tokens(text: str) -> str:
+    """Return source text without comments and spaces, which change no kernel."""
+    return "".join(re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL).split())
+
+
 def digest(family: str, sources: Sources) -> str:
     """Return a digest of all that a family's kernels are made of, for GPUs and for the emulator."""
     total = hashlib.sha256()
     for kernel in FAMILIES[family]:
         emulated = sources.text(f'#include "ptx_sm90.cuh"\n#include "{kernel}.cu"')
-        total.update(f"{source.text(kernel)}\0{emulated}\0".encode())
+        total.update(f"{tokens(source.text(kernel))}\0{tokens(emulated)}\0".encode())
     return total.hexdigest()[:16]
 
 
