@@ -17,6 +17,7 @@ esac
 
 .venv/bin/ruff check
 .venv/bin/ruff format --check
+.venv/bin/clang-format --dry-run -Werror cufa/kernels/*.cu cufa/kernels/*.cuh
 .venv/bin/mypy
 
 verify=

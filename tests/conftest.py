@@ -14,9 +14,10 @@ import played_gpu
 import pytest
 from exhaustive import chosen, families_of
 
-from cufa import device, tuned
+from cufa import device
 from cufa.device import Device
 from cufa.launch import params
+from cufa.planner import tuned
 from cufa.specs import KERNELS
 
 _numbers = itertools.count()

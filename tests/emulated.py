@@ -20,9 +20,9 @@ from shared_libraries import COMPILER, Sources
 
 import cufa
 from cufa.compiler import source
-from cufa.instance import Instance
 from cufa.specs import KERNELS
-from cufa.variant import Variant
+from cufa.specs.instance import Instance
+from cufa.specs.variant import Variant
 
 FOLDERS = Path(cufa.__file__).parent / "kernels", Path(__file__).parent / "emulator"
 #: What a GPU refuses, this processor would do: to read or write four bytes anywhere.

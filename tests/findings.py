@@ -7,8 +7,8 @@ from typing import Any
 from cufa import device
 from cufa.explorer.exploration import Exploration
 from cufa.explorer.result import Row
-from cufa.problem import Problem
-from cufa.variant import Variant
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 CEILINGS = {"read_gbs": 4000.0, "copy_gbs": 3900.0, "gemm_tflops": 700.0}
 

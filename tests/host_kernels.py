@@ -14,7 +14,7 @@ import pytest
 from shared_libraries import COMPILER, Sources
 
 from cufa.compiler import source
-from cufa.instance import Instance
+from cufa.specs.instance import Instance
 
 KERNELS = Path(source.__file__).parents[1] / "kernels"
 

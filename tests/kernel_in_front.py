@@ -9,10 +9,10 @@ import numpy as np
 from guarded import memory_around
 from played_gpu import at
 
-from cufa.instance import Instance
-from cufa.score import BLOCKS
+from cufa.features.parts import BLOCKS
 from cufa.specs import KERNELS
-from cufa.variant import Variant
+from cufa.specs.instance import Instance
+from cufa.specs.variant import Variant
 
 _INT32, _WORD = np.dtype(np.int32), np.dtype(np.uint64)
 

@@ -12,8 +12,8 @@ from played_gpu import at, elements, loaded
 from reference import DTYPES, oracle
 
 from cufa import device
-from cufa.score import PARTS
-from cufa.variant import Variant
+from cufa.features.parts import PARTS
+from cufa.specs.variant import Variant
 
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 

@@ -17,15 +17,17 @@ import numpy as np
 import pytest
 from reference import DTYPES, oracle
 
-from cufa import api, decoding, device
-from cufa.arrays import ALIGNMENT
+from cufa import device
+from cufa.api import attention as api
+from cufa.api import decode as decoding
 from cufa.compiler import jit
 from cufa.launch import append, calls, counters, params, scratch, tensor_map
-from cufa.parse import parse
-from cufa.parse_decode import parse_decode
+from cufa.problem.arrays import ALIGNMENT
+from cufa.problem.parse import parse
+from cufa.problem.parse_decode import parse_decode
 from cufa.specs import KERNELS
 from cufa.specs.tile import panel_columns
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 # --- the driver ---
 

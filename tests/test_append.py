@@ -13,11 +13,11 @@ from reference import DTYPES
 
 import cufa
 from cufa import device
-from cufa.caches.tokens import Tokens
 from cufa.compiler import jit, nvrtc
 from cufa.cpu import append as cpu
-from cufa.instance import Instance
 from cufa.launch import append as launch
+from cufa.problem.tokens import Tokens
+from cufa.specs.instance import Instance
 
 INSTANCES = [
     Instance("append", (dtype,), (elements, interleaved))

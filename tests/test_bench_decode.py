@@ -16,7 +16,7 @@ from test_bench_tables import PlayedClock, page_of
 import cufa
 from cufa.explorer.clock import Call
 from cufa.explorer.race import Budget
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 VARIANT = Variant("decode", "bfloat16", 128, 128, 16, 16, 2, 8, 1, kv="Contiguous")
 ONE = Cell("bfloat16", 1, 32, 8, 1, 8192, 128, 128, False)

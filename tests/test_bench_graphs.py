@@ -16,7 +16,7 @@ from test_bench_tables import PlayedClock
 
 from cufa.explorer.clock import Call, CudaClock
 from cufa.explorer.race import Budget, CaptureError
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 VARIANT = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 2, 4, 2)
 

@@ -16,7 +16,7 @@ from test_bench_tables import PlayedClock, page_of
 
 from cufa.explorer.clock import Call
 from cufa.explorer.race import Budget, CaptureError
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 VARIANT = Variant("fa3_wgmma", "bfloat16", 128, 128, 128, 128, 2, 12, 1)
 L2_BYTES = 50 << 20

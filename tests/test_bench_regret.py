@@ -20,7 +20,7 @@ from cufa.compiler.nvrtc import CompileError
 from cufa.explorer.clock import Call
 from cufa.explorer.race import CaptureError
 from cufa.planner.plan import plan
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 H200 = devices.named("h200")
 CELL = Cell("bfloat16", 1, 2, 1, 17, 33, 64, 64, True)

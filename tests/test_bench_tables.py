@@ -18,7 +18,7 @@ from test_bench import HEAD
 import cufa
 from cufa.explorer.clock import Call, Reading
 from cufa.explorer.race import Budget
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 VARIANT = Variant("fa3_wgmma", "bfloat16", 128, 128, 192, 80, 2, 16, 1, ping_pong=True)
 

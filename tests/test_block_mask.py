@@ -18,7 +18,7 @@ from score_arrays import options_of
 import cufa
 from cufa import device
 from cufa.cpu import block_mask as cpu
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 MASKS = ("documents", "sliding window", "prefix")
 SIZES = (2, 3, 1, 200, 333)

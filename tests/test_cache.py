@@ -13,7 +13,7 @@ import pytest
 
 from cufa import cache
 from cufa.compiler import cubins, source
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 VARIANT = Variant("fa2_mma", "float16", 128, 128, 128, 64, 2, 4, 2, score=("Causal",))
 KEY = (VARIANT, "sm_90a", (13, 0))

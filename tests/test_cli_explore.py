@@ -21,8 +21,8 @@ from cufa.cli import table, watch
 from cufa.explorer import Interrupted, Progress
 from cufa.explorer.exploration import Exploration
 from cufa.explorer.result import Row
-from cufa.problem import Problem
-from cufa.variant import Variant
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 ROOT = Path(__file__).resolve().parents[1]
 Q = ("--q", "2,16,1024,64")

@@ -15,7 +15,7 @@ cupy = pytest.importorskip("cupy")
 
 import cufa  # noqa: E402
 from cufa.compiler import context, dependent, jit  # noqa: E402
-from cufa.variant import Variant  # noqa: E402
+from cufa.specs.variant import Variant  # noqa: E402
 
 
 class Driver:

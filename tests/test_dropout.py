@@ -13,7 +13,7 @@ from played_gpu import Gpu, on_gpu
 from reference import assert_accepted, random_inputs, to_host
 
 import cufa
-from cufa.dropout import philox
+from cufa.features.dropout import philox
 
 
 @pytest.mark.parametrize(

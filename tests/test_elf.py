@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from cufa.compiler import elf, nvrtc
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 SMALL = Variant("fa2_mma", "float16", 32, 32, 64, 16, 1, 4, 1)
 

@@ -22,7 +22,7 @@ from score_arrays import FEATURES, LIES, PAIRS, options_of, pairs
 import cufa
 from cufa import device
 from cufa.specs.fa3_wgmma import q_slots
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 pytestmark = needs_compiler
 

@@ -19,7 +19,7 @@ from test_emulated import FA3, MMA, emulated, emulator  # noqa: F401
 from cufa import device, explorer
 from cufa.explorer import stage
 from cufa.explorer.oracle import Oracle, Verdict
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 pytestmark = needs_compiler
 

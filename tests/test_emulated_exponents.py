@@ -26,9 +26,9 @@ from test_emulated import (  # noqa: F401
 )
 
 import cufa
-from cufa.expression.own import own
-from cufa.score import part_named
-from cufa.variant import Variant
+from cufa.features.expression.own import own
+from cufa.features.parts import part_named
+from cufa.specs.variant import Variant
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
 

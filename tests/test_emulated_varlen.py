@@ -30,7 +30,7 @@ from test_varlen import LENGTHS, OPTIONS, assert_each_is_right, ragged
 
 import cufa
 from cufa import device
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
 

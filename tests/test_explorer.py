@@ -19,8 +19,8 @@ from cufa import device
 from cufa.device import Device
 from cufa.explorer import Interrupted, Progress, stage
 from cufa.planner.plan import plan
-from cufa.problem import Problem
-from cufa.variant import Variant
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 H200 = device.named("h200")
 SHAPE = (1, 2, 100, 32)

@@ -14,8 +14,8 @@ from cufa import device
 from cufa.compiler import nvrtc
 from cufa.explorer import build
 from cufa.explorer.build import Built, compile_all, refusal, static_row
-from cufa.problem import Problem
-from cufa.variant import Variant
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 H200 = device.named("h200")
 SMALL = Variant("fa2_mma", "bfloat16", 64, 64, 64, 32, 1, 4, 4, score=("Causal",))

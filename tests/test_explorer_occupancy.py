@@ -9,7 +9,7 @@ import pytest
 from cufa import device
 from cufa.compiler import jit, nvrtc
 from cufa.explorer.occupancy import register_bound, resident_blocks
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 KIB = 1024
 

@@ -17,7 +17,7 @@ from cufa.explorer import _of_arrays
 from cufa.explorer import oracle as explorer_oracle
 from cufa.explorer.beside import drawn
 from cufa.explorer.oracle import Oracle, same_bits, sampled_heads, sampled_rows
-from cufa.problem import Problem
+from cufa.problem.problem import Problem
 
 DTYPES = ("float16", "bfloat16", "float32")
 SHAPES = (

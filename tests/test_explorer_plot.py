@@ -12,8 +12,8 @@ from findings import CEILINGS, compiled, timed
 
 from cufa.explorer.exploration import Exploration
 from cufa.explorer.result import Row
-from cufa.problem import Problem
-from cufa.variant import Variant
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 SHAPE = (2, 16, 8192, 128)
 PROBLEM = Problem.of_shapes(SHAPE, SHAPE, SHAPE, dtype="bfloat16")

@@ -17,8 +17,8 @@ from cufa.explorer.exploration import Exploration
 from cufa.explorer.result import Row, ranked
 from cufa.explorer.table import cells, tile_text
 from cufa.explorer.work import flops, nbytes
-from cufa.problem import Problem
-from cufa.variant import Variant
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 SHAPE = (2, 4, 1000, 64)
 PROBLEM = Problem.of_shapes(SHAPE, SHAPE, SHAPE, dtype="bfloat16", causal=True)

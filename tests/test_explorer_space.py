@@ -12,9 +12,9 @@ from cufa.explorer.space import variants
 from cufa.explorer.tune import entry_of
 from cufa.planner.plan import plan
 from cufa.planner.tile_shape import TileShape
-from cufa.problem import Problem
+from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 H200 = device.named("h200")
 GPUS = [device.named(name) for name in ("a100", "rtx3090", "h200", "b200", "rtx5090")]

@@ -12,7 +12,6 @@ import pytest
 from played_stage import PlayedStage
 
 from cufa import device as devices
-from cufa import tuned
 from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
 from cufa.explorer import build, stage, tune
@@ -25,12 +24,13 @@ from cufa.explorer.run import Progress
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.table import tile_text
 from cufa.explorer.tune import Interrupted, Tuning, entry_of
+from cufa.planner import tuned
 from cufa.planner.plan import Plan, plan
 from cufa.planner.problem_class import problem_class
 from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
-from cufa.problem import Problem
-from cufa.variant import Variant
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 GPU = devices.named("a100")
 PROBLEM = Problem.of_shapes(*[(4, 16, 4096, 128)] * 3, dtype="bfloat16")

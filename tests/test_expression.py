@@ -12,10 +12,10 @@ import pytest
 from emulated import FOLDERS, needs_compiler
 from shared_libraries import Sources
 
-from cufa.arrays import ArrayInfo
-from cufa.beside import Extras, placed
-from cufa.expression.own import own
-from cufa.score import part_named
+from cufa.features.expression.own import own
+from cufa.features.parts import part_named
+from cufa.problem.arrays import ArrayInfo
+from cufa.problem.extras import Extras, placed
 
 FLOATS = np.array(
     [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 7.25, -7.25, 1e-3, 40.0, np.inf, -np.inf, np.nan],

@@ -20,7 +20,7 @@ from cufa.device import Device
 from cufa.launch import calls, counters
 from cufa.planner.plan import Plan
 from cufa.planner.rules import all_variants
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 

@@ -16,7 +16,7 @@ import cufa
 from cufa.device import Device
 from cufa.launch import calls, counters
 from cufa.planner.plan import Plan
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernel_runs_here")]
 

@@ -13,11 +13,11 @@ from cufa import device
 from cufa.compiler import cubins, jit, nvrtc, source
 from cufa.compiler.dependent import Dependent
 from cufa.device import Device
-from cufa.instance import Instance
 from cufa.launch import calls
 from cufa.planner.rules import all_variants
 from cufa.specs import KERNELS
-from cufa.variant import Variant
+from cufa.specs.instance import Instance
+from cufa.specs.variant import Variant
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 H200 = device.named("h200")

@@ -19,7 +19,7 @@ from cufa.planner import decode_units
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.planner.rules import KEY_STEP
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 ALL, NO_TMA, NONE = 2, 1, 0  # kernels
 

@@ -31,7 +31,7 @@ from cufa.planner import rules
 from cufa.planner.attention import plan
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import TiledPlanner
-from cufa.problem import Problem
+from cufa.problem.problem import Problem
 
 #: One at a time, and some together.
 FEATURES: tuple[dict[str, Any], ...] = (

@@ -15,7 +15,7 @@ from reference import DTYPES, Expected, random_inputs, to_host
 import cufa
 from cufa import device
 from cufa.compiler import jit, nvrtc
-from cufa.instance import Instance
+from cufa.specs.instance import Instance
 from cufa.specs.merge import SPEC
 
 

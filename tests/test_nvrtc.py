@@ -18,9 +18,9 @@ from cufa.compiler import elf, nvrtc, source
 from cufa.device import Device
 from cufa.planner.decode import plan as plan_decode
 from cufa.planner.rules import all_variants
-from cufa.problem import Problem
+from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from cufa.compiler import source
-from cufa.expression import own as expressions
-from cufa.expression.own import own
-from cufa.score import part_named
-from cufa.variant import Variant
+from cufa.features.expression import own as expressions
+from cufa.features.expression.own import own
+from cufa.features.parts import part_named
+from cufa.specs.variant import Variant
 
 TABLE, SAME = np.ones(3, np.float32), np.ones(3, np.float32)
 SLOPES = np.ones(3, np.float32)
@@ -78,7 +78,7 @@ def test_what_is_proportional_needs_no_conversion(score_mod: Any, line: str) -> 
 )
 def test_what_grows_evenly_from_key_to_key(score_mod: Any, is_even: bool) -> None:
     text = part_named(own(score_mod, None).parts[0]).source
-    assert ("TILTS = true" in text) == ("float step(" in text) == is_even
+    assert ("AFFINE_IN_KEY = true" in text) == ("float step(" in text) == is_even
 
 
 def test_what_is_used_twice_is_looked_at_once() -> None:
@@ -249,7 +249,7 @@ def test_equal_functions_are_one_part_in_all_processes() -> None:
     text = "lambda s, b, h, i, j: np.where(i % 3 == 0, s - np.float32(0.1) * table[h, j], 7.5)"
     lines = (
         "import numpy as np",
-        "from cufa.expression.own import own",
+        "from cufa.features.expression.own import own",
         "table = np.ones((2, 3), np.float16)",
         f"print(*own({text}, None).parts)",
     )

@@ -10,15 +10,15 @@ import pytest
 
 from cufa import device
 from cufa.compiler import source
+from cufa.features.parts import PARTS, Parameter, Part
 from cufa.launch import params
 from cufa.launch.params import Layout
 from cufa.planner.plan import plan
-from cufa.problem import Problem
-from cufa.score import PARTS, Parameter, Part
+from cufa.problem.problem import Problem
 from cufa.specs import decode_block
 from cufa.specs.layout import numbers_of
 from cufa.specs.params import MAPS, PARAMS
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 FA2 = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1)
 FA3 = Variant("fa3_wgmma", "float16", 64, 64, 64, 64, 2, 8, 1)

@@ -22,8 +22,8 @@ from cufa.planner.problem_class import problem_class
 from cufa.planner.rules import KEY_STEP
 from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry, Table
-from cufa.problem import Problem
-from cufa.variant import Variant
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 H200 = device.named("h200")
 TUNED = Entry("fa3_wgmma", TileShape(64, 64, 2, 8, 2))

@@ -10,7 +10,7 @@ import pytest
 from cufa import device
 from cufa.planner.decode import plan
 from cufa.planner.rules import KEY_STEP
-from cufa.problem import Problem
+from cufa.problem.problem import Problem
 
 H200 = device.named("h200")
 

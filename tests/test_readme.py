@@ -16,7 +16,7 @@ import pytest
 from benchmarks.summary import summarise
 
 from cufa import cli
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 ROOT = Path(__file__).resolve().parents[1]
 

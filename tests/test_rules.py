@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from cufa import device
 from cufa.compiler import nvrtc
 from cufa.device import Device
-from cufa.expression.own import own
+from cufa.features.expression.own import own
 from cufa.planner import rules
 from cufa.planner.costs import Copies, Cost, Work, beside_memory, copies, memory_us, work
 from cufa.planner.hopper_costs import COSTS
 from cufa.planner.plan import plan
 from cufa.planner.tile_shape import TileShape
-from cufa.problem import Problem
+from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]

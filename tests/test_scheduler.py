@@ -22,7 +22,7 @@ from test_problem import problems
 from cufa import device
 from cufa.planner.plan import plan
 from cufa.planner.rules import all_variants
-from cufa.problem import Problem
+from cufa.problem.problem import Problem
 
 
 def test_causal_starts_with_the_longest_rows() -> None:

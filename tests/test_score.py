@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import cufa
-from cufa.problem import Problem, checked
-from cufa.score import PARTS, edges
+from cufa.features.parts import PARTS, edges
+from cufa.problem.problem import Problem, checked
 
 FOLDER = Path(cufa.__file__).parent / "kernels"
 

@@ -16,7 +16,7 @@ from score_arrays import FEATURES, LIES, PAIRS, options_of, pairs
 import cufa
 from cufa import device
 from cufa.planner.attention import plan
-from cufa.problem import Problem
+from cufa.problem.problem import Problem
 
 features = pytest.mark.parametrize("name", FEATURES)
 

@@ -16,7 +16,7 @@ from score_mods import FEATURES, made
 
 import cufa
 from cufa.compiler import jit
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 features = pytest.mark.parametrize("name", FEATURES)
 

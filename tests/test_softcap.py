@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from cufa.problem import Problem
-from cufa.softcap import Curve, curve
+from cufa.features.softcap import Curve, curve
+from cufa.problem.problem import Problem
 
 
 @pytest.mark.parametrize("softcap", [0.5, 30.0, 50.0, 1e4])

@@ -10,9 +10,9 @@ import pytest
 
 import cufa
 from cufa.compiler import source
-from cufa.expression.own import own as own_of_a_call
+from cufa.features.expression.own import own as own_of_a_call
 from cufa.specs import AUXILIARY_KERNELS, KERNELS
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
 

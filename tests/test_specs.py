@@ -16,7 +16,7 @@ from cufa.specs import AUXILIARY_KERNELS, KERNELS, default_kernel
 from cufa.specs.arguments import SWITCHES
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.spec import Spec
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 PACKAGE = Path(source.__file__).parents[1]
 H200 = device.named("h200")

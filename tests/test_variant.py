@@ -11,7 +11,7 @@ from cufa import device
 from cufa.planner.rules import all_variants
 from cufa.specs import ATTENTION_KERNELS
 from cufa.specs.fa3_wgmma import WGMMA_WIDTHS
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 H200 = device.named("h200")
 MMA = Variant("fa2_mma", "bfloat16", 128, 64, 128, 32, 2, 4, 2, score=("Causal",))

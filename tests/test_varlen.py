@@ -15,7 +15,7 @@ from score_arrays import FEATURES, options_of
 
 import cufa
 from cufa.compiler import jit
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 #: Queries and keys of each sequence.
 LENGTHS = (

@@ -9,9 +9,9 @@ import numpy as np
 
 from cufa.caches.cache import Cache
 from cufa.caches.made import made
-from cufa.checks import check_size
-from cufa.problem import MAX_KEYS
-from cufa.rotary import Rotary
+from cufa.problem.checks import check_size
+from cufa.problem.problem import MAX_KEYS
+from cufa.problem.rotary import Rotary
 
 
 class KVCache(Cache):

@@ -8,12 +8,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cufa.arrays import module_of
 from cufa.caches.pages import Pages
 from cufa.caches.store import Store
-from cufa.checks import check_devices, check_layout, check_module, check_size, shown_dtype
-from cufa.dtypes import DTYPES
-from cufa.rotary import Rotary
+from cufa.problem.arrays import module_of
+from cufa.problem.checks import check_devices, check_layout, check_module, check_size, shown_dtype
+from cufa.problem.dtypes import DTYPES
+from cufa.problem.rotary import Rotary
 from cufa.specs import MAX_HEAD_DIM
 
 

@@ -11,9 +11,9 @@ from cufa.caches.cache import Cache
 from cufa.caches.full import CacheFullError
 from cufa.caches.made import made
 from cufa.caches.pages import Pages
-from cufa.checks import check_size
-from cufa.problem import MAX_KEYS
-from cufa.rotary import Rotary
+from cufa.problem.checks import check_size
+from cufa.problem.problem import MAX_KEYS
+from cufa.problem.rotary import Rotary
 
 
 class PagedKVCache(Cache):

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from cufa.arrays import Array, whole_chunks
 from cufa.caches.pages import Pages, Taken
 from cufa.launch.counters import is_capturing
-from cufa.rotary import Rotary
+from cufa.problem.arrays import Array, whole_chunks
+from cufa.problem.rotary import Rotary
 
 
 class Store:

@@ -22,8 +22,8 @@ from cufa.device import Device
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.space import variants
 from cufa.explorer.table import cells, headers, heading
-from cufa.problem import Problem
-from cufa.variant import Variant
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 
 def add(commands: Commands) -> None:

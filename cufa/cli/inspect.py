@@ -11,7 +11,7 @@ from cufa.compiler import nvrtc, source
 from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
 from cufa.explorer.occupancy import resident_blocks
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 
 def add(commands: Commands) -> None:

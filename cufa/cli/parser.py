@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from cufa.checks import CAUSAL, NO_WINDOW, check_dropout
 from cufa.cli.values import Shapes, architecture, beside, count, gpu, shape, window
-from cufa.dtypes import DTYPES
-from cufa.problem import Problem
-from cufa.score import ARRAYS
+from cufa.features.parts import ARRAYS
+from cufa.problem.checks import CAUSAL, NO_WINDOW, check_dropout
+from cufa.problem.dtypes import DTYPES
+from cufa.problem.problem import Problem
 
 PROGRAM = "python -m cufa"
 

@@ -10,10 +10,10 @@ from typing import NamedTuple, get_type_hints
 from cufa import device as devices
 from cufa import optional
 from cufa.device import Device
+from cufa.features.parts import BLOCKS, PARTS, Part
 from cufa.planner.tile_shape import TileShape
-from cufa.score import BLOCKS, PARTS, Part
 from cufa.specs import ATTENTION_KERNELS, KERNELS
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 Shape = tuple[int, ...]
 

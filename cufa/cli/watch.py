@@ -9,8 +9,8 @@ from cufa.cli import table
 from cufa.explorer import Progress
 from cufa.explorer.result import Row, ranked
 from cufa.explorer.table import cells, headers, problem_text, remark
-from cufa.problem import Problem
-from cufa.variant import Variant
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 _DONE = {"compile": "compiled", "check": "checked", "time": "timed"}
 # Lines of a terminal that the live table leaves free: for title, bars, header and prompt.

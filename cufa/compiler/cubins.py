@@ -8,8 +8,8 @@ from pathlib import Path
 from cufa import cache
 from cufa.compiler import source
 from cufa.compiler.nvrtc import CUPYS_OPTIONS
-from cufa.instance import Instance
-from cufa.variant import Variant
+from cufa.specs.instance import Instance
+from cufa.specs.variant import Variant
 
 
 def path(variant: Variant | Instance, arch: str, nvrtc: tuple[int, int]) -> Path:

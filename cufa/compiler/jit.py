@@ -10,9 +10,9 @@ from typing import Any
 from cufa.compiler import cubins, dependent, elf, nvrtc, source
 from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
-from cufa.instance import Instance
 from cufa.specs import KERNELS
-from cufa.variant import Variant
+from cufa.specs.instance import Instance
+from cufa.specs.variant import Variant
 
 
 def _raw_module_options(device: Device) -> tuple[str, ...]:

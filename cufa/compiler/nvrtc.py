@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from cufa.compiler import elf, source
-from cufa.instance import Instance
 from cufa.specs import KERNELS
-from cufa.variant import Variant
+from cufa.specs.instance import Instance
+from cufa.specs.variant import Variant
 
 # From which version on declarations that no kernel needs can be left out.
 _MINIMAL = (12, 4)

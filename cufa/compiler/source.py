@@ -7,9 +7,9 @@ import hashlib
 import re
 from importlib import resources
 
-from cufa.instance import Instance
-from cufa.score import PARTS, part_named
-from cufa.variant import Variant
+from cufa.features.parts import PARTS, part_named
+from cufa.specs.instance import Instance
+from cufa.specs.variant import Variant
 
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa.caches.tokens import Tokens
-from cufa.rotary import Rotary
+from cufa.problem.rotary import Rotary
+from cufa.problem.tokens import Tokens
 
 
 def append(tokens: Tokens) -> None:

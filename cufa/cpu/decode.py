@@ -6,8 +6,8 @@ import numpy as np
 
 from cufa.cpu.attention import of_heads, plan, query_tile, spans
 from cufa.cpu.kv import KV, Dense, Paged
-from cufa.parse_decode import DecodeOperands
-from cufa.problem import Problem
+from cufa.problem.parse_decode import DecodeOperands
+from cufa.problem.problem import Problem
 
 
 def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cufa.expression.own import check
+from cufa.features.expression.own import check
 
 Function = Callable[..., Any]
 

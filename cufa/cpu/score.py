@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from cufa.cpu.own import Own
-from cufa.dropout import kept
-from cufa.problem import Problem
+from cufa.features.dropout import kept
+from cufa.problem.problem import Problem
 
 
 class Score:

@@ -9,19 +9,19 @@ import numpy as np
 
 from cufa import device as devices
 from cufa import optional
-from cufa.arrays import Array, Operands, array_module
-from cufa.block_mask import BlockMask, with_block_mask
-from cufa.checks import NO_WINDOW, check_flag, check_seed
+from cufa.api.block_mask import BlockMask, with_block_mask
 from cufa.device import Device
 from cufa.explorer.beside import Beside
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, variants
-from cufa.expression.own import own
-from cufa.parse import parse
-from cufa.problem import Problem, checked
-from cufa.score import part_named
+from cufa.features.expression.own import own
+from cufa.features.parts import part_named
+from cufa.problem.arrays import Array, Operands, array_module
+from cufa.problem.checks import NO_WINDOW, check_flag, check_seed
+from cufa.problem.parse import parse
+from cufa.problem.problem import Problem, checked
 
 _DEFAULTS = {
     **{"causal": False, "window": NO_WINDOW, "softcap": None, "dropout_p": 0.0, "scale": None},

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, ArrayInfo, Ints
-from cufa.beside import Extras
-from cufa.block_mask import BlockMask
+from cufa.api.block_mask import BlockMask
 from cufa.explorer.random_arrays import mostly, normal
-from cufa.expression.own import NOTHING, Own
-from cufa.problem import Problem
-from cufa.score import ARRAYS, BLOCKS, part_named
-from cufa.variant import Variant
+from cufa.features.expression.own import NOTHING, Own
+from cufa.features.parts import ARRAYS, BLOCKS, part_named
+from cufa.problem.arrays import Array, ArrayInfo, Ints
+from cufa.problem.extras import Extras
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 
 class Beside(NamedTuple):

@@ -14,8 +14,8 @@ from cufa.device import Device
 from cufa.explorer.occupancy import resident_blocks
 from cufa.explorer.result import Row
 from cufa.planner.plan import plan
-from cufa.problem import Problem
-from cufa.variant import Variant
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 
 class Built(NamedTuple):

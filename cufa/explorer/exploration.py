@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cufa.explorer.result import Findings, Row
 from cufa.explorer.table import text
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

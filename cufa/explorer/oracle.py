@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array
-from cufa.beside import all_axes
-from cufa.dropout import kept
 from cufa.explorer.beside import NOTHING_BESIDE, Beside
 from cufa.explorer.formula import Places, attend, rounding_noise
-from cufa.problem import Problem
+from cufa.features.dropout import kept
+from cufa.problem.arrays import Array
+from cufa.problem.extras import all_axes
+from cufa.problem.problem import Problem
 
 CHUNK_BYTES = 1 << 28
 """Of products that are there at once."""

@@ -9,7 +9,7 @@ from cufa import optional
 from cufa.explorer.result import Findings, Row
 from cufa.explorer.table import flags, problem_text
 from cufa.explorer.work import flops, nbytes
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from cufa.device import Device
 from cufa.explorer.occupancy import register_bound, resident_blocks
 from cufa.planner.plan import plan
-from cufa.problem import Problem
+from cufa.planner.tuned import user_table
+from cufa.problem.problem import Problem
 from cufa.specs import KERNELS, default_kernel
-from cufa.tuned import user_table
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 Space = Mapping[str, Iterable[int]] | Sequence[Variant]
 """Values of template arguments, of which all legal products are taken; or the variants."""

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from cufa.arrays import Operands, as_readable, padded
-from cufa.beside import placed
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import ceilings
@@ -19,8 +17,10 @@ from cufa.explorer.random_arrays import normal
 from cufa.explorer.work import memory_bound
 from cufa.launch.loaded import Loaded
 from cufa.planner.plan import plan
-from cufa.problem import Problem
-from cufa.variant import Variant
+from cufa.problem.arrays import Operands, as_readable, padded
+from cufa.problem.extras import placed
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 _LEAST_FLUSH_BYTES = 64 << 20  # its time hides that of the host, too
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cufa.problem import Problem
+from cufa.problem.problem import Problem
 
 HIDDEN = 2048
 TOKENS = 16384

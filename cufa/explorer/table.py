@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cufa.explorer.result import Findings, Row
+from cufa.features.parts import part_named
 from cufa.planner.tile_shape import TileShape
-from cufa.problem import Problem
-from cufa.score import part_named
-from cufa.variant import Variant
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 
 def _shown(value: Any, form: str = "", factor: float = 1) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cufa.dtypes import DTYPES
-from cufa.problem import Problem
+from cufa.problem.dtypes import DTYPES
+from cufa.problem.problem import Problem
 
 
 def flops(problem: Problem) -> float:

@@ -1,6 +1,7 @@
-// New tokens into a cache of keys and values, at the end of each sequence; keys and queries are turned by rotary
-// position embedding (Su et al. 2021) on the way. Token t of `seq` is at position lengths[b] - seq + t of sequence b,
-// and new if that is not below starts[b]: where sequences have fewer new tokens than others, theirs are the last.
+// New tokens into a cache of keys and values, at the end of each sequence; keys and queries are
+// turned by rotary position embedding (Su et al. 2021) on the way. Token t of `seq` is at position
+// lengths[b] - seq + t of sequence b, and new if that is not below starts[b]: where sequences have
+// fewer new tokens than others, theirs are the last.
 #include "chunk.cuh"
 #include "params.cuh"
 
@@ -8,12 +9,14 @@ constexpr int THREADS = 128;
 
 // cufa/specs/append.py holds the same layout as a NumPy dtype.
 struct AppendParams {
-    Tensor k, v, q, turned_q;   // (batch, heads, seq, dim); no query heads where there are no queries
-    Tensor k_cache, v_cache;    // (pages, heads_kv, page_size, dim); a contiguous cache has one page a sequence
+    Tensor k, v, q,
+        turned_q;  // (batch, heads, seq, dim); no query heads where there are no queries
+    Tensor k_cache,
+        v_cache;  // (pages, heads_kv, page_size, dim); a contiguous cache has one page a sequence
     const int *starts, *lengths;
-    const int* table;           // (batch, pages_a_sequence), or null: sequence b is page b
+    const int* table;  // (batch, pages_a_sequence), or null: sequence b is page b
     long long table_stride;
-    const float *cos, *sin;     // (positions, rotary_dim / 2); null where rotary_dim is 0
+    const float *cos, *sin;  // (positions, rotary_dim / 2); null where rotary_dim is 0
     int seq, heads_kv, heads_q, head_dim, head_dim_v, rotary_dim, positions;
     int page_size, pages, pages_a_sequence;
 };
@@ -26,10 +29,11 @@ __device__ void copy_chunk(T* to, const T* from) {
         *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
 }
 
-// Copies one of the units that a row of keys or queries is made of: first those of two chunks that are turned,
-// which hold VEC pairs, then those of one chunk that stays.
+// Copies one of the units that a row of keys or queries is made of: first those of two chunks that
+// are turned, which hold VEC pairs, then those of one chunk that stays.
 template <int VEC, bool INTERLEAVED, class T>
-__device__ void copy_unit(const AppendParams& p, T* to, const T* from, int unit, int position, bool turns) {
+__device__ void copy_unit(const AppendParams& p, T* to, const T* from, int unit, int position,
+                          bool turns) {
     const int half = p.rotary_dim / 2, pairs = half / VEC;
     if (unit >= pairs) {
         const int at = (unit + pairs) * VEC;
@@ -51,7 +55,8 @@ __device__ void copy_unit(const AppendParams& p, T* to, const T* from, int unit,
     load_chunk(sin, p.sin + angles);
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
-        // Pair i: of the same place in both chunks, or of neighbours, which fill one chunk after the other.
+        // Pair i: of the same place in both chunks, or of neighbours, which fill one chunk after
+        // the other.
         const int x = INTERLEAVED ? 2 * i : i, y = INTERLEAVED ? 2 * i + 1 : VEC + i;
         const float zx = z[x / VEC][x % VEC], zy = z[y / VEC][y % VEC];
         turned[x / VEC][x % VEC] = zx * cos[i] - zy * sin[i];
@@ -72,7 +77,8 @@ __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ Append
     launch_dependents();
     wait_for_kernel_in_front();
     const int b = blockIdx.x / p.seq, t = blockIdx.x % p.seq;
-    const int units = (p.head_dim - p.rotary_dim / 2) / VEC, units_v = p.head_dim_v / VEC;  // of a row
+    const int units = (p.head_dim - p.rotary_dim / 2) / VEC,
+              units_v = p.head_dim_v / VEC;  // of a row
     int item = blockIdx.y * THREADS + threadIdx.x;
 
     const int position = p.lengths[b] - p.seq + t;
@@ -81,8 +87,8 @@ __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ Append
     const int angle = min(position, p.positions - 1);
     if (item < p.heads_q * units) {
         const int head = item / units;
-        copy_unit<VEC, INTERLEAVED>(p, row_ptr<T>(p.turned_q, b, head, t), row_ptr<const T>(p.q, b, head, t),
-                                    item % units, angle, is_new);
+        copy_unit<VEC, INTERLEAVED>(p, row_ptr<T>(p.turned_q, b, head, t),
+                                    row_ptr<const T>(p.q, b, head, t), item % units, angle, is_new);
         return;
     }
     item -= p.heads_q * units;
@@ -93,11 +99,12 @@ __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ Append
     if (page < 0 || page >= p.pages) return;
     if (item < p.heads_kv * units) {
         const int head = item / units;
-        copy_unit<VEC, INTERLEAVED>(p, row_ptr<T>(p.k_cache, page, head, slot), row_ptr<const T>(p.k, b, head, t),
-                                    item % units, angle, true);
+        copy_unit<VEC, INTERLEAVED>(p, row_ptr<T>(p.k_cache, page, head, slot),
+                                    row_ptr<const T>(p.k, b, head, t), item % units, angle, true);
     } else {
         item -= p.heads_kv * units;
         const int head = item / units_v, at = item % units_v * VEC;
-        copy_chunk<VEC>(row_ptr<T>(p.v_cache, page, head, slot) + at, row_ptr<const T>(p.v, b, head, t) + at);
+        copy_chunk<VEC>(row_ptr<T>(p.v_cache, page, head, slot) + at,
+                        row_ptr<const T>(p.v, b, head, t) + at);
     }
 }

@@ -1,5 +1,5 @@
-// Which tiles of keys each tile of rows of attention visits, from the kinds of a mask's own tiles: block_mask.cu says what these
-// are, and blocks.cuh, at Visits, what is written.
+// Which tiles of keys each tile of rows of attention visits, from the kinds of a mask's own tiles:
+// block_mask.cu says what these are, and blocks.cuh, at Visits, what is written.
 #include "ptx.cuh"
 
 // cufa/specs/block_lists.py holds the same layout as a NumPy dtype.
@@ -20,7 +20,8 @@ __global__ void __launch_bounds__(THREADS) block_lists(const __grid_constant__ B
     if (line >= p.lines) return;
     const int q0 = line % p.rows * p.bm;
     const int first_row = q0 / p.queries, end_row = (min(q0 + p.bm, p.seq_q) - 1) / p.queries + 1;
-    const unsigned char* kinds = p.kinds + line / p.rows * static_cast<long long>(p.kind_rows) * p.kind_columns;
+    const unsigned char* kinds =
+        p.kinds + line / p.rows * static_cast<long long>(p.kind_rows) * p.kind_columns;
     int* before = p.lists + line * 2ll * (p.columns + 1);
     int* visited = before + p.columns + 1;
     int count = 0;

@@ -1,4 +1,5 @@
-// Which tiles of queries and keys a caller's own mask hides: 0 where no pair of a tile is seen, 2 where all are, else 1.
+// Which tiles of queries and keys a caller's own mask hides: 0 where no pair of a tile is seen, 2
+// where all are, else 1.
 #include "expression.cuh"
 #include "ptx.cuh"
 #include "score.cuh"
@@ -18,14 +19,16 @@ struct BlockMaskArguments : BlockMaskParams, MASK {};
 
 // A warp looks at the pairs of a tile until it has found both kinds.
 template <class MASK>
-__global__ void __launch_bounds__(WARPS * 32) block_mask(const __grid_constant__ BlockMaskArguments<MASK> p) {
+__global__ void __launch_bounds__(WARPS * 32)
+    block_mask(const __grid_constant__ BlockMaskArguments<MASK> p) {
     launch_dependents();
     wait_for_kernel_in_front();
     const MASK& mask = p;
     const int tile = block_index() * WARPS + thread_index() / 32, lane = thread_index() % 32;
     if (tile >= p.tiles) return;
     const Sequence sequence{p.seq_q, p.seq_kv};
-    const int column = tile % p.columns, row = tile / p.columns % p.rows, of_head = tile / p.columns / p.rows;
+    const int column = tile % p.columns, row = tile / p.columns % p.rows,
+              of_head = tile / p.columns / p.rows;
     const int first_key = column * p.keys, end_key = min(first_key + p.keys, p.seq_kv);
     const int first_query = row * p.queries, end_query = min(first_query + p.queries, p.seq_q);
     int hidden = 0, seen = 0;

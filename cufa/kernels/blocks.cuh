@@ -33,8 +33,9 @@ struct Visits<true> {
     __device__ int tile(int number) const { return visit(number).tile(number); }
 };
 
-// What a map has of a tile of rows: how many tiles of keys are visited before each of so many, and before their end; then which
-// they are; and at the end of the line a tile beyond all keys, for rows that visit none.
+// What a map has of a tile of rows: how many tiles of keys are visited before each of so many, and
+// before their end; then which they are; and at the end of the line a tile beyond all keys, for
+// rows that visit none.
 struct BlockLine {
     const int* line;
     int tiles;
@@ -49,6 +50,6 @@ struct BlockLine {
 
 // Which tiles of keys are visited, a line for each tile of rows of (batch, heads).
 struct Blocks : Part<Blocks> {
-    static constexpr bool BLOCKS = true;
+    static constexpr bool HAS_BLOCK_MAP = true;
     OfHeads<int> block_mask;
 };

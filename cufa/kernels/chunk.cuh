@@ -1,5 +1,6 @@
-// Parts of rows in global memory, read and written as float32: N elements at once, 16 bytes of them (or, as what
-// 16 bytes of another type become, 8 or 32) at an address that is aligned so; or a single element anywhere.
+// Parts of rows in global memory, read and written as float32: N elements at once, 16 bytes of them
+// (or, as what 16 bytes of another type become, 8 or 32) at an address that is aligned so; or a
+// single element anywhere.
 #pragma once
 #include "ptx_convert.cuh"
 
@@ -56,7 +57,8 @@ __device__ void store_chunk(T* p, const float (&x)[N]) {
             static_assert(WORDS % 4 == 0, "stores are of 8 or 16 bytes");
 #pragma unroll
             for (int i = 0; i < WORDS; i += 4)
-                reinterpret_cast<uint4*>(p)[i / 4] = {words[i], words[i + 1], words[i + 2], words[i + 3]};
+                reinterpret_cast<uint4*>(p)[i / 4] = {words[i], words[i + 1], words[i + 2],
+                                                      words[i + 3]};
         }
     }
 }

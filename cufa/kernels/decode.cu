@@ -1,5 +1,5 @@
-// Flash-decoding by mma.sync, sm_80 and later: see decode_block.cuh. Of more than 16 rows two warps are a team, so that keys are
-// read once.
+// Flash-decoding by mma.sync, sm_80 and later: see decode_block.cuh. Of more than 16 rows two warps
+// are a team, so that keys are read once.
 #include "decode_block.cuh"
 #include "products_fp32.cuh"
 #include "products_mma.cuh"
@@ -16,7 +16,8 @@ struct MmaProducts {
             qk_mma<T, QTile, KTile>(rS, tile_q, tile_k, row0);
     }
     template <class T, class VTile, int MT, int OT, int NT>
-    static __device__ void pv(float (&rO)[MT][OT][4], const float (&rP)[MT][NT][4], uint32_t tile_v) {
+    static __device__ void pv(float (&rO)[MT][OT][4], const float (&rP)[MT][NT][4],
+                              uint32_t tile_v) {
         if constexpr (sizeof(T) == 4)
             pv_tensor_cores<VTile>(rO, rP, tile_v, 0);
         else
@@ -24,9 +25,10 @@ struct MmaProducts {
     }
 };
 
-template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, bool UNIFIED,
-          bool WHOLE, class SCORE, class KV>
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS,
+          int BLOCKS_PER_SM, bool UNIFIED, bool WHOLE, class SCORE, class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     decode(const __grid_constant__ DecodeArguments<SCORE, KV> p) {
-    decode_block<MmaProducts<BM>, T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, UNIFIED, WHOLE>(p);
+    decode_block<MmaProducts<BM>, T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, UNIFIED, WHOLE>(
+        p);
 }

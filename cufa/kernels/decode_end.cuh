@@ -1,5 +1,5 @@
-// The end of a unit of decode_block.cuh: O of the block's teams is added up, divided by the rows' sums and written, or left as a
-// piece for whoever merges it.
+// The end of a unit of decode_block.cuh: O of the block's teams is added up, divided by the rows'
+// sums and written, or left as a piece for whoever merges it.
 #pragma once
 #include "decode_merge.cuh"
 #include "decode_scheduler.cuh"
@@ -15,20 +15,26 @@ struct RowWriter {
     __device__ float conclude(const UnitRows& tile, int row, float m, float& l) const {
         if (!FP32) l = Softmax::beyond(m, l);
         float lse = m * m_to_log2;
-        if constexpr (ARGUMENTS::NEEDS_LSE) lse = Softmax::log_sum_exp(lse, l), p.end_row(l, lse, tile.head(p, row));
+        if constexpr (ARGUMENTS::NEEDS_LSE)
+            lse = Softmax::log_sum_exp(lse, l), p.end_row(l, lse, tile.head(p, row));
         return lse;
     }
     __device__ void write_lse(const UnitRows& tile, int row, float lse, float l) const {
-        p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q + tile.query(p, row)] =
-            ARGUMENTS::NEEDS_LSE ? lse : Softmax::log_sum_exp(lse, l);
+        p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q +
+              tile.query(p, row)] = ARGUMENTS::NEEDS_LSE ? lse : Softmax::log_sum_exp(lse, l);
     }
     // Whether so many columns of any row can be written at once, from a multiple of them on.
     __device__ bool can_write(int columns) const {
         const long long strides = p.o.stride_batch | p.o.stride_head | p.o.stride_seq;
-        return (reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | strides | p.head_dim_v) % columns == 0;
+        return (reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | strides |
+                p.head_dim_v) %
+                   columns ==
+               0;
     }
-    // O = O / l of two columns of a row, from `of_row` on, where `col`, which is even, is; its log-sum-exp with the first of all.
-    __device__ void write(const UnitRows& tile, int row, int col, T* of_row, const float (&o)[2], float m, float l) const {
+    // O = O / l of two columns of a row, from `of_row` on, where `col`, which is even, is; its
+    // log-sum-exp with the first of all.
+    __device__ void write(const UnitRows& tile, int row, int col, T* of_row, const float (&o)[2],
+                          float m, float l) const {
         const float lse = conclude(tile, row, m, l), inverse = FP32 ? 0.f : reciprocal_approx(l);
         auto divided = [&](int i) { return l == 0.f ? 0.f : FP32 ? o[i] / l : o[i] * inverse; };
         if (!can_write(2)) {
@@ -45,9 +51,11 @@ struct RowWriter {
     }
 };
 
-// Adds up O of a block's teams, each of which has seen other keys, in shared memory: FEW rows at a time behind their rings, of
-// RING_BYTES together, or all of a tile where these were, if the block has no other unit.
-template <class T, class Softmax, class ARGUMENTS, int BM, int HEAD_DIM_V, int TEAM, int WARPS, int RING_BYTES>
+// Adds up O of a block's teams, each of which has seen other keys, in shared memory: FEW rows at a
+// time behind their rings, of RING_BYTES together, or all of a tile where these were, if the block
+// has no other unit.
+template <class T, class Softmax, class ARGUMENTS, int BM, int HEAD_DIM_V, int TEAM, int WARPS,
+          int RING_BYTES>
 struct UnitEnd {
     using Piece = Partial<HEAD_DIM_V>;
     static constexpr bool FP32 = sizeof(T) == 4, MANY = BM > 16;
@@ -55,9 +63,11 @@ struct UnitEnd {
     static constexpr float NO_KEYS = -1.f;  // in place of what O of a row is multiplied by
     static constexpr int TEAMS = WARPS / TEAM, PITCH = HEAD_DIM_V + 8;
     // As many as give each warp something to do
-    static constexpr int LEAST = WARPS / Piece::PARTS > 4 ? WARPS / Piece::PARTS : 4, FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST;
+    static constexpr int LEAST = WARPS / Piece::PARTS > 4 ? WARPS / Piece::PARTS : 4,
+                         FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST;
     static constexpr int SUM_BYTES = TEAMS * FEW * PITCH * 4;
-    static constexpr bool ALL_FIT = MANY && BM > FEW && TEAMS * BM * PITCH * 4 <= RING_BYTES + SUM_BYTES;
+    static constexpr bool ALL_FIT =
+        MANY && BM > FEW && TEAMS * BM * PITCH * 4 <= RING_BYTES + SUM_BYTES;
 
     // m or l of a row, of each team
     struct alignas(TEAMS % 4 == 0 ? 16 : TEAMS % 2 == 0 ? 8 : 4) OfTeams {
@@ -65,20 +75,24 @@ struct UnitEnd {
     };
 
     const RowWriter<T, Softmax, ARGUMENTS> writer;
-    float* sSum;         // [TEAMS][FEW][PITCH]; [TEAMS][BM][PITCH] from the first ring on
-    OfTeams *sM, *sL;    // [BM] each; of many rows then what the teams' O weigh, and in sL.of[0] what O is multiplied by, or NO_KEYS
-    T** sO;              // [BM]: where many rows of O begin, in place of Q when it has been used
+    float* sSum;       // [TEAMS][FEW][PITCH]; [TEAMS][BM][PITCH] from the first ring on
+    OfTeams *sM, *sL;  // [BM] each; of many rows then what the teams' O weigh, and in sL.of[0] what
+                       // O is multiplied by, or NO_KEYS
+    T** sO;            // [BM]: where many rows of O begin, in place of Q when it has been used
 
-    // `last` says that no keys of another unit are on their way; `one`, that the unit is in one piece, which else is left as `partial`.
+    // `last` says that no keys of another unit are on their way; `one`, that the unit is in one
+    // piece, which else is left as `partial`.
     template <int MT, int OT>
-    __device__ void hand_on(const float (&rO)[MT][OT][4], const Softmax& softmax, const UnitRows& tile, const Piece& partial, int block,
-                            bool one, bool last, int warp, int lane) const {
+    __device__ void hand_on(const float (&rO)[MT][OT][4], const Softmax& softmax,
+                            const UnitRows& tile, const Piece& partial, int block, bool one,
+                            bool last, int warp, int lane) const {
         const int rows = tile.rows, team = warp / TEAM, first_row = warp % TEAM * (BM / TEAM);
 #pragma unroll
         for (int i = 0; i < MT * 2; ++i) {
             const float l = lanes_sum<4>(softmax.l[i / 2][i % 2]);
             const int row = first_row + i * 8 + lane / 4;
-            if (lane % 4 == 0) sM[row].of[team] = softmax.m[i / 2][i % 2].value(), sL[row].of[team] = l;
+            if (lane % 4 == 0)
+                sM[row].of[team] = softmax.m[i / 2][i % 2].value(), sL[row].of[team] = l;
         }
         const bool all = ALL_FIT && last && rows > FEW;
         const int at_once = all ? BM : FEW;
@@ -101,7 +115,9 @@ struct UnitEnd {
                     const float x = rO[i / 2][ot][i % 2 * 2], y = rO[i / 2][ot][i % 2 * 2 + 1];
                     const int n = lane % 4 * 2;
                     if constexpr (FP32)
-                        of_row[ot / 4 * 32 + 4 * n + ot % 4] = x, of_row[ot / 4 * 32 + 4 * n + 4 + ot % 4] = y;
+                        of_row[ot / 4 * 32 + 4 * n + ot % 4] = x,
+                                                          of_row[ot / 4 * 32 + 4 * n + 4 + ot % 4] =
+                                                              y;
                     else
                         *reinterpret_cast<float2*>(of_row + ot * 8 + n) = make_float2(x, y);
                 }
@@ -115,9 +131,11 @@ struct UnitEnd {
     }
 
  private:
-    // What each of many rows has one of, by a thread each: what the teams' O weigh, in place of m; and, if it is written, what O is
-    // multiplied by, in place of l, and where it begins. (With threadIdx.x here, the main loop of sixteen warps spills registers.)
-    __device__ void find_weights(const UnitRows& tile, const Piece& partial, int block, bool one, int warp, int lane) const {
+    // What each of many rows has one of, by a thread each: what the teams' O weigh, in place of m;
+    // and, if it is written, what O is multiplied by, in place of l, and where it begins. (With
+    // threadIdx.x here, the main loop of sixteen warps spills registers.)
+    __device__ void find_weights(const UnitRows& tile, const Piece& partial, int block, bool one,
+                                 int warp, int lane) const {
 #pragma unroll 1
         for (int row = warp * 32 + lane; row < tile.rows; row += WARPS * 32) {
             float m = Softmax::NONE, l = 0.f;
@@ -127,12 +145,14 @@ struct UnitEnd {
             for (int t = 0; t < TEAMS; ++t) m = fmaxf(m, of_row.of[t]);
 #pragma unroll
             for (int t = 0; t < TEAMS; ++t)
-                of_row.of[t] = exp2_approx((of_row.of[t] - m) * writer.m_to_log2), l = fmaf(ls.of[t], of_row.of[t], l);
+                of_row.of[t] = exp2_approx((of_row.of[t] - m) * writer.m_to_log2),
+                l = fmaf(ls.of[t], of_row.of[t], l);
             sM[row] = of_row;
             if (one) {
                 const float lse = writer.conclude(tile, row, m, l);
                 // Without keys O may be anything, and is zero.
-                sL[row].of[0] = l == 0.f ? NO_KEYS : reciprocal_approx(l), sO[row] = tile.template of<T>(writer.p, writer.p.o, row);
+                sL[row].of[0] = l == 0.f ? NO_KEYS : reciprocal_approx(l),
+                sO[row] = tile.template of<T>(writer.p, writer.p.o, row);
                 if (writer.p.lse) writer.write_lse(tile, row, lse, l);
             } else {
 #pragma unroll
@@ -142,36 +162,43 @@ struct UnitEnd {
         }
     }
 
-    // Adds those of a team to columns of a row. They are handed on once each: what came again after the merging block took it would
-    // stay there for the next launch.
+    // Adds those of a team to columns of a row. They are handed on once each: what came again after
+    // the merging block took it would stay there for the next launch.
     template <int COLS>
-    static __device__ void add(float (&o)[COLS], const float* sum, int of_some, int at_once, int col, int t, float weight) {
+    static __device__ void add(float (&o)[COLS], const float* sum, int of_some, int at_once,
+                               int col, int t, float weight) {
         const float* of_team = sum + (t * at_once + of_some) * PITCH + col;
 #pragma unroll
         for (int i = 0; i < COLS; ++i) o[i] = fmaf(of_team[i], weight, t == 0 ? 0.f : o[i]);
     }
     template <int COLS>
-    static __device__ void leave_columns(const Piece& partial, int block, int row, int col, const float (&o)[COLS]) {
+    static __device__ void leave_columns(const Piece& partial, int block, int row, int col,
+                                         const float (&o)[COLS]) {
 #pragma unroll
         for (int i = 0; i < COLS; i += 2)
             leave(partial.of(block) + partial.column(row, col + i), make_float2(o[i], o[i + 1]));
     }
 
-    // A lane has four columns of some of many rows at once, a warp all of a row, or half of a wide one, or of several rows.
-    __device__ void add_up_many(const float* sum, int begin, int some, int at_once, const Piece& partial, int block, bool one,
-                                int warp, int lane) const {
-        constexpr int HALVES = HEAD_DIM_V > 128 ? 2 : 1, LANES = HEAD_DIM_V / HALVES / 4, ROWS = 32 / LANES;
+    // A lane has four columns of some of many rows at once, a warp all of a row, or half of a wide
+    // one, or of several rows.
+    __device__ void add_up_many(const float* sum, int begin, int some, int at_once,
+                                const Piece& partial, int block, bool one, int warp,
+                                int lane) const {
+        constexpr int HALVES = HEAD_DIM_V > 128 ? 2 : 1, LANES = HEAD_DIM_V / HALVES / 4,
+                      ROWS = 32 / LANES;
         static_assert(WARPS % HALVES == 0, "a warp has the same half of all its rows");
         constexpr int AT_ONCE = TEAMS > 2 ? 2 : 4;
         const ARGUMENTS& p = writer.p;
         const int col = (warp % HALVES * LANES + lane % LANES) * 4;
 #pragma unroll 1
         for (int group = warp; group / HALVES * ROWS < some; group += WARPS * AT_ONCE) {
-            // All of these rows' before any is handed on: else each would wait for its own. (Of a piece, inverse and of_row mean
-            // nothing.)
+            // All of these rows' before any is handed on: else each would wait for its own. (Of a
+            // piece, inverse and of_row mean nothing.)
             float o[AT_ONCE][4], inverse[AT_ONCE];
             T* of_row[AT_ONCE];
-            auto of_some = [&](int i) { return (group + i * WARPS) / HALVES * ROWS + lane / LANES; };
+            auto of_some = [&](int i) {
+                return (group + i * WARPS) / HALVES * ROWS + lane / LANES;
+            };
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 const int at = min(of_some(i), some - 1);
@@ -184,12 +211,14 @@ struct UnitEnd {
             if (!one) {
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; ++i)
-                    if (of_some(i) < some && has) leave_columns(partial, block, begin + of_some(i), col, o[i]);
+                    if (of_some(i) < some && has)
+                        leave_columns(partial, block, begin + of_some(i), col, o[i]);
                 continue;
             }
 #pragma unroll
             for (int i = 0; i < AT_ONCE * 4; ++i)
-                o[i / 4][i % 4] = inverse[i / 4] == NO_KEYS ? 0.f : o[i / 4][i % 4] * inverse[i / 4];
+                o[i / 4][i % 4] =
+                    inverse[i / 4] == NO_KEYS ? 0.f : o[i / 4][i % 4] * inverse[i / 4];
             if (!writer.can_write(4)) {
 #pragma unroll
                 for (int i = 0; i < AT_ONCE * 4; ++i)
@@ -198,16 +227,18 @@ struct UnitEnd {
             } else {
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; ++i) {
-                    const uint2 four = make_uint2(pack2<T>(o[i][0], o[i][1]), pack2<T>(o[i][2], o[i][3]));
-                    if (of_some(i) < some && has && col < p.head_dim_v) *reinterpret_cast<uint2*>(of_row[i]) = four;
+                    const uint2 four =
+                        make_uint2(pack2<T>(o[i][0], o[i][1]), pack2<T>(o[i][2], o[i][3]));
+                    if (of_some(i) < some && has && col < p.head_dim_v)
+                        *reinterpret_cast<uint2*>(of_row[i]) = four;
                 }
             }
         }
     }
 
     // A lane has two columns of a row, and a warp 64.
-    __device__ void add_up(const float* sum, int begin, int some, int at_once, const UnitRows& tile, const Piece& partial, int block,
-                           bool one, int lane) const {
+    __device__ void add_up(const float* sum, int begin, int some, int at_once, const UnitRows& tile,
+                           const Piece& partial, int block, bool one, int lane) const {
         for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
             const int row = begin + of_some, col = part * 64 + lane * 2;
             if (HEAD_DIM_V % 64 > 0 && col >= HEAD_DIM_V) return;
@@ -221,7 +252,8 @@ struct UnitEnd {
                 l = fmaf(ls.of[t], weight, l), add(o, sum, of_some, at_once, col, t, weight);
             }
             if (one) {
-                writer.write(tile, row, col, tile.template of<T>(writer.p, writer.p.o, row) + col, o, m, l);
+                writer.write(tile, row, col, tile.template of<T>(writer.p, writer.p.o, row) + col,
+                             o, m, l);
                 return;
             }
             leave_columns(partial, block, row, col, o);

@@ -1,10 +1,12 @@
-// The second step of flash-decoding: O of a unit from the pieces of it that blocks leave in global memory.
+// The second step of flash-decoding: O of a unit from the pieces of it that blocks leave in global
+// memory.
 #pragma once
 #include "decode_params.cuh"
 #include "softmax.cuh"
 
-// Where pieces lie: two places a block. A piece with the unit's beginning is the last of its block, others are the first.
-// A row is PARTS times 64 columns of O, then as often its m and l: each part is for another warp.
+// Where pieces lie: two places a block. A piece with the unit's beginning is the last of its block,
+// others are the first. A row is PARTS times 64 columns of O, then as often its m and l: each part
+// is for another warp.
 template <int HEAD_DIM_V>
 struct Partial {
     static constexpr int PARTS = (HEAD_DIM_V + 63) / 64;
@@ -15,19 +17,23 @@ struct Partial {
 
     __device__ Partial(const DecodeParams& p, int begin, int bm)
         : memory(p.partial), begin(begin), floats(min(p.group.divisor * p.seq_q, bm) * ROW) {}
-    __device__ float* others(int block) const { return memory + static_cast<long long>(2 * block) * floats; }
+    __device__ float* others(int block) const {
+        return memory + static_cast<long long>(2 * block) * floats;
+    }
     __device__ float* of(int block) const { return others(block) + (block == begin ? floats : 0); }
     static __device__ int column(int row, int col) { return row * ROW + col; }
     static __device__ int m_and_l(int row, int part) { return row * ROW + HEAD_DIM_V + 4 * part; }
 };
 
-// Shares out rows of O among the warps of so many blocks, of which this is one, and hands on a row and which 64 of its columns.
+// Shares out rows of O among the warps of so many blocks, of which this is one, and hands on a row
+// and which 64 of its columns.
 template <int WARPS, int COLS, class Function>
 __device__ void for_each_part(int rows, Function function, int block = 0, int blocks = 1) {
     constexpr int PARTS = (COLS + 63) / 64;
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
 #pragma unroll 1
-    for (int i = block * WARPS + warp; i < rows * PARTS; i += blocks * WARPS) function(i / PARTS, i % PARTS);
+    for (int i = block * WARPS + warp; i < rows * PARTS; i += blocks * WARPS)
+        function(i / PARTS, i % PARTS);
 }
 
 // Leaves two numbers of a piece to whoever merges it.
@@ -38,25 +44,30 @@ __device__ inline void leave(float* p, float2 x) {
 // So many pieces of a row are looked at in the time of one look at L2.
 constexpr int PIECES_AT_ONCE = 16;
 
-// Merges the pieces of the blocks [partial.begin, end), in this order, as they come, and leaves NOTHING in their place: those rows
-// that are the share-th of so many. `place` says where a row and a column of O are, and `write` is handed that, and two numbers
-// of O from there on, and m and l of the row. A warp has ROWS at a time.
+// Merges the pieces of the blocks [partial.begin, end), in this order, as they come, and leaves
+// NOTHING in their place: those rows that are the share-th of so many. `place` says where a row and
+// a column of O are, and `write` is handed that, and two numbers of O from there on, and m and l of
+// the row. A warp has ROWS at a time.
 template <int WARPS, int ROWS, int HEAD_DIM_V, class Place, class Write>
-__device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int rows, int share, int shares, float m_to_log2,
-                             Place place, Write write) {
+__device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int rows, int share,
+                             int shares, float m_to_log2, Place place, Write write) {
     // Half a warp takes four columns a lane of every other piece.
     constexpr int EACH = PIECES_AT_ONCE / 2;
     static_assert(PIECES_AT_ONCE == 16, "each lane of half a warp has m and l of one");
     const int lane = threadIdx.x % 32, half = lane / 16, step = 4 * partial.floats;
     auto merge = [&](int some, int part) {
-        const int col = min(part * 64 + lane % 16 * 4, HEAD_DIM_V - 4);  // lanes beyond the last column repeat it
-        auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };  // and those beyond the last row that
+        const int col = min(part * 64 + lane % 16 * 4,
+                            HEAD_DIM_V - 4);  // lanes beyond the last column repeat it
+        auto row = [&](int r) {
+            return min(some * ROWS + r, rows - 1);
+        };  // and those beyond the last row that
         float m[ROWS], l[ROWS];
         float4 o[ROWS];
         decltype(place(0, 0)) of_row[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
-            m[r] = -INF, l[r] = 0.f, o[r] = make_float4(0.f, 0.f, 0.f, 0.f), of_row[r] = place(row(r), col + 2 * half);
+            m[r] = -INF, l[r] = 0.f, o[r] = make_float4(0.f, 0.f, 0.f, 0.f),
+            of_row[r] = place(row(r), col + 2 * half);
             computed_here(of_row[r]);  // while pieces are on their way
         }
 #pragma unroll 1
@@ -66,7 +77,9 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
             float* others = partial.others(block + half);
             float* first = others + (half == 0 && block == partial.begin ? partial.floats : 0);
             auto state_of = [&](int r) { return of_state + partial.m_and_l(row(r), part); };
-            auto piece_of = [&](int r, int i) { return (i == 0 ? first : others + i * step) + partial.column(row(r), col); };
+            auto piece_of = [&](int r, int i) {
+                return (i == 0 ? first : others + i * step) + partial.column(row(r), col);
+            };
             float4 pieces[ROWS][EACH];
             float2 state[ROWS];
             uint32_t largest;  // of the bits: those of NOTHING are
@@ -77,7 +90,8 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
                     state[r] = ld_relaxed(state_of(r));
 #pragma unroll
                     for (int i = 0; i < EACH; ++i)
-                        pieces[r][i] = 2 * i + half < n ? ld_relaxed_4(piece_of(r, i)) : make_float4(0.f, 0.f, 0.f, 0.f);
+                        pieces[r][i] = 2 * i + half < n ? ld_relaxed_4(piece_of(r, i))
+                                                        : make_float4(0.f, 0.f, 0.f, 0.f);
                 }
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
@@ -92,7 +106,8 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
             const float4 nothing = nothings();
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                if (lane < n && lane < PIECES_AT_ONCE) st_relaxed(state_of(r), make_float2(nothing.x, nothing.y));
+                if (lane < n && lane < PIECES_AT_ONCE)
+                    st_relaxed(state_of(r), make_float2(nothing.x, nothing.y));
 #pragma unroll
                 for (int i = 0; i < EACH; ++i)
                     if (2 * i + half < n) st_relaxed_4(piece_of(r, i), nothing);
@@ -101,7 +116,8 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
             for (int r = 0; r < ROWS; ++r) {
                 const float m_old = m[r];
                 m[r] = fmaxf(m_old, lanes_max<16>(state[r].x));
-                const float weight = exp2_approx((state[r].x - m[r]) * m_to_log2), alpha = exp2_approx((m_old - m[r]) * m_to_log2);
+                const float weight = exp2_approx((state[r].x - m[r]) * m_to_log2),
+                            alpha = exp2_approx((m_old - m[r]) * m_to_log2);
                 l[r] = l[r] * alpha + lanes_sum<16>(lane % 16 < n ? state[r].y * weight : 0.f);
                 o[r].x *= alpha, o[r].y *= alpha, o[r].z *= alpha, o[r].w *= alpha;
 #pragma unroll
@@ -127,13 +143,15 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
     for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, merge, share, shares);
 }
 
-// The same of `n` pieces, which are two, each for half of a warp, or up to four, each for a quarter: long units are often cut so, and
-// the steps for more pieces take as long as all else then. Of 64 columns a lane has four, or eight, of its piece. Lanes of the same
-// place in their parts pass each other what they do not keep, so that each has two columns of all pieces: of four, a lane of the first
-// half keeps the first four of eight, and of these one of an even part the first two.
+// The same of `n` pieces, which are two, each for half of a warp, or up to four, each for a
+// quarter: long units are often cut so, and the steps for more pieces take as long as all else
+// then. Of 64 columns a lane has four, or eight, of its piece. Lanes of the same place in their
+// parts pass each other what they do not keep, so that each has two columns of all pieces: of four,
+// a lane of the first half keeps the first four of eight, and of these one of an even part the
+// first two.
 template <int WARPS, int ROWS, int PIECES, int HEAD_DIM_V, class Place, class Write>
-__device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int rows, int share, int shares, float m_to_log2,
-                                 Place place, Write write) {
+__device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int rows, int share,
+                                 int shares, float m_to_log2, Place place, Write write) {
     constexpr int LANES = 32 / PIECES, FOURS = PIECES / 2;  // of a piece; of a lane's columns
     const int lane = threadIdx.x % 32, own = lane / LANES;
     const bool has = PIECES == 2 || own < n;
@@ -142,16 +160,20 @@ __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int 
         auto col = [&](int four) {  // lanes beyond the last column repeat it
             return min(part * 64 + (four * LANES + lane % LANES) * 4, HEAD_DIM_V - 4);
         };
-        auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };  // and those beyond the last row that
+        auto row = [&](int r) {
+            return min(some * ROWS + r, rows - 1);
+        };  // and those beyond the last row that
         float4 x[ROWS][FOURS];
         float2 state[ROWS];
         auto look = [&] {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                state[r] = has ? ld_relaxed(of_piece + partial.m_and_l(row(r), part)) : make_float2(-INF, 0.f);
+                state[r] = has ? ld_relaxed(of_piece + partial.m_and_l(row(r), part))
+                               : make_float2(-INF, 0.f);
 #pragma unroll
                 for (int i = 0; i < FOURS; ++i)
-                    x[r][i] = has ? ld_relaxed_4(of_piece + partial.column(row(r), col(i))) : make_float4(0.f, 0.f, 0.f, 0.f);
+                    x[r][i] = has ? ld_relaxed_4(of_piece + partial.column(row(r), col(i)))
+                                  : make_float4(0.f, 0.f, 0.f, 0.f);
             }
         };
         auto some_are_missing = [&] {
@@ -161,12 +183,15 @@ __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int 
                 if (has) largest = max(largest, larger_bits(state[r].x, state[r].y));
 #pragma unroll
                 for (int i = 0; i < FOURS; ++i)
-                    largest = max(largest, max(larger_bits(x[r][i].x, x[r][i].y), larger_bits(x[r][i].z, x[r][i].w)));
+                    largest = max(largest, max(larger_bits(x[r][i].x, x[r][i].y),
+                                               larger_bits(x[r][i].z, x[r][i].w)));
             }
             return __any_sync(0xffffffff, largest == NOTHING);
         };
         look();
-        const int own_col = col(own / 2) + own % 2 * 2;  // of the two that this lane will have of all pieces together
+        const int own_col =
+            col(own / 2) +
+            own % 2 * 2;  // of the two that this lane will have of all pieces together
         decltype(place(0, 0)) of_row[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) of_row[r] = place(row(r), own_col), computed_here(of_row[r]);
@@ -174,14 +199,17 @@ __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int 
         const float4 nothing = nothings();
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
-            if (has && lane % LANES == 0) st_relaxed(of_piece + partial.m_and_l(row(r), part), make_float2(nothing.x, nothing.y));
+            if (has && lane % LANES == 0)
+                st_relaxed(of_piece + partial.m_and_l(row(r), part),
+                           make_float2(nothing.x, nothing.y));
 #pragma unroll
             for (int i = 0; i < FOURS; ++i)
                 if (has) st_relaxed_4(of_piece + partial.column(row(r), col(i)), nothing);
         }
         // Adds the columns that this lane keeps of the other lane, which gets those that it keeps.
         auto exchanged = [&](float low, float high, bool keeps_high, int distance) {
-            return (keeps_high ? high : low) + __shfl_xor_sync(0xffffffff, keeps_high ? low : high, distance);
+            return (keeps_high ? high : low) +
+                   __shfl_xor_sync(0xffffffff, keeps_high ? low : high, distance);
         };
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
@@ -197,19 +225,22 @@ __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int 
             if constexpr (PIECES == 4) {
                 const float4& y = x[r][1];
                 const bool high = own / 2;
-                o = make_float4(exchanged(o.x, y.x * weight, high, 16), exchanged(o.y, y.y * weight, high, 16),
-                                exchanged(o.z, y.z * weight, high, 16), exchanged(o.w, y.w * weight, high, 16));
+                o = make_float4(
+                    exchanged(o.x, y.x * weight, high, 16), exchanged(o.y, y.y * weight, high, 16),
+                    exchanged(o.z, y.z * weight, high, 16), exchanged(o.w, y.w * weight, high, 16));
             }
-            const float2 two = make_float2(exchanged(o.x, o.z, own % 2, LANES), exchanged(o.y, o.w, own % 2, LANES));
+            const float2 two = make_float2(exchanged(o.x, o.z, own % 2, LANES),
+                                           exchanged(o.y, o.w, own % 2, LANES));
             write(of_row[r], row(r), own_col, two, m, l);
         }
     };
     for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, merge, share, shares);
 }
 
-// Which blocks merge the pieces of a unit: the last one, [begin, end), for which those that it waits for have begun before. Where
-// rows are many, all but the first share them out, if they see, when they have left their pieces, that the last one has begun:
-// no other can be missing then, so that all may wait for each other. What they do they say in a word of their place.
+// Which blocks merge the pieces of a unit: the last one, [begin, end), for which those that it
+// waits for have begun before. Where rows are many, all but the first share them out, if they see,
+// when they have left their pieces, that the last one has begun: no other can be missing then, so
+// that all may wait for each other. What they do they say in a word of their place.
 template <int WARPS, int HEAD_DIM_V>
 struct MergingBlocks {
     const Partial<HEAD_DIM_V> partial;
@@ -217,7 +248,10 @@ struct MergingBlocks {
     const bool many;
 
     __device__ MergingBlocks(const Partial<HEAD_DIM_V>& partial, int block, int end, bool many_rows)
-        : partial(partial), block(block), end(end), many(many_rows && count() > 1 && count() <= WARPS * 32) {}
+        : partial(partial),
+          block(block),
+          end(end),
+          many(many_rows && count() > 1 && count() <= WARPS * 32) {}
 
     // When the block begins
     __device__ void begin() const {
@@ -261,7 +295,9 @@ struct MergingBlocks {
  private:
     __device__ int count() const { return end - partial.begin - 1; }
     __device__ bool is_last() const { return block == end - 1; }
-    __device__ float* word(int block) const { return partial.of(block) + partial.m_and_l(0, 0) + 2; }
+    __device__ float* word(int block) const {
+        return partial.of(block) + partial.m_and_l(0, 0) + 2;
+    }
     static __device__ bool is_nothing(float x) { return __float_as_uint(x) == NOTHING; }
     __device__ float said(int block) const { return ld_relaxed(word(block)).x; }
     __device__ void say(int block, float x) const { st_relaxed(word(block), make_float2(x, x)); }

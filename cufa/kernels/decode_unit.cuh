@@ -3,9 +3,9 @@
 #include "decode_params.cuh"
 #include "paged.cuh"
 
-// A unit, and where its tiles lie in a block's share: from `begin` on, which is less than 0 if it began before. Where a window
-// begins, those before it are none of the unit's. A sequence without keys has a tile, too, in which nothing is seen: it has
-// outputs.
+// A unit, and where its tiles lie in a block's share: from `begin` on, which is less than 0 if it
+// began before. Where a window begins, those before it are none of the unit's. A sequence without
+// keys has a tile, too, in which nothing is seen: it has outputs.
 template <class ARGUMENTS, int BN>
 struct Unit {
     int batch, index;      // of a sequence's units
@@ -18,17 +18,25 @@ struct Unit {
     __device__ void begin_at(int place) { zero = place - first; }
     __device__ void next(const ARGUMENTS& p) {
         const int place = end();
-        // Not beyond the last sequence, even if lengths change between two looks at them, before the kernel in front has ended
-        if (++index == p.units.divisor) index = 0, batch = min(batch + 1, p.batch - 1), set_keys(p, keys_next), look_ahead(p);
+        // Not beyond the last sequence, even if lengths change between two looks at them, before
+        // the kernel in front has ended
+        if (++index == p.units.divisor)
+            index = 0, batch = min(batch + 1, p.batch - 1), set_keys(p, keys_next), look_ahead(p);
         begin_at(place);
     }
-    __device__ void look_ahead(const DecodeParams& p) { keys_next = keys_of(p, min(batch + 1, p.batch - 1)); }
+    __device__ void look_ahead(const DecodeParams& p) {
+        keys_next = keys_of(p, min(batch + 1, p.batch - 1));
+    }
     __device__ int kv_head(const DecodeParams& p) const { return p.row_tiles.quotient(index); }
     __device__ int row_tile(const DecodeParams& p) const { return p.row_tiles.remainder(index); }
-    __device__ void set_keys(const ARGUMENTS& p, int n) { keys = n, first = first_of(p, n), tiles = tiles_of(p, n); }
+    __device__ void set_keys(const ARGUMENTS& p, int n) {
+        keys = n, first = first_of(p, n), tiles = tiles_of(p, n);
+    }
     __device__ int first_key(const ARGUMENTS& p) const { return first_key_of(p, keys); }
     // Whether it visits the same tiles if the sequence has so many keys.
-    __device__ bool is_same_with(const ARGUMENTS& p, int n) const { return tiles_of(p, n) == tiles && first_of(p, n) == first; }
+    __device__ bool is_same_with(const ARGUMENTS& p, int n) const {
+        return tiles_of(p, n) == tiles && first_of(p, n) == first;
+    }
 
     static __device__ int tiles_of(const ARGUMENTS& p, int keys) {
         return max((static_cast<uint32_t>(keys) + BN - 1) / BN, 1u) - first_of(p, keys);
@@ -37,7 +45,9 @@ struct Unit {
         return ARGUMENTS::LEFT_EDGE ? max(0, min(first_key_of(p, keys), keys - 1)) / BN : 0;
     }
     // That the first query sees: none sees one before it.
-    static __device__ int first_key_of(const ARGUMENTS& p, int keys) { return p.sees(Sequence{p.seq_q, keys}, 0).first; }
+    static __device__ int first_key_of(const ARGUMENTS& p, int keys) {
+        return p.sees(Sequence{p.seq_q, keys}, 0).first;
+    }
 };
 
 // The rows of a unit's tile: those of the heads that share the KV head, query by query.
@@ -46,10 +56,16 @@ struct UnitRows {
 
     template <class ARGUMENTS, int BN>
     __device__ UnitRows(const DecodeParams& p, const Unit<ARGUMENTS, BN>& unit, int bm)
-        : batch(unit.batch), first_head(unit.kv_head(p) * p.group.divisor), first(unit.row_tile(p) * bm),
+        : batch(unit.batch),
+          first_head(unit.kv_head(p) * p.group.divisor),
+          first(unit.row_tile(p) * bm),
           rows(min(p.group.divisor * p.seq_q - first, bm)) {}
-    __device__ int query(const DecodeParams& p, int row) const { return p.group.quotient(first + row); }
-    __device__ int head(const DecodeParams& p, int row) const { return first_head + p.group.remainder(first + row); }
+    __device__ int query(const DecodeParams& p, int row) const {
+        return p.group.quotient(first + row);
+    }
+    __device__ int head(const DecodeParams& p, int row) const {
+        return first_head + p.group.remainder(first + row);
+    }
     template <class T>
     __device__ T* of(const DecodeParams& p, const Tensor& t, int row) const {
         return head_ptr<T>(t, batch, head(p, row)) + query(p, row) * t.stride_seq;
@@ -77,16 +93,19 @@ __device__ inline int lanes_end(int own) {
 struct OfSequence {
     int sequence, i, all;  // its sequence, its number there, and how many there are
 
-    // That with number `i` of all; `of` says how many a lane's sequence has. If there are no more, that of the sequence beyond all.
+    // That with number `i` of all; `of` says how many a lane's sequence has. If there are no more,
+    // that of the sequence beyond all.
     template <class Of>
     static __device__ OfSequence find(int batch, int i, Of of) {
 #pragma unroll 1
         for (int first = 0; first < batch; first += 32) {  // 32 sequences at a time
-            const int other = first + threadIdx.x % 32, own = other < batch ? of(other) : 0, end = lanes_end(own);
+            const int other = first + threadIdx.x % 32, own = other < batch ? of(other) : 0,
+                      end = lanes_end(own);
             const uint32_t beyond = __ballot_sync(0xffffffff, end > i);
             if (beyond) {
                 const int found = __ffs(beyond) - 1;
-                return {first + found, i - __shfl_sync(0xffffffff, end - own, found), __shfl_sync(0xffffffff, own, found)};
+                return {first + found, i - __shfl_sync(0xffffffff, end - own, found),
+                        __shfl_sync(0xffffffff, own, found)};
             }
             i -= __shfl_sync(0xffffffff, end, 31);
         }

@@ -2,7 +2,8 @@
 #pragma once
 #include "ptx.cuh"
 
-// Divides numbers below 2^31 (Granlund and Montgomery 1994): a multiplication takes the place of a few dozen instructions.
+// Divides numbers below 2^31 (Granlund and Montgomery 1994): a multiplication takes the place of a
+// few dozen instructions.
 struct Divisor {
     uint32_t multiplier;  // 2^(32 + shift) / divisor, rounded up
     int shift, divisor;

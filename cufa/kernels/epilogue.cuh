@@ -5,7 +5,8 @@
 #include "score.cuh"
 #include "tile.cuh"
 
-// Where a block's output goes, computed afresh: registers are too scarce to keep it through the main loop.
+// Where a block's output goes, computed afresh: registers are too scarce to keep it through the
+// main loop.
 template <int BM, int ROW_WARPS>
 struct OutputTile {
     int batch, head, lane, seq_q;
@@ -23,13 +24,14 @@ struct OutputTile {
           q0(tile.q_tile * BM),
           row0(warp_row<BM, ROW_WARPS>()) {}
 
-    // The row of this thread's elements 2 h and 2 h + 1 of the accumulators of piece mt, counted from q0.
+    // The row of this thread's elements 2 h and 2 h + 1 of the accumulators of piece mt, counted
+    // from q0.
     __device__ int row(int mt, int h) const { return row0 + mt * 16 + h * 8 + lane / 4; }
     __device__ bool inside(int row) const { return q0 + row < seq_q; }
 };
 
-// Writes O of 16-bit type through shared memory, so that global stores are whole 16-byte chunks of a row.
-// `smem` is a free tile; every thread of the block calls this.
+// Writes O of 16-bit type through shared memory, so that global stores are whole 16-byte chunks of
+// a row. `smem` is a free tile; every thread of the block calls this.
 template <class T, class OTile, int WARPS, int MT, int OT>
 __device__ void store_o_16bit(const float (&rO)[MT][OT][4], uint32_t smem, const Tensor& o,
                               const OutputTile<OTile::ROWS, WARPS>& out, int cols) {
@@ -45,13 +47,15 @@ __device__ void store_o_16bit(const float (&rO)[MT][OT][4], uint32_t smem, const
     T* gO = head_ptr<T>(o, out.batch, out.head) + (out.first_q + out.q0) * o.stride_seq;
     const bool aligned = (reinterpret_cast<uint64_t>(gO) | o.stride_seq * sizeof(T)) % 16 == 0;
     for (int piece = thread_index(); piece < OTile::ROWS * OTile::CHUNKS; piece += WARPS * 32) {
-        const int row = piece / OTile::CHUNKS, chunk = piece % OTile::CHUNKS, col = chunk * OTile::CHUNK;
+        const int row = piece / OTile::CHUNKS, chunk = piece % OTile::CHUNKS,
+                  col = chunk * OTile::CHUNK;
         if (!out.inside(row) || col >= cols) continue;
         float values[4];
         lds(values, smem + OTile::offset(row, chunk));
         T* dst = gO + row * o.stride_seq + col;
         if (aligned && col + OTile::CHUNK <= cols) {
-            *reinterpret_cast<float4*>(dst) = make_float4(values[0], values[1], values[2], values[3]);
+            *reinterpret_cast<float4*>(dst) =
+                make_float4(values[0], values[1], values[2], values[3]);
         } else {
             const T* elements = reinterpret_cast<const T*>(values);
 #pragma unroll
@@ -61,11 +65,11 @@ __device__ void store_o_16bit(const float (&rO)[MT][OT][4], uint32_t smem, const
     }
 }
 
-// Writes O of float32 from the registers of fa2_fp32.cu, where a thread holds eight neighbouring columns of each 32:
-// element n of piece i is column 4 n + i, counted from col0.
+// Writes O of float32 from the registers of fa2_fp32.cu, where a thread holds eight neighbouring
+// columns of each 32: element n of piece i is column 4 n + i, counted from col0.
 template <int BM, int ROW_WARPS, int MT, int OT>
-__device__ void store_o_fp32(const float (&rO)[MT][OT][4], const Tensor& o, const OutputTile<BM, ROW_WARPS>& out,
-                             int col0, int cols) {
+__device__ void store_o_fp32(const float (&rO)[MT][OT][4], const Tensor& o,
+                             const OutputTile<BM, ROW_WARPS>& out, int col0, int cols) {
     float* gO = head_ptr<float>(o, out.batch, out.head) + (out.first_q + out.q0) * o.stride_seq;
     const bool aligned = (reinterpret_cast<uint64_t>(gO) | o.stride_seq * sizeof(float)) % 16 == 0;
 #pragma unroll
@@ -81,8 +85,8 @@ __device__ void store_o_fp32(const float (&rO)[MT][OT][4], const Tensor& o, cons
                     float* dst = gO + out.row(mt, h) * o.stride_seq + col;
                     if (aligned && col + 4 <= cols) {
                         *reinterpret_cast<float4*>(dst) =
-                            make_float4(rO[mt][ot][2 * h + n], rO[mt][ot + 1][2 * h + n], rO[mt][ot + 2][2 * h + n],
-                                        rO[mt][ot + 3][2 * h + n]);
+                            make_float4(rO[mt][ot][2 * h + n], rO[mt][ot + 1][2 * h + n],
+                                        rO[mt][ot + 2][2 * h + n], rO[mt][ot + 3][2 * h + n]);
                     } else {
 #pragma unroll
                         for (int i = 0; i < 4; ++i)
@@ -94,9 +98,11 @@ __device__ void store_o_fp32(const float (&rO)[MT][OT][4], const Tensor& o, cons
 
 // Writes the log-sum-exp if it is wanted; one lane of a row's four does.
 template <int BM, int ROW_WARPS, int MT>
-__device__ void store_lse(const float (&lse)[MT][2], const Params& p, const OutputTile<BM, ROW_WARPS>& out) {
+__device__ void store_lse(const float (&lse)[MT][2], const Params& p,
+                          const OutputTile<BM, ROW_WARPS>& out) {
     if (!p.lse || out.lane % 4 != 0) return;
-    float* gLse = p.lse + static_cast<long long>(out.batch * p.heads_q + out.head) * p.seq_q + out.first_q + out.q0;
+    float* gLse = p.lse + static_cast<long long>(out.batch * p.heads_q + out.head) * p.seq_q +
+                  out.first_q + out.q0;
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt)
 #pragma unroll

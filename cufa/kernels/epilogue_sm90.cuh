@@ -12,8 +12,12 @@ struct PackedRows {
     int batch, seq_q, first_q;
 
     // Of several sequences in one array, `batch` is 0.
-    __device__ PackedRows(const Params& p, const Sequence& sequence, int batch, int tile_head, int row)
-        : lane(thread_index_anew() % 32), batch(batch), seq_q(sequence.seq_q), first_q(sequence.first_q) {
+    __device__ PackedRows(const Params& p, const Sequence& sequence, int batch, int tile_head,
+                          int row)
+        : lane(thread_index_anew() % 32),
+          batch(batch),
+          seq_q(sequence.seq_q),
+          first_q(sequence.first_q) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int r = row + lane / 4 + 8 * h;
@@ -28,7 +32,8 @@ __device__ inline void store_lse(const float (&lse)[2], const Params& p, const P
 #pragma unroll
     for (int h = 0; h < 2; ++h)
         if (rows.query[h] < rows.seq_q)
-            p.lse[(static_cast<long long>(rows.batch) * (p.heads_q << p.pack_log2) + rows.head[h]) * p.seq_q +
+            p.lse[(static_cast<long long>(rows.batch) * (p.heads_q << p.pack_log2) + rows.head[h]) *
+                      p.seq_q +
                   rows.first_q + rows.query[h]] = lse[h];
 }
 
@@ -58,17 +63,19 @@ __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const 
         for (int ot = 0; ot < OT; ot += 4) {
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                v[h][ot / 4][i] = ot + i < OT ? pack2<T>(rO[ot + i][2 * h], rO[ot + i][2 * h + 1]) : 0;
+                v[h][ot / 4][i] =
+                    ot + i < OT ? pack2<T>(rO[ot + i][2 * h], rO[ot + i][2 * h + 1]) : 0;
             transpose_quad(v[h][ot / 4]);
         }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if (rows.query[h] >= rows.seq_q) continue;
         const int col0 = rows.lane % 4 * 8;
-        T* gRow = head_ptr<T>(p.o, rows.batch, rows.head[h]) + (rows.first_q + rows.query[h]) * p.o.stride_seq + col0;
+        T* gRow = head_ptr<T>(p.o, rows.batch, rows.head[h]) +
+                  (rows.first_q + rows.query[h]) * p.o.stride_seq + col0;
 #pragma unroll
         for (int ot = 0; ot < OT; ot += 4) {
-            const uint32_t(&x)[4] = v[h][ot / 4];
+            const uint32_t (&x)[4] = v[h][ot / 4];
             if (col0 + ot * 8 < p.head_dim_v)
                 *reinterpret_cast<uint4*>(gRow + ot * 8) = make_uint4(x[0], x[1], x[2], x[3]);
         }
@@ -79,8 +86,8 @@ __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const 
 // under way then. Where sequences are RAGGED, all of these rows must be the sequence's: the copy
 // knows the end of the array only.
 template <class T, class OTile, bool RAGGED, class Work, int OT>
-__device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const TensorMap& map, const Params& p,
-                            const volatile Work& work, int consumer) {
+__device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const TensorMap& map,
+                            const Params& p, const volatile Work& work, int consumer) {
     const int thread = thread_index_anew(), lane = thread % 32, warp = thread / 32 - 4;
     const uint32_t warp_tile = tile + warp * 16 * OTile::ROW_BYTES;
     const uint32_t lane_offset = OTile::offset(lane % 16, lane / 16);
@@ -88,7 +95,8 @@ __device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const Tenso
     for (int ot = 0; ot < OT; ot += 2) {
         uint32_t r[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) r[i] = pack2<T>(rO[ot + i / 2][i % 2 * 2], rO[ot + i / 2][i % 2 * 2 + 1]);
+        for (int i = 0; i < 4; ++i)
+            r[i] = pack2<T>(rO[ot + i / 2][i % 2 * 2], rO[ot + i / 2][i % 2 * 2 + 1]);
         stmatrix_x4(warp_tile + OTile::advance(lane_offset, 0, ot), r[0], r[1], r[2], r[3]);
     }
     fence_proxy_async();

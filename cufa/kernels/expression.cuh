@@ -1,6 +1,7 @@
-// What a caller's own expression is made of, see cufa/expression: NumPy's functions on bool, int, long long and float, and arrays.
-// Where C++ and NumPy differ, it is as in NumPy: integers wrap around, quotients are rounded down, what is divided by zero is
-// 0 or, of floats, not finite, and the larger and the smaller one of a number and NaN is NaN.
+// What a caller's own expression is made of, see cufa/expression: NumPy's functions on bool, int,
+// long long and float, and arrays. Where C++ and NumPy differ, it is as in NumPy: integers wrap
+// around, quotients are rounded down, what is divided by zero is 0 or, of floats, not finite, and
+// the larger and the smaller one of a number and NaN is NaN.
 #pragma once
 #include "ptx.cuh"
 #include "ptx_convert.cuh"
@@ -89,7 +90,9 @@ __device__ inline float floor_divide(float a, float b) {
     const float rest = fmodf(a, b);
     const float quotient = (a - rest) / b - (rest != 0.f && (rest < 0.f) != (b < 0.f));
     const float rounded = floorf(quotient);
-    return quotient == 0.f ? copysignf(0.f, a / b) : quotient - rounded > 0.5f ? rounded + 1.f : rounded;
+    return quotient == 0.f             ? copysignf(0.f, a / b)
+           : quotient - rounded > 0.5f ? rounded + 1.f
+                                       : rounded;
 }
 
 template <class T>
@@ -189,7 +192,9 @@ __device__ T invert(T a) {
 // By as many bits as there are, or more, nothing is left but the sign.
 template <class T>
 __device__ T left_shift(T a, T b) {
-    return b >= 0 && b < static_cast<T>(8 * sizeof(T)) ? static_cast<T>(static_cast<Wrapping<T>>(a) << b) : 0;
+    return b >= 0 && b < static_cast<T>(8 * sizeof(T))
+               ? static_cast<T>(static_cast<Wrapping<T>>(a) << b)
+               : 0;
 }
 template <class T>
 __device__ T right_shift(T a, T b) {
@@ -198,15 +203,19 @@ __device__ T right_shift(T a, T b) {
 
 // --- arrays ---
 
-// The place that an index means: a negative one counts from the end. Of one that there is not, the nearest; `length` > 0.
-__device__ inline uint32_t place(uint32_t index, int length) { return min(index, static_cast<uint32_t>(length - 1)); }
+// The place that an index means: a negative one counts from the end. Of one that there is not, the
+// nearest; `length` > 0.
+__device__ inline uint32_t place(uint32_t index, int length) {
+    return min(index, static_cast<uint32_t>(length - 1));
+}
 template <class I>
 __device__ uint32_t place(I index, int length) {
     if (index < 0) index += length;
     return static_cast<uint32_t>(max(min(index, static_cast<I>(length - 1)), static_cast<I>(0)));
 }
 
-// One of any lengths and strides, in bytes: an address then takes two multiply-adds. Nothing beyond it is read.
+// One of any lengths and strides, in bytes: an address then takes two multiply-adds. Nothing beyond
+// it is read.
 template <class T, int RANK>
 struct Array {
     const T* data;

@@ -1,18 +1,21 @@
-// FlashAttention forward as first published (Dao et al. 2022, algorithm 1), in float32 on CUDA cores.
-// The outer loop is over tiles of keys and the inner one over tiles of queries, so m, l and O of every row live
-// in global memory between its visits, and O is divided by l at each of them. One block computes one head.
-// It is here to be read and to be compared with: FlashAttention-2 swaps the two loops, see fa2_fp32.cu.
+// FlashAttention forward as first published (Dao et al. 2022, algorithm 1), in float32 on CUDA
+// cores. The outer loop is over tiles of keys and the inner one over tiles of queries, so m, l and
+// O of every row live in global memory between its visits, and O is divided by l at each of them.
+// One block computes one head. It is here to be read and to be compared with: FlashAttention-2
+// swaps the two loops, see fa2_fp32.cu.
 #include "kv.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
 #include "score.cuh"
 
 constexpr int LANES = 16;  // threads that share a row of scores: half a warp
-constexpr int PAD = 4;     // floats after a row in shared memory: 16-byte reads of eight rows then touch all banks once
+constexpr int PAD = 4;     // floats after a row in shared memory: 16-byte reads of eight rows then
+                           // touch all banks once
 
 __device__ inline float row_max(float x) {
 #pragma unroll
-    for (int lanes = LANES / 2; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, lanes));
+    for (int lanes = LANES / 2; lanes > 0; lanes /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, lanes));
     return x;
 }
 __device__ inline float row_sum(float x) {
@@ -21,41 +24,45 @@ __device__ inline float row_sum(float x) {
     return x;
 }
 
-// exp(scale (s - m)) for a score s and a maximum m >= s, and 0 when both are -inf. The difference is taken before
-// the scale: it is small, and 0 for the largest score, where exp matters most.
+// exp(scale (s - m)) for a score s and a maximum m >= s, and 0 when both are -inf. The difference
+// is taken before the scale: it is small, and 0 for the largest score, where exp matters most.
 __device__ inline float exp_difference(float s, float m, float scale_log2) {
     return exp2_approx((s - (m == -INF ? 0.f : m)) * scale_log2);
 }
 
 __device__ inline float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
-// Starts the copy of a tile. Rows from `rows` on and columns from `cols` on are filled with zeros and not read.
+// Starts the copy of a tile. Rows from `rows` on and columns from `cols` on are filled with zeros
+// and not read.
 template <int ROWS, int COLS, int PITCH, int THREADS>
 __device__ void load_tile(float* tile, const float* gmem, long long stride, int rows, int cols) {
     for (int chunk = threadIdx.x; chunk < ROWS * COLS / 4; chunk += THREADS) {
         const int row = chunk / (COLS / 4), col = chunk % (COLS / 4) * 4;
-        cp_async_16(smem_address(tile + row * PITCH + col), gmem + row * stride + col, row < rows && col < cols);
+        cp_async_16(smem_address(tile + row * PITCH + col), gmem + row * stride + col,
+                    row < rows && col < cols);
     }
 }
 
-template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, class SCORE,
-          class KV>
-__global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __grid_constant__ Arguments<SCORE, KV> p) {
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS,
+          int BLOCKS_PER_SM, class SCORE, class KV>
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
+    fa1_fp32(const __grid_constant__ Arguments<SCORE, KV> p) {
     constexpr int THREADS = WARPS * 32;
-    constexpr int ROW_STEP = THREADS / LANES;   // a thread holds every ROW_STEP-th row of a tile,
+    constexpr int ROW_STEP = THREADS / LANES;  // a thread holds every ROW_STEP-th row of a tile,
     constexpr int ROWS = BM / ROW_STEP;
-    constexpr int KEYS = BN / LANES;            // every LANES-th key of its scores
-    constexpr int COLS = HEAD_DIM_V / LANES;    // and every LANES-th column of its output
+    constexpr int KEYS = BN / LANES;          // every LANES-th key of its scores
+    constexpr int COLS = HEAD_DIM_V / LANES;  // and every LANES-th column of its output
     constexpr int PITCH = HEAD_DIM + PAD, P_PITCH = BN + PAD;
     static_assert(STAGES == 1, "tiles are not prefetched");
-    static_assert(BM % ROW_STEP == 0 && BN % LANES == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM_V % LANES == 0,
-                  "threads share a tile evenly");
+    static_assert(
+        BM % ROW_STEP == 0 && BN % LANES == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM_V % LANES == 0,
+        "threads share a tile evenly");
 
     extern __shared__ __align__(16) float smem[];
-    float* sQ = smem;                   // [BM, HEAD_DIM]
-    float* sK = sQ + BM * PITCH;        // [BN, HEAD_DIM]
-    float* sV = sK + BN * PITCH;        // [BN, HEAD_DIM_V]
-    float* sP = sV + BN * HEAD_DIM_V;   // [BM, BN]
+    float* sQ = smem;                  // [BM, HEAD_DIM]
+    float* sK = sQ + BM * PITCH;       // [BN, HEAD_DIM]
+    float* sV = sK + BN * PITCH;       // [BN, HEAD_DIM_V]
+    float* sP = sV + BN * HEAD_DIM_V;  // [BM, BN]
 
     const int lane = threadIdx.x % LANES, row0 = threadIdx.x / LANES;
     const int batch = blockIdx.x / p.heads_q, head = blockIdx.x % p.heads_q;
@@ -75,16 +82,17 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __gr
 
     for (int kv0 = 0; kv0 < p.seq_kv; kv0 += BN) {
         __syncthreads();  // every thread is done with the previous K and V
-        load_tile<BN, HEAD_DIM, PITCH, THREADS>(sK, gK + kv0 * p.k.stride_seq, p.k.stride_seq, p.seq_kv - kv0,
-                                                p.head_dim);
-        load_tile<BN, HEAD_DIM_V, HEAD_DIM_V, THREADS>(sV, gV + kv0 * p.v.stride_seq, p.v.stride_seq,
-                                                       p.seq_kv - kv0, p.head_dim_v);
+        load_tile<BN, HEAD_DIM, PITCH, THREADS>(sK, gK + kv0 * p.k.stride_seq, p.k.stride_seq,
+                                                p.seq_kv - kv0, p.head_dim);
+        load_tile<BN, HEAD_DIM_V, HEAD_DIM_V, THREADS>(
+            sV, gV + kv0 * p.v.stride_seq, p.v.stride_seq, p.seq_kv - kv0, p.head_dim_v);
 
         for (int q0 = 0; q0 < p.seq_q; q0 += BM) {
-            if (static_cast<const SCORE&>(p).sees(sequence, q0 + BM - 1).end <= kv0) continue;  // none of these rows sees these keys
-            __syncthreads();                           // every thread is done with the previous Q
-            load_tile<BM, HEAD_DIM, PITCH, THREADS>(sQ, gQ + q0 * p.q.stride_seq, p.q.stride_seq, p.seq_q - q0,
-                                                    p.head_dim);
+            if (static_cast<const SCORE&>(p).sees(sequence, q0 + BM - 1).end <= kv0)
+                continue;     // none of these rows sees these keys
+            __syncthreads();  // every thread is done with the previous Q
+            load_tile<BM, HEAD_DIM, PITCH, THREADS>(sQ, gQ + q0 * p.q.stride_seq, p.q.stride_seq,
+                                                    p.seq_q - q0, p.head_dim);
             cp_async_commit();
             cp_async_wait<0>();
             __syncthreads();  // Q, K and V are here, and so are m and l of the previous visit
@@ -98,9 +106,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __gr
                 for (int d = d0; d < d0 + 16; d += 4) {
                     float4 rQ[ROWS], rK[KEYS];
 #pragma unroll
-                    for (int r = 0; r < ROWS; ++r) rQ[r] = load4(sQ + (row0 + r * ROW_STEP) * PITCH + d);
+                    for (int r = 0; r < ROWS; ++r)
+                        rQ[r] = load4(sQ + (row0 + r * ROW_STEP) * PITCH + d);
 #pragma unroll
-                    for (int n = 0; n < KEYS; ++n) rK[n] = load4(sK + (lane + n * LANES) * PITCH + d);
+                    for (int n = 0; n < KEYS; ++n)
+                        rK[n] = load4(sK + (lane + n * LANES) * PITCH + d);
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r)
 #pragma unroll
@@ -117,7 +127,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __gr
                     for (int n = 0; n < KEYS; ++n) rS[r][n] += rSum[r][n];
             }
 
-            // S = mask(S), m_ij = rowmax(S), P = exp(S - m_ij), l_ij = rowsum(P); m and l are brought up to date
+            // S = mask(S), m_ij = rowmax(S), P = exp(S - m_ij), l_ij = rowsum(P); m and l are
+            // brought up to date
             float m_new[ROWS], l_new[ROWS], o_factor[ROWS], pv_factor[ROWS];
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
@@ -150,14 +161,16 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __gr
                 o_factor[r] = inverse * (alpha * l);
                 pv_factor[r] = inverse * beta;
             }
-            __syncwarp();  // a row's threads are in one warp: its P is here, and all have read its m and l
+            __syncwarp();  // a row's threads are in one warp: its P is here, and all have read its
+                           // m and l
 
             // P V
             float rPV[ROWS][COLS] = {};
             for (int key = 0; key < BN; key += 4) {
                 float4 rP[ROWS];
 #pragma unroll
-                for (int r = 0; r < ROWS; ++r) rP[r] = load4(sP + (row0 + r * ROW_STEP) * P_PITCH + key);
+                for (int r = 0; r < ROWS; ++r)
+                    rP[r] = load4(sP + (row0 + r * ROW_STEP) * P_PITCH + key);
 #pragma unroll
                 for (int c = 0; c < COLS; ++c) {
                     const float* column = sV + key * HEAD_DIM_V + lane + c * LANES;
@@ -194,5 +207,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) fa1_fp32(const __gr
     __syncthreads();  // m and l are final
     for (int row = threadIdx.x; row < p.seq_q; row += THREADS)
         p.lse[head_rows + row] =
-            gL[row] == 0.f ? -INF : (gM[row] * p.scale_log2 + log2f(gL[row])) * 0.693147180559945309f;
+            gL[row] == 0.f ? -INF
+                           : (gM[row] * p.scale_log2 + log2f(gL[row])) * 0.693147180559945309f;
 }

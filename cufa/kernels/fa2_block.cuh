@@ -1,4 +1,5 @@
-// What fa2_mma.cu and fa2_fp32.cu share: which rows and keys a block works on, and the ring through which K and V arrive.
+// What fa2_mma.cu and fa2_fp32.cu share: which rows and keys a block works on, and the ring through
+// which K and V arrive.
 #pragma once
 #include "epilogue.cuh"
 #include "kv.cuh"
@@ -28,23 +29,26 @@ struct OfVisits<Loader, BN, true> {
     };
 };
 
-// A block computes BM rows of one head's output, shared by ROW_WARPS of its warps. Q stays in shared memory; K and V pass
-// through a ring of STAGES by cp.async, the last keys first.
-template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int ROW_WARPS, class SCORE, class KV>
+// A block computes BM rows of one head's output, shared by ROW_WARPS of its warps. Q stays in
+// shared memory; K and V pass through a ring of STAGES by cp.async, the last keys first.
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS,
+          int ROW_WARPS, class SCORE, class KV>
 struct Fa2Block {
     static constexpr int THREADS = WARPS * 32;
-    static constexpr int MT = BM / ROW_WARPS / 16;                         // 16-row pieces of a warp
-    static constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE;  // rows see different keys
+    static constexpr int MT = BM / ROW_WARPS / 16;  // 16-row pieces of a warp
+    static constexpr bool UNEVEN =
+        SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE;  // rows see different keys
     using QTile = SmemTile<BM, HEAD_DIM, sizeof(T)>;
     using KTile = SmemTile<BN, HEAD_DIM, sizeof(T)>;
     using VTile = SmemTile<BN, HEAD_DIM_V, sizeof(T)>;
 
     const Arguments<SCORE, KV>& p;
     uint32_t sQ, sK, sV;
-    typename OfVisits<TileLoader<KTile, THREADS, T>, BN, SCORE::BLOCKS>::type load_k;
-    typename OfVisits<TileLoader<VTile, THREADS, T>, BN, SCORE::BLOCKS>::type load_v;
+    typename OfVisits<TileLoader<KTile, THREADS, T>, BN, SCORE::HAS_BLOCK_MAP>::type load_k;
+    typename OfVisits<TileLoader<VTile, THREADS, T>, BN, SCORE::HAS_BLOCK_MAP>::type load_v;
     unsigned char* smem;
-    int first, end, whole_end;  // what the block visits, and where keys end that all rows see, if these see the same
+    int first, end, whole_end;  // what the block visits, and where keys end that all rows see, if
+                                // these see the same
     bool is_empty;              // whether it has no rows
 
     __device__ Fa2Block(const Arguments<SCORE, KV>& p, unsigned char* smem) : p(p), smem(smem) {
@@ -57,16 +61,19 @@ struct Fa2Block {
             own.batch = tile.batch, own.head = tile.head, own.q_tile = tile.q_tile;
         }
         sQ = smem_address(smem), sK = sQ + QTile::bytes, sV = sK + STAGES * KTile::bytes;
-        load_k = {KV::template rows<T>(p.k, tile.batch, kv_head) + sequence.first_k * p.k.stride_seq, p.k.stride_seq,
-                  sequence.seq_kv, p.head_dim};
-        load_v = {KV::template rows<T>(p.v, tile.batch, kv_head) + sequence.first_k * p.v.stride_seq, p.v.stride_seq,
-                  sequence.seq_kv, p.head_dim_v};
+        load_k = {
+            KV::template rows<T>(p.k, tile.batch, kv_head) + sequence.first_k * p.k.stride_seq,
+            p.k.stride_seq, sequence.seq_kv, p.head_dim};
+        load_v = {
+            KV::template rows<T>(p.v, tile.batch, kv_head) + sequence.first_k * p.v.stride_seq,
+            p.v.stride_seq, sequence.seq_kv, p.head_dim_v};
 
         const KeyTiles keys = key_tiles(sequence, q0, BM);
         first = SCORE::LEFT_EDGE ? keys.first : 0, end = keys.end, whole_end = keys.whole_end;
-        if constexpr (SCORE::BLOCKS) {
+        if constexpr (SCORE::HAS_BLOCK_MAP) {
             const SCORE& score = p;
-            const BlockLine line = score.template block_line<BN>(p.seq_kv, tile.batch, tile.head, tile.q_tile);
+            const BlockLine line =
+                score.template block_line<BN>(p.seq_kv, tile.batch, tile.head, tile.q_tile);
             line.count(first, end);
             load_k.visits = load_v.visits = line.visits();
         }
@@ -86,15 +93,16 @@ struct Fa2Block {
         const int q0 = tile.q_tile * BM;
         const Sequence sequence = KV::sequence(p, tile.batch);
         const T* rows = head_ptr<T>(p.q, tile.batch, tile.head) + sequence.first_q * p.q.stride_seq;
-        const TileLoader<QTile, THREADS, T> load_q{rows, p.q.stride_seq, sequence.seq_q, p.head_dim};
+        const TileLoader<QTile, THREADS, T> load_q{rows, p.q.stride_seq, sequence.seq_q,
+                                                   p.head_dim};
         load_q.start(sQ, q0, load_q.source(q0));
         start_k(end - 1);
         if constexpr (STAGES > 1) start_v(end - 1);
         for (int j = end - 2; j > end - STAGES; --j) start_k(j), start_v(j);
     }
 
-    // Computed anew at each use, as registers are scarce: the block's tile, its warp's first row, and which tiles of keys the
-    // 16-row pieces of the warp visit.
+    // Computed anew at each use, as registers are scarce: the block's tile, its warp's first row,
+    // and which tiles of keys the 16-row pieces of the warp visit.
     __device__ Tile tile() const {
         if constexpr (KV::RAGGED) return {sTile()->batch, sTile()->head, sTile()->q_tile};
         return found_tile();
@@ -113,10 +121,12 @@ struct Fa2Block {
         return reinterpret_cast<Tile*>(smem + RING_BYTES + WARPS * MT * sizeof(KeyTiles));
     }
 
-    // Waits for K of tile j. Every warp is then done with the tile before, whose place is filled again.
+    // Waits for K of tile j. Every warp is then done with the tile before, whose place is filled
+    // again.
     __device__ void next_k(int j) const {
         if constexpr (STAGES == 1) {
-            const T* source = load_v.source(j * BN);  // before the wait, so that the copy starts right after it
+            const T* source =
+                load_v.source(j * BN);  // before the wait, so that the copy starts right after it
             cp_async_wait<0>();
             __syncthreads();
             load_v.start(sV, j * BN, source);
@@ -141,55 +151,68 @@ struct Fa2Block {
     __device__ uint32_t tile_k(int j) const { return sK + j % STAGES * KTile::bytes; }
     __device__ uint32_t tile_v(int j) const { return sV + j % STAGES * VTile::bytes; }
 
-    // What a tile of keys is to the 16-row pieces of the warp, a bit a piece: whether it visits it; whether O begins with it,
-    // or has ended before it; and whether some rows may not see all of its keys. The warp skips tiles that none visits, so
-    // that nothing of their V reaches these rows.
+    // What a tile of keys is to the 16-row pieces of the warp, a bit a piece: whether it visits it;
+    // whether O begins with it, or has ended before it; and whether some rows may not see all of
+    // its keys. The warp skips tiles that none visits, so that nothing of their V reaches these
+    // rows.
     struct Edge {
         uint32_t visits = ~0u, begins = 0, ended = 0;
         bool masked = false;
     };
     __device__ Edge edge(int j) const {
         Edge edge;
-        if constexpr (SCORE::BLOCKS) {
-            const int tile = visits().tile(j), before = j == end - 1 ? 0x7fffffff : visits().tile(j + 1);
+        if constexpr (SCORE::HAS_BLOCK_MAP) {
+            const int tile = visits().tile(j),
+                      before = j == end - 1 ? 0x7fffffff : visits().tile(j + 1);
             edge.masked = tile >= whole_end;
             if constexpr (UNEVEN) {
                 const volatile KeyTiles& own = sKeys()[thread_index() % 32 % MT];
                 const int own_end = own.end;
-                edge.visits = __ballot_sync(0xffffffff, tile < own_end && (!SCORE::LEFT_EDGE || tile >= own.first));
+                edge.visits = __ballot_sync(
+                    0xffffffff, tile < own_end && (!SCORE::LEFT_EDGE || tile >= own.first));
                 edge.begins = __ballot_sync(0xffffffff, tile < own_end && before >= own_end);
-                if constexpr (SCORE::LEFT_EDGE) edge.ended = __ballot_sync(0xffffffff, tile < own.first);
-                edge.masked = __any_sync(0xffffffff, tile >= own.whole_end || (SCORE::LEFT_EDGE && tile < own.whole_first));
+                if constexpr (SCORE::LEFT_EDGE)
+                    edge.ended = __ballot_sync(0xffffffff, tile < own.first);
+                edge.masked =
+                    __any_sync(0xffffffff, tile >= own.whole_end ||
+                                               (SCORE::LEFT_EDGE && tile < own.whole_first));
             }
         } else if constexpr (!UNEVEN) {
             edge.masked = j >= whole_end;
         } else {
             const volatile KeyTiles *first = sKeys(), *last = first + MT - 1;
             // A vote tells the compiler what is the same in all lanes.
-            if (!__any_sync(0xffffffff, j >= first->whole_end - 1 || (SCORE::LEFT_EDGE && j < last->whole_first))) return edge;
-            const volatile KeyTiles& own = first[thread_index() % 32 % MT];  // each lane asks for a piece
+            if (!__any_sync(0xffffffff, j >= first->whole_end - 1 ||
+                                            (SCORE::LEFT_EDGE && j < last->whole_first)))
+                return edge;
+            const volatile KeyTiles& own =
+                first[thread_index() % 32 % MT];  // each lane asks for a piece
             const int end = own.end;
-            edge.visits = __ballot_sync(0xffffffff, j < end && (!SCORE::LEFT_EDGE || j >= own.first));
+            edge.visits =
+                __ballot_sync(0xffffffff, j < end && (!SCORE::LEFT_EDGE || j >= own.first));
             edge.begins = __ballot_sync(0xffffffff, j == end - 1);
             if constexpr (SCORE::LEFT_EDGE) edge.ended = __ballot_sync(0xffffffff, j < own.first);
-            edge.masked = __any_sync(0xffffffff, j >= own.whole_end || (SCORE::LEFT_EDGE && j < own.whole_first));
+            edge.masked = __any_sync(
+                0xffffffff, j >= own.whole_end || (SCORE::LEFT_EDGE && j < own.whole_first));
         }
         return edge;
     }
     // The scores of the tile as the softmax takes them.
     template <int NT>
     __device__ void apply_score(float (&rS)[MT][NT][4], int j, bool masked) const {
-        if (!SCORE::EVERYWHERE && !masked) return;
+        if (!SCORE::CHANGES_EVERY_TILE && !masked) return;
         const Tile tile = this->tile();
         const At at{thread_index_anew() % 32, row0(), visits().tile(j) * BN, tile.batch, tile.head};
-        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile.batch), p.scale_log2, at, {masked, masked}, visits().visit(j).is_partial());
+        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile.batch), p.scale_log2, at,
+                                           {masked, masked}, visits().visit(j).is_partial());
     }
     // The weights that are left of the tile's.
     template <int NT>
     __device__ void drop(float (&rP)[MT][NT][4], int j) const {
         if constexpr (SCORE::DROPS_WEIGHTS) {
             const Tile tile = this->tile();
-            p.drop(rP, At{thread_index_anew() % 32, row0(), visits().tile(j) * BN, tile.batch, tile.head});
+            p.drop(rP, At{thread_index_anew() % 32, row0(), visits().tile(j) * BN, tile.batch,
+                          tile.head});
         }
     }
     // O = O / l, and the log-sum-exp where it is asked for.
@@ -200,7 +223,8 @@ struct Fa2Block {
         if constexpr (SCORE::ENDS_ROWS) {
             const int head = tile().head;
 #pragma unroll
-            for (int i = 0; i < MT * 2; ++i) p.end_row(divisor[i / 2][i % 2], lse[i / 2][i % 2], head);
+            for (int i = 0; i < MT * 2; ++i)
+                p.end_row(divisor[i / 2][i % 2], lse[i / 2][i % 2], head);
         }
         softmax.divide(rO, divisor);
     }
@@ -211,12 +235,14 @@ struct Fa2Block {
         return tile_of_block<UNEVEN>(p, block_index());
     }
     __device__ KeyTiles key_tiles(const Sequence& sequence, int row, int rows) const {
-        KeyTiles keys = static_cast<const SCORE&>(p).template key_tiles<BN>(sequence, row, row + rows - 1);
-        if (SCORE::EVERYWHERE && sequence.seq_kv == 0) keys.end = 0;  // there is nothing that a part could read
+        KeyTiles keys =
+            static_cast<const SCORE&>(p).template key_tiles<BN>(sequence, row, row + rows - 1);
+        if (SCORE::CHANGES_EVERY_TILE && sequence.seq_kv == 0)
+            keys.end = 0;  // there is nothing that a part could read
         return keys;
     }
-    __device__ Visits<SCORE::BLOCKS> visits() const {
-        if constexpr (SCORE::BLOCKS) return load_k.visits;
+    __device__ Visits<SCORE::HAS_BLOCK_MAP> visits() const {
+        if constexpr (SCORE::HAS_BLOCK_MAP) return load_k.visits;
         return {};
     }
     __device__ void start_k(int j) const {

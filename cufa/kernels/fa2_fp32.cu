@@ -1,5 +1,5 @@
-// FlashAttention-2 forward (Dao 2023, algorithm 1) for float32, at float32 accuracy, sm_80 and later.
-// The loops are those of fa2_mma.cu, the products those of products_fp32.cuh.
+// FlashAttention-2 forward (Dao 2023, algorithm 1) for float32, at float32 accuracy, sm_80 and
+// later. The loops are those of fa2_mma.cu, the products those of products_fp32.cuh.
 #include "epilogue.cuh"
 #include "fa2_block.cuh"
 #include "params.cuh"
@@ -9,12 +9,14 @@
 #include "softmax.cuh"
 #include "tile.cuh"
 
-template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, class SCORE,
-          class KV>
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS,
+          int BLOCKS_PER_SM, class SCORE, class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     fa2_fp32(const __grid_constant__ Arguments<SCORE, KV> p) {
-    constexpr int V_PARTS = HEAD_DIM_V > 160 ? 2 : 1;  // warps that share rows, each with a part of the columns
-    constexpr int ROW_WARPS = WARPS / V_PARTS;         // of the output, where registers do not hold all of them
+    constexpr int V_PARTS =
+        HEAD_DIM_V > 160 ? 2 : 1;  // warps that share rows, each with a part of the columns
+    constexpr int ROW_WARPS =
+        WARPS / V_PARTS;  // of the output, where registers do not hold all of them
     using Block = Fa2Block<T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, ROW_WARPS, SCORE, KV>;
     using QTile = typename Block::QTile;
     using KTile = typename Block::KTile;
@@ -57,7 +59,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         pv_tensor_cores<VTile>(rO, rS, block.tile_v(j), part() * OT * 2);
     }
 
-    if constexpr (SCORE::EVERYWHERE) cp_async_wait<0>();  // of Q, where there is no tile of keys
+    if constexpr (SCORE::CHANGES_EVERY_TILE)
+        cp_async_wait<0>();  // of Q, where there is no tile of keys
 
     // O = O / l and the log-sum-exp
     float lse[MT][2];
@@ -67,8 +70,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     if (part() == 0) store_lse(lse, p, out);
     store_o_fp32(rO, p.o, out, part() * OT * 8, p.head_dim_v);
 
-    // Of an infinity, and of what rounds up to one, the two parts cancel to NaN, large V overflow where P is more than 1, and 0 V
-    // of a key that a row does not see may be NaN: such rows once more.
+    // Of an infinity, and of what rounds up to one, the two parts cancel to NaN, large V overflow
+    // where P is more than 1, and 0 V of a key that a row does not see may be NaN: such rows once
+    // more.
     float zero[MT][2] = {};  // or NaN
 #pragma unroll
     for (int i = 0; i < MT * OT * 4; ++i) {

@@ -1,7 +1,7 @@
-// FlashAttention-2 forward (Dao 2023, algorithm 1) on tensor cores, for float16 and bfloat16, sm_80 and later.
-// A block computes BM rows of one head's output and loops over the keys in tiles of BN. Each warp owns
-// BM / WARPS of the rows, so that no product is split between warps. K and V tiles arrive by cp.async
-// in a ring of STAGES.
+// FlashAttention-2 forward (Dao 2023, algorithm 1) on tensor cores, for float16 and bfloat16, sm_80
+// and later. A block computes BM rows of one head's output and loops over the keys in tiles of BN.
+// Each warp owns BM / WARPS of the rows, so that no product is split between warps. K and V tiles
+// arrive by cp.async in a ring of STAGES.
 #include "epilogue.cuh"
 #include "fa2_block.cuh"
 #include "params.cuh"
@@ -10,8 +10,8 @@
 #include "softmax.cuh"
 #include "tile.cuh"
 
-template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, int BLOCKS_PER_SM, class SCORE,
-          class KV>
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS,
+          int BLOCKS_PER_SM, class SCORE, class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     fa2_mma(const __grid_constant__ Arguments<SCORE, KV> p) {
     using Block = Fa2Block<T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, WARPS, SCORE, KV>;
@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         block.next_v(j);
 
         // O += P V
-        pv_mma<T, VTile>(rO, rS, block.tile_v(j), [&](int mt) { return SCORE::LEFT_EDGE && (edge.ended >> mt & 1); });
+        pv_mma<T, VTile>(rO, rS, block.tile_v(j),
+                         [&](int mt) { return SCORE::LEFT_EDGE && (edge.ended >> mt & 1); });
     }
 
     // O = O / l and the log-sum-exp

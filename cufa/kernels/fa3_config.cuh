@@ -30,7 +30,8 @@ struct Layout {
     static constexpr int SLOT_BYTES = QTile::bytes > OTile::bytes ? QTile::bytes : OTile::bytes;
     static constexpr int RING_BYTES = STAGES * (KTile::bytes + VTile::bytes);
     static constexpr int PAIR_BYTES = BM / 16 * PAIRS::BYTES;
-    __device__ static constexpr bool fits(int slots) {  // with what the system and the barriers take
+    __device__ static constexpr bool fits(
+        int slots) {  // with what the system and the barriers take
         const int bytes = slots * SLOT_BYTES + RING_BYTES + PAIR_BYTES + 1024;
         return bytes * BLOCKS_PER_SM <= 227 * 1024;
     }
@@ -57,19 +58,19 @@ struct Config
     static constexpr int NT = BN / 8, OT = HEAD_DIM_V / 8;  // 8-column pieces of S and of O
     using RegistersOf = Registers<CONSUMERS, WARPS * 32 * BLOCKS_PER_SM>;
     static_assert(WARPS == 4 * (CONSUMERS + 1), "a producer and BM / 64 consumers");
-    static_assert(!Pairs::BYTES || !SCORE::STEADY,
+    static_assert(!Pairs::BYTES || !SCORE::FIRST_TILE_BOUNDS_MAX,
                   "biases and masks are read once: scores must not be computed once more");
 
     // Row maxima can be done without where a row's first scores tell about the others, and tilts
     // rise by less than STEEP_LOG2 from tile to tile.
-    static constexpr bool UNCHECKED = SCORE::STEADY;
+    static constexpr bool UNCHECKED = SCORE::FIRST_TILE_BOUNDS_MAX;
     static constexpr float STEEP_LOG2 = 60.f;
     // Whether tiles of rows visit different keys, and whether their consumers do, each for itself.
-    static constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE || SCORE::BLOCKS;
-    static constexpr bool APART = UNEVEN && !SCORE::BLOCKS;
+    static constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE || SCORE::HAS_BLOCK_MAP;
+    static constexpr bool APART = UNEVEN && !SCORE::HAS_BLOCK_MAP;
     static constexpr int PARTS = APART ? CONSUMERS : 1;
     // Whether some tiles of rows do not begin with the first keys.
-    static constexpr bool FIRST = SCORE::LEFT_EDGE || SCORE::BLOCKS;
+    static constexpr bool FIRST = SCORE::LEFT_EDGE || SCORE::HAS_BLOCK_MAP;
     // Keys may be masked for all rows of a consumer, if not for all of another's: it skips them.
     // With more than one slot of Q it still holds the last V of the tile before.
     static constexpr bool SKIPS = APART && CONSUMERS > 1;
@@ -85,5 +86,5 @@ struct Config
     static constexpr int WORK_STAGES = Shared::Q_STAGES * (O_FROM_REGISTERS ? 2 : 1);
     // Whether the first S of a tile is computed together with the last O of the one before.
     static constexpr bool ACROSS = Shared::Q_STAGES > 1;
-    using Work = ::Work<PARTS, KV::TAILS, SCORE::BLOCKS>;
+    using Work = ::Work<PARTS, KV::TAILS, SCORE::HAS_BLOCK_MAP>;
 };

@@ -70,9 +70,10 @@ struct Consumer {
                     while (here.has_next_keys() && exponent.needs_maxima(here))
                         step<Form::CHECKED>();
                 }
-                while (here.has_next_keys() && !(SCORE::BLOCKS && exponent.needs_maxima(here)))
+                while (here.has_next_keys() &&
+                       !(SCORE::HAS_BLOCK_MAP && exponent.needs_maxima(here)))
                     step<Form::UNCHECKED>();
-            } while (SCORE::BLOCKS && !C::FOLDED && here.has_next_keys());
+            } while (SCORE::HAS_BLOCK_MAP && !C::FOLDED && here.has_next_keys());
         }
     }
 
@@ -86,8 +87,8 @@ struct Consumer {
         const bool checked =
             FORM != Form::UNCHECKED && (FORM != Form::EITHER || exponent.needs_maxima(here));
         const bool first = here.at_first_keys();
-        const bool last = FORM == Form::LAST ||
-                          (FORM == Form::CHECKED_OR_LAST && !here.has_next_keys());
+        const bool last =
+            FORM == Form::LAST || (FORM == Form::CHECKED_OR_LAST && !here.has_next_keys());
         const uint32_t present = here.n++;  // keys
         const int end = here.keys_of_tile();
         if (first && last) free_q();

@@ -18,7 +18,7 @@ struct Exponent {
     OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, C::TWICE> softmax;
     float rS[1][NT][4];
     uint32_t rP[BN / 16][4];
-    Tilt<SCORE::TILTS> tilt;  // of this thread's rows
+    Tilt<SCORE::AFFINE_IN_KEY> tilt;  // of this thread's rows
     SumLimits<PScale<T>, SCORE::CURVES> limits;
 
     __device__ explicit Exponent(const Arguments<SCORE, typename C::KV>& p)
@@ -37,7 +37,7 @@ struct Exponent {
             apply_score(rS, 0, here.masked(), pairs(here), here);
             if (here.has_next_keys())
                 pairs(here).template fill<true>(score, here.next_key_tile() * BN);
-        } else if constexpr (SCORE::TILTS) {
+        } else if constexpr (SCORE::AFFINE_IN_KEY) {
             const At at = here.at(0);
             const Sequence sequence = here.sequence(at.batch);
             if (!tilt_score(at, here)) change_score(sequence, at, here);
@@ -55,14 +55,14 @@ struct Exponent {
     // seen, or NONE. `too_large` then says whether that was wrong, and `correct` mends it.
     __device__ void exponentiate_unchecked(const Here& here) {
         const Masked masked = here.masked_left();
-        if constexpr (SCORE::TILTS) {
+        if constexpr (SCORE::AFFINE_IN_KEY) {
             const At at = here.at(0);
             if (find_tilt(at, here)) {
                 mask(masked, here);
                 exponentiate_tilted(at);
                 return;
             }
-            if constexpr (SCORE::BEHIND) {  // `correct` computes these scores
+            if constexpr (SCORE::NO_KEYS_AHEAD) {  // `correct` computes these scores
                 softmax.l[0][0] += INF, softmax.l[0][1] += INF;
                 return;
             }
@@ -81,7 +81,7 @@ struct Exponent {
         } else if constexpr (SCORE::LINEAR) {
             softmax.scale_log2 = parameter_anew(scale_log2);
             mask(masked, here);
-        } else if constexpr (SCORE::TILTS) {
+        } else if constexpr (SCORE::AFFINE_IN_KEY) {
             const At at = here.at(0);
             change_score(here.sequence(at.batch), at, here);
             mask(masked, here);
@@ -102,9 +102,8 @@ struct Exponent {
         if (__any_sync(0xffffffff, again[0][0] || again[0][1]))
             exponentiate_again<T, typename C::QTile, typename C::KTile>(
                 softmax, rS, again, l, here.smem.q(here.round), here.warp_row(),
-                here.smem.k(here.n), [&](auto& rS, int column) {
-                    apply_score(rS, column, masked, NoTiles(), here);
-                });
+                here.smem.k(here.n),
+                [&](auto& rS, int column) { apply_score(rS, column, masked, NoTiles(), here); });
         follow();
     }
 
@@ -115,7 +114,7 @@ struct Exponent {
     __device__ bool needs_maxima(const Here& here) const {
         if constexpr (!C::UNCHECKED)
             return true;
-        else if constexpr (SCORE::BLOCKS)
+        else if constexpr (SCORE::HAS_BLOCK_MAP)
             return uniform(here.ahead.is_partial() ||
                            SCORE::masked(here.keys, here.next_key_tile()).right);
         else
@@ -141,7 +140,7 @@ struct Exponent {
 
     // Takes up a tile of rows, and starts to copy what the score reads of its first keys.
     __device__ void begin_tile(const Here& here) {
-        if constexpr (SCORE::TILTS) tilt = {};
+        if constexpr (SCORE::AFFINE_IN_KEY) tilt = {};
         if constexpr (Pairs::BYTES) {
             if (!here.more) return;
             const At at = here.at(0);
@@ -155,8 +154,12 @@ struct Exponent {
     __device__ void pack_p(const Here& here) {
         if constexpr (SCORE::DROPS_WEIGHTS) {
             const volatile typename C::Work& work = here.work();
-            const At at{thread_index_anew() % 32, work.q0 + here.warp_row(),
-                        here.key_tile() * BN, work.batch, work.head, here.p.pack_log2};
+            const At at{thread_index_anew() % 32,
+                        work.q0 + here.warp_row(),
+                        here.key_tile() * BN,
+                        work.batch,
+                        work.head,
+                        here.p.pack_log2};
             score.drop(rS, at);
         }
 #pragma unroll
@@ -191,7 +194,7 @@ struct Exponent {
     template <class Scores, class Tiles>
     __device__ void apply_score(Scores& rS, int column, Masked masked, const Tiles& tiles,
                                 const Here& here) const {
-        if (!SCORE::EVERYWHERE && !masked.right && !masked.left) return;
+        if (!SCORE::CHANGES_EVERY_TILE && !masked.right && !masked.left) return;
         const At at = here.at(column);
         score.apply(rS, here.sequence(at.batch), scale_log2, at, masked, here.visit.is_partial(),
                     tiles);
@@ -235,8 +238,7 @@ struct Exponent {
                 for (int e = 0; e < 8; ++e) some[0][e / 4][e % 4] = rS[0][e / 4][e % 4];
                 score.change(some, sequence, scale_log2, at, here.visit.is_partial());
 #pragma unroll
-                for (int e = 0; e < NT * 4 - 8; ++e)
-                    rS[0][e / 4][e % 4] = rS[0][e / 4 + 2][e % 4];
+                for (int e = 0; e < NT * 4 - 8; ++e) rS[0][e / 4][e % 4] = rS[0][e / 4 + 2][e % 4];
 #pragma unroll
                 for (int e = 0; e < 8; ++e) rS[0][NT - 2 + e / 4][e % 4] = some[0][e / 4][e % 4];
             }

@@ -17,9 +17,10 @@ struct Place {
     // Tiles and tiles of keys so far; less one where taking up the first counts, too.
     uint32_t round = C::ACROSS ? -1u : 0, n = C::FOLDED ? -1u : 0;
     int j = 0, j_begin = 0;  // the tile of keys at hand, and this tile's first
-    Visit<SCORE::BLOCKS> visit, ahead;  // that tile among all tiles of keys, and the next one
-    KeyTiles keys{};                    // of this consumer's rows
-    bool more = true;                   // whether there is a tile under way
+    Visit<SCORE::HAS_BLOCK_MAP> visit,
+        ahead;         // that tile among all tiles of keys, and the next one
+    KeyTiles keys{};   // of this consumer's rows
+    bool more = true;  // whether there is a tile under way
 
     __device__ Place(const Arguments<SCORE, KV>& p, const Smem<C>& smem, int consumer)
         : p(p), smem(smem), consumer(consumer) {}
@@ -47,9 +48,12 @@ struct Place {
     // Where this warp's scores are, of the tile's keys from `column` on.
     __device__ At at(int column) const {
         const volatile typename C::Work& work = this->work();
-        return At{thread_index_anew() % 32, work.q0 + warp_row(),
-                  key_tile() * C::BN + column, work.batch,
-                  SCORE::EVERYWHERE ? work.head : 0, p.pack_log2};
+        return At{thread_index_anew() % 32,
+                  work.q0 + warp_row(),
+                  key_tile() * C::BN + column,
+                  work.batch,
+                  SCORE::CHANGES_EVERY_TILE ? work.head : 0,
+                  p.pack_log2};
     }
     __device__ Sequence sequence(int batch) const {
         if constexpr (KV::TAILS)

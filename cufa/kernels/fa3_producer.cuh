@@ -46,7 +46,8 @@ struct Producer {
     // The tile that follows the i-th, the round-th of this block, or in round -1 the i-th; where
     // some numbers stand for no rows, the first that has any.
     __device__ int next(int i, uint32_t round) {
-        if (!is_first(round)) i = next_tile<C::UNEVEN || KV::TAILS>(p, i, tiles, round + skipped);
+        if (!is_first(round))
+            i = next_tile < C::UNEVEN || KV::TAILS > (p, i, tiles, round + skipped);
         for (; KV::RAGGED && i < tiles && !has_rows(i); ++skipped)
             i = next_tile<true>(p, i, tiles, round + skipped + 1);
         return i;
@@ -100,7 +101,7 @@ struct Producer {
 #pragma unroll
         for (int c = 0; c < C::PARTS; ++c) {
             KeyTiles keys = keys_of(sequence, q0, c);
-            if constexpr (SCORE::BLOCKS) {
+            if constexpr (SCORE::HAS_BLOCK_MAP) {
                 const BlockLine line =
                     p.template block_line<BN>(p.seq_kv, tile.batch, tile.head, tile.q_tile);
                 line.count(keys.first, keys.end);
@@ -114,9 +115,8 @@ struct Producer {
         const int first_q = first_row(sequence, q0, sequence.first_q);
 #pragma unroll 1
         for (int row = 0; row < BM; row += 64)
-            C::QTile::load(smem.q(round), row, maps.q, bar,
-                           first_q + ((q0 + row) >> p.pack_log2), tile.head,
-                           KV::RAGGED ? 0 : tile.batch, policy_q);
+            C::QTile::load(smem.q(round), row, maps.q, bar, first_q + ((q0 + row) >> p.pack_log2),
+                           tile.head, KV::RAGGED ? 0 : tile.batch, policy_q);
     }
 
     // The next Q is asked for, with the tile `first` to `end` of keys at hand, when its slot should
@@ -138,7 +138,7 @@ struct Producer {
             const int first = C::FIRST && has_keys ? work.first() : 0;
             const int end = has_keys ? work.end() : 1;
             const int kv_head = work.head / p.group, batch = work.batch;
-            const Visits<SCORE::BLOCKS> visits = work.visits();
+            const Visits<SCORE::HAS_BLOCK_MAP> visits = work.visits();
             const int k_head = KV::map_head(p.k, kv_head), k_batch = KV::map_batch(p.k, batch);
             const int v_head = KV::map_head(p.v, kv_head), v_batch = KV::map_batch(p.v, batch);
             int first_k = 0;

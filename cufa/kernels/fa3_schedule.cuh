@@ -17,8 +17,8 @@ struct Schedule : CONFIG {
     // Whether keys that need row maxima, a tile's first ones, and those of a block's first tile
     // share a step. That takes two thirds of the time to compile, and up to 1.02 of it to run: for
     // wide tiles whose scores take long to compile.
-    static constexpr bool FOLDED = CONFIG::ACROSS && CONFIG::BN > 64 &&
-                                   (!SCORE::LINEAR || CONFIG::FIRST || KV::RAGGED);
+    static constexpr bool FOLDED =
+        CONFIG::ACROSS && CONFIG::BN > 64 && (!SCORE::LINEAR || CONFIG::FIRST || KV::RAGGED);
     // Else, where O is wide, one loop over the keys: two take long to compile. In it O is waited
     // for after the exponentials, which then run under the one consumer's own O, if there is but
     // one on the multiprocessor.
@@ -31,7 +31,7 @@ struct Schedule : CONFIG {
     // O is waited for first. Not in float16, whose curve takes more registers.
     static constexpr bool PACKS_EARLY =
         O_FIRST && !ONE_LOOP && SCORE::CURVES && SCORE::CURVE_TERMS == 3;
-    static_assert(!PACKS_EARLY || !SCORE::TILTS, "lines do not pack");
+    static_assert(!PACKS_EARLY || !SCORE::AFFINE_IN_KEY, "lines do not pack");
     // Whether each thread frees a slot of Q, or one of each consumer for all that it has waited
     // for, and the tile's Work with it. The second takes less time where there are several
     // consumers; with one, racecheck does not see that it is enough.
@@ -43,14 +43,14 @@ struct Schedule : CONFIG {
     // Whether m is held twice: wide O leaves no registers for it, nor do tilts in tiles as wide as
     // those of narrow O.
     static constexpr bool TWICE =
-        CONFIG::HEAD_DIM_V <= 128 && !(SCORE::TILTS && CONFIG::HEAD_DIM_V <= 64);
+        CONFIG::HEAD_DIM_V <= 128 && !(SCORE::AFFINE_IN_KEY && CONFIG::HEAD_DIM_V <= 64);
     // Whether to look ahead for steep tilts. Next to wide O, a tile of fewer keys and no registers
     // to spare, it costs more than it saves.
     static constexpr bool LOOKS_FOR_STEEP =
-        SCORE::TILTS && !SCORE::BEHIND && CONFIG::HEAD_DIM_V <= 64;
+        SCORE::AFFINE_IN_KEY && !SCORE::NO_KEYS_AHEAD && CONFIG::HEAD_DIM_V <= 64;
     // Whether scores that are computed one by one next to tilts are so all at once, or 16 keys at a
     // time: that is rare, and code takes time to compile. At once with three consumers, which spill
     // 52 to 76 bytes more otherwise, and next to wide O, if it is for infinite ones alone: 1.03
     // otherwise.
-    static constexpr bool CHANGES_AT_ONCE = CONSUMERS == 3 || (ONE_LOOP && SCORE::BEHIND);
+    static constexpr bool CHANGES_AT_ONCE = CONSUMERS == 3 || (ONE_LOOP && SCORE::NO_KEYS_AHEAD);
 };

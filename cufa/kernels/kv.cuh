@@ -19,9 +19,12 @@ struct Dense {
         return head_ptr<T>(t, batch, head);
     }
 
-    // The same as coordinates of a tensor map: an axis along which all is the same (stride 0) has length 1 there.
+    // The same as coordinates of a tensor map: an axis along which all is the same (stride 0) has
+    // length 1 there.
     static __device__ int map_head(const Tensor& t, int head) { return t.stride_head ? head : 0; }
-    static __device__ int map_batch(const Tensor& t, int batch) { return t.stride_batch ? batch : 0; }
+    static __device__ int map_batch(const Tensor& t, int batch) {
+        return t.stride_batch ? batch : 0;
+    }
 };
 
 // The same, but of each sequence's keys only the first ones are there.
@@ -35,24 +38,27 @@ struct Padded : Dense {
     }
 };
 
-// Sequences of any lengths, one after the other in (1, heads, total, dim) tensors whose stride along the batch is 0. Params
-// say the totals. Nothing outside of the arrays is read or written, whatever the offsets are.
+// Sequences of any lengths, one after the other in (1, heads, total, dim) tensors whose stride
+// along the batch is 0. Params say the totals. Nothing outside of the arrays is read or written,
+// whatever the offsets are.
 struct Varlen : Dense {
     static constexpr bool RAGGED = true, TAILS = true;
     const int *cu_seqlens_q, *cu_seqlens_k;  // (sequences + 1,): where each begins
-    const int* seqused_k;                    // (sequences,): how many of its keys are in use; null for all
+    const int* seqused_k;  // (sequences,): how many of its keys are in use; null for all
     int sequences, max_seqlen_q, max_seqlen_k;
 
     template <class Arguments>
     static __device__ Sequence sequence(const Arguments& p, int batch) {
-        const Keys q = span(p.cu_seqlens_q, batch, p.seq_q), k = span(p.cu_seqlens_k, batch, p.seq_kv);
+        const Keys q = span(p.cu_seqlens_q, batch, p.seq_q),
+                   k = span(p.cu_seqlens_k, batch, p.seq_kv);
         int seq_kv = min(k.end - k.first, p.max_seqlen_k);
         if (p.seqused_k) seq_kv = min(seq_kv, max(p.seqused_k[batch], 0));
         return {min(q.end - q.first, p.max_seqlen_q), seq_kv, q.first, k.first};
     }
 
-    // The i-th tile of BM rows: head by head, the last sequence's last rows first. Sequence b has the numbers from
-    // cu_seqlens_q[b] / BM + b on, which leaves some of them, one a sequence at most, to no rows at all.
+    // The i-th tile of BM rows: head by head, the last sequence's last rows first. Sequence b has
+    // the numbers from cu_seqlens_q[b] / BM + b on, which leaves some of them, one a sequence at
+    // most, to no rows at all.
     template <int BM, class Arguments>
     static __device__ Tile tile(const Arguments& p, int i, int pack_log2) {
         const int head = i / p.q_tiles, number = p.q_tiles - 1 - i % p.q_tiles;
@@ -61,7 +67,8 @@ struct Varlen : Dense {
             return static_cast<int>((rows << pack_log2) / BM) + batch;
         };
         int batch = 0;
-        for (int more = p.sequences - 1; batch < more;) {  // the last that begins at this number or before
+        for (int more = p.sequences - 1;
+             batch < more;) {  // the last that begins at this number or before
             const int middle = batch + (more - batch + 1) / 2;
             if (first_of(middle) <= number)
                 batch = middle;

@@ -1,7 +1,8 @@
 #pragma once
 #include "score_arrays.cuh"
 
-// An array that says which keys are seen: a byte each, or a bit, the highest of a byte first; `stride_key` is that of bytes.
+// An array that says which keys are seen: a byte each, or a bit, the highest of a byte first;
+// `stride_key` is that of bytes.
 struct Mask : Part<Mask> {
     static constexpr bool PAIRWISE = true;
     OfPairs<unsigned char> mask;

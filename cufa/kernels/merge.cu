@@ -1,5 +1,6 @@
-// Attention over a set of keys from attention over its parts (FlashAttention-2's combination of two blocks, Dao
-// 2023, section 2.3.1; for any number): out = sum_i w_i out_i / sum_i w_i with w_i = exp(lse_i - max_j lse_j).
+// Attention over a set of keys from attention over its parts (FlashAttention-2's combination of two
+// blocks, Dao 2023, section 2.3.1; for any number): out = sum_i w_i out_i / sum_i w_i with w_i =
+// exp(lse_i - max_j lse_j).
 #include "chunk.cuh"
 
 constexpr int THREADS = 256;
@@ -13,15 +14,17 @@ struct Part {
 // A (batch, heads, seq) grid of rows; strides are in elements.
 struct Strides {
     long long batch, head, seq;
-    __device__ long long offset(int b, int h, int s) const { return b * batch + h * head + s * seq; }
+    __device__ long long offset(int b, int h, int s) const {
+        return b * batch + h * head + s * seq;
+    }
 };
 
 // cufa/specs/merge.py holds the same layout as a NumPy dtype.
 struct MergeParams {
     void* out;
-    float* lse;                             // (batch, heads, seq)
-    Strides of_out, of_parts, of_part_lses; // those of all parts are the same
-    int rows, heads, seq, head_dim, parts;  // rows = batch * heads * seq
+    float* lse;                              // (batch, heads, seq)
+    Strides of_out, of_parts, of_part_lses;  // those of all parts are the same
+    int rows, heads, seq, head_dim, parts;   // rows = batch * heads * seq
     Part part[MAX_PARTS];
     const Part* others;  // those beyond
 

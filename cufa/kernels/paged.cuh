@@ -18,8 +18,8 @@ struct Contiguous {
     }
 };
 
-// Pages of (heads, page_size, dim), which a table names in the order of each sequence's keys. What the table says is not
-// believed: no page is looked for outside the cache.
+// Pages of (heads, page_size, dim), which a table names in the order of each sequence's keys. What
+// the table says is not believed: no page is looked for outside the cache.
 struct Paged {
     static constexpr bool PAGED = true;
     const int* block_table;  // (batch, at least what holds the longest sequence)
@@ -55,7 +55,14 @@ struct PagedTiles : Paged {
     }
 };
 
-// What the lengths say at a place, as L2 has it; and the keys of a sequence: a length that does not fit the cache is cut.
-__device__ inline int length_at(const DecodeParams& p, const int* at) { return p.lengths ? ld_relaxed(at) : p.seq_kv; }
-__device__ inline int keys_of_length(const DecodeParams& p, int length) { return min(max(length, 0), p.seq_kv); }
-__device__ inline int keys_of(const DecodeParams& p, int batch) { return keys_of_length(p, length_at(p, p.lengths + batch)); }
+// What the lengths say at a place, as L2 has it; and the keys of a sequence: a length that does not
+// fit the cache is cut.
+__device__ inline int length_at(const DecodeParams& p, const int* at) {
+    return p.lengths ? ld_relaxed(at) : p.seq_kv;
+}
+__device__ inline int keys_of_length(const DecodeParams& p, int length) {
+    return min(max(length, 0), p.seq_kv);
+}
+__device__ inline int keys_of(const DecodeParams& p, int batch) {
+    return keys_of_length(p, length_at(p, p.lengths + batch));
+}

@@ -1,30 +1,40 @@
-// Biases and masks, which have a number for each query and key, on their way to the warps of fa3_wgmma.cu. The accumulators'
-// layout leaves a lane two neighbouring keys of a row at a time, eight rows an instruction: read so from global memory, these
-// numbers take the load units four times as long as the products take the tensor cores. So each warp copies its 16 rows of
-// the next keys to shared memory, in whole chunks and asynchronously, while it works on the present ones.
+// Biases and masks, which have a number for each query and key, on their way to the warps of
+// fa3_wgmma.cu. The accumulators' layout leaves a lane two neighbouring keys of a row at a time,
+// eight rows an instruction: read so from global memory, these numbers take the load units four
+// times as long as the products take the tensor cores. So each warp copies its 16 rows of the next
+// keys to shared memory, in whole chunks and asynchronously, while it works on the present ones.
 #pragma once
 #include "ptx_convert.cuh"
 #include "ptx_sm90.cuh"
 #include "score.cuh"
 
-// A warp's rows of BN keys of an array, as they lie in shared memory: where each row is in global memory, and its elements.
-// KEYS: how many keys an element stands for, 1, or 8 of a byte.
+// A warp's rows of BN keys of an array, as they lie in shared memory: where each row is in global
+// memory, and its elements. KEYS: how many keys an element stands for, 1, or 8 of a byte.
 template <class T, int KEYS, int BN>
 struct PairRows {
     static constexpr int ROWS = 16, SIZE = sizeof(T);
-    static constexpr int PIECE = KEYS == 1 ? 16 : 4;                                 // bytes that are copied at once
-    static constexpr int ROW_BYTES = (BN / KEYS * SIZE + PIECE - 1) / PIECE * PIECE;  // bits may begin within a piece
+    static constexpr int PIECE = KEYS == 1 ? 16 : 4;  // bytes that are copied at once
+    static constexpr int ROW_BYTES =
+        (BN / KEYS * SIZE + PIECE - 1) / PIECE * PIECE;  // bits may begin within a piece
     static constexpr int POINTERS = ROWS * 8;
     static constexpr int BYTES = POINTERS + (ROWS * ROW_BYTES + 127) / 128 * 128;
 
-    // What the rows of one access take from a row, UNIT bytes, is permuted by XOR with the row's number, so that the rows
-    // lie in different banks.
-    static constexpr int UNIT = SIZE == 4 ? 32 : 16, UNITS = ROW_BYTES / UNIT, OF_BANKS = 128 / UNIT;
-    static constexpr int PANEL = KEYS > 1 || UNITS % 2 ? 1 : UNITS % 4 ? 2 : UNITS % OF_BANKS ? 4 : OF_BANKS;
-    static constexpr __device__ int swizzle(int row) { return row / (OF_BANKS / PANEL) % PANEL * UNIT; }
-    static __device__ uint32_t offset(int row, int byte) { return POINTERS + row * ROW_BYTES + (byte ^ swizzle(row)); }
-    // The place `rows` rows and `bytes` bytes on from one in a row below a power of two, which `rows` is a multiple of, and in
-    // the first `bytes` of the unit.
+    // What the rows of one access take from a row, UNIT bytes, is permuted by XOR with the row's
+    // number, so that the rows lie in different banks.
+    static constexpr int UNIT = SIZE == 4 ? 32 : 16, UNITS = ROW_BYTES / UNIT,
+                         OF_BANKS = 128 / UNIT;
+    static constexpr int PANEL = KEYS > 1 || UNITS % 2 ? 1
+                                 : UNITS % 4           ? 2
+                                 : UNITS % OF_BANKS    ? 4
+                                                       : OF_BANKS;
+    static constexpr __device__ int swizzle(int row) {
+        return row / (OF_BANKS / PANEL) % PANEL * UNIT;
+    }
+    static __device__ uint32_t offset(int row, int byte) {
+        return POINTERS + row * ROW_BYTES + (byte ^ swizzle(row));
+    }
+    // The place `rows` rows and `bytes` bytes on from one in a row below a power of two, which
+    // `rows` is a multiple of, and in the first `bytes` of the unit.
     static __device__ uint32_t advance(uint32_t place, int rows, int bytes) {
         const int panel = bytes % (PANEL * UNIT) / UNIT * UNIT;
         return (place ^ (panel ^ swizzle(rows))) + rows * ROW_BYTES + bytes - panel;
@@ -32,28 +42,36 @@ struct PairRows {
 
     // Looks up where the rows of a tile begin. Those beyond the sequence are read as its last one.
     template <class At>
-    static __device__ void aim(uint32_t tile, const OfPairs<T>& array, const Sequence& sequence, const At& at) {
+    static __device__ void aim(uint32_t tile, const OfPairs<T>& array, const Sequence& sequence,
+                               const At& at) {
         if (at.lane >= ROWS) return;
         const int row = at.row + at.lane;
-        const Pair pair{sequence, at.batch, at.head_of(row), min(at.query_of(row), sequence.seq_q - 1), 0};
+        const Pair pair{sequence, at.batch, at.head_of(row),
+                        min(at.query_of(row), sequence.seq_q - 1), 0};
         sts_64(tile + at.lane * 8, reinterpret_cast<uint64_t>(array.row(pair)));
     }
 
-    // Starts the copy of BN keys from `key` on, all of which there are if WHOLE. What is not there becomes zeros.
+    // Starts the copy of BN keys from `key` on, all of which there are if WHOLE. What is not there
+    // becomes zeros.
     template <bool WHOLE>
     static __device__ void fill(uint32_t tile, const OfPairs<T>& array, int key, int seq_kv) {
         const int lane = thread_index_anew() % 32;
         const int first = key / KEYS, count = elements<WHOLE>(first, seq_kv);
         constexpr int PIECES = ROW_BYTES / PIECE;
-        constexpr int STEP = PIECES > 16 ? 1 : PIECES > 8 ? 2 : PIECES > 4 ? 4 : PIECES > 2 ? 8 : 16;  // rows at once
-        constexpr int LANES = 32 / STEP;                                                               // of a row
+        constexpr int STEP = PIECES > 16  ? 1
+                             : PIECES > 8 ? 2
+                             : PIECES > 4 ? 4
+                             : PIECES > 2 ? 8
+                                          : 16;  // rows at once
+        constexpr int LANES = 32 / STEP;         // of a row
         const int before = first * SIZE % PIECE, row = lane / LANES;
 #pragma unroll
         for (int piece = 0; piece < PIECES; piece += LANES) {
             const int byte = (piece + lane % LANES) * PIECE;
             if (PIECES % LANES && byte >= ROW_BYTES) break;
             const long long from = static_cast<long long>(first) * SIZE - before + byte;
-            const int bytes = WHOLE && KEYS == 1 ? PIECE : min(max(count * SIZE + before - byte, 0), PIECE);
+            const int bytes =
+                WHOLE && KEYS == 1 ? PIECE : min(max(count * SIZE + before - byte, 0), PIECE);
             const uint32_t to = tile + offset(row, byte);
             constexpr int AT_ONCE = ROWS / STEP < 2 ? 1 : 2;
 #pragma unroll
@@ -62,23 +80,28 @@ struct PairRows {
 #pragma unroll
                 for (int e = 0; e < AT_ONCE; ++e) rows[e] = lds_64(tile + (row + i + STEP * e) * 8);
 #pragma unroll
-                for (int e = 0; e < AT_ONCE; ++e) cp_async<PIECE>(advance(to, i + STEP * e, 0), rows[e] + from, bytes);
+                for (int e = 0; e < AT_ONCE; ++e)
+                    cp_async<PIECE>(advance(to, i + STEP * e, 0), rows[e] + from, bytes);
             }
         }
     }
-    // Whether that can be done: all rows begin with whole pieces, and their elements follow each other.
+    // Whether that can be done: all rows begin with whole pieces, and their elements follow each
+    // other.
     static __device__ bool lies_in_pieces(const OfPairs<T>& array) {
         const uint64_t strides = array.stride_batch | array.stride_head | array.stride_query;
-        return array.stride_key == 1 && (reinterpret_cast<uint64_t>(array.data) | strides * SIZE) % PIECE == 0;
+        return array.stride_key == 1 &&
+               (reinterpret_cast<uint64_t>(array.data) | strides * SIZE) % PIECE == 0;
     }
     // How many elements of a row there are from the `first` on, BN keys at most.
     template <bool WHOLE>
     static __device__ int elements(int first, int seq_kv) {
         return WHOLE ? BN / KEYS : min((seq_kv + KEYS - 1) / KEYS - first, BN / KEYS);
     }
-    // The same of other arrays, element by element, neighbouring lanes' from where they are neighbours.
+    // The same of other arrays, element by element, neighbouring lanes' from where they are
+    // neighbours.
     template <bool WHOLE>
-    static __device__ void fill_by_elements(uint32_t tile, const OfPairs<T>& array, int key, int seq_kv) {
+    static __device__ void fill_by_elements(uint32_t tile, const OfPairs<T>& array, int key,
+                                            int seq_kv) {
         constexpr int COLS = BN / KEYS, AT_ONCE = KEYS == 1 ? 8 : ROWS * COLS / 32;
         static_assert(ROWS * COLS % (32 * AT_ONCE) == 0, "all at once are there");
         const int lane = thread_index_anew() % 32;
@@ -92,8 +115,10 @@ struct PairRows {
 #pragma unroll
             for (int e = 0; e < AT_ONCE; ++e) {
                 const int n = i + 32 * e;
-                const int row = by_rows ? n % ROWS : n / COLS, column = by_rows ? n / ROWS : n % COLS;
-                const T* from = reinterpret_cast<const T*>(lds_64(tile + row * 8)) + (first + column) * array.stride_key;
+                const int row = by_rows ? n % ROWS : n / COLS,
+                          column = by_rows ? n / ROWS : n % COLS;
+                const T* from = reinterpret_cast<const T*>(lds_64(tile + row * 8)) +
+                                (first + column) * array.stride_key;
                 const bool is_there = WHOLE || column < count;
                 places[e] = tile + offset(row, before + column * SIZE);
                 if constexpr (SIZE == 4)
@@ -123,7 +148,9 @@ struct PairTile<Bias<T>, BN> : PairRows<T, 1, BN> {
     template <bool NATURAL>
     static __device__ void add(uint32_t tile, float (&rS)[1][BN / 8][4], float factor) {
         const int lane = thread_index_anew() % 32;
-        auto add = [&](float& s, float bias) { s = fmaf(s, factor, NATURAL ? bias : LOG2_E * bias); };
+        auto add = [&](float& s, float bias) {
+            s = fmaf(s, factor, NATURAL ? bias : LOG2_E * bias);
+        };
         if constexpr (sizeof(T) == 2) {  // 8x8 matrices are as the accumulators are
             const uint32_t from = tile + Rows::offset(lane % 16, lane / 16 * 16);
 #pragma unroll
@@ -166,7 +193,9 @@ struct PairTile<Mask, BN> : PairRows<unsigned char, 1, BN> {
 template <int BN>
 struct PairTile<MaskBits, BN> : PairRows<unsigned char, 8, BN> {
     using Rows = PairRows<unsigned char, 8, BN>;
-    static __device__ const OfPairs<unsigned char>& array(const MaskBits& part) { return part.mask; }
+    static __device__ const OfPairs<unsigned char>& array(const MaskBits& part) {
+        return part.mask;
+    }
 
     static __device__ void hide(uint32_t tile, float (&rS)[1][BN / 8][4], int key) {
         const int lane = thread_index_anew() % 32;
@@ -177,7 +206,8 @@ struct PairTile<MaskBits, BN> : PairRows<unsigned char, 8, BN> {
             const uint32_t bits = lds_16(Rows::advance(from, i % 2 * 8, i / 2 * 2)) << lane % 4 * 2;
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                set_if_equal(rS[0][i / 2 * 2 + e / 2][i % 2 * 2 + e % 2], bits & (e / 2 ? 0x8000 : 0x80) >> e % 2, 0, -INF);
+                set_if_equal(rS[0][i / 2 * 2 + e / 2][i % 2 * 2 + e % 2],
+                             bits & (e / 2 ? 0x8000 : 0x80) >> e % 2, 0, -INF);
         }
     }
 };
@@ -195,10 +225,12 @@ struct PairTiles<Score<Parts...>, BN> {
     template <class Part>
     static constexpr bool HAS = PairTile<Part, BN>::BYTES > 0;
     static constexpr int BYTES = (0 + ... + PairTile<Parts, BN>::BYTES);
-    static constexpr bool NATURAL = !Score<Parts...>::LINEAR && ((Parts::LINEAR || HAS<Parts>) && ...);
+    static constexpr bool NATURAL =
+        !Score<Parts...>::LINEAR && ((Parts::LINEAR || HAS<Parts>) && ...);
     uint32_t place;
 
-    // Whether sequences have them in common, and heads have not: the same heads of all sequences then belong together.
+    // Whether sequences have them in common, and heads have not: the same heads of all sequences
+    // then belong together.
     __device__ bool belong_to_heads(const Score<Parts...>& score) const {
         long long of_batch = 0, of_head = 0;
         auto look = [&](auto of, const auto& part, uint32_t) {
@@ -210,8 +242,11 @@ struct PairTiles<Score<Parts...>, BN> {
 
     // Takes up a tile of rows.
     template <class At>
-    __device__ void aim(const Score<Parts...>& score, const Sequence& sequence, const At& at) const {
-        each([&](auto of, const auto& part, uint32_t tile) { of.aim(tile, of.array(part), sequence, at); }, score);
+    __device__ void aim(const Score<Parts...>& score, const Sequence& sequence,
+                        const At& at) const {
+        each([&](auto of, const auto& part,
+                 uint32_t tile) { of.aim(tile, of.array(part), sequence, at); },
+             score);
         __syncwarp();
     }
     // Starts to copy the keys from `key` on; those before have been used.
@@ -219,7 +254,8 @@ struct PairTiles<Score<Parts...>, BN> {
     __device__ void fill(const Score<Parts...>& score, int key, int seq_kv = 0) const {
         __syncwarp();
         auto start = [&](auto of, const auto& part, uint32_t tile) {
-            if (of.lies_in_pieces(of.array(part))) of.template fill<WHOLE>(tile, of.array(part), key, seq_kv);
+            if (of.lies_in_pieces(of.array(part)))
+                of.template fill<WHOLE>(tile, of.array(part), key, seq_kv);
         };
         each(start, score);
         cp_async_commit();
@@ -228,7 +264,8 @@ struct PairTiles<Score<Parts...>, BN> {
     template <bool WHOLE>
     __device__ void fill_others(const Score<Parts...>& score, int key, int seq_kv = 0) const {
         auto copy = [&](auto of, const auto& part, uint32_t tile) {
-            if (!of.lies_in_pieces(of.array(part))) of.template fill_by_elements<WHOLE>(tile, of.array(part), key, seq_kv);
+            if (!of.lies_in_pieces(of.array(part)))
+                of.template fill_by_elements<WHOLE>(tile, of.array(part), key, seq_kv);
         };
         each(copy, score);
         cp_async_commit();
@@ -251,7 +288,9 @@ struct PairTiles<Score<Parts...>, BN> {
     __device__ uint32_t of() const {
         uint32_t tile = place;
         bool before = true;
-        ((before = before && !IS_SAME<Part, Parts>, tile += before ? PairTile<Parts, BN>::BYTES : 0), ...);
+        ((before = before && !IS_SAME<Part, Parts>,
+          tile += before ? PairTile<Parts, BN>::BYTES : 0),
+         ...);
         return tile;
     }
     template <class F>

@@ -2,7 +2,8 @@
 #pragma once
 #include "ptx.cuh"
 
-// The sequences that a tile belongs to: how long they are, and where they begin in arrays of several.
+// The sequences that a tile belongs to: how long they are, and where they begin in arrays of
+// several.
 struct Sequence {
     int seq_q, seq_kv;
     int first_q = 0, first_k = 0;
@@ -21,51 +22,59 @@ struct Pair {
     int batch, head, query, key;
 };
 
-// What a part may say; it overrides what it changes. Its members are its run-time parameters: they follow Params in the
-// kernel's parameter, in the order of the parts, and a part without any takes no place there: for that, the bases of two
-// parts must not be of one type.
+// What a part may say; it overrides what it changes. Its members are its run-time parameters: they
+// follow Params in the kernel's parameter, in the order of the parts, and a part without any takes
+// no place there: for that, the bases of two parts must not be of one type.
 template <class Self>
 struct Part {
-    // Whether scores stay proportional to Q K^T, with the scale as the factor. Else the softmax is handed log2 units.
+    // Whether scores stay proportional to Q K^T, with the scale as the factor. Else the softmax is
+    // handed log2 units.
     static constexpr bool LINEAR = true;
-    // Whether all scores of a warp are handed over together, to `apply_all`. It brings them to log2 units, from those in which
-    // they are by `factor`, and makes that 1. So do the parts before it in a score.
-    static constexpr bool TOGETHER = false;
-    // Whether what it adds grows evenly from key to key, by `step`, in one piece or two: see tilt.cuh.
-    static constexpr bool TILTS = false;
+    // Whether all scores of a warp are handed over together, to `apply_all`. It brings them to log2
+    // units, from those in which they are by `factor`, and makes that 1. So do the parts before it
+    // in a score.
+    static constexpr bool TAKES_WHOLE_TILE = false;
+    // Whether what it adds grows evenly from key to key, by `step`, in one piece or two: see
+    // tilt.cuh.
+    static constexpr bool AFFINE_IN_KEY = false;
     // Whether these may meet elsewhere than at the key that a query stands at.
-    static constexpr bool TURNS = false;
+    static constexpr bool BREAKS_ELSEWHERE = false;
     // Whether a query sees no keys beyond the one it stands at.
-    static constexpr bool BEHIND = false;
-    // How many terms the polynomial has by which scores are multiplied as long as they are small, `curve`; of one that is TOGETHER.
+    static constexpr bool NO_KEYS_AHEAD = false;
+    // How many terms the polynomial has by which scores are multiplied as long as they are small,
+    // `curve`; of one that is TAKES_WHOLE_TILE.
     static constexpr int CURVE_TERMS = 0;
-    // Whether the first scores of a row tell about where the others are; where not, row maxima are looked for everywhere.
-    static constexpr bool STEADY = true;
+    // Whether the first scores of a row tell about where the others are; where not, row maxima are
+    // looked for everywhere.
+    static constexpr bool FIRST_TILE_BOUNDS_MAX = true;
     // Whether each pair must be asked for.
     static constexpr bool PAIRWISE = false;
-    // Whether the scores of a key follow each other, and not those of a query: what is the same for all queries is then not
-    // kept in registers.
-    static constexpr bool BY_KEY = false;
+    // Whether the scores of a key follow each other, and not those of a query: what is the same for
+    // all queries is then not kept in registers.
+    static constexpr bool KEY_MAJOR = false;
     // Whether weights are dropped after they have been added up, by `dropped`.
     static constexpr bool DROPS_WEIGHTS = false;
-    // Whether it changes a row's divisor and log-sum-exp after the last keys, by `end_row`; and whether it asks for the latter.
+    // Whether it changes a row's divisor and log-sum-exp after the last keys, by `end_row`; and
+    // whether it asks for the latter.
     static constexpr bool ENDS_ROWS = false, NEEDS_LSE = false;
     // Whether a map says which tiles of keys are visited.
-    static constexpr bool BLOCKS = false;
+    static constexpr bool HAS_BLOCK_MAP = false;
     // Whether `sees` leaves out keys before the first, or after the last, that a query sees.
     static constexpr bool LEFT_EDGE = false, RIGHT_EDGE = false;
 
-    // The keys that a query sees. From one query to the next, neither end may fall, or rise by more than one.
+    // The keys that a query sees. From one query to the next, neither end may fall, or rise by more
+    // than one.
     __device__ Keys sees(const Sequence& sequence, int query) const { return {0, sequence.seq_kv}; }
     // A score in log2 units; of parts that are not LINEAR.
     __device__ float score(float s, const Pair& pair) const { return s; }
-    // By how much it grows from key to key on the piece of that side, 1 or -1, log2 units; and what is linear in query and key,
-    // whose sign is the side; of parts with TILTS.
+    // By how much it grows from key to key on the piece of that side, 1 or -1, log2 units; and what
+    // is linear in query and key, whose sign is the side; of parts with AFFINE_IN_KEY.
     __device__ float step(const Pair& pair, int side) const { return 0.f; }
     __device__ int turn(const Pair& pair) const { return 0; }
     // Whether the query does not see the key; of parts that are PAIRWISE.
     __device__ bool hides(const Pair& pair) const { return false; }
-    // Whether the weights of the keys `key` + {0, 1, 8, 9} are dropped; `key` is even, and less than 8 beyond a multiple of 16.
+    // Whether the weights of the keys `key` + {0, 1, 8, 9} are dropped; `key` is even, and less
+    // than 8 beyond a multiple of 16.
     __device__ void dropped(bool (&drops)[4], int batch, int head, int query, int key) const {}
     // Changes what O is divided by, and the log-sum-exp.
     __device__ void end_row(float& divisor, float& lse, int head) const {}

@@ -1,11 +1,13 @@
-// Products of float32 tiles at float32 accuracy: on the tensor cores as three TF32 products (3xTF32, as in CUTLASS's example
-// 27), or on CUDA cores. With x = hi + lo, both TF32, a b = lo hi + hi lo + hi hi + O(2^-22). Tensor cores truncate their
-// sums, so sums are kept short there and added up in float32 arithmetic, which rounds to nearest.
+// Products of float32 tiles at float32 accuracy: on the tensor cores as three TF32 products
+// (3xTF32, as in CUTLASS's example 27), or on CUDA cores. With x = hi + lo, both TF32, a b = lo hi
+// + hi lo + hi hi + O(2^-22). Tensor cores truncate their sums, so sums are kept short there and
+// added up in float32 arithmetic, which rounds to nearest.
 #pragma once
 #include "ptx.cuh"
 #include "tile.cuh"
 
-// N float32 registers as TF32 parts. The tensor cores ignore the last bits of lo; `rest` holds them.
+// N float32 registers as TF32 parts. The tensor cores ignore the last bits of lo; `rest` holds
+// them.
 template <int N>
 struct Split {
     uint32_t hi[N], lo[N];
@@ -18,7 +20,8 @@ struct Split {
     }
 };
 
-// The two small products and the large one. Sums begin with the small ones, which truncation costs less.
+// The two small products and the large one. Sums begin with the small ones, which truncation costs
+// less.
 __device__ inline void mma_small(float (&d)[4], const Split<4>& a, const Split<2>& b) {
     mma_m16n8k8_tf32(d, a.lo, b.hi[0], b.hi[1]);
     mma_m16n8k8_tf32(d, a.hi, b.lo[0], b.lo[1]);
@@ -27,9 +30,11 @@ __device__ inline void mma_large(float (&d)[4], const Split<4>& a, const Split<2
     mma_m16n8k8_tf32(d, a.hi, b.hi[0], b.hi[1]);
 }
 
-// S = Q K^T by split products. Steps of k = 8 that the tensor cores sum up: fewer round less, and take more registers.
+// S = Q K^T by split products. Steps of k = 8 that the tensor cores sum up: fewer round less, and
+// take more registers.
 template <class QTile, class KTile, int MT, int NT>
-__device__ void qk_tensor_cores(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k, int row0) {
+__device__ void qk_tensor_cores(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k,
+                                int row0) {
     constexpr int QK_STEPS = 2;
     const uint32_t lane_q = lane_offset_a<QTile>() + row0 * (QTile::PANEL * 16);
     const uint32_t lane_k = lane_offset_b<KTile>();
@@ -61,9 +66,11 @@ __device__ void qk_tensor_cores(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_
                 for (int mt = 0; mt < MT; ++mt) {
                     float rSum[4] = {};
 #pragma unroll
-                    for (int step = 0; step < QK_STEPS; ++step) mma_small(rSum, rQ[step][mt], rK[i][step]);
+                    for (int step = 0; step < QK_STEPS; ++step)
+                        mma_small(rSum, rQ[step][mt], rK[i][step]);
 #pragma unroll
-                    for (int step = 0; step < QK_STEPS; ++step) mma_large(rSum, rQ[step][mt], rK[i][step]);
+                    for (int step = 0; step < QK_STEPS; ++step)
+                        mma_large(rSum, rQ[step][mt], rK[i][step]);
 #pragma unroll
                     for (int j = 0; j < 4; ++j) rS[mt][nt + i][j] += rSum[j];
                 }
@@ -71,8 +78,8 @@ __device__ void qk_tensor_cores(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_
     }
 }
 
-// S = Q K^T on CUDA cores, in the layout of the accumulators. A head dim of a few numbers leaves the errors of
-// the split products nothing to average out with, and few products to do.
+// S = Q K^T on CUDA cores, in the layout of the accumulators. A head dim of a few numbers leaves
+// the errors of the split products nothing to average out with, and few products to do.
 template <class QTile, class KTile, int MT, int NT>
 __device__ void qk_cuda_cores(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k, int row0) {
     const int lane = thread_index() % 32;
@@ -96,14 +103,16 @@ __device__ void qk_cuda_cores(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t 
                     for (int h = 0; h < 2; ++h)
 #pragma unroll
                         for (int e = 0; e < 4; ++e)
-                            rS[mt][nt][2 * h + i] = fmaf(rQ[mt][h][e], rK[e], rS[mt][nt][2 * h + i]);
+                            rS[mt][nt][2 * h + i] =
+                                fmaf(rQ[mt][h][e], rK[e], rS[mt][nt][2 * h + i]);
             }
     }
 }
 
 // O += P V by split products, of a part of the columns of V that begins at `chunk0`.
 template <class VTile, int MT, int NT, int OT>
-__device__ void pv_tensor_cores(float (&rO)[MT][OT][4], const float (&rS)[MT][NT][4], uint32_t tile_v, int chunk0) {
+__device__ void pv_tensor_cores(float (&rO)[MT][OT][4], const float (&rS)[MT][NT][4],
+                                uint32_t tile_v, int chunk0) {
     constexpr int PV_STEPS = VTile::COLS <= 64 ? 2 : NT;
     Split<4> rP[MT][NT];
 #pragma unroll
@@ -112,10 +121,12 @@ __device__ void pv_tensor_cores(float (&rO)[MT][OT][4], const float (&rS)[MT][NT
         for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
             for (int i = 0; i < 4; ++i) rP[mt][nt].set(i, rS[mt][nt][i % 2 * 2 + i / 2]);
-    // A lane's keys are those that it holds of P, 2 (lane % 4) + {0, 1} of eight, and its columns of V are the
-    // chunk lane / 4 of 32: it serves four 8-column pieces, column n of piece i being 4 n + i of the 32.
+    // A lane's keys are those that it holds of P, 2 (lane % 4) + {0, 1} of eight, and its columns
+    // of V are the chunk lane / 4 of 32: it serves four 8-column pieces, column n of piece i being
+    // 4 n + i of the 32.
     const int lane = thread_index() % 32;
-    const uint32_t lane_v[2] = {VTile::offset(lane % 4 * 2, lane / 4), VTile::offset(lane % 4 * 2 + 1, lane / 4)};
+    const uint32_t lane_v[2] = {VTile::offset(lane % 4 * 2, lane / 4),
+                                VTile::offset(lane % 4 * 2 + 1, lane / 4)};
     tile_v += VTile::advance(0, 0, chunk0);
 #pragma unroll
     for (int ot = 0; ot < OT; ot += 4) {
@@ -136,8 +147,10 @@ __device__ void pv_tensor_cores(float (&rO)[MT][OT][4], const float (&rS)[MT][NT
                 for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
-                        if constexpr (VTile::COLS <= 32)  // so few outputs that each one's last bit shows
-                            mma_m16n8k8_tf32(rSum[mt][i], rP[mt][kk].hi, rV[i].rest(0), rV[i].rest(1));
+                        if constexpr (VTile::COLS <=
+                                      32)  // so few outputs that each one's last bit shows
+                            mma_m16n8k8_tf32(rSum[mt][i], rP[mt][kk].hi, rV[i].rest(0),
+                                             rV[i].rest(1));
                         mma_small(rSum[mt][i], rP[mt][kk], rV[i]);
                         mma_large(rSum[mt][i], rP[mt][kk], rV[i]);
                     }

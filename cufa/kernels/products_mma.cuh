@@ -5,12 +5,14 @@
 // S += Q K^T of MT times 16 rows of Q, from row0 on.
 template <class T, class QTile, class KTile, int MT, int NT>
 __device__ void qk_mma(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k, int row0) {
-    const uint32_t lane_q = lane_offset_a<QTile>() + row0 * (QTile::PANEL * 16), lane_k = lane_offset_b<KTile>();
+    const uint32_t lane_q = lane_offset_a<QTile>() + row0 * (QTile::PANEL * 16),
+                   lane_k = lane_offset_b<KTile>();
 #pragma unroll
     for (int kd = 0; kd < QTile::COLS / 16; ++kd) {
         uint32_t rQ[MT][4];
 #pragma unroll
-        for (int mt = 0; mt < MT; ++mt) ldmatrix_x4(rQ[mt], tile_q + QTile::advance(lane_q, mt * 16, kd * 2));
+        for (int mt = 0; mt < MT; ++mt)
+            ldmatrix_x4(rQ[mt], tile_q + QTile::advance(lane_q, mt * 16, kd * 2));
 #pragma unroll
         for (int nt = 0; nt < NT; nt += 2) {
             uint32_t rK[4];
@@ -26,7 +28,8 @@ __device__ void qk_mma(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k,
 
 // O += P V, without those 16-row pieces that `ended` says are done with these keys.
 template <class T, class VTile, int MT, int NT, int OT, class Ended>
-__device__ void pv_mma(float (&rO)[MT][OT][4], const float (&rP)[MT][NT][4], uint32_t tile_v, Ended ended) {
+__device__ void pv_mma(float (&rO)[MT][OT][4], const float (&rP)[MT][NT][4], uint32_t tile_v,
+                       Ended ended) {
     const uint32_t lane_v = lane_offset_a<VTile>();
 #pragma unroll
     for (int kk = 0; kk < NT / 2; ++kk) {
@@ -35,7 +38,8 @@ __device__ void pv_mma(float (&rO)[MT][OT][4], const float (&rP)[MT][NT][4], uin
         for (int mt = 0; mt < MT; ++mt)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                packed[mt][i] = pack2<T>(rP[mt][2 * kk + i / 2][i % 2 * 2], rP[mt][2 * kk + i / 2][i % 2 * 2 + 1]);
+                packed[mt][i] = pack2<T>(rP[mt][2 * kk + i / 2][i % 2 * 2],
+                                         rP[mt][2 * kk + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
         for (int ot = 0; ot < OT; ot += 2) {
             uint32_t rV[4];

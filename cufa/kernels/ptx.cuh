@@ -21,16 +21,16 @@ __device__ inline uint32_t smem_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Read anew at each call: the compiler neither keeps the value nor what follows from it in registers.
+// Read at each call: neither it nor anything computed from it occupies a register in between.
 __device__ inline int block_index() {
     int i;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(i));
     return i;
 }
-// Signed: the compiler then folds the divisions and remainders of what follows into fewer registers.
+// Signed: the compiler then folds divisions and remainders into fewer registers.
 __device__ inline int thread_index() { return threadIdx.x; }
 
-// Like block_index(), read anew at each call: what follows from it is not kept in registers through a main loop.
+// Like block_index(), read at each call: it occupies no register through a main loop.
 __device__ inline int thread_index_anew() {
     int i;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
@@ -71,17 +71,21 @@ __device__ inline float zero_anew() {
     asm("mov.b32 %0, 0;" : "=f"(x));
     return x;
 }
-// x = y if a == b, or if a < b: predicated instructions, where many an `if` in a row would take the compiler long.
+// x = y if a == b, or if a < b: predicated instructions, since many branches compile slowly.
 __device__ inline void set_if_equal(float& x, int a, int b, float y) {
-    asm("{.reg .pred p; setp.eq.s32 p, %1, %2; @p mov.b32 %0, %3;}" : "+f"(x) : "r"(a), "r"(b), "f"(y));
+    asm("{.reg .pred p; setp.eq.s32 p, %1, %2; @p mov.b32 %0, %3;}"
+        : "+f"(x)
+        : "r"(a), "r"(b), "f"(y));
 }
 __device__ inline void set_if_less(float& x, int a, int b, float y) {
-    asm("{.reg .pred p; setp.lt.s32 p, %1, %2; @p mov.b32 %0, %3;}" : "+f"(x) : "r"(a), "r"(b), "f"(y));
+    asm("{.reg .pred p; setp.lt.s32 p, %1, %2; @p mov.b32 %0, %3;}"
+        : "+f"(x)
+        : "r"(a), "r"(b), "f"(y));
 }
 
-// In a kernel that may be there before the one in front of it in its stream has ended, see cufa/compiler/dependent.py: lets the
-// next kernel come likewise, when all blocks have called this; and waits for the end of the one in front. `known`, a number from
-// 0 on, is computed before that.
+// In a kernel that may be there before the one in front of it in its stream has ended, see
+// cufa/compiler/dependent.py: lets the next kernel come likewise, when all blocks have called this;
+// and waits for the end of the one in front. `known`, a number from 0 on, is computed before that.
 __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
@@ -89,7 +93,8 @@ __device__ inline void launch_dependents() {
 }
 __device__ inline void wait_for_kernel_in_front(int known = 0) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .pred p; setp.ge.s32 p, %0, 0; @p griddepcontrol.wait;}" ::"r"(known) : "memory");
+    asm volatile("{.reg .pred p; setp.ge.s32 p, %0, 0; @p griddepcontrol.wait;}" ::"r"(known)
+                 : "memory");
 #endif
 }
 
@@ -107,10 +112,12 @@ __device__ float lanes_max(float x) {  // NaN only if all are
     return x;
 }
 
-// Numbers that one block leaves in global memory for another to wait for: each is there as soon as its bits are not NOTHING, which
-// no computation gives.
+// Numbers that one block leaves in global memory for another to wait for: each is there as soon as
+// its bits are not NOTHING, which no computation gives.
 constexpr uint32_t NOTHING = 0xffffffff;
-__device__ inline uint32_t larger_bits(float x, float y) { return max(__float_as_uint(x), __float_as_uint(y)); }
+__device__ inline uint32_t larger_bits(float x, float y) {
+    return max(__float_as_uint(x), __float_as_uint(y));
+}
 __device__ inline int ld_relaxed(const int* p) {  // from L2, whatever L1 may hold
     int x;
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p));
@@ -118,7 +125,8 @@ __device__ inline int ld_relaxed(const int* p) {  // from L2, whatever L1 may ho
 }
 __device__ inline float4 nothings() {  // in four registers, and not written anew for each use
     float4 x;
-    asm volatile("mov.b32 %0, -1; mov.b32 %1, -1; mov.b32 %2, -1; mov.b32 %3, -1;" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w));
+    asm volatile("mov.b32 %0, -1; mov.b32 %1, -1; mov.b32 %2, -1; mov.b32 %3, -1;"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w));
     return x;
 }
 __device__ inline float2 ld_relaxed(const float* p) {
@@ -128,14 +136,19 @@ __device__ inline float2 ld_relaxed(const float* p) {
 }
 __device__ inline float4 ld_relaxed_4(const float* p) {
     float4 x;
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p));
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "l"(p));
     return x;
 }
 __device__ inline void st_relaxed(float* p, float2 x) {
-    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1,%2};" ::"l"(p), "f"(x.x), "f"(x.y) : "memory");
+    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1,%2};" ::"l"(p), "f"(x.x), "f"(x.y)
+                 : "memory");
 }
 __device__ inline void st_relaxed_4(float* p, float4 x) {
-    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(x.x), "f"(x.y),
+                 "f"(x.z), "f"(x.w)
+                 : "memory");
 }
 
 // Fetches bytes into L2, a multiple of 16 from such an address on.
@@ -146,31 +159,43 @@ __device__ inline void prefetch_l2(const void* p, uint32_t bytes) {
 }
 
 // Fetches what is around an address into L2.
-__device__ inline void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+__device__ inline void prefetch_l2(const void* p) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
 
 // Copies 16 or 4 bytes from global to shared memory, or writes zeros and reads nothing.
 __device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(read ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem),
+                 "r"(read ? 16 : 0)
                  : "memory");
 }
-// How L2 keeps what is read: as all else; as what goes first, for what is read only once; or as what goes last.
-constexpr unsigned long long L2_NORMAL = 0x10F0000000000000, L2_READ_ONCE = 0x12F0000000000000, L2_KEPT = 0x14F0000000000000;
+// How L2 keeps data: as all else; evicted first, for data that is read once; or evicted last.
+constexpr unsigned long long L2_NORMAL = 0x10F0000000000000, L2_READ_ONCE = 0x12F0000000000000,
+                             L2_KEPT = 0x14F0000000000000;
 // The same, with such a policy.
-__device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read, unsigned long long policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(smem), "l"(gmem),
-                 "r"(read ? 16 : 0), "l"(policy)
-                 : "memory");
+__device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool read,
+                                   unsigned long long policy) {
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(smem),
+        "l"(gmem), "r"(read ? 16 : 0), "l"(policy)
+        : "memory");
 }
 __device__ inline void cp_async_4(uint32_t smem, const void* gmem, bool read) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(gmem), "r"(read ? 4 : 0) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(gmem),
+                 "r"(read ? 4 : 0)
+                 : "memory");
 }
-// The same of BYTES bytes, 16 or 4, of which as many are read as there are; zeros stand for the others.
+// The same of BYTES bytes, 16 or 4: `bytes` of them are read, zeros stand for the others.
 template <int BYTES>
 __device__ inline void cp_async(uint32_t smem, uint64_t gmem, int bytes) {
     if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(bytes) : "memory");
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem),
+                     "l"(gmem), "r"(bytes)
+                     : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(gmem), "r"(bytes) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(gmem),
+                     "r"(bytes)
+                     : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
@@ -235,28 +260,36 @@ __device__ inline void sts_32(uint32_t smem, uint32_t v) {
 }
 
 __device__ inline void sts_128(uint32_t smem, float4 v) {
-    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(smem), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(smem), "f"(v.x), "f"(v.y), "f"(v.z),
+                 "f"(v.w)
+                 : "memory");
 }
 
 // D += A B on the tensor cores: A 16x16 by rows, B 16x8 by columns, float32 accumulators.
 template <class T>
 __device__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <>
-__device__ inline void mma_m16n8k16<float16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+__device__ inline void mma_m16n8k16<float16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 template <>
-__device__ inline void mma_m16n8k16<bfloat16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+__device__ inline void mma_m16n8k16<bfloat16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                              uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // The same with TF32 operands, k = 8. The hardware ignores the low 13 bits of each operand.
-__device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+__device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                        uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -298,9 +331,11 @@ __device__ inline uint32_t pack2<bfloat16>(float lo, float hi) {
     return r;
 }
 
-// float32 rounded to TF32 (11 significant bits), as float32 bits. cvt.rna.tf32 takes twice the instructions for
-// the same; it differs for NaN and for what rounds up to infinity.
-__device__ inline uint32_t round_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }
+// float32 rounded to TF32 (11 significant bits), as float32 bits. cvt.rna.tf32 takes twice the
+// instructions for the same; it differs for NaN and for what rounds up to infinity.
+__device__ inline uint32_t round_tf32(float x) {
+    return (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+}
 
 // A float32, rounded to nearest.
 template <class T>

@@ -7,20 +7,26 @@
 #include "score.cuh"
 #include "softmax.cuh"
 
-// A warp computes four rows of the output from `row0` on, 32 columns from `col0` on, and writes the `wanted` ones, a bit a
-// row. Of a row, eight lanes hold S of a key each, and four neighbouring columns of O. m is the true row maximum,
-// and a key whose P is 0 takes no part: what is infinite, or nearly so, gives what it gives in NumPy.
+// A warp computes four rows of the output from `row0` on, 32 columns from `col0` on, and writes the
+// `wanted` ones, a bit a row. Of a row, eight lanes hold S of a key each, and four neighbouring
+// columns of O. m is the true row maximum, and a key whose P is 0 takes no part: what is infinite,
+// or nearly so, gives what it gives in NumPy.
 template <class SCORE, class KV>
-__device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int row0, uint32_t wanted, int col0) {
+__device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int row0,
+                            uint32_t wanted, int col0) {
     using Softmax = OnlineSoftmax<1, true>;
     constexpr int LANES = 8;
     const SCORE& score = p;
     const Sequence sequence = KV::sequence(p, tile.batch);
     const int lane = thread_index_anew() % LANES, r = thread_index_anew() % 32 / LANES;
-    const int row = min(row0 + r, sequence.seq_q - 1), kv_head = tile.head / p.group, col = col0 + 4 * lane;
-    const float* gQ = head_ptr<float>(p.q, tile.batch, tile.head) + (sequence.first_q + row) * p.q.stride_seq;
-    const float* gK = KV::template rows<float>(p.k, tile.batch, kv_head) + sequence.first_k * p.k.stride_seq;
-    const float* gV = KV::template rows<float>(p.v, tile.batch, kv_head) + sequence.first_k * p.v.stride_seq + col;
+    const int row = min(row0 + r, sequence.seq_q - 1), kv_head = tile.head / p.group,
+              col = col0 + 4 * lane;
+    const float* gQ =
+        head_ptr<float>(p.q, tile.batch, tile.head) + (sequence.first_q + row) * p.q.stride_seq;
+    const float* gK =
+        KV::template rows<float>(p.k, tile.batch, kv_head) + sequence.first_k * p.k.stride_seq;
+    const float* gV = KV::template rows<float>(p.v, tile.batch, kv_head) +
+                      sequence.first_k * p.v.stride_seq + col;
     const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f;
     const Keys keys = score.sees(sequence, row);
     const int begin = SCORE::LEFT_EDGE ? max(0, score.sees(sequence, row0).first) : 0;
@@ -36,7 +42,8 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
         float s = 0.f;
 #pragma unroll 1
         for (int d = 0; d < p.head_dim; d += 4) {
-            const float4 a = *reinterpret_cast<const float4*>(gQ + d), b = *reinterpret_cast<const float4*>(k + d);
+            const float4 a = *reinterpret_cast<const float4*>(gQ + d),
+                         b = *reinterpret_cast<const float4*>(k + d);
             s = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, s))));
         }
         const Pair pair{sequence, tile.batch, tile.head, row, key};
@@ -64,7 +71,8 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
 
     // O = O / l and the log-sum-exp
     if (!(wanted >> r & 1) || row0 + r >= sequence.seq_q) return;
-    float* gO = head_ptr<float>(p.o, tile.batch, tile.head) + (sequence.first_q + row) * p.o.stride_seq + col;
+    float* gO = head_ptr<float>(p.o, tile.batch, tile.head) +
+                (sequence.first_q + row) * p.o.stride_seq + col;
     float divisor = l, lse = 0.f;
     if constexpr (SCORE::ENDS_ROWS) {
         lse = Softmax::log_sum_exp(m * scale, l);
@@ -75,7 +83,7 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
     for (int n = 0; n < 4; ++n)
         if (col + n < p.head_dim_v) gO[n] = rO[n] * factor;
     if (p.lse && col == 0)
-        p.lse[static_cast<long long>((KV::RAGGED ? 0 : tile.batch) * p.heads_q + tile.head) * p.seq_q + sequence.first_q +
-              row] =
-            SCORE::ENDS_ROWS ? lse : Softmax::log_sum_exp(m * scale, l);
+        p.lse[static_cast<long long>((KV::RAGGED ? 0 : tile.batch) * p.heads_q + tile.head) *
+                  p.seq_q +
+              sequence.first_q + row] = SCORE::ENDS_ROWS ? lse : Softmax::log_sum_exp(m * scale, l);
 }

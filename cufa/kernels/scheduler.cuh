@@ -8,8 +8,9 @@ struct Tile {
 };
 
 // Heads are taken in sections of `section_heads`. Inside a section, tiles that share a row range of
-// different heads follow each other; where their lengths are UNEVEN the longest rows (the last tiles) come first, so that
-// the short ones fill the gaps at the end. A section's K and V stay in L2 while its tiles run.
+// different heads follow each other; where their lengths are UNEVEN the longest rows (the last
+// tiles) come first, so that the short ones fill the gaps at the end. A section's K and V stay in
+// L2 while its tiles run.
 template <bool UNEVEN>
 __device__ Tile tile_of_block(const Params& p, int block) {
     const int section_tiles = p.section_heads * p.q_tiles;

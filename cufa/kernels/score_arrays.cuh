@@ -1,4 +1,5 @@
-// Arrays that parts of a score read where they are, with strides in elements, 0 along an axis on which nothing depends.
+// Arrays that parts of a score read where they are, with strides in elements, 0 along an axis on
+// which nothing depends.
 #pragma once
 #include "part.cuh"
 
@@ -10,7 +11,9 @@ struct OfHeads {
     const T* data;
     long long stride_batch, stride_head;
 
-    __device__ const T* line(int batch, int head) const { return data + batch * stride_batch + head * stride_head; }
+    __device__ const T* line(int batch, int head) const {
+        return data + batch * stride_batch + head * stride_head;
+    }
     __device__ T at(int batch, int head) const { return *line(batch, head); }
 };
 // (batch, heads, seq_q, seq_kv)
@@ -20,7 +23,8 @@ struct OfPairs {
     long long stride_batch, stride_head, stride_query, stride_key;
 
     __device__ const T* row(const Pair& pair) const {
-        return data + pair.batch * stride_batch + pair.head * stride_head + pair.query * stride_query;
+        return data + pair.batch * stride_batch + pair.head * stride_head +
+               pair.query * stride_query;
     }
     __device__ T at(const Pair& pair) const { return row(pair)[pair.key * stride_key]; }
 };

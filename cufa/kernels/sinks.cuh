@@ -7,7 +7,8 @@ struct Sinks : Part<Sinks> {
     const float* sinks;
     long long stride_head;
 
-    // A row that saw no key keeps its divisor of 0. Beyond 2^100 times the sum of the keys, nothing of O is left.
+    // A row that saw no key keeps its divisor of 0. Beyond 2^100 times the sum of the keys, nothing
+    // of O is left.
     __device__ void end_row(float& divisor, float& lse, int head) const {
         const float logit = sinks[head * stride_head];
         const float above_lse = (logit - lse) * LOG2_E;

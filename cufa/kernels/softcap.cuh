@@ -19,7 +19,8 @@ struct Series {
     }
 };
 // Of three terms, as a square: in between there is one number of each score, and none of the
-// multiply-adds needs two of the parameters, so that those need no registers. See cufa/softcap.py.
+// multiply-adds needs two of the parameters, so that those need no registers. See
+// cufa/features/softcap.py.
 struct Square {
     float root, middle, rest, end;
 
@@ -34,22 +35,25 @@ struct Square {
 // multiply-add units takes the place of tanh.
 template <class Self>
 struct Capping : Part<Self> {
-    static constexpr bool LINEAR = false, TOGETHER = true;
+    static constexpr bool LINEAR = false, TAKES_WHOLE_TILE = true;
     static constexpr float LIMIT = 0.75f;
     float softcap_log2, softcap_inverse;  // c and its reciprocal
 
     template <class At, int MT, int NT>
-    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor,
+                              const At& at) const {
         const float scale_log2 = factor;
         const auto curve = static_cast<const Self*>(this)->curve(scale_log2);
         constexpr int CHAINS = 8;  // a maximum waits for the one before
         float largest[CHAINS] = {};
 #pragma unroll
         for (int i = 0; i < MT * NT * 4; ++i)
-            largest[i % CHAINS] = fmaxf(largest[i % CHAINS], fabsf(rS[i / (NT * 4)][i / 4 % NT][i % 4]));
+            largest[i % CHAINS] =
+                fmaxf(largest[i % CHAINS], fabsf(rS[i / (NT * 4)][i / 4 % NT][i % 4]));
 #pragma unroll
         for (int i = 1; i < CHAINS; ++i) largest[0] = fmaxf(largest[0], largest[i]);
-        if (__all_sync(0xffffffff, curve.end > 0.f && largest[0] * scale_log2 * softcap_inverse <= LIMIT)) {
+        if (__all_sync(0xffffffff,
+                       curve.end > 0.f && largest[0] * scale_log2 * softcap_inverse <= LIMIT)) {
 #pragma unroll
             for (int i = 0; i < MT * NT * 4; ++i) {
                 float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
@@ -81,22 +85,28 @@ struct Softcap : Capping<Softcap> {
     float softcap_root, softcap_middle, softcap_rest, softcap_end;
 
     // Of the launch's scale, which comes in front of all other parts.
-    __device__ Square curve(float) const { return {softcap_root, softcap_middle, softcap_rest, softcap_end}; }
-    __device__ float capped(float s, float inverse) const { return softcap_log2 * tanh_approx(s * inverse); }
+    __device__ Square curve(float) const {
+        return {softcap_root, softcap_middle, softcap_rest, softcap_end};
+    }
+    __device__ float capped(float s, float inverse) const {
+        return softcap_log2 * tanh_approx(s * inverse);
+    }
 };
 // By an exponential and a reciprocal, to some 2^-22 of c, as float16 leaves four times as much; the
 // polynomial's is 2^-20 of the score.
 struct FineSoftcap : Capping<FineSoftcap> {
     static constexpr int CURVE_TERMS = 5;
     static constexpr float TANH_LIMIT = 0.635148952f;
-    static constexpr float TANH[] = {0.9999994636f, -0.3332825303f, 0.1325899065f, -0.0500564910f, 0.0129297795f};
+    static constexpr float TANH[] = {0.9999994636f, -0.3332825303f, 0.1325899065f, -0.0500564910f,
+                                     0.0129297795f};
 
     __device__ Series<CURVE_TERMS> curve(float scale_log2) const {
         const float inverse = scale_log2 * softcap_inverse;
         Series<CURVE_TERMS> curve;
         float power = softcap_log2 * inverse;
 #pragma unroll
-        for (int i = 0; i < CURVE_TERMS; ++i) curve.terms[i] = TANH[i] * power, power *= inverse * inverse;
+        for (int i = 0; i < CURVE_TERMS; ++i)
+            curve.terms[i] = TANH[i] * power, power *= inverse * inverse;
         // Of other factors, powers would leave float32's range.
         curve.end = inverse > 0x1p-12f && inverse < 0x1p12f ? TANH_LIMIT * softcap_log2 : 0.f;
         return curve;
@@ -109,11 +119,12 @@ struct FineSoftcap : Capping<FineSoftcap> {
     }
 };
 struct ExactSoftcap : Part<ExactSoftcap> {
-    static constexpr bool LINEAR = false, TOGETHER = true;
+    static constexpr bool LINEAR = false, TAKES_WHOLE_TILE = true;
     float softcap_log2, softcap_inverse;
 
     template <class At, int MT, int NT>
-    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor, const At& at) const {
+    __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor,
+                              const At& at) const {
 #pragma unroll
         for (int i = 0; i < MT * NT * 4; ++i) {
             float& s = rS[i / (NT * 4)][i / 4 % NT][i % 4];
@@ -121,7 +132,9 @@ struct ExactSoftcap : Part<ExactSoftcap> {
         }
         factor = 1.f;
     }
-    __device__ float score(float s, const Pair& pair) const { return softcap_log2 * tanhf(s * softcap_inverse); }
+    __device__ float score(float s, const Pair& pair) const {
+        return softcap_log2 * tanhf(s * softcap_inverse);
+    }
 };
 
 // Up to where a thread's part of a row sum tells that P is right, where row maxima are not looked

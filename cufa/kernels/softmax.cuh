@@ -30,8 +30,8 @@
 //
 // The other direction needs no test: if scores fall far below m, their weights are as small as they
 // would be with the row maximum, to which m is near. This holds as long as S is linear in Q K^T, or
-// the score says that a row's first scores tell where the others are (Part::STEADY). Other scores
-// take checked steps only.
+// the score says that a row's first scores tell where the others are (Part::FIRST_TILE_BOUNDS_MAX).
+// Other scores take checked steps only.
 #pragma once
 #include "ptx.cuh"
 
@@ -93,8 +93,8 @@ struct OnlineSoftmax {
 
     float scale_log2;
     Reference<TWICE> m[MT][2];
-    float l[MT][2];          // this thread's part of the row sum
-    float alpha[MT][2];      // exp(old reference - new one), of the last time that they moved
+    float l[MT][2];      // this thread's part of the row sum
+    float alpha[MT][2];  // exp(old reference - new one), of the last time that they moved
 
     __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2) { reset(); }
     __device__ void reset() {
@@ -134,8 +134,8 @@ struct OnlineSoftmax {
                 row_max[mt][h] = fmaxf(rS[mt][0][2 * h], rS[mt][0][2 * h + 1]);
 #pragma unroll
                 for (int nt = 1; nt < NT; ++nt)
-                    row_max[mt][h] = fmaxf(row_max[mt][h],
-                                           fmaxf(rS[mt][nt][2 * h], rS[mt][nt][2 * h + 1]));
+                    row_max[mt][h] =
+                        fmaxf(row_max[mt][h], fmaxf(rS[mt][nt][2 * h], rS[mt][nt][2 * h + 1]));
                 grown |= outgrown(row_max[mt][h], mt, h, slack_log2);
             }
         if (!__any_sync(0xffffffff, grown)) return false;

@@ -24,28 +24,35 @@ struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
 
     // The low word of the descriptor of a wgmma operand that begins at `address`: the address in
     // units of 16 bytes, and the distance of panels, which counts where K runs along the rows.
-    static __device__ uint32_t operand(uint32_t address) { return (address >> 4) + (PANEL_BYTES >> 4 << 16); }
+    static __device__ uint32_t operand(uint32_t address) {
+        return (address >> 4) + (PANEL_BYTES >> 4 << 16);
+    }
     // Sixteen columns from 16 k on, K along the columns.
     static __device__ uint64_t columns(uint32_t operand, int k) {
         const int col = 16 * k;
         return descriptor(operand + ((col / PANEL_COLS * PANEL_BYTES + col % PANEL_COLS * 2) >> 4));
     }
     // Sixteen rows from 16 k on, K along the rows.
-    static __device__ uint64_t rows(uint32_t operand, int k) { return descriptor(operand + (16 * k * ROW_BYTES >> 4)); }
+    static __device__ uint64_t rows(uint32_t operand, int k) {
+        return descriptor(operand + (16 * k * ROW_BYTES >> 4));
+    }
 
     // Starts the copy of the tile's rows from `tile_row` on, as many as the map says, from `row`
     // and on. A row of Q is one of the packed heads at a query.
-    static __device__ void load(uint32_t tile, int tile_row, const TensorMap& map, uint32_t bar, int row, int head,
-                                int batch, unsigned long long policy) {
+    static __device__ void load(uint32_t tile, int tile_row, const TensorMap& map, uint32_t bar,
+                                int row, int head, int batch, unsigned long long policy) {
 #pragma unroll
         for (int i = 0; i < COLS_ / PANEL_COLS; ++i)
-            tma_load(tile + i * PANEL_BYTES + tile_row * ROW_BYTES, map, bar, i * PANEL_COLS, 0, row, head, batch, policy);
+            tma_load(tile + i * PANEL_BYTES + tile_row * ROW_BYTES, map, bar, i * PANEL_COLS, 0,
+                     row, head, batch, policy);
     }
     // The other way.
-    static __device__ void store(const TensorMap& map, uint32_t tile, int tile_row, int row, int head, int batch) {
+    static __device__ void store(const TensorMap& map, uint32_t tile, int tile_row, int row,
+                                 int head, int batch) {
 #pragma unroll
         for (int i = 0; i < COLS_ / PANEL_COLS; ++i)
-            tma_store(map, tile + i * PANEL_BYTES + tile_row * ROW_BYTES, i * PANEL_COLS, 0, row, head, batch);
+            tma_store(map, tile + i * PANEL_BYTES + tile_row * ROW_BYTES, i * PANEL_COLS, 0, row,
+                      head, batch);
     }
 
  private:
@@ -62,19 +69,23 @@ __device__ void queue_product(float (&d)[NT][4], uint32_t a, uint32_t b) {
     constexpr int STEPS = ATile::COLS / 16;
 #pragma unroll
     for (int k = 0; k < STEPS - 1; k += 2)
-        Wgmma<T, BTile::ROWS>::ss(d, ATile::columns(a, k), BTile::columns(b, k), ATile::columns(a, k + 1), BTile::columns(b, k + 1),
-                                  k > 0);
+        Wgmma<T, BTile::ROWS>::ss(d, ATile::columns(a, k), BTile::columns(b, k),
+                                  ATile::columns(a, k + 1), BTile::columns(b, k + 1), k > 0);
     if constexpr (STEPS % 2 == 1)
-        Wgmma<T, BTile::ROWS>::ss(d, ATile::columns(a, STEPS - 1), BTile::columns(b, STEPS - 1), STEPS > 1);
+        Wgmma<T, BTile::ROWS>::ss(d, ATile::columns(a, STEPS - 1), BTile::columns(b, STEPS - 1),
+                                  STEPS > 1);
 }
 // Queues D = A B, or D += A B, of A in registers and a tile of which `operand` is given: O += P V.
 template <class T, class BTile, int NT, int STEPS>
-__device__ void queue_product(float (&d)[NT][4], const uint32_t (&a)[STEPS][4], uint32_t b, bool accumulates) {
+__device__ void queue_product(float (&d)[NT][4], const uint32_t (&a)[STEPS][4], uint32_t b,
+                              bool accumulates) {
 #pragma unroll
     for (int k = 0; k < STEPS - 1; k += 2)
-        Wgmma<T, BTile::COLS>::rs(d, a[k], BTile::rows(b, k), a[k + 1], BTile::rows(b, k + 1), k > 0 || accumulates);
+        Wgmma<T, BTile::COLS>::rs(d, a[k], BTile::rows(b, k), a[k + 1], BTile::rows(b, k + 1),
+                                  k > 0 || accumulates);
     if constexpr (STEPS % 2 == 1)
-        Wgmma<T, BTile::COLS>::rs(d, a[STEPS - 1], BTile::rows(b, STEPS - 1), STEPS > 1 || accumulates);
+        Wgmma<T, BTile::COLS>::rs(d, a[STEPS - 1], BTile::rows(b, STEPS - 1),
+                                  STEPS > 1 || accumulates);
 }
 
 // A ring of slots in shared memory, filled by one thread. A slot is free again after so many
@@ -90,10 +101,13 @@ struct Ring {
 
     static __device__ uint32_t slot(uint32_t i) { return i % SLOTS; }
     __device__ void init(int arrivals) const {
-        for (int s = 0; s < SLOTS; ++s) mbarrier_init(full + 8 * s, 1), mbarrier_init(empty + 8 * s, arrivals);
+        for (int s = 0; s < SLOTS; ++s)
+            mbarrier_init(full + 8 * s, 1), mbarrier_init(empty + 8 * s, arrivals);
     }
     // Producer: waits until the slot is free; then announces bytes that are copied to it.
-    __device__ void acquire(uint32_t i) const { mbarrier_wait(empty + 8 * slot(i), i / SLOTS % 2 ^ 1); }
+    __device__ void acquire(uint32_t i) const {
+        mbarrier_wait(empty + 8 * slot(i), i / SLOTS % 2 ^ 1);
+    }
     __device__ uint32_t expect(uint32_t i, uint32_t bytes) const {
         mbarrier_arrive_expect(full + 8 * slot(i), bytes);
         return full + 8 * slot(i);

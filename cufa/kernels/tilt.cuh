@@ -17,7 +17,7 @@ struct Tilt {
     template <int BN, class SCORE>
     static __device__ int pieces_of(const SCORE& score, const Sequence& sequence, const At& at,
                                     int first) {
-        if (SCORE::BEHIND) return 1;
+        if (SCORE::NO_KEYS_AHEAD) return 1;
         const int last_query = sequence.seq_q - 1;  // also for rows beyond it
         return score.pieces(sequence, min(at.query_of(at.row), last_query),
                             min(at.query_of(at.row + 15), last_query), first, at.key + BN - 1);
@@ -33,7 +33,7 @@ struct Tilt {
         if (pieces == this->pieces) return true;
         auto query_of = [&](int row) { return min(at.query_of(row), sequence.seq_q - 1); };
         const int behind = max(query_of(at.row) + sequence.diagonal() - 1, 0);
-        origin = SCORE::BEHIND ? behind : at.key;
+        origin = SCORE::NO_KEYS_AHEAD ? behind : at.key;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const Pair pair{sequence, at.batch, at.head(0, h), query_of(at.row_of(0, h)), origin};

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
-from cufa.arrays import ALIGNMENT, Array
-from cufa.caches.tokens import Tokens
 from cufa.compiler import jit
-from cufa.instance import Instance
 from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch
 from cufa.launch.signature import Key, remember
+from cufa.problem.arrays import ALIGNMENT, Array
+from cufa.problem.tokens import Tokens
 from cufa.specs.append import SPEC
+from cufa.specs.instance import Instance
 from cufa.specs.layout import numbers_of
 
 _TENSORS = (*SPEC.inputs, *SPEC.outputs)

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from cufa.arrays import ALIGNMENT, Array, Ints, as_bhsd, copied, padded
-from cufa.beside import NO_EXTRAS, Extras
-from cufa.block_mask import BlockMask
+from cufa.api.block_mask import BlockMask
+from cufa.features.parts import ARRAYS, BLOCKS
 from cufa.launch.counters import is_capturing
 from cufa.launch.prepare import Kind, PreparedCall
 from cufa.launch.scratch import NotSetAsideError
 from cufa.launch.signature import Key, remember
-from cufa.parse import restore_shape
-from cufa.score import ARRAYS, BLOCKS
+from cufa.problem.arrays import ALIGNMENT, Array, Ints, as_bhsd, copied, padded
+from cufa.problem.extras import NO_EXTRAS, Extras
+from cufa.problem.parse import restore_shape
 
 _KINDS = 64  # that are remembered
 _BLOCK_MASK = ARRAYS.index("block_mask")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from cufa.beside import Extras
-from cufa.dtypes import DTYPES
+from cufa.features.parts import ARRAYS
 from cufa.launch.params import (
     LOG2_E,
     FourInts,
@@ -16,10 +15,11 @@ from cufa.launch.params import (
 )
 from cufa.launch.signature import TENSORS, Place
 from cufa.planner.decode import DecodePlan
-from cufa.problem import Problem
-from cufa.score import ARRAYS
+from cufa.problem.dtypes import DTYPES
+from cufa.problem.extras import Extras
+from cufa.problem.problem import Problem
 from cufa.specs.layout import numbers_of
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 
 class DecodeLayout:
@@ -76,7 +76,7 @@ class DecodeLayout:
         strides : tuple of tuple of int
             Of q, the caches and the result, (batch, heads, seq, head_dim), in bytes.
         numbers : tuple of tuple of int
-            Of the arrays that parts of the score read, as `cufa.beside.placed` returns it.
+            Of the arrays that parts of the score read, as `cufa.problem.extras.placed` returns it.
         table_stride : int
             From one row of the block table to the next, in bytes.
         """

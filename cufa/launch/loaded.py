@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from cufa.beside import Extras
+from cufa.features.parts import is_uneven
 from cufa.launch import counters, scratch
 from cufa.launch.decode import DecodeLayout
 from cufa.launch.launch import Launch, Memory
@@ -14,12 +14,12 @@ from cufa.launch.signature import TENSORS, Place
 from cufa.launch.tensor_map import Encoder
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
-from cufa.problem import Problem
-from cufa.score import is_uneven
+from cufa.problem.extras import Extras
+from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
 from cufa.specs.kv import LENGTHS
 from cufa.specs.tile import panel_columns
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 _ROWS = 64  # of a box of Q or of O: a warpgroup's
 
@@ -94,7 +94,7 @@ class Loaded:
         address : int
             Of any such array: the driver makes no tensor map without, but each launch has its own.
         numbers : tuple of tuple of int
-            Of the arrays that parts of the score read, as `cufa.beside.placed` returns it.
+            Of the arrays that parts of the score read, as `cufa.problem.extras.placed` returns it.
         extras : Extras
             What these are like: shape, strides and dtype.
         """

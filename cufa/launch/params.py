@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from cufa.dtypes import DTYPES
+from cufa.features.parts import ARRAYS, BLOCKS, SEED, part_named
 from cufa.launch import tensor_map
 from cufa.planner.plan import Plan
-from cufa.problem import Problem
-from cufa.score import ARRAYS, BLOCKS, SEED, part_named
+from cufa.problem.dtypes import DTYPES
+from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
 from cufa.specs.kv import LENGTHS
 from cufa.specs.layout import numbers_of
 from cufa.specs.params import MAPS, MAPS_ALIGNMENT
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 _LARGEST = 4096  # bytes, of a kernel's parameters
 _TINY = float(np.finfo(np.float32).tiny)
@@ -42,8 +42,8 @@ class ScoreLayout:
     Attributes
     ----------
     places : tuple of (int, int)
-        Where the addresses of arrays beside q, k and v are, in 64-bit words, and which of them goes
-        there: first come `cufa.score.ARRAYS`, then those of lengths, then those of a caller's own
+        Where the addresses of further arrays are, in 64-bit words, and which of them goes there:
+        first come `cufa.features.parts.ARRAYS`, then those of lengths, then those of a caller's own
         expressions; the last one is the seed.
     """
 
@@ -73,7 +73,7 @@ class ScoreLayout:
         ----------
         problem : Problem
         beside : tuple of tuple of int
-            Of the arrays that parts read, as of `cufa.beside.placed`.
+            Of the arrays that parts read, as of `cufa.problem.extras.placed`.
         """
         if not self._names:
             return []
@@ -148,7 +148,7 @@ class Layout:
         strides : tuple of tuple of int
             Of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
         beside : tuple of tuple of int
-            For each of `reads`, what `cufa.beside.placed` says of its arrays.
+            For each of `reads`, what `cufa.problem.extras.placed` says of its arrays.
         """
         of_q, of_k, of_v, of_out = strides
         q_batch, q_head, q_seq, _ = of_q

@@ -8,22 +8,30 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa.arrays import ALIGNMENT, ArrayInfo, Ints, extent, overlaps_itself, readable, whole_chunks
-from cufa.beside import NO_EXTRAS, Extras, placed
 from cufa.compiler import jit
 from cufa.device import Device
-from cufa.dtypes import DTYPES
 from cufa.launch import counters
 from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch
 from cufa.launch.loaded import Loaded
 from cufa.launch.params import FourInts
 from cufa.launch.signature import Key, Signature, remember
-from cufa.lengths import of_lengths
 from cufa.planner.attention import Planner
 from cufa.planner.plan import TiledPlanner
-from cufa.problem import CACHES, Problem, check_shapes
-from cufa.variant import Variant
+from cufa.problem.arrays import (
+    ALIGNMENT,
+    ArrayInfo,
+    Ints,
+    extent,
+    overlaps_itself,
+    readable,
+    whole_chunks,
+)
+from cufa.problem.dtypes import DTYPES
+from cufa.problem.extras import NO_EXTRAS, Extras, placed
+from cufa.problem.lengths import of_lengths
+from cufa.problem.problem import CACHES, Problem, check_shapes
+from cufa.specs.variant import Variant
 
 _CALLS = 128  # of a kind that are remembered
 _SEEN = 1024  # of which it is known that there was such a call

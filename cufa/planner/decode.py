@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.dtypes import DTYPES
+from cufa.features.parts import MAX_WINDOW
 from cufa.planner.decode_units import (
     SOME_UNITS,
     SYSTEM_SMEM,
@@ -20,9 +20,9 @@ from cufa.planner.decode_units import (
     units_of,
 )
 from cufa.planner.decode_variants import small_blocks, variant_of
-from cufa.problem import Problem
-from cufa.score import MAX_WINDOW
-from cufa.variant import Variant
+from cufa.problem.dtypes import DTYPES
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 MAX_TILES = 2**31 - 2**16
 """Tiles of keys of all sequences together, and what counts as such: they have 32-bit numbers."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 from cufa.device import Device
-from cufa.dtypes import DTYPES
 from cufa.planner.decode_units import (
     MOST_SMALL,
     NEARLY_ALL,
@@ -21,9 +20,10 @@ from cufa.planner.decode_units import (
     units_of,
 )
 from cufa.planner.decode_whole import whole_variant
-from cufa.problem import Problem
+from cufa.problem.dtypes import DTYPES
+from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 _WIDE = "decode_wgmma"  # the kernel of many rows
 _MOST_LOOKED_UP = 32  # keys of a tile, if each can be in another page

@@ -7,10 +7,10 @@ the instructions, and registers for twice as many warps.
 from __future__ import annotations
 
 from cufa.device import Device
-from cufa.dtypes import DTYPES
 from cufa.planner.decode_units import keys_of, padded, resident, unit_bytes, units_of
-from cufa.problem import Problem
-from cufa.variant import Variant
+from cufa.problem.dtypes import DTYPES
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 _ASKED, _ASKED_OF_LITTLE = 128 << 10, 64 << 10
 """Bytes that the blocks of a multiprocessor ask for at a time, all together, and where it has no

@@ -6,15 +6,15 @@ import functools
 from typing import NamedTuple
 
 from cufa.device import Device
+from cufa.features.parts import MAX_WINDOW, kind_of, part_named
 from cufa.planner import rules, scheduler
 from cufa.planner.problem_class import problem_class
 from cufa.planner.scheduler import Order
 from cufa.planner.tuned_table import Table
-from cufa.problem import Problem
-from cufa.score import MAX_WINDOW, kind_of, part_named
+from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
 from cufa.specs.spec import Spec
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 _MAX_GRID = 2**31 - 1
 _MAX_LENGTH = 2**31 - 257  # lengths are 32-bit in the kernels, and rounded up to tiles
@@ -83,7 +83,7 @@ def plan(
     kernel : str or Variant, optional
         Forces a kernel, or one instantiation of it.
     table : Table, optional
-        Of this device, see `cufa.tuned.user_table`.
+        Of this device, see `cufa.planner.tuned.user_table`.
 
     Raises
     ------

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.dtypes import DTYPES
-from cufa.problem import Problem
+from cufa.problem.dtypes import DTYPES
+from cufa.problem.problem import Problem
 from cufa.specs import default_kernel
 
 _TILE_ROWS = 128  # of the tiles that `ProblemClass.waves` counts

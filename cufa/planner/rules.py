@@ -8,15 +8,15 @@ import math
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.dtypes import DTYPES
+from cufa.features.parts import BLOCKS, OWN, edges, kind_of, part_named
 from cufa.planner import scheduler
 from cufa.planner.costs import Cost, beside_memory, copies, least_pairs, work
 from cufa.planner.tile_shape import TileShape
-from cufa.problem import Problem
-from cufa.score import BLOCKS, OWN, edges, kind_of, part_named
+from cufa.problem.dtypes import DTYPES
+from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS
 from cufa.specs.spec import Spec
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 KEY_STEP = 16
 """Plans differ no more than numbers of keys rounded up to it: that of the keys in a tile."""

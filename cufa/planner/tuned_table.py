@@ -6,12 +6,12 @@ import json
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from cufa.device import Device
+from cufa.features.parts import PARTS
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.tile_shape import TileShape
-from cufa.problem import Problem
-from cufa.score import PARTS
+from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 VERSION = 2
 

@@ -12,7 +12,7 @@ SWITCHES = ("ping_pong", "unified", "whole")
 
 
 class TemplateArguments(NamedTuple):
-    """One template instantiation; `cufa.variant.Variant` says what each field is."""
+    """One template instantiation; `cufa.specs.variant.Variant` says what each field is."""
 
     kernel: str
     dtype: str

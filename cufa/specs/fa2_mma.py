@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cufa.device import Device
-from cufa.dtypes import DTYPES
 from cufa.planner.tile_shape import TileShape
+from cufa.problem.dtypes import DTYPES
 from cufa.specs import fa2_block
 from cufa.specs.arguments import TemplateArguments
 from cufa.specs.kv import LENGTHS

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cufa.device import Device
-from cufa.dtypes import DTYPES
+from cufa.features.parts import BLOCKS, edges, part_named
 from cufa.planner.hopper_costs import COSTS
-from cufa.score import BLOCKS, edges, part_named
+from cufa.problem.dtypes import DTYPES
 from cufa.specs.arguments import NUMBERS, TemplateArguments
 from cufa.specs.kv import LENGTHS
 from cufa.specs.space import Space

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa.score import Parameter
+from cufa.features.parts import Parameter
 
 LENGTHS = {
     "Padded": (Parameter("lengths_k", "u8"),),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from cufa.score import part_named
+from cufa.features.parts import part_named
 
 Number = tuple[str, int, np.dtype]
 

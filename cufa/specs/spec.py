@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from cufa.device import Device
+from cufa.features.parts import OWN, PARTS, kind_of
 from cufa.planner.costs import Cost
 from cufa.planner.tile_shape import TileShape
-from cufa.score import OWN, PARTS, kind_of
 from cufa.specs import kv
 from cufa.specs.arguments import NUMBERS, SWITCHES, TemplateArguments
 from cufa.specs.layout import of_parts, structure

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from cufa.explorer.standard import SEQS, standard_problems
-from cufa.problem import Problem
+from cufa.problem.problem import Problem
 
 PREFILL_HEAD_DIMS = (64, 128, 256)
 FP32_HEAD_DIMS = (64, 128)

@@ -19,7 +19,7 @@ from benchmarks.peers import PEERS, Maker, cufa_call
 from benchmarks.results import figures
 from cufa.explorer import stage
 from cufa.explorer.clock import Call
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 CUFA = "cufa"
 

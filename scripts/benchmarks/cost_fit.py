@@ -19,7 +19,7 @@ from cufa.planner.costs import Cost, Work, copies, memory_us, work
 from cufa.planner.tile_shape import TileShape
 from cufa.specs import ATTENTION_KERNELS
 from cufa.specs.fa3_wgmma import q_slots
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 KERNEL = "fa3_wgmma"
 """Whose costs are measured."""

@@ -22,7 +22,7 @@ from cufa.explorer.space import variants
 from cufa.explorer.stage import Stage
 from cufa.planner.tile_shape import TileShape
 from cufa.specs import ATTENTION_KERNELS
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 PROBLEMS = {
     (32, 32): 22,

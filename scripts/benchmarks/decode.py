@@ -22,9 +22,9 @@ from cufa import device as devices
 from cufa.compiler import jit
 from cufa.explorer.clock import Call, Clock
 from cufa.explorer.race import Budget
-from cufa.parse_decode import parse_decode
 from cufa.planner import decode as planner
-from cufa.variant import Variant
+from cufa.problem.parse_decode import parse_decode
+from cufa.specs.variant import Variant
 
 EXACT = "exact"
 """cufa with true maxima on a cache in one piece, in the rows of other ways."""

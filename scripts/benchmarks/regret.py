@@ -21,7 +21,7 @@ from cufa.explorer.race import Race
 from cufa.explorer.space import variants
 from cufa.explorer.stage import Stage
 from cufa.planner.plan import plan
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 QUICK = Effort(settle_rounds=6, final_rounds=4, busy_s=3.0)
 """Finds those that may be the fastest."""

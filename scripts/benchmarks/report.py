@@ -27,7 +27,7 @@ from benchmarks.tables import (
 )
 from cufa.explorer.table import tile_text
 from cufa.planner.hopper_costs import COSTS
-from cufa.variant import Variant
+from cufa.specs.variant import Variant
 
 BEST = "best peer"
 

@@ -1,7 +1,7 @@
 """The parts that scores are made of: what becomes of Q K^T before the softmax.
 
 A part is a struct, see ``kernels/part.cuh``, and an entry of `PARTS`, or one that was made of a
-caller's own expression, see `cufa.expression`; `Problem.score` says which ones a call has.
+caller's own expression, see `cufa.features.expression`; `Problem.score` says which ones a call has.
 """
 
 from __future__ import annotations

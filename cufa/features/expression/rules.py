@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cufa.expression.graph import BOOL, FLOAT, INT, KINDS, Graph, Node
+from cufa.features.expression.graph import BOOL, FLOAT, INT, KINDS, Graph, Node
 
 _OF_FLOATS = frozenset(
     (

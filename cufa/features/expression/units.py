@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from cufa.expression.graph import FLOAT, SCORE, SCORE_LOG2, Graph, Node
-from cufa.expression.rules import applied, where
+from cufa.features.expression.graph import FLOAT, SCORE, SCORE_LOG2, Graph, Node
+from cufa.features.expression.rules import applied, where
 
 _LOG2_E = math.log2(math.e)
 

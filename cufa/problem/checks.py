@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from cufa.arrays import Array, overlap, overlaps_itself
-from cufa.dtypes import DTYPES
-from cufa.score import MAX_WINDOW
+from cufa.features.parts import MAX_WINDOW
+from cufa.problem.arrays import Array, overlap, overlaps_itself
+from cufa.problem.dtypes import DTYPES
 
 LAYOUTS = ("bhsd", "bshd")
 

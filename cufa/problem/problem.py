@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cufa.checks import (
+from cufa.features.dropout import threshold
+from cufa.features.parts import PARTS, Part, part_named
+from cufa.features.softcap import curve
+from cufa.problem.checks import (
     NO_WINDOW,
     check_causal,
     check_dropout,
@@ -20,10 +23,7 @@ from cufa.checks import (
     check_softcap,
     check_window,
 )
-from cufa.dropout import threshold
-from cufa.dtypes import DTYPES
-from cufa.score import PARTS, Part, part_named
-from cufa.softcap import curve
+from cufa.problem.dtypes import DTYPES
 from cufa.specs import MAX_HEAD_DIM
 
 Ints = tuple[int, ...]
@@ -148,7 +148,10 @@ class Problem(NamedTuple):
 
     @property
     def score(self) -> tuple[str, ...]:
-        """The parts of the score, see `cufa.score`; in a cache without masks that hide no key."""
+        """The parts of the score, see `cufa.features.parts`.
+
+        In a cache, masks that hide no key are left out.
+        """
         causal, left, right = self.causal, self.left is not None, self.right is not None
         if self.kv in CACHES:
             causal = causal and self.seq_q > 1
@@ -203,7 +206,7 @@ class Problem(NamedTuple):
 
     @property
     def softcap_root(self) -> float:
-        """`cufa.softcap.Curve.root`; the others likewise."""
+        """`cufa.features.softcap.Curve.root`; the others likewise."""
         return curve(self.scale, self.softcap).root
 
     @property

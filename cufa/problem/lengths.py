@@ -7,8 +7,8 @@ from types import ModuleType
 
 import numpy as np
 
-from cufa.arrays import Array, ArrayInfo, module_of
-from cufa.checks import check_devices, shown_dtype
+from cufa.problem.arrays import Array, ArrayInfo, module_of
+from cufa.problem.checks import check_devices, shown_dtype
 
 _INT32 = np.dtype(np.int32)
 
@@ -19,11 +19,11 @@ def of_lengths(kv: str, batch: int, lengths: Sequence[ArrayInfo | None]) -> int:
     Parameters
     ----------
     kv : str
-        As of `cufa.problem.Problem`, but for "Dense".
+        As of `cufa.problem.problem.Problem`, but for "Dense".
     batch : int
         Of q.
     lengths : sequence
-        As of `cufa.beside.Extras`.
+        As of `cufa.problem.extras.Extras`.
 
     Raises
     ------

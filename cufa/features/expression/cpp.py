@@ -7,11 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from cufa.dtypes import DTYPES
-from cufa.expression.graph import BOOL, FLOAT, INT, LONG, PAIR, SCORE, SCORE_LOG2, SIDE, Graph, Node
-from cufa.expression.tilt import Tilt
-from cufa.expression.values import ReadArray
-from cufa.score import OWN
+from cufa.features.expression.graph import (
+    BOOL,
+    FLOAT,
+    INT,
+    LONG,
+    PAIR,
+    SCORE,
+    SCORE_LOG2,
+    SIDE,
+    Graph,
+    Node,
+)
+from cufa.features.expression.tilt import Tilt
+from cufa.features.expression.values import ReadArray
+from cufa.features.parts import OWN
+from cufa.problem.dtypes import DTYPES
 
 _ELEMENTS = {
     "bool": "unsigned char",
@@ -31,7 +42,7 @@ _INLINE = {**{name: name for name in PAIR}, SCORE_LOG2: "s", SIDE: SIDE}
 SCORE_MOD, MASK_MOD = "score_mod", "mask_mod"
 """The arguments whose parts are written here."""
 
-_SAYS = {SCORE_MOD: "LINEAR = false, BY_KEY = true", MASK_MOD: "PAIRWISE = true, BY_KEY = true"}
+_SAYS = {SCORE_MOD: "LINEAR = false, KEY_MAJOR = true", MASK_MOD: "PAIRWISE = true, KEY_MAJOR = true"}
 _STEP = "float step(const Pair& pair, int side) const"
 _TURN = "int turn(const Pair& pair) const"
 _METHODS = {
@@ -66,10 +77,10 @@ def of_graph(
     lines = _returning(graph, root, names, value)
     says, methods = _SAYS[argument], [(_METHODS[argument], lines)]
     if tilt is not None:
-        says += ", TILTS = true"
+        says += ", AFFINE_IN_KEY = true"
         methods.append((_STEP, _returning(graph, tilt.step, names)))
         if tilt.turn is not None:
-            says += ", TURNS = true"
+            says += ", BREAKS_ELSEWHERE = true"
             methods.append((_TURN, _returning(graph, tilt.turn, names)))
     return _struct(argument, says, members, methods)
 

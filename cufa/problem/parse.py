@@ -11,9 +11,9 @@ from types import ModuleType
 
 import numpy as np
 
-from cufa.arrays import Array, Ints, Operands, as_bhsd
-from cufa.beside import NO_ARRAYS, parse_beside
-from cufa.checks import (
+from cufa.features.expression.own import NOTHING, Own
+from cufa.problem.arrays import Array, Ints, Operands, as_bhsd
+from cufa.problem.checks import (
     NO_WINDOW,
     check_devices,
     check_dropout,
@@ -21,9 +21,9 @@ from cufa.checks import (
     check_layout,
     check_out,
 )
-from cufa.expression.own import NOTHING, Own
-from cufa.lengths import check_integers, check_lengths
-from cufa.problem import Problem, Score, from_shapes
+from cufa.problem.extras import NO_ARRAYS, parse_beside
+from cufa.problem.lengths import check_integers, check_lengths
+from cufa.problem.problem import Problem, Score, from_shapes
 
 
 def parse(

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cufa.arrays import Array, as_bhsd, module_of, module_of_all
-from cufa.checks import (
+from cufa.cpu import merge as cpu
+from cufa.launch import merge as launch
+from cufa.problem.arrays import Array, as_bhsd, module_of, module_of_all
+from cufa.problem.checks import (
     check_devices,
     check_dtype,
     check_dtypes,
@@ -15,8 +17,6 @@ from cufa.checks import (
     check_out,
     shown_dtype,
 )
-from cufa.cpu import merge as cpu
-from cufa.launch import merge as launch
 from cufa.specs import MAX_HEAD_DIM
 
 _MAX_ROWS = 2**31 - 1  # 32-bit numbers in the kernel

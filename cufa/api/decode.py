@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
-from cufa.arrays import Array, as_bhsd
-from cufa.beside import NO_ARRAYS, Extras
-from cufa.checks import NO_WINDOW, check_flag, refuse_kernel
 from cufa.cpu import decode as cpu
+from cufa.features.parts import ARRAYS
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
-from cufa.parse import restore_shape
-from cufa.parse_decode import DecodeOperands, parse_decode
 from cufa.planner.attention import Planner
-from cufa.problem import Problem
-from cufa.score import ARRAYS
-from cufa.variant import Variant
+from cufa.problem.arrays import Array, as_bhsd
+from cufa.problem.checks import NO_WINDOW, check_flag, refuse_kernel
+from cufa.problem.extras import NO_ARRAYS, Extras
+from cufa.problem.parse import restore_shape
+from cufa.problem.parse_decode import DecodeOperands, parse_decode
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 
 def decode(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from cufa.device import Device
-from cufa.dtypes import DTYPES
-from cufa.score import PARTS, kind_of, part_named
+from cufa.features.parts import PARTS, kind_of, part_named
+from cufa.problem.dtypes import DTYPES
 from cufa.specs import KERNELS
 from cufa.specs.arguments import NUMBERS, TemplateArguments
 
@@ -70,8 +70,9 @@ class Variant(TemplateArguments):
         Whether each block reads one unit, a sequence's keys of a K/V head, of which nothing is ever
         cut; for kernels that can.
     score : tuple of str
-        The parts of the score that are compiled in, such as "Causal", see `cufa.score.PARTS`. One
-        that was made of a caller's own expression is known in the process that made it.
+        The parts of the score that are compiled in, such as "Causal", see
+        `cufa.features.parts.PARTS`. A part that was made of a caller's own expression is known in
+        the process that made it.
     kv : str
         How K and V are found.
     """

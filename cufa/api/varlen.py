@@ -8,9 +8,19 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
-from cufa.arrays import Array, Operands, array_module, as_bhsd, module_of
-from cufa.beside import Extras, parse_beside
-from cufa.checks import (
+from cufa.cpu import attention as cpu_attention
+from cufa.cpu import lengths as cpu
+from cufa.cpu.own import Own, checked
+from cufa.features.expression.own import NOTHING, own
+from cufa.features.expression.own import Own as Traced
+from cufa.features.parts import ARRAYS
+from cufa.launch import calls
+from cufa.launch.prepare import Kind
+from cufa.planner.attention import Planner, explained
+from cufa.planner.decode import DecodePlan
+from cufa.planner.plan import Plan
+from cufa.problem.arrays import Array, Operands, array_module, as_bhsd, module_of
+from cufa.problem.checks import (
     NO_WINDOW,
     check_devices,
     check_dropout,
@@ -21,21 +31,11 @@ from cufa.checks import (
     check_size,
     refuse_kernel,
 )
-from cufa.cpu import attention as cpu_attention
-from cufa.cpu import lengths as cpu
-from cufa.cpu.own import Own, checked
-from cufa.expression.own import NOTHING, own
-from cufa.expression.own import Own as Traced
-from cufa.launch import calls
-from cufa.launch.prepare import Kind
-from cufa.lengths import parse_offsets
-from cufa.parse import parse
-from cufa.planner.attention import Planner, explained
-from cufa.planner.decode import DecodePlan
-from cufa.planner.plan import Plan
-from cufa.problem import Problem
-from cufa.score import ARRAYS
-from cufa.variant import Variant
+from cufa.problem.extras import Extras, parse_beside
+from cufa.problem.lengths import parse_offsets
+from cufa.problem.parse import parse
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 _ANY = 2**31 - 1
 _LAYOUT = "bshd"  # of one sequence, (1, total, heads, head_dim)
@@ -280,7 +280,7 @@ def _parsed(
         The caller's functions.
     seed : int
     **score
-        As of `cufa.parse.parse`.
+        As of `cufa.problem.parse.parse`.
 
     Returns
     -------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa.arrays import Array
-from cufa.rotary import Rotary
+from cufa.problem.arrays import Array
+from cufa.problem.rotary import Rotary
 
 
 class Tokens(NamedTuple):

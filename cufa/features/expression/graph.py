@@ -13,7 +13,7 @@ PAIR = ("pair.batch", "pair.head", "pair.query", "pair.key")
 """Nodes of the pair whose score it is: integers that are not negative."""
 
 SIDE = "side"
-"""A node of the piece on which a pair is, see `cufa.expression.tilt`: 1, or -1."""
+"""A node of the piece on which a pair is, see `cufa.features.expression.tilt`: 1, or -1."""
 
 SCORE, SCORE_LOG2 = "score", "score_log2"
 """Nodes of the score, in natural units and in those of the kernels."""

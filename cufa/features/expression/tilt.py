@@ -10,8 +10,18 @@ import functools
 import math
 from typing import NamedTuple
 
-from cufa.expression.graph import FLOAT, INT, LONG, PAIR, SCORE, SCORE_LOG2, SIDE, Graph, Node
-from cufa.expression.rules import applied
+from cufa.features.expression.graph import (
+    FLOAT,
+    INT,
+    LONG,
+    PAIR,
+    SCORE,
+    SCORE_LOG2,
+    SIDE,
+    Graph,
+    Node,
+)
+from cufa.features.expression.rules import applied
 
 _QUERY, _KEY = PAIR[-2:]
 _LINEAR = {_QUERY, _KEY, "constant", "add", "subtract", "negative", "multiply"}

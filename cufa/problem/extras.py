@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, ArrayInfo, Ints, module_of
-from cufa.checks import check_devices, shown_dtype
-from cufa.dtypes import DTYPES
-from cufa.expression.own import Own
-from cufa.score import ARRAYS, BLOCKS, PARTS, Part, part_named
+from cufa.features.expression.own import Own
+from cufa.features.parts import ARRAYS, BLOCKS, PARTS, Part, part_named
+from cufa.problem.arrays import Array, ArrayInfo, Ints, module_of
+from cufa.problem.checks import check_devices, shown_dtype
+from cufa.problem.dtypes import DTYPES
 
 _NAMES = {
     **{row.numpy: row.name for row in DTYPES.values()},
@@ -45,7 +45,7 @@ class Extras(NamedTuple):
     Attributes
     ----------
     arrays : tuple
-        All of `cufa.score.ARRAYS`, or nothing if there is none of them.
+        All of `cufa.features.parts.ARRAYS`, or nothing if there is none of them.
     lengths : tuple
         Those that say how long sequences are, and where: ``lengths_k``; or ``cu_seqlens_q``,
         ``cu_seqlens_k`` and ``seqused_k``; or the lengths and the block table of `decode`.
@@ -85,7 +85,7 @@ class Extras(NamedTuple):
         Parameters
         ----------
         which : int
-            Its number if all of `cufa.score.ARRAYS` come first; -1 is the seed.
+            Its number if all of `cufa.features.parts.ARRAYS` come first; -1 is the seed.
         """
         return which if which < 0 or self.arrays else which - len(ARRAYS)
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, as_bhsd, module_of, module_of_all
-from cufa.beside import NO_ARRAYS, parse_beside
-from cufa.checks import (
+from cufa.features.expression.own import NOTHING
+from cufa.problem.arrays import Array, as_bhsd, module_of, module_of_all
+from cufa.problem.checks import (
     NO_WINDOW,
     as_float,
     check_devices,
@@ -27,9 +27,9 @@ from cufa.checks import (
     check_softcap,
     check_window,
 )
-from cufa.expression.own import NOTHING
-from cufa.lengths import check_integers, check_lengths
-from cufa.problem import Problem, check_shapes, right_edge
+from cufa.problem.extras import NO_ARRAYS, parse_beside
+from cufa.problem.lengths import check_integers, check_lengths
+from cufa.problem.problem import Problem, check_shapes, right_edge
 
 MAX_UNIFIED = 1e6
 """Of a preset maximum: of larger scores float32 takes out none exactly enough."""
@@ -49,7 +49,7 @@ class DecodeOperands(NamedTuple):
     block_table : array or None
         (batch, pages a sequence) int32, its rows contiguous, on the device or the host.
     beside : mapping
-        NumPy arrays that parts of the score read, as of `cufa.beside.parse_beside`.
+        NumPy arrays that parts of the score read, as of `cufa.problem.extras.parse_beside`.
     """
 
     q: Array

@@ -1,0 +1,1 @@
+"""What may stand between Q K^T and the softmax, a file a feature."""
