@@ -42,7 +42,10 @@ _INLINE = {**{name: name for name in PAIR}, SCORE_LOG2: "s", SIDE: SIDE}
 SCORE_MOD, MASK_MOD = "score_mod", "mask_mod"
 """The arguments whose parts are written here."""
 
-_SAYS = {SCORE_MOD: "LINEAR = false, KEY_MAJOR = true", MASK_MOD: "PAIRWISE = true, KEY_MAJOR = true"}
+_SAYS = {
+    SCORE_MOD: "LINEAR = false, KEY_MAJOR = true",
+    MASK_MOD: "PAIRWISE = true, KEY_MAJOR = true",
+}
 _STEP = "float step(const Pair& pair, int side) const"
 _TURN = "int turn(const Pair& pair) const"
 _METHODS = {
