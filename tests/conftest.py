@@ -14,10 +14,9 @@ import played_gpu
 import pytest
 from exhaustive import chosen, families_of
 
-from cufa import device
+from cufa import device, tuned
 from cufa.device import Device
 from cufa.launch import params
-from cufa.planner import tuned
 from cufa.specs import KERNELS
 
 _numbers = itertools.count()

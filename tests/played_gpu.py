@@ -20,9 +20,9 @@ from reference import DTYPES, oracle
 from cufa import device
 from cufa.api import attention as api
 from cufa.api import decode as decoding
+from cufa.arrays import ALIGNMENT
 from cufa.compiler import jit
 from cufa.launch import append, calls, counters, params, scratch, tensor_map
-from cufa.problem.arrays import ALIGNMENT
 from cufa.problem.parse import parse
 from cufa.problem.parse_decode import parse_decode
 from cufa.specs import KERNELS

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from reference import oracle, random_inputs
 
+from cufa.arrays import Operands
 from cufa.device import Device
 from cufa.explorer.beside import NOTHING_BESIDE, Beside
-from cufa.problem.arrays import Operands
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 

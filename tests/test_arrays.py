@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from reference import DTYPES
 
-from cufa.problem.arrays import array_module, extent, overlap, overlaps_itself, readable
+from cufa.arrays import array_module, extent, overlap, overlaps_itself, readable
 
 Call = dict[str, Any]
 
@@ -20,7 +20,7 @@ Call = dict[str, Any]
 
 def test_cupy_is_not_imported() -> None:
     code = (
-        "import sys, numpy as np; from cufa.problem.arrays import array_module\n"
+        "import sys, numpy as np; from cufa.arrays import array_module\n"
         "x = np.zeros((2, 4), np.float32); array_module(x, x, x)\n"
         "assert 'cupy' not in sys.modules"
     )

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 import cufa
-from cufa import cache, cli, device
-from cufa.planner import tuned
+from cufa import cache, cli, device, tuned
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import problem_class
-from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,23 +15,22 @@ import pytest
 from played_gpu import on_gpu
 
 import cufa
-from cufa import cache, cli, device
+from cufa import cache, cli, device, tuned
 from cufa.cli import disassembler
 from cufa.compiler import cubins, elf, jit, nvrtc
 from cufa.explorer import build
 from cufa.explorer.build import Built
 from cufa.launch import calls
-from cufa.planner import tuned
 from cufa.planner.attention import decode_variants
 from cufa.planner.attention import plan as plan_attention
 from cufa.planner.decode import plan as plan_decode
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.rules import all_variants
-from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, KERNELS
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 VARIANT = Variant("fa2_mma", "float16", 32, 32, 64, 64, 2, 4, 4, score=("Causal",))

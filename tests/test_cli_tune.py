@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from cufa import cli, device
+from cufa import cli, device, tuned
 from cufa.cli import machine
 from cufa.explorer import Progress, Row
 from cufa.explorer.tune import Interrupted, Tuned, Tuning
-from cufa.planner import tuned
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import problem_class
 from cufa.problem.problem import Problem

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import assert_accepted, hidden_keys, oracle, random_inputs
 
+from cufa.arrays import Operands
 from cufa.cpu import attention as cpu
-from cufa.problem.arrays import Operands
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
 

@@ -7,8 +7,8 @@ from importlib import resources
 
 import pytest
 
+from cufa.dtypes import DTYPES, Dtype, PScale
 from cufa.features.parts import PARTS
-from cufa.problem.dtypes import DTYPES, Dtype, PScale
 
 rows = pytest.mark.parametrize("row", DTYPES.values(), ids=DTYPES)
 HEADER = (resources.files("cufa.kernels") / "softmax.cuh").read_text()

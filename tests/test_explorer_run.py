@@ -10,6 +10,7 @@ from played_stage import CEILINGS, PlayedStage
 from reference import random_inputs
 
 from cufa import device as devices
+from cufa.arrays import Operands, as_bhsd
 from cufa.compiler import nvrtc
 from cufa.device import Device
 from cufa.explorer import run as module
@@ -19,7 +20,6 @@ from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run
 from cufa.explorer.stage import duel_of
 from cufa.explorer.work import flops, memory_bound, nbytes, shortest_s
-from cufa.problem.arrays import Operands, as_bhsd
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 

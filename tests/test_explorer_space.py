@@ -11,9 +11,9 @@ from cufa.explorer.occupancy import register_bound
 from cufa.explorer.space import variants
 from cufa.explorer.tune import entry_of
 from cufa.planner.plan import plan
-from cufa.planner.tile_shape import TileShape
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 H200 = device.named("h200")

@@ -12,6 +12,7 @@ import pytest
 from played_stage import PlayedStage
 
 from cufa import device as devices
+from cufa import tuned
 from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
 from cufa.explorer import build, stage, tune
@@ -24,12 +25,11 @@ from cufa.explorer.run import Progress
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.table import tile_text
 from cufa.explorer.tune import Interrupted, Tuning, entry_of
-from cufa.planner import tuned
 from cufa.planner.plan import Plan, plan
 from cufa.planner.problem_class import problem_class
-from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 GPU = devices.named("a100")

@@ -12,9 +12,9 @@ import pytest
 from emulated import FOLDERS, needs_compiler
 from shared_libraries import Sources
 
+from cufa.arrays import ArrayInfo
 from cufa.features.expression.own import own
 from cufa.features.parts import part_named
-from cufa.problem.arrays import ArrayInfo
 from cufa.problem.extras import Extras, placed
 
 FLOATS = np.array(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shutil
@@ -150,12 +151,40 @@ def test_the_guide_says_how_far_a_nan_of_v_reaches(kernel: str) -> None:
     assert f"`{kernel}`" in "".join(about)
 
 
-def test_the_planner_depends_on_no_later_room() -> None:
-    """Nor on a disk: whoever plans gives it the tuned table."""
+ROOMS = [
+    {"device", "dtypes", "arrays", "cache", "optional"},
+    {"checks"},
+    {"features"},
+    {"specs"},
+    {"problem"},
+    {"cpu", "planner"},
+    {"compiler"},
+    {"tuned", "launch"},
+    {"api"},
+    {"caches"},
+    {"explorer"},
+    {"cli"},
+    {"__init__", "__main__"},
+]
+"""Each module or folder of the package imports from sets further up, and from its own file."""
+
+
+def imports(path: Path) -> set[str]:
+    """Return which modules and folders of the package a file imports from."""
     found = set()
-    for path in (PACKAGE / "planner").glob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        found |= set(re.findall(r"^from cufa\.(\w+)", text, re.MULTILINE))
-    assert found == {
-        *("device", "dtypes", "planner", "problem", "score", "specs", "variant"),
-    }
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "cufa":
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cufa."):
+            found.add((node.module or "").split(".")[1])
+    return {name for name in found if not name.startswith("_")}
+
+
+def test_rooms_import_in_one_direction() -> None:
+    order = {name: i for i, names in enumerate(ROOMS) for name in names}
+    for path in PACKAGE.rglob("*.py"):
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if room in ("__init__", "kernels"):
+            continue
+        wrong = [name for name in imports(path) - {room} if order[name] >= order[room]]
+        assert not wrong, f"{path} imports {wrong}"

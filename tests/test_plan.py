@@ -17,10 +17,10 @@ from cufa.device import Device
 from cufa.planner.plan import Plan, plan
 from cufa.planner.problem_class import problem_class
 from cufa.planner.rules import KEY_STEP, all_variants
-from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry, Table
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 KIB = 1 << 10

@@ -20,9 +20,9 @@ from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.planner.problem_class import problem_class
 from cufa.planner.rules import KEY_STEP
-from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry, Table
 from cufa.problem.problem import Problem
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 H200 = device.named("h200")

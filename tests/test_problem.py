@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reference import DTYPES
 from test_arrays import device_array
 
-from cufa.problem.arrays import array_module, as_bhsd
+from cufa.arrays import array_module, as_bhsd
 from cufa.problem.parse import parse, restore_shape
 from cufa.problem.problem import Problem, checked
 

@@ -20,12 +20,12 @@ from cufa.compiler import nvrtc
 from cufa.device import Device
 from cufa.features.expression.own import own
 from cufa.planner import rules
-from cufa.planner.costs import Copies, Cost, Work, beside_memory, copies, memory_us, work
-from cufa.planner.hopper_costs import COSTS
 from cufa.planner.plan import plan
-from cufa.planner.tile_shape import TileShape
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
+from cufa.specs.costs import Copies, Cost, Work, beside_memory, copies, memory_us, work
+from cufa.specs.hopper_costs import COSTS
+from cufa.specs.tile_shape import TileShape
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -18,17 +18,16 @@ from hypothesis import strategies as st
 from test_plan import devices
 from test_problem import problems
 
-from cufa import cache, device
+from cufa import cache, device, tuned
 from cufa.compiler import source
 from cufa.device import Device
 from cufa.features.parts import PARTS
-from cufa.planner import tuned
 from cufa.planner.plan import Plan, plan
 from cufa.planner.problem_class import ProblemClass, problem_class
-from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import VERSION, Entry, Table, dump, parse
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 H200 = device.named("h200")
@@ -442,7 +441,7 @@ def test_planning_with_tables_imports_no_cupy() -> None:
     code = (
         "import sys\n"
         "from cufa import device\nfrom cufa.planner.plan import plan\n"
-        "from cufa.planner.tuned import user_table\n"
+        "from cufa.tuned import user_table\n"
         "from cufa.problem.problem import Problem\n"
         "gpu = device.named('h200')\n"
         f"chosen = plan({PROBLEM!r}, gpu, table=user_table(gpu))\n"

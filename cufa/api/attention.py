@@ -9,6 +9,8 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.api.block_mask import BlockMask, with_block_mask
+from cufa.arrays import Array, Operands, array_module, as_bhsd
+from cufa.checks import NO_WINDOW, check_dropout, check_flag, check_seed, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.cpu import own as cpu_own
 from cufa.cpu.lengths import attention_padded
@@ -18,13 +20,11 @@ from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
-from cufa.planner.tuned import user_table
-from cufa.problem.arrays import Array, Operands, array_module, as_bhsd
-from cufa.problem.checks import NO_WINDOW, check_dropout, check_flag, check_seed, refuse_kernel
 from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.problem.parse import parse, restore_shape
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
+from cufa.tuned import user_table
 
 
 def attention(

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from cufa.arrays import Array, module_of
+from cufa.checks import check_devices, check_module, check_size
 from cufa.cpu import block_mask as cpu
 from cufa.cpu.own import checked
 from cufa.features.expression.own import own
 from cufa.features.parts import BLOCKS, OWN, PARTS, kind_of
 from cufa.launch import block_lists
 from cufa.launch import block_mask as launch
-from cufa.problem.arrays import Array, module_of
-from cufa.problem.checks import check_devices, check_module, check_size
 from cufa.problem.extras import unlike
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant

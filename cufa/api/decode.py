@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
+from cufa.arrays import Array, as_bhsd
+from cufa.checks import NO_WINDOW, check_flag, refuse_kernel
 from cufa.cpu import decode as cpu
 from cufa.features.parts import ARRAYS
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner
-from cufa.problem.arrays import Array, as_bhsd
-from cufa.problem.checks import NO_WINDOW, check_flag, refuse_kernel
 from cufa.problem.extras import NO_ARRAYS, Extras
 from cufa.problem.parse import restore_shape
 from cufa.problem.parse_decode import DecodeOperands, parse_decode

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cufa.cpu import merge as cpu
-from cufa.launch import merge as launch
-from cufa.problem.arrays import Array, as_bhsd, module_of, module_of_all
-from cufa.problem.checks import (
+from cufa.arrays import Array, as_bhsd, module_of, module_of_all
+from cufa.checks import (
     check_devices,
     check_dtype,
     check_dtypes,
@@ -17,6 +15,8 @@ from cufa.problem.checks import (
     check_out,
     shown_dtype,
 )
+from cufa.cpu import merge as cpu
+from cufa.launch import merge as launch
 from cufa.specs import MAX_HEAD_DIM
 
 _MAX_ROWS = 2**31 - 1  # 32-bit numbers in the kernel

@@ -8,6 +8,18 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
+from cufa.arrays import Array, Operands, array_module, as_bhsd, module_of
+from cufa.checks import (
+    NO_WINDOW,
+    check_devices,
+    check_dropout,
+    check_dtypes,
+    check_flag,
+    check_out,
+    check_seed,
+    check_size,
+    refuse_kernel,
+)
 from cufa.cpu import attention as cpu_attention
 from cufa.cpu import lengths as cpu
 from cufa.cpu.own import Own, checked
@@ -19,18 +31,6 @@ from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
-from cufa.problem.arrays import Array, Operands, array_module, as_bhsd, module_of
-from cufa.problem.checks import (
-    NO_WINDOW,
-    check_devices,
-    check_dropout,
-    check_dtypes,
-    check_flag,
-    check_out,
-    check_seed,
-    check_size,
-    refuse_kernel,
-)
 from cufa.problem.extras import Extras, parse_beside
 from cufa.problem.lengths import parse_offsets
 from cufa.problem.parse import parse

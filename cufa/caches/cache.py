@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cufa.api.decode import decode_padded
+from cufa.arrays import Array, as_bhsd, check_unmasked, module_of_all, overlap
 from cufa.caches.full import CacheFullError
 from cufa.caches.pages import Taken
 from cufa.caches.store import Store
+from cufa.checks import NO_WINDOW, check_devices, check_dtypes
 from cufa.cpu import append as cpu
 from cufa.launch import append as launch
-from cufa.problem.arrays import Array, as_bhsd, check_unmasked, module_of_all, overlap
-from cufa.problem.checks import NO_WINDOW, check_devices, check_dtypes
 from cufa.problem.tokens import Tokens
 from cufa.specs.variant import Variant
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from cufa.caches.cache import Cache
 from cufa.caches.made import made
-from cufa.problem.checks import check_size
+from cufa.checks import check_size
 from cufa.problem.problem import MAX_KEYS
 from cufa.problem.rotary import Rotary
 

@@ -8,11 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from cufa.arrays import module_of
 from cufa.caches.pages import Pages
 from cufa.caches.store import Store
-from cufa.problem.arrays import module_of
-from cufa.problem.checks import check_devices, check_layout, check_module, check_size, shown_dtype
-from cufa.problem.dtypes import DTYPES
+from cufa.checks import check_devices, check_layout, check_module, check_size, shown_dtype
+from cufa.dtypes import DTYPES
 from cufa.problem.rotary import Rotary
 from cufa.specs import MAX_HEAD_DIM
 

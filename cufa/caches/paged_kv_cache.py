@@ -11,7 +11,7 @@ from cufa.caches.cache import Cache
 from cufa.caches.full import CacheFullError
 from cufa.caches.made import made
 from cufa.caches.pages import Pages
-from cufa.problem.checks import check_size
+from cufa.checks import check_size
 from cufa.problem.problem import MAX_KEYS
 from cufa.problem.rotary import Rotary
 

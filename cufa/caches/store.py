@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from cufa.arrays import Array, whole_chunks
 from cufa.caches.pages import Pages, Taken
 from cufa.launch.counters import is_capturing
-from cufa.problem.arrays import Array, whole_chunks
 from cufa.problem.rotary import Rotary
 
 

@@ -24,6 +24,7 @@ from cufa.cli.values import Shapes, count, shapes
 from cufa.compiler import cubins, elf, nvrtc
 from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
+from cufa.dtypes import DTYPES
 from cufa.explorer import build
 from cufa.explorer.table import counted
 from cufa.features.parts import part_named
@@ -32,13 +33,12 @@ from cufa.planner.decode import plan as plan_decode
 from cufa.planner.plan import plan as plan_own
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
-from cufa.planner.tuned import user_table
-from cufa.problem.dtypes import DTYPES
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, default_kernel
 from cufa.specs.decode_block import DECODE_SCORE
 from cufa.specs.spec import HeadDims, Spec
 from cufa.specs.variant import Variant
+from cufa.tuned import user_table
 
 
 def add(commands: Commands) -> None:

@@ -20,9 +20,9 @@ from cufa.explorer.table import counted, problem_text
 from cufa.planner.attention import explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
-from cufa.planner.tuned import user_table
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
+from cufa.tuned import user_table
 
 _MEANING = {
     "dtype": "elements of q, k, v and the result",

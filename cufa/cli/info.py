@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from cufa import __version__, cache
+from cufa import __version__, cache, tuned
 from cufa import device as devices
 from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Commands, add_command
 from cufa.compiler import nvrtc, source
 from cufa.device import Device
-from cufa.planner import tuned
+from cufa.dtypes import DTYPES
 from cufa.planner.attention import plan
-from cufa.problem.dtypes import DTYPES
 from cufa.problem.problem import Problem
 
 _TYPICAL = (4, 32, 4096, 128)

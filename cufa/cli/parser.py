@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from cufa.checks import CAUSAL, NO_WINDOW, check_dropout
 from cufa.cli.values import Shapes, architecture, beside, count, gpu, shape, window
+from cufa.dtypes import DTYPES
 from cufa.features.parts import ARRAYS
-from cufa.problem.checks import CAUSAL, NO_WINDOW, check_dropout
-from cufa.problem.dtypes import DTYPES
 from cufa.problem.problem import Problem
 
 PROGRAM = "python -m cufa"

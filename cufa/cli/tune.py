@@ -20,9 +20,9 @@ from cufa.cli.parser import (
 )
 from cufa.cli.values import Shapes, output, shape
 from cufa.cli.watch import watch
+from cufa.dtypes import DTYPES
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.tune import HEADERS, Interrupted, Tuning, tune
-from cufa.problem.dtypes import DTYPES
 from cufa.problem.problem import Problem
 
 

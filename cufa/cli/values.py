@@ -11,8 +11,8 @@ from cufa import device as devices
 from cufa import optional
 from cufa.device import Device
 from cufa.features.parts import BLOCKS, PARTS, Part
-from cufa.planner.tile_shape import TileShape
 from cufa.specs import ATTENTION_KERNELS, KERNELS
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 Shape = tuple[int, ...]

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cufa.arrays import Operands
 from cufa.cpu.kv import KV, Dense
 from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.score import Score
-from cufa.problem.arrays import Operands
 from cufa.problem.problem import Problem
 
 #: Rows of a query tile, counted over the query heads that share a K/V head, and keys of a K/V

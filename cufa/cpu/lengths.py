@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from cufa.arrays import Operands
 from cufa.cpu.attention import attention, numbers
 from cufa.cpu.own import NO_FUNCTIONS, Own
-from cufa.problem.arrays import Operands
 from cufa.problem.problem import Problem
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from cufa import device as devices
 from cufa import optional
 from cufa.api.block_mask import BlockMask, with_block_mask
+from cufa.arrays import Array, Operands, array_module
+from cufa.checks import NO_WINDOW, check_flag, check_seed
 from cufa.device import Device
 from cufa.explorer.beside import Beside
 from cufa.explorer.exploration import Exploration, Interrupted
@@ -18,8 +20,6 @@ from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, variants
 from cufa.features.expression.own import own
 from cufa.features.parts import part_named
-from cufa.problem.arrays import Array, Operands, array_module
-from cufa.problem.checks import NO_WINDOW, check_flag, check_seed
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem, checked
 

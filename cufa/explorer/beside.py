@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cufa.api.block_mask import BlockMask
+from cufa.arrays import Array, ArrayInfo, Ints
 from cufa.explorer.random_arrays import mostly, normal
 from cufa.features.expression.own import NOTHING, Own
 from cufa.features.parts import ARRAYS, BLOCKS, part_named
-from cufa.problem.arrays import Array, ArrayInfo, Ints
 from cufa.problem.extras import Extras
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cufa.arrays import Array
 from cufa.explorer.beside import NOTHING_BESIDE, Beside
 from cufa.explorer.formula import Places, attend, rounding_noise
 from cufa.features.dropout import kept
-from cufa.problem.arrays import Array
 from cufa.problem.extras import all_axes
 from cufa.problem.problem import Problem
 

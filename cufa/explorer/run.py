@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from cufa.arrays import Operands
 from cufa.compiler import nvrtc
 from cufa.compiler.nvrtc import Compiled
 from cufa.device import Device
@@ -23,10 +24,9 @@ from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
 from cufa.explorer.work import flops, nbytes, shortest_s
 from cufa.planner.plan import plan
-from cufa.planner.tuned import user_table
-from cufa.problem.arrays import Operands
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
+from cufa.tuned import user_table
 
 if TYPE_CHECKING:
     from cufa.explorer.stage import Stage

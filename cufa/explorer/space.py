@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from cufa.device import Device
 from cufa.explorer.occupancy import register_bound, resident_blocks
 from cufa.planner.plan import plan
-from cufa.planner.tuned import user_table
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS, default_kernel
 from cufa.specs.variant import Variant
+from cufa.tuned import user_table
 
 Space = Mapping[str, Iterable[int]] | Sequence[Variant]
 """Values of template arguments, of which all legal products are taken; or the variants."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cufa.arrays import Operands, as_readable, padded
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import ceilings
@@ -17,7 +18,6 @@ from cufa.explorer.random_arrays import normal
 from cufa.explorer.work import memory_bound
 from cufa.launch.loaded import Loaded
 from cufa.planner.plan import plan
-from cufa.problem.arrays import Operands, as_readable, padded
 from cufa.problem.extras import placed
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant

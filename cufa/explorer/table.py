@@ -7,8 +7,8 @@ from typing import Any
 
 from cufa.explorer.result import Findings, Row
 from cufa.features.parts import part_named
-from cufa.planner.tile_shape import TileShape
 from cufa.problem.problem import Problem
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 

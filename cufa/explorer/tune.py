@@ -8,6 +8,7 @@ from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from cufa import device as devices
+from cufa import tuned
 from cufa.device import Device
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
@@ -15,12 +16,11 @@ from cufa.explorer.space import Space, checked_kernels, variants
 from cufa.explorer.stage import duel_of, free_memory
 from cufa.explorer.table import aligned, problem_text, tile_text
 from cufa.features.parts import BLOCKS, PARTS, part_named
-from cufa.planner import tuned
 from cufa.planner.plan import plan
 from cufa.planner.problem_class import ProblemClass, problem_class
-from cufa.planner.tile_shape import TileShape
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem, checked
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 _FASTER = 1.01  # times that a winner is as fast, over the problems of its class together

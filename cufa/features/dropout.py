@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cufa.problem.arrays import Array
-from cufa.problem.checks import check_dropout, check_module, check_seed, check_size
+from cufa.arrays import Array
+from cufa.checks import check_dropout, check_module, check_seed, check_size
 
 _ROUNDS = 10
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57

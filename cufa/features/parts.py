@@ -149,9 +149,6 @@ BLOCKS = "Blocks"
 SEED = "dropout_seed"
 """The parameter that each launch is given, as it is given addresses."""
 
-MAX_WINDOW = 2**30
-"""A bound of a window that is no bound, and the longest sequences that a window is for."""
-
 
 @functools.cache
 def edges(score: tuple[str, ...]) -> int:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
+from cufa.arrays import ALIGNMENT, Array
 from cufa.compiler import jit
 from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch
 from cufa.launch.signature import Key, remember
-from cufa.problem.arrays import ALIGNMENT, Array
 from cufa.problem.tokens import Tokens
 from cufa.specs.append import SPEC
 from cufa.specs.instance import Instance

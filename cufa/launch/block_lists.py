@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
+from cufa.arrays import Array
 from cufa.compiler import jit
 from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch
 from cufa.launch.params import list_sizes
-from cufa.problem.arrays import Array
 from cufa.specs.block_lists import SPEC
 from cufa.specs.instance import Instance
 

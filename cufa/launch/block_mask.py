@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from cufa import device as devices
+from cufa.arrays import Array, ArrayInfo
 from cufa.compiler import jit
 from cufa.features.expression.own import Own
 from cufa.features.parts import part_named
 from cufa.launch import block_lists
 from cufa.launch.launch import Launch
-from cufa.problem.arrays import Array, ArrayInfo
 from cufa.problem.extras import Extras, check_own, placed
 from cufa.specs.block_mask import SPEC
 from cufa.specs.instance import Instance

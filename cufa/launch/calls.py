@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from cufa.api.block_mask import BlockMask
+from cufa.arrays import ALIGNMENT, Array, Ints, as_bhsd, copied, padded
 from cufa.features.parts import ARRAYS, BLOCKS
 from cufa.launch.counters import is_capturing
 from cufa.launch.prepare import Kind, PreparedCall
 from cufa.launch.scratch import NotSetAsideError
 from cufa.launch.signature import Key, remember
-from cufa.problem.arrays import ALIGNMENT, Array, Ints, as_bhsd, copied, padded
 from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.problem.parse import restore_shape
 
@@ -158,7 +157,7 @@ def _found(extras: Extras, device_id: int) -> tuple[Key, Ints] | None:
             addresses.append(0)
             continue
         if not isinstance(array, _ndarray):
-            kinds = array.kinds if i == _BLOCK_MASK and isinstance(array, BlockMask) else None
+            kinds = getattr(array, "kinds", None) if i == _BLOCK_MASK else None
             if not isinstance(kinds, _ndarray) or kinds.data.device_id != device_id:
                 return None
             infos.append(array.key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from cufa.dtypes import DTYPES
 from cufa.features.parts import ARRAYS
 from cufa.launch.params import (
     LOG2_E,
@@ -15,7 +16,6 @@ from cufa.launch.params import (
 )
 from cufa.launch.signature import TENSORS, Place
 from cufa.planner.decode import DecodePlan
-from cufa.problem.dtypes import DTYPES
 from cufa.problem.extras import Extras
 from cufa.problem.problem import Problem
 from cufa.specs.layout import numbers_of

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from cufa import device as devices
+from cufa.arrays import ALIGNMENT, Array
 from cufa.compiler import jit
 from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch
-from cufa.problem.arrays import ALIGNMENT, Array
 from cufa.specs.instance import Instance
 from cufa.specs.merge import MAX_PARTS, PART, SPEC
 

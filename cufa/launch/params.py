@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from cufa.dtypes import DTYPES
 from cufa.features.parts import ARRAYS, BLOCKS, SEED, part_named
 from cufa.launch import tensor_map
 from cufa.planner.plan import Plan
-from cufa.problem.dtypes import DTYPES
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
 from cufa.specs.kv import LENGTHS

@@ -8,17 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa.compiler import jit
-from cufa.device import Device
-from cufa.launch import counters
-from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch
-from cufa.launch.loaded import Loaded
-from cufa.launch.params import FourInts
-from cufa.launch.signature import Key, Signature, remember
-from cufa.planner.attention import Planner
-from cufa.planner.plan import TiledPlanner
-from cufa.problem.arrays import (
+from cufa.arrays import (
     ALIGNMENT,
     ArrayInfo,
     Ints,
@@ -27,7 +17,17 @@ from cufa.problem.arrays import (
     readable,
     whole_chunks,
 )
-from cufa.problem.dtypes import DTYPES
+from cufa.compiler import jit
+from cufa.device import Device
+from cufa.dtypes import DTYPES
+from cufa.launch import counters
+from cufa.launch.counters import is_capturing
+from cufa.launch.launch import Launch
+from cufa.launch.loaded import Loaded
+from cufa.launch.params import FourInts
+from cufa.launch.signature import Key, Signature, remember
+from cufa.planner.attention import Planner
+from cufa.planner.plan import TiledPlanner
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.lengths import of_lengths
 from cufa.problem.problem import CACHES, Problem, check_shapes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, NamedTuple, TypeVar
 
-from cufa.problem.arrays import Ints
+from cufa.arrays import Ints
 
 Key = tuple[Any, ...]
 Place = tuple[int, int]

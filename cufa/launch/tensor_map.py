@@ -8,7 +8,7 @@ import struct
 from typing import Any
 
 from cufa.compiler import context, driver
-from cufa.problem.dtypes import DTYPES
+from cufa.dtypes import DTYPES
 from cufa.specs.params import MAP_WORDS
 
 _SWIZZLE = {16: 1, 32: 2, 64: 3}  # CUtensorMapSwizzle by 16-bit columns of a box: 32, 64, 128 bytes

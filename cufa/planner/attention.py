@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable
 
 from cufa.device import Device
+from cufa.dtypes import DTYPES
 from cufa.features.parts import is_uneven
 from cufa.planner import decode, rules
 from cufa.planner import plan as tiled
@@ -15,7 +16,6 @@ from cufa.planner.decode_units import NEARLY_ALL
 from cufa.planner.plan import Plan
 from cufa.planner.rules import KEY_STEP
 from cufa.planner.tuned_table import Table
-from cufa.problem.dtypes import DTYPES
 from cufa.problem.problem import CACHES, MAX_KEYS, Problem
 from cufa.specs import KERNELS
 from cufa.specs.decode_block import DECODE_SCORE
@@ -75,7 +75,7 @@ class Planner:
     kernel : str or Variant, optional
         Forces a kernel, or one instantiation of it.
     table : Table, optional
-        Of this device, see `cufa.planner.tuned.user_table`.
+        Of this device, see `cufa.tuned.user_table`.
     batch_invariant : bool
         Whether each sequence is computed as it would be alone: by the variant, and in as many
         parts, that a batch of one takes.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cufa.checks import MAX_WINDOW
 from cufa.device import Device
-from cufa.features.parts import MAX_WINDOW
+from cufa.dtypes import DTYPES
 from cufa.planner.decode_units import (
     SOME_UNITS,
     SYSTEM_SMEM,
@@ -20,7 +21,6 @@ from cufa.planner.decode_units import (
     units_of,
 )
 from cufa.planner.decode_variants import small_blocks, variant_of
-from cufa.problem.dtypes import DTYPES
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 

@@ -6,8 +6,8 @@ A unit is a sequence, a K/V head and a tile of rows.
 from __future__ import annotations
 
 from cufa.device import Device
+from cufa.dtypes import DTYPES
 from cufa.planner.rules import KEY_STEP
-from cufa.problem.dtypes import DTYPES
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from cufa.device import Device
+from cufa.dtypes import DTYPES
 from cufa.planner.decode_units import (
     MOST_SMALL,
     NEARLY_ALL,
@@ -20,7 +21,6 @@ from cufa.planner.decode_units import (
     units_of,
 )
 from cufa.planner.decode_whole import whole_variant
-from cufa.problem.dtypes import DTYPES
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
 from cufa.specs.variant import Variant

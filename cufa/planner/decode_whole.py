@@ -7,8 +7,8 @@ the instructions, and registers for twice as many warps.
 from __future__ import annotations
 
 from cufa.device import Device
+from cufa.dtypes import DTYPES
 from cufa.planner.decode_units import keys_of, padded, resident, unit_bytes, units_of
-from cufa.problem.dtypes import DTYPES
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+from cufa.checks import MAX_WINDOW
 from cufa.device import Device
-from cufa.features.parts import MAX_WINDOW, kind_of, part_named
+from cufa.features.parts import kind_of, part_named
 from cufa.planner import rules, scheduler
 from cufa.planner.problem_class import problem_class
 from cufa.planner.scheduler import Order
@@ -83,7 +84,7 @@ def plan(
     kernel : str or Variant, optional
         Forces a kernel, or one instantiation of it.
     table : Table, optional
-        Of this device, see `cufa.planner.tuned.user_table`.
+        Of this device, see `cufa.tuned.user_table`.
 
     Raises
     ------

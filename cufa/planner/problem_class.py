@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.problem.dtypes import DTYPES
+from cufa.dtypes import DTYPES
 from cufa.problem.problem import Problem
 from cufa.specs import default_kernel
 

@@ -8,14 +8,14 @@ import math
 from typing import NamedTuple
 
 from cufa.device import Device
+from cufa.dtypes import DTYPES
 from cufa.features.parts import BLOCKS, OWN, edges, kind_of, part_named
 from cufa.planner import scheduler
-from cufa.planner.costs import Cost, beside_memory, copies, least_pairs, work
-from cufa.planner.tile_shape import TileShape
-from cufa.problem.dtypes import DTYPES
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS
+from cufa.specs.costs import Cost, beside_memory, copies, least_pairs, work
 from cufa.specs.spec import Spec
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 KEY_STEP = 16
@@ -44,7 +44,7 @@ class _Priced(NamedTuple):
     ----------
     variant : Variant
     tile : tuple of int
-        As of `cufa.planner.costs.work`.
+        As of `cufa.specs.costs.work`.
     cost : Cost
     """
 

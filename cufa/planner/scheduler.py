@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cufa.device import Device
+from cufa.dtypes import DTYPES
 from cufa.features.parts import BLOCKS, is_uneven
-from cufa.problem.dtypes import DTYPES
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
 from cufa.specs.spec import Spec

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 from cufa.device import Device
 from cufa.features.parts import PARTS
 from cufa.planner.problem_class import ProblemClass
-from cufa.planner.tile_shape import TileShape
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 VERSION = 2

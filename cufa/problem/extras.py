@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cufa.arrays import Array, ArrayInfo, Ints, module_of
+from cufa.checks import check_devices, shown_dtype
+from cufa.dtypes import DTYPES
 from cufa.features.expression.own import Own
 from cufa.features.parts import ARRAYS, BLOCKS, PARTS, Part, part_named
-from cufa.problem.arrays import Array, ArrayInfo, Ints, module_of
-from cufa.problem.checks import check_devices, shown_dtype
-from cufa.problem.dtypes import DTYPES
 
 _NAMES = {
     **{row.numpy: row.name for row in DTYPES.values()},

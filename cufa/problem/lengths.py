@@ -7,8 +7,8 @@ from types import ModuleType
 
 import numpy as np
 
-from cufa.problem.arrays import Array, ArrayInfo, module_of
-from cufa.problem.checks import check_devices, shown_dtype
+from cufa.arrays import Array, ArrayInfo, module_of
+from cufa.checks import check_devices, shown_dtype
 
 _INT32 = np.dtype(np.int32)
 

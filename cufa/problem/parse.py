@@ -11,9 +11,8 @@ from types import ModuleType
 
 import numpy as np
 
-from cufa.features.expression.own import NOTHING, Own
-from cufa.problem.arrays import Array, Ints, Operands, as_bhsd
-from cufa.problem.checks import (
+from cufa.arrays import Array, Ints, Operands, as_bhsd
+from cufa.checks import (
     NO_WINDOW,
     check_devices,
     check_dropout,
@@ -21,6 +20,7 @@ from cufa.problem.checks import (
     check_layout,
     check_out,
 )
+from cufa.features.expression.own import NOTHING, Own
 from cufa.problem.extras import NO_ARRAYS, parse_beside
 from cufa.problem.lengths import check_integers, check_lengths
 from cufa.problem.problem import Problem, Score, from_shapes

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cufa.features.expression.own import NOTHING
-from cufa.problem.arrays import Array, as_bhsd, module_of, module_of_all
-from cufa.problem.checks import (
+from cufa.arrays import Array, as_bhsd, module_of, module_of_all
+from cufa.checks import (
     NO_WINDOW,
     as_float,
     check_devices,
@@ -27,6 +26,7 @@ from cufa.problem.checks import (
     check_softcap,
     check_window,
 )
+from cufa.features.expression.own import NOTHING
 from cufa.problem.extras import NO_ARRAYS, parse_beside
 from cufa.problem.lengths import check_integers, check_lengths
 from cufa.problem.problem import Problem, check_shapes, right_edge

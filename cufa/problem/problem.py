@@ -11,10 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cufa.features.dropout import threshold
-from cufa.features.parts import PARTS, Part, part_named
-from cufa.features.softcap import curve
-from cufa.problem.checks import (
+from cufa.checks import (
     NO_WINDOW,
     check_causal,
     check_dropout,
@@ -23,7 +20,10 @@ from cufa.problem.checks import (
     check_softcap,
     check_window,
 )
-from cufa.problem.dtypes import DTYPES
+from cufa.dtypes import DTYPES
+from cufa.features.dropout import threshold
+from cufa.features.parts import PARTS, Part, part_named
+from cufa.features.softcap import curve
 from cufa.specs import MAX_HEAD_DIM
 
 Ints = tuple[int, ...]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cufa.problem.arrays import Array, check_unmasked, module_of_all
-from cufa.problem.checks import as_float, check_flag, check_module, check_size, shown_dtype
-from cufa.problem.dtypes import DTYPES
+from cufa.arrays import Array, check_unmasked, module_of_all
+from cufa.checks import as_float, check_flag, check_module, check_size, shown_dtype
+from cufa.dtypes import DTYPES
 
 
 class Rotary:

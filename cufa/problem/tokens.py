@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa.problem.arrays import Array
+from cufa.arrays import Array
 from cufa.problem.rotary import Rotary
 
 

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from cufa.problem.dtypes import DTYPES
+from cufa.dtypes import DTYPES
 from cufa.specs.arguments import TemplateArguments
 from cufa.specs.kv import DIVISOR, PAGES
 from cufa.specs.layout import TENSOR

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from cufa.device import Device
-from cufa.planner.tile_shape import TileShape
-from cufa.problem.dtypes import DTYPES
+from cufa.dtypes import DTYPES
 from cufa.specs.arguments import TemplateArguments
 from cufa.specs.space import Space, output, scores
 from cufa.specs.spec import Spec, Tiles
+from cufa.specs.tile_shape import TileShape
 
 # One block a head: as many rows and keys as fit, on eight warps.
 _LARGE: Tiles = {

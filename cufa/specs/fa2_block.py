@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cufa.problem.dtypes import DTYPES
+from cufa.dtypes import DTYPES
 from cufa.specs.arguments import TemplateArguments
 
 

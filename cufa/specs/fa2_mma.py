@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from cufa.device import Device
-from cufa.planner.tile_shape import TileShape
-from cufa.problem.dtypes import DTYPES
+from cufa.dtypes import DTYPES
 from cufa.specs import fa2_block
 from cufa.specs.arguments import TemplateArguments
 from cufa.specs.kv import LENGTHS
 from cufa.specs.space import Space, output, scores
 from cufa.specs.spec import Spec, Tiles
+from cufa.specs.tile_shape import TileShape
 
 # sm_90 and sm_100: 227 KiB of shared memory a block. 32 rows a warp halve the shared-memory reads
 # of K and V per product, as long as O (head_dim_v registers a thread) leaves room: up to 128. One

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cufa.device import Device
+from cufa.dtypes import DTYPES
 from cufa.features.parts import BLOCKS, edges, part_named
-from cufa.planner.hopper_costs import COSTS
-from cufa.problem.dtypes import DTYPES
 from cufa.specs.arguments import NUMBERS, TemplateArguments
+from cufa.specs.hopper_costs import COSTS
 from cufa.specs.kv import LENGTHS
 from cufa.specs.space import Space
 from cufa.specs.spec import Spec, Tiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa.problem.dtypes import DTYPES
+from cufa.dtypes import DTYPES
 
 
 class Instance(NamedTuple):

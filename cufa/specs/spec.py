@@ -10,13 +10,13 @@ import numpy as np
 
 from cufa.device import Device
 from cufa.features.parts import OWN, PARTS, kind_of
-from cufa.planner.costs import Cost
-from cufa.planner.tile_shape import TileShape
 from cufa.specs import kv
 from cufa.specs.arguments import NUMBERS, SWITCHES, TemplateArguments
+from cufa.specs.costs import Cost
 from cufa.specs.layout import of_parts, structure
 from cufa.specs.params import MAPS, MAPS_ALIGNMENT, PARAMS
 from cufa.specs.space import Space
+from cufa.specs.tile_shape import TileShape
 
 MAX_TILE = 256
 """Rows and columns of a tile at most: lengths are rounded up to it in 32 bits."""

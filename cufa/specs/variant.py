@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from cufa.device import Device
+from cufa.dtypes import DTYPES
 from cufa.features.parts import PARTS, kind_of, part_named
-from cufa.problem.dtypes import DTYPES
 from cufa.specs import KERNELS
 from cufa.specs.arguments import NUMBERS, TemplateArguments
 

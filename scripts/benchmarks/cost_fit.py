@@ -15,10 +15,10 @@ from benchmarks.cells import Cell
 from cufa import device
 from cufa.compiler import nvrtc
 from cufa.planner import scheduler
-from cufa.planner.costs import Cost, Work, copies, memory_us, work
-from cufa.planner.tile_shape import TileShape
 from cufa.specs import ATTENTION_KERNELS
+from cufa.specs.costs import Cost, Work, copies, memory_us, work
 from cufa.specs.fa3_wgmma import q_slots
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 KERNEL = "fa3_wgmma"
@@ -327,8 +327,8 @@ def module(result: Mapping[str, Any]) -> str:
         "",
         "from __future__ import annotations",
         "",
-        "from cufa.planner.costs import Cost",
-        "from cufa.planner.tile_shape import TileShape",
+        "from cufa.specs.costs import Cost",
+        "from cufa.specs.tile_shape import TileShape",
         "",
         "COSTS: dict[tuple[int, int, bool], dict[TileShape, Cost]] = {",
     ]

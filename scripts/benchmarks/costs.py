@@ -20,8 +20,8 @@ from cufa.explorer.clock import Call, CudaClock
 from cufa.explorer.race import Budget, Race
 from cufa.explorer.space import variants
 from cufa.explorer.stage import Stage
-from cufa.planner.tile_shape import TileShape
 from cufa.specs import ATTENTION_KERNELS
+from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 PROBLEMS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import cost_fit
 from benchmarks.summary import dim_words, figure_of, peer_names, ratio, regret
-from cufa.planner.hopper_costs import COSTS
+from cufa.specs.hopper_costs import COSTS
 
 _CUFA_COLOUR = "#d62728"
 _PEER_COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")

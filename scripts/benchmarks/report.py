@@ -26,7 +26,7 @@ from benchmarks.tables import (
     table_of,
 )
 from cufa.explorer.table import tile_text
-from cufa.planner.hopper_costs import COSTS
+from cufa.specs.hopper_costs import COSTS
 from cufa.specs.variant import Variant
 
 BEST = "best peer"

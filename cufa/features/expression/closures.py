@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.problem.arrays import Array
+from cufa.arrays import Array
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _FIXED = (BuiltinFunctionType, np.ufunc, type(np.where))

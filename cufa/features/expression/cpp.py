@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from cufa.dtypes import DTYPES
 from cufa.features.expression.graph import (
     BOOL,
     FLOAT,
@@ -22,7 +23,6 @@ from cufa.features.expression.graph import (
 from cufa.features.expression.tilt import Tilt
 from cufa.features.expression.values import ReadArray
 from cufa.features.parts import OWN
-from cufa.problem.dtypes import DTYPES
 
 _ELEMENTS = {
     "bool": "unsigned char",

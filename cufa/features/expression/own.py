@@ -7,6 +7,7 @@ import threading
 from types import FunctionType, TracebackType
 from typing import Any, NamedTuple
 
+from cufa.arrays import Array
 from cufa.features.expression import cpp
 from cufa.features.expression.closures import Closure, closure, rebuilt
 from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD
@@ -15,7 +16,6 @@ from cufa.features.expression.tilt import tilt_of
 from cufa.features.expression.units import in_log2
 from cufa.features.expression.values import Lookup, ReadArray, Value, node_of
 from cufa.features.parts import Part, register
-from cufa.problem.arrays import Array
 
 _KNOWN = 256  # traces that are remembered
 _MOST_BYTES = 1024  # of a kernel's parameter, for the arrays of a function

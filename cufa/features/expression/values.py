@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from cufa.checks import shown_dtype
 from cufa.features.expression import rules
 from cufa.features.expression.graph import BOOL, FLOAT, INT, KINDS, LONG, Graph, Node
-from cufa.problem.checks import shown_dtype
 
 ELEMENTS: dict[np.dtype, str] = {
     np.dtype(dtype): kind

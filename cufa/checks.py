@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from cufa.features.parts import MAX_WINDOW
-from cufa.problem.arrays import Array, overlap, overlaps_itself
-from cufa.problem.dtypes import DTYPES
+from cufa.arrays import Array, overlap, overlaps_itself
+from cufa.dtypes import DTYPES
 
 LAYOUTS = ("bhsd", "bshd")
 
@@ -27,6 +26,9 @@ CAUSAL = ("bottom-right", "top-left")
 
 NO_WINDOW = (None, None)
 """Of all keys."""
+
+MAX_WINDOW = 2**30
+"""A bound of a window that is no bound, and the longest sequences that a window is for."""
 
 _CAUSAL = f"True, False, {CAUSAL[0]!r} or {CAUSAL[1]!r}"
 

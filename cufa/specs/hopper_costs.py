@@ -6,8 +6,8 @@ by ``python scripts/bench.py costs``, and written by ``python scripts/bench.py f
 
 from __future__ import annotations
 
-from cufa.planner.costs import Cost
-from cufa.planner.tile_shape import TileShape
+from cufa.specs.costs import Cost
+from cufa.specs.tile_shape import TileShape
 
 COSTS: dict[tuple[int, int, bool], dict[TileShape, Cost]] = {
     (32, 32, False): {
