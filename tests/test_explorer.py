@@ -18,6 +18,7 @@ import cufa
 from cufa import device
 from cufa.device import Device
 from cufa.explorer import Interrupted, Progress, stage
+from cufa.features.causal import Causal
 from cufa.planner.plan import plan
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
@@ -135,7 +136,7 @@ def test_arrays_of_numpy_stand_for_their_problem() -> None:
     q, k = np.zeros((1, 100, 4, 32), np.float16), np.zeros((1, 50, 2, 32), np.float16)
     space = {**SPACE, "bn": (32,)}
     found = explore(q, k, k, causal=True, scale=2.0, layout="bshd", space=space, arch="sm_80")
-    assert found.problem == Problem("float16", 1, 4, 2, 100, 50, 32, 32, True, 2.0)
+    assert found.problem == Problem("float16", 1, 4, 2, 100, 50, 32, 32, 2.0, (Causal(),))
 
 
 def test_a_softcap_as_exact_as_a_log_sum_exp(rng: np.random.Generator) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cufa import device
+from cufa.features.causal import Causal
 from cufa.planner.decode import plan
 from cufa.planner.rules import KEY_STEP
 from cufa.problem.problem import Problem
@@ -19,7 +20,7 @@ def problem(**sizes: Any) -> Problem:
     fields: dict[str, Any] = {
         **{"dtype": "float16", "batch": 1, "heads_q": 8, "heads_kv": 2, "seq_q": 1},
         **{"capacity": 1000, "pages": 0, "page_size": 0, "head_dim": 64, "head_dim_v": 64},
-        **{"causal": True, "scale": 0.125},
+        **{"features": (Causal(),), "scale": 0.125},
     }
     fields |= sizes
     kv = "Paged" if fields["page_size"] else "Contiguous"

@@ -10,11 +10,13 @@ import numpy as np
 from cufa import device as devices
 from cufa.api.block_mask import BlockMask, with_block_mask
 from cufa.arrays import Array, Operands, array_module, as_bhsd
-from cufa.checks import NO_WINDOW, check_dropout, check_flag, check_seed, refuse_kernel
+from cufa.checks import check_flag, check_seed, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.cpu import own as cpu_own
 from cufa.cpu.lengths import attention_padded
+from cufa.features.dropout import check_dropout
 from cufa.features.expression.own import NOTHING, own
+from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner, explained
@@ -190,9 +192,7 @@ def attention(
     xp = array_module(q, k, v, out)
     problem, operands = parse(
         *(q, k, v),
-        causal=causal,
-        window=window,
-        softcap=softcap,
+        asked={"causal": causal, "window": window, "softcap": softcap, "dropout_p": dropout_p},
         scale=scale,
         layout=layout,
         out=out,
@@ -200,7 +200,6 @@ def attention(
         beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
         own=mods,
         lengths_k=lengths_k,
-        dropout_p=dropout_p,
         return_lse=return_lse,
     )
     if block_mask is not None:
@@ -268,9 +267,7 @@ def explain(
     xp = array_module(q, k, v, out)
     problem, _ = parse(
         *(q, k, v),
-        causal=causal,
-        window=window,
-        softcap=softcap,
+        asked={"causal": causal, "window": window, "softcap": softcap, "dropout_p": dropout_p},
         scale=scale,
         layout=layout,
         out=out,
@@ -278,7 +275,6 @@ def explain(
         beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
         own=NOTHING if xp is np else own(score_mod, mask_mod),
         lengths_k=lengths_k,
-        dropout_p=dropout_p,
         return_lse=return_lse,
     )
     if block_mask is not None:

@@ -8,9 +8,10 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, as_bhsd
-from cufa.checks import NO_WINDOW, check_flag, refuse_kernel
+from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import decode as cpu
 from cufa.features.parts import ARRAYS
+from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner
@@ -225,13 +226,11 @@ def decode_padded(
         v_cache,
         lengths=lengths,
         block_table=block_table,
-        causal=causal,
+        asked={"causal": causal, "window": window, "softcap": softcap},
         scale=scale,
         layout=layout,
         out=out,
         unified_max=unified_max,
-        window=window,
-        softcap=softcap,
         beside=dict(zip(ARRAYS, arrays, strict=True)) if arrays else NO_ARRAYS,
         return_lse=return_lse,
     )

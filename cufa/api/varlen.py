@@ -10,9 +10,7 @@ import numpy as np
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd, module_of
 from cufa.checks import (
-    NO_WINDOW,
     check_devices,
-    check_dropout,
     check_dtypes,
     check_flag,
     check_out,
@@ -23,9 +21,11 @@ from cufa.checks import (
 from cufa.cpu import attention as cpu_attention
 from cufa.cpu import lengths as cpu
 from cufa.cpu.own import Own, checked
+from cufa.features.dropout import check_dropout
 from cufa.features.expression.own import NOTHING, own
 from cufa.features.expression.own import Own as Traced
 from cufa.features.parts import ARRAYS
+from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner, explained
@@ -163,11 +163,8 @@ def attention_varlen(
         (max_seqlen_q, max_seqlen_k),
         mods,
         seed,
-        causal=causal,
-        window=window,
-        softcap=softcap,
+        asked={"causal": causal, "window": window, "softcap": softcap, "dropout_p": dropout_p},
         scale=scale,
-        dropout_p=dropout_p,
         return_lse=return_lse,
     )
     if xp is np:
@@ -241,11 +238,8 @@ def explain_varlen(
         (max_seqlen_q, max_seqlen_k),
         NOTHING if isinstance(q, np.ndarray) else own(score_mod, mask_mod),
         seed,
-        causal=causal,
-        window=window,
-        softcap=softcap,
+        asked={"causal": causal, "window": window, "softcap": softcap, "dropout_p": dropout_p},
         scale=scale,
-        dropout_p=dropout_p,
         return_lse=return_lse,
     )
     if xp is np:
@@ -338,7 +332,7 @@ def _with_arrays(
         if given[name] is not None and _ANY in (problem.max_seqlen_q, problem.max_seqlen_k):
             raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed beside it")
     reads, views = parse_beside(given, mods, 4, problem.sizes, xp)
-    return problem._replace(reads=reads), operands._replace(beside=views)
+    return problem.reading(*reads), operands._replace(beside=views)
 
 
 def _without_batch(result: Any, out: Array | None, return_lse: bool) -> Any:

@@ -13,8 +13,9 @@ from cufa.arrays import Array, as_bhsd, check_unmasked, module_of_all, overlap
 from cufa.caches.full import CacheFullError
 from cufa.caches.pages import Taken
 from cufa.caches.store import Store
-from cufa.checks import NO_WINDOW, check_devices, check_dtypes
+from cufa.checks import check_devices, check_dtypes
 from cufa.cpu import append as cpu
+from cufa.features.window import NO_WINDOW
 from cufa.launch import append as launch
 from cufa.problem.tokens import Tokens
 from cufa.specs.variant import Variant

@@ -11,23 +11,20 @@ from cufa import device as devices
 from cufa import optional
 from cufa.api.block_mask import BlockMask, with_block_mask
 from cufa.arrays import Array, Operands, array_module
-from cufa.checks import NO_WINDOW, check_flag, check_seed
+from cufa.checks import check_flag, check_seed
 from cufa.device import Device
-from cufa.explorer.beside import Beside
+from cufa.explorer.beside import DRAWN, Beside
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, variants
+from cufa.features import VALUES
 from cufa.features.expression.own import own
-from cufa.features.parts import part_named
+from cufa.features.user_functions import OWN, Blocks
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem, checked
 
-_DEFAULTS = {
-    **{"causal": False, "window": NO_WINDOW, "softcap": None, "dropout_p": 0.0, "scale": None},
-    **{"layout": "bhsd", "return_lse": False},
-}
-_ARRAYS = ("alibi_slopes", "bias", "mask", "sinks")
+_DEFAULTS: dict[str, Any] = {"scale": None, "layout": "bhsd", "return_lse": False}
 
 __all__ = ["Exploration", "Interrupted", "Progress", "Row", "explore"]
 
@@ -138,8 +135,8 @@ def _of_problem(problem: Problem, given: dict[str, Any]) -> Problem:
         if value is not None:
             raise TypeError(f"{name} must not be given beside a Problem, which says all")
     found = checked(problem)
-    missing = [part_named(name).argument for name in found.reads]
-    missing = [name for name in missing if name not in _ARRAYS]
+    kinds = {feature.ARGUMENT for feature in found.features}
+    missing = [name for name in (*OWN, Blocks.ARGUMENT) if name in kinds]
     if problem.kv != "Dense":
         missing.append("lengths")
     if missing:
@@ -153,7 +150,7 @@ def _of_arrays(
     """Return the problem of a call of `attention`, and its arrays: on the GPU, if it is timed."""
     beside = Beside(
         ndim=np.ndim(arrays[0]),
-        arrays={name: given.pop(name) for name in _ARRAYS if name in given},
+        arrays={name: given.pop(name) for name in DRAWN if name in given},
         own=own(given.get("score_mod"), given.get("mask_mod")),
         score_mod=given.pop("score_mod", None),
         mask_mod=given.pop("mask_mod", None),
@@ -166,8 +163,15 @@ def _of_arrays(
         xp = optional.cupy()
         beside = beside.on(xp)
         arrays = tuple(map(xp.asarray, arrays))
+    asked = {name: given.pop(name) for name in VALUES if name in given}
     problem, operands = parse(
-        *arrays, **{**_DEFAULTS, **given}, out=None, xp=xp, beside=beside.arrays, own=beside.own
+        *arrays,
+        **{**_DEFAULTS, **given},
+        asked=asked,
+        out=None,
+        xp=xp,
+        beside=beside.arrays,
+        own=beside.own,
     )
     if beside.block_mask is not None:
         problem = with_block_mask(problem, beside.block_mask, beside.mask_mod, xp)

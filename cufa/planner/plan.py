@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from cufa.checks import MAX_WINDOW
 from cufa.device import Device
 from cufa.features.parts import kind_of, part_named
 from cufa.planner import rules, scheduler
@@ -155,7 +154,7 @@ class TiledPlanner:
 
     def timed(self, problem: Problem) -> tuple[Plan, float]:
         """Return a problem's plan, and the microseconds expected of it, or 0.0."""
-        longest = MAX_WINDOW if problem.has_window else _MAX_LENGTH
+        longest = min(_MAX_LENGTH, problem.longest[0])
         usual = 0 < problem.seq_kv <= longest >= problem.seq_q
         if self._choice is None or not usual:
             return plan(problem, self._device, self._kernel, self._table), 0.0
@@ -173,11 +172,12 @@ def _check_limits(problem: Problem, device: Device) -> None:
             f"device: {device.name} has compute capability {device.compute_capability / 10}, "
             "8.0 is needed"
         )
+    longest, argument = problem.longest
     for name, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
         if length > _MAX_LENGTH:
             raise ValueError(f"{name} has seq {length}, more than the kernels' {_MAX_LENGTH}")
-        if length > MAX_WINDOW and problem.has_window:
-            raise ValueError(f"window: {name} has seq {length}, more than {MAX_WINDOW}")
+        if length > longest:
+            raise ValueError(f"{argument}: {name} has seq {length}, more than {longest}")
 
 
 def _check_variant(problem: Problem, variant: Variant, device: Device) -> None:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.features.parts import BLOCKS, OWN, edges, kind_of, part_named
+from cufa.features.parts import edges, kind_of, part_named
+from cufa.features.user_functions import BLOCKS, OWN
 from cufa.planner import scheduler
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS
@@ -116,6 +117,7 @@ class Choice:
         self._copies = copies(head_dims, compiled)
         self._uneven = edges(score) > 0
         # Of more queries than keys, those in front see none; beside other masks, all that there are
+        self._is_top_left = "TopLeft" in score
         self._hides_rows = "Causal" in score and "TopLeft" not in score
         costs = kernel.costs.get((*compiled, self._uneven), {})
         legal: dict[Variant, TileShape] = {}
@@ -155,7 +157,7 @@ class Choice:
             few = heads * -(-rows // long.bm) < self._sm_count
             return next((each for each in short if few or rows <= each.bm), long), 0.0
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
-        if problem.top_left:  # of which none sees more
+        if self._is_top_left:  # of which none sees more
             keys = min(keys, rows)
         # Up to the next step, for which most new lengths have been seen before; but where rows see
         # no keys, or few, some more matter
@@ -243,7 +245,7 @@ class Choice:
         """Return the microseconds expected of each variant, if that is known."""
         _, batch, heads_q, heads_kv, rows, keys, *_ = problem
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
-        keys = min(keys, rows) if problem.top_left else keys
+        keys = min(keys, rows) if self._is_top_left else keys
         sizes = batch * heads_q, batch * heads_kv, packable, rows, keys, problem.most_seen
         return {each.variant: self._time(each, *sizes) for each in self._priced}
 

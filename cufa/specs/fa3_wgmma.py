@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.features.parts import BLOCKS, edges, part_named
+from cufa.features.parts import edges, part_named
+from cufa.features.user_functions import BLOCKS
 from cufa.specs.arguments import NUMBERS, TemplateArguments
 from cufa.specs.hopper_costs import COSTS
 from cufa.specs.kv import LENGTHS
