@@ -445,6 +445,7 @@ def test_planning_with_tables_imports_no_cupy() -> None:
         "import sys\n"
         "from cufa import device\nfrom cufa.planner.plan import plan\n"
         "from cufa.tuned import user_table\n"
+        "from cufa.features.causal import Causal\n"
         "from cufa.problem.problem import Problem\n"
         "gpu = device.named('h200')\n"
         f"chosen = plan({PROBLEM!r}, gpu, table=user_table(gpu))\n"

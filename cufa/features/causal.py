@@ -32,6 +32,7 @@ class Causal(Value):
 
     ARGUMENT: ClassVar[str] = "causal"
     DEFAULT: ClassVar[object] = False
+    LIKELY: ClassVar[float] = 0.5
     PARTS: ClassVar[tuple[Part, ...]] = (
         Part("Causal", "causal", right_edge=True, decodes=True),
         Part("TopLeft", "causal", right_edge=True),

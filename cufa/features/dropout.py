@@ -51,6 +51,7 @@ class Dropout(Value):
 
     ARGUMENT: ClassVar[str] = "dropout_p"
     DEFAULT: ClassVar[object] = 0.0
+    LIKELY: ClassVar[float] = 0.2
     OPTION: ClassVar[Option | None] = Option(
         "--dropout", "P", "the share of the weights that is dropped", float
     )

@@ -219,10 +219,13 @@ class Value(Feature):
         Of the command line.
     DEFAULT : object
         Of the argument.
+    LIKELY : float
+        How likely a random call of the tests has it.
     """
 
     OPTION: ClassVar[Option | None] = None
     DEFAULT: ClassVar[object] = None
+    LIKELY: ClassVar[float] = 0.3
 
     @classmethod
     def parse(cls, given: object) -> Value | None:

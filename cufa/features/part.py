@@ -33,6 +33,8 @@ class Part(NamedTuple):
         What a launch appends to ``Params``, in order.
     left_edge, right_edge : bool
         Whether it leaves out keys before the first, or after the last, that a query sees.
+    jumps : bool
+        Whether these may rise by more than one from query to query, see ``kernels/part.cuh``.
     decodes : bool
         Whether `cufa.decode` takes it.
     axes : str
@@ -53,6 +55,7 @@ class Part(NamedTuple):
     parameters: tuple[Parameter, ...] = ()
     left_edge: bool = False
     right_edge: bool = False
+    jumps: bool = False
     decodes: bool = False
     axes: str = ""
     dtype: str = ""

@@ -45,6 +45,12 @@ def edges(score: tuple[str, ...]) -> int:
     return any(part.left_edge for part in parts) + any(part.right_edge for part in parts)
 
 
+def are_apart(score: tuple[str, ...]) -> bool:
+    """Whether the warpgroups of a tile may visit different keys: by edges that do not jump."""
+    jumps = any(part_named(name).jumps for name in score)
+    return edges(score) > 0 and BLOCKS not in score and not jumps
+
+
 def is_uneven(score: tuple[str, ...]) -> bool:
     """Whether tiles of rows may visit different numbers of keys."""
     return edges(score) > 0 or BLOCKS in score

@@ -61,8 +61,20 @@ class Window(Value):
         _read,
     )
     PARTS: ClassVar[tuple[Part, ...]] = (
-        Part("WindowLeft", "window", (Parameter("window_left", "i4"),), True, decodes=True),
-        Part("WindowRight", "window", (Parameter("window_right", "i4"),), False, True, True),
+        Part(
+            "WindowLeft",
+            "window",
+            (Parameter("window_left", "i4"),),
+            left_edge=True,
+            decodes=True,
+        ),
+        Part(
+            "WindowRight",
+            "window",
+            (Parameter("window_right", "i4"),),
+            right_edge=True,
+            decodes=True,
+        ),
     )
 
     @classmethod

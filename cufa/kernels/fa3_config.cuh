@@ -65,9 +65,10 @@ struct Config
     // rise by less than STEEP_LOG2 from tile to tile.
     static constexpr bool UNCHECKED = SCORE::FIRST_TILE_BOUNDS_MAX;
     static constexpr float STEEP_LOG2 = 60.f;
-    // Whether tiles of rows visit different keys, and whether their consumers do, each for itself.
+    // Whether tiles of rows visit different keys, and whether their consumers do, each for itself:
+    // where edges jump, one might skip more tiles than there are stages.
     static constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE || SCORE::HAS_BLOCK_MAP;
-    static constexpr bool APART = UNEVEN && !SCORE::HAS_BLOCK_MAP;
+    static constexpr bool APART = UNEVEN && !SCORE::HAS_BLOCK_MAP && !SCORE::JUMPS;
     static constexpr int PARTS = APART ? CONSUMERS : 1;
     // Whether some tiles of rows do not begin with the first keys.
     static constexpr bool FIRST = SCORE::LEFT_EDGE || SCORE::HAS_BLOCK_MAP;

@@ -256,7 +256,7 @@ def _turns(tile: TileShape, score: tuple[str, ...], head_dim_v: int) -> bool:
     With few keys a tile of rows waiting costs more than it gives, in those tiles in which it has
     been measured.
     """
-    if tile.bm == 128 and head_dim_v >= 128 and "WindowLeft" in score:
+    if tile.bm == 128 and head_dim_v >= 128 and any(part_named(name).left_edge for name in score):
         return False
     return tile.ping_pong
 

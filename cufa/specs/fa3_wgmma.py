@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.features.parts import edges, part_named
+from cufa.features.parts import are_apart, edges, part_named
 from cufa.features.user_functions import BLOCKS
 from cufa.specs.arguments import NUMBERS, TemplateArguments
 from cufa.specs.hopper_costs import COSTS
@@ -58,7 +58,7 @@ def q_slots(v: TemplateArguments) -> int:
 
 def _shared_memory(v: TemplateArguments) -> dict[str, int]:
     slots = q_slots(v)
-    parts = v.bm // 64 if edges(v.score) and BLOCKS not in v.score else 1
+    parts = v.bm // 64 if are_apart(v.score) else 1
     # A tile, which keys its parts' rows visit, and its sequence's lengths.
     work = 4 * (3 + 4 * parts) + 16 * (v.kv in LENGTHS)
     if BLOCKS in v.score:  # and where the map has which keys it visits, an address
@@ -98,7 +98,7 @@ def _complaint(v: TemplateArguments, device: Device) -> str | None:
     if panel_columns(v.head_dim) != panel_columns(v.head_dim_v):
         return "head_dim and head_dim_v must be swizzled alike, as multiples of 64, 32 or 16"
     skipped = edges(v.score) * -(-(v.bm - 64) // v.bn)
-    if skipped > v.stages and BLOCKS not in v.score:  # it may hold a V meanwhile
+    if skipped > v.stages and are_apart(v.score):  # it may hold a V meanwhile
         return f"a warpgroup skips {skipped} masked tiles of keys: as many stages are needed"
     if v.ping_pong and v.bm == 64:
         return "ping_pong needs two warpgroups, bm of 128 or more"
