@@ -279,7 +279,7 @@ def test_all_variants_for_hopper() -> None:
 # --- choices ---
 
 
-def problem_of(causal: bool = True, **changes: Any) -> Problem:
+def problem_of(causal: Any = True, **changes: Any) -> Problem:
     features = (Causal(),) if causal else ()
     base = Problem("float16", 2, 32, 8, 4096, 4096, 128, 128, 0.1, features)
     return base._replace(**changes)

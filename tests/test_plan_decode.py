@@ -20,11 +20,11 @@ H200 = device.named("h200")
 
 def problem(
     *,
-    causal: bool = True,
-    left: int | None = None,
-    right: int | None = None,
-    softcap: float | None = None,
-    reads: tuple[str, ...] = (),
+    causal: Any = True,
+    left: Any = None,
+    right: Any = None,
+    softcap: Any = None,
+    reads: Any = (),
     **sizes: Any,
 ) -> Problem:
     fields: dict[str, Any] = {

@@ -121,7 +121,7 @@ class Tuning:
             "device": self.device.name,
             "rows": [
                 {
-                    **row.problem._asdict(),
+                    **row.problem.to_dict(),
                     "class": row.problem_class._asdict(),
                     "planned": str(row.planned),
                     "planned_us": round(row.planned_us, 3),
@@ -132,7 +132,7 @@ class Tuning:
                 for row in self.rows
             ],
             "failures": [
-                {**problem._asdict(), "why": why} for problem, why in self.failures.items()
+                {**problem.to_dict(), "why": why} for problem, why in self.failures.items()
             ],
         }
 

@@ -130,7 +130,9 @@ class Problem(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold; features by argument."""
-        return {**self._asdict(), "features": {each.ARGUMENT: each.given for each in self.features}}
+        given = {each.ARGUMENT: each.given for each in self.features}
+        lists = {name: list(x) if isinstance(x, tuple) else x for name, x in given.items()}
+        return {**self._asdict(), "features": lists}
 
     def having(self, *features: Feature) -> Problem:
         """Return the same with features, in place of others of their kinds."""
