@@ -30,6 +30,7 @@ from test_varlen import LENGTHS, OPTIONS, assert_each_is_right, ragged
 
 import cufa
 from cufa import device
+from cufa.features import VALUES
 from cufa.specs.variant import Variant
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
@@ -49,7 +50,7 @@ def score_of(**options: Any) -> tuple[str, ...]:
 def varlen(form: str, arrays: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the result and the log-sum-exp of a form."""
     variant = Variant.parse(form.format(score=""))
-    plain = {k: x for k, x in options.items() if k in ("causal", "window", "softcap", "scale")}
+    plain = {k: x for k, x in options.items() if k in (*VALUES, "scale")}
     score = score_of(dtype=arrays[0].dtype, **plain)
     there: dict[str, Any] = {k: on_gpu(x) if hasattr(x, "dtype") else x for k, x in options.items()}
     out, lse = cufa.attention_varlen(
