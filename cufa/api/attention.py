@@ -36,6 +36,7 @@ def attention(
     *,
     causal: bool | str = False,
     window: tuple[int | None, int | None] = NO_WINDOW,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
@@ -75,6 +76,11 @@ def attention(
     window : tuple of int or None, (left, right)
         Query i sees the keys from i + sk - sq - left to i + sk - sq + right only; None is no bound.
         With a causal mask, those that both let it see. Tiles of keys that none sees take no time.
+    attention_chunk : int, optional
+        Query i sees the keys of its own chunk of so many only: with p = i + sk - sq, those of
+        p // attention_chunk * attention_chunk and on, rounded down, so that a query in front of the
+        first key sees none. With a causal mask it is the chunked attention of Llama 4. Tiles of
+        keys of other chunks take no time.
     softcap : float, optional
         c * tanh(score / c) takes the place of the score (Gemma 2): 1e-6 to 1e4. On a GPU, in
         bfloat16, to 2^-11 of it, a quarter of what a score rounded to bfloat16 may err; with
@@ -181,6 +187,7 @@ def attention(
         dtypes,
         *(causal, type(causal), scale, type(scale), layout, softcap, type(softcap)),
         *(window, None if window is NO_WINDOW else calls.types_of(window)),
+        *(attention_chunk, type(attention_chunk)),
         *(return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
         *(batch_invariant, type(batch_invariant), dropout_p, type(dropout_p)),
     )
@@ -192,7 +199,10 @@ def attention(
     xp = array_module(q, k, v, out)
     problem, operands = parse(
         *(q, k, v),
-        asked={"causal": causal, "window": window, "softcap": softcap, "dropout_p": dropout_p},
+        asked={
+            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
+            **{"softcap": softcap, "dropout_p": dropout_p},
+        },
         scale=scale,
         layout=layout,
         out=out,
@@ -224,6 +234,7 @@ def explain(
     *,
     causal: bool | str = False,
     window: tuple[int | None, int | None] = NO_WINDOW,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
@@ -246,9 +257,11 @@ def explain(
 
     Parameters
     ----------
-    q, k, v, causal, window, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod
+    q, k, v, causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
         As for `attention`.
-    block_mask, lengths_k, dropout_p, seed, scale, layout, out, return_lse, batch_invariant, kernel
+    score_mod, mask_mod, block_mask, lengths_k, dropout_p, seed, scale, layout, out, return_lse
+        As for `attention`.
+    batch_invariant, kernel
         As for `attention`.
 
     Returns
@@ -267,7 +280,10 @@ def explain(
     xp = array_module(q, k, v, out)
     problem, _ = parse(
         *(q, k, v),
-        asked={"causal": causal, "window": window, "softcap": softcap, "dropout_p": dropout_p},
+        asked={
+            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
+            **{"softcap": softcap, "dropout_p": dropout_p},
+        },
         scale=scale,
         layout=layout,
         out=out,

@@ -31,6 +31,7 @@ def decode(
     block_table: Array | None = None,
     causal: bool = True,
     window: tuple[int | None, int | None] = NO_WINDOW,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     sinks: Array | None = None,
@@ -73,6 +74,9 @@ def decode(
     window : tuple of int or None, (left, right)
         Query i sees the keys from i + lengths - sq - left to i + lengths - sq + right only; None is
         no bound. Keys in front of all windows are not read, nor are their pages.
+    attention_chunk : int, optional
+        As in `attention`, with p = i + lengths - sq. Keys in front of all chunks are not read, nor
+        are their pages.
     softcap : float, optional
         As in `attention`.
     alibi_slopes : array, shape (hq,) or (b, hq), float32
@@ -154,6 +158,7 @@ def decode(
         block_table=block_table,
         causal=causal,
         window=window,
+        attention_chunk=attention_chunk,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         sinks=sinks,
@@ -177,6 +182,7 @@ def decode_padded(
     block_table: Array | None,
     causal: bool,
     window: tuple[int | None, int | None],
+    attention_chunk: int | None,
     softcap: float | None,
     alibi_slopes: Array | None,
     sinks: Array | None,
@@ -195,9 +201,9 @@ def decode_padded(
     padded : bool
         Whether the rows of the caches go on in memory, with zeros that fill whole chunks of 16
         bytes.
-    q, k_cache, v_cache, lengths, block_table, causal, window, softcap, alibi_slopes, sinks
+    q, k_cache, v_cache, lengths, block_table, causal, window, attention_chunk, softcap
         As of `decode`.
-    scale, layout, out, return_lse, num_splits, kernel, unified_max
+    alibi_slopes, sinks, scale, layout, out, return_lse, num_splits, kernel, unified_max
         As of `decode`.
     """
     arrays: tuple[Array | None, ...] = ()
@@ -213,6 +219,7 @@ def decode_padded(
         *(num_splits, type(num_splits), kernel, of_kernel),
         *(unified_max, type(unified_max), softcap, type(softcap), dtypes),
         *(window, None if window is NO_WINDOW else calls.types_of(window)),
+        *(attention_chunk, type(attention_chunk)),
     )
     extras = Extras(arrays, (lengths, block_table))
     result = calls.replay(q, k_cache, v_cache, out, return_lse, options, extras)
@@ -226,7 +233,10 @@ def decode_padded(
         v_cache,
         lengths=lengths,
         block_table=block_table,
-        asked={"causal": causal, "window": window, "softcap": softcap},
+        asked={
+            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
+            "softcap": softcap,
+        },
         scale=scale,
         layout=layout,
         out=out,

@@ -53,6 +53,7 @@ def attention_varlen(
     seqused_k: Array | None = None,
     causal: bool | str = False,
     window: tuple[int | None, int | None] = NO_WINDOW,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
@@ -90,7 +91,7 @@ def attention_varlen(
         are not written. No call needs them but those with `bias` or `mask`.
     seqused_k : array, shape (sequences,), int32, optional
         How many of each sequence's keys are in use, the first ones.
-    causal, window, softcap, scale
+    causal, window, attention_chunk, softcap, scale
         As in `cufa.attention`, for each sequence by its own lengths.
     alibi_slopes : array, shape (hq,) or (sequences, hq), float32
     bias, mask : array, broadcastable to (sequences, hq, max_seqlen_q, max_seqlen_k)
@@ -149,6 +150,7 @@ def attention_varlen(
             *(max_seqlen_q, type(max_seqlen_q), max_seqlen_k, type(max_seqlen_k)),
             *(causal, type(causal), scale, type(scale), softcap, type(softcap)),
             *(window, None if window is NO_WINDOW else calls.types_of(window)),
+            *(attention_chunk, type(attention_chunk)),
             *(return_lse, type(return_lse), dropout_p, type(dropout_p)),
             *(kernel, None if kernel is None else calls.types_of(kernel)),
         )
@@ -163,7 +165,10 @@ def attention_varlen(
         (max_seqlen_q, max_seqlen_k),
         mods,
         seed,
-        asked={"causal": causal, "window": window, "softcap": softcap, "dropout_p": dropout_p},
+        asked={
+            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
+            **{"softcap": softcap, "dropout_p": dropout_p},
+        },
         scale=scale,
         return_lse=return_lse,
     )
@@ -193,6 +198,7 @@ def explain_varlen(
     seqused_k: Array | None = None,
     causal: bool | str = False,
     window: tuple[int | None, int | None] = NO_WINDOW,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
@@ -213,9 +219,9 @@ def explain_varlen(
     ----------
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, causal, window
         As for `attention_varlen`.
-    softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod, dropout_p, seed, scale, out
+    attention_chunk, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod, dropout_p, seed
         As for `attention_varlen`.
-    return_lse, kernel
+    scale, out, return_lse, kernel
         As for `attention_varlen`.
 
     Returns
@@ -238,7 +244,10 @@ def explain_varlen(
         (max_seqlen_q, max_seqlen_k),
         NOTHING if isinstance(q, np.ndarray) else own(score_mod, mask_mod),
         seed,
-        asked={"causal": causal, "window": window, "softcap": softcap, "dropout_p": dropout_p},
+        asked={
+            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
+            **{"softcap": softcap, "dropout_p": dropout_p},
+        },
         scale=scale,
         return_lse=return_lse,
     )

@@ -350,6 +350,7 @@ class Cache:
         layer: int = 0,
         causal: bool = True,
         window: tuple[int | None, int | None] = NO_WINDOW,
+        attention_chunk: int | None = None,
         softcap: float | None = None,
         alibi_slopes: Array | None = None,
         sinks: Array | None = None,
@@ -367,7 +368,7 @@ class Cache:
         q : array, shape (sequences, heads_q, n, head_dim)
             Queries of the last n positions, as `append` and `write` return them.
         layer : int
-        causal, window, softcap, alibi_slopes, sinks, scale, out, return_lse
+        causal, window, attention_chunk, softcap, alibi_slopes, sinks, scale, out, return_lse
             As of `cufa.decode`.
         num_splits, unified_max, kernel
             As of `cufa.decode`.
@@ -397,6 +398,7 @@ class Cache:
             block_table=views.block_table,
             causal=causal,
             window=window,
+            attention_chunk=attention_chunk,
             softcap=softcap,
             alibi_slopes=alibi_slopes,
             sinks=sinks,

@@ -36,6 +36,7 @@ def explore(
     *,
     causal: bool | str | None = None,
     window: tuple[int | None, int | None] | None = None,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
@@ -65,9 +66,12 @@ def explore(
         `cufa.attention` takes them, timed as they are (those of NumPy in a copy on the GPU).
     k, v : array, optional
         Keys and values, with an array `q`.
-    causal, window, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod, block_mask
-        As in `cufa.attention`, with an array `q`. Arrays that functions read must be on the GPU
-        where variants are timed; strings of C++ can only be compiled.
+    causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod
+        As in `cufa.attention`, with an array `q`.
+    block_mask
+        As in `cufa.attention`, with an array `q`. Arrays that functions read, those of `score_mod`
+        and `mask_mod`, must be on the GPU where variants are timed; strings of C++ can only be
+        compiled.
     dropout_p, seed, scale, layout, return_lse
         As in `cufa.attention`, with an array `q`; variants are timed without the log-sum-exp, and
         have scores that are as exact as that asks for.
@@ -105,7 +109,13 @@ def explore(
     check_options(jobs, progress)
     options = {
         **{"causal": causal, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes},
-        **{"bias": bias, "mask": mask, "sinks": sinks, "score_mod": score_mod},
+        **{
+            "attention_chunk": attention_chunk,
+            "bias": bias,
+            "mask": mask,
+            "sinks": sinks,
+            "score_mod": score_mod,
+        },
         **{"mask_mod": mask_mod, "block_mask": block_mask, "dropout_p": dropout_p},
         **{"seed": seed, "scale": scale, "layout": layout, "return_lse": return_lse},
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cufa.features.alibi import Alibi
+from cufa.features.attention_chunk import AttentionChunk
 from cufa.features.bias import Bias
 from cufa.features.causal import Causal
 from cufa.features.dropout import Dropout
@@ -21,6 +22,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Bias,
     Causal,
     Window,
+    AttentionChunk,
     Mask,
     Sinks,
     Blocks,

@@ -3,6 +3,7 @@
 // expression is a new part.
 #pragma once
 #include "alibi.cuh"
+#include "attention_chunk.cuh"
 #include "bias.cuh"
 #include "blocks.cuh"
 #include "causal.cuh"
