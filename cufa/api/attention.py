@@ -185,11 +185,11 @@ def attention(
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
         dtypes,
-        *(causal, type(causal), scale, type(scale), layout, softcap, type(softcap)),
-        *(window, None if window is NO_WINDOW else calls.types_of(window)),
-        *(attention_chunk, type(attention_chunk)),
-        *(return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
-        *(batch_invariant, type(batch_invariant), dropout_p, type(dropout_p)),
+        (causal, type(causal), scale, type(scale), layout, softcap, type(softcap)),
+        (window, None if window is NO_WINDOW else calls.types_of(window)),
+        (attention_chunk, type(attention_chunk)),
+        (return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
+        (batch_invariant, type(batch_invariant), dropout_p, type(dropout_p)),
     )
     result = calls.replay(q, k, v, out, return_lse, options, extras)
     if result is not None:

@@ -214,12 +214,12 @@ def decode_padded(
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     of_kernel = None if kernel is None else calls.types_of(kernel)
     options = (
-        *("cufa.decode", block_table is None, padded),
-        *(causal, type(causal), scale, type(scale), layout, return_lse, type(return_lse)),
-        *(num_splits, type(num_splits), kernel, of_kernel),
-        *(unified_max, type(unified_max), softcap, type(softcap), dtypes),
-        *(window, None if window is NO_WINDOW else calls.types_of(window)),
-        *(attention_chunk, type(attention_chunk)),
+        ("cufa.decode", block_table is None, padded),
+        (causal, type(causal), scale, type(scale), layout, return_lse, type(return_lse)),
+        (num_splits, type(num_splits), kernel, of_kernel),
+        (unified_max, type(unified_max), softcap, type(softcap), dtypes),
+        (window, None if window is NO_WINDOW else calls.types_of(window)),
+        (attention_chunk, type(attention_chunk)),
     )
     extras = Extras(arrays, (lengths, block_table))
     result = calls.replay(q, k_cache, v_cache, out, return_lse, options, extras)

@@ -145,14 +145,14 @@ def attention_varlen(
         q1, k1, v1, out1 = (None if array is None else array[None] for array in tensors)
         # The types, because True == 1 and a cached call must not accept what a first one refuses.
         options = (
-            *("varlen", mods.parts),
+            ("varlen", mods.parts),
             tuple(getattr(array, "dtype", None) for array in extras.flat),
-            *(max_seqlen_q, type(max_seqlen_q), max_seqlen_k, type(max_seqlen_k)),
-            *(causal, type(causal), scale, type(scale), softcap, type(softcap)),
-            *(window, None if window is NO_WINDOW else calls.types_of(window)),
-            *(attention_chunk, type(attention_chunk)),
-            *(return_lse, type(return_lse), dropout_p, type(dropout_p)),
-            *(kernel, None if kernel is None else calls.types_of(kernel)),
+            (max_seqlen_q, type(max_seqlen_q), max_seqlen_k, type(max_seqlen_k)),
+            (causal, type(causal), scale, type(scale), softcap, type(softcap)),
+            (window, None if window is NO_WINDOW else calls.types_of(window)),
+            (attention_chunk, type(attention_chunk)),
+            (return_lse, type(return_lse), dropout_p, type(dropout_p)),
+            (kernel, None if kernel is None else calls.types_of(kernel)),
         )
         result = calls.replay(q1, k1, v1, out1, return_lse, options, extras)
         if result is not None:
