@@ -108,19 +108,14 @@ class Run:
                 cubin = built.compiled.cubin if isinstance(built.compiled, Compiled) else b""
                 self._compiled[row.variant] = row, b"" if row.error else cubin
                 self._step("compile", done, len(missing), row)
-        expected = self._expected()
+        expected: dict[Variant, float] = {}
+        for kernel in {variant.kernel for variant in legal}:
+            expected |= times(self._problem, self._device, kernel)
         for variant in legal:
             row, cubin = self._compiled[variant]
             self.rows[variant] = row._replace(expected_us=expected.get(variant))
             if cubin:
                 self._cubins[variant] = cubin
-
-    def _expected(self) -> dict[Variant, float]:
-        """Return the microseconds that the planner expects of those variants that it knows."""
-        found: dict[Variant, float] = {}
-        for kernel in self._kernels:
-            found |= times(self._problem, self._device, kernel)
-        return found
 
     def measure(self, operands: Operands | None, beside: Beside | None = None) -> None:
         """Check the variants that were compiled one by one, then race those that are right.
