@@ -77,8 +77,8 @@ def attention(
         Query i sees the keys from i + sk - sq - left to i + sk - sq + right only; None is no bound.
         With a causal mask, those that both let it see. Tiles of keys that none sees take no time.
     attention_chunk : int, optional
-        Query i sees the keys of its own chunk of so many only: with p = i + sk - sq, those of
-        p // attention_chunk * attention_chunk and on, rounded down, so that a query in front of the
+        Query i stands at position p = i + sk - sq and sees the keys j of its own chunk only:
+        j // attention_chunk == p // attention_chunk. Division rounds down, so a query before the
         first key sees none. With a causal mask it is the chunked attention of Llama 4. Tiles of
         keys of other chunks take no time.
     softcap : float, optional
