@@ -194,6 +194,18 @@ def check_dropout(dropout_p: object) -> float:
     return value
 
 
+def check_dropout_seed(seed: object, dropout_p: float) -> int:
+    """Return the seed of a call's dropout as 64 bits; 0 where neither is given."""
+    if seed is not None:
+        return check_seed(seed)
+    if 0 < dropout_p < 1:  # others are refused for what they are
+        raise ValueError(
+            "seed is needed with dropout_p: give each layer and step a seed of its own, or all of "
+            "them drop the same weights"
+        )
+    return 0
+
+
 def check_seed(seed: object) -> int:
     """Return the seed of random numbers as 64 bits."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):

@@ -9,7 +9,7 @@ import numpy as np
 
 from cufa import device as devices
 from cufa import optional
-from cufa.api.block_mask import BlockMask, with_block_mask
+from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
 from cufa.arrays import Array, Operands, array_module
 from cufa.checks import NO_WINDOW, check_flag, check_seed
 from cufa.device import Device
@@ -151,6 +151,8 @@ def _of_arrays(
     arrays: tuple[Any, Any, Any], given: dict[str, Any], timed: bool
 ) -> tuple[Problem, Operands, Beside]:
     """Return the problem of a call of `attention`, and its arrays: on the GPU, if it is timed."""
+    if given.get("block_mask") is not None:
+        given["mask_mod"] = mask_mod_of(given["block_mask"], given.get("mask_mod"))
     beside = Beside(
         ndim=np.ndim(arrays[0]),
         arrays={name: given.pop(name) for name in _ARRAYS if name in given},
@@ -170,7 +172,7 @@ def _of_arrays(
         *arrays, **{**_DEFAULTS, **given}, out=None, xp=xp, beside=beside.arrays, own=beside.own
     )
     if beside.block_mask is not None:
-        problem = with_block_mask(problem, beside.block_mask, beside.mask_mod, xp)
+        problem = with_block_mask(problem, beside.block_mask, xp)
     return problem, operands, beside
 
 
