@@ -11,8 +11,6 @@ html_theme = "furo"
 html_title = f"cufa {release}"
 
 myst_heading_anchors = 3
-# A page of the site names files of the repository by path, and links to no network.
-suppress_warnings = []
 
 # Single backticks in docstrings: a link where the name is documented, else code.
 default_role = "py:obj"

@@ -78,7 +78,7 @@ def attention(
         bfloat16, to 2^-11 of it, a quarter of what a score rounded to bfloat16 may err; with
         `return_lse`, as in float16, to 2^-20 of it or 2^-22 of c, which takes longer.
     alibi_slopes : array, shape (hq,) or (b, hq), float32
-        -slope * |i + sk - sq - j| is added to the score of query i and key j, after the softcap
+        ``-slope * |i + sk - sq - j|`` is added to the score of query i and key j, after the softcap
         (ALiBi, Press et al. 2022).
     bias : array, broadcastable to (b, hq, sq, sk)
         Is added to the scores after that: float16, bfloat16 or float32. It and `mask` have the
