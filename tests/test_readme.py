@@ -94,7 +94,7 @@ def test_tokens_a_second() -> None:
     cufa, bound, other = (row["cufa"], row["bound"], row["peers"]["transformers"])
     said = f"{cufa:.0f} tokens a second for one sequence, {cufa / bound:.0%} of what reading the"
     assert said in " ".join(TEXT.split())
-    assert f"transformers with SDPA {other:.0f}" in " ".join(TEXT.split())
+    assert f"transformers with SDPA generates {other:.0f}" in " ".join(TEXT.split())
 
 
 def line_with(text: str) -> str:
@@ -113,9 +113,9 @@ def test_host_cost() -> None:
 @pytest.mark.parametrize(
     ("line", "case"),
     [
-        ("of lengths that no call had before", "new_lengths"),
+        ("with lengths that no call had before", "new_lengths"),
         ("on a cache that grows by a key a call", "growing_cache"),
-        ("the same of `cufa.decode`", "decode"),
+        ("the same for `cufa.decode`", "decode"),
     ],
 )
 def test_host_cost_of_other_calls(line: str, case: str) -> None:
