@@ -10,5 +10,5 @@ install docs
 
 # What an earlier build has left must not hide a page that is gone.
 rm -rf build/docs
-.venv/bin/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/docs
+.venv/bin/python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto --builder html docs build/docs
 echo "Documentation: build/docs/index.html"
