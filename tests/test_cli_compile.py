@@ -85,6 +85,7 @@ def test_one_kernel_for_real(capsys: Captured) -> None:
     assert cli.main(ONE) == 0
     out, err = capsys.readouterr()
     assert err == ""
+    assert out.startswith("1 kernel to compile for sm_86, about 4 s on 1 thread\n")
     assert f"[1/1] {VARIANT}  " in out
     assert "1 kernel for sm_86 (rtx3090) written" in out
     assert str(cache.folder() / "kernels") in out
@@ -177,7 +178,7 @@ def test_one_kernel_of_decode_for_real(capsys: Captured) -> None:
     assert cli.main(words) == 0
     out, _ = capsys.readouterr()
     assert "1 kernel for sm_86 (rtx3090) written" in out
-    printed = re.search(r"^\[1/1\] (\w+<.*>)  ", out)
+    printed = re.search(r"^\[1/1\] (\w+<.*>)  ", out, re.MULTILINE)
     assert printed
     cubin = cubins.find(Variant.parse(printed[1]), "sm_86", nvrtc.version())
     assert cubin is not None

@@ -43,6 +43,8 @@ def exploration(rows: list[Row], ceilings: dict[str, float] | None = None) -> Ex
 IN_ORDER = [
     timed(16, 10.0),
     timed(32, 20.0),
+    compiled(128, expected_us=30.0, spill_bytes=8),
+    compiled(144, expected_us=40.0),
     compiled(48),
     compiled(64, occupancy=0.0625),
     compiled(80, spill_bytes=8, occupancy=0.5),
@@ -119,12 +121,14 @@ def test_csv_round_trip(tmp_path: Path) -> None:
 
 
 def test_table_without_timings() -> None:
-    lines = str(exploration([compiled(48), Row(variant_of(112), error="too large")])).splitlines()
+    rows = [compiled(48), compiled(64, expected_us=7.25), Row(variant_of(112), error="too large")]
+    lines = str(exploration(rows)).splitlines()
     assert lines[0] == "bfloat16, batch 2, heads 4, seq 1000, head dim 64, causal"
-    assert "2 variants for sm_90a (h200), NVRTC 13.0" in lines[1]
-    head, good, bad = lines[3:]
-    assert "us" not in head.split()
-    expected = "fa2_mma 64 64x48 2 4 2 100 0 32.1 2 12% 20.0 0.31"
+    assert "3 variants for sm_90a (h200), NVRTC 13.0" in lines[1]
+    head, planned, good, bad = lines[3:]
+    assert "TFLOP/s" not in head.split()
+    assert planned.endswith("7.2  planned")
+    expected = "fa2_mma 64 64x48 2 4 2 100 0 32.1 2 12% 20.0 0.31 -"
     assert good.split() == expected.split()
     assert bad.split()[:6] == ["fa2_mma", "64", "64x112", "2", "4", "2"]
     assert bad.endswith("-  too large")

@@ -232,6 +232,7 @@ TOUR = "import numpy as xp\nimport cufa\n"
 """The imports of the README's first snippet, which those of the tour go on from."""
 
 SNIPPETS = [snippet for page in BOOK if page != "README.md" for snippet in snippets(page)]
+SNIPPETS += [snippet for snippet in snippets("docs/exploring.md") if "cufa.Problem" in snippet]
 ON_A_GPU = [snippet for snippet in SNIPPETS if snippet.startswith("import cupy")]
 ON_THE_HOST = [snippet for snippet in SNIPPETS if snippet not in ON_A_GPU]
 FRAMEWORKS = ("torch", "jax")
@@ -293,7 +294,7 @@ def test_snippets_run_on_a_gpu(snippet: str) -> None:
 
 def test_there_are_commands_and_snippets() -> None:
     assert len(of_the_readme("numpy")) == 6
-    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 18, 1)
+    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 19, 1)
 
 
 DOCTESTS = [name for name in cufa.__all__ if ">>> " in (getattr(cufa, name).__doc__ or "")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from contextlib import closing
 
@@ -40,6 +41,9 @@ from cufa.specs.spec import HeadDims, Spec
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
 
+_SECONDS = 4.0
+"""A kernel's compilation on one core: 424 kernels of bfloat16 took 15 minutes on two."""
+
 
 def add(commands: Commands) -> None:
     """Add the command's parser."""
@@ -50,10 +54,12 @@ def add(commands: Commands) -> None:
         summary="compile kernels ahead of time, into cufa's cache folder",
         description=(
             "Compile the kernels that the planner would choose, so that a first call finds\n"
-            "them: for a container image, or where nobody may wait. Without --for or --decode,\n"
-            "all that it can choose for cufa.attention on that GPU. With --arch, for every\n"
-            "well-known GPU of it. What is there already is skipped. CUFA_CACHE_DIR says where\n"
-            "they go. It must be the same when they are used, and so must NVRTC."
+            "them: for a container image, or where nobody may wait. Name your shapes with --for\n"
+            "or --decode: a few seconds. Without, all kernels that cufa.attention can choose on\n"
+            "that GPU are compiled, hundreds of them, some 4 seconds each on a core. With --arch,\n"
+            "for every well-known GPU of it. Kernels that are there already are skipped.\n"
+            "CUFA_CACHE_DIR says where they go. It must be the same when they are used, and so\n"
+            "must NVRTC."
         ),
         examples=(
             "--arch sm_90a --for 4,32,4096,128:4,8,4096,128 1,32,1,128 --dtype bfloat16",
@@ -114,6 +120,9 @@ def run(options: argparse.Namespace) -> int:
     machine.check_cache("kernels")
     missing = [variant for variant in variants if not _is_there(variant, arch)]
     there = len(variants) - len(missing)
+    if missing:
+        kernels, duration = counted(len(missing), "kernel"), _duration(missing, options.jobs)
+        print(f"{kernels} to compile for {arch}, about {duration}", flush=True)
     started = time.perf_counter()
     written: list[Variant] = []
     failed: list[Variant] = []
@@ -130,6 +139,14 @@ def run(options: argparse.Namespace) -> int:
         )
         print(cache.folder() / "kernels")
     return 1 if failed else 0
+
+
+def _duration(missing: list[Variant], jobs: int | None) -> str:
+    """Return about how long kernels take to compile."""
+    threads = min(jobs or os.cpu_count() or 1, len(missing))
+    seconds = len(missing) * _SECONDS / threads
+    shown = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+    return f"{shown} on {counted(threads, 'thread')}"
 
 
 def _gpus(options: argparse.Namespace) -> list[Device]:

@@ -36,7 +36,8 @@ def add(commands: Commands) -> None:
         description=(
             "Compile every variant of a space: registers, spills, shared memory, occupancy.\n"
             "On a GPU each is also checked against an oracle, timed and ranked. With --gpu or\n"
-            "--arch nothing is run, and no GPU is needed. Ctrl-C keeps what was found so far."
+            "--arch nothing is run and no GPU is needed; the time that the planner expects ranks\n"
+            "them. Ctrl-C keeps what was found so far."
         ),
         examples=(
             "--q 4,32,4096,128 --dtype bfloat16 --causal --plot tiles.png",
@@ -132,7 +133,7 @@ def _print(found: Exploration, top: int | None) -> None:
     """Print the first `top` rows, or all, and what is left out."""
     print(f"{heading(found)}\n")
     shown = found.rows[:top]
-    table.show(headers(found.timed), [cells(row, found.timed) for row in shown])
+    table.show(headers(found.timed), [cells(row, found.timed, found.planned) for row in shown])
     left_out = len(found.rows) - len(shown)
     if left_out:
         print(f"and {left_out} more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,7 +32,9 @@ class Row(NamedTuple):
     code_bytes : int or None
         Size of the instructions.
     compile_s : float or None
-        Seconds, beside the other compilations.
+        Seconds, while other variants are compiled.
+    expected_us : float or None
+        Time of a call that the planner expects on an H200.
     correct : bool or None
     max_error : float or None
         Largest absolute difference from the oracle.
@@ -54,6 +57,7 @@ class Row(NamedTuple):
     occupancy: float | None = None
     code_bytes: int | None = None
     compile_s: float | None = None
+    expected_us: float | None = None
     correct: bool | None = None
     max_error: float | None = None
     median_us: float | None = None
@@ -64,7 +68,11 @@ class Row(NamedTuple):
 
 
 def ranked(rows: list[Row]) -> list[Row]:
-    """Return rows in order: the fastest, the untimed with fewest spills, wrong ones, errors."""
+    """Return rows in order: timed ones, untimed ones, wrong ones, errors.
+
+    The fastest come first, untimed ones by the time that the planner expects; those of which it
+    expects none follow by spills and occupancy.
+    """
 
     def place(row: Row) -> tuple[Any, ...]:
         if row.error is not None:
@@ -73,7 +81,10 @@ def ranked(rows: list[Row]) -> list[Row]:
             return 2, row.variant
         if row.median_us is not None:
             return 0, row.median_us, row.variant
-        return 1, row.spill_bytes or 0, -(row.occupancy or 0.0), row.registers or 0, row.variant
+        if row.expected_us is not None:
+            return 1, row.expected_us, row.variant
+        costs = row.spill_bytes or 0, -(row.occupancy or 0.0), row.registers or 0
+        return 1, math.inf, *costs, row.variant
 
     return sorted(rows, key=place)
 
@@ -89,8 +100,7 @@ class Findings:
     arch : str
         That the variants were compiled for.
     rows : list of Row
-        Given in any order: fastest first, then the untimed by spills and occupancy, then wrong
-        ones, errors last.
+        Given in any order, and brought into that of `ranked`.
     planned : Variant
         What the planner chooses for the problem; of the explored kernels if its own is not among
         them.

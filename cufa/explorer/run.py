@@ -24,6 +24,7 @@ from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
 from cufa.explorer.work import flops, nbytes, shortest_s
 from cufa.planner.plan import plan
+from cufa.planner.rules import times
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
@@ -107,8 +108,12 @@ class Run:
                 cubin = built.compiled.cubin if isinstance(built.compiled, Compiled) else b""
                 self._compiled[row.variant] = row, b"" if row.error else cubin
                 self._step("compile", done, len(missing), row)
+        expected: dict[Variant, float] = {}
+        for kernel in {variant.kernel for variant in legal}:
+            expected |= times(self._problem, self._device, kernel)
         for variant in legal:
-            self.rows[variant], cubin = self._compiled[variant]
+            row, cubin = self._compiled[variant]
+            self.rows[variant] = row._replace(expected_us=expected.get(variant))
             if cubin:
                 self._cubins[variant] = cubin
 

@@ -62,7 +62,12 @@ def variants(
         found.update(dict.fromkeys(_of_kernel(problem, device, kernel, values)))
     if not found:
         given = ", ".join(f"{name} in {list(v)}" for name, v in values.items()) or "its defaults"
-        raise ValueError(f"space: nothing legal is left on {device.name} of {given}")
+        legal = {v for kernel in kernels for v in _of_kernel(problem, device, kernel, {})}
+        known = (f"{name} is {sorted({getattr(v, name) for v in legal})}" for name in values)
+        raise ValueError(
+            f"space: nothing legal is left on {device.name} of {given}; in the default space, "
+            f"{', '.join(known)}"
+        )
     return list(found)
 
 

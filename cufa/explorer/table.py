@@ -52,6 +52,9 @@ _STATIC: dict[str, Callable[[Row], str]] = {
     "code KiB": lambda r: _kib(r.code_bytes),
     "compile s": lambda r: _shown(r.compile_s, ".2f"),
 }
+_EXPECTED: dict[str, Callable[[Row], str]] = {
+    "expected us": lambda r: _shown(r.expected_us, ".1f"),
+}
 _MEASURED: dict[str, Callable[[Row], str]] = {
     "us": lambda r: _shown(r.median_us, ".1f"),
     "spread": lambda r: _shown(r.spread, ".1%"),
@@ -62,23 +65,27 @@ _MEASURED: dict[str, Callable[[Row], str]] = {
 }
 
 
-def remark(row: Row) -> str:
-    """Return what a row's figures do not say: an error, a wrong result, the compiler's notes."""
+def remark(row: Row, planned: Variant | None = None) -> str:
+    """Return a row's error, or whether it is planned, whether it is wrong, and ptxas's notes."""
     if row.error is not None:
         return row.error
+    plan = ("planned",) if row.variant == planned else ()
     wrong = ("wrong result",) if row.correct is False else ()
-    return "; ".join((*wrong, *row.notes))
+    return "; ".join((*plan, *wrong, *row.notes))
+
+
+def _columns(timed: bool) -> dict[str, Callable[[Row], str]]:
+    return {**_STATIC, **(_MEASURED if timed else _EXPECTED)}
 
 
 def headers(timed: bool) -> list[str]:
     """Return the headings of `cells`."""
-    return [*_STATIC, *(_MEASURED if timed else ()), ""]
+    return [*_columns(timed), ""]
 
 
-def cells(row: Row, timed: bool) -> list[str]:
+def cells(row: Row, timed: bool, planned: Variant | None = None) -> list[str]:
     """Return a row as text; the last cell is its `remark`."""
-    columns = {**_STATIC, **(_MEASURED if timed else {})}
-    return [*(show(row) for show in columns.values()), remark(row)]
+    return [*(show(row) for show in _columns(timed).values()), remark(row, planned)]
 
 
 def problem_text(problem: Problem) -> str:
@@ -131,5 +138,6 @@ def heading(found: Findings) -> str:
 
 def text(found: Findings) -> str:
     """Return what was found as a heading and a table."""
-    lines = aligned([headers(found.timed), *(cells(row, found.timed) for row in found.rows)])
+    rows = (cells(row, found.timed, found.planned) for row in found.rows)
+    lines = aligned([headers(found.timed), *rows])
     return f"{heading(found)}\n\n{lines}"
