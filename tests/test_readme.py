@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -167,6 +168,27 @@ def test_files_that_are_named_are_there(page: str) -> None:
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 180
     assert "(docs/index.md)" in README
+
+
+CALLS = (cufa.attention, cufa.attention_varlen, cufa.decode)
+
+
+def test_the_support_matrix_is_that_of_the_signatures() -> None:
+    """A call has an argument that a row names, unless its cell says TypeError."""
+    known = {name for call in CALLS for name in inspect.signature(call).parameters}
+    _, matrix = README.split("| `decode`, caches |")
+    checked = 0
+    for line in matrix.partition("\n\n")[0].splitlines()[2:]:
+        feature, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        named = set(re.findall(r"`(\w+)", feature.replace("cufa.BlockMask", "block_mask"))) & known
+        for call, cell in zip(CALLS, cells[:3], strict=True):
+            own = set(re.findall(r"`(\w+)", cell)) & known
+            given = set(inspect.signature(call).parameters)
+            assert own <= given, line
+            if '"' not in feature:  # of a value, and not of the argument
+                assert (named & given) == (set() if cell == "TypeError" else named), line
+            checked += len(named | own)
+    assert checked > 50
 
 
 def test_the_index_links_to_every_page() -> None:
