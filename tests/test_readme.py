@@ -11,7 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +170,7 @@ def test_the_readme_is_short() -> None:
     assert "(docs/index.md)" in README
 
 
-CALLS = (cufa.attention, cufa.attention_varlen, cufa.decode)
+CALLS: tuple[Callable[..., Any], ...] = (cufa.attention, cufa.attention_varlen, cufa.decode)
 
 
 def test_the_support_matrix_is_that_of_the_signatures() -> None:
