@@ -20,6 +20,8 @@ from benchmarks.summary import summarise
 
 import cufa
 from cufa import cli
+from cufa import device as devices
+from cufa.specs import KERNELS, default_kernel
 from cufa.specs.variant import Variant
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -189,6 +191,18 @@ def test_the_support_matrix_is_that_of_the_signatures() -> None:
                 assert (named & given) == (set() if cell == "TypeError" else named), line
             checked += len(named | own)
     assert checked > 50
+
+
+@pytest.mark.parametrize("gpu", ["a100", "rtx3090", "rtx4090", "h100", "b200", "rtx5090"])
+def test_the_page_on_gpus_names_the_kernels_that_they_get(gpu: str) -> None:
+    device = devices.named(gpu)
+    capability = f"({device.compute_capability / 10:.1f})"
+    (row,) = (line for line in TEXTS["docs/guide/gpus.md"].splitlines() if capability in line[:60])
+    _, half, single, decode, *_ = (cell.strip() for cell in row.strip("|").split("|"))
+    assert half == f"`{default_kernel('bfloat16', device).name}`"
+    assert single == f"`{default_kernel('float32', device).name}`"
+    decoding = [spec.name for spec in KERNELS.values() if spec.decodes and spec.runs_on(device)]
+    assert decode == ", ".join(f"`{name}`" for name in decoding)
 
 
 def test_the_index_links_to_every_page() -> None:
