@@ -78,7 +78,7 @@ def attention(
         bfloat16, to 2^-11 of it, a quarter of what a score rounded to bfloat16 may err; with
         `return_lse`, as in float16, to 2^-20 of it or 2^-22 of c, which takes longer.
     alibi_slopes : array, shape (hq,) or (b, hq), float32
-        -slope * |i + sk - sq - j| is added to the score of query i and key j, after the softcap
+        ``-slope * |i + sk - sq - j|`` is added to the score of query i and key j, after the softcap
         (ALiBi, Press et al. 2022).
     bias : array, broadcastable to (b, hq, sq, sk)
         Is added to the scores after that: float16, bfloat16 or float32. It and `mask` have the
@@ -159,6 +159,24 @@ def attention(
     ``docs/guide/masks-and-functions.md`` says how `score_mod` and `mask_mod` are traced. A function
     must not branch on its arguments: `numpy.where`, `numpy.minimum` and `&` take the place of `if`,
     `min` and `and`. A string is C++ for the GPU.
+
+    Examples
+    --------
+    Four query heads share each of two K/V heads:
+
+    >>> import numpy as np, cufa
+    >>> q = np.ones((1, 8, 100, 64), np.float32)
+    >>> k = v = np.ones((1, 2, 100, 64), np.float32)
+    >>> cufa.attention(q, k, v, causal=True, window=(31, 0)).shape
+    (1, 8, 100, 64)
+
+    A function of the scores:
+
+    >>> def near(score, b, h, q_idx, kv_idx):
+    ...     return score - 0.1 * abs(q_idx - kv_idx)
+    >>> out, lse = cufa.attention(q, k, v, score_mod=near, return_lse=True)
+    >>> lse.shape
+    (1, 8, 100)
     """
     if block_mask is not None:
         mask_mod = mask_mod_of(block_mask, mask_mod)
@@ -265,6 +283,12 @@ def explain(
     ------
     TypeError, ValueError
         As `attention`.
+
+    Examples
+    --------
+    >>> import numpy as np, cufa
+    >>> q = k = v = np.ones((1, 8, 100, 64), np.float32)
+    >>> plan = cufa.explain(q, k, v, causal=True)
     """
     check_flag("return_lse", return_lse)
     check_flag("batch_invariant", batch_invariant)

@@ -128,6 +128,16 @@ def attention_varlen(
     -----
     The method is that of `cufa.attention`. Variants are chosen as for as many sequences of the
     average length.
+
+    Examples
+    --------
+    Sequences of 7, 120 and 33 tokens:
+
+    >>> import numpy as np, cufa
+    >>> q = k = v = np.ones((160, 8, 64), np.float32)
+    >>> offsets = np.array([0, 7, 127, 160], np.int32)
+    >>> cufa.attention_varlen(q, k, v, offsets, offsets, causal=True).shape
+    (160, 8, 64)
     """
     tensors = q, k, v, out
     known = all(array is None or getattr(array, "ndim", 0) == 3 for array in tensors)

@@ -103,6 +103,13 @@ def explore(
         CuPy is missing, which compiles the variants.
     Interrupted
         On Ctrl-C, with what was found so far.
+
+    Examples
+    --------
+    >>> import cufa
+    >>> problem = cufa.Problem("bfloat16", 2, 16, 16, 8192, 8192, 128, 128, True, 128**-0.5)
+    >>> space = {"bm": (128,), "bn": (64, 80), "stages": (2,)}
+    >>> found = cufa.explore(problem, space=space, arch="sm_90a")  # doctest: +SKIP
     """
     kernels = checked_kernels(kernels)
     check_options(jobs, progress)

@@ -109,6 +109,13 @@ def dropout_mask(
     Notes
     -----
     By Philox4x32-10 (Salmon et al. 2011) of the batch, the head, the query and the key.
+
+    Examples
+    --------
+    >>> import cufa
+    >>> kept = cufa.dropout_mask((1, 8, 100, 100), 0.1, seed=3)
+    >>> bool(0.89 < kept.mean() < 0.91)
+    True
     """
     check_module(xp)
     if not isinstance(shape, tuple) or len(shape) != 4:
