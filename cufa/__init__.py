@@ -1,4 +1,15 @@
-"""FlashAttention for CuPy, and for NumPy on a machine without a GPU."""
+"""FlashAttention for CuPy, and for NumPy on a machine without a GPU.
+
+Start here:
+
+- `attention`: exact attention of arrays (batch, heads, tokens, head_dim)
+- `attention_varlen`: sequences of unequal lengths, packed one after another
+- `KVCache`, `PagedKVCache`, `decode`: keys and values of earlier tokens
+- `BlockMask`: tiles that a mask hides
+- `explain`: the kernel, tile and grid of a call
+
+``python -m cufa --help`` lists the commands.
+"""
 
 from cufa.api.attention import attention, explain
 from cufa.api.block_mask import BlockMask

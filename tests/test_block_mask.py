@@ -163,13 +163,13 @@ def test_what_kinds_are_to_a_kernel(played_cupy: Any, rng: np.random.Generator, 
     seen = kinds.repeat(block[0], 2).repeat(block[1], 3)
     seen = np.where(seen == 1, np.arange(sk) % 3 > 0, seen == 2)
     v[:, 1, : 3 * variant.bn] = np.nan
-    tiles = cufa.BlockMask(on_gpu(kinds), block, sq, sk)
     there: Any = on_gpu(kinds[0])
     bm, bn = block
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (there[h, q_idx // bm, kv_idx // bn] > 0) & (kv_idx % 3 > 0)
 
+    tiles = cufa.BlockMask(mask_mod, on_gpu(kinds), block, sq, sk)
     out, lse = called(variant, (q, k, v), block_mask=tiles, mask_mod=mask_mod)
     expected = np.where(np.isnan(v.astype(np.float32)), 0, v.astype(np.float32)).astype(v.dtype)
     assert_accepted(out, lse, q, k, expected, mask=seen, what=form)
@@ -321,6 +321,10 @@ def within(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return q_idx // 50 == kv_idx // 50
 
 
+def seen_by_all(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return True
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
@@ -378,7 +382,11 @@ def test_calls_that_it_is_not_for(played_cupy: Any, rng: np.random.Generator, th
     tiles = cufa.BlockMask.of(within, 2, 4, 100, 150, xp=xp)
     other = cufa.BlockMask.of(within, 2, 4, 100, 150, xp=np if there else played_cupy)
     cases: Any = (
-        ({"block_mask": tiles}, ValueError, "block_mask: there is no mask_mod"),
+        (
+            {"mask_mod": lambda b, h, i, j: i == j, "block_mask": tiles},
+            ValueError,
+            "mask_mod .* is",
+        ),
         ({"mask_mod": within, "block_mask": tiles.kinds}, TypeError, "block_mask must be a BlockM"),
         ({"mask_mod": within, "block_mask": other}, TypeError, "block_mask must be of .* arrays"),
     )
@@ -398,15 +406,23 @@ def test_calls_that_it_is_not_for(played_cupy: Any, rng: np.random.Generator, th
 # --- calls that come again ---
 
 
-def test_tiles_without_a_function_after_one_that_hides_nothing(
+def test_another_function_after_one_that_hides_nothing(
     played_cupy: Any, gpu: Gpu, rng: np.random.Generator
 ) -> None:
     q, k, v = map(on_gpu, random_inputs(rng, "float16", sq=100, sk=150, d=64))
-    all_seen = lambda b, h, i, j: True  # noqa: E731
-    tiles = cufa.BlockMask.of(all_seen, None, None, 100, 150, xp=played_cupy)
-    cufa.attention(q, k, v, mask_mod=all_seen, block_mask=tiles)
-    with pytest.raises(ValueError, match=r"^block_mask: there is no mask_mod"):
-        cufa.attention(q, k, v, block_mask=tiles)
+    tiles = cufa.BlockMask.of(seen_by_all, None, None, 100, 150, xp=played_cupy)
+    cufa.attention(q, k, v, mask_mod=seen_by_all, block_mask=tiles)
+    with pytest.raises(ValueError, match=r"^mask_mod .* is not that of block_mask"):
+        cufa.attention(q, k, v, mask_mod=within, block_mask=tiles)
+
+
+def test_tiles_bring_their_function(rng: np.random.Generator) -> None:
+    q, k, v = random_inputs(rng, "float32", b=2, hq=4, sq=100, sk=150, d=8)
+    tiles = cufa.BlockMask.of(within, None, None, 100, 150)
+    both = cufa.attention(q, k, v, mask_mod=within, block_mask=tiles)
+    assert (cufa.attention(q, k, v, block_mask=tiles) == both).all()
+    assert (cufa.attention(q, k, v, mask_mod=within) == both).all()
+    assert cufa.explain(q, k, v, block_mask=tiles) == cufa.explain(q, k, v, mask_mod=within)
 
 
 @needs_compiler
@@ -444,9 +460,9 @@ def test_a_mask_that_hides_nothing_needs_no_tiles(
     played_cupy: Any, gpu: Gpu, rng: np.random.Generator
 ) -> None:
     arrays = [on_gpu(x) for x in random_inputs(rng, "bfloat16", hq=2, sq=130, sk=260, d=64)]
-    tiles = cufa.BlockMask.of(lambda *_: True, None, None, 130, 260, xp=played_cupy)
+    tiles = cufa.BlockMask.of(seen_by_all, None, None, 130, 260, xp=played_cupy)
     assert (tiles.kinds.get() == 2).all()
-    plan: Any = cufa.explain(*arrays, mask_mod=lambda *_: True, block_mask=tiles)
+    plan: Any = cufa.explain(*arrays, block_mask=tiles)
     assert plan.variant.score == ()
 
 

@@ -113,6 +113,7 @@ def test_sequences_of_any_lengths(xp: ModuleType, rng: np.random.Generator) -> N
         ({"dropout_p": 10**400}, ValueError, "dropout_p must be 0 or more"),
         ({"dropout_p": np.array([0.1, 0.2])}, TypeError, "dropout_p must be a real number"),
         ({"dropout_p": True}, TypeError, "dropout_p must be a real number"),
+        ({"dropout_p": 0.1}, ValueError, "seed is needed with dropout_p"),
         ({"dropout_p": 0.1, "seed": -1}, ValueError, "seed must be 0 to"),
         ({"dropout_p": 0.1, "seed": 2**64}, ValueError, "seed must be 0 to"),
         ({"dropout_p": 0.1, "seed": 1.0}, TypeError, "seed must be an integer"),
@@ -157,7 +158,7 @@ def test_a_share_that_is_no_float(gpu: Gpu, rng: np.random.Generator) -> None:
     """One that is 0 as a float drops nothing; on a GPU that is played."""
     q = on_gpu(rng.standard_normal((1, 1, 4, 64)).astype(np.float16))
     for dropout_p in Fraction(1, 4), np.float32(0.25), Fraction(1, 10**400), 0:
-        assert cufa.attention(q, q, q, dropout_p=dropout_p) is not None  # type: ignore[arg-type]
+        assert cufa.attention(q, q, q, dropout_p=dropout_p, seed=0) is not None  # type: ignore[arg-type]
     assert [variant.score for variant in gpu.launches[::2]] == [
         gpu.launches[1].score,
         gpu.launches[3].score,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
+import played_gpu
 import pytest
 from emulated import Emulator, needs_compiler
 from exhaustive import exhaustive
@@ -26,12 +28,15 @@ from test_emulated import (  # noqa: F401
     emulated,
     emulator,
 )
-from test_varlen import LENGTHS, OPTIONS, assert_each_is_right, ragged
+from test_varlen import LENGTHS, OPTIONS, assert_each_is_right
+from test_varlen import ragged as ragged_of
 
 import cufa
 from cufa import device
 from cufa.features import VALUES
 from cufa.specs.variant import Variant
+
+ragged = functools.partial(ragged_of, xp=played_gpu)
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
 

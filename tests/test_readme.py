@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib.util
+import inspect
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.summary import summarise
 
+import cufa
 from cufa import cli
+from cufa import device as devices
+from cufa.specs import KERNELS, default_kernel
 from cufa.specs.variant import Variant
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,11 +41,11 @@ BOOK = (
     *sorted(str(p.relative_to(ROOT)) for folder in FOLDERS for p in (ROOT / folder).glob("*.md")),
     "docs/performance.md",
 )
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-EXPLORING = (ROOT / "docs/exploring.md").read_text(encoding="utf-8")
-TEXT = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in BOOK)
-NAMED_TOO = ("exploring", "kernels", "planner", "verification", "benchmarks/README")
-PAGES = (*BOOK, *(f"docs/{name}.md" for name in NAMED_TOO))
+PAGES = (*BOOK, "CONTRIBUTING.md", "docs/exploring.md", "docs/benchmarks/README.md")
+TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+README = TEXTS["README.md"]
+EXPLORING = TEXTS["docs/exploring.md"]
+TEXT = "\n".join(TEXTS[page] for page in BOOK)
 
 
 def table() -> Iterator[tuple[str, str, list[str]]]:
@@ -91,12 +97,12 @@ def test_tokens_a_second() -> None:
     cufa, bound, other = (row["cufa"], row["bound"], row["peers"]["transformers"])
     said = f"{cufa:.0f} tokens a second for one sequence, {cufa / bound:.0%} of what reading the"
     assert said in " ".join(TEXT.split())
-    assert f"transformers with SDPA {other:.0f}" in " ".join(TEXT.split())
+    assert f"transformers with SDPA generates {other:.0f}" in " ".join(TEXT.split())
 
 
 def line_with(text: str) -> str:
-    """Return the one line of README and guide with this text."""
-    (found,) = (line for line in TEXT.splitlines() if text in line)
+    """Return the one line of the page about performance with this text."""
+    (found,) = (line for line in TEXTS["docs/performance.md"].splitlines() if text in line)
     return found
 
 
@@ -110,9 +116,9 @@ def test_host_cost() -> None:
 @pytest.mark.parametrize(
     ("line", "case"),
     [
-        ("of lengths that no call had before", "new_lengths"),
+        ("with lengths that no call had before", "new_lengths"),
         ("on a cache that grows by a key a call", "growing_cache"),
-        ("the same of `cufa.decode`", "decode"),
+        ("the same for `cufa.decode`", "decode"),
     ],
 )
 def test_host_cost_of_other_calls(line: str, case: str) -> None:
@@ -153,7 +159,7 @@ def test_the_three_ratios_that_lead() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_named_are_there(page: str) -> None:
     """Paths in backticks that begin with a folder of the project, and links."""
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = TEXTS[page]
     named = re.findall(r"`((?:cufa|docs|scripts|tests)/[\w./-]*)`", text)
     for path in named:
         assert (ROOT / path).exists(), path
@@ -161,9 +167,48 @@ def test_files_that_are_named_are_there(page: str) -> None:
         assert ((ROOT / page).parent / link).exists(), link
 
 
-def test_the_readme_is_short_and_links_to_every_page() -> None:
+def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 180
-    assert [page for page in PAGES[1:] if f"({page})" not in README] == []
+    assert "(docs/index.md)" in README
+
+
+CALLS: tuple[Callable[..., Any], ...] = (cufa.attention, cufa.attention_varlen, cufa.decode)
+
+
+def test_the_support_matrix_is_that_of_the_signatures() -> None:
+    """A call has an argument that a row names, unless its cell says TypeError."""
+    known = {name for call in CALLS for name in inspect.signature(call).parameters}
+    _, matrix = README.split("| `decode`, caches |")
+    checked = 0
+    for line in matrix.partition("\n\n")[0].splitlines()[2:]:
+        feature, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        named = set(re.findall(r"`(\w+)", feature.replace("cufa.BlockMask", "block_mask"))) & known
+        for call, cell in zip(CALLS, cells[:3], strict=True):
+            own = set(re.findall(r"`(\w+)", cell)) & known
+            given = set(inspect.signature(call).parameters)
+            assert own <= given, line
+            if '"' not in feature:  # of a value, and not of the argument
+                assert (named & given) == (set() if cell == "TypeError" else named), line
+            checked += len(named | own)
+    assert checked > 50
+
+
+@pytest.mark.parametrize("gpu", ["a100", "rtx3090", "rtx4090", "h100", "b200", "rtx5090"])
+def test_the_page_on_gpus_names_the_kernels_that_they_get(gpu: str) -> None:
+    device = devices.named(gpu)
+    capability = f"({device.compute_capability / 10:.1f})"
+    (row,) = (line for line in TEXTS["docs/guide/gpus.md"].splitlines() if capability in line[:60])
+    _, half, single, decode, *_ = (cell.strip() for cell in row.strip("|").split("|"))
+    assert half == f"`{default_kernel('bfloat16', device).name}`"
+    assert single == f"`{default_kernel('float32', device).name}`"
+    decoding = [spec.name for spec in KERNELS.values() if spec.decodes and spec.runs_on(device)]
+    assert decode == ", ".join(f"`{name}`" for name in decoding)
+
+
+def test_the_index_links_to_every_page() -> None:
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    pages = (page.removeprefix("docs/") for page in PAGES if page.startswith("docs/"))
+    assert [page for page in pages if f"({page})" not in index] == []
 
 
 def on_the_page(command: str) -> tuple[list[str], str]:
@@ -197,8 +242,8 @@ def test_the_page_shows_the_shared_memory_that_variants_have() -> None:
 def test_every_room_is_on_the_map() -> None:
     package = ROOT / "cufa"
     rooms = {p.name for p in package.iterdir() if p.is_dir() and p.name != "__pycache__"}
-    modules = {p.name for p in package.glob("*.py")} - {"__init__.py", "__main__.py", "optional.py"}
-    mapped = set(re.findall(r"`cufa/([\w.]+)/?`", TEXT))
+    modules = {p.name for p in package.glob("*.py")} - {"__init__.py", "__main__.py"}
+    mapped = set(re.findall(r"`cufa/([\w.]+)/?`", TEXTS["docs/design/architecture.md"]))
     assert rooms | modules == mapped
 
 
@@ -212,9 +257,29 @@ def test_every_environment_variable_is_named() -> None:
 
 
 CONSOLE = re.findall(r"```console\n\$ python (.*)\n([^`]*)```", TEXT)
-SNIPPETS = re.findall(r"```python\n([^`]*)```", TEXT)
+
+
+def snippets(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", TEXTS[page], re.DOTALL)
+
+
+ON_EITHER = "import cupy as xp  # on a GPU"
+TOUR = "import numpy as xp\nimport cufa\n"
+"""The imports of the README's first snippet, which those of the tour go on from."""
+
+SNIPPETS = [snippet for page in BOOK if page != "README.md" for snippet in snippets(page)]
+SNIPPETS += [snippet for snippet in snippets("docs/exploring.md") if "cufa.Problem" in snippet]
 ON_A_GPU = [snippet for snippet in SNIPPETS if snippet.startswith("import cupy")]
 ON_THE_HOST = [snippet for snippet in SNIPPETS if snippet not in ON_A_GPU]
+FRAMEWORKS = ("torch", "jax")
+
+
+def of_the_readme(module: str) -> list[str]:
+    """Return the README's snippets, for arrays of NumPy or of CuPy."""
+    first, *tour = snippets("README.md")
+    assert first.startswith(ON_EITHER)
+    found = [first.replace(ON_EITHER, "import numpy as xp  #"), *(TOUR + each for each in tour)]
+    return [snippet.replace("import numpy as xp", f"import {module} as xp") for snippet in found]
 
 
 def run(*command: str) -> str:
@@ -236,9 +301,25 @@ def test_commands_print_what_is_shown(command: str, output: str) -> None:
     assert run(*shlex.split(command)) == output
 
 
+@pytest.mark.parametrize("snippet", of_the_readme("numpy"))
+def test_the_readme_runs_on_numpy(snippet: str) -> None:
+    assert run("-c", snippet).strip()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("snippet", of_the_readme("cupy"))
+def test_the_readme_runs_on_cupy(snippet: str) -> None:
+    assert run("-c", snippet).strip()
+
+
 @pytest.mark.parametrize("snippet", ON_THE_HOST)
 def test_snippets_run(snippet: str) -> None:
-    assert run("-c", snippet).strip()
+    for name in FRAMEWORKS:
+        if f"import {name}" in snippet and importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+    printed = run("-c", snippet).strip()
+    assert printed
+    assert "False" not in printed  # of a comparison
 
 
 @pytest.mark.gpu
@@ -248,4 +329,29 @@ def test_snippets_run_on_a_gpu(snippet: str) -> None:
 
 
 def test_there_are_commands_and_snippets() -> None:
-    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 12, 2)
+    assert len(of_the_readme("numpy")) == 6
+    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 20, 1)
+
+
+DOCTESTS = [name for name in cufa.__all__ if ">>> " in (getattr(cufa, name).__doc__ or "")]
+
+
+@pytest.mark.parametrize("name", DOCTESTS)
+def test_examples_of_docstrings_print_what_they_show(name: str) -> None:
+    finder = doctest.DocTestFinder(recurse=True)
+    runner = doctest.DocTestRunner(verbose=False)
+    for each in finder.find(getattr(cufa, name), name, globs={}):
+        runner.run(each)
+    assert runner.tries > 0
+    assert runner.failures == 0
+
+
+def test_the_reference_has_every_public_name() -> None:
+    pages = [p.read_text(encoding="utf-8") for p in (ROOT / "docs/reference").glob("*.rst")]
+    listed = re.findall(r"^\.\. auto\w+:: (\w+)$", "\n".join(pages), re.MULTILINE)
+    assert sorted(listed) == sorted(cufa.__all__)
+
+
+def test_the_citation_has_the_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {cufa.__version__}\n" in citation

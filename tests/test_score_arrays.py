@@ -185,7 +185,7 @@ def test_what_is_no_array_after_a_call_without_one(
 ) -> None:
     """On a played GPU: no number but a seed is one that may be, nor tiles in other places."""
     q, k, v = (on_gpu(x) for x in inputs(rng, "float16", (1, 2, 1, 8, 16)))
-    tiles = cufa.BlockMask(on_gpu(np.ones((1, 1, 1, 1), np.uint8)), (128, 128), 8, 16)
+    tiles = cufa.BlockMask("true", on_gpu(np.ones((1, 1, 1, 1), np.uint8)), (128, 128), 8, 16)
     bias = on_gpu(np.zeros((8, 16), np.float32))
     options: dict[str, Any] = {"bias": bias, "dropout_p": dropout_p, "seed": 3}
     cufa.attention(q, k, v, **options)

@@ -38,16 +38,25 @@ def offsets(lengths: Any) -> np.ndarray:
 
 
 def ragged(
-    rng: np.random.Generator, dtype: str, lengths: Any, hq: int = 4, hk: int = 2, d: int = 32
+    rng: np.random.Generator,
+    dtype: str,
+    lengths: Any,
+    hq: int = 4,
+    hk: int = 2,
+    d: int = 32,
+    xp: ModuleType = np,
 ) -> tuple[np.ndarray, ...]:
-    """Return q, k and v with three rows behind the last sequence, NaN in k and v, and offsets."""
+    """Return q, k and v with three rows behind the last sequence, NaN in k and v, and offsets.
+
+    On the host, q has no such rows: offsets must cover it there.
+    """
     found = []
-    for of, heads, more in (
-        (lengths[0], hq, 0.0),
-        (lengths[1], hk, np.nan),
-        (lengths[1], hk, np.nan),
+    for of, heads, more, spare in (
+        (lengths[0], hq, 0.0, 0 if xp is np else 3),
+        (lengths[1], hk, np.nan, 3),
+        (lengths[1], hk, np.nan, 3),
     ):
-        array = rng.standard_normal((sum(of) + 3, heads, d), np.float32)
+        array = rng.standard_normal((sum(of) + spare, heads, d), np.float32)
         array[sum(of) :] = more
         found.append(array.astype(DTYPES[dtype]))
     return (*found, offsets(lengths[0]), offsets(lengths[1]))
@@ -89,7 +98,7 @@ def test_sequences_of_any_lengths(
     xp: ModuleType, rng: np.random.Generator, dtype: str, options: dict[str, Any]
 ) -> None:
     for lengths in LENGTHS:
-        arrays = ragged(rng, dtype, lengths)
+        arrays = ragged(rng, dtype, lengths, xp=xp)
         found = cufa.attention_varlen(*map(xp.asarray, arrays), return_lse=True, **options)
         assert_each_is_right(found, arrays, **options)
 
@@ -118,7 +127,7 @@ def test_on_the_gpu(
 @pytest.mark.parametrize("name", [n for n in FEATURES if "bits" not in n])
 def test_arrays_beside(xp: ModuleType, rng: np.random.Generator, name: str) -> None:
     lengths = ((30, 5, 61, 100), (40, 0, 61, 150))
-    arrays = ragged(rng, "bfloat16", lengths)
+    arrays = ragged(rng, "bfloat16", lengths, xp=xp)
     options = options_of(rng, name, (4, 4, 2, 100, 150))
     there: dict[str, Any] = {
         k: xp.asarray(x) if hasattr(x, "dtype") else x for k, x in options.items()
@@ -132,7 +141,7 @@ def test_arrays_beside(xp: ModuleType, rng: np.random.Generator, name: str) -> N
 def test_keys_in_use(xp: ModuleType, rng: np.random.Generator) -> None:
     lengths = ((30, 20, 61, 100), (40, 90, 61, 150))
     used = np.array([33, 0, 100, 149], np.int32)
-    arrays = ragged(rng, "float16", lengths)
+    arrays = ragged(rng, "float16", lengths, xp=xp)
     for first, end in ((33, 40), (40, 130), (191 + 149, 191 + 150)):
         arrays[1][first:end], arrays[2][first:end] = np.nan, np.nan
     found = cufa.attention_varlen(
@@ -145,10 +154,10 @@ def test_nothing_reaches_another_sequence(xp: ModuleType, rng: np.random.Generat
     """Not even NaN, and rows behind the last sequence are not written."""
     lengths = ((70, 70, 5, 200), (70, 70, 90, 210))
     for dtype in ("bfloat16", "float32"):
-        arrays = ragged(rng, dtype, lengths)
+        arrays = ragged(rng, dtype, lengths, xp=xp)
         for array, of in zip(arrays[:3], (3, 4, 4), strict=True):
             array[arrays[of][1] : arrays[of][2]] = np.nan
-        out = xp.full((348, 4, 32), 7, arrays[0].dtype)
+        out = xp.full(arrays[0].shape, 7, arrays[0].dtype)
         given = [xp.asarray(x) for x in arrays]
         cufa.attention_varlen(*given, causal=True, out=out)
         found = to_host(out).astype(np.float32)
@@ -159,11 +168,18 @@ def test_nothing_reaches_another_sequence(xp: ModuleType, rng: np.random.Generat
 
 
 def test_sequences_longer_than_the_longest(xp: ModuleType, rng: np.random.Generator) -> None:
-    """Of these the first queries and keys count, and the others are not written."""
-    arrays = ragged(rng, "float16", ((50, 20), (60, 90)))
+    """On the device, their first queries and keys count; on the host they are refused."""
+    arrays = ragged(rng, "float16", ((50, 20), (60, 90)), xp=xp)
     q, k, v, cu_q, cu_k = arrays
     out = xp.full(q.shape, 7, q.dtype)
     given = [xp.asarray(x) for x in arrays]
+    if xp is np:
+        with pytest.raises(ValueError, match=r"^max_seqlen_q is 30, but sequence 0 has length 50"):
+            cufa.attention_varlen(*given, max_seqlen_q=30)
+        with pytest.raises(ValueError, match=r"^max_seqlen_k is 64, but sequence 1 has length 90"):
+            cufa.attention_varlen(*given, max_seqlen_k=64)
+        cufa.attention_varlen(*given, max_seqlen_k=64, seqused_k=np.array([9, 64]))
+        return
     cufa.attention_varlen(*given, max_seqlen_q=30, max_seqlen_k=64, out=out)
     found = to_host(out)
     assert (found[30:50] == 7).all()
@@ -214,7 +230,7 @@ def test_padded_batches_of_masks(xp: ModuleType, rng: np.random.Generator) -> No
 
 def test_functions_of_the_caller(xp: ModuleType, rng: np.random.Generator) -> None:
     """Of the sequence's number, and of its own queries and keys."""
-    arrays = ragged(rng, "float16", ((30, 61, 100), (40, 61, 150)))
+    arrays = ragged(rng, "float16", ((30, 61, 100), (40, 61, 150)), xp=xp)
     table = rng.standard_normal((3, 4), np.float32)
     there = xp.asarray(table)
 
@@ -253,7 +269,7 @@ def test_drawn(xp: ModuleType) -> None:
         lengths[0][0] += 1
         dtype = rng.choice(("float16", "bfloat16", "float32"))
         group, hk = rng.choice((1, 4, 7)), rng.randint(1, 2)
-        arrays = ragged(data, dtype, lengths, group * hk, hk, 8 * rng.randint(1, 24))
+        arrays = ragged(data, dtype, lengths, group * hk, hk, 8 * rng.randint(1, 24), xp=xp)
         options = rng.choice(OPTIONS)
         found = cufa.attention_varlen(*map(xp.asarray, arrays), return_lse=True, **options)
         assert_each_is_right(found, arrays, **options)
@@ -365,8 +381,8 @@ def test_out_over_what_a_function_reads(gpu: Gpu, rng: np.random.Generator) -> N
 def test_how_a_call_runs_on_the_cpu(rng: np.random.Generator) -> None:
     """In tiles of sequences of the average length."""
     arrays = ragged(rng, "float32", ((30, 50), (20, 300)))
-    x = np.ones((2, 4, 42, 32), np.float32)  # with the rows that follow the last sequence
-    y = np.ones((2, 2, 162, 32), np.float32)
+    x = np.ones((2, 4, 40, 32), np.float32)
+    y = np.ones((2, 2, 162, 32), np.float32)  # with the rows that follow the last sequence
     assert cufa.explain_varlen(*arrays, causal=True) == cufa.explain(x, y, y, causal=True)
 
 

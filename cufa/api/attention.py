@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
-from cufa.api.block_mask import BlockMask, with_block_mask
+from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
 from cufa.arrays import Array, Operands, array_module, as_bhsd
-from cufa.checks import check_flag, check_seed, refuse_kernel
+from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.cpu import own as cpu_own
 from cufa.cpu.lengths import attention_padded
-from cufa.features.dropout import check_dropout
+from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, own
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
@@ -47,7 +47,7 @@ def attention(
     block_mask: BlockMask | None = None,
     lengths_k: Array | None = None,
     dropout_p: float = 0.0,
-    seed: int = 0,
+    seed: int | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     out: Array | None = None,
@@ -86,7 +86,7 @@ def attention(
         bfloat16, to 2^-11 of it, a quarter of what a score rounded to bfloat16 may err; with
         `return_lse`, as in float16, to 2^-20 of it or 2^-22 of c, which takes longer.
     alibi_slopes : array, shape (hq,) or (b, hq), float32
-        -slope * |i + sk - sq - j| is added to the score of query i and key j, after the softcap
+        ``-slope * |i + sk - sq - j|`` is added to the score of query i and key j, after the softcap
         (ALiBi, Press et al. 2022).
     bias : array, broadcastable to (b, hq, sq, sk)
         Is added to the scores after that: float16, bfloat16 or float32. It and `mask` have the
@@ -104,8 +104,9 @@ def attention(
         (b, h, q_idx, kv_idx) -> bool, likewise: True where a query sees a key, unless another mask
         hides it.
     block_mask : BlockMask, optional
-        Of the `mask_mod`: tiles of queries and keys that this hides are not computed, and in those
-        that are whole it is not asked. Beside other masks and `lengths_k`, too.
+        Tiles of queries and keys that its `mask_mod` hides are not computed, and in tiles that are
+        whole the function is not called. The mask's function need not be given again, and another
+        one may not. Other masks and `lengths_k` may be given, too.
     lengths_k : array, shape (b,), int32
         How many keys each sequence has, 0 to sk: those behind them are no keys, and masks and
         ALiBi's distances are aligned to the last one that there is. On the device, where nothing
@@ -113,8 +114,9 @@ def attention(
     dropout_p : float
         How many of the weights are dropped at random, the others being divided by 1 - dropout_p
         (Dao et al. 2022, algorithm 2): 0 or more, and less than 1. `cufa.dropout_mask` says which.
-    seed : int
-        Of a dropout, 0 to 2^64 - 1: the same one drops the same weights, whatever runs.
+    seed : int, optional
+        Needed for a dropout, 0 to 2^64 - 1. The same seed drops the same weights, whatever runs:
+        give each layer and step a seed of its own.
     scale : float, optional
         Factor of the scores, less than 2^64 in magnitude; 1 / sqrt(d) by default.
     layout : {"bhsd", "bshd"}
@@ -165,7 +167,27 @@ def attention(
     ``docs/guide/masks-and-functions.md`` says how `score_mod` and `mask_mod` are traced. A function
     must not branch on its arguments: `numpy.where`, `numpy.minimum` and `&` take the place of `if`,
     `min` and `and`. A string is C++ for the GPU.
+
+    Examples
+    --------
+    Four query heads share each of two K/V heads:
+
+    >>> import numpy as np, cufa
+    >>> q = np.ones((1, 8, 100, 64), np.float32)
+    >>> k = v = np.ones((1, 2, 100, 64), np.float32)
+    >>> cufa.attention(q, k, v, causal=True, window=(31, 0)).shape
+    (1, 8, 100, 64)
+
+    A function of the scores:
+
+    >>> def near(score, b, h, q_idx, kv_idx):
+    ...     return score - 0.1 * abs(q_idx - kv_idx)
+    >>> out, lse = cufa.attention(q, k, v, score_mod=near, return_lse=True)
+    >>> lse.shape
+    (1, 8, 100)
     """
+    if block_mask is not None:
+        mask_mod = mask_mod_of(block_mask, mask_mod)
     extras = NO_EXTRAS
     dtypes: tuple[Any, ...] = ()
     mods = NOTHING
@@ -173,15 +195,14 @@ def attention(
         mods = own(score_mod, mask_mod)
     if type(dropout_p) is not float:
         dropout_p = check_dropout(dropout_p)  # an array has no truth
-    if type(seed) is not int or seed >> 64:  # a negative one stays so
-        seed = check_seed(seed)
+    seed = check_dropout_seed(seed, dropout_p)
     alone = alibi_slopes is bias is mask is sinks is block_mask is lengths_k is None
     if dropout_p or mods.parts or not alone:
         lengths = () if lengths_k is None else (lengths_k,)
         arrays = alibi_slopes, bias, mask, sinks, block_mask  # as `ARRAYS`
         extras = Extras(arrays, lengths, mods.arrays, seed if dropout_p else None)
         of_arrays = (getattr(array, "dtype", None) for array in extras.flat)
-        dtypes = mods.parts, len(lengths), block_mask is None, mask_mod is None, *of_arrays
+        dtypes = mods.parts, len(lengths), block_mask is None, *of_arrays
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
         dtypes,
@@ -213,7 +234,7 @@ def attention(
         return_lse=return_lse,
     )
     if block_mask is not None:
-        problem = with_block_mask(problem, block_mask, mask_mod, xp)
+        problem = with_block_mask(problem, block_mask, xp)
     operands = operands._replace(seed=seed)
     if xp is np:
         functions = _on_numpy(score_mod, mask_mod, block_mask, kernel)
@@ -245,7 +266,7 @@ def explain(
     block_mask: BlockMask | None = None,
     lengths_k: Array | None = None,
     dropout_p: float = 0.0,
-    seed: int = 0,
+    seed: int | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     out: Array | None = None,
@@ -274,9 +295,17 @@ def explain(
     ------
     TypeError, ValueError
         As `attention`.
+
+    Examples
+    --------
+    >>> import numpy as np, cufa
+    >>> q = k = v = np.ones((1, 8, 100, 64), np.float32)
+    >>> plan = cufa.explain(q, k, v, causal=True)
     """
     check_flag("return_lse", return_lse)
     check_flag("batch_invariant", batch_invariant)
+    if block_mask is not None:
+        mask_mod = mask_mod_of(block_mask, mask_mod)
     xp = array_module(q, k, v, out)
     problem, _ = parse(
         *(q, k, v),
@@ -294,8 +323,8 @@ def explain(
         return_lse=return_lse,
     )
     if block_mask is not None:
-        problem = with_block_mask(problem, block_mask, mask_mod, xp)
-    check_seed(seed)
+        problem = with_block_mask(problem, block_mask, xp)
+    check_dropout_seed(seed, dropout_p)
     if xp is np:
         _on_numpy(score_mod, mask_mod, block_mask, kernel)
         return cpu.plan(problem)

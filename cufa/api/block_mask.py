@@ -27,12 +27,14 @@ _MAX_SEQ = 2**30
 class BlockMask:
     """Tiles of queries and keys, each hidden, whole or hidden in part; made by `of`.
 
-    `cufa.attention` takes it beside the `mask_mod` that it was made of; of another function,
-    results are those of neither. Numbers of sequences, queries and keys are those of the arrays,
-    whatever `lengths_k` says. CUDA graphs that have captured a call need it as long as they run.
+    `cufa.attention` takes it as `block_mask`, and needs no `mask_mod` then. Numbers of sequences,
+    queries and keys are those of the arrays, whatever `lengths_k` says. CUDA graphs that have
+    captured a call need it as long as they run.
 
     Attributes
     ----------
+    mask_mod : function or str
+        That says which pairs are seen.
     kinds : array of uint8, (batch, heads, rows of tiles, columns of tiles)
         0 where a tile is hidden, 2 where all of its pairs are seen, 1 where some are. Along the
         first two axes of length 1 where the mask is the same for all.
@@ -44,7 +46,15 @@ class BlockMask:
         Shape of `kinds`, `block`, `seq_q` and `seq_kv`: what a call is remembered by.
     """
 
-    def __init__(self, kinds: Array, block: tuple[int, int], seq_q: int, seq_kv: int) -> None:
+    def __init__(
+        self,
+        mask_mod: Callable[..., Any] | str,
+        kinds: Array,
+        block: tuple[int, int],
+        seq_q: int,
+        seq_kv: int,
+    ) -> None:
+        self.mask_mod = mask_mod
         self.kinds, self.block, self.seq_q, self.seq_kv = kinds, block, seq_q, seq_kv
         self.key = kinds.shape, block, seq_q, seq_kv
         self._lists: dict[tuple[int, int, int], Array] = {}
@@ -97,7 +107,7 @@ class BlockMask:
         >>> tiles
         BlockMask of 1 x 1 x 1024 x 1024 in tiles of 128 x 128: 87.5% hidden, 12.5% whole
         >>> q = k = v = np.ones((2, 4, 1024, 64), np.float32)
-        >>> cufa.attention(q, k, v, mask_mod=within, block_mask=tiles).shape
+        >>> cufa.attention(q, k, v, block_mask=tiles).shape
         (2, 4, 1024, 64)
         """
         check_module(xp)
@@ -125,7 +135,7 @@ class BlockMask:
             cpu.fill(kinds, function, sizes, block)
         else:
             launch.fill(kinds, own(None, mask_mod), sizes, block)
-        return cls(kinds, block, sizes[2], sizes[3])
+        return cls(mask_mod, kinds, block, sizes[2], sizes[3])
 
     def lists(self, variant: Variant) -> Array:
         """Return what a kernel reads of it, made on the current stream where there is none yet.
@@ -163,22 +173,37 @@ class BlockMask:
         return f"BlockMask of {sizes} in tiles of {queries} x {keys}: {', '.join(parts)}"
 
 
-def with_block_mask(
-    problem: Problem, block_mask: object, mask_mod: object, xp: ModuleType
-) -> Problem:
+def mask_mod_of(block_mask: object, mask_mod: object) -> Any:
+    """Return the function of a call that has a `block_mask`.
+
+    Raises
+    ------
+    TypeError
+        `block_mask` is none.
+    ValueError
+        The call names another function.
+    """
+    if not isinstance(block_mask, BlockMask):
+        raise TypeError(f"block_mask must be a BlockMask, not {type(block_mask).__name__}")
+    if mask_mod is not None and mask_mod != block_mask.mask_mod:
+        raise ValueError(
+            f"mask_mod {mask_mod!r} is not that of block_mask, {block_mask.mask_mod!r}: leave "
+            "mask_mod out, or make the BlockMask of it; for both masks, make it of a function that "
+            "calls both"
+        )
+    return block_mask.mask_mod
+
+
+def with_block_mask(problem: Problem, block_mask: BlockMask, xp: ModuleType) -> Problem:
     """Return the problem of a call that has a `block_mask`, if that fits its other arguments.
 
     Raises
     ------
     TypeError
-        It is none, or of arrays of another kind.
+        Its arrays are of another kind.
     ValueError
-        There is no `mask_mod`, or sizes or the device differ.
+        Sizes or the device differ.
     """
-    if not isinstance(block_mask, BlockMask):
-        raise TypeError(f"block_mask must be a BlockMask, not {type(block_mask).__name__}")
-    if mask_mod is None:
-        raise ValueError("block_mask: there is no mask_mod, of which it must be")
     if module_of("block_mask", block_mask.kinds) is not xp:
         raise TypeError(f"block_mask must be of {xp.__name__} arrays, as q is")
     difference = unlike(block_mask.key, problem.sizes)

@@ -14,14 +14,13 @@ from cufa.checks import (
     check_dtypes,
     check_flag,
     check_out,
-    check_seed,
     check_size,
     refuse_kernel,
 )
 from cufa.cpu import attention as cpu_attention
 from cufa.cpu import lengths as cpu
 from cufa.cpu.own import Own, checked
-from cufa.features.dropout import check_dropout
+from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, own
 from cufa.features.expression.own import Own as Traced
 from cufa.features.parts import ARRAYS
@@ -32,7 +31,7 @@ from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import Extras, parse_beside
-from cufa.problem.lengths import parse_offsets
+from cufa.problem.lengths import check_longest, parse_offsets
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
@@ -62,7 +61,7 @@ def attention_varlen(
     score_mod: Callable[..., Any] | str | None = None,
     mask_mod: Callable[..., Any] | str | None = None,
     dropout_p: float = 0.0,
-    seed: int = 0,
+    seed: int | None = None,
     scale: float | None = None,
     out: Array | None = None,
     return_lse: bool = False,
@@ -84,11 +83,13 @@ def attention_varlen(
     cu_seqlens_q, cu_seqlens_k : array, shape (sequences + 1,), int32
         Sequence i has the rows from cu_seqlens[i] to cu_seqlens[i + 1] - 1: the first number is 0,
         and none is less than the one before it, nor more than there are rows. On the device, or
-        integers on the host. Offsets on the device that are otherwise give some result, but read
-        and write nothing outside of the arrays. Rows behind the last sequence are not written.
+        integers on the host, where the last one of `cu_seqlens_q` must be the number of queries.
+        Offsets on the device that are otherwise give some result, but read and write nothing
+        outside of the arrays; queries that no sequence has are not written there.
     max_seqlen_q, max_seqlen_k : int, optional
-        Of sequences that have more queries or keys, the first ones count; those of other queries
-        are not written. No call needs them but those with `bias` or `mask`.
+        The longest sequence's queries and keys, or more; needed with `bias` and `mask` only. Where
+        offsets on the device exceed them, the first queries and keys of a sequence count, and
+        other queries are not written.
     seqused_k : array, shape (sequences,), int32, optional
         How many of each sequence's keys are in use, the first ones.
     causal, window, attention_chunk, softcap, scale
@@ -127,6 +128,16 @@ def attention_varlen(
     -----
     The method is that of `cufa.attention`. Variants are chosen as for as many sequences of the
     average length.
+
+    Examples
+    --------
+    Sequences of 7, 120 and 33 tokens:
+
+    >>> import numpy as np, cufa
+    >>> q = k = v = np.ones((160, 8, 64), np.float32)
+    >>> offsets = np.array([0, 7, 127, 160], np.int32)
+    >>> cufa.attention_varlen(q, k, v, offsets, offsets, causal=True).shape
+    (160, 8, 64)
     """
     tensors = q, k, v, out
     known = all(array is None or getattr(array, "ndim", 0) == 3 for array in tensors)
@@ -135,8 +146,7 @@ def attention_varlen(
         mods = own(score_mod, mask_mod)
     if type(dropout_p) is not float:
         dropout_p = check_dropout(dropout_p)  # an array has no truth
-    if type(seed) is not int or seed >> 64:  # a negative one stays so
-        seed = check_seed(seed)
+    seed = check_dropout_seed(seed, dropout_p)
     arrays = alibi_slopes, bias, mask, sinks, None  # as `ARRAYS`
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
     offsets = cu_seqlens_q, cu_seqlens_k, seqused_k
@@ -207,7 +217,7 @@ def explain_varlen(
     score_mod: Callable[..., Any] | str | None = None,
     mask_mod: Callable[..., Any] | str | None = None,
     dropout_p: float = 0.0,
-    seed: int = 0,
+    seed: int | None = None,
     scale: float | None = None,
     out: Array | None = None,
     return_lse: bool = False,
@@ -264,7 +274,7 @@ def _parsed(
     lengths: Mapping[str, Array | None],
     longest: tuple[int | None, int | None],
     mods: Traced,
-    seed: int,
+    seed: int | None,
     **score: Any,
 ) -> tuple[Problem, Operands, dict[str, Array | None], Any]:
     """Check a call's arguments.
@@ -281,7 +291,7 @@ def _parsed(
         `max_seqlen_q` and `max_seqlen_k`.
     mods : Own
         The caller's functions.
-    seed : int
+    seed : int or None
     **score
         As of `cufa.problem.parse.parse`.
 
@@ -302,7 +312,7 @@ def _parsed(
     shown = q.shape, k.shape, v.shape
     of_one = q[None], k[None], v[None]
     problem, operands = parse(*of_one, layout=_LAYOUT, out=None, xp=xp, shown=shown, **score)
-    operands = operands._replace(seed=check_seed(seed))
+    operands = operands._replace(seed=check_dropout_seed(seed, score["asked"]["dropout_p"]))
     totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
     sequences, lengths = parse_offsets(lengths, totals, xp)
     if out is not None:
@@ -321,6 +331,9 @@ def _parsed(
         max_seqlen_q=_longest("max_seqlen_q", longest[0]),
         max_seqlen_k=_longest("max_seqlen_k", longest[1]),
     )
+    check_longest("max_seqlen_q", problem.max_seqlen_q, lengths["cu_seqlens_q"])
+    used = lengths["seqused_k"]
+    check_longest("max_seqlen_k", problem.max_seqlen_k, lengths["cu_seqlens_k"], used)
     problem, operands = _with_arrays(problem, operands, given, mods, xp)
     return problem, operands, lengths, xp
 

@@ -1,7 +1,7 @@
 """Programmatic dependent launch: a kernel begins while the one before it in its stream still ends.
 
 Its blocks are then there, and wait in ``wait_for_kernel_in_front`` of ``kernels/ptx.cuh``, when the
-last block of the other is done: docs/kernels.md says what that gives. Without the attribute that
+last block of the other is done; docs/design/fa3_wgmma.md has the gain. Without the attribute that
 this sets, or after kernels that know nothing of it, that wait is over at once.
 
 The attribute is set only in streams that nobody can destroy. With driver 580, where processes share

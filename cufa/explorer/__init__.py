@@ -9,7 +9,7 @@ import numpy as np
 
 from cufa import device as devices
 from cufa import optional
-from cufa.api.block_mask import BlockMask, with_block_mask
+from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
 from cufa.arrays import Array, Operands, array_module
 from cufa.checks import check_flag, check_seed
 from cufa.device import Device
@@ -104,6 +104,13 @@ def explore(
         CuPy is missing, which compiles the variants.
     Interrupted
         On Ctrl-C, with what was found so far.
+
+    Examples
+    --------
+    >>> import cufa
+    >>> problem = cufa.Problem("bfloat16", 2, 16, 16, 8192, 8192, 128, 128, True, 128**-0.5)
+    >>> space = {"bm": (128,), "bn": (64, 80), "stages": (2,)}
+    >>> found = cufa.explore(problem, space=space, arch="sm_90a")  # doctest: +SKIP
     """
     kernels = checked_kernels(kernels)
     check_options(jobs, progress)
@@ -158,6 +165,8 @@ def _of_arrays(
     arrays: tuple[Any, Any, Any], given: dict[str, Any], timed: bool
 ) -> tuple[Problem, Operands, Beside]:
     """Return the problem of a call of `attention`, and its arrays: on the GPU, if it is timed."""
+    if given.get("block_mask") is not None:
+        given["mask_mod"] = mask_mod_of(given["block_mask"], given.get("mask_mod"))
     beside = Beside(
         ndim=np.ndim(arrays[0]),
         arrays={name: given.pop(name) for name in DRAWN if name in given},
@@ -184,7 +193,7 @@ def _of_arrays(
         own=beside.own,
     )
     if beside.block_mask is not None:
-        problem = with_block_mask(problem, beside.block_mask, beside.mask_mod, xp)
+        problem = with_block_mask(problem, beside.block_mask, xp)
     return problem, operands, beside
 
 

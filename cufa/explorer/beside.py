@@ -60,7 +60,9 @@ class Beside(NamedTuple):
         arrays = {name: xp.asarray(array) for name, array in self.arrays.items()}
         tiles = self.block_mask
         if isinstance(tiles, BlockMask):
-            tiles = BlockMask(xp.asarray(tiles.kinds), tiles.block, tiles.seq_q, tiles.seq_kv)
+            tiles = BlockMask(
+                tiles.mask_mod, xp.asarray(tiles.kinds), tiles.block, tiles.seq_q, tiles.seq_kv
+            )
         return self._replace(arrays=arrays, block_mask=tiles)
 
     @property

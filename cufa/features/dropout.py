@@ -37,6 +37,18 @@ def check_dropout(dropout_p: object) -> float:
     return value
 
 
+def check_dropout_seed(seed: object, dropout_p: float) -> int:
+    """Return the seed of a call's dropout as 64 bits; 0 where neither is given."""
+    if seed is not None:
+        return check_seed(seed)
+    if 0 < dropout_p < 1:  # others are refused for what they are
+        raise ValueError(
+            "seed is needed with dropout_p: give each layer and step a seed of its own, or all of "
+            "them drop the same weights"
+        )
+    return 0
+
+
 @dataclass(frozen=True)
 class Dropout(Value):
     """A dropout; its seed is not of the problem.
@@ -198,6 +210,13 @@ def dropout_mask(
     Notes
     -----
     By Philox4x32-10 (Salmon et al. 2011) of the batch, the head, the query and the key.
+
+    Examples
+    --------
+    >>> import cufa
+    >>> kept = cufa.dropout_mask((1, 8, 100, 100), 0.1, seed=3)
+    >>> bool(0.89 < kept.mean() < 0.91)
+    True
     """
     check_module(xp)
     if not isinstance(shape, tuple) or len(shape) != 4:

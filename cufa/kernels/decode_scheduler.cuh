@@ -221,7 +221,7 @@ struct Lengths {
 
     static __device__ int lane() { return threadIdx.x % 32; }
     // Each thread has one, if some the last: a branch of lanes in front of a load has misled ptxas,
-    // see docs/kernels.md.
+    // see docs/design/decode.md.
     static __device__ const int* at(const DecodeParams& p, int number) {
         return p.lengths + min(number, p.batch - 1);
     }

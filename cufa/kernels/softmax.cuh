@@ -75,7 +75,7 @@ struct Reference<true> {
 // output, on rounding errors that float32 would show: there m is in the units of S, and P =
 // exp2(scale_log2 (S - m)) exactly 1 at a row's maximum, so that a row with one key gives back its
 // V. With m TWICE, the multiply-adds of P take it from a register of the other bank than the
-// score's: see docs/kernels.md.
+// score's: see docs/design/fa3_wgmma.md.
 template <int MT, bool EXACT, int AT_MAX_LOG2 = 0, bool TWICE = false>
 struct OnlineSoftmax {
     // The accumulators are rescaled only when a row maximum has outgrown the reference by this

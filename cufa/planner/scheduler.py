@@ -91,7 +91,7 @@ def _drawn(heads: int, rows: int, blocks: int) -> tuple[int, int]:
     K and V of a section should stay in L2: sections are small. The last one must be large enough
     for its own short tiles to fill the gaps that its long ones leave: all are of nearly the same
     size. Where heads have many tiles, the short ones of all heads fill the gaps instead, at the
-    end, and sections are smaller still. The numbers come from trials, see docs/kernels.md.
+    end, and sections are smaller still. The numbers come from trials, see docs/design/fa3_wgmma.md.
     """
     wanted = min(4.0, rows / 4) * blocks / rows  # heads
     if rows >= 12:

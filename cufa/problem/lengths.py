@@ -161,3 +161,30 @@ def _check_offsets(name: str, offsets: np.ndarray, total: int) -> None:
         raise ValueError(f"{name}[{i}] is {offsets[i]}, less than the {offsets[i - 1]} before it")
     if offsets[-1] > total:
         raise ValueError(f"{name}[-1] is {offsets[-1]}, but there are {total} rows")
+    if name == "cu_seqlens_q" and offsets[-1] < total:
+        raise ValueError(
+            f"{name}[-1] is {offsets[-1]}, but q has {total} rows: no sequence has the last ones, "
+            "so leave them out of q, and of out"
+        )
+
+
+def check_longest(name: str, most: int, offsets: Array, used: Array | None = None) -> None:
+    """Refuse a maximum that a sequence exceeds, where lengths are on the host.
+
+    Parameters
+    ----------
+    name : str
+        The argument that says the maximum.
+    most : int
+    offsets : array
+    used : array, optional
+        How many of each sequence's rows count.
+    """
+    if not isinstance(offsets, np.ndarray) or not (used is None or isinstance(used, np.ndarray)):
+        return
+    lengths = np.diff(offsets)
+    lengths = lengths if used is None else np.minimum(lengths, used)
+    longer = np.flatnonzero(lengths > most)
+    if longer.size:
+        i = int(longer[0])
+        raise ValueError(f"{name} is {most}, but sequence {i} has length {lengths[i]}")

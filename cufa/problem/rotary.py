@@ -46,6 +46,13 @@ class Rotary:
     -----
     Su et al. 2021, RoFormer. Scalings of the frequencies or the magnitude (linear, NTK, YaRN, Llama
     3, LongRoPE) are in the tables: no table is rounded more than once however far the position.
+
+    Examples
+    --------
+    >>> import cufa
+    >>> rotary = cufa.Rotary.of_theta(10000.0, 64, 4096)  # base, elements, positions
+    >>> rotary.cos.shape
+    (4096, 32)
     """
 
     def __init__(self, cos: Array, sin: Array, *, interleaved: bool = False) -> None:
