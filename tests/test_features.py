@@ -91,8 +91,10 @@ def test_calls_that_differ_in_a_feature_are_told_apart(
     if call is decode and name not in DECODED:
         pytest.skip("not for caches")
     given = VALUES[name].draw(rng, 4, 4, {})
-    alike = () if name == "dropout_p" else (1, True, 1.0)  # others are refused at once
-    asked = ({}, *({name: value} for value in (given, *alike)))
+    drops = name == "dropout_p"
+    seed = {"seed": 5} if drops else {}
+    alike = () if drops else (1, True, 1.0)  # others are refused at once
+    asked = ({}, *({name: value, **seed} for value in (given, *alike)))
     keys = [key_of(monkeypatch, call, **options) for options in asked]
     default = inspect.signature(cufa.decode if call is decode else cufa.attention)
     same = given == default.parameters[name].default
