@@ -82,7 +82,7 @@ def test_decode_is_attention_over_what_is_held(rng: np.random.Generator, empty: 
     cache = empty(rotary=rotary)
     k, v, q = drawn(rng, 3, H, 5, D), drawn(rng, 3, H, 5, DV), drawn(rng, 3, 2 * H, 5, D)
     cache.append(k, v, counts=[5, 0, 2])
-    turned = cache.append(k, v, q, counts=5)
+    turned = cache.append(k, v, q=q, counts=5)
     out, lse = cache.decode(turned, return_lse=True)
     assert lse.shape == (3, 2 * H, 5)
     for i in range(3):
@@ -106,12 +106,85 @@ def test_layers_share_lengths(rng: np.random.Generator, empty: Any) -> None:
             np.testing.assert_array_equal(held(cache, i, layer)[1], v[layer, i])
 
 
+def test_a_layer_is_written_once_for_an_extend(rng: np.random.Generator, empty: Any) -> None:
+    """Else the newest tokens would be replaced, as where a step forgets `extend`."""
+    cache = empty(layers=2)
+    k, v = drawn(rng, 3, H, 4, D), drawn(rng, 3, H, 4, DV)
+    other = -k, -v
+    with pytest.raises(ValueError, match="no token is new to layer 1: call extend before write"):
+        cache.write(*other, layer=1)
+    cache.extend([4, 0, 2])
+    for layer in range(2):
+        cache.write(k, v, layer=layer)
+    for rows, number in ((slice(3), 0), (slice(1), 0), (slice(2, 3), 2)):
+        with pytest.raises(ValueError, match=f"layer 1 has the newest .* sequence {number}, which"):
+            cache[rows].write(*(x[rows] for x in other), layer=1)
+    with pytest.raises(ValueError, match="no token is new to layer 0"):
+        cache[1:2].write(*(x[1:2] for x in other))
+    np.testing.assert_array_equal(held(cache, 0, 1)[0], k[0])
+    np.testing.assert_array_equal(held(cache, 2, 1)[1], v[2, :, 2:])
+    cache.truncate([3, 0, 2])
+    with pytest.raises(ValueError, match="to replace them, truncate the sequences"):
+        cache.write(*other)
+    cache.truncate([0, 0, 2])
+    cache.extend([4, 0, 0])
+    cache.write(*other)
+    np.testing.assert_array_equal(held(cache, 0)[0], -k[0])
+    np.testing.assert_array_equal(held(cache, 2)[0], k[2, :, 2:])
+    cache.extend(0)
+    cache.write(*other)  # nothing, as the caller has said
+    np.testing.assert_array_equal(held(cache, 2)[0], k[2, :, 2:])
+    cache[3:].write(k[3:], v[3:])
+
+
+def test_views_are_written_one_by_one(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 4, D), drawn(rng, 3, H, 4, DV)
+    cache.extend(4)
+    cache[1:].write(k[1:], v[1:])
+    with pytest.raises(ValueError, match="layer 0 has the newest tokens of sequence 1"):
+        cache.write(k, v)
+    cache[:1].write(k[:1], v[:1])
+    for i in range(3):
+        np.testing.assert_array_equal(held(cache, i)[0], k[i])
+
+
+def test_a_write_that_fails_may_come_again(
+    rng: np.random.Generator, empty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 4, D), drawn(rng, 3, H, 4, DV)
+    cache.extend(4)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_append, "append", fail)
+        with pytest.raises(MemoryError):
+            cache.write(k, v)
+    cache.write(k, v)
+    np.testing.assert_array_equal(held(cache, 1)[0], k[1])
+
+
+def test_queries_are_given_by_name(rng: np.random.Generator, empty: Any) -> None:
+    """With as many heads, q, k and v in the usual order would be taken for k, v and q."""
+    cache = empty(head_dim_v=D)
+    q, k, v = (drawn(rng, 3, H, 1, D) for _ in range(3))
+    with pytest.raises(TypeError, match="positional arguments"):
+        cache.append(q, k, v)
+    cache.extend(1)
+    with pytest.raises(TypeError, match="positional arguments"):
+        cache.write(q, k, v)
+
+
 def test_layout_bshd(rng: np.random.Generator, empty: Any) -> None:
     rotary = cufa.Rotary.of_theta(100.0, 8, 20)
     caches = [empty(rotary=rotary, layout=layout) for layout in ("bhsd", "bshd")]
     k, v, q = drawn(rng, 3, H, 5, D), drawn(rng, 3, H, 5, DV), drawn(rng, 3, 2 * H, 5, D)
-    turned = caches[0].append(k, v, q)
-    swapped = caches[1].append(*(np.ascontiguousarray(x.swapaxes(1, 2)) for x in (k, v, q)))
+    turned = caches[0].append(k, v, q=q)
+    there = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in (k, v, q)]
+    swapped = caches[1].append(*there[:2], q=there[2])
     np.testing.assert_array_equal(swapped.swapaxes(1, 2), turned)
     out = caches[1].decode(swapped)
     np.testing.assert_array_equal(out.swapaxes(1, 2), caches[0].decode(turned))
@@ -222,9 +295,13 @@ def test_views_of_the_cache_are_not_taken(rng: np.random.Generator, empty: Any) 
     k = drawn(rng, 3, H, 3, D)
     cache.append(k, k)
     keys, values = (x[:3, :, :3] for x in cache.layer())
-    for name, arrays in (("k", (keys, k)), ("v", (k, values)), ("q", (k, k, values[..., ::-1]))):
+    for name, arrays in (
+        ("k", {"k": keys, "v": k}),
+        ("v", {"k": k, "v": values}),
+        ("q", {"k": k, "v": k, "q": values[..., ::-1]}),
+    ):
         with pytest.raises(ValueError, match=f"{name} .* shares memory with the cache"):
-            cache.append(*arrays)
+            cache.append(**arrays)
     np.testing.assert_array_equal(cache.host_lengths, [3, 3, 3])
     cache.append(keys.copy(), values.copy())
     np.testing.assert_array_equal(held(cache, 1)[0], np.append(k[1], k[1], axis=1))
@@ -241,16 +318,16 @@ def test_refused_and_unchanged(rng: np.random.Generator, empty: Any) -> None:
         (ValueError, "lengths must not be more than", lambda: cache.truncate(2**63 - 1)),
         (TypeError, "k must be a NumPy", lambda: cache.append(k.tolist(), v)),
         (TypeError, "k has dtype float16", lambda: cache.append(f16, v)),
-        (TypeError, "q has dtype float16", lambda: cache.append(k, v, f16)),
+        (TypeError, "q has dtype float16", lambda: cache.append(k, v, q=f16)),
         (ValueError, "k has shape .* 4 axes", lambda: cache.append(k[0], v)),
         (ValueError, r"k has shape .* \(3, 2, 9, 8\)", lambda: cache.append(k[:2], v[:2])),
         (ValueError, "v has shape", lambda: cache.append(k, v[:, :, 1:])),
         (ValueError, "v has shape", lambda: cache.append(k, k)),
-        (ValueError, "q has shape", lambda: cache.append(k, v, q[..., 1:])),
+        (ValueError, "q has shape", lambda: cache.append(k, v, q=q[..., 1:])),
         (
             ValueError,
             "heads 3 is no multiple of the cache's 2",
-            lambda: cache.append(k, v, q[:, :3]),
+            lambda: cache.append(k, v, q=q[:, :3]),
         ),
         (ValueError, "counts: 10 of 9 tokens", lambda: cache.append(k, v, counts=10)),
         (ValueError, "counts must not be negative", lambda: cache.extend(-1)),
@@ -327,9 +404,8 @@ def test_a_table_of_more_keys_than_decode_takes() -> None:
 def test_sequences_come_and_go(rng: np.random.Generator) -> None:
     cache = PagedKVCache(6, 4, 2, H, D, head_dim_v=DV, dtype="float32")
     k, v = drawn(rng, 2, H, 9, D), drawn(rng, 2, H, 9, DV)
-    with pytest.raises(ValueError, match="sequence 0 has not been allocated"):
+    with pytest.raises(ValueError, match=r"sequence 0 has not been allocated: allocate\(\)"):
         cache.append(k, v, counts=[9, 9])
-    cache.append(k, v)  # nobody is there
     assert (cache.allocate(), cache.allocate()) == (0, 1)
     with pytest.raises(CacheFullError, match="all 2 sequences are in use"):
         cache.allocate()
@@ -348,6 +424,36 @@ def test_sequences_come_and_go(rng: np.random.Generator) -> None:
     out = cache.decode(drawn(rng, 2, H, 1, D))
     assert not out[0].any()
     assert out[1].any()
+
+
+def test_no_sequence_has_been_allocated(rng: np.random.Generator) -> None:
+    """What is given for nobody is not dropped without a word."""
+    cache = PagedKVCache(6, 4, 3, H, D, head_dim_v=DV, dtype="float32")
+    k, v, q = drawn(rng, 3, H, 2, D), drawn(rng, 3, H, 2, DV), drawn(rng, 3, H, 1, D)
+    message = r"none of the sequences 0 to 2 has been allocated: call allocate\(\) first"
+    for refused in (
+        lambda: cache.append(k, v),
+        lambda: cache.extend(2),
+        lambda: cache.write(k, v),
+        lambda: cache.decode(q),
+    ):
+        with pytest.raises(ValueError, match=message):
+            refused()  # type: ignore[no-untyped-call]
+    cache.extend([0, 0, 0])  # as the caller has said
+    cache.append(k, v, counts=[0, 0, 0])
+    cache.append(k[:, :, :0], v[:, :, :0])
+    cache.allocate()
+    cache.append(k, v)
+    cache.decode(q)
+    with pytest.raises(ValueError, match="sequence 2 has not been allocated"):
+        cache[2:].append(k[2:], v[2:])
+    with pytest.raises(ValueError, match="none of the sequences 1 to 2 has been allocated"):
+        cache[1:].decode(q[1:])
+    assert cache[3:].decode(q[3:]).shape == (0, H, 1, DV)
+    cache.free(0)
+    with pytest.raises(ValueError, match=message):
+        cache.decode(q)
+    assert (cache.free_pages, *cache.host_lengths) == (6, 0, 0, 0)
 
 
 def test_out_of_pages(rng: np.random.Generator) -> None:
@@ -608,7 +714,8 @@ def test_gpu_holds_what_the_cpu_holds(
                 counts[1] = 0
             cache.extend(counts)
             for layer in range(2):
-                new = cache.write(*map(xp.asarray, arrays), layer=layer)
+                given = [xp.asarray(array) for array in arrays]
+                new = cache.write(*given[:2], q=given[2], layer=layer)
             turned.append(to_host(new).astype(np.float32))
         eps = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5}[dtype]
         np.testing.assert_allclose(turned[1], turned[0], eps, eps)
@@ -629,7 +736,7 @@ def test_gpu_replays_while_sequences_grow(
     given = [cupy.asarray(x) for x in (k, k, q)]
 
     def attend(cache: Any, k: Any, v: Any, q: Any) -> Any:
-        return cache.decode(cache.write(k, v, q, layer=1), layer=1)
+        return cache.decode(cache.write(k, v, q=q, layer=1), layer=1)
 
     for cache, arrays in ((host, (k, k, q)), (there, given)):
         cache.extend(1)

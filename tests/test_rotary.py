@@ -39,7 +39,7 @@ def test_keys_and_queries_are_turned(
         v = rng.standard_normal((2, 3, n, 5), np.float32)
         q = rng.standard_normal((2, 6, n, head_dim), np.float32)
         given = q.copy()
-        got = cache.append(k, v, q)
+        got = cache.append(k, v, q=q)
         np.testing.assert_array_equal(q, given)
         np.testing.assert_allclose(got, turned(q, begin, angles, interleaved), atol=1e-5)
         keys, values = (x[:, :, begin : begin + n] for x in cache.layer())
@@ -64,8 +64,8 @@ def test_each_layer_may_have_its_own(rng: np.random.Generator) -> None:
     k, v, q = (rng.standard_normal((2, 3, 5, 8)).astype(np.float32) for _ in range(3))
     for layer, rotary in enumerate(rotaries):
         alone = cufa.KVCache(2, 3, 20, 8, dtype="float32", rotary=rotary)
-        expected = alone.append(k, v, q)
-        np.testing.assert_array_equal(both.write(k, v, q, layer=layer), expected)
+        expected = alone.append(k, v, q=q)
+        np.testing.assert_array_equal(both.write(k, v, q=q, layer=layer), expected)
         np.testing.assert_array_equal(both.layer(layer)[0], alone.layer()[0])
     with pytest.raises(ValueError, match="rotary has 2 embeddings, but there are 3 layers"):
         cufa.KVCache(2, 3, 20, 8, dtype="float32", layers=3, rotary=rotaries)
@@ -74,7 +74,7 @@ def test_each_layer_may_have_its_own(rng: np.random.Generator) -> None:
 def test_without_a_rotary_queries_pass(rng: np.random.Generator) -> None:
     cache = cufa.KVCache(1, 1, 4, 8, dtype="float32")
     q = rng.standard_normal((1, 2, 1, 8), np.float32)
-    assert cache.append(q[:, :1], q[:, :1], q) is q
+    assert cache.append(q[:, :1], q[:, :1], q=q) is q
     assert cache.append(q[:, :1], q[:, :1]) is None
 
 

@@ -4,46 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from cufa.api.decode import decode_padded
-from cufa.arrays import Array, as_bhsd, check_unmasked, module_of_all, overlap
+from cufa.arrays import Array
+from cufa.caches.counts import Counts, counts_of, none_allocated
 from cufa.caches.full import CacheFullError
+from cufa.caches.layer import Layer
 from cufa.caches.pages import Taken
 from cufa.caches.store import Store
-from cufa.checks import NO_WINDOW, check_devices, check_dtypes
-from cufa.cpu import append as cpu
-from cufa.launch import append as launch
-from cufa.problem.tokens import Tokens
+from cufa.checks import NO_WINDOW
 from cufa.specs.variant import Variant
-
-Counts = Any  # int, sequence of int or ndarray
-
-_MOST = 2**31 - 1  # tokens: lengths are int32
-
-
-class _Layer(NamedTuple):
-    """What kernels read of a layer: views of memory that stays where it is.
-
-    Attributes
-    ----------
-    k, v : array
-        As of `Cache.layer`.
-    k_view, v_view : array
-        The same in the order (blocks, heads, keys, head_dim).
-    starts, lengths, block_table : array
-        As of `Tokens`.
-    """
-
-    k: Array
-    v: Array
-    k_view: Array
-    v_view: Array
-    starts: Array
-    lengths: Array
-    block_table: Array | None
 
 
 class Cache:
@@ -54,7 +27,14 @@ class Cache:
 
     def __init__(self, store: Store, rows: slice) -> None:
         self._store, self._rows = store, rows
-        self._layers: dict[int, _Layer] = {}
+        self._look()
+
+    def _look(self) -> None:
+        """View what the store holds of these sequences, on the host; layers when they are used."""
+        store, rows = self._store, self._rows
+        self._starts, self._ends = store.host[0, rows], store.host[1, rows]
+        self._in_use, self._unwritten = store.in_use[rows], store.unwritten[:, rows]
+        self._layers: dict[int, Layer] = {}
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -83,7 +63,7 @@ class Cache:
     @property
     def host_lengths(self) -> np.ndarray:
         """The same on the host: a copy, known without waiting for the device."""
-        return self._store.host[1, self._rows].copy()
+        return self._ends.copy()
 
     @property
     def block_table(self) -> Array:
@@ -111,24 +91,18 @@ class Cache:
         TypeError, ValueError
             There is no such layer.
         """
-        if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
-            raise TypeError(f"layer must be an integer, not {type(layer).__name__}")
-        store = self._store
-        if not 0 <= layer < store.layers:
-            raise ValueError(f"layer must be 0 to {store.layers - 1}, not {layer}")
-        k, v = store.k[layer], store.v[layer]
-        return (k, v) if store.pages is not None else (k[self._rows], v[self._rows])
+        found = self._layer(layer)
+        return found.k, found.v
 
-    def _views(self, layer: int) -> _Layer:
-        """Return what kernels read of a layer; made once."""
+    def _layer(self, layer: int) -> Layer:
+        """Return a layer of these sequences; made once."""
         found = self._layers.get(layer) if type(layer) is int else None
         if found is None:
-            store = self._store
-            k, v = self.layer(layer)
-            found = self._layers[int(layer)] = _Layer(
-                *(k, v, as_bhsd(k, store.layout), as_bhsd(v, store.layout)),
-                *(store.device[0, self._rows], self.lengths, self.block_table),
-            )
+            if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
+                raise TypeError(f"layer must be an integer, not {type(layer).__name__}")
+            if not 0 <= layer < self._store.layers:
+                raise ValueError(f"layer must be 0 to {self._store.layers - 1}, not {layer}")
+            found = self._layers[int(layer)] = Layer(self._store, self._rows, int(layer))
         return found
 
     # --- lengths ---
@@ -167,34 +141,33 @@ class Cache:
     @contextmanager
     def _extended(self, counts: np.ndarray) -> Iterator[None]:
         """Make room for new tokens, which is taken back if what follows fails."""
-        store = self._store
-        before = store.host[:, self._rows].copy()
-        lengths = before[1].astype(np.int64)
-        ends = lengths + counts
+        store, first = self._store, self._rows.start
+        ends = self._ends + counts
         plan: list[Taken] = []
         if store.pages is None:
             capacity = store.shape[2]
-            if ends.size and ends.max() > capacity:
+            if ends.max(initial=0) > capacity:
                 i = int(ends.argmax())
                 raise CacheFullError(
-                    f"sequence {self._rows.start + i} would have {ends[i]} tokens, but the cache "
-                    f"has a capacity of {capacity}"
+                    f"sequence {first + i} would have {ends[i]} tokens, but the cache has a "
+                    f"capacity of {capacity}"
                 )
         else:
-            numbers = range(self._rows.start, self._rows.stop)
-            grown = zip(numbers, lengths.tolist(), ends.tolist(), strict=True)
-            plan = store.pages.planned(list(grown))
+            grown = zip(self._ends.tolist(), ends.tolist(), strict=True)
+            plan = store.pages.planned([(i, *each) for i, each in enumerate(grown, first)])
             store.copy_pages(plan)
             store.pages.take(plan)
-        store.host[0, self._rows] = lengths
-        store.host[1, self._rows] = ends
+        before = self._starts.copy(), self._ends.copy(), self._unwritten.copy()
+        self._starts[...] = self._ends
+        self._ends[...] = ends
+        self._unwritten[...] = self._in_use
         try:
             store.send()
             yield
         except BaseException:
             if store.pages is not None:
                 store.pages.give_back(plan)
-            store.host[:, self._rows] = before
+            self._starts[...], self._ends[...], self._unwritten[...] = before
             store.send()
             raise
 
@@ -218,12 +191,12 @@ class Cache:
         self._store.refuse_capture("truncate")
         kept = self._counts("lengths", lengths)
         store = self._store
-        bad = np.flatnonzero(kept > store.host[1, self._rows])
+        bad = np.flatnonzero(kept > self._ends)
         if bad.size:
             i = int(bad[0])
             raise ValueError(
                 f"lengths: {kept[i]} tokens of sequence {self._rows.start + i} cannot be kept, "
-                f"which has {store.host[1, self._rows][i]}"
+                f"which has {self._ends[i]}"
             )
         with store.changing():
             store.host[:, self._rows] = np.minimum(store.host[:, self._rows], kept)
@@ -233,36 +206,12 @@ class Cache:
 
     def _counts(self, name: str, counts: Counts) -> np.ndarray:
         """Return one number for each sequence."""
-        check_unmasked(name, counts)
-        try:
-            array = np.asarray(counts)
-        except (TypeError, ValueError):  # a CuPy array, or lists of unequal lengths
-            raise TypeError(
-                f"{name} must be an integer or as many as sequences, on the host, not "
-                f"{type(counts).__name__}"
-            ) from None
-        if array.dtype.kind not in "iu" and array.size:
-            raise TypeError(f"{name} must be integers, not {array.dtype.name}")
-        if array.ndim and array.shape != (len(self),):
-            raise ValueError(f"{name} has shape {array.shape}, but there are {len(self)} sequences")
-        if array.size and array.min() < 0:
-            raise ValueError(f"{name} must not be negative, but {array.min()} is")
-        if array.size and array.max() > _MOST:
-            raise ValueError(f"{name} must not be more than {_MOST}, but {array.max()} is")
-        in_use = self._store.in_use[self._rows]
-        if array.ndim == 0:
-            return np.where(in_use, array, 0).astype(np.int64)
-        idle = np.flatnonzero((array > 0) & ~in_use)
-        if idle.size:
-            raise ValueError(
-                f"{name}: sequence {self._rows.start + int(idle[0])} has not been allocated"
-            )
-        return array.astype(np.int64)
+        return counts_of(name, counts, self._in_use, self._rows.start)
 
     # --- tokens ---
 
     def append(
-        self, k: Array, v: Array, q: Array | None = None, *, counts: Counts | None = None
+        self, k: Array, v: Array, *, q: Array | None = None, counts: Counts | None = None
     ) -> Array:
         """Add tokens to each sequence of a cache of one layer: `extend`, then `write`.
 
@@ -289,16 +238,16 @@ class Cache:
                 "extend it, then write each layer"
             )
         self._store.refuse_capture("append, which extends the cache,")
-        tokens, turned_q = self._tokens(k, v, q, 0)
-        seq = tokens.k.shape[2]
-        chosen = self._counts("counts", seq if counts is None else counts)
-        if chosen.size and chosen.max() > seq:
-            raise ValueError(f"counts: {chosen.max()} of {seq} tokens cannot be appended")
+        new = self._layer(0).new(k, v, q)
+        chosen = self._counts("counts", new.seq if counts is None else counts)
+        if counts is not None and chosen.max(initial=0) > new.seq:
+            raise ValueError(f"counts: {chosen.max()} of {new.seq} tokens cannot be appended")
         with self._extended(chosen):
-            self._run(tokens)
-        return turned_q
+            new.run()
+            self._unwritten[0] = False
+        return new.q
 
-    def write(self, k: Array, v: Array, q: Array | None = None, *, layer: int = 0) -> Array:
+    def write(self, k: Array, v: Array, *, q: Array | None = None, layer: int = 0) -> Array:
         """Write the newest tokens, for which `extend` has made room, into one layer.
 
         A view that has been extended is to be written by a view of the same sequences.
@@ -334,13 +283,36 @@ class Cache:
         One kernel on the current stream, which can be captured into a CUDA graph. What a rotary
         embedding turns is computed in float32 and rounded once (Su et al. 2021, RoFormer).
         """
-        tokens, turned_q = self._tokens(k, v, q, layer)
-        host = self._store.host[:, self._rows]
-        new = int((host[1] - host[0]).max(initial=0))
-        if new > tokens.k.shape[2]:
-            raise ValueError(f"k has shape {k.shape}, but {new} tokens are new")
-        self._run(tokens)
-        return turned_q
+        new = self._layer(layer).new(k, v, q)
+        grown = self._ends - self._starts
+        if grown.max(initial=0) > new.seq:
+            raise ValueError(f"k has shape {k.shape}, but {grown.max()} tokens are new")
+        if self._store.is_capturing():  # which replays will write what, the host does not know
+            new.run()
+            return new.q
+        unwritten = self._unwritten[layer]
+        if not unwritten.all():
+            self._refuse_written(layer, unwritten, grown)
+        new.run()
+        unwritten[...] = False
+        return new.q
+
+    def _refuse_written(self, layer: int, unwritten: np.ndarray, grown: np.ndarray) -> None:
+        """Refuse to write where no token is new, or where the new ones are."""
+        if not self._in_use.any():
+            raise none_allocated(self._rows.start, len(self))
+        again = np.flatnonzero((grown > 0) & ~unwritten)
+        if again.size:
+            raise ValueError(
+                f"layer {layer} has the newest tokens of sequence {self._rows.start + again[0]}, "
+                "which a second write would replace: call extend once before each step; to replace "
+                "them, truncate the sequences, then extend them again"
+            )
+        if not unwritten.any():
+            raise ValueError(
+                f"no token is new to layer {layer}: call extend before write, with the number of "
+                "new tokens"
+            )
 
     def decode(
         self,
@@ -386,14 +358,17 @@ class Cache:
         On the GPU the cache is never copied. Queries are, and so cannot be in a CUDA graph, whose
         rows are no multiple of 16 bytes long.
         """
-        views = self._views(layer)
+        held = self._layer(layer)
+        idle = self._store.pages is not None and len(self) > 0 and not self._in_use.any()
+        if idle and not self._store.is_capturing():
+            raise none_allocated(self._rows.start, len(self))
         return decode_padded(
             q,
-            views.k,
-            views.v,
+            held.k,
+            held.v,
             True,
-            lengths=views.lengths,
-            block_table=views.block_table,
+            lengths=held.lengths,
+            block_table=held.block_table,
             causal=causal,
             window=window,
             softcap=softcap,
@@ -407,67 +382,3 @@ class Cache:
             unified_max=unified_max,
             kernel=kernel,
         )
-
-    def _tokens(
-        self, k: Array, v: Array, q: Array | None, layer: int
-    ) -> tuple[Tokens, Array | None]:
-        """Check new tokens; return them as views, and the queries that a call returns."""
-        store = self._store
-        _, _, k_cache, v_cache, starts, lengths, block_table = self._views(layer)
-        arrays = {"k": k, "v": v, **({} if q is None else {"q": q})}
-        xp = module_of_all({**arrays, "the cache": store.k})
-        if xp is np:
-            arrays = {name: np.asarray(array) for name, array in arrays.items()}
-        check_dtypes({"the cache": store.k, **arrays})
-        views = {}
-        for name, array in arrays.items():
-            if array.ndim != 4:
-                raise ValueError(f"{name} has shape {array.shape}: 4 axes are needed")
-            views[name] = as_bhsd(array, store.layout)
-        seq = views["k"].shape[2]
-        for name, view in views.items():
-            dim = (v_cache if name == "v" else k_cache).shape[3]
-            heads = view.shape[1] if name == "q" else store.shape[1]
-            needed = (len(self), heads, seq, dim)
-            if view.shape != needed:
-                axes = needed if store.layout == "bhsd" else (needed[0], seq, heads, dim)
-                raise ValueError(
-                    f"{name} has shape {arrays[name].shape}, but {axes} is needed (k "
-                    f"{arrays['k'].shape}, {len(self)} sequences)"
-                )
-            if store.owns(view) and (overlap(view, k_cache) or overlap(view, v_cache)):
-                raise ValueError(
-                    f"{name} (shape {arrays[name].shape}) shares memory with the cache, where it "
-                    "would change while it is read: give a copy"
-                )
-        if q is not None and views["q"].shape[1] % store.shape[1]:
-            raise ValueError(
-                f"q has shape {arrays['q'].shape}: heads {views['q'].shape[1]} is no multiple of "
-                f"the cache's {store.shape[1]}"
-            )
-        if xp is not np:
-            check_devices({**arrays, "the cache": store.k}, xp)
-        result, turned_q = q, None
-        rotary = store.rotaries[layer]
-        if q is not None and rotary is not None:
-            result = xp.empty(q.shape, q.dtype)
-            turned_q = as_bhsd(result, store.layout)
-        tokens = Tokens(
-            k=views["k"],
-            v=views["v"],
-            q=views.get("q"),
-            turned_q=turned_q,
-            k_cache=k_cache,
-            v_cache=v_cache,
-            starts=starts,
-            lengths=lengths,
-            block_table=block_table,
-            rotary=rotary,
-        )
-        return tokens, result
-
-    def _run(self, tokens: Tokens) -> None:
-        if self._store.xp is np:
-            cpu.append(tokens)
-        else:
-            launch.append(tokens)

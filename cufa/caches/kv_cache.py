@@ -67,7 +67,7 @@ class KVCache(Cache):
     >>> cache = cufa.KVCache(2, 4, 100, 64, dtype="float32", rotary=rotary)
     >>> k = v = np.ones((2, 4, 7, 64), np.float32)
     >>> q = np.ones((2, 8, 7, 64), np.float32)
-    >>> turned = cache.append(k, v, q)
+    >>> turned = cache.append(k, v, q=q)
     >>> cache.decode(turned).shape
     (2, 8, 7, 64)
     >>> cache.host_lengths

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cufa.arrays import Array, whole_chunks
+from cufa.caches.outbox import Outbox
 from cufa.caches.pages import Pages, Taken
 from cufa.launch.counters import is_capturing
 from cufa.problem.rotary import Rotary
@@ -44,6 +45,8 @@ class Store:
     host : ndarray, (2, sequences) int32
         Tokens of each sequence before the newest ones, and with them.
     in_use : ndarray, (sequences,) bool
+    unwritten : ndarray, (layers, sequences) bool
+        Whether an `extend` was the latest that a layer's sequence has had, and no `write`.
     device, table : array
         `host` and the table of `pages` where kernels read them.
     """
@@ -61,25 +64,40 @@ class Store:
         rotaries: Sequence[Rotary | None],
     ) -> None:
         self.xp, self.dtype, self.layout, self.layers = xp, dtype, layout, layers
-        self.shape, self.pages, self.rotaries = shape, pages, rotaries
+        self.shape, self.head_dims, self.pages, self.rotaries = shape, head_dims, pages, rotaries
         blocks, heads, keys = shape
         ordered = shape if layout == "bhsd" else (blocks, keys, heads)
-        self._bases = made = [
+        self._bases = [
             xp.zeros((layers, *ordered, whole_chunks(d, dtype.itemsize)), dtype) for d in head_dims
         ]
-        self.k, self.v = (base[..., :d] for base, d in zip(made, head_dims, strict=True))
-        self._spans = [(first := _address(base), first + base.nbytes) for base in made]
         self.host = np.zeros((2, sequences), np.int32)
         # Numbers of a paged cache are in use when they have been allocated, and others always.
         self.in_use = np.full(sequences, pages is None)
-        self.device: Array = self.host if xp is np else xp.zeros((2, sequences), np.int32)
+        self.unwritten = np.zeros((layers, sequences), bool)
+        self._place()
+
+    def _place(self) -> None:
+        """Make what follows from the other attributes: views, and memory of the device for them."""
+        xp = self.xp
+        self.k, self.v = (
+            base[..., :d] for base, d in zip(self._bases, self.head_dims, strict=True)
+        )
+        starts = [address_of(base) for base in self._bases]
+        self._spans = [(at, at + base.nbytes) for at, base in zip(starts, self._bases, strict=True)]
+        self._outbox = Outbox()
+        self.device: Array = self.host if xp is np else xp.zeros(self.host.shape, np.int32)
         self.table: Array = None
-        if pages is not None:
-            self.table = pages.table if xp is np else xp.zeros(pages.table.shape, np.int32)
+        if self.pages is not None:
+            table = self.pages.table
+            self.table = table if xp is np else xp.zeros(table.shape, np.int32)
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured into a CUDA graph."""
+        return self.xp is not np and is_capturing()
 
     def refuse_capture(self, what: str) -> None:
         """Raise an error if the current stream is being captured into a CUDA graph."""
-        if self.xp is not np and is_capturing():
+        if self.is_capturing():
             raise RuntimeError(
                 f"{what} cannot be captured into a CUDA graph, where it would do the same in each "
                 "replay: call it before each replay, and capture what follows it"
@@ -87,14 +105,14 @@ class Store:
 
     def owns(self, array: Array) -> bool:
         """Whether an array is a view of keys or values."""
-        address = _address(array)
+        address = address_of(array)
         return any(first <= address < end for first, end in self._spans)
 
     def copy_pages(self, plan: Sequence[Taken]) -> None:
         """Copy the pages of all layers that will no longer be shared."""
         copies = [(each.old, each.new) for each in plan if each.old is not None]
         if copies:
-            old, new = (self.xp.asarray(each) for each in zip(*copies, strict=True))
+            old, new = self.xp.asarray(np.array([*zip(*copies, strict=True)]))
             for base in self._bases:
                 base[:, new] = base[:, old]
 
@@ -114,14 +132,15 @@ class Store:
         """Bring the device up to what the host has decided."""
         if self.xp is np:
             return
-        # `asarray` copies what it is given at once, and the device takes it when its turn comes.
-        self.device[...] = self.xp.asarray(self.host)
+        self._outbox.send(self.host, self.device)
         if self.pages is not None and self.pages.changed:
-            rows, columns = (np.array(each) for each in zip(*self.pages.changed, strict=True))
-            values = self.xp.asarray(self.pages.table[rows, columns])
-            self.table[self.xp.asarray(rows), self.xp.asarray(columns)] = values
+            table = self.pages.table
+            places = np.array([row * table.shape[1] + column for row, column in self.pages.changed])
+            sent = self.xp.asarray(np.stack([places, table.ravel()[places]]).astype(np.int32))
+            self.table.ravel()[sent[0]] = sent[1]
             self.pages.changed.clear()
 
 
-def _address(array: Array) -> int:
+def address_of(array: Array) -> int:
+    """Return where the first element of an array is."""
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
