@@ -216,6 +216,10 @@ class Array:
         keys = key if isinstance(key, tuple) else (key,)
         return tuple(each.host if isinstance(each, Array) else each for each in keys)
 
+    def __deepcopy__(self, _: Any) -> Array:
+        """Copy."""
+        return on_gpu(self.host)
+
     def __neg__(self) -> Array:
         """Copy with the other sign."""
         return on_gpu(-self.host)

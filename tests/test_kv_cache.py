@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import defaultdict
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +19,10 @@ from cufa.caches.store import Store
 from cufa.cpu import append as cpu_append
 
 H, D, DV = 2, 8, 5
+
+
+def pickled(cache: Any) -> Any:
+    return pickle.loads(pickle.dumps(cache))
 
 
 def drawn(rng: np.random.Generator, *shape: int, dtype: str = "float32") -> np.ndarray:
@@ -307,6 +314,146 @@ def test_views_of_the_cache_are_not_taken(rng: np.random.Generator, empty: Any) 
     np.testing.assert_array_equal(held(cache, 1)[0], np.append(k[1], k[1], axis=1))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_shares_nothing(
+    rng: np.random.Generator, empty: Any, copied: Callable[[Any], Any], dtype: str
+) -> None:
+    rotary = cufa.Rotary.of_theta(100.0, 4, 20)
+    cache = empty(rotary=rotary, dtype=dtype, layers=1)
+    k, v = drawn(rng, 3, H, 9, D, dtype=dtype), drawn(rng, 3, H, 9, DV, dtype=dtype)
+    q = drawn(rng, 3, H, 9, D, dtype=dtype)
+    cache.append(k, v, counts=[9, 4, 0])
+    other = copied(cache)
+    assert type(other) is type(cache)
+    assert repr(other) == repr(cache)
+    before = [tuple(x.copy() for x in held(cache, i)) for i in range(3)]
+    expected = cache.decode(q)
+    np.testing.assert_array_equal(other.decode(q), expected)
+    other.append(-k, -v, counts=[1, 9, 3])
+    other[:1].truncate(0)
+    other[:1].append(-k[:1], -v[:1])
+    np.testing.assert_array_equal(cache.host_lengths, [9, 4, 0])
+    for i in range(3):
+        for a, b in zip(held(cache, i), before[i], strict=True):
+            np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(cache.decode(q), expected)
+    for each in (cache, other):
+        each.truncate(0)
+        each.append(k, v)
+    for i in range(3):
+        for a, b in zip(held(cache, i), held(other, i), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_views_are_copied_with_what_they_are_views_of(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV)
+    cache.append(k, v)
+    whole, part = copy.deepcopy((cache, cache[1:]))
+    part.truncate(4)
+    np.testing.assert_array_equal(whole.host_lengths, [9, 4, 4])
+    np.testing.assert_array_equal(cache.host_lengths, [9, 9, 9])
+
+
+def test_a_cache_says_what_it_is(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty(layers=2)
+    cache.extend([3, 0, 11])
+    is_paged = isinstance(cache, PagedKVCache)
+    sizes = "4 of 18 pages of 4 tokens in use" if is_paged else "capacity 20"
+    text = (
+        f"{type(cache).__name__} of 3 sequences, {sizes}, heads_kv 2, head_dim 8 and 5, layers 2, "
+        f"float32, bhsd, numpy, {'0.0184' if is_paged else '0.0154'} MB"
+    )
+    assert repr(cache) == f"{text}: lengths 3, 0, 11"
+    assert repr(cache[1:]) == f"sequences 1 to 2 of {text}: lengths 0, 11"
+    assert repr(cache[3:]).endswith("lengths none")
+    many = PagedKVCache(5, 4, 100, H, D, dtype="float32")
+    many.allocate()
+    assert repr(many).endswith("lengths 0, -, -, -, -, -, -, -, ..., -, -, -, -, -, -, -, -")
+
+
+def test_reset(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV)
+    cache.append(k, v)
+    is_paged = isinstance(cache, PagedKVCache)
+    cache[1:].reset()
+    np.testing.assert_array_equal(cache.host_lengths, [9, 0, 0])
+    if is_paged:
+        assert cache.free_pages == 15
+        assert (cache.allocate(), cache.allocate()) == (1, 2)
+    cache.append(k, v)
+    np.testing.assert_array_equal(held(cache, 0)[0], np.append(k[0], k[0], axis=1))
+    np.testing.assert_array_equal(held(cache, 2)[0], k[2])
+    cache.reset()
+    np.testing.assert_array_equal(cache.host_lengths, [0, 0, 0])
+    message = "none of the sequences" if is_paged else "no token is new"
+    with pytest.raises(ValueError, match=message):
+        cache.write(k, v)
+    if is_paged:
+        assert cache.free_pages == 18
+
+
+def test_reorder(rng: np.random.Generator, empty: Any) -> None:
+    """As beam search asks for: some go on twice, others not at all."""
+    cache = empty(layers=2)
+    k, v = drawn(rng, 2, 3, H, 9, D), drawn(rng, 2, 3, H, 9, DV)
+    cache.extend([9, 6, 2])
+    for layer in range(2):
+        cache.write(k[layer], v[layer], layer=layer)
+    before = copy.deepcopy(cache)
+    tokens = [[held(before, i, layer) for i in range(3)] for layer in range(2)]
+    n = cache.host_lengths.tolist()
+    rows = [0, 1, 2]
+
+    def reorder(part: slice, moved: list[int]) -> None:
+        cache[part].reorder(moved)
+        rows[part] = [rows[part][row] for row in moved]
+        assert cache.host_lengths.tolist() == [n[row] for row in rows]
+        for layer in range(2):
+            for i, row in enumerate(rows):
+                for a, b in zip(held(cache, i, layer), tokens[layer][row], strict=True):
+                    np.testing.assert_array_equal(a, b)
+
+    reorder(slice(3), [0, 1, 2])
+    reorder(slice(3), [2, 0, 1])
+    reorder(slice(1, 3), [1, 0])
+    reorder(slice(3), [1, 1, 0])
+    with pytest.raises(ValueError, match="no token is new to layer 0"):
+        cache.write(k[0], v[0])
+    if isinstance(cache, PagedKVCache):
+        used = len({page for i in range(3) for page in pages_of(cache, i)})
+        assert cache.free_pages == 18 - used
+    cache.extend([1, 2, 1])  # each has its own from here on
+    for layer in range(2):
+        cache.write(k[layer], v[layer], layer=layer)
+    for i, row in enumerate(rows):
+        new = k[1, i, :, -2:] if i == 1 else k[1, i, :, -1:]
+        grown = np.append(tokens[1][row][0], new, axis=1)
+        np.testing.assert_array_equal(held(cache, i, 1)[0], grown)
+    cache.truncate(0)
+    cache.reorder([1, 2, 0])
+    np.testing.assert_array_equal(cache.host_lengths, [0, 0, 0])
+    for bad, error, message in (
+        ([0, 1], ValueError, r"rows has shape \(2,\), but there are 3 sequences"),
+        (1, ValueError, r"rows has shape \(\)"),
+        ([0, 1, 3], ValueError, r"rows\[2\] is 3: it must be 0 to 2"),
+        ([0, -1, 2], ValueError, r"rows\[1\] is -1"),
+        ([0, 1, 2.0], TypeError, "rows must be integers, not float64"),
+        ([True, False, True], TypeError, "rows must be integers, not bool"),
+        ("012", TypeError, "rows must be integers"),
+    ):
+        with pytest.raises(error, match=message):
+            cache.reorder(bad)
+
+
+def pages_of(cache: Any, sequence: int) -> list[int]:
+    n = -(-int(cache.host_lengths[sequence]) // 4)
+    pages: list[int] = cache.block_table[sequence, :n].tolist()
+    return pages
+
+
 def test_refused_and_unchanged(rng: np.random.Generator, empty: Any) -> None:
     cache = empty(rotary=cufa.Rotary.of_theta(100.0, 8, 20))
     k, v, q = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV), drawn(rng, 3, 2 * H, 9, D)
@@ -414,10 +561,14 @@ def test_sequences_come_and_go(rng: np.random.Generator) -> None:
     cache.free(0)
     assert cache.free_pages == 3
     np.testing.assert_array_equal(cache.host_lengths, [0, 9])
-    for bad in (0, 2, -1):
-        with pytest.raises(ValueError, match=f"sequence {bad} has not been allocated"):
+    for bad, message in (
+        (0, "sequence 0 has not been allocated"),
+        (2, "sequence must be 0 to 1, not 2"),
+        (-1, "sequence must be 0 to 1, not -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
             cache.free(bad)
-        with pytest.raises(ValueError, match=f"sequence {bad} has not been allocated"):
+        with pytest.raises(ValueError, match=message):
             cache.fork(bad)
     with pytest.raises(TypeError, match="sequence must be an integer"):
         cache.free(True)
@@ -454,6 +605,39 @@ def test_no_sequence_has_been_allocated(rng: np.random.Generator) -> None:
     with pytest.raises(ValueError, match=message):
         cache.decode(q)
     assert (cache.free_pages, *cache.host_lengths) == (6, 0, 0, 0)
+
+
+def test_reorder_leaves_those_alone_that_nobody_has(rng: np.random.Generator) -> None:
+    cache = PagedKVCache(6, 4, 3, H, D, head_dim_v=DV, dtype="float32")
+    cache.allocate(), cache.allocate()
+    k, v = drawn(rng, 3, H, 6, D), drawn(rng, 3, H, 6, DV)
+    cache.append(k, v)
+    cache.reorder([1, 1, 2])
+    assert cache.free_pages == 4
+    np.testing.assert_array_equal(held(cache, 0)[0], k[1])
+    for rows, row in (([2, 1, 2], 0), ([0, 1, 0], 2)):
+        with pytest.raises(ValueError, match=rf"rows\[{row}\] is .* 2 has not been allocated"):
+            cache.reorder(rows)
+    assert (cache.free_pages, *cache.host_lengths) == (4, 6, 6, 0)
+
+
+def test_a_fork_of_a_contiguous_cache_is_a_copy(rng: np.random.Generator) -> None:
+    cache = KVCache(3, H, 20, D, head_dim_v=DV, dtype="bfloat16", layers=2)
+    k, v = drawn(rng, 3, H, 6, D, dtype="bfloat16"), drawn(rng, 3, H, 6, DV, dtype="bfloat16")
+    cache.extend([0, 6, 0])
+    for layer in range(2):
+        cache.write(k, v, layer=layer)
+    assert (cache.fork(1), cache.fork(1)) == (0, 2)
+    np.testing.assert_array_equal(cache.host_lengths, [6, 6, 6])
+    with pytest.raises(CacheFullError, match="all 3 sequences have tokens: truncate one to 0"):
+        cache.fork(1)
+    for layer in range(2):
+        for i in range(3):
+            np.testing.assert_array_equal(held(cache, i, layer)[0], k[1])
+            np.testing.assert_array_equal(held(cache, i, layer)[1], v[1])
+    for bad, error in ((3, ValueError), (-1, ValueError), (True, TypeError), (0.0, TypeError)):
+        with pytest.raises(error, match="sequence must be"):
+            cache.fork(bad)  # type: ignore[arg-type]
 
 
 def test_out_of_pages(rng: np.random.Generator) -> None:
@@ -542,7 +726,7 @@ def test_what_fails_under_way_has_changed_no_page(
         np.testing.assert_array_equal(held(cache, i)[0], np.append(k[0], k[i], axis=1))
 
 
-@pytest.mark.parametrize("step", ["fork", "free", "truncate"])
+@pytest.mark.parametrize("step", ["fork", "free", "truncate", "reset", "reorder"])
 def test_what_cannot_be_sent_has_changed_nothing(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -550,10 +734,14 @@ def test_what_cannot_be_sent_has_changed_nothing(
     k, v = drawn(rng, 3, H, 6, D), drawn(rng, 3, H, 6, DV)
     cache.allocate()
     cache.append(k, v)
+    if step == "reorder":
+        cache.allocate()
     steps = {
         "fork": lambda: cache.fork(0),
         "free": lambda: cache.free(0),
         "truncate": lambda: cache.truncate(1),
+        "reset": lambda: cache.reset(),
+        "reorder": lambda: cache.reorder([1, 0, 2]),
     }
 
     def fail(_: Store) -> None:
@@ -566,10 +754,10 @@ def test_what_cannot_be_sent_has_changed_nothing(
             steps[step]()
     assert (cache.free_pages, *cache.host_lengths) == (4, 6, 0, 0)
     np.testing.assert_array_equal(held(cache, 0)[0], k[0])
-    assert cache.fork(0) == 1
+    new = cache.fork(0)
     cache.free(0)
-    np.testing.assert_array_equal(held(cache, 1)[0], k[0])
-    cache.free(1)
+    np.testing.assert_array_equal(held(cache, new)[0], k[0])
+    cache.free(new)
     assert cache.free_pages == 6
 
 
@@ -608,7 +796,9 @@ def test_any_steps_are_those_of_a_plain_model(xp: ModuleType, page_size: int) ->
         return needed <= pages - len(found)
 
     for number in range(10_000 // 3 + 1):
-        step = rng.choice(["append"] * 6 + ["decode", "allocate", "fork", "free", "truncate"])
+        step = rng.choice(
+            ["append"] * 7 + ["decode", "allocate", "fork", "free", "truncate", "reorder"]
+        )
         live = sorted(model)
         some = int(rng.choice(live)) if live else None
         if step == "allocate" or (step == "fork" and some is not None):
@@ -627,6 +817,11 @@ def test_any_steps_are_those_of_a_plain_model(xp: ModuleType, page_size: int) ->
             if rng.random() < 0.4:
                 cache.free(some)
                 del model[some]
+        elif step == "reorder":
+            moved = np.arange(sequences)
+            moved[live] = rng.choice(live, len(live))
+            cache.reorder(moved)
+            model = {i: model[int(moved[i])] for i in live}
         elif step == "truncate":
             kept = cache.host_lengths
             kept[some] = rng.integers(0, kept[some] + 1)
@@ -672,7 +867,7 @@ def test_any_steps_are_those_of_a_plain_model(xp: ModuleType, page_size: int) ->
             for a, b in zip(held(cache, i), model[i], strict=True):
                 assert np.array_equal(a, b)
     assert min(happened.values()) > 20, happened
-    assert len(happened) == 8, happened
+    assert len(happened) == 9, happened
 
 
 # --- on a GPU ---
@@ -684,6 +879,7 @@ def both(cupy: ModuleType, paged: bool, **options: Any) -> list[Any]:
     for xp in (np, cupy):
         rotary = cufa.Rotary.of_theta(100.0, options["dim"], 400, xp=xp)
         chosen = {"dtype": options["dtype"], "rotary": rotary, "layers": 2, "xp": xp}
+        chosen["layout"] = options.get("layout", "bhsd")
         if paged:
             cache: Any = PagedKVCache(90, 16, 4, H, options["d"], pages_per_sequence=25, **chosen)
             for _ in range(3):
@@ -728,6 +924,37 @@ def test_gpu_holds_what_the_cpu_holds(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_gpu_moves_and_copies(
+    cupy: ModuleType, rng: np.random.Generator, layout: str, dtype: str, paged: bool
+) -> None:
+    caches = both(cupy, paged, dtype=dtype, d=40, dim=22, layout=layout)
+    arrays = [drawn(rng, 4, H, 37, 40, dtype=dtype) for _ in range(2)]
+    if layout == "bshd":
+        arrays = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays]
+    for cache, xp in zip(caches, (np, cupy), strict=True):
+        cache.extend([37, 20, 3, 0])
+        for layer in range(2):
+            cache.write(*map(xp.asarray, arrays), layer=layer)
+        cache[:3].reorder([2, 0, 0])
+        assert cache.fork(1) == 3
+    there = caches[1]
+    for i, copied in enumerate((copy.copy(there), copy.deepcopy(there), pickled(there))):
+        copied.extend([i + 1, 0, 1, 0])
+        copied.reorder([1, 1, 1, 1])
+    eps = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5}[dtype]
+    np.testing.assert_array_equal(to_host(there.lengths), caches[0].host_lengths)
+    for layer in range(2):
+        for a, b in zip(*(cache.layer(layer) for cache in caches), strict=True):
+            if paged:
+                a, b = a[caches[0].block_table], to_host(b)[to_host(there.block_table)]
+            a, b = a.astype(np.float32), to_host(b).astype(np.float32)
+            np.testing.assert_allclose(b, a, eps, eps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("paged", [False, True])
 def test_gpu_replays_while_sequences_grow(
     cupy: ModuleType, rng: np.random.Generator, stream: Any, paged: bool
 ) -> None:
@@ -741,10 +968,17 @@ def test_gpu_replays_while_sequences_grow(
     for cache, arrays in ((host, (k, k, q)), (there, given)):
         cache.extend(1)
         attend(cache, *arrays)
+    with pytest.raises(ValueError, match="layer 1 has the newest tokens of sequence 0"):
+        attend(there, *given)
     stream.begin_capture()
     out = attend(there, *given)
-    with pytest.raises(RuntimeError, match="extend cannot be captured"):
-        there.extend(1)
+    for name, refused in (
+        ("extend", lambda: there.extend(1)),
+        ("reorder", lambda: there.reorder([1, 0, 2, 3])),
+        ("a copy of a cache", lambda: copy.copy(there)),
+    ):
+        with pytest.raises(RuntimeError, match=f"{name} cannot be captured"):
+            refused()  # type: ignore[no-untyped-call]
     graph = stream.end_capture()
     for _ in range(40):
         for array, into in zip((k, q), (given[:2], given[2:]), strict=True):

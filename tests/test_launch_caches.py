@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import host_kernels
@@ -133,6 +134,43 @@ def test_nobody_is_there_when_a_graph_is_captured(gpu: Gpu, rng: np.random.Gener
     gpu.stream = Stream(capturing=True)
     k = on_gpu(drawn(rng, "float32", 1, H, 1, D))
     cache[2:].write(k, k)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_sequences_are_moved_and_copied(gpu: Gpu, rng: np.random.Generator, paged: bool) -> None:
+    caches = both(paged, dtype="bfloat16")
+    k, v = (drawn(rng, "bfloat16", 3, H, 6, D) for _ in range(2))
+    for cache in caches:
+        cache.extend([6, 3, 0])
+        for layer in range(2):
+            put = np.asarray if cache is caches[0] else on_gpu
+            cache.write(put(k), put(v), layer=layer)
+        cache.reorder([1, 0, 2])
+        cache.fork(1)
+        cache.reorder([2, 0, 0])
+    assert_same(*caches)
+    copies = [copy.deepcopy(cache) for cache in caches]
+    assert repr(copies[1]) == repr(caches[1])
+    for cache in caches:
+        cache[1:].reset()
+        if paged:
+            cache.allocate()
+        cache.extend([1, 5, 0])
+    assert_same(*caches)
+    assert_same(*copies)
+    for cache in copies:
+        cache.extend([1, 2, 4])
+    assert_same(*copies)
+    gpu.stream = Stream(capturing=True)
+    there = caches[1]
+    for name, refused in (
+        ("reorder", lambda: there.reorder([1, 0, 2])),
+        ("fork", lambda: there.fork(0)),
+        ("reset", lambda: there.reset()),
+        ("a copy of a cache", lambda: copy.copy(there)),
+    ):
+        with pytest.raises(RuntimeError, match=f"{name} cannot be captured into a CUDA graph"):
+            refused()  # type: ignore[no-untyped-call]
 
 
 def test_rows_that_no_kernel_reads_are_copied(gpu: Gpu, rng: np.random.Generator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,13 +11,15 @@ import numpy as np
 
 from cufa.api.decode import decode_padded
 from cufa.arrays import Array
-from cufa.caches.counts import Counts, counts_of, none_allocated
+from cufa.caches.counts import Counts, counts_of, integers, none_allocated
 from cufa.caches.full import CacheFullError
 from cufa.caches.layer import Layer
 from cufa.caches.pages import Taken
 from cufa.caches.store import Store
 from cufa.checks import NO_WINDOW
 from cufa.specs.variant import Variant
+
+_SHOWN = 16  # lengths
 
 
 class Cache:
@@ -35,6 +38,31 @@ class Cache:
         self._starts, self._ends = store.host[0, rows], store.host[1, rows]
         self._in_use, self._unwritten = store.in_use[rows], store.unwritten[:, rows]
         self._layers: dict[int, Layer] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: the whole store of a view, too."""
+        return {"_store": self._store, "_rows": self._rows}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of another cache."""
+        self.__dict__.update(state)
+        self._look()
+
+    def __copy__(self) -> Cache:
+        """Return a copy that shares nothing with this cache, as `copy.deepcopy` does."""
+        return copy.deepcopy(self)
+
+    def __repr__(self) -> str:
+        """Say how large it is, and what is in it."""
+        store, first = self._store, self._rows.start
+        whole = store.described()
+        if len(self) != store.in_use.size:
+            whole = f"sequences {first} to {first + len(self) - 1} of {whole}"
+        pairs = zip(self._ends.tolist(), self._in_use.tolist(), strict=True)
+        lengths = [str(length) if in_use else "-" for length, in_use in pairs]
+        if len(lengths) > _SHOWN:
+            lengths[_SHOWN // 2 : -_SHOWN // 2] = ["..."]
+        return f"{whole}: lengths {', '.join(lengths) or 'none'}"
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -203,6 +231,85 @@ class Cache:
         if store.pages is not None:
             for i, length in enumerate(kept.tolist(), self._rows.start):
                 store.pages.cut(i, length)
+
+    def reset(self) -> None:
+        """Forget all tokens of these sequences: they are as when the cache was made.
+
+        Their numbers in a paged cache are free again, as after `PagedKVCache.free`: to keep the
+        numbers, use ``truncate(0)``. Keys and values stay in memory until others replace them.
+
+        Raises
+        ------
+        RuntimeError
+            The current stream is being captured into a CUDA graph.
+        """
+        store = self._store
+        store.refuse_capture("reset")
+        with store.changing():
+            store.host[:, self._rows] = 0
+            if store.pages is not None:
+                store.in_use[self._rows] = False
+        self._unwritten[...] = False
+        if store.pages is not None:
+            for i in range(self._rows.start, self._rows.stop):
+                store.pages.cut(i, 0)
+
+    def reorder(self, rows: Counts) -> None:
+        """Let sequence i go on with the tokens of sequence ``rows[i]``, as beam search asks for.
+
+        Parameters
+        ----------
+        rows : sequence of int, or ndarray of int
+            One for each sequence of this cache or view, counted from its first one; on the host. A
+            number may come several times, or never: then its tokens are forgotten.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Rows that are no integers, not as many as sequences, of none of these sequences, or of
+            one that has not been allocated; nothing has changed.
+        RuntimeError
+            The current stream is being captured into a CUDA graph.
+
+        Notes
+        -----
+        Call it between steps: tokens that `extend` has made room for must have been written. In a
+        paged cache, sequences of the same tokens share their pages, as after `PagedKVCache.fork`;
+        one that has not been allocated stays so. In a `KVCache`, keys and values are copied, layer
+        by layer.
+
+        Examples
+        --------
+        >>> import numpy as np, cufa
+        >>> cache = cufa.KVCache(3, 4, 100, 64, dtype="float32")
+        >>> k = v = np.ones((3, 4, 7, 64), np.float32)
+        >>> _ = cache.append(k, v, counts=[7, 5, 3])
+        >>> cache.reorder([2, 0, 0])
+        >>> cache.host_lengths
+        array([3, 7, 7], dtype=int32)
+        """
+        store, first = self._store, self._rows.start
+        store.refuse_capture("reorder")
+        given = integers("rows", rows)
+        if given.shape != (len(self),):
+            raise ValueError(
+                f"rows has shape {given.shape}, but there are {len(self)} sequences: one row for "
+                "each is needed"
+            )
+        bad = np.flatnonzero((given < 0) | (given >= len(self)))
+        if bad.size:
+            i = int(bad[0])
+            raise ValueError(f"rows[{i}] is {given[i]}: it must be 0 to {len(self) - 1}")
+        targets = np.flatnonzero(given != np.arange(len(self)))
+        sources = given[targets].astype(np.int64)
+        for i, source in zip(targets.tolist(), sources.tolist(), strict=True):
+            idle = [first + row for row in (i, source) if not self._in_use[row]]
+            if idle:
+                raise ValueError(
+                    f"rows[{i}] is {source}, but sequence {idle[0]} has not been allocated: "
+                    f"allocate it, or give {i} in its place"
+                )
+        store.move(first + sources, first + targets)
 
     def _counts(self, name: str, counts: Counts) -> np.ndarray:
         """Return one number for each sequence."""

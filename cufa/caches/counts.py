@@ -86,3 +86,16 @@ def none_allocated(first: int, sequences: int) -> ValueError:
     return ValueError(
         f"{which} been allocated: call allocate() first, which returns the number of a new one"
     )
+
+
+def check_sequence(sequence: object, in_use: np.ndarray) -> None:
+    """Refuse what is not the number of a sequence that is in use."""
+    if isinstance(sequence, bool) or not isinstance(sequence, (int, np.integer)):
+        raise TypeError(f"sequence must be an integer, not {type(sequence).__name__}")
+    if not 0 <= sequence < in_use.size:
+        raise ValueError(f"sequence must be 0 to {in_use.size - 1}, not {sequence}")
+    if not in_use[sequence]:
+        raise ValueError(
+            f"sequence {sequence} has not been allocated: allocate() returns the number of a new "
+            "one"
+        )

@@ -6,6 +6,7 @@ addresses, and each change is sent there. Nothing is read back.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -90,6 +91,37 @@ class Store:
         if self.pages is not None:
             table = self.pages.table
             self.table = table if xp is np else xp.zeros(table.shape, np.int32)
+            self.pages.changed |= {(int(i), int(j)) for i, j in np.argwhere(table)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has memory of its own for; that of the device passes by the host."""
+        self.refuse_capture("a copy of a cache")
+        made = ("k", "v", "device", "table", "_spans", "_outbox")
+        return {name: x for name, x in self.__dict__.items() if name not in made} | {
+            "xp": self.xp.__name__
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of another store."""
+        self.__dict__.update(state, xp=importlib.import_module(state["xp"]))
+        self._place()
+        self.send()
+
+    def described(self) -> str:
+        """Say what kind of cache it is, and how large."""
+        blocks, heads, keys = self.shape
+        d, dv = self.head_dims
+        head_dim = f"head_dim {d}" if d == dv else f"head_dim {d} and {dv}"
+        name, sizes = "KVCache", f"capacity {keys}"
+        if self.pages is not None:
+            name = "PagedKVCache"
+            sizes = f"{blocks - self.pages.free} of {blocks} pages of {keys} tokens in use"
+        kind = f"{self.dtype.name}, {self.layout}, {self.xp.__name__}"
+        mb = sum(base.nbytes for base in self._bases) / 1e6
+        return (
+            f"{name} of {self.in_use.size} sequences, {sizes}, heads_kv {heads}, {head_dim}, "
+            f"layers {self.layers}, {kind}, {mb:.3g} MB"
+        )
 
     def is_capturing(self) -> bool:
         """Whether the current stream is being captured into a CUDA graph."""
@@ -115,6 +147,43 @@ class Store:
             old, new = self.xp.asarray(np.array([*zip(*copies, strict=True)]))
             for base in self._bases:
                 base[:, new] = base[:, old]
+
+    def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Give sequences the tokens that others have now; pages are shared, rows are copied.
+
+        Parameters
+        ----------
+        sources, targets : ndarray of int
+            Which sequences, all in use; no target comes twice.
+        """
+        if not targets.size:
+            return
+        before = [] if self.pages is None else self.pages.move(sources.tolist(), targets.tolist())
+        try:
+            with self.changing():
+                if self.pages is None:
+                    self._copy_rows(sources, targets)
+                self.host[:, targets] = self.host[1, sources]
+        except BaseException:
+            if self.pages is not None:
+                self.pages.move_back(before)
+                self.send()
+            raise
+        self.unwritten[:, targets] = False
+        if self.pages is not None:
+            self.pages.release(before)
+
+    def _copy_rows(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Copy the tokens of sequences to others, in all layers of a cache without pages."""
+        keys = int(self.host[1, sources].max())
+        if not keys:
+            return
+        old, new = self.xp.asarray(np.stack([sources, targets]))
+        # Where there is memory for what is copied of the first layer, there is for the others.
+        for base in sorted(self._bases, key=lambda base: -base.shape[-1]):
+            for layer in base:
+                rows = layer[:, :, :keys] if self.layout == "bhsd" else layer[:, :keys]
+                rows[new] = rows[old]
 
     @contextmanager
     def changing(self) -> Iterator[None]:
