@@ -173,6 +173,23 @@ def test_sequences_longer_than_the_longest(xp: ModuleType, rng: np.random.Genera
         Expected(*four).assert_accepts(found[a].swapaxes(0, 1)[None], None)
 
 
+def test_longest_lengths_of_nothing(xp: ModuleType, rng: np.random.Generator) -> None:
+    """What ``lengths.max()`` is where nothing is there."""
+    empty = xp.asarray(np.empty((0, 2, 8), np.float32))
+    offsets = xp.asarray(np.zeros(3, np.int32))
+    out = cufa.attention_varlen(
+        *(empty, empty, empty, offsets, offsets), max_seqlen_q=0, max_seqlen_k=0
+    )
+    assert out.shape == (0, 2, 8)
+    given = [xp.asarray(x) for x in ragged(rng, "float32", ((5, 20), (0, 30)))]
+    out, lse = cufa.attention_varlen(*given, max_seqlen_k=0, return_lse=True)
+    assert not to_host(out)[:25].any()
+    assert np.isneginf(to_host(lse)[:, :25]).all()
+    out = xp.full(given[0].shape, 7, np.float32)
+    cufa.attention_varlen(*given, max_seqlen_q=0, out=out)
+    assert (to_host(out) == 7).all()
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_padded_batches(xp: ModuleType, rng: np.random.Generator, options: dict[str, Any]) -> None:
     for dtype, d in (("bfloat16", 64), ("float32", 48)):
@@ -275,7 +292,7 @@ def test_drawn(xp: ModuleType) -> None:
         ({"cu_seqlens_k": np.array([0, 5, 10])}, ValueError, r"cu_seqlens_k\[-1\] is 10"),
         ({"seqused_k": np.array([0, -1])}, ValueError, r"seqused_k\[1\] is -1"),
         ({"seqused_k": np.array([0])}, ValueError, "seqused_k has shape"),
-        ({"max_seqlen_q": 0}, ValueError, "max_seqlen_q must be 1 to"),
+        ({"max_seqlen_q": -1}, ValueError, "max_seqlen_q must be 0 to"),
         ({"max_seqlen_k": 4.0}, TypeError, "max_seqlen_k must be an integer"),
         ({"bias": np.ones((4, 4), np.float32)}, ValueError, "bias: max_seqlen_q and"),
         ({"kernel": "fa1_fp32"}, ValueError, "kernel"),

@@ -323,7 +323,7 @@ def _parsed(
 
 
 def _longest(name: str, most: int | None) -> int:
-    return _ANY if most is None else check_size(name, most)
+    return _ANY if most is None else check_size(name, most, least=0)
 
 
 def _with_arrays(
