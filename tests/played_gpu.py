@@ -251,9 +251,10 @@ def on_gpu(host: np.ndarray) -> Array:
     return array
 
 
-def contiguous(array: Array) -> Array:
+def contiguous(array: Array, dtype: Any = None) -> Array:
     """Stand for `cupy.ascontiguousarray`."""
-    return array if array.flags.c_contiguous else on_gpu(array.host)
+    host = np.ascontiguousarray(array.host, dtype)
+    return array if host is array.host else on_gpu(host)
 
 
 def one_in(host: np.ndarray) -> Array:

@@ -389,17 +389,19 @@ def test_how_a_call_runs_on_the_cpu(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "int32"])
 def test_lengths_on_the_host(gpu: Gpu, rng: np.random.Generator, dtype: str) -> None:
-    """Any integers are copied as int32; on a GPU that is played."""
+    """Any integers are copied as int32, those of the device, too; on a GPU that is played."""
     q = on_gpu(rng.standard_normal((2, 1, 4, 64)).astype(np.float16))
     for lengths in np.array([3, 4], dtype), np.array([3, 0, 4], dtype)[::2]:
         for options in {}, {"out": on_gpu(np.zeros_like(q.host))}, {"return_lse": True}:
-            assert cufa.attention(q, q, q, lengths_k=lengths, **options) is not None
-    assert len(gpu.launches) == 6
+            for there in lengths, on_gpu(np.repeat(lengths, 2))[::2]:
+                assert cufa.attention(q, q, q, lengths_k=there, **options) is not None
+    assert len(gpu.launches) == 12
     rows = on_gpu(rng.standard_normal((4, 1, 64), np.float32))
     for offsets in np.array([0, 2, 4], dtype), np.array([0, 9, 2, 9, 4], dtype)[::2]:
-        given: Any = offsets, offsets
-        assert cufa.attention_varlen(rows, rows, rows, *given, seqused_k=offsets[:2]) is not None
-    assert len(gpu.launches) == 8
+        for x in offsets, on_gpu(np.repeat(offsets, 2))[::2]:
+            given: Any = x, x
+            assert cufa.attention_varlen(rows, rows, rows, *given, seqused_k=x[:2]) is not None
+    assert len(gpu.launches) == 16
 
 
 def test_bad_lengths(xp: ModuleType) -> None:

@@ -80,15 +80,16 @@ def attention_varlen(
         Keys, of q's dtype. hq must be a multiple of hk.
     v : array, shape (total_k, hk, dv)
         Values, of q's dtype.
-    cu_seqlens_q, cu_seqlens_k : array, shape (sequences + 1,), int32
+    cu_seqlens_q, cu_seqlens_k : array, shape (sequences + 1,), of integers
         Sequence i has the rows from cu_seqlens[i] to cu_seqlens[i + 1] - 1: the first number is 0,
-        and none is less than the one before it, nor more than there are rows. On the device, or
-        integers on the host. Offsets on the device that are otherwise give some result, but read
-        and write nothing outside of the arrays. Rows behind the last sequence are not written.
+        and none is less than the one before it, nor more than there are rows. On the device or
+        the host; what is not contiguous int32 on the device is converted first. Offsets on the
+        device that are otherwise give some result, but read and write nothing outside of the
+        arrays. Rows behind the last sequence are not written.
     max_seqlen_q, max_seqlen_k : int, optional
-        Of sequences that have more queries or keys, the first ones count; those of other queries
-        are not written. No call needs them but those with `bias` or `mask`.
-    seqused_k : array, shape (sequences,), int32, optional
+        0 or more. Of sequences that have more queries or keys, the first ones count; the rows of
+        other queries are not written. No call needs them but those with `bias` or `mask`.
+    seqused_k : array, shape (sequences,), of integers, optional
         How many of each sequence's keys are in use, the first ones.
     causal, window, softcap, scale
         As in `cufa.attention`, for each sequence by its own lengths.
