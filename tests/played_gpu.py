@@ -232,6 +232,18 @@ class Array:
         """View with two axes exchanged."""
         return self.view_of(self.host.swapaxes(a, b))
 
+    def __add__(self, other: Any) -> Array:
+        """Sum."""
+        return on_gpu(self.host + other)
+
+    def astype(self, dtype: Any) -> Array:
+        """Copy of another dtype."""
+        return on_gpu(self.host.astype(dtype))
+
+    def clip(self, least: int, most: int) -> Array:
+        """Copy within bounds."""
+        return on_gpu(self.host.clip(least, most))
+
     def ravel(self) -> Array:
         """View with one axis."""
         assert self.host.flags.c_contiguous
@@ -255,6 +267,11 @@ def contiguous(array: Array, dtype: Any = None) -> Array:
     """Stand for `cupy.ascontiguousarray`."""
     host = np.ascontiguousarray(array.host, dtype)
     return array if host is array.host else on_gpu(host)
+
+
+def as_strided(array: Array, shape: Any, strides: Any) -> Array:
+    """Stand for `cupy.lib.stride_tricks.as_strided`."""
+    return array.view_of(np.lib.stride_tricks.as_strided(array.host, shape, strides))
 
 
 def one_in(host: np.ndarray) -> Array:
@@ -514,6 +531,8 @@ class Gpu:
         return SimpleNamespace(
             **{"__name__": "cupy", "ndarray": Array, "empty": Array, "zeros": zeros},
             **{"negative": negative, "asarray": on_gpu, "ascontiguousarray": contiguous},
+            lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)),
+            broadcast_to=lambda x, shape: x.view_of(np.broadcast_to(x.host, shape)),
             cuda=cuda,
         )
 

@@ -112,7 +112,7 @@ def test_integers_of_any_kind_and_strides(cupy: Any, rng: np.random.Generator, s
         for _ in range(2):
             call.check([cufa.decode(*call.arrays, **{**call.options, **change})])
         stream.begin_capture()
-        with pytest.raises(ValueError, match="would be copied, .* contiguous int32"):
+        with pytest.raises(ValueError, match=r"would be copied, .* contiguous int32"):
             cufa.decode(*call.arrays, **{**call.options, **change})
         stream.end_capture()
 

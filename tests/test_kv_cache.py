@@ -515,7 +515,7 @@ def test_refused_and_unchanged(rng: np.random.Generator, empty: Any) -> None:
         ({"dtype": "nonsense"}, TypeError, "dtype must be one of"),
         ({"dtype": ">f4"}, TypeError, "dtype must be one of"),
         ({"dtype": "("}, TypeError, r"dtype must be one of .*, not '\('"),
-        ({"dtype": None}, TypeError, "dtype must be one of .*, not NoneType"),
+        ({"dtype": None}, TypeError, "dtype must be one of .*, not None"),
         ({"dtype": np.zeros((3, 4), np.float32)}, TypeError, "dtype must be .*, not ndarray"),
         ({"layout": "sbhd"}, ValueError, "layout must be"),
         ({"xp": "cupy"}, TypeError, "xp must be the module numpy or cupy"),

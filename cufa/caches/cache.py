@@ -25,7 +25,10 @@ _SHOWN = 16  # lengths
 class Cache:
     """Sequences of a `KVCache` or `PagedKVCache`: all, or some that follow each other.
 
-    ``cache[2:5]`` is a view of sequences 2 to 4, and can do what the whole can.
+    ``cache[2:5]`` is a view of sequences 2 to 4, and can do what the whole can. `copy.copy`,
+    `copy.deepcopy` and `pickle` make a cache that has memory of its own, on the current device
+    where it is of CuPy; a view takes the whole cache along. They cannot be captured into a CUDA
+    graph.
     """
 
     def __init__(self, store: Store, rows: slice) -> None:
@@ -147,7 +150,8 @@ class Cache:
         ------
         TypeError, ValueError
             Counts that are no integers, negative, not as many as sequences, or of a sequence that
-            has not been allocated; nothing has changed.
+            has not been allocated; one number, and no sequence has been allocated; nothing has
+            changed.
         CacheFullError
             There is not enough room; nothing has changed.
         RuntimeError
@@ -363,8 +367,8 @@ class Cache:
         ----------
         k : array, shape (sequences, heads_kv, n, head_dim)
             Keys, in the dtype and layout of the cache, of the last n positions of each sequence;
-            those that are not new are left out. So of a batch of which sequences have unequally
-            many new tokens, each has its own at the end.
+            those that are not new are left out. Where sequences have unequally many new tokens,
+            those of each are at the end.
         v : array, shape (sequences, heads_kv, n, head_dim_v)
             Values.
         q : array, shape (sequences, heads_q, n, head_dim), optional
@@ -381,12 +385,15 @@ class Cache:
         ------
         TypeError, ValueError
             Arrays that do not fit, or that would be copied in a capture because their last axis is
-            not contiguous; nothing has been written.
+            not contiguous; nothing has been written. Outside of a capture also where the layer has
+            the newest tokens already, or where there was no `extend`.
         CompileError
             NVRTC refused a kernel.
 
         Notes
         -----
+        A layer is written once for each `extend`; what a replay of a graph writes does not count.
+
         One kernel on the current stream, which can be captured into a CUDA graph. What a rotary
         embedding turns is computed in float32 and rounded once (Su et al. 2021, RoFormer).
         """
@@ -458,12 +465,13 @@ class Cache:
         Raises
         ------
         TypeError, ValueError, RuntimeError, CompileError
-            As `cufa.decode`.
+            As `cufa.decode`. ValueError also where no sequence has been allocated, outside of a
+            capture.
 
         Notes
         -----
-        On the GPU the cache is never copied. Queries are, and so cannot be in a CUDA graph, whose
-        rows are no multiple of 16 bytes long.
+        On the GPU the cache is never copied. Queries whose rows are no multiple of 16 bytes long
+        are copied, and so cannot be in a CUDA graph.
         """
         held = self._layer(layer)
         idle = self._store.pages is not None and len(self) > 0 and not self._in_use.any()

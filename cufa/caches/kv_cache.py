@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from cufa.api.rotary import Rotary
 from cufa.caches.cache import Cache
 from cufa.caches.counts import check_sequence
 from cufa.caches.full import CacheFullError
 from cufa.caches.made import made
 from cufa.checks import check_size
 from cufa.problem.problem import MAX_KEYS
-from cufa.problem.rotary import Rotary
 
 
 class KVCache(Cache):

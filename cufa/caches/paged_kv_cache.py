@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cufa.api.rotary import Rotary
 from cufa.caches.cache import Cache
 from cufa.caches.counts import check_sequence
 from cufa.caches.full import CacheFullError
@@ -14,7 +15,6 @@ from cufa.caches.made import made
 from cufa.caches.pages import Pages
 from cufa.checks import check_size
 from cufa.problem.problem import MAX_KEYS
-from cufa.problem.rotary import Rotary
 
 
 class PagedKVCache(Cache):
@@ -49,7 +49,8 @@ class PagedKVCache(Cache):
 
     Numbers that are not allocated have the length 0: their rows of what is written are left out,
     and what they decode is 0. So a batch is always all numbers, or a range of them, and one CUDA
-    graph serves whoever is in it.
+    graph serves whoever is in it. A batch of which no number is allocated is refused, but in a
+    capture.
 
     `fork` shares a sequence's pages with another one. A page that is partly filled and has several
     users is copied when one of them grows (copy on write); others never are. Pages are those of

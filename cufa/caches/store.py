@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from cufa.api.rotary import Rotary
 from cufa.arrays import Array, whole_chunks
 from cufa.caches.outbox import Outbox
 from cufa.caches.pages import Pages, Taken
 from cufa.launch.counters import is_capturing
-from cufa.problem.rotary import Rotary
 
 
 class Store:
