@@ -248,4 +248,4 @@ def test_snippets_run_on_a_gpu(snippet: str) -> None:
 
 
 def test_there_are_commands_and_snippets() -> None:
-    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 12, 2)
+    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 13, 2)
