@@ -178,7 +178,7 @@ class Cache:
         plan: list[Taken] = []
         if store.pages is None:
             capacity = store.shape[2]
-            if ends.max(initial=0) > capacity:
+            if max(ends.tolist(), default=0) > capacity:
                 i = int(ends.argmax())
                 raise CacheFullError(
                     f"sequence {first + i} would have {ends[i]} tokens, but the cache has a "
@@ -399,8 +399,9 @@ class Cache:
         """
         new = self._layer(layer).new(k, v, q)
         grown = self._ends - self._starts
-        if grown.max(initial=0) > new.seq:
-            raise ValueError(f"k has shape {k.shape}, but {grown.max()} tokens are new")
+        most = max(grown.tolist(), default=0)
+        if most > new.seq:
+            raise ValueError(f"k has shape {k.shape}, but {most} tokens are new")
         if self._store.is_capturing():  # which replays will write what, the host does not know
             new.run()
             return new.q

@@ -138,7 +138,8 @@ class Store:
     def owns(self, array: Array) -> bool:
         """Whether an array is a view of keys or values."""
         address = address_of(array)
-        return any(first <= address < end for first, end in self._spans)
+        (k_first, k_end), (v_first, v_end) = self._spans
+        return k_first <= address < k_end or v_first <= address < v_end
 
     def copy_pages(self, plan: Sequence[Taken]) -> None:
         """Copy the pages of all layers that will no longer be shared."""
