@@ -406,7 +406,7 @@ class Cache:
             new.run()
             return new.q
         unwritten = self._unwritten[layer]
-        if not unwritten.all():
+        if np.count_nonzero(unwritten) < len(self):
             self._refuse_written(layer, unwritten, grown)
         new.run()
         unwritten[...] = False
@@ -475,8 +475,8 @@ class Cache:
         are copied, and so cannot be in a CUDA graph.
         """
         held = self._layer(layer)
-        idle = self._store.pages is not None and len(self) > 0 and not self._in_use.any()
-        if idle and not self._store.is_capturing():
+        idle = self._store.pages is not None and not np.count_nonzero(self._in_use)
+        if idle and len(self) and not self._store.is_capturing():
             raise none_allocated(self._rows.start, len(self))
         return decode_padded(
             q,
