@@ -58,6 +58,13 @@ class Rotary(RotaryTables):
     -----
     Su et al. 2021, RoFormer. Scalings of the frequencies or the magnitude (linear, NTK, YaRN, Llama
     3, LongRoPE) are in the tables: no table is rounded more than once however far the position.
+
+    Examples
+    --------
+    >>> import cufa
+    >>> rotary = cufa.Rotary.of_theta(10000.0, 64, 4096)  # base, elements, positions
+    >>> rotary.cos.shape
+    (4096, 32)
     """
 
     @classmethod
@@ -91,7 +98,7 @@ class Rotary(RotaryTables):
         Raises
         ------
         TypeError, ValueError
-            As of `Rotary`; frequencies or a magnitude that are no finite numbers, or too large for
+            As in `Rotary`; frequencies or a magnitude that are no finite numbers, or too large for
             finite tables; positions that are no integer of 1 or more, an `xp` that is no such
             module.
         """
@@ -138,7 +145,7 @@ class Rotary(RotaryTables):
         factors : ndarray of shape (rotary_dim / 2,) or float
             What the frequencies are divided by, as for linear scaling or LongRoPE.
         magnitude, interleaved, xp
-            As of `of_frequencies`.
+            As in `of_frequencies`.
 
         Returns
         -------
@@ -147,7 +154,7 @@ class Rotary(RotaryTables):
         Raises
         ------
         TypeError, ValueError
-            As of `of_frequencies`; a `theta`, a `rotary_dim` or `factors` that do not fit.
+            As in `of_frequencies`; a `theta`, a `rotary_dim` or `factors` that do not fit.
 
         Notes
         -----
@@ -196,7 +203,7 @@ class Rotary(RotaryTables):
         Returns
         -------
         array
-            Of x's shape and dtype, contiguous.
+            Contiguous, with x's shape and dtype.
 
         Raises
         ------

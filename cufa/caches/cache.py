@@ -329,19 +329,19 @@ class Cache:
         Parameters
         ----------
         k, v, q : array
-            As of `write`.
+            As in `write`.
         counts : int or sequence of int, optional
-            As of `extend`; by default all tokens of each sequence that is in use.
+            As in `extend`; by default all tokens of each sequence that is in use.
 
         Returns
         -------
         array or None
-            As of `write`.
+            As in `write`.
 
         Raises
         ------
         TypeError, ValueError, CacheFullError, RuntimeError
-            As of both; nothing has changed then.
+            As in both; nothing has changed then.
         """
         if self._store.layers != 1:
             raise ValueError(
@@ -454,14 +454,14 @@ class Cache:
             Queries of the last n positions, as `append` and `write` return them.
         layer : int
         causal, window, softcap, alibi_slopes, sinks, scale, out, return_lse
-            As of `cufa.decode`.
+            As in `cufa.decode`.
         num_splits, unified_max, kernel
-            As of `cufa.decode`.
+            As in `cufa.decode`.
 
         Returns
         -------
         array, or tuple of array
-            As of `cufa.decode`.
+            As in `cufa.decode`.
 
         Raises
         ------

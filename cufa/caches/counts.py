@@ -41,9 +41,9 @@ def counts_of(name: str, values: object, in_use: np.ndarray, first: int) -> np.n
     name : str
         The argument.
     values : object
-        What was given for it: one number is for each sequence that is in use.
+        The caller's: one number is for each sequence that is in use.
     in_use : ndarray of bool
-        Of each sequence.
+        Whether each sequence is in use.
     first : int
         The number of the first sequence.
 

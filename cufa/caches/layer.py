@@ -55,9 +55,9 @@ class Layer:
     Attributes
     ----------
     k, v : array
-        As of `Cache.layer`.
+        As in `Cache.layer`.
     lengths, block_table : array
-        As of `Tokens`, of these sequences.
+        As in `Tokens`, for these sequences.
     """
 
     def __init__(self, store: Store, rows: slice, number: int) -> None:
@@ -66,7 +66,7 @@ class Layer:
         self.k, self.v = (k, v) if store.pages is not None else (k[rows], v[rows])
         starts, self.lengths = store.device[0, rows], store.device[1, rows]
         self.block_table = None if store.table is None else store.table[rows]
-        # Of no tokens yet.
+        # The part of `Tokens` that is the same for all tokens.
         self._held = Tokens(
             *(None, None, None, None, as_bhsd(self.k, store.layout), as_bhsd(self.v, store.layout)),
             *(starts, self.lengths, self.block_table, store.rotaries[number]),
@@ -80,12 +80,12 @@ class Layer:
         Parameters
         ----------
         k, v, q : array
-            As of `Cache.write`.
+            As in `Cache.write`.
 
         Raises
         ------
         TypeError, ValueError, CompileError
-            As of `Cache.write`.
+            As in `Cache.write`.
         """
         store, held = self._store, self._held
         kind = None if store.xp is np else launch.kind_of(k, v, q)

@@ -38,7 +38,7 @@ def made(
     shape : dict
         Sizes of a layer but for the head dim, by name.
     head_dim, head_dim_v, dtype, layers, layout, rotary, xp
-        As of `KVCache`.
+        As in `KVCache`.
     sequences : int
     capacity : int
         Of the longest sequence.

@@ -35,7 +35,7 @@ class Outbox:
         ----------
         host : ndarray
         there : array
-            Of CuPy.
+            A CuPy array.
         """
         import cupy
 

@@ -34,18 +34,18 @@ class PagedKVCache(Cache):
         At most: the width of the block table; `pages` by default. A sequence has room for so many
         times `page_size` tokens.
     head_dim_v, dtype, layers, layout, rotary, xp
-        As of `KVCache`.
+        As in `KVCache`.
 
     Raises
     ------
     TypeError, ValueError
-        As of `KVCache`.
+        As in `KVCache`.
 
     Notes
     -----
     A layer's keys are an array (pages, heads_kv, page_size, head_dim) or (pages, page_size,
     heads_kv, head_dim), as `layout` says, and its values the same with `head_dim_v`; see `layer`
-    and `block_table`. Lengths and CUDA graphs are as of `KVCache`.
+    and `block_table`. Lengths and CUDA graphs are as in `KVCache`.
 
     Numbers that are not allocated have the length 0: their rows of what is written are left out,
     and what they decode is 0. So a batch is always all numbers, or a range of them, and one CUDA

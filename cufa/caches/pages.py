@@ -144,7 +144,7 @@ class Pages:
         Returns
         -------
         list of (int, list of int)
-            What each target had, for `move_back`, or else `release`.
+            The pages that each target had, for `move_back` or `release`.
         """
         held = [self._pages(source) for source in sources]
         before = [(target, self._pages(target)) for target in targets]

@@ -64,7 +64,7 @@ def append(tokens: Tokens) -> None:
     Parameters
     ----------
     tokens : Tokens
-        Of CuPy arrays; starts and lengths contiguous, and so is the last axis of k, v and q.
+        CuPy arrays; starts and lengths are contiguous, and so is the last axis of k, v and q.
     """
     if tokens.k.size or (tokens.turned_q is not None and tokens.turned_q.size):
         prepared(tokens)(*addresses(tokens))
@@ -87,7 +87,7 @@ def prepared(tokens: Tokens) -> Launch:
     Parameters
     ----------
     tokens : Tokens
-        As of `append`, and some.
+        As in `append`, and at least one.
     """
     import cupy
 

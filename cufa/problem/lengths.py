@@ -19,11 +19,11 @@ def of_lengths(kv: str, batch: int, lengths: Sequence[ArrayInfo | None]) -> int:
     Parameters
     ----------
     kv : str
-        As of `cufa.problem.problem.Problem`, but for "Dense".
+        As in `cufa.problem.problem.Problem`, but for "Dense".
     batch : int
         Of q.
     lengths : sequence
-        As of `cufa.problem.extras.Extras`.
+        As in `cufa.problem.extras.Extras`.
 
     Raises
     ------

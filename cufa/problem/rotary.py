@@ -15,12 +15,12 @@ class RotaryTables:
     Parameters
     ----------
     cos, sin, interleaved
-        As of `cufa.Rotary`.
+        As in `cufa.Rotary`.
 
     Attributes
     ----------
     cos, sin, interleaved
-        As of `cufa.Rotary`.
+        As in `cufa.Rotary`.
 
     Raises
     ------
