@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from reference import DTYPES, assert_accepted, random_inputs
 
 import cufa
 from cufa import device
-from cufa.launch import calls, prepare, scratch
+from cufa.launch import calls, loaded, prepare, scratch
 from cufa.planner import decode_units
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
@@ -404,21 +405,41 @@ def test_a_variant_that_looks_like_a_known_one(
     assert len(gpu.launches) == known
 
 
-def encodes(gpu: Gpu, rng: np.random.Generator, *lengths: int) -> int:
-    """Make calls, and return how many tensor maps that took."""
-    encoded = len(gpu.driver.encoded)
-    for length in lengths:
-        checked(legal(rng, sq=length))
-    return len(gpu.driver.encoded) - encoded
+def prepares(rng: np.random.Generator, *lengths: int) -> int:
+    """Make calls, and return how many of them had to be prepared."""
+    of_kind = prepare.Kind._prepared
+    with mock.patch.object(prepare.Kind, "_prepared", autospec=True) as prepared:
+        prepared.side_effect = of_kind
+        for length in lengths:
+            checked(legal(rng, sq=length))
+    return prepared.call_count
 
 
-def test_what_comes_again_is_remembered(gpu: Gpu, rng: np.random.Generator) -> None:
+@pytest.mark.usefixtures("gpu")
+def test_what_comes_again_is_remembered(rng: np.random.Generator) -> None:
     """At once if it is the next, and for long from the second time on."""
-    once = encodes(gpu, rng, 1)
-    assert once > 0
-    assert encodes(gpu, rng, 1, 1) == 0
-    assert encodes(gpu, rng, 2, 1, 2) == 3 * once
-    assert encodes(gpu, rng, 1, 2, 3, 1, 2, 1, 2) == once
+    assert prepares(rng, 1) == 1
+    assert prepares(rng, 1, 1) == 0
+    assert prepares(rng, 2, 1, 2) == 3
+    assert prepares(rng, 1, 2, 3, 1, 2, 1, 2) == 1
+
+
+def test_tensor_maps_are_remembered(
+    gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of arrays of a shape that there has been, with others or not; the oldest go."""
+    monkeypatch.setattr(loaded, "_MAPS", 8)
+    for sq, sk, maps in ((5, 7, 2), (6, 7, 1), (5, 8, 1), (6, 8, 0), (6, 6, 1), (8, 7, 1)):
+        encoded = len(gpu.driver.encoded)
+        checked(legal(rng, sq=sq, sk=sk))
+        assert len(gpu.driver.encoded) == encoded + maps
+    for sq in range(20, 40):
+        checked(legal(rng, sq=sq))
+    ((known, *_),) = (kind._loaded.values() for kind in calls._kinds.values())
+    assert len(known._maps) == 8
+    encoded = len(gpu.driver.encoded)
+    checked(legal(rng, sq=5, sk=7))
+    assert len(gpu.driver.encoded) == encoded + 2
 
 
 def test_what_is_remembered_is_bounded(
@@ -438,9 +459,9 @@ def test_what_is_remembered_is_bounded(
     monkeypatch.setattr(prepare, "_SEEN", 50)
     for each in calls._kinds.values():
         each.calls.clear()
-    encodes(gpu, rng, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4)
-    assert encodes(gpu, rng, 2, 3, 4) == 0
-    assert encodes(gpu, rng, 1) > 0
+    prepares(rng, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4)
+    assert prepares(rng, 2, 3, 4) == 0
+    assert prepares(rng, 1) == 1
     checked(legal(rng), kernel="fa2_mma")
     checked(legal(rng, sq=1), causal=True)  # not the oldest
     assert gpu.parsed == 3
