@@ -13,6 +13,7 @@ from cufa.planner import decode, rules
 from cufa.planner import plan as tiled
 from cufa.planner.decode import DecodePlan
 from cufa.planner.decode_units import NEARLY_ALL
+from cufa.planner.decode_variants import tile_rows
 from cufa.planner.plan import Plan
 from cufa.planner.rules import KEY_STEP
 from cufa.planner.tuned_table import Table
@@ -183,13 +184,15 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
     us : float
         What is expected of it; 0.0 if that is not known.
     """
-    rows = problem.group * problem.seq_q
-    if 0 in (other.grid, rows) or rows > _MOST_ROWS:
+    if other.grid == 0 or not 0 < problem.seq_q <= _MOST_ROWS:
+        return other
+    if problem.group * problem.seq_q > _MOST_ROWS:
         return other
     if not _FEWEST_KEYS <= _keys(problem) <= MAX_KEYS:
         return other
     others = _tiled_us(problem, device, other, us)
-    if others < _DECODE_BEGINS + _DECODE_ROW * min(rows, 16):
+    # Most are slower whatever the grid, which takes long to plan
+    if _decode_us(problem, device, tile_rows(problem, device)) >= others:
         return other
     try:
         found = decode.plan(problem.in_cache, device)
@@ -197,7 +200,7 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
         return other
     if (found.variant.head_dim, found.variant.head_dim_v) not in _HEAD_DIMS:
         return other
-    if _decode_us(problem, device, found) >= others:
+    if _decode_us(problem, device, found.variant.bm, found.grid) >= others:
         return other
     return found._replace(reason=_REASON)
 
@@ -226,16 +229,20 @@ def _tiled_us(problem: Problem, device: Device, plan: Plan, us: float) -> float:
     return max(us, _OTHERS_BEGIN + _OTHERS_READ * _read_us(problem, device))
 
 
-def _decode_us(problem: Problem, device: Device, plan: DecodePlan) -> float:
-    """Return what `decode` takes."""
-    units = problem.batch * problem.heads_kv * plan.row_tiles
+def _decode_us(problem: Problem, device: Device, bm: int, grid: int | None = None) -> float:
+    """Return what `decode` takes in tiles of `bm` rows; without a grid, at least."""
+    rows = problem.group * problem.seq_q
+    row_tiles = -(-rows // bm)
+    units = problem.batch * problem.heads_kv * row_tiles
     wide = max(1.0, (problem.head_dim + problem.head_dim_v) / 256)
     of_row = -(-units // device.sm_count) * _DECODE_ROW * wide**2
-    # With nearly as many units as blocks, these have one each.
-    of_row += (not NEARLY_ALL * plan.grid < units <= plan.grid) * _DECODE_PIECES
-    idle = max(1.0, device.sm_count / (_ALONE * plan.grid))
-    read = plan.row_tiles * _read_us(problem, device) * idle
-    return _DECODE_BEGINS + read + plan.rows * of_row
+    idle = 1.0
+    if grid is not None:
+        # With nearly as many units as blocks, these have one each.
+        of_row += (not NEARLY_ALL * grid < units <= grid) * _DECODE_PIECES
+        idle = max(1.0, device.sm_count / (_ALONE * grid))
+    read = row_tiles * _read_us(problem, device) * idle
+    return _DECODE_BEGINS + read + min(rows, bm) * of_row
 
 
 def explained(
@@ -256,7 +263,7 @@ def explained(
     if isinstance(found, DecodePlan):
         own, us = tiled.TiledPlanner(problem, device, kernel, table).timed(problem)
         times = {own.variant: _tiled_us(problem, device, own, us)}
-        times[found.variant] = _decode_us(problem, device, found)
+        times[found.variant] = _decode_us(problem, device, found.variant.bm, found.grid)
     else:
         times = rules.times(problem, device, found.variant.kernel)
     return found._replace(expected_us=tuple(sorted(times.items(), key=lambda item: item[1])))

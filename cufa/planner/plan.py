@@ -140,6 +140,7 @@ class TiledPlanner:
         table: Table | None = None,
     ) -> None:
         self._device, self._kernel, self._table = device, kernel, table
+        self._longest = MAX_WINDOW if problem.has_window else _MAX_LENGTH
         self._choice: rules.Choice | None = None
         first = plan(problem._replace(seq_kv=max(1, problem.seq_kv)), device, kernel, table)
         self._reason = first.reason
@@ -155,8 +156,7 @@ class TiledPlanner:
 
     def timed(self, problem: Problem) -> tuple[Plan, float]:
         """Return a problem's plan, and the microseconds expected of it, or 0.0."""
-        longest = MAX_WINDOW if problem.has_window else _MAX_LENGTH
-        usual = 0 < problem.seq_kv <= longest >= problem.seq_q
+        usual = 0 < problem.seq_kv <= self._longest >= problem.seq_q
         if self._choice is None or not usual:
             return plan(problem, self._device, self._kernel, self._table), 0.0
         variant, us = self._choice.of(problem.alike)

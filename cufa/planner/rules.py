@@ -241,10 +241,11 @@ class Choice:
 
     def times(self, problem: Problem) -> dict[Variant, float]:
         """Return the microseconds expected of each variant, if that is known."""
-        _, batch, heads_q, heads_kv, rows, keys, *_ = problem
-        packable = scheduler.packable(heads_q, heads_kv, self._kernel)
+        heads, heads_kv = problem.batch * problem.heads_q, problem.batch * problem.heads_kv
+        packable = scheduler.packable(problem.heads_q, problem.heads_kv, self._kernel)
+        rows, keys = problem.seq_q, problem.seq_kv
         keys = min(keys, rows) if problem.top_left else keys
-        sizes = batch * heads_q, batch * heads_kv, packable, rows, keys, problem.most_seen
+        sizes = heads, heads_kv, packable, rows, keys, problem.most_seen
         return {each.variant: self._time(each, *sizes) for each in self._priced}
 
 
