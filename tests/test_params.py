@@ -126,7 +126,7 @@ def test_what_is_filled_in(variant: Variant, score: tuple[str, ...]) -> None:
     strides = ((64, 32, 16, 2), (640, 0, 160, 2), (48, -96, 16, 2), (80, 800, 8000, 2))
     variant = variant._replace(score=score)
     layout, dtype = Layout(variant), variant.parameter
-    content = layout.filled(chosen, problem, strides)
+    content = layout.filled(layout.of_plan(chosen, problem), problem, strides)
     assert layout.start == ("maps" in (dtype.names or ())) * MAPS.itemsize
     assert layout.start + len(content) == dtype.itemsize
 

@@ -27,8 +27,6 @@ _LEGACY = 1
 """Handles up to this one mean the legacy default stream (``cudaStreamLegacy``), which is never
 destroyed. ``cudaStreamPerThread`` is 2: that stream ends with its thread."""
 
-_LAUNCHERS = 256  # of a kernel that are remembered, by their grids
-
 _SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -136,17 +134,11 @@ class Dependent:
     def __init__(self, function: Any) -> None:
         self._function = function  # keeps its module loaded
         self._pointer = function.ptr
-        self._known = functools.lru_cache(maxsize=_LAUNCHERS)(self._made)
 
     def launcher(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], smem_bytes: int
     ) -> Callable[[Parameter], None]:
         """Return what launches it on the current stream, with a parameter."""
-        return self._known(grid, block, smem_bytes)
-
-    def _made(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], smem_bytes: int
-    ) -> Callable[[Parameter], None]:
         import cupy
 
         overlapping = packed(grid, block, smem_bytes)

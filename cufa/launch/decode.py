@@ -7,9 +7,9 @@ import functools
 from cufa.features.parts import ARRAYS
 from cufa.launch.params import (
     LOG2_E,
-    FourInts,
     Ints,
     ParameterLayout,
+    PlanNumbers,
     scale_log2,
 )
 from cufa.launch.signature import TENSORS, Place
@@ -42,48 +42,36 @@ class DecodeLayout(ParameterLayout):
         of_table = () if self._table is None else ((self._table, first + 1),)
         return *found, of_lengths, *of_table
 
-    def filled(
-        self,
-        plan: DecodePlan,
-        problem: Problem,
-        strides: FourInts,
-        numbers: tuple[Ints, ...] = (),
-        table_stride: int = 0,
-    ) -> bytes:
+    def of_plan(self, plan: DecodePlan, problem: Problem) -> PlanNumbers:
         """As of `ParameterLayout`."""
-        heads_kv = problem.heads_kv
-        of_table: Ints = ()
-        if self._table is not None:
-            of_table = (0, table_stride // 4, problem.pages, *divisor(max(1, problem.page_size)))
-        return self._numbers.pack(
-            *self._of_tensors(strides),
-            0,
-            0,
-            0,
-            scale_log2(problem.scale),
-            (problem.unified_max or 0.0) * LOG2_E,
-            problem.batch,
-            problem.heads_q,
-            heads_kv,
-            problem.seq_q,
-            problem.seq_kv,
-            problem.head_dim,
-            problem.head_dim_v,
-            plan.splits,
-            plan.slack,
-            plan.spread,
-            plan.ends,
-            *_divisors(problem.group, plan.row_tiles, heads_kv, plan.grid, plan.parts),
-            *self._score.values(problem, numbers),
-            *of_table,
+        heads_kv, row_tiles = problem.heads_kv, plan.row_tiles
+        divisors = problem.group, row_tiles, heads_kv * row_tiles, plan.grid, plan.parts
+        lse = partial = lengths = 0  # addresses
+        return PlanNumbers(
+            (
+                *(lse, partial, lengths),
+                scale_log2(problem.scale),
+                (problem.unified_max or 0.0) * LOG2_E,
+                problem.batch,
+                problem.heads_q,
+                heads_kv,
+            ),
+            (
+                problem.head_dim,
+                problem.head_dim_v,
+                plan.splits,
+                plan.slack,
+                plan.spread,
+                plan.ends,
+                *(number for each in divisors for number in divisor(each)),
+            ),
         )
 
-
-@functools.lru_cache(maxsize=1024)
-def _divisors(group: int, row_tiles: int, heads_kv: int, blocks: int, parts: int) -> Ints:
-    """Return the numbers by which the kernels divide, in the order of their parameter."""
-    found = group, row_tiles, heads_kv * row_tiles, blocks, parts
-    return tuple(number for each in found for number in divisor(each))
+    def _of_table(self, problem: Problem, stride: int) -> Ints:
+        if self._table is None:
+            return ()
+        table = 0  # an address
+        return (table, stride // 4, problem.pages, *divisor(max(1, problem.page_size)))
 
 
 @functools.lru_cache(maxsize=1024)

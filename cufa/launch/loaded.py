@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from cufa.features.parts import is_uneven
 from cufa.launch import counters, scratch
 from cufa.launch.decode import DecodeLayout
-from cufa.launch.launch import Launch, Memory
-from cufa.launch.params import FourInts, Ints, Layout, ParameterLayout, free_buffers, taken_buffer
+from cufa.launch.launch import Launch, Launcher, Memory, launcher
+from cufa.launch.params import (
+    FourInts,
+    Ints,
+    Layout,
+    ParameterLayout,
+    PlanNumbers,
+    free_buffers,
+    taken_buffer,
+)
 from cufa.launch.signature import remember
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
@@ -23,10 +31,31 @@ from cufa.specs.variant import Variant
 
 _ROWS = 64  # of a box of Q or of O: a warpgroup's
 
+_PLANS = 1024  # of a variant, of which launches are remembered
 _MAPS = 1024  # tensor maps of a variant that are remembered
 
 _Described = tuple[tuple[Ints, Ints], tuple[int, int], int]
 """Of a tensor map: shape and strides of the array, heads and rows of a box, and its columns."""
+
+
+class _Planned(NamedTuple):
+    """What all launches of a plan have in common, whatever the lengths of sequences.
+
+    Attributes
+    ----------
+    plan : Plan or DecodePlan
+    sizes : tuple of int
+        Sequences, query heads, K/V heads.
+    numbers : PlanNumbers
+    launch : Launcher
+    memory : Memory, optional
+    """
+
+    plan: Plan | DecodePlan
+    sizes: tuple[int, int, int]
+    numbers: PlanNumbers
+    launch: Launcher
+    memory: Memory | None
 
 
 class Loaded:
@@ -60,6 +89,7 @@ class Loaded:
         self._columns = panel_columns(variant.head_dim)
         self._columns_v = panel_columns(variant.head_dim_v)
         self._maps: dict[_Described, bytes] = {}
+        self._planned: dict[int, _Planned] = {}
         # Blocks draw the tiles that wait for them, see kernels/scheduler_sm90.cuh.
         uneven = is_uneven(variant.score) or variant.kv in LENGTHS
         self._draws_tiles = kernel.persistent and uneven
@@ -97,13 +127,24 @@ class Loaded:
             What these are like: shape, strides and dtype.
         """
         table_stride = 0 if extras.table is None else extras.table.strides[0]
-        content = self._layout.filled(plan, problem, strides, numbers, table_stride)
+        planned = self._of_plan(plan, problem)
+        content = self._layout.filled(planned.numbers, problem, strides, numbers, table_stride)
         if self.tma:
             content = self._maps_of(plan, shapes, strides, address) + content
-        grid, memory = (plan.grid, 1, 1), self._memory(plan, problem)
-        return Launch(
-            self._function, grid, plan.block, content, self._places, plan.smem_bytes, memory
-        )
+        return Launch(planned.launch, content, self._places, planned.memory)
+
+    def _of_plan(self, plan: Plan | DecodePlan, problem: Problem) -> _Planned:
+        """Return what all launches of a plan have in common; made once."""
+        sizes = problem.batch, problem.heads_q, problem.heads_kv
+        found = self._planned.get(id(plan))  # which is not used again as long as the plan is here
+        if found is None or found.sizes != sizes:
+            launch = launcher(self._function, (plan.grid, 1, 1), plan.block, plan.smem_bytes)
+            numbers, memory = self._layout.of_plan(plan, problem), self._memory(plan, problem)
+            found = _Planned(plan, sizes, numbers, launch, memory)
+            if len(self._planned) >= _PLANS:
+                self._planned.clear()
+            self._planned[id(plan)] = found
+        return found
 
     def _memory(self, plan: Plan | DecodePlan, problem: Problem) -> Memory | None:
         """Return what gives the blocks of each launch the memory that they share, if they do."""

@@ -6,7 +6,7 @@ import itertools
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,6 +94,13 @@ class ScoreLayout:
         return 0, heads * of_head * (batch > 1), of_head * (heads > 1)
 
 
+class PlanNumbers(NamedTuple):
+    """The numbers in a parameter that are those of a plan, before and behind the lengths."""
+
+    before_lengths: tuple[float, ...]
+    behind_lengths: tuple[float, ...]
+
+
 class ParameterLayout:
     """Where what differs from call to call is in the parameter of a variant, whatever its kernel.
 
@@ -139,9 +146,21 @@ class ParameterLayout:
         )
         return *self._tensors, *of_score
 
+    def of_plan(self, plan: Any, problem: Problem) -> PlanNumbers:
+        """Return the numbers that all launches of a plan have in common.
+
+        Parameters
+        ----------
+        plan : Plan or DecodePlan
+            As the variant's kernel needs it.
+        problem : Problem
+            One of those that are planned so; they differ in lengths only.
+        """
+        raise NotImplementedError
+
     def filled(
         self,
-        plan: Any,
+        of_plan: PlanNumbers,
         problem: Problem,
         strides: FourInts,
         numbers: tuple[Ints, ...] = (),
@@ -151,8 +170,7 @@ class ParameterLayout:
 
         Parameters
         ----------
-        plan : Plan or DecodePlan
-            As the variant's kernel needs it.
+        of_plan : PlanNumbers
         problem : Problem
         strides : tuple of tuple of int
             Of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
@@ -161,7 +179,19 @@ class ParameterLayout:
         table_stride : int
             From one row of a block table to the next, in bytes.
         """
-        raise NotImplementedError
+        return self._numbers.pack(
+            *self._of_tensors(strides),
+            *of_plan.before_lengths,
+            problem.seq_q,
+            problem.seq_kv,
+            *of_plan.behind_lengths,
+            *self._score.values(problem, numbers),
+            *self._of_table(problem, table_stride),
+        )
+
+    def _of_table(self, problem: Problem, stride: int) -> Ints:
+        """Return the numbers of a block table, if the kernel has one."""
+        return ()
 
     def _of_tensors(self, strides: FourInts) -> Ints:
         """Return addresses, which are 0, and steps in elements."""
@@ -197,35 +227,27 @@ class Layout(ParameterLayout):
         tensors += [("params.workspace", TENSORS)] * bool(spec.workspace)
         super().__init__(variant, tensors, "params.tiles_drawn")
 
-    def filled(
-        self,
-        plan: Plan,
-        problem: Problem,
-        strides: FourInts,
-        numbers: tuple[Ints, ...] = (),
-        table_stride: int = 0,
-    ) -> bytes:
+    def of_plan(self, plan: Plan, problem: Problem) -> PlanNumbers:
         """As of `ParameterLayout`."""
         heads_q = problem.heads_q
         pack = plan.pack  # to the kernel, heads whose rows are packed are one
-        return self._numbers.pack(
-            *self._of_tensors(strides),
-            0,
-            0,
-            0,
-            scale_log2(problem.scale),
-            heads_q // pack,
-            heads_q // problem.heads_kv // pack,
-            problem.seq_q,
-            problem.seq_kv,
-            problem.head_dim,
-            problem.head_dim_v,
-            plan.q_tiles,
-            problem.batch * heads_q // pack,
-            plan.section_heads,
-            plan.late_rows,
-            pack.bit_length() - 1,  # a power of two
-            *self._score.values(problem, numbers),
+        lse = workspace = tiles_drawn = 0  # addresses
+        return PlanNumbers(
+            (
+                *(lse, workspace, tiles_drawn),
+                scale_log2(problem.scale),
+                heads_q // pack,
+                heads_q // problem.heads_kv // pack,
+            ),
+            (
+                problem.head_dim,
+                problem.head_dim_v,
+                plan.q_tiles,
+                problem.batch * heads_q // pack,
+                plan.section_heads,
+                plan.late_rows,
+                pack.bit_length() - 1,  # a power of two
+            ),
         )
 
 
