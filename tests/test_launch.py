@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import random
 import sys
 import threading
 import time
@@ -15,11 +17,15 @@ from reference import DTYPES, assert_accepted, random_inputs
 
 import cufa
 from cufa import device
-from cufa.launch import calls, loaded, prepare, scratch
+from cufa.compiler import jit
+from cufa.launch import calls, counters, loaded, prepare, scratch
 from cufa.planner import decode_units
+from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.planner.rules import KEY_STEP
+from cufa.problem.extras import NO_EXTRAS
+from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 ALL, NO_TMA, NONE = 2, 1, 0  # kernels
@@ -561,6 +567,65 @@ def test_new_lengths_are_patched_in(
             assert_accepted(result, lse, q, k, v, causal=True)
     assert gpu.parsed == 1
     assert len(gpu.loaded) == len(set(gpu.loaded))
+
+
+LENGTHS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "a window": {"left": 100, "right": 50},
+    "a negative scale": {"scale": -0.3, "causal": True},
+    "float32": {"dtype": "float32"},
+}
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_new_lengths_are_launched_as_in_a_first_call(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, kind: str, layout: str
+) -> None:
+    """Of hundreds of calls, that take over what earlier ones of the kind have found."""
+    rng = random.Random(kind)
+    told: list[Any] = []
+
+    def kernel(variant: Variant, *_: Any) -> Any:
+        def launched(grid: Any, block: Any, args: Any, smem_bytes: int) -> None:
+            content = ctypes.string_at(args[0].ptr, variant.parameter.itemsize)
+            told.append((variant, grid, block, smem_bytes, content))
+
+        return launched
+
+    monkeypatch.setattr(jit, "kernel", kernel)
+    monkeypatch.setattr(counters.Counters, "take", lambda _: 4096)
+    monkeypatch.setattr(scratch.Scratch, "take", lambda _, floats: 8192 + floats)
+    h200 = device.named("h200")
+    base = Problem("bfloat16", 1, 8, 8, 1, 1, 64, 64, False, 0.3)._replace(**LENGTHS[kind])
+    size = DTYPES[base.dtype].itemsize
+
+    def of_kind() -> prepare.Kind:
+        return prepare.Kind(base, layout, h200, 0, Planner(base, h200), NO_EXTRAS)
+
+    def array(batch: int, heads: int, seq: int, room: int) -> tuple[Any, Any]:
+        """Return shape and strides; of a cache with room, its first rows."""
+        shape = (batch, heads, room) if layout == "bhsd" else (batch, room, heads)
+        strides = np.empty((*shape, 64), f"V{size}").strides
+        return ((batch, heads, seq, 64) if layout == "bhsd" else (batch, seq, heads, 64)), strides
+
+    def launched(kind: prepare.Kind, key: Any) -> Any:
+        call = kind.prepare(key, 512)
+        assert call is not None
+        told.clear()
+        for launch in call.launches:
+            launch(16, 32, 48, 64, 80)
+        return call._replace(launches=()), *told
+
+    shared = of_kind()
+    for longest in (20, 700, 700, 3000) * 40:
+        batch, hq, hk = rng.choice(((1, 8, 8), (1, 8, 8), (2, 8, 2), (3, 71, 1)))
+        sq, sk = (rng.randint(1, n) for n in (rng.choice((1, 130, longest)), longest))
+        room = rng.choice((sk, 3000))
+        arrays = array(batch, hq, sq, sq), *[array(batch, hk, sk, room)] * 2
+        key = *(part for each in arrays for part in each), (True, True, True), None, ()
+        assert launched(shared, key) == launched(of_kind(), key), key
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.features.parts import is_uneven
+from cufa.features.parts import BLOCKS, is_uneven
 from cufa.planner import decode, rules
 from cufa.planner import plan as tiled
 from cufa.planner.decode import DecodePlan
 from cufa.planner.decode_units import NEARLY_ALL
 from cufa.planner.decode_variants import tile_rows
 from cufa.planner.plan import Plan
-from cufa.planner.rules import KEY_STEP
+from cufa.planner.rules import PACKED_ROWS
+from cufa.planner.scheduler import KEY_STEP
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import CACHES, MAX_KEYS, Problem
 from cufa.specs import KERNELS
@@ -56,7 +57,7 @@ _FEWEST_KEYS = 128
 """Beside fewer all is latency, whatever runs: that needs no second kernel, nor its memory."""
 
 _KNOWN = 4096  # sizes, of which plans are remembered
-_MANY_KEYS = 2**30  # of so many, limits may lie within a step
+_MANY_KEYS = 2**30  # of so many, or rows, limits may lie within a step
 
 _HEAD_DIMS = (*((n, n) for n in (32, 64, 96, 128, 192, 256)), (192, 128))
 """Of the variants that are taken, so that not too many have to be compiled ahead of time."""
@@ -108,18 +109,25 @@ class Planner:
         self._known: dict[tuple[int, ...], Plan | DecodePlan] = {}
         # Else nothing changes within a step of keys. A window may hide keys of longer caches only.
         self._counts_keys = is_uneven(problem.score) or problem.left is not None
+        self._rounded: Callable[[int, int], tuple[int, int]] | None = None
         self.otherwise: tiled.TiledPlanner | None = None
         if problem.kv not in CACHES:
             self._tiled = tiled.TiledPlanner(problem, device, kernel, table)
+            if not (problem.has_window or problem.top_left or BLOCKS in problem.reads):
+                self._rounded = self._tiled.rounded
             self._may_decode = kernel is None and _can_decode(problem)
             self.otherwise = self._tiled if self._may_decode and not batch_invariant else None
 
     def __call__(self, problem: Problem) -> Plan | DecodePlan:
         """Return a problem's plan; errors are those of `plan`."""
-        p, keys = problem, problem.seq_kv
-        if not self._counts_keys and keys < _MANY_KEYS:
-            keys = -(-keys // KEY_STEP)
-        sizes = p.batch, p.heads_q, p.heads_kv, p.seq_q, keys, p.sequences, p.page_size
+        p, rows, keys = problem, problem.seq_q, problem.seq_kv
+        if keys >= _MANY_KEYS:
+            pass
+        elif self._rounded is not None and PACKED_ROWS < rows < _MANY_KEYS:
+            rows, keys = self._rounded(rows, keys)
+        elif not self._counts_keys:
+            keys = -(-keys // KEY_STEP) * KEY_STEP
+        sizes = p.batch, p.heads_q, p.heads_kv, rows, keys, p.sequences, p.page_size
         found = self._known.get(sizes)
         if found is None:
             found = self._planned(problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 from cufa.checks import MAX_WINDOW
@@ -126,6 +127,12 @@ class TiledPlanner:
     device, kernel, table
         As of `plan`.
 
+    Attributes
+    ----------
+    rounded : callable, optional
+        Numbers of rows and keys -> up to the next step. Problems without a window whose rounded
+        lengths are the same have the same plan, if they have more rows than `rules.PACKED_ROWS`.
+
     Raises
     ------
     TypeError, ValueError
@@ -142,13 +149,15 @@ class TiledPlanner:
         self._device, self._kernel, self._table = device, kernel, table
         self._longest = MAX_WINDOW if problem.has_window else _MAX_LENGTH
         self._choice: rules.Choice | None = None
+        self.rounded: Callable[[int, int], tuple[int, int]] | None = None
         first = plan(problem._replace(seq_kv=max(1, problem.seq_kv)), device, kernel, table)
         self._reason = first.reason
         self._block = first.variant, _block(first.variant, device)
         if table is None and not isinstance(kernel, Variant):
             name, head_dims = first.variant.kernel, (problem.head_dim, problem.head_dim_v)
             kind = problem.dtype, head_dims, problem.score, device, problem.kv
-            self._choice = rules.choice(name, *kind)
+            self._choice = found = rules.choice(name, *kind)
+            self.rounded = found.rounded if found.rounds else None
 
     def __call__(self, problem: Problem) -> Plan:
         """Return a problem's plan; errors are those of `plan`."""
