@@ -12,7 +12,7 @@ from cufa import device
 from cufa.compiler import source
 from cufa.features.parts import PARTS, Parameter, Part
 from cufa.launch.params import Layout
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
 from cufa.specs import decode_block
 from cufa.specs.layout import numbers_of
@@ -122,7 +122,7 @@ def test_parts_of_a_score_follow_as_in_the_headers(cupy: Any, score: tuple[str, 
 def test_what_is_filled_in(variant: Variant, score: tuple[str, ...]) -> None:
     """All numbers behind tensor maps, and nothing behind them."""
     problem = Problem("float16", 3, 8, 2, 5, 777, 64, 56, False, 0.3)
-    chosen = plan(problem, device.named("h200"), variant)
+    chosen = plan_tiles(problem, device.named("h200"), variant)
     strides = ((64, 32, 16, 2), (640, 0, 160, 2), (48, -96, 16, 2), (80, 800, 8000, 2))
     variant = variant._replace(score=score)
     layout, dtype = Layout(variant), variant.parameter

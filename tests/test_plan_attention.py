@@ -79,7 +79,7 @@ def test_one_query_beside_many_keys_is_for_decode_everywhere(name: str, dtype: s
 
 def test_the_plan_is_that_of_decode() -> None:
     given = problem(2, 28, 4, 3, 9000, 80)
-    found, expected = attention.plan(given, H200), decode.plan(given.in_cache, H200)
+    found, expected = attention.plan(given, H200), decode.plan_splits(given.in_cache, H200)
     assert isinstance(found, DecodePlan)
     assert found == expected._replace(reason=found.reason)
     assert str(found).startswith("decode<bfloat16, 96, 96, ")
@@ -94,7 +94,7 @@ def test_a_kernel_that_is_forced_is_taken(kernel: str) -> None:
         attention.plan(given, H200, kernel),
         attention.Planner(given, H200, kernel)(given),
     ):
-        assert found == tiled.plan(given, H200, kernel)
+        assert found == tiled.plan_tiles(given, H200, kernel)
     with pytest.raises(ValueError, match=r"which is for cufa\.decode"):
         attention.plan(given, H200, "decode")
 
@@ -120,7 +120,7 @@ def test_any_problem(given: Problem, gpu: device.Device) -> None:
     found = attention.plan(given, gpu)
     assert found == attention.Planner(given, gpu)(given)
     if isinstance(found, Plan):
-        assert found == tiled.plan(given, gpu)
+        assert found == tiled.plan_tiles(given, gpu)
     else:
         assert found.grid > 0
         assert found.variant.illegal(gpu) is None

@@ -92,7 +92,7 @@ class Planner:
     Raises
     ------
     TypeError, ValueError
-        As `cufa.planner.plan.plan`.
+        As `cufa.planner.plan.plan_tiles`.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Planner:
 
     def _planned(self, problem: Problem) -> Plan | DecodePlan:
         if problem.kv in CACHES:
-            return decode.plan(problem, self._device, self._num_splits, self._kernel)
+            return decode.plan_splits(problem, self._device, self._num_splits, self._kernel)
         if self._alone and problem.batch > 0:
             return self._as_alone(problem)
         return self._fastest(problem)
@@ -151,11 +151,11 @@ class Planner:
         one = self._fastest(problem._replace(batch=1))
         found: Plan | DecodePlan
         if isinstance(one, Plan):
-            found = tiled.plan(problem, self._device, one.variant)
+            found = tiled.plan_tiles(problem, self._device, one.variant)
         else:
             parts = min(one.parts, -(-problem.visited // _LEAST_KEYS))
             try:
-                found = decode.plan(problem.in_cache, self._device, parts, one.variant)
+                found = decode.plan_splits(problem.in_cache, self._device, parts, one.variant)
             except ValueError as error:  # of more tiles than there are numbers
                 raise ValueError(
                     f"k: {error}; without batch_invariant another kernel runs"
@@ -203,7 +203,7 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
     if _decode_us(problem, device, tile_rows(problem, device)) >= others:
         return other
     try:
-        found = decode.plan(problem.in_cache, device)
+        found = decode.plan_splits(problem.in_cache, device)
     except ValueError:  # too large, or head dims of which this GPU holds no tiles
         return other
     if (found.variant.head_dim, found.variant.head_dim_v) not in _HEAD_DIMS:
@@ -296,5 +296,5 @@ def decode_variants(device: Device, masks: Iterable[bool] = (False, True)) -> li
         group = max(1, rows // seq_q)
         problem = Problem(dtype, batch, group, 1, seq_q, keys, d, dv, causal, 1.0, kv="Contiguous")
         with contextlib.suppress(ValueError):  # no tiles on this GPU
-            found.append(decode.plan(problem, device).variant)
+            found.append(decode.plan_splits(problem, device).variant)
     return list(dict.fromkeys(found))

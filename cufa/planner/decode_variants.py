@@ -88,7 +88,7 @@ def variant_of(
     problem : Problem
     device : Device
     num_splits, kernel
-        As of `cufa.planner.decode.plan`, and so are errors.
+        As of `cufa.planner.decode.plan_splits`, and so are errors.
     small : Variant, optional
         That of `small_blocks`, which is taken for a call that names none.
     """

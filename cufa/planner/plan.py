@@ -70,7 +70,7 @@ class Plan(NamedTuple):
         )
 
 
-def plan(
+def plan_tiles(
     problem: Problem,
     device: Device,
     kernel: str | Variant | None = None,
@@ -125,7 +125,7 @@ class TiledPlanner:
     problem : Problem
         One of them.
     device, kernel, table
-        As of `plan`.
+        As of `plan_tiles`.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ class TiledPlanner:
     Raises
     ------
     TypeError, ValueError
-        As `plan`.
+        As `plan_tiles`.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class TiledPlanner:
         self._longest = MAX_WINDOW if problem.has_window else _MAX_LENGTH
         self._choice: rules.Choice | None = None
         self.rounded: Callable[[int, int], tuple[int, int]] | None = None
-        first = plan(problem._replace(seq_kv=max(1, problem.seq_kv)), device, kernel, table)
+        first = plan_tiles(problem._replace(seq_kv=max(1, problem.seq_kv)), device, kernel, table)
         self._reason = first.reason
         self._block = first.variant, _block(first.variant, device)
         if table is None and not isinstance(kernel, Variant):
@@ -160,14 +160,14 @@ class TiledPlanner:
             self.rounded = found.rounded if found.rounds else None
 
     def __call__(self, problem: Problem) -> Plan:
-        """Return a problem's plan; errors are those of `plan`."""
+        """Return a problem's plan; errors are those of `plan_tiles`."""
         return self.timed(problem)[0]
 
     def timed(self, problem: Problem) -> tuple[Plan, float]:
         """Return a problem's plan, and the microseconds expected of it, or 0.0."""
         usual = 0 < problem.seq_kv <= self._longest >= problem.seq_q
         if self._choice is None or not usual:
-            return plan(problem, self._device, self._kernel, self._table), 0.0
+            return plan_tiles(problem, self._device, self._kernel, self._table), 0.0
         variant, us = self._choice.of(problem.alike)
         known, block = self._block
         if known is not variant:
