@@ -34,8 +34,8 @@ _ROWS = 64  # of a box of Q or of O: a warpgroup's
 _PLANS = 1024  # of a variant, of which launches are remembered
 _MAPS = 1024  # tensor maps of a variant that are remembered
 
-_Described = tuple[tuple[Ints, Ints], tuple[int, int], int]
-"""Of a tensor map: shape and strides of the array, heads and rows of a box, and its columns."""
+_Described = tuple[Ints, Ints, tuple[int, int, int]]
+"""Of a tensor map: shape and strides of the array; heads, rows and columns of a box."""
 
 
 class _Planned(NamedTuple):
@@ -167,40 +167,39 @@ class Loaded:
     ) -> bytes:
         """Return the tensor maps of q, k, v and the result; arguments as of `launch`."""
         assert isinstance(plan, Plan)
-        of_q, of_k, of_v, of_out = zip(shapes, strides, strict=True)
-        rows, keys = (plan.pack, _ROWS), (1, self.variant.bn)
-        return b"".join(
-            (
-                self._map(address, of_q, rows, self._columns),
-                self._map(address, of_k, keys, self._columns),
-                self._map(address, of_v, keys, self._columns_v),
-                self._map(address, of_out, rows, self._columns_v),
-            )
-        )
+        (q, k, v, out), (of_q, of_k, of_v, of_out) = shapes, strides
+        columns, columns_v = self._columns, self._columns_v
+        keys = 1, self.variant.bn, columns
+        rows = plan.pack, _ROWS, columns
+        map_q = self._map(address, q, of_q, rows)
+        map_k = self._map(address, k, of_k, keys)
+        # V often lies as K does, and O as Q
+        alike = columns == columns_v
+        if alike and k == v and of_k == of_v:
+            map_v = map_k
+        else:
+            map_v = self._map(address, v, of_v, (*keys[:2], columns_v))
+        if alike and q == out and of_q == of_out:
+            map_out = map_q
+        else:
+            map_out = self._map(address, out, of_out, (*rows[:2], columns_v))
+        return b"".join((map_q, map_k, map_v, map_out))
 
-    def _map(
-        self, address: int, array: tuple[Ints, Ints], box: tuple[int, int], columns: int
-    ) -> bytes:
-        """Return a tensor map; V often lies as K does, O as Q, and a batch as one before.
+    def _map(self, address: int, shape: Ints, strides: Ints, box: tuple[int, int, int]) -> bytes:
+        """Return the tensor map of an array, which often lies as one before.
 
         Parameters
         ----------
         address : int
-        array : tuple of tuple of int
-            Shape and strides.
+        shape, strides : tuple of int
         box : tuple of int
-            Its heads and rows.
-        columns : int
-            Of a box.
+            Its heads, rows and columns.
         """
-        described = array, box, columns
+        described = shape, strides, box
         found = self._maps.get(described)
         if found is None:
-            (shape, strides), (pack, rows) = array, box
             buffer = taken_buffer()
-            found = buffer.maps.encoded(
-                self.variant.dtype, address, shape, strides, pack, rows, columns
-            )
+            found = buffer.maps.encoded(self.variant.dtype, address, shape, strides, *box)
             remember(self._maps, described, found, _MAPS)
             free_buffers.append(buffer)
         return found

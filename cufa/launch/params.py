@@ -201,10 +201,22 @@ class ParameterLayout:
         v_batch, v_head, v_seq, _ = of_v
         o_batch, o_head, o_seq, _ = of_out
         return (
-            *(0, q_batch // size, q_head // size, q_seq // size),
-            *(0, k_batch // size, k_head // size, k_seq // size),
-            *(0, v_batch // size, v_head // size, v_seq // size),
-            *(0, o_batch // size, o_head // size, o_seq // size),
+            0,
+            q_batch // size,
+            q_head // size,
+            q_seq // size,
+            0,
+            k_batch // size,
+            k_head // size,
+            k_seq // size,
+            0,
+            v_batch // size,
+            v_head // size,
+            v_seq // size,
+            0,
+            o_batch // size,
+            o_head // size,
+            o_seq // size,
         )
 
 

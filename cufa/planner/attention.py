@@ -121,9 +121,11 @@ class Planner:
     def __call__(self, problem: Problem) -> Plan | DecodePlan:
         """Return a problem's plan; errors are those of `plan`."""
         p, rows, keys = problem, problem.seq_q, problem.seq_kv
-        if keys >= _MANY_KEYS:
+        # Fewer may be for `decode`, or share a tile with other heads.
+        fewest = _MOST_ROWS if p.heads_q == p.heads_kv else PACKED_ROWS
+        if keys >= _MANY_KEYS or rows >= _MANY_KEYS:
             pass
-        elif self._rounded is not None and PACKED_ROWS < rows < _MANY_KEYS:
+        elif self._rounded is not None and rows > fewest:
             rows, keys = self._rounded(rows, keys)
         elif not self._counts_keys:
             keys = -(-keys // KEY_STEP) * KEY_STEP

@@ -131,7 +131,8 @@ class TiledPlanner:
     ----------
     rounded : callable, optional
         Numbers of rows and keys -> up to the next step. Problems without a window whose rounded
-        lengths are the same have the same plan, if they have more rows than `rules.PACKED_ROWS`.
+        lengths are the same have the same plan, if they have more rows than `rules.PACKED_ROWS`, or
+        heads do not share tiles.
 
     Raises
     ------

@@ -102,7 +102,7 @@ class Choice:
         All that can be chosen.
     rounds : bool
         Whether lengths that `rounded` does not tell apart also have the same tiles, if there are
-        more rows than `PACKED_ROWS`.
+        more rows than `PACKED_ROWS`, or heads do not share tiles.
     """
 
     def __init__(

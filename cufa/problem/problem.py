@@ -459,12 +459,12 @@ def check_shapes(
     if heads_q % heads_kv if heads_kv else heads_q:
         what = f"heads {heads_q} is no multiple of heads {heads_kv}"
         raise _mismatch("q", what, "k", cached, shown or (q, k, v))
-    for i, dim in ((0, head_dim), (2, head_dim_v)):
-        if not 1 <= dim <= MAX_HEAD_DIM:
-            raise ValueError(
-                f"{_names(cached)[i]} has shape {(shown or (q, k, v))[i]}: head_dim must be 1 to "
-                f"{MAX_HEAD_DIM}, not {dim}"
-            )
+    if not 1 <= head_dim <= MAX_HEAD_DIM >= head_dim_v >= 1:
+        i, dim = (2, head_dim_v) if 1 <= head_dim <= MAX_HEAD_DIM else (0, head_dim)
+        raise ValueError(
+            f"{_names(cached)[i]} has shape {(shown or (q, k, v))[i]}: head_dim must be 1 to "
+            f"{MAX_HEAD_DIM}, not {dim}"
+        )
     if paged:
         if keys == 0:
             raise ValueError(f"k_cache has shape {(shown or (q, k, v))[1]}: pages hold no key")
