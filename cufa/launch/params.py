@@ -107,7 +107,6 @@ class ParameterLayout:
     Parameters
     ----------
     variant : Variant
-
     tensors : sequence of (str, int)
         The numbers that are addresses of tensors, and which of a launch's addresses each is.
     shared : str
