@@ -16,7 +16,7 @@ import cufa
 from cufa import device
 from cufa.compiler import elf, nvrtc, source
 from cufa.device import Device
-from cufa.planner.decode import plan as plan_decode
+from cufa.planner.decode import plan_splits
 from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS
@@ -145,7 +145,7 @@ def test_decode_compiles_without_spills(
     kv = "Paged" if page_size else "Contiguous"
     problem = Problem(dtype, *sizes, causal=True, scale=1.0, kv=kv)
     problem = problem._replace(pages=pages, page_size=page_size)
-    variant = plan_decode(problem, H200).variant
+    variant = plan_splits(problem, H200).variant
     assert_lean(variant, H200)
 
 

@@ -10,7 +10,7 @@ from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array
 from cufa.compiler import jit
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch
+from cufa.launch.launch import Launch, launcher
 from cufa.launch.signature import Key, remember
 from cufa.problem.tokens import Tokens
 from cufa.specs.append import SPEC
@@ -134,7 +134,7 @@ def _made(tokens: Tokens, device_id: int) -> Launch:
     items = int(p["heads_q"]) * units + int(p["heads_kv"]) * (units + units_v)
     function = jit.kernel(instance, devices.of_id(device_id), device_id)
     grid = batch * seq, -(-items // SPEC.threads), 1
-    return Launch(function, grid, SPEC.threads, parameter, _PLACES)
+    return Launch(launcher(function, grid, SPEC.threads), parameter, _PLACES)
 
 
 def _tensors(tokens: Tokens) -> list[tuple[str, Array]]:
