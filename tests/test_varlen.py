@@ -197,7 +197,9 @@ def test_longest_lengths_of_nothing(xp: ModuleType, rng: np.random.Generator) ->
         *(empty, empty, empty, offsets, offsets), max_seqlen_q=0, max_seqlen_k=0
     )
     assert out.shape == (0, 2, 8)
-    given = [xp.asarray(x) for x in ragged(rng, "float32", ((5, 20), (0, 30)))]
+    if xp is np:  # there, lengths that exceed the maximum are refused
+        return
+    given = [xp.asarray(x) for x in ragged(rng, "float32", ((5, 20), (0, 30)), xp=xp)]
     out, lse = cufa.attention_varlen(*given, max_seqlen_k=0, return_lse=True)
     assert not to_host(out)[:25].any()
     assert np.isneginf(to_host(lse)[:, :25]).all()
