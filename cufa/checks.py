@@ -21,20 +21,6 @@ LAYOUTS = ("bhsd", "bshd")
 #: Native byte order only: a byte-swapped dtype is another key and so is refused.
 _DTYPE_NAMES = {row.numpy: row.name for row in DTYPES.values()}
 
-CAUSAL = ("bottom-right", "top-left")
-"""Which corners of the scores a causal mask's diagonal may end in; True is the first."""
-
-NO_WINDOW = (None, None)
-"""Of all keys."""
-
-MAX_WINDOW = 2**30
-"""A bound of a window that is no bound, and the longest sequences that a window is for."""
-
-_CAUSAL = f"True, False, {CAUSAL[0]!r} or {CAUSAL[1]!r}"
-
-#: Beyond, what float16's tanh leaves of a score, 2^-23 of the softcap, would show in the result.
-_LEAST_SOFTCAP, _MOST_SOFTCAP = 1e-6, 1e4
-
 #: The kernels multiply scores by scale * log2(e) in float32, which must not overflow: the largest
 #: score of float16 arrays is 256 * 65504^2 < 2^41.
 _MAX_SCALE = 2.0**64
@@ -135,75 +121,6 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     if not abs(value) < _MAX_SCALE:  # also true for NaN
         raise ValueError(f"scale must be less than 2^64 in magnitude, not {value!r}")
     return value
-
-
-def check_causal(causal: object) -> tuple[bool, bool]:
-    """Return whether a mask is causal aligned bottom-right, and whether top-left."""
-    if isinstance(causal, str):
-        if causal not in CAUSAL:
-            raise ValueError(f"causal must be {_CAUSAL}, not {causal!r}")
-        return causal == CAUSAL[0], causal == CAUSAL[1]
-    if not isinstance(causal, (bool, np.bool_)):
-        raise TypeError(f"causal must be {_CAUSAL}, not {type(causal).__name__}")
-    return bool(causal), False
-
-
-def check_window(window: object, causal: bool) -> tuple[int | None, int | None]:
-    """Return how many keys before and after its own a query sees; None for all."""
-    if not isinstance(window, tuple) or len(window) != 2:
-        shown = repr(window) if isinstance(window, tuple) else type(window).__name__
-        raise TypeError(f"window must be a tuple (left, right), not {shown}")
-    found: list[int | None] = []
-    for name, n in zip(("left", "right"), window, strict=True):
-        if n is not None and (isinstance(n, bool) or not isinstance(n, (int, np.integer))):
-            raise TypeError(f"window: {name} must be an integer or None, not {type(n).__name__}")
-        found.append(None if n is None else int(n))
-    left, right = found
-    ends = [n for n in (right, 0 if causal else None) if n is not None]
-    if left is not None and ends and left + min(ends) < 0:
-        with_mask = " with a causal mask" if causal else ""
-        raise ValueError(f"window {window} leaves no key{with_mask}")
-    return _bounded(left), _bounded(right)
-
-
-def _bounded(n: int | None) -> int | None:
-    """Return a bound of a window as the kernels take it."""
-    return None if n is None or n >= MAX_WINDOW else max(-MAX_WINDOW, n)
-
-
-def check_softcap(softcap: object) -> float:
-    """Return the bound of the scores as the kernels take it; 0.0 for None."""
-    if softcap is None:
-        return 0.0
-    if isinstance(softcap, bool) or not isinstance(softcap, Real):
-        raise TypeError(f"softcap must be a real number or None, not {type(softcap).__name__}")
-    value = as_float(softcap)
-    if not _LEAST_SOFTCAP <= value <= _MOST_SOFTCAP:  # also true for NaN
-        bounds = f"{_LEAST_SOFTCAP:g} to {_MOST_SOFTCAP:g}"
-        raise ValueError(f"softcap must be {bounds}, not {value!r}")
-    return value
-
-
-def check_dropout(dropout_p: object) -> float:
-    """Return how many of the weights are dropped."""
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, Real):
-        raise TypeError(f"dropout_p must be a real number, not {type(dropout_p).__name__}")
-    value = as_float(dropout_p)
-    if not 0 <= value < 1:  # also true for NaN
-        raise ValueError(f"dropout_p must be 0 or more, and less than 1, not {value!r}")
-    return value
-
-
-def check_dropout_seed(seed: object, dropout_p: float) -> int:
-    """Return the seed of a call's dropout as 64 bits; 0 where neither is given."""
-    if seed is not None:
-        return check_seed(seed)
-    if 0 < dropout_p < 1:  # others are refused for what they are
-        raise ValueError(
-            "seed is needed with dropout_p: give each layer and step a seed of its own, or all of "
-            "them drop the same weights"
-        )
-    return 0
 
 
 def check_seed(seed: object) -> int:

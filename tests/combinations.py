@@ -12,6 +12,7 @@ from reference import DTYPES, Expected, lse_slack, same_without_lse, to_host
 from test_decode import in_pages
 
 import cufa
+from cufa.features import VALUES
 
 #: Axes of q, k, v and the result in the order of memory.
 ORDERS = {
@@ -125,8 +126,7 @@ class Call:
 
 def options_of(drawn: Drawn, i: int, rows: int, keys: int) -> dict[str, Any]:
     """Return what the oracle is told of a sequence."""
-    oracles = ("causal", "window", "softcap", "scale")
-    found = {name: x for name, x in drawn.options.items() if name in oracles}
+    found = {name: x for name, x in drawn.options.items() if name in (*VALUES, "scale")}
     for name, array in drawn.arrays.items():
         if name in ("bias", "mask"):
             array = array.reshape((1,) * (4 - array.ndim) + array.shape)

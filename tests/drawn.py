@@ -15,6 +15,8 @@ import score_mods
 from reference import DTYPES, random_inputs
 from score_arrays import Sizes
 
+from cufa.features import VALUES
+
 HEAD_DIMS = (
     *((64, 64), (64, 64), (128, 128), (128, 128), (40, 40), (72, 72), (100, 100), (96, 96)),
     *((192, 128), (256, 256), (33, 57), (1, 8)),
@@ -152,29 +154,18 @@ class Drawn:
 
     def _draw_options(self) -> None:
         options = self.options
-        causal: tuple[Any, ...] = (True, False)
-        if not self.decodes:
-            causal = True, False, False, "top-left"
-        options["causal"] = self._one_of(*causal)
-        if self._maybe(0.3):
-            options["window"] = self._window(options["causal"] is True)
-        if self._maybe(0.35):
-            options["softcap"] = self._one_of(0.05, 1.0, 5.0, 20.0, 50.0, 1000.0)
+        for name, kind in VALUES.items():
+            if self._maybe(kind.LIKELY) and (not self.decodes or kind.PARTS[0].decodes):
+                options[name] = kind.draw(self._rng, self.seq_q, self.seq_kv, options)
+        if self.decodes and options.get("causal") == "top-left":
+            options["causal"] = True
+        options.setdefault("causal", False)
+        if "dropout_p" in options:
+            options["seed"] = int(self._rng.integers(2**63))
         if self._maybe(0.3):
             options["scale"] = self._one_of(0.0, -0.2, 0.05, 8 * self._head_dims[0] ** -0.5, None)
         if not self.is_varlen:
             options["layout"] = self._one_of("bhsd", "bshd")
-
-    def _window(self, causal: bool) -> tuple[int | None, int | None]:
-        """Draw bounds between which there can be a key."""
-        longest = max(self.seq_q, self.seq_kv)
-        while True:
-            far = self._rng.integers(-longest // 4, longest + 1, (2, 2)).tolist()
-            near = self._rng.integers(0, 20, 2).tolist()
-            left, right = (self._one_of(None, *at) for at in zip(near, *far, strict=True))
-            ends = [end for end in (right, 0 if causal else None) if end is not None]
-            if left is None or not ends or left + min(ends) >= 0:
-                return left, right
 
     def _draw_arrays(self) -> None:
         rng, heads = self._rng, self.heads_q
@@ -199,9 +190,6 @@ class Drawn:
     def _draw_of_attention(self) -> None:
         if self._maybe(0.4):
             self.kernel = self._one_of(*KERNELS[self.dtype])
-        if self._maybe(0.2):
-            self.options["dropout_p"] = self._one_of(0.1, 0.5)
-            self.options["seed"] = int(self._rng.integers(2**63))
         if not self.is_varlen and self._maybe(0.1):
             self.options["batch_invariant"] = True
         if self._maybe(0.25):

@@ -38,6 +38,8 @@ def score_of(variant: Variant, parameter: np.void) -> dict[str, Any]:
     for name in variant.score:
         if PARTS[name].argument == "window":
             window[name == "WindowRight"] = int(parameter[name].item()[0])
+        if PARTS[name].argument == "attention_chunk":
+            found["attention_chunk"] = int(parameter[name].item()[0])
         if PARTS[name].argument == "softcap":
             softcap_log2, inverse, *_ = parameter[name].item()
             assert softcap_log2 * inverse == pytest.approx(1)
@@ -93,9 +95,10 @@ class DecodeKernel:
                 ]
             else:
                 own = [x[i : i + 1] for x in (k, v)]
-            # What no query's window reaches is not read.
-            left = score["window"][0]
-            first = 0 if left is None else int(length) - rows - left
+            # What no query's window reaches is not read, nor what is in front of all chunks.
+            left, chunk = score["window"][0], score.get("attention_chunk", capacity + 1)
+            stands = int(length) - rows
+            first = max(0 if left is None else stands - left, stands // chunk * chunk)
             own = [x[:, :, :length].copy() for x in own]
             for x in own:
                 x[:, :, : max(0, first)] = 0

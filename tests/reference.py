@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from cufa.explorer import formula
-from cufa.explorer.formula import Places, Window
+from cufa.features.feature import Places
 
 DTYPES: dict[str, np.dtype] = {
     "float16": np.dtype(np.float16),
@@ -52,12 +52,11 @@ def random_inputs(
     return q, k, v
 
 
-def hidden_keys(
-    sq: int, sk: int, causal: bool | str = True, window: Window = (None, None)
-) -> np.ndarray:
-    """Bool (sq, sk): True where a mask hides key j from query i."""
+def hidden_keys(sq: int, sk: int, causal: bool | str = True, **options: Any) -> np.ndarray:
+    """Bool (sq, sk): True where a mask by place hides key j from query i."""
     places = _places((1, 1, sq, sk))
-    return np.broadcast_to(formula.hidden(places, causal, window), (1, 1, sq, sk))[0, 0]
+    hidden = formula.hidden(np, places, causal=causal, **options)
+    return np.broadcast_to(hidden, (1, 1, sq, sk))[0, 0]
 
 
 def _places(shape: tuple[int, ...]) -> Places:

@@ -83,6 +83,8 @@ DECODE_FEATURES: Features = {
     "window of both ends": ({}, {"window": (30, 1), "causal": False}),
     "window apart": ({}, {"window": (60, -3)}),
     "window in front": ({}, {"window": (-2, 9), "causal": False}),
+    "chunk": ({}, {"attention_chunk": 50}),
+    "chunk and window": ({}, {"attention_chunk": 90, "window": (20, None)}),
     "softcap": ({}, {"softcap": 2.0}),
     "alibi": ({"alibi_slopes": slopes}, {}),
     "alibi of sequences": ({"alibi_slopes": slopes_of_sequences}, {"causal": False}),

@@ -354,7 +354,7 @@ def test_explain_knows_what_becomes_of_the_scores(capsys: Captured) -> None:
     words += ["--beside", "sinks", "--beside", "bias:float32", "--dropout", "0.1"]
     assert cli.main(words) == 0
     out, _ = capsys.readouterr()
-    assert "window 9,none, softcap 30, bias, sinks, dropout 0.1" in out
+    assert "softcap 30, bias, window 9,none, sinks, dropout 0.1" in out
     assert "FineSoftcap, BiasFloat32, WindowLeft, Sinks, Dropout" in out
 
 

@@ -20,6 +20,7 @@ from cufa.cli import disassembler
 from cufa.compiler import cubins, elf, jit, nvrtc
 from cufa.explorer import build
 from cufa.explorer.build import Built
+from cufa.features.causal import Causal
 from cufa.launch import calls
 from cufa.planner.attention import decode_variants
 from cufa.planner.attention import plan as plan_attention
@@ -143,7 +144,8 @@ def test_kernels_of_decode(builder: Builder, page_size: int) -> None:
     for seq, d, dv in ((1, 128, 128), (4, 64, 40)):
         for causal in (False, True):
             kv = "Paged" if page_size else "Contiguous"
-            problem = Problem("float16", 3, 8, 2, seq, 100, d, dv, causal, d**-0.5, kv=kv)
+            features = (Causal(),) if causal else ()
+            problem = Problem("float16", 3, 8, 2, seq, 100, d, dv, d**-0.5, features, kv)
             problem = problem._replace(pages=pages, page_size=page_size or 0)
             assert plan_splits(problem, device.named("a100")).variant in builder.asked
 

@@ -13,6 +13,7 @@ from cufa import cli, device, tuned
 from cufa.cli import machine
 from cufa.explorer import Progress, Row
 from cufa.explorer.tune import Interrupted, Tuned, Tuning
+from cufa.features.softcap import Softcap
 from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import problem_class
 from cufa.problem.problem import Problem
@@ -101,11 +102,9 @@ def test_other_scores_are_kept_and_used(fake: Fake) -> None:
     assert cli.main(["tune", *Q, *score, "--causal"]) == 0
     (problem,) = fake.problems
     assert problem.score == ("FineSoftcap", "Causal", "Sinks")
-    chosen = plan_tiles(problem._replace(softcap=30.0), GPU, table=tuned.user_table(GPU))
+    chosen = plan_tiles(problem.having(Softcap(30.0)), GPU, table=tuned.user_table(GPU))
     assert chosen.variant == plan_tiles(problem, GPU).variant._replace(bn=96)
-    assert (
-        plan_tiles(problem._replace(softcap=0.0), GPU, table=tuned.user_table(GPU)).variant.bn != 96
-    )
+    assert plan_tiles(problem.without(Softcap), GPU, table=tuned.user_table(GPU)).variant.bn != 96
 
 
 def test_the_standard_table(fake: Fake) -> None:

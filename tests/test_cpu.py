@@ -21,7 +21,9 @@ from cufa.problem.problem import Problem
 def attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, scale: float | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    problem, operands = parse(q, k, v, causal=causal, scale=scale, layout="bhsd", out=None, xp=np)
+    problem, operands = parse(
+        q, k, v, asked={"causal": causal}, scale=scale, layout="bhsd", out=None, xp=np
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return cpu.attention(problem, operands)
@@ -81,7 +83,7 @@ def test_plan_covers_every_pair_and_bounds_the_step() -> None:
         (2, 1, 1000, 1, 5, 256),
         (500, 8, 4, 1, 5000, 128),
     ]:
-        problem = Problem("float32", b, hk * group, hk, sq, sk, d, d, False, 1.0)
+        problem = Problem("float32", b, hk * group, hk, sq, sk, d, d, 1.0)
         step = cpu.plan(problem)
         assert min(step) >= 1
         if step.batch * step.heads_kv > 1:

@@ -66,10 +66,15 @@ def options_of_sequence(options: dict[str, Any], i: int) -> dict[str, Any]:
     return options | {"alibi_slopes": slopes[i : i + 1]}
 
 
-def firsts_of(lengths: Any, sq: int, window: Any = (None, None)) -> list[int]:
-    """Return the first key of each sequence that a window lets a query see."""
-    left = window[0]
-    return [0 if left is None else min(max(0, int(n) - sq - left), int(n)) for n in lengths]
+def firsts_of(lengths: Any, sq: int, options: dict[str, Any]) -> list[int]:
+    """Return the first key of each sequence that a window, or a chunk, lets a query see."""
+    left, chunk = options.get("window", (None, None))[0], options.get("attention_chunk")
+    found = []
+    for n in map(int, lengths):
+        of_window = 0 if left is None else min(max(0, n - sq - left), n)
+        of_chunk = 0 if chunk is None else max(0, n - sq) // chunk * chunk
+        found.append(max(of_window, of_chunk))
+    return found
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

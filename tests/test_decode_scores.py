@@ -59,7 +59,7 @@ class Case:
         of_arrays = len(lengths), shape["hq"], shape["hk"], shape["sq"], shape["sk"]
         options = options_of(rng, name, of_arrays, DECODE_FEATURES)
         self.options: dict[str, Any] = {"causal": True, **options}
-        firsts = firsts_of(lengths, shape["sq"], options.get("window", (None, None)))
+        firsts = firsts_of(lengths, shape["sq"], options)
         self.call: dict[str, Any] = {"q": q, "lengths": self.lengths, **self.options}
         if page_size:
             seed = int(rng.integers(1 << 30))

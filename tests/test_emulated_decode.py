@@ -25,7 +25,7 @@ from cufa.planner.decode import DecodePlan
 pytestmark = needs_compiler
 
 #: Options that the oracle is to know.
-SCORE = ("scale", "window", "softcap", "alibi_slopes", "sinks")
+SCORE = ("scale", "window", "attention_chunk", "softcap", "alibi_slopes", "sinks")
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def checked(
     b, capacity = len(lengths), max(lengths)
     q, k, v = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=capacity, d=d, dv=dv)
     caches: dict[str, Any] = {"lengths": np.array(lengths, np.int32)}
-    firsts = firsts_of(lengths, sq, options.get("window", (None, None)))
+    firsts = firsts_of(lengths, sq, options)
     if page_size:
         k_cache, caches["block_table"] = in_pages(rng, k, lengths, page_size, firsts)
         v_cache = np.full((*k_cache.shape[:3], dv), np.nan, v.dtype)

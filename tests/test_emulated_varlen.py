@@ -33,6 +33,7 @@ from test_varlen import ragged as ragged_of
 
 import cufa
 from cufa import device
+from cufa.features import VALUES
 from cufa.specs.variant import Variant
 
 ragged = functools.partial(ragged_of, xp=played_gpu)
@@ -54,7 +55,7 @@ def score_of(**options: Any) -> tuple[str, ...]:
 def varlen(form: str, arrays: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the result and the log-sum-exp of a form."""
     variant = Variant.parse(form.format(score=""))
-    plain = {k: x for k, x in options.items() if k in ("causal", "window", "softcap", "scale")}
+    plain = {k: x for k, x in options.items() if k in (*VALUES, "scale")}
     score = score_of(dtype=arrays[0].dtype, **plain)
     there: dict[str, Any] = {k: on_gpu(x) if hasattr(x, "dtype") else x for k, x in options.items()}
     out, lse = cufa.attention_varlen(

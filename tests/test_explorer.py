@@ -18,6 +18,8 @@ import cufa
 from cufa import device
 from cufa.device import Device
 from cufa.explorer import Interrupted, Progress, stage
+from cufa.features.causal import Causal
+from cufa.features.softcap import Softcap
 from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
@@ -135,7 +137,7 @@ def test_arrays_of_numpy_stand_for_their_problem() -> None:
     q, k = np.zeros((1, 100, 4, 32), np.float16), np.zeros((1, 50, 2, 32), np.float16)
     space = {**SPACE, "bn": (32,)}
     found = explore(q, k, k, causal=True, scale=2.0, layout="bshd", space=space, arch="sm_80")
-    assert found.problem == Problem("float16", 1, 4, 2, 100, 50, 32, 32, True, 2.0)
+    assert found.problem == Problem("float16", 1, 4, 2, 100, 50, 32, 32, 2.0, (Causal(),))
 
 
 def test_a_softcap_as_exact_as_a_log_sum_exp(rng: np.random.Generator) -> None:
@@ -180,7 +182,9 @@ def test_what_stands_beside_is_compiled(rng: np.random.Generator) -> None:
         *("FineSoftcap", "Alibi", "BiasFloat32", "Mask", "Sinks", "Blocks", "Dropout"),
         *("ScoreMod", "MaskMod"),
     ]
-    assert "alibi_slopes, bias, mask, sinks, block_mask, score_mod, mask_mod" in str(found)
+    assert "alibi_slopes, bias, mask, sinks, block_mask, dropout 0.1, score_mod, mask_mod" in str(
+        found
+    )
 
 
 def test_cplusplus_is_compiled() -> None:
@@ -257,7 +261,8 @@ def test_errors(arguments: dict[str, Any], error: type[Exception], message: str)
         ({"dtype": "float99"}, TypeError, "^dtype must be one of .*, not 'float99'"),
         ({"batch": -1}, ValueError, r"^q has shape \(-1, .*: sizes must be integers >= 0"),
         ({"heads_kv": 3}, ValueError, "^q has shape .*: heads 2 is no multiple of heads 3"),
-        ({"causal": 1}, TypeError, "^causal must be True, False, .*, not int"),
+        ({"features": (Causal("up"),)}, ValueError, "^causal must be True, False, .*, not 'up'"),
+        ({"features": (Softcap(-1.0),)}, ValueError, "^softcap must be 1e-06 to 10000, not -1.0"),
         ({"scale": "1"}, TypeError, "^scale must be a real number or None, not str"),
     ],
 )

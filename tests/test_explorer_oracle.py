@@ -17,6 +17,7 @@ from cufa.explorer import _of_arrays
 from cufa.explorer import oracle as explorer_oracle
 from cufa.explorer.beside import drawn
 from cufa.explorer.oracle import Oracle, same_bits, sampled_heads, sampled_rows
+from cufa.features.dropout import Dropout
 from cufa.problem.problem import Problem
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -93,7 +94,7 @@ def test_dropped_weights(xp: ModuleType, rng: np.random.Generator) -> None:
     options = {"dropout_p": 0.4, "causal": True}
     for seed, right in ((5, True), (6, False)):
         problem, operands, beside = _of_arrays(given, {**options, "seed": seed}, timed=False)
-        keep = cufa.dropout_mask((2, 3, 40, 90), 0.4, 5) / problem.dropout_keep
+        keep = cufa.dropout_mask((2, 3, 40, 90), 0.4, 5) / Dropout(0.4).keep
         out = oracle(*inputs, causal=True, keep=keep)[0].astype(np.float16)
         judge = Oracle(xp, problem, *operands[:3], beside)
         assert (judge.judge(xp.asarray(out)).complaint is None) == right
@@ -102,7 +103,7 @@ def test_dropped_weights(xp: ModuleType, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("name", ["Alibi", "BiasBfloat16", "Mask", "MaskBits", "Sinks"])
 def test_what_is_drawn_beside(xp: ModuleType, rng: np.random.Generator, name: str) -> None:
     inputs = random_inputs(rng, "float32", b=2, hq=4, sq=60, sk=130, d=16)
-    problem = problem_of(*inputs, "float32")._replace(reads=(name,))
+    problem = problem_of(*inputs, "float32").reading(name)
     beside = drawn(problem, xp)
     (argument,) = beside.arrays
     array = beside.arrays[argument]

@@ -78,8 +78,8 @@ def test_best_is_the_fastest_correct_one() -> None:
 
 def test_dict_is_flat_and_complete() -> None:
     whole = exploration(IN_ORDER, ceilings={"read_gbs": 4000.0}).to_dict()
-    assert whole["version"] == 2
-    assert whole["problem"] == {**PROBLEM._asdict(), "reads": []}
+    assert whole["version"] == 3
+    assert whole["problem"] == PROBLEM.to_dict()
     assert whole["device"]["name"] == "h200"
     assert (whole["arch"], whole["compiler"]) == ("sm_90a", "NVRTC 13.0")
     assert Variant.parse(whole["planned"]) == variant_of(64)

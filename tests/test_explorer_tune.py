@@ -147,7 +147,7 @@ def test_a_lost_duel_keeps_the_plan(world: World, ratio: float) -> None:
         (PROBLEM, {"kernels": "fa2_mma"}, "^kernels must be a sequence of names"),
         (PROBLEM, {"progress": 3}, "^progress must be callable"),
         (PROBLEM._replace(head_dim=999), {}, "^q has shape .* not 999"),
-        (PROBLEM._replace(reads=("Blocks",)), {}, "^problems: block_mask cannot be tuned"),
+        (PROBLEM.reading("Blocks"), {}, "^problems: block_mask cannot be tuned"),
         (PROBLEM._replace(kv="Padded"), {}, "^problems: sequences of unequal lengths"),
     ],
 )

@@ -18,6 +18,8 @@ from reference import DTYPES, assert_accepted, random_inputs
 import cufa
 from cufa import device
 from cufa.compiler import jit
+from cufa.features.causal import Causal
+from cufa.features.window import Window
 from cufa.launch import calls, counters, loaded, prepare, scratch
 from cufa.planner import decode_units
 from cufa.planner.attention import Planner
@@ -571,9 +573,9 @@ def test_new_lengths_are_patched_in(
 
 LENGTHS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "causal": {"causal": True},
-    "a window": {"left": 100, "right": 50},
-    "a negative scale": {"scale": -0.3, "causal": True},
+    "causal": {"features": (Causal(),)},
+    "a window": {"features": (Window(100, 50),)},
+    "a negative scale": {"scale": -0.3, "features": (Causal(),)},
     "float32": {"dtype": "float32"},
 }
 
@@ -598,7 +600,7 @@ def test_new_lengths_are_launched_as_in_a_first_call(
     monkeypatch.setattr(counters.Counters, "take", lambda _: 4096)
     monkeypatch.setattr(scratch.Scratch, "take", lambda _, floats: 8192 + floats)
     h200 = device.named("h200")
-    base = Problem("bfloat16", 1, 8, 8, 1, 1, 64, 64, False, 0.3)._replace(**LENGTHS[kind])
+    base = Problem("bfloat16", 1, 8, 8, 1, 1, 64, 64, 0.3)._replace(**LENGTHS[kind])
     size = DTYPES[base.dtype].itemsize
 
     def of_kind() -> prepare.Kind:

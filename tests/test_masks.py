@@ -123,7 +123,7 @@ def test_rows_that_see_no_key(xp: ModuleType, rng: np.random.Generator) -> None:
         k[:, :, 40:60], v[:, :, 40:60] = np.nan, 1e4
         given = [xp.asarray(x) for x in (q, k, v)]
         for window in ((10, -2), (30, 0), (-3, 20)):
-            hidden = hidden_keys(300, 100, False, window)
+            hidden = hidden_keys(300, 100, False, window=window)
             blind, hit = hidden.all(axis=1), ~hidden[:, 40:60].all(axis=1)
             out, lse = cufa.attention(*given, window=window, return_lse=True)
             out, lse = to_host(out)[0, 0].astype(np.float32), to_host(lse)[0, 0]
@@ -211,7 +211,7 @@ def test_few_queries_are_for_decode_with_a_score_that_it_takes() -> None:
         ({}, ("Alibi", "Mask"), None),
         ({}, ("MaskBits",), None),
     ):
-        problem = Problem.of_shapes(*shapes, dtype="bfloat16", **options)._replace(reads=reads)
+        problem = Problem.of_shapes(*shapes, dtype="bfloat16", **options).reading(*reads)
         found = plan(problem, h200)
         assert isinstance(found, DecodePlan) == (score is not None)
         assert score is None or found.variant.score == score
@@ -305,6 +305,9 @@ def test_lengths_beyond_which_a_window_is_not_for(window: Any) -> None:
 def test_a_problem_does_not_say_what_cannot_be_drawn() -> None:
     q = (1, 1, 64, 64)
     problem = Problem.of_shapes(q, q, q, softcap=2.0)
-    for change, name in (({"reads": ("Blocks",)}, "block_mask"), ({"kv": "Padded"}, "lengths")):
+    for unlike, name in (
+        (problem.reading("Blocks"), "block_mask"),
+        (problem._replace(kv="Padded"), "lengths"),
+    ):
         with pytest.raises(ValueError, match=rf"^q: what {name} is like is not in a Problem"):
-            explore(problem._replace(**change), arch="sm_90a")
+            explore(unlike, arch="sm_90a")

@@ -16,6 +16,7 @@ import cufa
 from cufa import device
 from cufa.compiler import elf, nvrtc, source
 from cufa.device import Device
+from cufa.features.causal import Causal
 from cufa.planner.decode import plan_splits
 from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
@@ -143,7 +144,7 @@ def test_decode_compiles_without_spills(
     pages = b * keys if page_size else 0
     sizes = b, 8 * rows, 8, 1, keys, d, d
     kv = "Paged" if page_size else "Contiguous"
-    problem = Problem(dtype, *sizes, causal=True, scale=1.0, kv=kv)
+    problem = Problem(dtype, *sizes, 1.0, (Causal(),), kv)
     problem = problem._replace(pages=pages, page_size=page_size)
     variant = plan_splits(problem, H200).variant
     assert_lean(variant, H200)

@@ -10,7 +10,9 @@ import pytest
 
 from cufa import device
 from cufa.compiler import source
-from cufa.features.parts import PARTS, Parameter, Part
+from cufa.features.feature import Feature
+from cufa.features.part import Parameter, Part
+from cufa.features.parts import PARTS
 from cufa.launch.params import Layout
 from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
@@ -80,11 +82,20 @@ def test_params_have_no_gaps() -> None:
     assert PARAMS.itemsize == -(-end // 8) * 8
 
 
-#: Parts of a score with parameters, which are numbers of a `Problem`.
-MADE_UP = (
-    Part("One", "made_up", (Parameter("heads_kv", "i4"),)),
-    Part("Two", "made_up", (Parameter("batch", "i8"), Parameter("scale", "f4"))),
-)
+class MadeUp(Feature):
+    """A feature whose parts have parameters."""
+
+    ARGUMENT = "made_up"
+    PARTS = (
+        Part("One", "made_up", (Parameter("heads_kv", "i4"),)),
+        Part("Two", "made_up", (Parameter("batch", "i8"), Parameter("scale", "f4"))),
+    )
+
+    def numbers(self, call: Any) -> dict[str, float]:
+        """Return numbers of the call."""
+        return {"heads_kv": call.heads_kv, "batch": call.batch, "scale": call.scale}
+
+
 HEADER = """
 struct One : Part<One> { int heads_kv; };
 struct Two : Part<Two> { long long batch; float scale; };
@@ -94,7 +105,7 @@ SCORES = [(), ("One",), ("Two",), ("One", "Two"), ("Two", "Causal", "One"), ("Ca
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for part in MADE_UP:
+    for part in MadeUp.PARTS:
         monkeypatch.setitem(PARTS, part.name, part)
 
 
@@ -121,11 +132,12 @@ def test_parts_of_a_score_follow_as_in_the_headers(cupy: Any, score: tuple[str, 
 @pytest.mark.parametrize("score", SCORES, ids=str)
 def test_what_is_filled_in(variant: Variant, score: tuple[str, ...]) -> None:
     """All numbers behind tensor maps, and nothing behind them."""
-    problem = Problem("float16", 3, 8, 2, 5, 777, 64, 56, False, 0.3)
+    problem = Problem("float16", 3, 8, 2, 5, 777, 64, 56, 0.3)
     chosen = plan_tiles(problem, device.named("h200"), variant)
     strides = ((64, 32, 16, 2), (640, 0, 160, 2), (48, -96, 16, 2), (80, 800, 8000, 2))
     variant = variant._replace(score=score)
     layout, dtype = Layout(variant), variant.parameter
+    problem = problem._replace(features=(MadeUp(),))
     content = layout.filled(layout.of_plan(chosen, problem), problem, strides)
     assert layout.start == ("maps" in (dtype.names or ())) * MAPS.itemsize
     assert layout.start + len(content) == dtype.itemsize

@@ -14,6 +14,7 @@ import cufa
 from cufa import device
 from cufa.cpu import attention as cpu
 from cufa.device import Device
+from cufa.features.causal import Causal
 from cufa.planner.plan import Plan, plan_tiles
 from cufa.planner.problem_class import problem_class
 from cufa.planner.rules import KEY_STEP, all_variants
@@ -278,8 +279,9 @@ def test_all_variants_for_hopper() -> None:
 # --- choices ---
 
 
-def problem_of(**changes: Any) -> Problem:
-    base = Problem("float16", 2, 32, 8, 4096, 4096, 128, 128, True, 0.1)
+def problem_of(causal: Any = True, **changes: Any) -> Problem:
+    features = (Causal(),) if causal else ()
+    base = Problem("float16", 2, 32, 8, 4096, 4096, 128, 128, 0.1, features)
     return base._replace(**changes)
 
 

@@ -14,6 +14,7 @@ from test_plan import devices
 from test_problem import problems
 
 from cufa import device
+from cufa.features.causal import Causal
 from cufa.planner import attention, decode
 from cufa.planner import plan as tiled
 from cufa.planner.attention import decode_variants
@@ -209,7 +210,7 @@ def test_plans_are_the_same_up_to_a_multiple_of_the_step(
     given: Problem, gpu: device.Device
 ) -> None:
     """A cache that grows is planned anew only beyond, where there is no mask."""
-    given = given._replace(causal=False)
+    given = given.without(Causal)
     last = -(-given.seq_kv // KEY_STEP) * KEY_STEP
     first = last - KEY_STEP + 1
     plans = {attention.plan(given._replace(seq_kv=n), gpu) for n in (first, given.seq_kv, last)}

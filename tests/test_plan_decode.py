@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from cufa import device
+from cufa.features.causal import Causal
+from cufa.features.softcap import Softcap
+from cufa.features.window import Window
 from cufa.planner.decode import plan_splits
 from cufa.planner.rules import KEY_STEP
 from cufa.problem.problem import Problem
@@ -15,15 +18,28 @@ from cufa.problem.problem import Problem
 H200 = device.named("h200")
 
 
-def problem(**sizes: Any) -> Problem:
+def problem(
+    *,
+    causal: Any = True,
+    left: Any = None,
+    right: Any = None,
+    softcap: Any = None,
+    reads: Any = (),
+    **sizes: Any,
+) -> Problem:
     fields: dict[str, Any] = {
         **{"dtype": "float16", "batch": 1, "heads_q": 8, "heads_kv": 2, "seq_q": 1},
         **{"capacity": 1000, "pages": 0, "page_size": 0, "head_dim": 64, "head_dim_v": 64},
-        **{"causal": True, "scale": 0.125},
+        **{"scale": 0.125},
     }
     fields |= sizes
     kv = "Paged" if fields["page_size"] else "Contiguous"
-    return Problem(seq_kv=fields.pop("capacity"), kv=kv, **fields)
+    found = Problem(seq_kv=fields.pop("capacity"), kv=kv, **fields).reading(*reads)
+    if causal:
+        found = found.having(Causal())
+    if (left, right) != (None, None):
+        found = found.having(Window(left, right))
+    return found if softcap is None else found.having(Softcap(softcap))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from reference import DTYPES
 from test_arrays import device_array
 
 from cufa.arrays import array_module, as_bhsd
+from cufa.features.causal import Causal
 from cufa.problem.parse import parse, restore_shape
 from cufa.problem.problem import Problem, checked
 
@@ -53,8 +54,8 @@ def problems(draw: st.DrawFn, size: st.SearchStrategy[int] = sizes) -> Problem:
         draw(size),
         dim,
         draw(head_dims),
-        draw(st.booleans()),
         1 / math.sqrt(dim) if scale is None else float(scale),
+        (Causal(),) if draw(st.booleans()) else (),
     )
 
 
@@ -71,13 +72,13 @@ def call_of(p: Problem, layout: str = "bhsd") -> Call:
         "v": (p.batch, p.heads_kv, p.seq_kv, p.head_dim_v),
     }
     call: Call = {n: virtual(in_layout(s, layout), p.dtype) for n, s in shapes.items()}
-    call.update(causal=p.causal, scale=p.scale, layout=layout, out=None, xp=np)
+    call.update(asked={"causal": p.causal}, scale=p.scale, layout=layout, out=None, xp=np)
     return call
 
 
 def small_call(**changes: Any) -> Call:
     """Legal call on small real arrays with `out`."""
-    p = Problem("float32", 2, 6, 3, 5, 7, 8, 4, False, 0.5)
+    p = Problem("float32", 2, 6, 3, 5, 7, 8, 4, 0.5)
     call = call_of(p)
     call.update({n: np.array(call[n]) for n in "qkv"})
     call["out"] = np.full((2, 6, 5, 4), 7.0, np.float32)
@@ -144,7 +145,7 @@ def test_scale_is_any_real_number(scale: Any) -> None:
 
 
 def test_numpy_bool_is_a_bool() -> None:
-    parsed, _ = parse(**small_call(causal=np.True_))
+    parsed, _ = parse(**small_call(asked={"causal": np.True_}))
     assert parsed.causal is True
 
 
@@ -238,9 +239,9 @@ SPOILERS: dict[str, Callable[[Call], tuple[Call, Error, str]]] = {
     ),
     "v head_dim 0": lambda c: ({"v": c["v"][..., :0]}, ValueError, "v"),
     "v head_dim 300": lambda c: ({"v": grown(c, "v", 3, 300 - c["v"].shape[3])}, ValueError, "v"),
-    "causal int": lambda c: ({"causal": 1}, TypeError, "causal"),
-    "causal None": lambda c: ({"causal": None}, TypeError, "causal"),
-    "causal array": lambda c: ({"causal": np.array([True])}, TypeError, "causal"),
+    "causal int": lambda c: ({"asked": {"causal": 1}}, TypeError, "causal"),
+    "causal None": lambda c: ({"asked": {"causal": None}}, TypeError, "causal"),
+    "causal array": lambda c: ({"asked": {"causal": np.array([True])}}, TypeError, "causal"),
     "scale bool": lambda c: ({"scale": True}, TypeError, "scale"),
     "scale string": lambda c: ({"scale": "1"}, TypeError, "scale"),
     "scale complex": lambda c: ({"scale": 1j}, TypeError, "scale"),
@@ -342,7 +343,7 @@ def device_0(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def cupy_call(cupy: Any, **changes: Any) -> Call:
     shape = (2, 3, 5, 8)
     call: Call = {n: device_array(cupy, shape, at=i << 20) for i, n in enumerate(("q", "k", "v"))}
-    call.update(out=device_array(cupy, shape, at=1 << 24), causal=False, scale=None, layout="bhsd")
+    call.update(out=device_array(cupy, shape, at=1 << 24), asked={}, scale=None, layout="bhsd")
     call.update(changes)
     return call
 
@@ -354,8 +355,10 @@ def test_cupy_arrays_are_accepted(cupy: Any, dtype: str) -> None:
     q = device_array(cupy, shape, dtype=dtype)
     out = device_array(cupy, shape, at=1 << 20, dtype=dtype)
     assert array_module(q, q, q, out) is cupy
-    p, operands = parse(q, q, q, causal=True, scale=None, layout="bshd", out=out, xp=cupy)
-    assert p == Problem(dtype, 2, 3, 3, 5, 5, 8, 8, True, 1 / math.sqrt(8))
+    p, operands = parse(
+        q, q, q, asked={"causal": True}, scale=None, layout="bshd", out=out, xp=cupy
+    )
+    assert p == Problem(dtype, 2, 3, 3, 5, 5, 8, 8, 1 / math.sqrt(8), (Causal(),))
     assert all(isinstance(x, cupy.ndarray) and x.shape == (2, 3, 5, 8) for x in operands[:4])
     assert operands.out.data.ptr == out.data.ptr
 

@@ -18,7 +18,11 @@ from hypothesis import strategies as st
 from cufa import device
 from cufa.compiler import nvrtc
 from cufa.device import Device
+from cufa.features import parse
+from cufa.features.causal import Causal
 from cufa.features.expression.own import own
+from cufa.features.softcap import Softcap
+from cufa.features.window import Window
 from cufa.planner import rules
 from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
@@ -236,12 +240,12 @@ def test_time_beside_memory(us: float, megabytes: float) -> None:
 
 def test_what_is_not_looked_at_is_no_faster(rng: np.random.Generator) -> None:
     """The least that each variant takes is no more than what it takes."""
-    causal: dict[str, Any] = {"causal": True}
-    masks: tuple[dict[str, Any], ...] = (
-        {},
+    causal = (Causal(),)
+    masks = (
+        (),
         causal,
-        causal | {"left": 127},
-        causal | {"top_left": True},
+        (Causal(), Window(127, None)),
+        (Causal("top-left"),),
     )
     for _ in range(600):
         hk, group, d = (int(rng.choice(n)) for n in ([1, 2, 5], [1, 2, 7, 8], [64, 72, 128, 256]))
@@ -251,7 +255,7 @@ def test_what_is_not_looked_at_is_no_faster(rng: np.random.Generator) -> None:
             sq, sk = (-(-n // 64) * 64 for n in (sq, sk))
         kv = (b, hk, sk, d)
         problem = Problem.of_shapes((b, hk * group, sq, d), kv, kv, dtype="bfloat16")
-        problem = problem._replace(**mask)
+        problem = problem._replace(features=mask)
         found = rules.choice("fa3_wgmma", "bfloat16", (d, d), problem.score, H200)
         _, us = found.of(problem)
         assert us == pytest.approx(min(found.times(problem).values())), problem
@@ -260,13 +264,13 @@ def test_what_is_not_looked_at_is_no_faster(rng: np.random.Generator) -> None:
 def test_only_bottom_right_masks_hide_rows() -> None:
     """Of more queries than keys; with another mask it takes longer, as they see keys."""
     causal = Problem.of_shapes((2, 32, 8192, 128), *[(2, 8, 1024, 128)] * 2, dtype="bfloat16")
-    causal = causal._replace(causal=True)
+    causal = causal.having(Causal())
     us = {}
     for name, problem in (
         ("causal", causal),
-        ("top-left", causal._replace(top_left=True)),
-        ("left", causal._replace(causal=False, left=50)),
-        ("right", causal._replace(causal=False, right=4096)),
+        ("top-left", causal.having(Causal("top-left"))),
+        ("left", causal._replace(features=(Window(50, None),))),
+        ("right", causal._replace(features=(Window(None, 4096),))),
     ):
         us[name] = min(rules.times(problem, H200, "fa3_wgmma").values())
     flops = 4 * 2 * 32 * 8192 * 1024 * 128
@@ -317,7 +321,7 @@ def test_scores_of_many_parts_have_registers(
     pytest.importorskip("cupy")
     shape = (4, 2048 // head_dim, 4096, head_dim)
     plain = Problem.of_shapes(shape, shape, shape, dtype="bfloat16")
-    problem = plain._replace(reads=reads, **options)
+    problem = plain.reading(*reads).having(*parse(options))
     compiled = nvrtc.compile_variant(plan_tiles(problem, H200).variant, "sm_90a")
     assert compiled.spill_bytes < 128
 
@@ -329,8 +333,8 @@ def test_who_takes_no_turns() -> None:
         shape = (2, 2048 // head_dim, 8192, head_dim)
         plain = Problem.of_shapes(shape, shape, shape, dtype="bfloat16", causal=True)
         for name, problem in (
-            ("window", plain._replace(left=4095)),
-            ("softcap", plain._replace(softcap=30.0)),
+            ("window", plain.having(Window(4095, None))),
+            ("softcap", plain.having(Softcap(30.0))),
         ):
             found[name, head_dim] = plan_tiles(problem, H200).variant.ping_pong
     assert [name for name, turns in found.items() if not turns] == [("window", 128)]
@@ -342,7 +346,7 @@ def test_tiles_of_a_window_fit_its_keys(head_dim: int, left: int) -> None:
     """Those that tiles of rows begin at visit no more than its keys."""
     shape = (1, 2048 // head_dim, 16384, head_dim)
     problem = Problem.of_shapes(shape, shape, shape, dtype="bfloat16", causal=True)
-    found = plan_tiles(problem._replace(left=left), H200).variant
+    found = plan_tiles(problem.having(Window(left, None)), H200).variant
     assert found.bm == found.bn
 
 
@@ -353,7 +357,7 @@ def test_tiles_beside_a_map_are_within_its_own(head_dim: int, causal: bool) -> N
     (mask_mod,) = own(None, lambda b, h, i, j: i // 300 == j // 300).parts
     shape = (2, 2048 // head_dim, 8192, head_dim)
     problem = Problem.of_shapes(shape, shape, shape, dtype="bfloat16", causal=causal)
-    mapped = plan_tiles(problem._replace(reads=("Blocks", mask_mod)), H200).variant
+    mapped = plan_tiles(problem.reading("Blocks", mask_mod), H200).variant
     assert 128 % mapped.bm == 128 % mapped.bn == 0
 
 
@@ -363,7 +367,7 @@ def test_lines_need_no_registers() -> None:
     problem = Problem.of_shapes(shape, shape, shape, dtype="bfloat16", causal=True)
     tiles = []
     for score_mod in (lambda s, b, h, i, j: s - abs(i - j), lambda s, b, h, i, j: s - np.sqrt(j)):
-        found = plan_tiles(problem._replace(reads=own(score_mod, None).parts), H200).variant
+        found = plan_tiles(problem.reading(*own(score_mod, None).parts), H200).variant
         tiles.append((found.bm, found.bn))
     assert tiles[0] == (192, 128)
     assert math.prod(tiles[1]) < math.prod(tiles[0])
@@ -386,7 +390,7 @@ def test_a_plan_takes_microseconds() -> None:
 
     def planned() -> Any:
         shape = (1, 32, 8, next(numbers), 4096, 128, 128)
-        return plan_tiles(Problem("bfloat16", *shape, True, 0.1), H200)
+        return plan_tiles(Problem("bfloat16", *shape, 0.1, (Causal(),)), H200)
 
     planned()
     times = [min(timeit.repeat(f, number=200, repeat=20)) for f in (planned, unit)]

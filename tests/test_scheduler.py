@@ -20,6 +20,7 @@ from test_plan import (
 from test_problem import problems
 
 from cufa import device
+from cufa.features.causal import Causal
 from cufa.planner.plan import plan_tiles
 from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
@@ -68,7 +69,7 @@ def test_late_rows_of_all_heads_come_last(seq: int) -> None:
     assert np.all(np.diff(section) >= 0)
     for s in range(section[-1] + 1):
         assert np.all(np.diff(q_tile[:first][section == s]) <= 0)
-    assert plan_tiles(problem._replace(causal=False), H200).late_rows == 0
+    assert plan_tiles(problem.without(Causal), H200).late_rows == 0
     assert plan_tiles(problem, H200, "fa2_mma").late_rows == 0
 
 
@@ -76,7 +77,7 @@ def test_a_block_of_fa1_takes_a_whole_head() -> None:
     """So heads are not interleaved, whatever their lengths."""
     for seq in (1, 4096, 2**30):
         problem = problem_of(dtype="float32", seq_q=seq, seq_kv=0)
-        chosen = plan_tiles(problem._replace(causal=True), H200, "fa1_fp32")
+        chosen = plan_tiles(problem.having(Causal()), H200, "fa1_fp32")
         assert (chosen.section_heads, chosen.late_rows) == (1, 0)
 
 
@@ -110,7 +111,7 @@ def test_sections_where_blocks_draw_their_tiles(batch: int, seq: int) -> None:
             heads = {"batch": batch, "heads_q": heads_q, "heads_kv": heads_q}
             problem = problem_of(**heads, seq_q=seq, seq_kv=seq)
             assert 1 <= plan_tiles(problem, gpu).section_heads <= batch * heads_q
-            assert plan_tiles(problem._replace(causal=False), gpu).section_heads == 1
+            assert plan_tiles(problem.without(Causal), gpu).section_heads == 1
 
 
 @pytest.mark.parametrize("causal", [False, True])

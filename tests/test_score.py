@@ -11,6 +11,7 @@ import pytest
 
 import cufa
 from cufa.features.parts import PARTS, edges
+from cufa.features.softcap import Softcap
 from cufa.problem.problem import Problem, checked
 
 FOLDER = Path(cufa.__file__).parent / "kernels"
@@ -73,7 +74,7 @@ def test_a_problem_names_its_parts(options: dict[str, Any], score: tuple[str, ..
     assert checked(problem) == problem
     for part in problem.score:
         for parameter in PARTS[part].parameters:
-            assert np.dtype(parameter.dtype).type(getattr(problem, parameter.name)) is not None
+            assert np.dtype(parameter.dtype).type(problem.numbers[parameter.name]) is not None
 
 
 @pytest.mark.parametrize(
@@ -84,4 +85,4 @@ def test_a_log_sum_exp_asks_for_more_of_a_softcap(dtype: str, part: str) -> None
     q = (1, 2, 3, 64)
     problem = Problem.of_shapes(q, q, q, dtype=dtype, softcap=5.0)._replace(returns_lse=True)
     assert problem.score == problem.in_cache.score == (part,)
-    assert problem._replace(softcap=0.0).score == ()
+    assert problem.without(Softcap).score == ()

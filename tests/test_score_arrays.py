@@ -174,7 +174,7 @@ def test_what_is_no_array_of_its_kind(name: str) -> None:
 def test_a_kernel_that_reads_none() -> None:
     q = (1, 2, 30, 64)
     for name, argument in (("Alibi", "alibi_slopes"), ("Mask", "mask"), ("Sinks", "sinks")):
-        problem = Problem.of_shapes(q, q, q, dtype="float32")._replace(reads=(name,))
+        problem = Problem.of_shapes(q, q, q, dtype="float32").reading(name)
         with pytest.raises(ValueError, match=f"{argument}: fa1_fp32"):
             plan(problem, device.named("h200"), "fa1_fp32")
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cufa.features.softcap import Curve, curve
+from cufa.features.curve import Curve, curve
 from cufa.problem.problem import Problem
 
 
@@ -43,8 +43,5 @@ def test_there_is_none_of_factors_whose_powers_float32_has_not(scale: float) -> 
 def test_a_problem_has_it() -> None:
     shape = (1, 2, 3, 64)
     problem = Problem.of_shapes(shape, shape, shape, dtype="bfloat16", softcap=5.0, scale=0.25)
-    found = (
-        *(problem.softcap_root, problem.softcap_middle),
-        *(problem.softcap_rest, problem.softcap_end),
-    )
-    assert found == curve(0.25, 5.0)
+    found = (problem.numbers[f"softcap_{name}"] for name in Curve._fields)
+    assert Curve(*found) == curve(0.25, 5.0)

@@ -21,7 +21,10 @@ from test_problem import problems
 from cufa import cache, device, tuned
 from cufa.compiler import source
 from cufa.device import Device
+from cufa.features.causal import Causal
 from cufa.features.parts import PARTS
+from cufa.features.softcap import Softcap
+from cufa.features.window import Window
 from cufa.planner.plan import Plan, plan_tiles
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.tuned_table import VERSION, Entry, Table, dump, parse
@@ -31,7 +34,7 @@ from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 H200 = device.named("h200")
-PROBLEM = Problem("bfloat16", 4, 32, 8, 4000, 4096, 128, 128, True, 0.1)
+PROBLEM = Problem("bfloat16", 4, 32, 8, 4000, 4096, 128, 128, 0.1, (Causal(),))
 CLASS = ProblemClass(2, 128, 128, ("Causal",), 4096, 4096, 8)
 ENTRY = Entry("fa2_mma", TileShape(64, 32, 2, 4, 3))
 FP32_PROBLEM = PROBLEM._replace(dtype="float32")
@@ -75,16 +78,16 @@ def test_problem_class() -> None:
     half = PROBLEM._replace(dtype="float16", heads_kv=32, scale=2.0)
     assert problem_class(half, H200) == CLASS
     assert problem_class(FP32_PROBLEM, H200) == FP32_CLASS
-    small = PROBLEM._replace(head_dim=72, head_dim_v=40, causal=False)
+    small = PROBLEM._replace(head_dim=72, head_dim_v=40, features=())
     head_dims = KERNELS["fa2_mma"].padded(H200, 72, 40)
     assert problem_class(small, H200)[1:4] == (*head_dims, ())
 
 
 def test_scores_have_classes_of_their_own() -> None:
-    softcap = PROBLEM._replace(softcap=5.0)
+    softcap = PROBLEM.having(Softcap(5.0))
     assert problem_class(softcap, H200).score == ("Softcap", "Causal")
-    assert problem_class(softcap._replace(softcap=9.0), H200) == problem_class(softcap, H200)
-    window = PROBLEM._replace(left=1000)
+    assert problem_class(softcap.having(Softcap(9.0)), H200) == problem_class(softcap, H200)
+    window = PROBLEM.having(Window(1000, None))
     assert problem_class(window, H200) == CLASS._replace(
         score=("Causal", "WindowLeft"), seq_kv=1024
     )
@@ -257,7 +260,7 @@ def test_plans_follow_the_table_that_they_are_given() -> None:
 
 def test_what_no_table_names_follows_the_rules() -> None:
     write_user(table_of({CLASS: ENTRY}))
-    for change in ({"causal": False}, {"seq_q": 100}, {"head_dim": 200}, {"dtype": "float32"}):
+    for change in ({"features": ()}, {"seq_q": 100}, {"head_dim": 200}, {"dtype": "float32"}):
         problem = PROBLEM._replace(**change)  # type: ignore[arg-type]
         assert planned(problem) == plan_tiles(problem, H200)
     for gpu in (device.named("h100"), device.named("a100")):
@@ -268,13 +271,13 @@ def test_the_variant_is_the_problems() -> None:
     """Type, mask and head dims are not the table's; what the class leaves open is filled in."""
     write_user(table_of({CLASS: ENTRY, CLASS._replace(score=()): ENTRY}))
     for dtype in ("float16", "bfloat16"):
-        for causal in (False, True):
+        for features in ((), (Causal(),)):
             for head_dim in (100, 128):
-                problem = PROBLEM._replace(dtype=dtype, causal=causal, head_dim=head_dim)
+                problem = PROBLEM._replace(dtype=dtype, features=features, head_dim=head_dim)
                 chosen = planned(problem).variant
                 assert chosen == ENTRY.variant(problem, H200)
                 assert chosen[1:4] == (dtype, 128, 128)
-                assert chosen.causal == causal
+                assert chosen.causal == bool(features)
 
 
 def test_a_forced_kernel_takes_only_its_own_entries() -> None:
@@ -442,6 +445,7 @@ def test_planning_with_tables_imports_no_cupy() -> None:
         "import sys\n"
         "from cufa import device\nfrom cufa.planner.plan import plan_tiles\n"
         "from cufa.tuned import user_table\n"
+        "from cufa.features.causal import Causal\n"
         "from cufa.problem.problem import Problem\n"
         "gpu = device.named('h200')\n"
         f"chosen = plan_tiles({PROBLEM!r}, gpu, table=user_table(gpu))\n"

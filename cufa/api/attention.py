@@ -10,11 +10,13 @@ import numpy as np
 from cufa import device as devices
 from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
 from cufa.arrays import Array, Operands, array_module, as_bhsd
-from cufa.checks import NO_WINDOW, check_dropout, check_dropout_seed, check_flag, refuse_kernel
+from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.cpu import own as cpu_own
 from cufa.cpu.lengths import attention_padded
+from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, own
+from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner, explained
@@ -34,6 +36,7 @@ def attention(
     *,
     causal: bool | str = False,
     window: tuple[int | None, int | None] = NO_WINDOW,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
@@ -73,6 +76,11 @@ def attention(
     window : tuple of int or None, (left, right)
         Query i sees the keys from i + sk - sq - left to i + sk - sq + right only; None is no bound.
         With a causal mask, those that both let it see. Tiles of keys that none sees take no time.
+    attention_chunk : int, optional
+        Query i stands at position p = i + sk - sq and sees the keys j of its own chunk only:
+        j // attention_chunk == p // attention_chunk. Division rounds down, so a query before the
+        first key sees none. With a causal mask it is the chunked attention of Llama 4. Tiles of
+        keys of other chunks take no time.
     softcap : float, optional
         c * tanh(score / c) takes the place of the score (Gemma 2): 1e-6 to 1e4. On a GPU, in
         bfloat16, to 2^-11 of it, a quarter of what a score rounded to bfloat16 may err; with
@@ -199,10 +207,11 @@ def attention(
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
         dtypes,
-        *(causal, type(causal), scale, type(scale), layout, softcap, type(softcap)),
-        *(window, None if window is NO_WINDOW else calls.types_of(window)),
-        *(return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
-        *(batch_invariant, type(batch_invariant), dropout_p, type(dropout_p)),
+        (causal, type(causal), scale, type(scale), layout, softcap, type(softcap)),
+        (window, None if window is NO_WINDOW else calls.types_of(window)),
+        (attention_chunk, type(attention_chunk)),
+        (return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
+        (batch_invariant, type(batch_invariant), dropout_p, type(dropout_p)),
     )
     result = calls.replay(q, k, v, out, return_lse, options, extras)
     if result is not None:
@@ -212,9 +221,10 @@ def attention(
     xp = array_module(q, k, v, out)
     problem, operands = parse(
         *(q, k, v),
-        causal=causal,
-        window=window,
-        softcap=softcap,
+        asked={
+            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
+            **{"softcap": softcap, "dropout_p": dropout_p},
+        },
         scale=scale,
         layout=layout,
         out=out,
@@ -222,7 +232,6 @@ def attention(
         beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
         own=mods,
         lengths_k=lengths_k,
-        dropout_p=dropout_p,
         return_lse=return_lse,
     )
     if block_mask is not None:
@@ -247,6 +256,7 @@ def explain(
     *,
     causal: bool | str = False,
     window: tuple[int | None, int | None] = NO_WINDOW,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
@@ -269,9 +279,11 @@ def explain(
 
     Parameters
     ----------
-    q, k, v, causal, window, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod
+    q, k, v, causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
         As for `attention`.
-    block_mask, lengths_k, dropout_p, seed, scale, layout, out, return_lse, batch_invariant, kernel
+    score_mod, mask_mod, block_mask, lengths_k, dropout_p, seed, scale, layout, out, return_lse
+        As for `attention`.
+    batch_invariant, kernel
         As for `attention`.
 
     Returns
@@ -298,9 +310,10 @@ def explain(
     xp = array_module(q, k, v, out)
     problem, _ = parse(
         *(q, k, v),
-        causal=causal,
-        window=window,
-        softcap=softcap,
+        asked={
+            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
+            **{"softcap": softcap, "dropout_p": dropout_p},
+        },
         scale=scale,
         layout=layout,
         out=out,
@@ -308,12 +321,11 @@ def explain(
         beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
         own=NOTHING if xp is np else own(score_mod, mask_mod),
         lengths_k=lengths_k,
-        dropout_p=dropout_p,
         return_lse=return_lse,
     )
     if block_mask is not None:
         problem = with_block_mask(problem, block_mask, xp)
-    check_dropout_seed(seed, problem.dropout_p)
+    check_dropout_seed(seed, dropout_p)
     if xp is np:
         _on_numpy(score_mod, mask_mod, block_mask, kernel)
         return cpu.plan(problem)

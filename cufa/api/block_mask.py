@@ -14,7 +14,7 @@ from cufa.checks import check_devices, check_module, check_size
 from cufa.cpu import block_mask as cpu
 from cufa.cpu.own import checked
 from cufa.features.expression.own import own
-from cufa.features.parts import BLOCKS, OWN, PARTS, kind_of
+from cufa.features.user_functions import Blocks, MaskMod
 from cufa.launch import block_lists
 from cufa.launch import block_mask as launch
 from cufa.problem.extras import unlike
@@ -212,7 +212,6 @@ def with_block_mask(problem: Problem, block_mask: BlockMask, xp: ModuleType) -> 
         raise ValueError(f"block_mask has {has} {what}, but the call has {needed}")
     if xp is not np:
         check_devices({"block_mask": block_mask.kinds}, xp)
-    own = tuple(name for name in problem.reads if name not in PARTS)
-    if not any(kind_of(name) == OWN["mask_mod"] for name in own):  # on the CPU, or all is seen
+    if problem.of(MaskMod) is None:  # on the CPU, or all is seen
         return problem
-    return problem._replace(reads=(*problem.reads[: -len(own)], BLOCKS, *own))
+    return problem.having(Blocks())

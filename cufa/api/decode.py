@@ -8,9 +8,10 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, as_bhsd
-from cufa.checks import NO_WINDOW, check_flag, refuse_kernel
+from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import decode as cpu
 from cufa.features.parts import ARRAYS
+from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner
@@ -30,6 +31,7 @@ def decode(
     block_table: Array | None = None,
     causal: bool = True,
     window: tuple[int | None, int | None] = NO_WINDOW,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     sinks: Array | None = None,
@@ -73,6 +75,9 @@ def decode(
     window : tuple of int or None, (left, right)
         Query i sees the keys from i + lengths - sq - left to i + lengths - sq + right only; None is
         no bound. Keys in front of all windows are not read, nor are their pages.
+    attention_chunk : int, optional
+        As in `attention`, with p = i + lengths - sq. Keys in front of all chunks are not read, nor
+        are their pages.
     softcap : float, optional
         As in `attention`.
     alibi_slopes : array, shape (hq,) or (b, hq), float32
@@ -154,6 +159,7 @@ def decode(
         block_table=block_table,
         causal=causal,
         window=window,
+        attention_chunk=attention_chunk,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         sinks=sinks,
@@ -177,6 +183,7 @@ def decode_padded(
     block_table: Array | None,
     causal: bool,
     window: tuple[int | None, int | None],
+    attention_chunk: int | None,
     softcap: float | None,
     alibi_slopes: Array | None,
     sinks: Array | None,
@@ -195,9 +202,9 @@ def decode_padded(
     padded : bool
         Whether the rows of the caches go on in memory, with zeros that fill whole chunks of 16
         bytes.
-    q, k_cache, v_cache, lengths, block_table, causal, window, softcap, alibi_slopes, sinks
+    q, k_cache, v_cache, lengths, block_table, causal, window, attention_chunk, softcap
         As of `decode`.
-    scale, layout, out, return_lse, num_splits, kernel, unified_max
+    alibi_slopes, sinks, scale, layout, out, return_lse, num_splits, kernel, unified_max
         As of `decode`.
     """
     arrays: tuple[Array | None, ...] = ()
@@ -208,11 +215,12 @@ def decode_padded(
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     of_kernel = None if kernel is None else calls.types_of(kernel)
     options = (
-        *("cufa.decode", block_table is None, padded),
-        *(causal, type(causal), scale, type(scale), layout, return_lse, type(return_lse)),
-        *(num_splits, type(num_splits), kernel, of_kernel),
-        *(unified_max, type(unified_max), softcap, type(softcap), dtypes),
-        *(window, None if window is NO_WINDOW else calls.types_of(window)),
+        ("cufa.decode", block_table is None, padded),
+        (causal, type(causal), scale, type(scale), layout, return_lse, type(return_lse)),
+        (num_splits, type(num_splits), kernel, of_kernel),
+        (unified_max, type(unified_max), softcap, type(softcap), dtypes),
+        (window, None if window is NO_WINDOW else calls.types_of(window)),
+        (attention_chunk, type(attention_chunk)),
     )
     extras = Extras(arrays, (lengths, block_table))
     result = calls.replay(q, k_cache, v_cache, out, return_lse, options, extras)
@@ -226,13 +234,14 @@ def decode_padded(
         v_cache,
         lengths=lengths,
         block_table=block_table,
-        causal=causal,
+        asked={
+            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
+            "softcap": softcap,
+        },
         scale=scale,
         layout=layout,
         out=out,
         unified_max=unified_max,
-        window=window,
-        softcap=softcap,
         beside=dict(zip(ARRAYS, arrays, strict=True)) if arrays else NO_ARRAYS,
         return_lse=return_lse,
     )

@@ -10,10 +10,7 @@ import numpy as np
 from cufa import device as devices
 from cufa.arrays import Array, Operands, array_module, as_bhsd, module_of
 from cufa.checks import (
-    NO_WINDOW,
     check_devices,
-    check_dropout,
-    check_dropout_seed,
     check_dtypes,
     check_flag,
     check_out,
@@ -23,9 +20,11 @@ from cufa.checks import (
 from cufa.cpu import attention as cpu_attention
 from cufa.cpu import lengths as cpu
 from cufa.cpu.own import Own, checked
+from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, own
 from cufa.features.expression.own import Own as Traced
 from cufa.features.parts import ARRAYS
+from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner, explained
@@ -53,6 +52,7 @@ def attention_varlen(
     seqused_k: Array | None = None,
     causal: bool | str = False,
     window: tuple[int | None, int | None] = NO_WINDOW,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
@@ -92,7 +92,7 @@ def attention_varlen(
         count, and other queries are not written.
     seqused_k : array, shape (sequences,), of integers, optional
         How many of each sequence's keys are in use, the first ones.
-    causal, window, softcap, scale
+    causal, window, attention_chunk, softcap, scale
         As in `cufa.attention`, for each sequence by its own lengths.
     alibi_slopes : array, shape (hq,) or (sequences, hq), float32
     bias, mask : array, broadcastable to (sequences, hq, max_seqlen_q, max_seqlen_k)
@@ -155,13 +155,14 @@ def attention_varlen(
         q1, k1, v1, out1 = (None if array is None else array[None] for array in tensors)
         # The types, because True == 1 and a cached call must not accept what a first one refuses.
         options = (
-            *("varlen", mods.parts),
+            ("varlen", mods.parts),
             tuple(getattr(array, "dtype", None) for array in extras.flat),
-            *(max_seqlen_q, type(max_seqlen_q), max_seqlen_k, type(max_seqlen_k)),
-            *(causal, type(causal), scale, type(scale), softcap, type(softcap)),
-            *(window, None if window is NO_WINDOW else calls.types_of(window)),
-            *(return_lse, type(return_lse), dropout_p, type(dropout_p)),
-            *(kernel, None if kernel is None else calls.types_of(kernel)),
+            (max_seqlen_q, type(max_seqlen_q), max_seqlen_k, type(max_seqlen_k)),
+            (causal, type(causal), scale, type(scale), softcap, type(softcap)),
+            (window, None if window is NO_WINDOW else calls.types_of(window)),
+            (attention_chunk, type(attention_chunk)),
+            (return_lse, type(return_lse), dropout_p, type(dropout_p)),
+            (kernel, None if kernel is None else calls.types_of(kernel)),
         )
         result = calls.replay(q1, k1, v1, out1, return_lse, options, extras)
         if result is not None:
@@ -174,11 +175,11 @@ def attention_varlen(
         (max_seqlen_q, max_seqlen_k),
         mods,
         seed,
-        causal=causal,
-        window=window,
-        softcap=softcap,
+        asked={
+            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
+            **{"softcap": softcap, "dropout_p": dropout_p},
+        },
         scale=scale,
-        dropout_p=dropout_p,
         return_lse=return_lse,
     )
     if xp is np:
@@ -207,6 +208,7 @@ def explain_varlen(
     seqused_k: Array | None = None,
     causal: bool | str = False,
     window: tuple[int | None, int | None] = NO_WINDOW,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
@@ -227,9 +229,9 @@ def explain_varlen(
     ----------
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, causal, window
         As for `attention_varlen`.
-    softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod, dropout_p, seed, scale, out
+    attention_chunk, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod, dropout_p, seed
         As for `attention_varlen`.
-    return_lse, kernel
+    scale, out, return_lse, kernel
         As for `attention_varlen`.
 
     Returns
@@ -252,11 +254,11 @@ def explain_varlen(
         (max_seqlen_q, max_seqlen_k),
         NOTHING if isinstance(q, np.ndarray) else own(score_mod, mask_mod),
         seed,
-        causal=causal,
-        window=window,
-        softcap=softcap,
+        asked={
+            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
+            **{"softcap": softcap, "dropout_p": dropout_p},
+        },
         scale=scale,
-        dropout_p=dropout_p,
         return_lse=return_lse,
     )
     if xp is np:
@@ -310,7 +312,7 @@ def _parsed(
     shown = q.shape, k.shape, v.shape
     of_one = q[None], k[None], v[None]
     problem, operands = parse(*of_one, layout=_LAYOUT, out=None, xp=xp, shown=shown, **score)
-    operands = operands._replace(seed=check_dropout_seed(seed, problem.dropout_p))
+    operands = operands._replace(seed=check_dropout_seed(seed, score["asked"]["dropout_p"]))
     totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
     sequences, lengths = parse_offsets(lengths, totals, xp)
     if out is not None:
@@ -352,7 +354,7 @@ def _with_arrays(
         if given[name] is not None and _ANY in (problem.max_seqlen_q, problem.max_seqlen_k):
             raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed beside it")
     reads, views = parse_beside(given, mods, 4, problem.sizes, xp)
-    return problem._replace(reads=reads), operands._replace(beside=views)
+    return problem.reading(*reads), operands._replace(beside=views)
 
 
 def _without_batch(result: Any, out: Array | None, return_lse: bool) -> Any:

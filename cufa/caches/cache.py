@@ -16,7 +16,7 @@ from cufa.caches.full import CacheFullError
 from cufa.caches.layer import Layer
 from cufa.caches.pages import Taken
 from cufa.caches.store import Store
-from cufa.checks import NO_WINDOW
+from cufa.features.window import NO_WINDOW
 from cufa.specs.variant import Variant
 
 _SHOWN = 16  # lengths
@@ -436,6 +436,7 @@ class Cache:
         layer: int = 0,
         causal: bool = True,
         window: tuple[int | None, int | None] = NO_WINDOW,
+        attention_chunk: int | None = None,
         softcap: float | None = None,
         alibi_slopes: Array | None = None,
         sinks: Array | None = None,
@@ -453,7 +454,7 @@ class Cache:
         q : array, shape (sequences, heads_q, n, head_dim)
             Queries of the last n positions, as `append` and `write` return them.
         layer : int
-        causal, window, softcap, alibi_slopes, sinks, scale, out, return_lse
+        causal, window, attention_chunk, softcap, alibi_slopes, sinks, scale, out, return_lse
             As in `cufa.decode`.
         num_splits, unified_max, kernel
             As in `cufa.decode`.
@@ -487,6 +488,7 @@ class Cache:
             block_table=held.block_table,
             causal=causal,
             window=window,
+            attention_chunk=attention_chunk,
             softcap=softcap,
             alibi_slopes=alibi_slopes,
             sinks=sinks,

@@ -11,15 +11,14 @@ from cufa import cache
 from cufa import device as devices
 from cufa.cli import machine, table
 from cufa.cli.parser import (
-    NO_SCORES,
     CommandError,
     Commands,
     add_command,
     add_device,
     add_jobs,
     add_scores,
+    has_scores,
     problem_of,
-    scores,
 )
 from cufa.cli.values import Shapes, count, shapes
 from cufa.compiler import cubins, elf, nvrtc
@@ -186,7 +185,7 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
     if options.lengths and not options.problems:
         raise CommandError("--lengths is for --for")
     if options.problems is None and options.decodes is None:
-        if scores(options) != NO_SCORES:
+        if has_scores(options):
             raise CommandError("scores are for problems of --for or --decode")
         own = [v for v in _all(device) if v.causal in masks]
         return [v for v in [*own, *decode_variants(device, masks)] if v.dtype in dtypes]

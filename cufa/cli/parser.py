@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from cufa.checks import CAUSAL, NO_WINDOW, check_dropout
-from cufa.cli.values import Shapes, architecture, beside, count, gpu, shape, window
+from cufa.cli.values import Shapes, architecture, beside, count, gpu, known_arrays, shape, value
 from cufa.dtypes import DTYPES
-from cufa.features.parts import ARRAYS
+from cufa.features import VALUES
+from cufa.features.causal import CAUSAL
 from cufa.problem.problem import Problem
 
 PROGRAM = "python -m cufa"
@@ -84,22 +84,24 @@ def add_problem(parser: Parser) -> None:
 
 def add_scores(group: Any) -> None:
     """Add the options that say what becomes of the scores, but for causal masks."""
-    group.add_argument(
-        "--window",
-        type=window,
-        default=NO_WINDOW,
-        metavar="L,R",
-        help="keys before and after its own that a query sees: 4096,0 or --window=-5,none",
-    )
-    group.add_argument("--softcap", type=float, metavar="C", help="bound of the scores, by tanh")
+    for name, kind in VALUES.items():
+        option = kind.OPTION
+        if option is not None:
+            group.add_argument(
+                option.flag,
+                dest=name,
+                type=value(option.read),
+                default=kind.DEFAULT,
+                metavar=option.metavar,
+                help=option.help,
+            )
     group.add_argument(
         "--beside",
         type=beside,
         action="append",
         metavar="NAME[:DTYPE]",
-        help="an array: alibi_slopes, sinks, mask:bool, mask:uint8, bias:bfloat16 (repeatable)",
+        help=f"an array: {', '.join(known_arrays())} (repeatable)",
     )
-    group.add_argument("--dropout", type=float, default=0.0, metavar="P", help="how many weights")
     group.add_argument(
         "--return-lse",
         action="store_true",
@@ -107,14 +109,15 @@ def add_scores(group: Any) -> None:
     )
 
 
-NO_SCORES = (NO_WINDOW, None, None, 0.0, False)
-"""`scores` of options that were not given."""
+def asked(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the options of `add_scores` say that are plain values, by argument."""
+    return {name: getattr(options, name) for name, kind in VALUES.items() if kind.OPTION}
 
 
-def scores(options: argparse.Namespace) -> tuple[object, ...]:
-    """Return what the options of `add_scores` say."""
-    score = options.window, options.softcap, options.beside, options.dropout
-    return *score, options.return_lse
+def has_scores(options: argparse.Namespace) -> bool:
+    """Whether any of the options of `add_scores` was given."""
+    values = any(given != VALUES[name].DEFAULT for name, given in asked(options).items())
+    return values or options.beside is not None or options.return_lse
 
 
 def one_problem(options: argparse.Namespace) -> Problem:
@@ -131,18 +134,15 @@ def problem_of(
 
     `CommandError` where they do not fit each other.
     """
-    score = {"window": options.window, "softcap": options.softcap}
     try:
-        problem = Problem.of_shapes(*shapes, dtype=dtype, causal=causal, **score)
-        dropout_p = check_dropout(options.dropout)
+        problem = Problem.of_shapes(*shapes, dtype=dtype, causal=causal, **asked(options))
     except ValueError as error:
         raise CommandError(error) from error
     given = options.beside or ()
-    read = {part.argument: part.name for part in given}
-    if len(read) < len(given):
+    if len({part.argument for part in given}) < len(given):
         raise CommandError("--beside: each array has one dtype, and comes once")
-    reads = tuple(read[name] for name in ARRAYS if name in read)
-    return problem._replace(reads=reads, dropout_p=dropout_p, returns_lse=options.return_lse)
+    problem = problem.reading(*(part.name for part in given))
+    return problem._replace(returns_lse=options.return_lse)
 
 
 def add_device(parser: Parser, why: str, of_arch: str = "a typical GPU of it") -> None:

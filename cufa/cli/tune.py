@@ -9,14 +9,13 @@ from statistics import geometric_mean
 
 from cufa.cli import machine, table
 from cufa.cli.parser import (
-    NO_SCORES,
     CommandError,
     Commands,
     add_command,
     add_jobs,
     add_scores,
+    has_scores,
     problem_of,
-    scores,
 )
 from cufa.cli.values import Shapes, output, shape
 from cufa.cli.watch import watch
@@ -101,7 +100,7 @@ def _problems(options: argparse.Namespace) -> list[Problem]:
     if options.standard:
         if options.k or options.v:
             raise CommandError("--standard has shapes of its own: give no --k and no --v")
-        if scores(options) != NO_SCORES:
+        if has_scores(options):
             raise CommandError("--standard has scores of its own: say nothing of them")
         return standard_problems((options.dtype,), masks=masks)
     shapes = _shapes(options)

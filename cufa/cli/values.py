@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
 from cufa import device as devices
 from cufa import optional
 from cufa.device import Device
-from cufa.features.parts import BLOCKS, PARTS, Part
+from cufa.features.part import Part
+from cufa.features.parts import PARTS
+from cufa.features.user_functions import BLOCKS
 from cufa.specs import ATTENTION_KERNELS, KERNELS
 from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
@@ -43,25 +46,34 @@ def shape(text: str) -> Shape:
     return sizes
 
 
-def window(text: str) -> tuple[int | None, int | None]:
-    """Return the bounds of a window: ``4096,0``, or ``512,none``."""
-    words = text.split(",")
-    try:
-        left, right = (None if word == "none" else int(word) for word in words)
-    except ValueError:
-        raise ArgumentTypeError(
-            f"{text!r} is no window: keys before and after are needed, such as 4096,0 or 512,none"
-        ) from None
-    return left, right
+def value(read: Callable[[str], object]) -> Callable[[str], object]:
+    """Return what reads the value of a feature as `read` does, and says what is wrong with it."""
+
+    def checked(text: str) -> object:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from error
+
+    return checked
+
+
+def _read_arrays() -> list[Part]:
+    """Return the parts that read an array of the caller's."""
+    return [part for part in PARTS.values() if part.axes and part.name != BLOCKS]
+
+
+def known_arrays() -> list[str]:
+    """Return what `beside` takes."""
+    return [f"{part.argument}:{part.dtype}" for part in _read_arrays()]
 
 
 def beside(text: str) -> Part:
     """Return the part that reads an array beside q, k and v: ``sinks``, ``bias:bfloat16``."""
     name, colon, dtype = text.partition(":")
-    known = [part for part in PARTS.values() if part.axes and part.name != BLOCKS]
-    found = [part for part in known if part.argument == name and dtype in ("", part.dtype)]
+    found = [part for part in _read_arrays() if part.argument == name and dtype in ("", part.dtype)]
     if len(found) != 1 or (colon and not dtype):
-        whole = ", ".join(f"{part.argument}:{part.dtype}" for part in known)
+        whole = ", ".join(known_arrays())
         raise ArgumentTypeError(f"{text!r} is none of {whole}; a lone dtype may be left out")
     return found[0]
 

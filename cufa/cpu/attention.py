@@ -17,6 +17,7 @@ from cufa.arrays import Operands
 from cufa.cpu.kv import KV, Dense
 from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.score import Score
+from cufa.features.dropout import Dropout
 from cufa.problem.problem import Problem
 
 #: Rows of a query tile, counted over the query heads that share a K/V head, and keys of a K/V
@@ -109,7 +110,7 @@ def attention(
     What a causal mask hides is never read into a result, NaN included.
     """
     q, k, v, out, beside, seed = operands
-    if problem.dropout_p and "numbers" not in beside:
+    if problem.of(Dropout) and "numbers" not in beside:
         beside = {**beside, "numbers": numbers(problem.batch, problem.heads_q)}
     if out is None:
         shape = (problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v)
@@ -235,8 +236,9 @@ def query_tile(
         acc += rP @ tV if hidden is None else _masked_product(rP, tV, hidden)
 
     acc /= np.where(row_sum == 0, np.float32(1), row_sum)
-    if problem.dropout_p:
-        acc /= np.float32(problem.dropout_keep)
+    dropout = problem.of(Dropout)
+    if dropout is not None:
+        acc /= np.float32(dropout.keep)
     log_sum = m * scale + np.log(row_sum)
     sinks = score.sinks()
     if sinks is not None:

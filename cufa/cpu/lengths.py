@@ -9,6 +9,7 @@ import numpy as np
 from cufa.arrays import Operands
 from cufa.cpu.attention import attention, numbers
 from cufa.cpu.own import NO_FUNCTIONS, Own
+from cufa.features.dropout import Dropout
 from cufa.problem.problem import Problem
 
 
@@ -114,7 +115,7 @@ def _attend(
     """Compute some sequences of equal lengths, of which there are views of q, k, v and out."""
     q, k, v, out = views
     beside = dict(operands.beside)
-    if problem.dropout_p:
+    if problem.of(Dropout):
         sequences = problem.sequences or problem.batch
         beside["numbers"] = numbers(sequences, problem.heads_q)
     its = {name: array if array.ndim == 1 else array[some] for name, array in beside.items()}

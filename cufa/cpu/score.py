@@ -1,4 +1,4 @@
-"""What stands between Q K^T and the softmax on the CPU: the parts of a score on NumPy arrays."""
+"""What stands between Q K^T and the softmax on the CPU: the features of a call, tile by tile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from cufa.cpu.own import Own
-from cufa.features.dropout import kept
+from cufa.features.feature import Tile
+from cufa.features.sinks import Sinks
 from cufa.problem.problem import Problem
 
 
@@ -44,73 +45,47 @@ class Score:
         own: Own,
         seed: int,
     ) -> None:
-        self._problem, self._rows, self._stacked, self._beside = problem, rows, stacked, beside
-        self._own, self._seed = own, seed
-        changes = not beside.keys().isdisjoint(("alibi_slopes", "bias"))
-        self.is_more_than_scaled = bool(problem.softcap or own.score_mod) or changes
+        self._problem, self._rows, self._own = problem, rows, own
+        diagonal = problem.seq_kv - problem.seq_q
+        self._all = Tile(rows, slice(0, 0), stacked, diagonal, beside, seed)
+        changes = any(feature.CHANGES for feature in problem.features)
+        self.is_more_than_scaled = changes or own.score_mod is not None
+
+    def _tile(self, keys: slice) -> Tile:
+        return self._all._replace(keys=keys)
 
     def apply(self, rS: np.ndarray, scale: np.floating, keys: slice) -> None:
         """Make Q K^T the scores, in place, of the keys of a tile."""
-        if self._problem.softcap:
-            rS *= scale / np.float32(self._problem.softcap)
-            np.tanh(rS, out=rS)
-            rS *= np.float32(self._problem.softcap)
-        else:
+        tile = self._tile(keys)
+        for feature in self._problem.features:
+            scale = feature.apply(rS, scale, tile)
+        if scale != 1:
             rS *= scale
-        if "alibi_slopes" in self._beside:
-            slopes = self._beside["alibi_slopes"].reshape(*self._stacked[:2], -1, 1, 1)
-            by_head = rS.reshape(*slopes.shape[:3], -1, rS.shape[-1])
-            by_head -= slopes * self._distances(keys)
-        if "bias" in self._beside:
-            rS += self._of_pairs(self._beside["bias"], keys)
-        batch, heads_kv, _ = self._stacked
+        batch, heads_kv, _ = tile.stacked
         shape = (batch, heads_kv * self._problem.group, -1, rS.shape[-1])
         self._own.apply(rS.reshape(shape), self._rows, keys)
 
     def hidden(self, keys: slice) -> np.ndarray | None:
-        """Return where `mask` or `mask_mod` hides keys of a tile, in the scores' shape, or None."""
-        by_mask, seen = self._hidden_by_mask(keys), self._own.seen(self._rows, keys)
+        """Return where arrays or `mask_mod` hide keys of a tile, in the scores' shape, or None."""
+        tile = self._tile(keys)
+        hidden: np.ndarray | None = None
+        for feature in self._problem.features:
+            its = feature.hidden(tile)
+            if its is not None:
+                hidden = its if hidden is None else hidden | its
+        seen = self._own.seen(self._rows, keys)
         if seen is None:
-            return by_mask
-        hidden = ~seen.reshape(*self._stacked, seen.shape[-1])
-        return hidden if by_mask is None else hidden | by_mask
-
-    def _hidden_by_mask(self, keys: slice) -> np.ndarray | None:
-        if "mask" not in self._beside:
-            return None
-        mask = self._beside["mask"]
-        if mask.dtype == np.bool_:
-            return ~self._of_pairs(mask, keys)
-        first = keys.start // 8
-        bits = self._of_pairs(mask, slice(first, -(-keys.stop // 8)))
-        seen = np.unpackbits(bits, axis=-1)[..., keys.start - 8 * first :]
-        return seen[..., : keys.stop - keys.start] == 0
+            return hidden
+        by_function = ~seen.reshape(*tile.stacked, seen.shape[-1])
+        return by_function if hidden is None else by_function | hidden
 
     def drop(self, rP: np.ndarray, keys: slice) -> None:
         """Set those of a tile's weights to 0 that are dropped."""
-        if not self._problem.dropout_p:
-            return
-        of_heads, rows = self._beside["numbers"], self._rows
-        for i, of_sequence in enumerate(of_heads):
-            keeps = kept(
-                *(self._problem.dropout_p, self._seed, of_sequence[:1, 0], of_sequence[:, 1]),
-                *(np.arange(rows.start, rows.stop), keys, np),
-            )
-            rP[i] *= keeps.reshape(rP[i].shape)
+        tile = self._tile(keys)
+        for feature in self._problem.features:
+            feature.drop(rP, tile)
 
     def sinks(self) -> np.ndarray | None:
-        """Return the logit that each row has beside its keys, (..., rows, 1); None without any."""
-        if "sinks" not in self._beside:
-            return None
-        of_rows = np.repeat(self._beside["sinks"], self._rows.stop - self._rows.start)
-        return of_rows.reshape(self._stacked[1:])[..., None]
-
-    def _distances(self, keys: slice) -> np.ndarray:
-        stand = np.arange(self._rows.start, self._rows.stop)
-        stand += self._problem.seq_kv - self._problem.seq_q
-        return np.abs(stand[:, None] - np.arange(keys.start, keys.stop)).astype(np.float32)
-
-    def _of_pairs(self, array: np.ndarray, columns: slice) -> np.ndarray:
-        """Return the rows' part of a (batch, query heads, queries, columns) array."""
-        part = array[:, :, self._rows, columns]
-        return part.reshape(*self._stacked, part.shape[-1])
+        """Return the logit that each row has besides its keys, (..., rows, 1); None without any."""
+        sinks = self._problem.of(Sinks)
+        return None if sinks is None else sinks.of_rows(self._all)

@@ -11,23 +11,20 @@ from cufa import device as devices
 from cufa import optional
 from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
 from cufa.arrays import Array, Operands, array_module
-from cufa.checks import NO_WINDOW, check_flag, check_seed
+from cufa.checks import check_flag, check_seed
 from cufa.device import Device
-from cufa.explorer.beside import Beside
+from cufa.explorer.beside import DRAWN, Beside
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, variants
+from cufa.features import VALUES
 from cufa.features.expression.own import own
-from cufa.features.parts import part_named
+from cufa.features.user_functions import OWN, Blocks
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem, checked
 
-_DEFAULTS = {
-    **{"causal": False, "window": NO_WINDOW, "softcap": None, "dropout_p": 0.0, "scale": None},
-    **{"layout": "bhsd", "return_lse": False},
-}
-_ARRAYS = ("alibi_slopes", "bias", "mask", "sinks")
+_DEFAULTS: dict[str, Any] = {"scale": None, "layout": "bhsd", "return_lse": False}
 
 __all__ = ["Exploration", "Interrupted", "Progress", "Row", "explore"]
 
@@ -39,6 +36,7 @@ def explore(
     *,
     causal: bool | str | None = None,
     window: tuple[int | None, int | None] | None = None,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
@@ -68,9 +66,12 @@ def explore(
         `cufa.attention` takes them, timed as they are (those of NumPy in a copy on the GPU).
     k, v : array, optional
         Keys and values, with an array `q`.
-    causal, window, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod, block_mask
-        As in `cufa.attention`, with an array `q`. Arrays that functions read must be on the GPU
-        where variants are timed; strings of C++ can only be compiled.
+    causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod
+        As in `cufa.attention`, with an array `q`.
+    block_mask
+        As in `cufa.attention`, with an array `q`. Arrays that functions read, those of `score_mod`
+        and `mask_mod`, must be on the GPU where variants are timed; strings of C++ can only be
+        compiled.
     dropout_p, seed, scale, layout, return_lse
         As in `cufa.attention`, with an array `q`; variants are timed without the log-sum-exp, and
         have scores that are as exact as that asks for.
@@ -115,7 +116,13 @@ def explore(
     check_options(jobs, progress)
     options = {
         **{"causal": causal, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes},
-        **{"bias": bias, "mask": mask, "sinks": sinks, "score_mod": score_mod},
+        **{
+            "attention_chunk": attention_chunk,
+            "bias": bias,
+            "mask": mask,
+            "sinks": sinks,
+            "score_mod": score_mod,
+        },
         **{"mask_mod": mask_mod, "block_mask": block_mask, "dropout_p": dropout_p},
         **{"seed": seed, "scale": scale, "layout": layout, "return_lse": return_lse},
     }
@@ -145,8 +152,8 @@ def _of_problem(problem: Problem, given: dict[str, Any]) -> Problem:
         if value is not None:
             raise TypeError(f"{name} must not be given beside a Problem, which says all")
     found = checked(problem)
-    missing = [part_named(name).argument for name in found.reads]
-    missing = [name for name in missing if name not in _ARRAYS]
+    kinds = {feature.ARGUMENT for feature in found.features}
+    missing = [name for name in (*OWN, Blocks.ARGUMENT) if name in kinds]
     if problem.kv != "Dense":
         missing.append("lengths")
     if missing:
@@ -162,7 +169,7 @@ def _of_arrays(
         given["mask_mod"] = mask_mod_of(given["block_mask"], given.get("mask_mod"))
     beside = Beside(
         ndim=np.ndim(arrays[0]),
-        arrays={name: given.pop(name) for name in _ARRAYS if name in given},
+        arrays={name: given.pop(name) for name in DRAWN if name in given},
         own=own(given.get("score_mod"), given.get("mask_mod")),
         score_mod=given.pop("score_mod", None),
         mask_mod=given.pop("mask_mod", None),
@@ -175,8 +182,15 @@ def _of_arrays(
         xp = optional.cupy()
         beside = beside.on(xp)
         arrays = tuple(map(xp.asarray, arrays))
+    asked = {name: given.pop(name) for name in VALUES if name in given}
     problem, operands = parse(
-        *arrays, **{**_DEFAULTS, **given}, out=None, xp=xp, beside=beside.arrays, own=beside.own
+        *arrays,
+        **{**_DEFAULTS, **given},
+        asked=asked,
+        out=None,
+        xp=xp,
+        beside=beside.arrays,
+        own=beside.own,
     )
     if beside.block_mask is not None:
         problem = with_block_mask(problem, beside.block_mask, xp)

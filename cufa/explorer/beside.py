@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cufa.api.block_mask import BlockMask
 from cufa.arrays import Array, ArrayInfo, Ints
-from cufa.explorer.random_arrays import mostly, normal
+from cufa.features import READINGS
 from cufa.features.expression.own import NOTHING, Own
-from cufa.features.parts import ARRAYS, BLOCKS, part_named
+from cufa.features.parts import ARRAYS, part_named
+from cufa.features.user_functions import Blocks
 from cufa.problem.extras import Extras
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
+
+DRAWN = tuple(name for name in ARRAYS if name != Blocks.ARGUMENT)
+"""The arguments that are arrays, of which `drawn` makes random ones."""
 
 
 class Beside(NamedTuple):
@@ -76,7 +78,7 @@ class Beside(NamedTuple):
     def addresses(self, problem: Problem, variant: Variant) -> Ints:
         """Return those that a launch of a variant is given."""
         found = [self.arrays[name].data.ptr if name in self.arrays else 0 for name in ARRAYS]
-        if self.block_mask is not None and BLOCKS in problem.reads:
+        if self.block_mask is not None and problem.of(Blocks) is not None:
             lists = self.block_mask.lists(variant)
             found[ARRAYS.index("block_mask")] = lists.data.ptr
         return *found, *(array.data.ptr for array in self.own.arrays), self.seed
@@ -90,22 +92,9 @@ NOTHING_BESIDE = Beside()
 
 
 def drawn(problem: Problem, xp: Any) -> Beside:
-    """Return random arrays for what a problem reads: a bias of each head, a mask of each sequence.
-
-    Slopes are those of the ALiBi paper (Press et al. 2022, section 3).
-    """
-    p, arrays = problem, {}
-    for seed, part in enumerate(map(part_named, p.reads), 3):
-        dtype = np.dtype(part.dtype)
-        if part.argument == "alibi_slopes":
-            heads = np.arange(1, p.heads_q + 1, dtype=np.float32)
-            array = xp.asarray(np.exp2(-8 * heads / max(1, p.heads_q), dtype=np.float32))
-        elif part.argument == "sinks":
-            array = normal(xp, (p.heads_q,), dtype, seed)
-        elif part.argument == "bias":
-            array = normal(xp, (1, p.heads_q, p.seq_q, p.seq_kv), dtype, seed)
-        else:
-            columns = -(-p.seq_kv // 8) if dtype == np.uint8 else p.seq_kv
-            array = mostly(xp, (p.batch, 1, p.seq_q, columns), dtype, seed)
-        arrays[part.argument] = array
+    """Return random arrays for what a problem reads."""
+    arrays = {
+        part.argument: READINGS[part.argument].random(part, problem, xp, seed)
+        for seed, part in enumerate(map(part_named, problem.reads), 3)
+    }
     return Beside(arrays=arrays)

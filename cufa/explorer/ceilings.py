@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 
 from cufa.explorer.clock import Call, Clock
-from cufa.explorer.random_arrays import normal
+from cufa.features.random_arrays import normal
 
 _READ_SOURCE = r"""
 extern "C" __global__ void read_only(const float4* __restrict__ x, long long n, float* out) {

@@ -16,7 +16,7 @@ from cufa.specs.variant import Variant
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-VERSION = 2
+VERSION = 3
 
 # The template argument blocks_per_sm is what was asked for, the figure of that name what fits.
 COLUMN_OF_ARGUMENT = {name: name for name in Variant._fields}
@@ -64,7 +64,7 @@ class Exploration(Findings):
             "device": self.device._asdict(),
             "arch": self.arch,
             "compiler": self.compiler,
-            "problem": {**self.problem._asdict(), "reads": list(self.problem.reads)},
+            "problem": self.problem.to_dict(),
             "planned": str(self.planned),
             "ceilings": self.ceilings,
             "rows": [flat(row) for row in self.rows],

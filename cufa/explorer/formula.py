@@ -1,84 +1,52 @@
 """Attention as one formula, in the precision of the numbers that it is given.
 
-The oracles of the tests, of the explorer and of the benchmarks are this one; it imports nothing of
-the package, so that it shares no mistake with what it checks. Arrays are of ``numpy`` or ``cupy``,
-which is `xp`.
+The oracles of the tests, of the explorer and of the benchmarks are this one. It takes nothing of
+the package but `changed` and `hides` of each feature, which nothing else uses, so that it shares no
+mistake with what it checks. Arrays are of ``numpy`` or ``cupy``, which is `xp`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from cufa.features import FEATURES
+from cufa.features.feature import Feature, Places
+
 Array = Any
-Window = tuple[int | None, int | None]
 
 
-class Places(NamedTuple):
-    """The numbers of sequences b, heads h, queries i and keys j, which broadcast to the scores."""
-
-    b: Array
-    h: Array
-    i: Array
-    j: Array
-    seq_q: int
-    seq_kv: int
-
-
-def hidden(at: Places, causal: bool | str = False, window: Window = (None, None)) -> Array:
-    """Return where the causal mask or the window hides key j from query i."""
-    ahead = at.j - (at.i + at.seq_kv - at.seq_q)
-    left, right = (at.seq_q + at.seq_kv if edge is None else edge for edge in window)
-    found = (ahead < -left) | (ahead > right)
-    if causal:
-        found |= at.j > at.i if causal == "top-left" else ahead > 0
+def hidden(xp: Any, at: Places, **options: Any) -> Array:
+    """Return where masks hide key j from query i; options are those of `cufa.attention`."""
+    found = xp.zeros((), bool)
+    for kind, given in _given(options):
+        its = kind.hides(given, at, xp)
+        found = found if its is None else found | its
     return found
 
 
-def scores_of(
-    xp: Any,
-    products: Array,
-    at: Places,
-    *,
-    scale: float,
-    causal: bool | str = False,
-    window: Window = (None, None),
-    softcap: float | None = None,
-    alibi_slopes: Array | None = None,
-    bias: Array | None = None,
-    mask: Array | None = None,
-    score_mod: Callable[..., Any] | None = None,
-    mask_mod: Callable[..., Any] | None = None,
-) -> Array:
+def scores_of(xp: Any, products: Array, at: Places, *, scale: float, **options: Any) -> Array:
     """Return what the softmax is taken of, from Q K^T, which is overwritten.
 
-    Options are those of `cufa.attention`. Arrays broadcast to the scores; a mask of bits has a byte
-    for each eight keys.
+    Options are those of `cufa.attention`, but that arrays broadcast to the scores; a mask of bits
+    has a byte for each eight keys.
     """
     number, scores = products.dtype.type, products
     scores *= number(scale)
-    if softcap is not None:
-        scores = number(softcap) * xp.tanh(scores / number(softcap))
-    if alibi_slopes is not None:
-        distance = xp.abs(at.i + at.seq_kv - at.seq_q - at.j).astype(number)
-        scores = scores - alibi_slopes.astype(number) * distance
-    if bias is not None:
-        scores = scores + bias.astype(number)
-    if score_mod is not None:
-        with np.errstate(invalid="ignore"):
-            changed = xp.asarray(score_mod(scores, at.b, at.h, at.i, at.j), number)
-        scores = xp.broadcast_to(changed, scores.shape)
-    scores = xp.where(hidden(at, causal, window), number(-np.inf), scores)
-    if mask is not None:
-        if mask.dtype == np.uint8:  # the first key is the highest bit
-            j = xp.arange(at.seq_kv)
-            mask = (mask[..., j // 8] >> (7 - j % 8).astype(np.uint8)) & 1 != 0
-        scores = xp.where(mask, scores, number(-np.inf))
-    if mask_mod is not None:
-        scores = xp.where(mask_mod(at.b, at.h, at.i, at.j), scores, number(-np.inf))
-    return scores
+    for kind, given in _given(options):
+        scores = kind.changed(given, scores, at, xp)
+    return xp.where(hidden(xp, at, **options), number(-np.inf), scores)
+
+
+def _given(options: dict[str, Any]) -> list[tuple[type[Feature], Any]]:
+    """Return the features of options that are given, and these."""
+    unknown = options.keys() - {kind.ARGUMENT for kind in FEATURES}
+    if unknown:
+        raise TypeError(f"there is no {min(unknown)} in the formula")
+    given = ((kind, options.get(kind.ARGUMENT)) for kind in FEATURES)
+    return [(kind, value) for kind, value in given if value is not None]
 
 
 def softmax(xp: Any, scores: Array, sinks: Array | None = None) -> tuple[Array, Array]:

@@ -14,8 +14,10 @@ import numpy as np
 
 from cufa.arrays import Array
 from cufa.explorer.beside import NOTHING_BESIDE, Beside
-from cufa.explorer.formula import Places, attend, rounding_noise
-from cufa.features.dropout import kept
+from cufa.explorer.formula import attend, rounding_noise
+from cufa.features import VALUES
+from cufa.features.dropout import Dropout, kept
+from cufa.features.feature import Places
 from cufa.problem.extras import all_axes
 from cufa.problem.problem import Problem
 
@@ -156,6 +158,7 @@ class Oracle:
         b, h = (xp.asarray(each)[:, None, None] for each in np.transpose(self._heads))
         i, j = xp.asarray(self._rows[:, part])[..., None], xp.arange(p.seq_kv)[None, None]
         score: dict[str, Any] = {name: x for name, x in self._arrays.items() if name != "sinks"}
+        score |= {each.ARGUMENT: each.given for each in p.features if each.ARGUMENT in VALUES}
         for name in ("bias", "mask"):
             if name in score:
                 score[name] = score[name][:, part]
@@ -165,25 +168,26 @@ class Oracle:
             product=lambda x, y: _product(xp, x, y, next(sums)),
             rounded=rounded,
             sinks=self._arrays.get("sinks"),
-            keep=self._keep(part) if p.dropout_p else None,
+            keep=self._keep(part),
             scale=p.scale,
-            causal="top-left" if p.top_left else p.causal,
-            window=(p.left, p.right),
-            softcap=p.softcap or None,
             score_mod=self._beside.score_mod,
             mask_mod=self._beside.mask_mod,
             **score,
         )
         return out
 
-    def _keep(self, part: slice) -> Array:
-        """Return the factors of the weights under dropout, (pairs, rows, keys)."""
+    def _keep(self, part: slice) -> Array | None:
+        """Return the factors of the weights under dropout, (pairs, rows, keys); None without."""
         xp, p, seed = self._xp, self._problem, self._beside.seed
+        dropout = p.of(Dropout)
+        if dropout is None:
+            return None
         keys = slice(0, p.seq_kv)
         b, h = (xp.asarray(each)[:, None] for each in np.transpose(self._heads))
         rows = xp.asarray(self._rows[:, part])
-        found = [kept(p.dropout_p, seed, *at, keys, xp)[0] for at in zip(b, h, rows, strict=True)]
-        return xp.concatenate(found) / p.dropout_keep
+        of_rows = zip(b, h, rows, strict=True)
+        found = [kept(dropout.p, seed, *at, keys, xp)[0] for at in of_rows]
+        return xp.concatenate(found) / dropout.keep
 
 
 def _product(xp: Any, a: Array, b: Array, step: int) -> Array:

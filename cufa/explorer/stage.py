@@ -14,8 +14,8 @@ from cufa.explorer import ceilings
 from cufa.explorer.beside import Beside, drawn
 from cufa.explorer.clock import REST_S, Call, CudaClock
 from cufa.explorer.race import Duel, duel
-from cufa.explorer.random_arrays import normal
 from cufa.explorer.work import memory_bound
+from cufa.features.random_arrays import normal
 from cufa.launch.loaded import Loaded
 from cufa.planner.plan import plan_tiles
 from cufa.problem.extras import placed

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cufa.explorer.result import Findings, Row
-from cufa.features.parts import part_named
 from cufa.problem.problem import Problem
 from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
@@ -94,18 +93,9 @@ def problem_text(problem: Problem) -> str:
     heads = f"{p.heads_q}" if p.heads_q == p.heads_kv else f"{p.heads_q}/{p.heads_kv}"
     seq = f"{p.seq_q}" if p.seq_q == p.seq_kv else f"{p.seq_q}/{p.seq_kv}"
     dim = f"{p.head_dim}" if p.head_dim == p.head_dim_v else f"{p.head_dim}/{p.head_dim_v}"
-    mask = ", causal" if p.causal else ", causal top-left" if p.top_left else ""
-    if p.has_window:
-        ends = ("none" if n is None else str(n) for n in (p.left, p.right))
-        mask += f", window {','.join(ends)}"
-    if p.softcap:
-        mask += f", softcap {p.softcap:g}"
-    mask += "".join(f", {each}" for each in dict.fromkeys(part_named(n).argument for n in p.reads))
-    if p.dropout_p:
-        mask += f", dropout {p.dropout_p:g}"
-    if p.returns_lse:
-        mask += ", log-sum-exp"
-    return f"{p.dtype}, batch {p.batch}, heads {heads}, seq {seq}, head dim {dim}{mask}"
+    features = "".join(f", {feature.words}" for feature in p.features)
+    lse = ", log-sum-exp" if p.returns_lse else ""
+    return f"{p.dtype}, batch {p.batch}, heads {heads}, seq {seq}, head dim {dim}{features}{lse}"
 
 
 def aligned(lines: Iterable[Sequence[str]]) -> str:

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 from cufa import device as devices
 from cufa import tuned
 from cufa.device import Device
+from cufa.explorer.beside import DRAWN
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, variants
 from cufa.explorer.stage import duel_of, free_memory
 from cufa.explorer.table import aligned, problem_text, tile_text
-from cufa.features.parts import BLOCKS, PARTS, part_named
+from cufa.features.feature import Reading
 from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.tuned_table import Entry
@@ -120,7 +121,7 @@ class Tuning:
             "device": self.device.name,
             "rows": [
                 {
-                    **row.problem._asdict(),
+                    **row.problem.to_dict(),
                     "class": row.problem_class._asdict(),
                     "planned": str(row.planned),
                     "planned_us": round(row.planned_us, 3),
@@ -131,7 +132,7 @@ class Tuning:
                 for row in self.rows
             ],
             "failures": [
-                {**problem._asdict(), "why": why} for problem, why in self.failures.items()
+                {**problem.to_dict(), "why": why} for problem, why in self.failures.items()
             ],
         }
 
@@ -211,9 +212,9 @@ def tune(
 
 def _known(problem: Problem) -> Problem:
     """Return a problem if a table can hold its like: with no part of the caller's own."""
-    for name in problem.reads:
-        if name not in PARTS or name == BLOCKS:
-            raise ValueError(f"problems: {part_named(name).argument} cannot be tuned")
+    for feature in problem.features:
+        if isinstance(feature, Reading) and feature.ARGUMENT not in DRAWN:
+            raise ValueError(f"problems: {feature.ARGUMENT} cannot be tuned")
     if problem.kv != "Dense":
         raise ValueError("problems: sequences of unequal lengths cannot be tuned")
     return checked(problem)

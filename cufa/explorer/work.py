@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from cufa.dtypes import DTYPES
+from cufa.features.causal import Causal
+from cufa.features.parts import edges
 from cufa.problem.problem import Problem
 
 
 def flops(problem: Problem) -> float:
     """Return the operations of both products; those of a causal problem count half.
 
-    With a window, or aligned top-left, those of the pairs that are seen.
+    With other masks by place, those of the pairs that are seen.
     """
     heads = problem.batch * problem.heads_q
     pairs = problem.seq_q * problem.seq_kv / (2 if problem.causal else 1)
-    if problem.has_window or problem.top_left:
+    if edges(problem.without(Causal).score) or (edges(problem.score) and not problem.causal):
         first, end = problem.sees(slice(0, problem.seq_q))
         pairs = int((end - first).sum())
     return 2.0 * heads * pairs * (problem.head_dim + problem.head_dim_v)

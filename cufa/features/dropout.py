@@ -1,22 +1,123 @@
-"""Which weights are dropped: random bits that depend on nothing but their place.
+"""Dropout: which weights are dropped, by random bits that depend on nothing but their place.
 
 The same as in ``kernels/philox.cuh`` and ``kernels/dropout.cuh``, bit for bit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cufa.arrays import Array
-from cufa.checks import check_dropout, check_module, check_seed, check_size
+from cufa.checks import as_float, check_module, check_seed, check_size
+from cufa.features.feature import Call, Option, Tile, Value
+from cufa.features.part import Parameter, Part
+
+SEED = "dropout_seed"
+"""The parameter that each launch is given, as it is given addresses."""
 
 _ROUNDS = 10
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
+
+
+def check_dropout(dropout_p: object) -> float:
+    """Return how many of the weights are dropped."""
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, Real):
+        raise TypeError(f"dropout_p must be a real number, not {type(dropout_p).__name__}")
+    value = as_float(dropout_p)
+    if not 0 <= value < 1:  # also true for NaN
+        raise ValueError(f"dropout_p must be 0 or more, and less than 1, not {value!r}")
+    return value
+
+
+def check_dropout_seed(seed: object, dropout_p: float) -> int:
+    """Return the seed of a call's dropout as 64 bits; 0 where neither is given."""
+    if seed is not None:
+        return check_seed(seed)
+    if 0 < dropout_p < 1:  # others are refused for what they are
+        raise ValueError(
+            "seed is needed with dropout_p: give each layer and step a seed of its own, or all of "
+            "them drop the same weights"
+        )
+    return 0
+
+
+@dataclass(frozen=True)
+class Dropout(Value):
+    """A dropout; its seed is not of the problem.
+
+    Attributes
+    ----------
+    p : float
+        How many of the weights are dropped.
+    """
+
+    p: float
+
+    ARGUMENT: ClassVar[str] = "dropout_p"
+    DEFAULT: ClassVar[object] = 0.0
+    LIKELY: ClassVar[float] = 0.2
+    OPTION: ClassVar[Option | None] = Option(
+        "--dropout", "P", "the share of the weights that is dropped", float
+    )
+    PARTS: ClassVar[tuple[Part, ...]] = (
+        Part(
+            "Dropout",
+            "dropout_p",
+            (
+                Parameter(SEED, "u8"),
+                Parameter("dropout_threshold", "u4"),
+                Parameter("dropout_keep", "f4"),
+            ),
+        ),
+    )
+
+    @classmethod
+    def parse(cls, given: object) -> Dropout | None:
+        """Check the argument."""
+        p = check_dropout(given)
+        return cls(p) if p > 0 else None
+
+    @property
+    def given(self) -> object:
+        """The argument."""
+        return self.p
+
+    @property
+    def words(self) -> str:
+        """What a line about a problem says of it."""
+        return f"dropout {self.p:g}"
+
+    @property
+    def keep(self) -> float:
+        """How many of the weights are kept."""
+        return 1 - threshold(self.p) / 2**32
+
+    def numbers(self, call: Call) -> dict[str, float]:
+        """Return below which of 2^32 numbers weights are dropped, and how many are kept."""
+        return {"dropout_threshold": threshold(self.p), "dropout_keep": self.keep}
+
+    def drop(self, rP: np.ndarray, tile: Tile) -> None:
+        """Set weights of a tile to 0."""
+        queries = np.arange(tile.rows.start, tile.rows.stop)
+        for i, of_sequence in enumerate(tile.arrays["numbers"]):
+            its = of_sequence[:1, 0], of_sequence[:, 1]
+            keeps = kept(self.p, tile.seed, *its, queries, tile.keys, np)
+            rP[i] *= keeps.reshape(rP[i].shape)
+
+    @classmethod
+    def draw(
+        cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
+    ) -> Any:
+        """Draw few or many."""
+        return [0.1, 0.5][rng.integers(2)]
 
 
 def threshold(dropout_p: float) -> int:

@@ -1,55 +1,101 @@
-"""The polynomial that takes the place of bfloat16's c tanh(score / c)."""
+"""A softcap: c tanh(score / c) takes the place of a score."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, ClassVar
 
-_TANH = 0.9997853637, -0.3262980283, 0.0973573104
-"""Of x, x^3 and x^5: tanh(x) to 2^-12 of x, for |x| <= 3/4."""
+import numpy as np
 
-_TANH_END = 0.635148952  # tanh(3/4)
+from cufa.arrays import Array
+from cufa.checks import as_float
+from cufa.dtypes import DTYPES
+from cufa.features.curve import curve
+from cufa.features.feature import Call, Option, Places, Tile, Value
+from cufa.features.part import Parameter, Part
 
-_LEAST, _MOST = 2.0**-12, 2.0**12
-"""Of scale / c: powers of others would leave float32's range."""
+#: Beyond, what float16's tanh leaves of a score, 2^-23 of the softcap, would show in the result.
+_LEAST, _MOST = 1e-6, 1e4
+
+_NUMBERS = Parameter("softcap_log2", "f4"), Parameter("softcap_inverse", "f4")
+_CURVE = tuple(Parameter(f"softcap_{name}", "f4") for name in ("root", "middle", "rest", "end"))
 
 
-class Curve(NamedTuple):
-    """c tanh(scale S / c), log2 units, as S ((root S^2 + middle)^2 + rest).
-
-    As a square it takes the kernels fewer registers than term by term, as ``Square`` of
-    ``kernels/softcap.cuh`` says.
+@dataclass(frozen=True)
+class Softcap(Value):
+    """A softcap.
 
     Attributes
     ----------
-    root, middle, rest : float
-    end : float
-        Up to where it is right, in magnitude; 0 for nowhere.
+    c : float
+        The bound of the scores.
     """
 
-    root: float = 0.0
-    middle: float = 0.0
-    rest: float = 0.0
-    end: float = 0.0
+    c: float
 
-
-def curve(scale: float, softcap: float) -> Curve:
-    """Return the curve of a scale and a softcap c, natural units.
-
-    Parameters
-    ----------
-    scale : float
-        Not negative.
-    softcap : float
-        Positive.
-    """
-    factor = scale / softcap
-    if not _LEAST < factor < _MOST:
-        return Curve()
-    softcap_log2 = softcap * math.log2(math.e)
-    first, third, fifth = (
-        term * softcap_log2 * factor**power for term, power in zip(_TANH, (1, 3, 5), strict=True)
+    ARGUMENT: ClassVar[str] = "softcap"
+    CHANGES: ClassVar[bool] = True
+    OPTION: ClassVar[Option | None] = Option(
+        "--softcap", "C", "bound of the scores, by tanh", float
     )
-    root = math.sqrt(fifth)
-    middle = third / (2 * root)
-    return Curve(root, middle, first - middle**2, _TANH_END * softcap_log2)
+    PARTS: ClassVar[tuple[Part, ...]] = (
+        Part("Softcap", "softcap", (*_NUMBERS, *_CURVE), decodes=True),
+        Part("FineSoftcap", "softcap", _NUMBERS, decodes=True),
+        Part("ExactSoftcap", "softcap", _NUMBERS, decodes=True),
+    )
+
+    @classmethod
+    def parse(cls, given: object) -> Softcap | None:
+        """Check the argument."""
+        if given is None:
+            return None
+        if isinstance(given, bool) or not isinstance(given, Real):
+            raise TypeError(f"softcap must be a real number or None, not {type(given).__name__}")
+        value = as_float(given)
+        if not _LEAST <= value <= _MOST:  # also true for NaN
+            raise ValueError(f"softcap must be {_LEAST:g} to {_MOST:g}, not {value!r}")
+        return cls(value)
+
+    @property
+    def given(self) -> object:
+        """The argument."""
+        return self.c
+
+    @property
+    def words(self) -> str:
+        """What a line about a problem says of it."""
+        return f"softcap {self.c:g}"
+
+    def parts(self, call: Call) -> tuple[str, ...]:
+        """Return the part that is as accurate as the call needs."""
+        return (DTYPES[call.dtype].softcap_part(call.returns_lse),)
+
+    def numbers(self, call: Call) -> dict[str, float]:
+        """Return the bound in log2 units, its reciprocal, and the numbers of its curve."""
+        c = self.c * math.log2(math.e)
+        found = {"softcap_log2": c, "softcap_inverse": 1 / c}
+        its = curve(call.scale, self.c)._asdict().items()
+        return found | {f"softcap_{name}": number for name, number in its}
+
+    def apply(self, rS: np.ndarray, factor: np.floating, tile: Tile) -> np.floating:
+        """Bound the scores of a tile."""
+        rS *= factor / np.float32(self.c)
+        np.tanh(rS, out=rS)
+        rS *= np.float32(self.c)
+        return np.float32(1)
+
+    @staticmethod
+    def changed(given: Any, scores: Array, at: Places, xp: Any) -> Array:
+        """Return bounded scores."""
+        number = scores.dtype.type
+        return number(given) * xp.tanh(scores / number(given))
+
+    @classmethod
+    def draw(
+        cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
+    ) -> Any:
+        """Draw a bound, of few scores or of all."""
+        return [0.05, 1.0, 5.0, 20.0, 50.0, 1000.0][rng.integers(6)]

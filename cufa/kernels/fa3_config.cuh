@@ -22,9 +22,10 @@ struct Config
     static_assert(!Pairs::BYTES || !SCORE::FIRST_TILE_BOUNDS_MAX,
                   "biases and masks are read once: scores must not be computed once more");
 
-    // Whether tiles of rows visit different keys, and whether their consumers do, each for itself.
+    // Whether tiles of rows visit different keys, and whether their consumers do, each for itself:
+    // where edges jump, one might skip more tiles than there are stages.
     static constexpr bool UNEVEN = SCORE::LEFT_EDGE || SCORE::RIGHT_EDGE || SCORE::HAS_BLOCK_MAP;
-    static constexpr bool APART = UNEVEN && !SCORE::HAS_BLOCK_MAP;
+    static constexpr bool APART = UNEVEN && !SCORE::HAS_BLOCK_MAP && !SCORE::JUMPS;
     static constexpr int PARTS = APART ? CONSUMERS : 1;
     using Work = ::Work<PARTS, KV::TAILS, SCORE::HAS_BLOCK_MAP>;
     // Whether some tiles of rows do not begin with the first keys.

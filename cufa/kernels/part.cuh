@@ -61,9 +61,11 @@ struct Part {
     static constexpr bool HAS_BLOCK_MAP = false;
     // Whether `sees` leaves out keys before the first, or after the last, that a query sees.
     static constexpr bool LEFT_EDGE = false, RIGHT_EDGE = false;
+    // Whether these may rise by more than one from one query to the next.
+    static constexpr bool JUMPS = false;
 
     // The keys that a query sees. From one query to the next, neither end may fall, or rise by more
-    // than one.
+    // than one, unless it JUMPS.
     __device__ Keys sees(const Sequence& sequence, int query) const { return {0, sequence.seq_kv}; }
     // A score in log2 units; of parts that are not LINEAR.
     __device__ float score(float s, const Pair& pair) const { return s; }

@@ -3,6 +3,7 @@
 // expression is a new part.
 #pragma once
 #include "alibi.cuh"
+#include "attention_chunk.cuh"
 #include "bias.cuh"
 #include "blocks.cuh"
 #include "causal.cuh"
@@ -93,6 +94,7 @@ struct Score : Parts... {
         (Parts::NO_KEYS_AHEAD || ...) && !(Parts::BREAKS_ELSEWHERE || ...);
     static constexpr bool LEFT_EDGE = (Parts::LEFT_EDGE || ...),
                           RIGHT_EDGE = (Parts::RIGHT_EDGE || ...);
+    static constexpr bool JUMPS = (Parts::JUMPS || ...);
 
     // The keys that all parts let a query see.
     __device__ Keys sees(const Sequence& sequence, int query) const {
@@ -142,7 +144,9 @@ struct Score : Parts... {
         last_key = min(last_key, sequence.seq_kv - 1);
         const int first_sees = min(last_key, sees(sequence, first_query).end - 1);
         const int last_sees = min(last_key, sees(sequence, last_query).end - 1);
-        const int sees_last = min(last_query, first_query + last_key - first_sees);
+        // The first query that sees the last key: where edges jump, any may be it.
+        const int sees_last =
+            JUMPS ? first_query : min(last_query, first_query + last_key - first_sees);
         const int corners[][2] = {{last_query, first_key},
                                   {first_query, first_sees},
                                   {last_query, last_sees},

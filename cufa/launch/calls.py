@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array, Ints, as_bhsd, copied, padded
-from cufa.features.parts import ARRAYS, BLOCKS
+from cufa.features.parts import ARRAYS
 from cufa.launch.counters import is_capturing
 from cufa.launch.prepare import Kind, PreparedCall
 from cufa.launch.scratch import NotSetAsideError
@@ -131,7 +131,7 @@ def replay(
     odd = aligned is not _ALIGNED or given is not None
     if odd and checked is None and not _is_legal(call, q, k, v, out, device_id, addresses):
         return None
-    if infos and BLOCKS in kind.problem.reads:
+    if infos and kind.has_block_mask:
         lists = extras.arrays[_BLOCK_MASK].lists(call.variant)
         addresses = (*addresses[:_BLOCK_MASK], lists.data.ptr, *addresses[_BLOCK_MASK + 1 :])
     if extras.seed is not None:

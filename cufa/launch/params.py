@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cufa.dtypes import DTYPES
-from cufa.features.parts import ARRAYS, BLOCKS, SEED, part_named
+from cufa.features.dropout import SEED
+from cufa.features.parts import ARRAYS, part_named
+from cufa.features.user_functions import BLOCKS
 from cufa.launch import tensor_map
 from cufa.launch.signature import TENSORS, Place
 from cufa.planner.plan import Plan
@@ -53,9 +55,10 @@ class ScoreLayout:
         offsets = {name: offset for name, offset, _ in numbers_of(dtype)}
         parts = [part_named(name) for name in variant.score]
         self._tile = variant.bm, variant.bn
-        self._reads = [part for part in parts if part.axes or part.source]
+        self._reads = [part for part in parts if part.reads]
         lengths = LENGTHS.get(variant.kv, ())
         self._lengths = [number.name for number in lengths if number.dtype == "u8"]
+        self._sizes = [number.name for number in lengths if number.dtype != "u8"]
         beside = (*(number for part in parts for number in part.numbers), *lengths)
         self._names = tuple(number.name for number in beside)
         number = itertools.count(len(ARRAYS))
@@ -85,7 +88,9 @@ class ScoreLayout:
                 numbers = self._of_lists(problem, numbers)
             names = [number.name for number in part.numbers[len(part.numbers) - len(numbers) :]]
             arrays |= dict(zip(names, numbers, strict=True))
-        return [arrays[name] if name in arrays else getattr(problem, name) for name in self._names]
+        sizes = {name: getattr(problem, name) for name in self._sizes}
+        known = {**sizes, **problem.numbers, **arrays}
+        return [known[name] for name in self._names]
 
     def _of_lists(self, problem: Problem, lengths: Ints) -> Ints:
         """Return the address, 0, and the steps of a `cufa.BlockMask`'s lists along its axes."""

@@ -20,6 +20,7 @@ from cufa.arrays import (
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.dtypes import DTYPES
+from cufa.features.user_functions import Blocks
 from cufa.launch import counters
 from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch
@@ -108,6 +109,8 @@ class Kind:
         Of the user's arrays that are q, k, v and out.
     problem : Problem
     layout : str
+    has_block_mask : bool
+        Whether a `cufa.BlockMask` says which tiles are visited.
     calls : dict
         Those that came twice and are prepared, the oldest first.
     latest : tuple
@@ -138,6 +141,7 @@ class Kind:
         self._positive = problem._replace(scale=abs(problem.scale))  # as the kernels take it
         self._extras = extras.described((None,) * len(extras.flat))  # keeps no array alive
         self._padded = padded
+        self.has_block_mask = problem.of(Blocks) is not None
         self._device, self._device_id = device, device_id
         self._planner = planner
         self._loaded: dict[Variant, Loaded] = {}
@@ -195,8 +199,9 @@ class Kind:
         if signature.out is not None and signature.out.shape != shape:
             raise ValueError(f"out has shape {signature.out.shape}, but {shape} is needed")
         numbers: tuple[Ints, ...] = ()
-        if problem.reads:
-            numbers = placed(problem.reads, len(signature.q_shape), problem.sizes, extras)
+        reads = problem.reads
+        if reads:
+            numbers = placed(reads, len(signature.q_shape), problem.sizes, extras)
         plan = planner(problem)
         variant = plan.variant
         loaded = self._loaded.get(variant) or self._load(variant)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.features.parts import BLOCKS, is_uneven
+from cufa.features.causal import Causal
+from cufa.features.parts import is_uneven
 from cufa.planner import decode, rules
 from cufa.planner import plan as tiled
 from cufa.planner.decode import DecodePlan
@@ -108,12 +109,12 @@ class Planner:
         self._num_splits = num_splits
         self._known: dict[tuple[int, ...], Plan | DecodePlan] = {}
         # Else nothing changes within a step of keys. A window may hide keys of longer caches only.
-        self._counts_keys = is_uneven(problem.score) or problem.left is not None
+        self._counts_keys = is_uneven(problem.score) or problem.hides_far_keys
         self._rounded: Callable[[int, int], tuple[int, int]] | None = None
         self.otherwise: tiled.TiledPlanner | None = None
         if problem.kv not in CACHES:
             self._tiled = tiled.TiledPlanner(problem, device, kernel, table)
-            if not (problem.has_window or problem.top_left or BLOCKS in problem.reads):
+            if not is_uneven(tuple(name for name in problem.score if name != "Causal")):
                 self._rounded = self._tiled.rounded
             self._may_decode = kernel is None and _can_decode(problem)
             self.otherwise = self._tiled if self._may_decode and not batch_invariant else None
@@ -289,14 +290,15 @@ def decode_variants(device: Device, masks: Iterable[bool] = (False, True)) -> li
         Whether calls are causal.
     """
     found = []
+    features = [(Causal(),) if causal else () for causal in masks]
     # Few sequences, two to four for each multiprocessor, and many; and units of all sizes
     batches = 1, *(n * device.sm_count for n in (1, 2, 3, 4, 5, 9, 15))
     lengths = KEY_STEP, 48, 96, 160, 240, 300, 384, 500, 640, 1024, 1536, 3072, 6000, 20_000
-    for dtype, (d, dv), batch, rows, seq_q, keys, causal in itertools.product(
-        DTYPES, _HEAD_DIMS, batches, (1, 32, _MOST_ROWS), (1, 2), lengths, masks
+    for dtype, (d, dv), batch, rows, seq_q, keys, mask in itertools.product(
+        DTYPES, _HEAD_DIMS, batches, (1, 32, _MOST_ROWS), (1, 2), lengths, features
     ):
         group = max(1, rows // seq_q)
-        problem = Problem(dtype, batch, group, 1, seq_q, keys, d, dv, causal, 1.0, kv="Contiguous")
+        problem = Problem(dtype, batch, group, 1, seq_q, keys, d, dv, 1.0, mask, "Contiguous")
         with contextlib.suppress(ValueError):  # no tiles on this GPU
             found.append(decode.plan_splits(problem, device).variant)
     return list(dict.fromkeys(found))

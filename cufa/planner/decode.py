@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa.checks import MAX_WINDOW
 from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.planner.decode_units import (
@@ -145,10 +144,10 @@ def plan_splits(
             f"q: {rows} rows that share a K/V head, or {heads} heads of all sequences, are more "
             f"than {_MAX_ROWS}"
         )
-    longest = max(problem.capacity, problem.seq_q)
-    if longest > MAX_WINDOW and not problem.left is problem.right is None:
+    length, (longest, argument) = max(problem.capacity, problem.seq_q), problem.longest
+    if length > longest:
         raise ValueError(
-            f"window: {longest} keys a sequence, or queries, are more than {MAX_WINDOW}"
+            f"{argument}: {length} keys a sequence, or queries, are more than {longest}"
         )
     small = small_blocks(problem, device) if num_splits is None else None
     variant = variant_of(problem, device, num_splits, kernel, small)

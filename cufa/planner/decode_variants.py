@@ -6,6 +6,8 @@ import functools
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
+from cufa.features.alibi import Alibi
+from cufa.features.softcap import Softcap
 from cufa.planner.decode_units import (
     MOST_SMALL,
     NEARLY_ALL,
@@ -254,7 +256,7 @@ def _wide_rings(problem: Problem, device: Device, num_splits: int | None) -> _Ri
     whole = whole or NEARLY_ALL < units / device.sm_count <= 1
     dims = padded(problem.head_dim), padded(problem.head_dim_v)
     # With these, sixteen warps spill twice as much.
-    costly = problem.softcap or "Alibi" in problem.reads
+    costly = problem.of(Softcap) or problem.of(Alibi)
     known = dims == _WHOLE_DIMS and num_splits is None and not costly
     return _WGMMA_WHOLE_RINGS if whole and known else _WGMMA_RINGS
 

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cufa.checks import MAX_WINDOW
 from cufa.device import Device
 from cufa.features.parts import kind_of, part_named
 from cufa.planner import rules, scheduler
@@ -148,7 +147,7 @@ class TiledPlanner:
         table: Table | None = None,
     ) -> None:
         self._device, self._kernel, self._table = device, kernel, table
-        self._longest = MAX_WINDOW if problem.has_window else _MAX_LENGTH
+        self._longest = min(_MAX_LENGTH, problem.longest[0])
         self._choice: rules.Choice | None = None
         self.rounded: Callable[[int, int], tuple[int, int]] | None = None
         first = plan_tiles(problem._replace(seq_kv=max(1, problem.seq_kv)), device, kernel, table)
@@ -183,11 +182,12 @@ def _check_limits(problem: Problem, device: Device) -> None:
             f"device: {device.name} has compute capability {device.compute_capability / 10}, "
             "8.0 is needed"
         )
+    longest, argument = problem.longest
     for name, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
         if length > _MAX_LENGTH:
             raise ValueError(f"{name} has seq {length}, more than the kernels' {_MAX_LENGTH}")
-        if length > MAX_WINDOW and problem.has_window:
-            raise ValueError(f"window: {name} has seq {length}, more than {MAX_WINDOW}")
+        if length > longest:
+            raise ValueError(f"{argument}: {name} has seq {length}, more than {longest}")
 
 
 def _check_variant(problem: Problem, variant: Variant, device: Device) -> None:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.features.parts import BLOCKS, OWN, edges, kind_of, part_named
+from cufa.features.parts import edges, kind_of, part_named
+from cufa.features.user_functions import BLOCKS, OWN
 from cufa.planner import scheduler
 from cufa.planner.scheduler import KEY_STEP
 from cufa.problem.problem import Problem
@@ -120,6 +121,7 @@ class Choice:
         self._copies = copies(head_dims, compiled)
         self._uneven = edges(score) > 0
         # Of more queries than keys, those in front see none; beside other masks, all that there are
+        self._is_top_left = "TopLeft" in score
         self._hides_rows = "Causal" in score and "TopLeft" not in score
         costs = kernel.costs.get((*compiled, self._uneven), {})
         legal: dict[Variant, TileShape] = {}
@@ -161,7 +163,7 @@ class Choice:
             few = heads * -(-rows // long.bm) < self._sm_count
             return next((each for each in short if few or rows <= each.bm), long), 0.0
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
-        if problem.top_left:  # of which none sees more
+        if self._is_top_left:  # of which none sees more
             keys = min(keys, rows)
         if packable == 1 or rows > PACKED_ROWS:
             rows, keys = self.rounded(rows, keys)
@@ -257,7 +259,7 @@ class Choice:
         heads, heads_kv = problem.batch * problem.heads_q, problem.batch * problem.heads_kv
         packable = scheduler.packable(problem.heads_q, problem.heads_kv, self._kernel)
         rows, keys = problem.seq_q, problem.seq_kv
-        keys = min(keys, rows) if problem.top_left else keys
+        keys = min(keys, rows) if self._is_top_left else keys
         sizes = heads, heads_kv, packable, rows, keys, problem.most_seen
         return {each.variant: self._time(each, *sizes) for each in self._priced}
 
@@ -268,7 +270,7 @@ def _turns(tile: TileShape, score: tuple[str, ...], head_dim_v: int) -> bool:
     With few keys a tile of rows waiting costs more than it gives, in those tiles in which it has
     been measured.
     """
-    if tile.bm == 128 and head_dim_v >= 128 and "WindowLeft" in score:
+    if tile.bm == 128 and head_dim_v >= 128 and any(part_named(name).left_edge for name in score):
         return False
     return tile.ping_pong
 

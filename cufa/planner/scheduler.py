@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.features.parts import BLOCKS, is_uneven
+from cufa.features.parts import is_uneven
+from cufa.features.user_functions import Blocks
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
 from cufa.specs.spec import Spec
@@ -60,7 +61,7 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     batch, heads_q, heads_kv = problem.batch, problem.heads_q, problem.heads_kv
     seq_q = problem.alike.seq_q
     # Each head has tiles of keys of its own where a map says which are visited.
-    packs = seq_q < variant.bm and BLOCKS not in problem.reads
+    packs = seq_q < variant.bm and problem.of(Blocks) is None
     pack = packable(heads_q, heads_kv, kernel) if packs else 1
     heads = batch * heads_q // pack
     if problem.kv == "Varlen":  # see kernels/kv.cuh

@@ -17,7 +17,9 @@ from cufa.arrays import Array, ArrayInfo, Ints, module_of
 from cufa.checks import check_devices, shown_dtype
 from cufa.dtypes import DTYPES
 from cufa.features.expression.own import Own
-from cufa.features.parts import ARRAYS, BLOCKS, PARTS, Part, part_named
+from cufa.features.part import Part
+from cufa.features.parts import ARRAYS, PARTS, part_named
+from cufa.features.user_functions import BLOCKS
 
 _NAMES = {
     **{row.numpy: row.name for row in DTYPES.values()},
@@ -34,6 +36,9 @@ _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
 
 NO_ARRAYS: Mapping[str, Array | None] = MappingProxyType({})
 """Beside q, k and v."""
+
+NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
+"""That ask something of the scores."""
 
 Sizes = Mapping[str, int]
 """Batch, query heads, queries and keys, by their letters: b, h, q and k."""

@@ -12,18 +12,11 @@ from types import ModuleType
 import numpy as np
 
 from cufa.arrays import Array, Ints, Operands, as_bhsd
-from cufa.checks import (
-    NO_WINDOW,
-    check_devices,
-    check_dropout,
-    check_dtypes,
-    check_layout,
-    check_out,
-)
+from cufa.checks import check_devices, check_dtypes, check_layout, check_out
 from cufa.features.expression.own import NOTHING, Own
-from cufa.problem.extras import NO_ARRAYS, parse_beside
+from cufa.problem.extras import NO_ARGUMENTS, NO_ARRAYS, parse_beside
 from cufa.problem.lengths import check_integers, check_lengths
-from cufa.problem.problem import Problem, Score, from_shapes
+from cufa.problem.problem import Problem, from_shapes
 
 
 def parse(
@@ -31,16 +24,13 @@ def parse(
     k: Array,
     v: Array,
     *,
-    causal: bool | str,
     scale: float | None,
     layout: str,
     out: Array | None,
     xp: ModuleType,
-    window: tuple[int | None, int | None] = NO_WINDOW,
-    softcap: float | None = None,
+    asked: Mapping[str, object] = NO_ARGUMENTS,
     beside: Mapping[str, Array | None] = NO_ARRAYS,
     lengths_k: Array | None = None,
-    dropout_p: float = 0.0,
     own: Own = NOTHING,
     shown: tuple[Ints, ...] | None = None,
     return_lse: bool = False,
@@ -52,8 +42,6 @@ def parse(
     q, k, v : array
         All of the same rank, 2 to 4, and of one dtype. With rank 4 and `layout` "bhsd":
         (b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv).
-    causal, window, softcap
-        As in `attention`.
     scale : float or None
         None stands for 1 / sqrt(d).
     layout : str
@@ -63,10 +51,11 @@ def parse(
         sharing no element with q, k, v or itself.
     xp : module
         What `array_module` returned for these arrays.
+    asked : mapping
+        Arguments of `attention` that say what becomes of the scores and are plain values.
     beside : mapping
         Arguments of `attention` that are other arrays, or None.
     lengths_k : array or None
-    dropout_p : float
         As in `attention`.
     own : Own
         What was made of its `score_mod` and `mask_mod`.
@@ -104,16 +93,17 @@ def parse(
         operands.q.shape,
         operands.k.shape,
         operands.v.shape,
-        score=Score(causal, scale, window, softcap),
+        scale=scale,
+        asked=asked,
         shown=shown or (q.shape, k.shape, v.shape),
     )
     if beside or own.parts:
         reads, views = parse_beside(beside, own, q.ndim, problem.sizes, xp)
-        problem = problem._replace(reads=reads)
+        problem = problem.reading(*reads)
         operands = operands._replace(beside=views)
         inputs |= {name: array for name, array in beside.items() if array is not None}
         inputs |= dict(zip(own.names, own.arrays, strict=True))
-    problem = problem._replace(dropout_p=check_dropout(dropout_p), returns_lse=bool(return_lse))
+    problem = problem._replace(returns_lse=bool(return_lse))
     if lengths_k is not None:
         check_integers("lengths_k", lengths_k, (problem.batch,), xp)
         problem = problem._replace(kv="Padded")

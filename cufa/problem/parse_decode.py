@@ -15,7 +15,6 @@ import numpy as np
 
 from cufa.arrays import Array, as_bhsd, module_of, module_of_all
 from cufa.checks import (
-    NO_WINDOW,
     as_float,
     check_devices,
     check_dtypes,
@@ -23,13 +22,12 @@ from cufa.checks import (
     check_layout,
     check_out,
     check_scale,
-    check_softcap,
-    check_window,
 )
+from cufa.features import parse as parse_features
 from cufa.features.expression.own import NOTHING
-from cufa.problem.extras import NO_ARRAYS, parse_beside
+from cufa.problem.extras import NO_ARGUMENTS, NO_ARRAYS, parse_beside
 from cufa.problem.lengths import check_integers, check_lengths
-from cufa.problem.problem import Problem, check_shapes, right_edge
+from cufa.problem.problem import Problem, check_shapes
 
 MAX_UNIFIED = 1e6
 """Of a preset maximum: of larger scores float32 takes out none exactly enough."""
@@ -68,13 +66,11 @@ def parse_decode(
     *,
     lengths: Array | None,
     block_table: Array | None,
-    causal: bool,
     scale: float | None,
     layout: str,
     out: Array | None,
     unified_max: float | None = None,
-    window: tuple[int | None, int | None] = NO_WINDOW,
-    softcap: float | None = None,
+    asked: Mapping[str, object] = NO_ARGUMENTS,
     beside: Mapping[str, Array | None] = NO_ARRAYS,
     return_lse: bool = False,
 ) -> tuple[Problem, DecodeOperands, ModuleType]:
@@ -82,10 +78,10 @@ def parse_decode(
 
     Parameters
     ----------
-    q, k_cache, v_cache, lengths, block_table, causal, scale, layout, out, unified_max
+    q, k_cache, v_cache, lengths, block_table, scale, layout, out, unified_max
         As of `cufa.decode`.
-    window, softcap
-        As of `cufa.decode`.
+    asked : mapping
+        Its arguments that say what becomes of the scores and are plain values.
     beside : mapping
         Its arrays that parts of the score read, by argument; None where there is none.
     return_lse : bool
@@ -125,23 +121,18 @@ def parse_decode(
     shown = tuple(array.shape for array in arrays.values())
     capacity = check_shapes(kv, *shapes, shown, () if block_table is None else block_table.shape)
     (batch, heads_q, seq_q, head_dim), (blocks, heads_kv, keys, head_dim_v) = shapes[0], shapes[2]
-    bottom_right = check_flag("causal", causal)
-    scale = check_scale(scale, head_dim)
-    left, right = check_window(window, bottom_right)
-    causal, right = right_edge(bottom_right, right)
+    check_flag("causal", asked.get("causal", False))
     problem = Problem(
-        *(dtype, batch, heads_q, heads_kv, seq_q, capacity, head_dim, head_dim_v, causal, scale),
-        left=left,
-        right=right,
+        *(dtype, batch, heads_q, heads_kv, seq_q, capacity, head_dim, head_dim_v),
+        *(check_scale(scale, head_dim), parse_features(asked)),
         kv=kv,
         returns_lse=bool(return_lse),
     )
     if block_table is not None:
         problem = problem._replace(pages=blocks, page_size=keys)
     reads, of_score = parse_beside(beside, NOTHING, 4, problem.sizes, xp)
-    problem = problem._replace(
-        unified_max=_checked_max(unified_max, dtype), softcap=check_softcap(softcap), reads=reads
-    )
+    problem = problem.reading(*reads)
+    problem = problem._replace(unified_max=_checked_max(unified_max, dtype))
     arrays |= {name: array for name, array in beside.items() if array is not None}
     if lengths is not None:
         check_integers("lengths", lengths, (problem.batch,), xp)
@@ -189,9 +180,9 @@ def _check_table(table: np.ndarray, lengths: Array | None, problem: Problem) -> 
     bad = (table < 0) | (table >= problem.pages)
     first = np.arange(table.shape[1]) * problem.page_size  # keys
     bad &= first < used
-    if problem.left is not None:
-        ends = np.minimum(first + problem.page_size, used)
-        bad &= ends > np.int64(used) - problem.seq_q - problem.left
+    seen, _ = problem.seen(0, np.int64(used) - problem.seq_q)
+    if seen is not None:
+        bad &= np.minimum(first + problem.page_size, used) > seen
     if bad.any():
         i, j = (int(x) for x in np.argwhere(bad)[0])
         raise ValueError(

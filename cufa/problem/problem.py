@@ -5,31 +5,27 @@ Everything after it works on these, so that neither the planner nor a kernel has
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from cufa.checks import (
-    NO_WINDOW,
-    check_causal,
-    check_dropout,
-    check_flag,
-    check_scale,
-    check_softcap,
-    check_window,
-)
+from cufa.checks import check_flag, check_scale
 from cufa.dtypes import DTYPES
-from cufa.features.dropout import threshold
-from cufa.features.parts import PARTS, Part, part_named
-from cufa.features.softcap import curve
+from cufa.features import READINGS, ordered, parse
+from cufa.features.causal import Causal
+from cufa.features.feature import Feature, Reach, Value
+from cufa.features.parts import part_named
 from cufa.specs import MAX_HEAD_DIM
+
+_F = TypeVar("_F", bound=Feature)
 
 Ints = tuple[int, ...]
 
 MAX_KEYS = 2**31 - 2**20
 """Of a sequence in a cache: positions are 32-bit integers in the kernels, rounded up to tiles."""
+
+_ANY = 2**31 - 1
 
 CACHES = ("Contiguous", "Paged")
 """Of `Problem.kv`: where `decode` finds keys."""
@@ -46,23 +42,11 @@ class Problem(NamedTuple):
         Sizes; `heads_q` is a multiple of `heads_kv`. Any of them may be 0.
     head_dim, head_dim_v : int
         Last axis of q and k, and of v and the result: 1 to 256.
-    causal : bool
-        Whether query i sees only the keys j <= i + seq_kv - seq_q.
     scale : float
         Factor of the scores before the softmax; less than 2^64 in magnitude, and may be zero or
         negative.
-    top_left : bool
-        Whether query i sees only the keys j <= i.
-    left, right : int or None
-        Query i sees only the keys from i + seq_kv - seq_q - left on, and up to
-        i + seq_kv - seq_q + right. None is no bound, and so is a `right` that `causal` implies.
-    softcap : float
-        c of c * tanh(score / c), which takes the place of a score; 0 for none.
-    reads : tuple of str
-        The parts of the score that read arrays beside q, k and v, and those that were made of the
-        caller's own expressions.
-    dropout_p : float
-        How many of the weights are dropped.
+    features : tuple of Feature
+        What else the call asks of its scores, in the order of `cufa.features.FEATURES`.
     kv : str
         "Dense"; "Padded", if each sequence has only the first ones of the keys, up to its length;
         "Varlen", if sequences of any lengths follow each other: then `batch` is 1, and `seq_q` and
@@ -86,14 +70,8 @@ class Problem(NamedTuple):
     seq_kv: int
     head_dim: int
     head_dim_v: int
-    causal: bool
     scale: float
-    top_left: bool = False
-    left: int | None = None
-    right: int | None = None
-    softcap: float = 0.0
-    reads: tuple[str, ...] = ()
-    dropout_p: float = 0.0
+    features: tuple[Feature, ...] = ()
     kv: str = "Dense"
     sequences: int = 0
     max_seqlen_q: int = 0
@@ -151,116 +129,120 @@ class Problem(NamedTuple):
         rows, keys = -(-self.seq_q // n), -(-self.seq_kv // n)
         return self._replace(batch=n, seq_q=rows, seq_kv=keys, kv="Dense")
 
+    def of(self, kind: type[_F]) -> _F | None:
+        """Return the feature of a kind; None if there is none."""
+        return next((each for each in self.features if isinstance(each, kind)), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values that JSON can hold; features by argument."""
+        given = {each.ARGUMENT: each.given for each in self.features}
+        lists = {name: list(x) if isinstance(x, tuple) else x for name, x in given.items()}
+        return {**self._asdict(), "features": lists}
+
+    def having(self, *features: Feature) -> Problem:
+        """Return the same with features, in place of others of their kinds."""
+        kinds = tuple(map(type, features))
+        others = (each for each in self.features if type(each) not in kinds)
+        return self._replace(features=ordered((*others, *features)))
+
+    def without(self, *kinds: type[Feature]) -> Problem:
+        """Return the same without features of some kinds."""
+        kept = (each for each in self.features if not isinstance(each, kinds))
+        return self._replace(features=tuple(kept))
+
+    def reading(self, *parts: str) -> Problem:
+        """Return the same with features that are parts which read arrays."""
+        return self.having(*(READINGS[part_named(name).argument](name) for name in parts))
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether keys are in a cache, whose sequences may have fewer of them."""
+        return self.kv in CACHES
+
+    @property
+    def causal(self) -> bool:
+        """Whether query i sees only the keys j <= i + seq_kv - seq_q."""
+        return Causal() in self.features
+
     @property
     def score(self) -> tuple[str, ...]:
         """The parts of the score, see `cufa.features.parts`.
 
         In a cache, masks that hide no key are left out.
         """
-        causal, left, right = self.causal, self.left is not None, self.right is not None
-        if self.kv in CACHES:
-            causal = causal and self.seq_q > 1
-            left = self.left is not None and self.left < self.seq_kv - 1
-            right = self.right is not None and self.right < self.seq_q - 1
-        found = {
-            DTYPES[self.dtype].softcap_part(self.returns_lse): self.softcap > 0,
-            "Causal": causal,
-            "TopLeft": self.top_left,
-            "WindowLeft": left,
-            "WindowRight": right,
-        }
-        found |= dict.fromkeys(self.reads, True)
-        found["Dropout"] = self.dropout_p > 0
-        own = (name for name in self.reads if name not in PARTS)
-        return (*(name for name in PARTS if found.get(name)), *own)
+        return tuple(name for feature in self.features for name in feature.parts(self))
 
     @property
-    def has_window(self) -> bool:
-        """Whether there is a bound beside those of causal masks."""
-        return self.left is not None or self.right is not None
+    def reads(self) -> tuple[str, ...]:
+        """Those parts that read arrays besides q, k and v, or that are the caller's functions."""
+        return tuple(name for name in self.score if part_named(name).reads)
 
     @property
-    def window_left(self) -> int:
-        """`left` as the kernels have it."""
-        return 0 if self.left is None else self.left
+    def numbers(self) -> dict[str, float]:
+        """The run-time parameters of the parts, by name, but for those of arrays."""
+        found: dict[str, float] = {}
+        for feature in self.features:
+            found |= feature.numbers(self)
+        return found
 
     @property
-    def window_right(self) -> int:
-        """`right` as the kernels have it."""
-        return 0 if self.right is None else self.right
+    def longest(self) -> tuple[int, str]:
+        """The longest sequences that the numbers of all features are for, and whose those are."""
+        limits = ((each.LONGEST, each.ARGUMENT) for each in self.features)
+        return min(((n, name) for n, name in limits if n is not None), default=(_ANY, ""))
 
     @property
-    def softcap_log2(self) -> float:
-        """`softcap` as the kernels have it: of scores in log2 units."""
-        return self.softcap * math.log2(math.e)
+    def _reach(self) -> Reach:
+        """How far queries see."""
+        found: list[int | None] = [None, None, None]
+        for feature in self.features:
+            both = zip(found, feature.reach, strict=True)
+            found = [b if a is None else a if b is None else min(a, b) for a, b in both]
+        return Reach(*found)
 
     @property
-    def dropout_threshold(self) -> int:
-        """Of 32 random bits: those that are less drop a weight."""
-        return threshold(self.dropout_p)
-
-    @property
-    def dropout_keep(self) -> float:
-        """How many of the weights are kept."""
-        return 1 - threshold(self.dropout_p) / 2**32
-
-    @property
-    def softcap_inverse(self) -> float:
-        """Its reciprocal."""
-        return 1 / self.softcap_log2
-
-    @property
-    def softcap_root(self) -> float:
-        """`cufa.features.softcap.Curve.root`; the others likewise."""
-        return curve(self.scale, self.softcap).root
-
-    @property
-    def softcap_middle(self) -> float:
-        """See `softcap_root`."""
-        return curve(self.scale, self.softcap).middle
-
-    @property
-    def softcap_rest(self) -> float:
-        """See `softcap_root`."""
-        return curve(self.scale, self.softcap).rest
-
-    @property
-    def softcap_end(self) -> float:
-        """See `softcap_root`."""
-        return curve(self.scale, self.softcap).end
+    def hides_far_keys(self) -> bool:
+        """Whether queries see no keys that are far enough before their own."""
+        return self._reach.left is not None
 
     @property
     def visited(self) -> int:
         """How many keys there are from the first on that one of the queries sees."""
-        if self.left is None:
-            return self.seq_kv
-        return min(self.seq_kv, max(1, self.left + self.seq_q))
+        left = self._reach.left
+        return self.seq_kv if left is None else min(self.seq_kv, max(1, left + self.seq_q))
 
     @property
     def most_seen(self) -> int | None:
-        """The most keys that a query sees, where a window has both ends and leaves some out."""
-        if self.left is None:
-            return None
-        ends = [0] if self.causal else []
-        ends += [] if self.right is None else [self.right]
-        if not ends or self.left + min(ends) + 1 >= self.seq_kv:
-            return None
-        return self.left + min(ends) + 1
+        """The most keys that a query sees, where that has a bound which leaves some out."""
+        left, right, most = self._reach
+        if left is not None and right is not None:
+            most = left + right + 1 if most is None else min(most, left + right + 1)
+        return None if most is None or most >= self.seq_kv else most
 
     def sees(self, rows: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the first key that each of some queries sees, and the end of what it sees."""
         i = np.arange(rows.start, rows.stop)
-        stands = i + self.seq_kv - self.seq_q
         first, end = np.zeros_like(i), np.full_like(i, self.seq_kv)
-        if self.left is not None:
-            first = np.clip(stands - self.left, 0, self.seq_kv)
-        if self.causal:
-            end = np.minimum(end, stands + 1)
-        if self.top_left:
-            end = np.minimum(end, i + 1)
-        if self.right is not None:
-            end = np.minimum(end, stands + 1 + self.right)
+        its_first, its_end = self.seen(i, i + self.seq_kv - self.seq_q)
+        if its_first is not None:
+            first = np.clip(its_first, 0, self.seq_kv)
+        if its_end is not None:
+            end = np.minimum(end, its_end)
         return first, np.maximum(end, first)
+
+    def seen(self, i: Any, stands: Any) -> tuple[Any, Any]:
+        """Return the first key that queries i see, and the end, of those at key `stands`.
+
+        None for no bound; they may be beyond the keys that there are.
+        """
+        first = end = None
+        for feature in self.features:
+            its_first, its_end = feature.sees(i, stands)
+            if its_first is not None:
+                first = its_first if first is None else np.maximum(first, its_first)
+            if its_end is not None:
+                end = its_end if end is None else np.minimum(end, its_end)
+        return first, end
 
     @classmethod
     def of_shapes(
@@ -270,10 +252,8 @@ class Problem(NamedTuple):
         v_shape: Sequence[int],
         *,
         dtype: str = "float16",
-        causal: bool | str = False,
         scale: float | None = None,
-        window: tuple[int | None, int | None] = NO_WINDOW,
-        softcap: float | None = None,
+        **options: Any,
     ) -> Problem:
         """Build a problem from 4-D (batch, heads, seq, head_dim) shapes, with no arrays.
 
@@ -283,10 +263,11 @@ class Problem(NamedTuple):
             (b, hq, sq, d), (b, hk, sk, d) and (b, hk, sk, dv).
         dtype : str
             "float16", "bfloat16" or "float32".
-        causal, window, softcap
-            As in `attention`.
         scale : float, optional
             1 / sqrt(head_dim) when not given.
+        **options
+            Arguments of `attention` that say what becomes of the scores and are no arrays: causal,
+            window, softcap and so on.
 
         Returns
         -------
@@ -313,17 +294,7 @@ class Problem(NamedTuple):
             if len(sizes) != 4:
                 raise ValueError(f"{name} has shape {sizes}: 4 axes (b, h, s, d) are needed")
             shapes.append(tuple(int(n) for n in sizes))
-        score = Score(causal, scale, window, softcap)
-        return from_shapes(dtype, *shapes, score=score, shown=tuple(shapes))
-
-
-class Score(NamedTuple):
-    """What a caller says of the scores, unchecked."""
-
-    causal: object
-    scale: float | None
-    window: object
-    softcap: object
+        return from_shapes(dtype, *shapes, scale=scale, asked=options, shown=tuple(shapes))
 
 
 def checked(problem: Problem) -> Problem:
@@ -343,41 +314,17 @@ def checked(problem: Problem) -> Problem:
         As `Problem.of_shapes`.
     """
     p = problem
-    return Problem.of_shapes(
+    values = {each.ARGUMENT: each.given for each in p.features if isinstance(each, Value)}
+    found = Problem.of_shapes(
         (p.batch, p.heads_q, p.seq_q, p.head_dim),
         (p.batch, p.heads_kv, p.seq_kv, p.head_dim),
         (p.batch, p.heads_kv, p.seq_kv, p.head_dim_v),
         dtype=p.dtype,
-        causal="top-left" if p.top_left else p.causal,
         scale=p.scale,
-        window=(p.left, p.right),
-        softcap=p.softcap or None,
-    )._replace(
-        reads=tuple(name for name in p.reads if _is_beside(part_named(name))),
-        dropout_p=check_dropout(p.dropout_p),
-        returns_lse=check_flag("returns_lse", p.returns_lse),
+        **values,
     )
-
-
-def _is_beside(part: Part) -> bool:
-    """Whether `Problem.reads` may hold a part."""
-    return bool(part.axes or part.source)
-
-
-def right_edge(
-    bottom_right: bool, right: int | None, top_left: bool = False
-) -> tuple[bool, int | None]:
-    """Return what a mask aligned bottom-right and a window's right bound are together: one of both.
-
-    Beside a mask aligned top-left, a window stays one.
-    """
-    if bottom_right and right is not None and right >= 0:
-        return True, None
-    if right is not None and right < 0:
-        return False, right
-    if right == 0 and not top_left:
-        return True, None
-    return bottom_right, right
+    found = found.reading(*p.reads)
+    return found._replace(returns_lse=check_flag("returns_lse", p.returns_lse))
 
 
 def from_shapes(
@@ -386,32 +333,20 @@ def from_shapes(
     k_shape: tuple[int, ...],
     v_shape: tuple[int, ...],
     *,
-    score: Score,
+    scale: float | None,
+    asked: Mapping[str, object],
     shown: tuple[tuple[int, ...], ...],
 ) -> Problem:
-    """Check 4-D shapes and the scalar arguments; errors quote the caller's own shapes, `shown`."""
+    """Check 4-D shapes and the arguments that are plain values; errors quote the shapes `shown`.
+
+    What is `asked` of the scores is by argument, see `cufa.features.parse`.
+    """
     batch, heads_q, seq_q, head_dim = q_shape
     _, heads_kv, seq_kv, head_dim_v = v_shape
     check_shapes("Dense", q_shape, k_shape, v_shape, shown)
-    bottom_right, top_left = check_causal(score.causal)
-    left, right = check_window(score.window, bottom_right)
-    bottom_right, right = right_edge(bottom_right, right, top_left)
-    return Problem(
-        dtype,
-        batch,
-        heads_q,
-        heads_kv,
-        seq_q,
-        seq_kv,
-        head_dim,
-        head_dim_v,
-        bottom_right,
-        check_scale(score.scale, head_dim),
-        top_left,
-        left,
-        right,
-        check_softcap(score.softcap),
-    )
+    features = parse(asked)
+    sizes = batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v
+    return Problem(dtype, *sizes, check_scale(scale, head_dim), features)
 
 
 def check_shapes(

@@ -7,6 +7,7 @@ import functools
 import numpy as np
 
 from cufa.dtypes import DTYPES
+from cufa.features.parts import PARTS
 from cufa.specs.arguments import TemplateArguments
 from cufa.specs.kv import DIVISOR, PAGES
 from cufa.specs.layout import TENSOR
@@ -25,10 +26,7 @@ PARAMS = np.dtype(
 )
 """The layout of ``DecodeParams`` in ``kernels/decode_params.cuh``."""
 
-DECODE_SCORE = (
-    *("Softcap", "FineSoftcap", "ExactSoftcap", "Alibi"),
-    *("Causal", "WindowLeft", "WindowRight", "Sinks"),
-)
+DECODE_SCORE = tuple(part.name for part in PARTS.values() if part.decodes)
 """The parts of a score that `decode` takes."""
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.features.parts import BLOCKS, edges, part_named
+from cufa.features.parts import are_apart, edges, part_named
+from cufa.features.user_functions import BLOCKS
 from cufa.specs.arguments import NUMBERS, TemplateArguments
 from cufa.specs.hopper_costs import COSTS
 from cufa.specs.kv import LENGTHS
@@ -77,7 +78,7 @@ def _skips_first_keys(v: TemplateArguments) -> bool:
 
 def _shared_memory(v: TemplateArguments) -> dict[str, int]:
     slots = q_slots(v)
-    parts = v.bm // 64 if edges(v.score) and BLOCKS not in v.score else 1
+    parts = v.bm // 64 if are_apart(v.score) else 1
     # A tile, which keys its parts' rows visit, and its sequence's lengths.
     work = 4 * (3 + 4 * parts) + 16 * (v.kv in LENGTHS)
     if BLOCKS in v.score:  # and where the map has which keys it visits, an address
@@ -117,7 +118,7 @@ def _complaint(v: TemplateArguments, device: Device) -> str | None:
     if panel_columns(v.head_dim) != panel_columns(v.head_dim_v):
         return "head_dim and head_dim_v must be swizzled alike, as multiples of 64, 32 or 16"
     skipped = edges(v.score) * -(-(v.bm - 64) // v.bn)
-    if skipped > v.stages and BLOCKS not in v.score:  # it may hold a V meanwhile
+    if skipped > v.stages and are_apart(v.score):  # it may hold a V meanwhile
         return f"a warpgroup skips {skipped} masked tiles of keys: as many stages are needed"
     if v.schedule == "Plain" and q_slots(v) == 1 and _skips_first_keys(v):
         return "Plain with one slot of Q needs rows that begin with the first keys: take General"

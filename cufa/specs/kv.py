@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa.features.parts import Parameter
+from cufa.features.part import Parameter
 
 LENGTHS = {
     "Padded": (Parameter("lengths_k", "u8"),),

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cufa.device import Device
-from cufa.features.parts import OWN, PARTS, kind_of
+from cufa.features.parts import PARTS, kind_of
+from cufa.features.user_functions import OWN
 from cufa.specs import kv
 from cufa.specs.arguments import NUMBERS, SWITCHES, TemplateArguments
 from cufa.specs.costs import Cost

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.cells import Cell
-from cufa.explorer.formula import Places, attend
+from cufa.explorer.formula import attend
 from cufa.explorer.oracle import sampled_heads
+from cufa.features.feature import Places
 
 ROWS = 16384
 """Rows of the result that are checked, at least."""

@@ -119,7 +119,7 @@ def _variant(operands: Operands, way: Way) -> Variant:
         operands.v,
         lengths=None,
         block_table=None,
-        causal=True,
+        asked={"causal": True},
         scale=None,
         layout="bhsd",
         out=None,

@@ -22,7 +22,7 @@ from cufa.features.expression.graph import (
 )
 from cufa.features.expression.tilt import Tilt
 from cufa.features.expression.values import ReadArray
-from cufa.features.parts import OWN
+from cufa.features.user_functions import OWN
 
 _ELEMENTS = {
     "bool": "unsigned char",

@@ -15,7 +15,8 @@ from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, SCORE_
 from cufa.features.expression.tilt import tilt_of
 from cufa.features.expression.units import in_log2
 from cufa.features.expression.values import Lookup, ReadArray, Value, node_of
-from cufa.features.parts import Part, register
+from cufa.features.part import Part
+from cufa.features.parts import register
 
 _KNOWN = 256  # traces that are remembered
 _MOST_BYTES = 1024  # of a kernel's parameter, for the arrays of a function

@@ -1,0 +1,45 @@
+"""ALiBi: scores fall with the distance between query and key (Press et al. 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cufa.arrays import Array
+from cufa.features.feature import Call, Places, Reading, Tile
+from cufa.features.part import Part
+
+
+@dataclass(frozen=True)
+class Alibi(Reading):
+    """Slopes of the heads."""
+
+    ARGUMENT: ClassVar[str] = "alibi_slopes"
+    CHANGES: ClassVar[bool] = True
+    PARTS: ClassVar[tuple[Part, ...]] = (
+        Part("Alibi", "alibi_slopes", decodes=True, axes="bh", dtype="float32"),
+    )
+
+    def apply(self, rS: np.ndarray, factor: np.floating, tile: Tile) -> np.floating:
+        """Subtract the slopes times the distances."""
+        rS *= factor
+        slopes = tile.arrays["alibi_slopes"].reshape(*tile.stacked[:2], -1, 1, 1)
+        stands = np.arange(tile.rows.start, tile.rows.stop) + tile.diagonal
+        keys = np.arange(tile.keys.start, tile.keys.stop)
+        by_head = rS.reshape(*slopes.shape[:3], -1, rS.shape[-1])
+        by_head -= slopes * np.abs(stands[:, None] - keys).astype(np.float32)
+        return np.float32(1)
+
+    @staticmethod
+    def changed(given: Any, scores: Array, at: Places, xp: Any) -> Array:
+        """Return scores less the slopes times the distances."""
+        number = scores.dtype.type
+        return scores - given.astype(number) * xp.abs(at.ahead).astype(number)
+
+    @classmethod
+    def random(cls, part: Part, call: Call, xp: Any, seed: int) -> Array:
+        """Return the slopes of the paper's section 3."""
+        heads = np.arange(1, call.heads_q + 1, dtype=np.float32)
+        return xp.asarray(np.exp2(-8 * heads / max(1, call.heads_q), dtype=np.float32))

@@ -1,0 +1,110 @@
+"""Chunked attention: a query sees the keys of its own chunk only (Llama 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cufa.arrays import Array
+from cufa.features.feature import Bound, Call, Option, Places, Reach, Value
+from cufa.features.part import Parameter, Part
+
+_LONGEST = 2**30
+"""The longest sequences; a longer chunk hides no more."""
+
+
+def _read(text: str) -> object:
+    """Return the keys of a chunk: ``8192``."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no chunk: its keys are needed, such as 8192") from None
+
+
+@dataclass(frozen=True)
+class AttentionChunk(Value):
+    """Chunks that positions are divided into.
+
+    Attributes
+    ----------
+    size : int
+        Query i stands at position p = i + seq_kv - seq_q, and sees the keys j of
+        j // size == p // size, rounded down. One that stands before the first key sees none.
+    """
+
+    size: int
+
+    ARGUMENT: ClassVar[str] = "attention_chunk"
+    LONGEST: ClassVar[int | None] = _LONGEST
+    OPTION: ClassVar[Option | None] = Option(
+        "--attention-chunk", "N", "keys of a chunk: a query sees those of its own", _read
+    )
+    PARTS: ClassVar[tuple[Part, ...]] = (
+        Part(
+            "AttentionChunk",
+            "attention_chunk",
+            (Parameter("attention_chunk", "i4"),),
+            left_edge=True,
+            right_edge=True,
+            jumps=True,
+            decodes=True,
+        ),
+    )
+
+    @classmethod
+    def parse(cls, given: object) -> AttentionChunk | None:
+        """Check the argument."""
+        if given is None:
+            return None
+        if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+            kind = type(given).__name__
+            raise TypeError(f"attention_chunk must be an integer or None, not {kind}")
+        if given < 1:
+            raise ValueError(
+                f"attention_chunk must be 1 or more, or None for no chunks, not {given}"
+            )
+        return cls(min(int(given), _LONGEST))
+
+    @property
+    def given(self) -> object:
+        """The argument."""
+        return self.size
+
+    @property
+    def words(self) -> str:
+        """What a line about a problem says of it."""
+        return f"attention_chunk {self.size}"
+
+    def parts(self, call: Call) -> tuple[str, ...]:
+        """Return its part; in a cache of one chunk, one query sees all keys."""
+        sees_all = call.is_cached and call.seq_q == 1 and call.seq_kv <= self.size
+        return () if sees_all else ("AttentionChunk",)
+
+    def numbers(self, call: Call) -> dict[str, float]:
+        """Return the size."""
+        return {"attention_chunk": self.size}
+
+    def sees(self, i: Any, stands: Any) -> tuple[Bound, Bound]:
+        """Return the first key of the queries' chunks, and the end."""
+        first = stands // self.size * self.size
+        return first, first + self.size
+
+    @property
+    def reach(self) -> Reach:
+        """How far queries see."""
+        return Reach(self.size - 1, self.size - 1, self.size)
+
+    @staticmethod
+    def hides(given: Any, at: Places, xp: Any) -> Array | None:
+        """Return where a key is of another chunk."""
+        return at.j // given != (at.j - at.ahead) // given
+
+    @classmethod
+    def draw(
+        cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
+    ) -> Any:
+        """Draw a size: of few keys, or up to more than there are."""
+        return int(rng.integers(1, [20, 20, seq_kv + 20][rng.integers(3)]))

@@ -1,0 +1,279 @@
+"""A feature of the scores: each file of this folder says all of one, but for its CUDA part.
+
+A `Problem` holds the features that a call asks for, as small values. A feature knows its argument
+and the checks of it, which parts are compiled into a kernel and the numbers that these are given,
+the same on NumPy arrays, the plain formula of the oracles, and its option of the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from cufa.arrays import Array
+from cufa.features.part import Part
+
+
+class Call(Protocol):
+    """A `Problem`, as far as a feature asks."""
+
+    @property
+    def dtype(self) -> str:
+        """Of q."""
+
+    @property
+    def heads_q(self) -> int:
+        """Query heads."""
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+
+    @property
+    def seq_q(self) -> int:
+        """Queries."""
+
+    @property
+    def seq_kv(self) -> int:
+        """Keys."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of the scores."""
+
+    @property
+    def returns_lse(self) -> bool:
+        """Whether the log-sum-exp is asked for."""
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether keys are in a cache, whose sequences may have fewer of them."""
+
+
+class Reach(NamedTuple):
+    """How far queries see.
+
+    Attributes
+    ----------
+    left, right : int or None
+        Keys before and after the one that a query stands at, at most; None for any number.
+    most : int or None
+        Keys that a query sees, at most.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    most: int | None = None
+
+
+class Option(NamedTuple):
+    """An option of the command line.
+
+    Attributes
+    ----------
+    flag, metavar, help : str
+    read : callable
+        Text -> value of the argument; ValueError says what is wrong with the text.
+    """
+
+    flag: str
+    metavar: str
+    help: str
+    read: Callable[[str], object]
+
+
+class Tile(NamedTuple):
+    """A tile of scores on NumPy arrays, (sequences, K/V heads, rows of a group's heads, keys).
+
+    Attributes
+    ----------
+    rows, keys : slice
+    stacked : tuple of int
+        The shape of the scores, but for the keys.
+    diagonal : int
+        Query i stands at key i + diagonal.
+    arrays : mapping
+        Of these sequences and query heads, by argument, with all axes of their parts.
+    seed : int
+        Of a dropout.
+    """
+
+    rows: slice
+    keys: slice
+    stacked: tuple[int, int, int]
+    diagonal: int
+    arrays: Mapping[str, np.ndarray]
+    seed: int = 0
+
+    def pairs(self, argument: str, columns: slice | None = None) -> np.ndarray:
+        """Return what an array with all axes has for the tile, in the shape of the scores."""
+        part = self.arrays[argument][:, :, self.rows, columns or self.keys]
+        return part.reshape(*self.stacked, part.shape[-1])
+
+
+class Places(NamedTuple):
+    """The numbers of sequences b, heads h, queries i and keys j, which broadcast to the scores."""
+
+    b: Array
+    h: Array
+    i: Array
+    j: Array
+    seq_q: int
+    seq_kv: int
+
+    @property
+    def ahead(self) -> Array:
+        """How many keys j is ahead of the key that query i stands at."""
+        return self.j - (self.i + self.seq_kv - self.seq_q)
+
+
+Bound = Any
+"""The first key that queries see, or the end of them: an int or an array; None for no bound."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What a call asks of its scores; the methods here are those of one that does nothing.
+
+    Attributes
+    ----------
+    ARGUMENT : str
+        Of the public functions.
+    PARTS : tuple of Part
+        All that it may compile into a kernel.
+    LONGEST : int or None
+        The most queries, and keys, that its numbers are for.
+    CHANGES : bool
+        Whether it changes scores, by `apply`.
+    """
+
+    ARGUMENT: ClassVar[str]
+    PARTS: ClassVar[tuple[Part, ...]] = ()
+    LONGEST: ClassVar[int | None] = None
+    CHANGES: ClassVar[bool] = False
+
+    def parts(self, call: Call) -> tuple[str, ...]:
+        """Return the names of those of `PARTS` that a call needs."""
+        return tuple(part.name for part in self.PARTS)
+
+    def numbers(self, call: Call) -> dict[str, float]:
+        """Return the run-time parameters of its parts, by name."""
+        return {}
+
+    def sees(self, i: Any, stands: Any) -> tuple[Bound, Bound]:
+        """Return the first key that queries i see, and the end, of those at key `stands`."""
+        return None, None
+
+    @property
+    def reach(self) -> Reach:
+        """How far queries see."""
+        return Reach()
+
+    @property
+    def words(self) -> str:
+        """What a line about a problem says of it."""
+        return self.ARGUMENT
+
+    @property
+    def given(self) -> object:
+        """The argument, as plain values."""
+        return True
+
+    # On NumPy arrays
+
+    def apply(self, rS: np.ndarray, factor: np.floating, tile: Tile) -> np.floating:
+        """Change scores in place, which are `rS` times `factor`; return the factor that is left."""
+        return factor
+
+    def hidden(self, tile: Tile) -> np.ndarray | None:
+        """Return where queries do not see keys, other than by `sees`, or None."""
+        return None
+
+    def drop(self, rP: np.ndarray, tile: Tile) -> None:
+        """Set weights to 0 that are dropped, in place."""
+
+    # The formula of the oracles: apart from all that is above, and of the argument itself. Arrays
+    # are of the module `xp` and broadcast to the scores.
+
+    @staticmethod
+    def changed(given: Any, scores: Array, at: Places, xp: Any) -> Array:
+        """Return what becomes of scores."""
+        return scores
+
+    @staticmethod
+    def hides(given: Any, at: Places, xp: Any) -> Array | None:
+        """Return where queries do not see keys, or None."""
+        return None
+
+
+@dataclass(frozen=True)
+class Value(Feature):
+    """A feature whose argument is a plain value.
+
+    Attributes
+    ----------
+    OPTION : Option or None
+        Of the command line.
+    DEFAULT : object
+        Of the argument.
+    LIKELY : float
+        How likely a random call of the tests has it.
+    """
+
+    OPTION: ClassVar[Option | None] = None
+    DEFAULT: ClassVar[object] = None
+    LIKELY: ClassVar[float] = 0.3
+
+    @classmethod
+    def parse(cls, given: object) -> Value | None:
+        """Check the argument; None where it asks for nothing.
+
+        Raises
+        ------
+        TypeError, ValueError
+            They name the argument, and say what is needed.
+        """
+        raise NotImplementedError
+
+    def settle(self, found: dict[str, Value]) -> None:
+        """Bring the features of a call, by argument, to one form where they say the same."""
+
+    @classmethod
+    def draw(
+        cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
+    ) -> Any:
+        """Return a random argument, for tests: beside the `others` that were drawn."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Reading(Feature):
+    """A feature that reads an array, or whatever a caller's own function reads.
+
+    Attributes
+    ----------
+    part : str
+        The name of the part that does.
+    """
+
+    part: str
+
+    def parts(self, call: Call) -> tuple[str, ...]:
+        """Return that one."""
+        return (self.part,)
+
+    @property
+    def given(self) -> object:
+        """The name of the part, as no array is kept."""
+        return self.part
+
+    @classmethod
+    def random(cls, part: Part, call: Call, xp: Any, seed: int) -> Array:
+        """Return a random array for a part to read, for explorations.
+
+        `xp` is ``numpy`` or ``cupy``.
+        """
+        raise NotImplementedError

@@ -1,0 +1,48 @@
+"""A mask: an array that says which query sees which key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cufa.arrays import Array
+from cufa.features.feature import Call, Places, Reading, Tile
+from cufa.features.part import Part
+from cufa.features.random_arrays import mostly
+
+
+@dataclass(frozen=True)
+class Mask(Reading):
+    """A truth value for each pair of a query and a key, or eight in a byte."""
+
+    ARGUMENT: ClassVar[str] = "mask"
+    PARTS: ClassVar[tuple[Part, ...]] = (
+        Part("Mask", "mask", axes="bhqk", dtype="bool"),
+        Part("MaskBits", "mask", axes="bhqk", dtype="uint8"),
+    )
+
+    def hidden(self, tile: Tile) -> np.ndarray | None:
+        """Return where the mask is not true."""
+        if tile.arrays["mask"].dtype == np.bool_:
+            return ~tile.pairs("mask")
+        first, end = tile.keys.start // 8, -(-tile.keys.stop // 8)
+        seen = np.unpackbits(tile.pairs("mask", slice(first, end)), axis=-1)
+        start = tile.keys.start - 8 * first
+        found: np.ndarray = seen[..., start : start + tile.keys.stop - tile.keys.start] == 0
+        return found
+
+    @staticmethod
+    def hides(given: Any, at: Places, xp: Any) -> Array | None:
+        """Return where the mask is not true; of bits, a key's is the highest for the first one."""
+        if given.dtype == np.uint8:
+            j = xp.arange(at.seq_kv)
+            given = (given[..., j // 8] >> (7 - j % 8).astype(np.uint8)) & 1 != 0
+        return xp.logical_not(given)
+
+    @classmethod
+    def random(cls, part: Part, call: Call, xp: Any, seed: int) -> Array:
+        """Return a mask of each sequence, of which most is true."""
+        columns = -(-call.seq_kv // 8) if part.dtype == "uint8" else call.seq_kv
+        return mostly(xp, (call.batch, 1, call.seq_q, columns), np.dtype(part.dtype), seed)

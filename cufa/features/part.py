@@ -1,0 +1,93 @@
+"""A part of a score: what is compiled into a kernel for one feature, as a row of numbers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Parameter(NamedTuple):
+    """A run-time parameter of a part.
+
+    Attributes
+    ----------
+    name : str
+        Of the struct's member, and of its value in `Feature.numbers`.
+    dtype : str
+        As NumPy writes it, such as "i4".
+    """
+
+    name: str
+    dtype: str
+
+
+class Part(NamedTuple):
+    """A part of a score: a struct, see ``kernels/part.cuh``.
+
+    Attributes
+    ----------
+    name : str
+        Of the struct.
+    argument : str
+        Of the call, which asks for it.
+    parameters : tuple of Parameter
+        What a launch appends to ``Params``, in order.
+    left_edge, right_edge : bool
+        Whether it leaves out keys before the first, or after the last, that a query sees.
+    jumps : bool
+        Whether these may rise by more than one from query to query, see ``kernels/part.cuh``.
+    decodes : bool
+        Whether `cufa.decode` takes it.
+    axes : str
+        Of the array, the argument itself, that it reads: some of b, h, q and k, of batch, query
+        heads, queries and keys. None if it reads no array.
+    dtype : str
+        Of that array; "float32" and so on.
+    source : str
+        Of the struct, if it was made of a caller's own expression.
+    arrays : tuple of int
+        Numbers of axes of the arrays that such a one reads.
+    tilts : bool
+        Whether what such a one adds grows evenly from key to key, see ``kernels/tilt.cuh``.
+    """
+
+    name: str
+    argument: str
+    parameters: tuple[Parameter, ...] = ()
+    left_edge: bool = False
+    right_edge: bool = False
+    jumps: bool = False
+    decodes: bool = False
+    axes: str = ""
+    dtype: str = ""
+    source: str = ""
+    arrays: tuple[int, ...] = ()
+    tilts: bool = False
+
+    @property
+    def reads(self) -> bool:
+        """Whether it reads arrays, or may: what a caller's own expression needs."""
+        return bool(self.axes or self.source)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The names of those of `numbers` that are addresses of arrays."""
+        if self.axes:
+            return (f"{self.argument}_data",)
+        return tuple(f"{self.argument}_{i}_data" for i in range(len(self.arrays)))
+
+    @property
+    def numbers(self) -> tuple[Parameter, ...]:
+        """The members of the struct, in order: its parameters; address and strides of its array.
+
+        Or of each of several, with the lengths.
+        """
+        found = list(self.parameters)
+        if self.axes:
+            found.append(Parameter(f"{self.argument}_data", "u8"))
+            found += (Parameter(f"{self.argument}_stride_{axis}", "i8") for axis in self.axes)
+        for address, ndim in zip(self.addresses, self.arrays, strict=False):
+            array = address.removesuffix("_data")
+            found.append(Parameter(address, "u8"))
+            found += (Parameter(f"{array}_stride_{axis}", "i8") for axis in range(ndim))
+            found += (Parameter(f"{array}_length_{axis}", "i4") for axis in range(ndim))
+        return tuple(found)

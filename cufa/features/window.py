@@ -1,0 +1,170 @@
+"""A window: how many keys before and after its own a query sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cufa.arrays import Array
+from cufa.features.causal import Causal
+from cufa.features.feature import Bound, Call, Option, Places, Reach, Value
+from cufa.features.part import Parameter, Part
+
+NO_WINDOW = (None, None)
+"""Of all keys."""
+
+MAX_WINDOW = 2**30
+"""A bound of a window that is no bound, and the longest sequences that a window is for."""
+
+
+def _bounded(n: int | None) -> int | None:
+    """Return a bound of a window as the kernels take it."""
+    return None if n is None or n >= MAX_WINDOW else max(-MAX_WINDOW, n)
+
+
+def _read(text: str) -> object:
+    """Return the bounds of a window: ``4096,0``, or ``512,none``."""
+    try:
+        left, right = (None if word == "none" else int(word) for word in text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no window: keys before and after are needed, such as 4096,0 or 512,none"
+        ) from None
+    return left, right
+
+
+@dataclass(frozen=True)
+class Window(Value):
+    """A window around the key that a query stands at.
+
+    Attributes
+    ----------
+    left, right : int or None
+        Query i sees the keys from i + seq_kv - seq_q - left on, and up to
+        i + seq_kv - seq_q + right. None is no bound, and so is a `right` that a causal mask
+        implies.
+    """
+
+    left: int | None
+    right: int | None
+
+    ARGUMENT: ClassVar[str] = "window"
+    DEFAULT: ClassVar[object] = NO_WINDOW
+    LONGEST: ClassVar[int | None] = MAX_WINDOW
+    OPTION: ClassVar[Option | None] = Option(
+        "--window",
+        "L,R",
+        "keys before and after its own that a query sees: 4096,0 or --window=-5,none",
+        _read,
+    )
+    PARTS: ClassVar[tuple[Part, ...]] = (
+        Part(
+            "WindowLeft",
+            "window",
+            (Parameter("window_left", "i4"),),
+            left_edge=True,
+            decodes=True,
+        ),
+        Part(
+            "WindowRight",
+            "window",
+            (Parameter("window_right", "i4"),),
+            right_edge=True,
+            decodes=True,
+        ),
+    )
+
+    @classmethod
+    def parse(cls, given: object) -> Window | None:
+        """Check the argument, alone."""
+        if not isinstance(given, tuple) or len(given) != 2:
+            shown = repr(given) if isinstance(given, tuple) else type(given).__name__
+            raise TypeError(f"window must be a tuple (left, right), not {shown}")
+        found: list[int | None] = []
+        for name, n in zip(("left", "right"), given, strict=True):
+            if n is not None and (isinstance(n, bool) or not isinstance(n, (int, np.integer))):
+                kind = type(n).__name__
+                raise TypeError(f"window: {name} must be an integer or None, not {kind}")
+            found.append(None if n is None else int(n))
+        return None if found == [None, None] else cls(*found)
+
+    def settle(self, found: dict[str, Value]) -> None:
+        """Make of a right bound and a causal mask, aligned bottom-right, one of both.
+
+        With a mask aligned top-left, a window stays one.
+        """
+        left, right, causal = self.left, self.right, found.get("causal")
+        is_causal = causal == Causal()
+        ends = [n for n in (right, 0 if is_causal else None) if n is not None]
+        if left is not None and ends and left + min(ends) < 0:
+            with_mask = " with a causal mask" if is_causal else ""
+            raise ValueError(f"window {(left, right)} leaves no key{with_mask}")
+        left, right = _bounded(left), _bounded(right)
+        if right is not None:
+            if is_causal and right >= 0:
+                right = None
+            elif is_causal:
+                del found["causal"]
+            elif right == 0 and causal is None:
+                found["causal"], right = Causal(), None
+        if left is right is None:
+            del found["window"]
+        else:
+            found["window"] = Window(left, right)
+
+    @property
+    def given(self) -> object:
+        """The argument."""
+        return (self.left, self.right)
+
+    @property
+    def words(self) -> str:
+        """What a line about a problem says of it."""
+        ends = ("none" if n is None else str(n) for n in (self.left, self.right))
+        return f"window {','.join(ends)}"
+
+    def parts(self, call: Call) -> tuple[str, ...]:
+        """Return the parts of its bounds; in a cache, of those that can hide a key."""
+        left, right = self.left is not None, self.right is not None
+        if call.is_cached:
+            left = self.left is not None and self.left < call.seq_kv - 1
+            right = self.right is not None and self.right < call.seq_q - 1
+        return ("WindowLeft",) * left + ("WindowRight",) * right
+
+    def numbers(self, call: Call) -> dict[str, float]:
+        """Return the bounds."""
+        return {"window_left": self.left or 0, "window_right": self.right or 0}
+
+    def sees(self, i: Any, stands: Any) -> tuple[Bound, Bound]:
+        """Return the first key that queries see, and the end."""
+        first = None if self.left is None else stands - self.left
+        return first, None if self.right is None else stands + 1 + self.right
+
+    @property
+    def reach(self) -> Reach:
+        """How far queries see."""
+        return Reach(self.left, self.right)
+
+    @staticmethod
+    def hides(given: Any, at: Places, xp: Any) -> Array | None:
+        """Return where a key is beyond one of the bounds."""
+        left, right = (at.seq_q + at.seq_kv if edge is None else edge for edge in given)
+        return (at.ahead < -left) | (at.ahead > right)
+
+    @classmethod
+    def draw(
+        cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
+    ) -> Any:
+        """Draw bounds between which there can be a key."""
+        longest, causal = max(seq_q, seq_kv), others.get("causal") is True
+        while True:
+            far = rng.integers(-longest // 4, longest + 1, (2, 2)).tolist()
+            near = rng.integers(0, 20, 2).tolist()
+            choices = ((None, *at) for at in zip(near, *far, strict=True))
+            left, right = (each[rng.integers(len(each))] for each in choices)
+            ends = [end for end in (right, 0 if causal else None) if end is not None]
+            if left is None or not ends or left + min(ends) >= 0:
+                return left, right
