@@ -65,17 +65,18 @@ def query_tile(
     tile = _Tile(problem, rows, columns, q, kv, beside, own, seed)
     if _LEAST_SCALE <= abs(problem.scale) <= 1:
         done = tile.attended(is_plain=True)
-        acc, row_sum, log_sum = done.quotient, done.row_sum, done.log_sum
+        acc, row_sum, log_sum = done.divided(), done.row_sum, done.log_sum
         sum_is_bad = ~done.is_exact & tile.sees_any
-        is_bad = sum_is_bad | ~np.isfinite(acc).all(axis=-1, keepdims=True)
-        if is_bad.any():
+        is_finite = np.isfinite(acc)
+        if sum_is_bad.any() or not is_finite.all():
+            is_bad = sum_is_bad | ~is_finite.all(axis=-1, keepdims=True)
             online = tile.attended(is_plain=False)
-            np.copyto(acc, online.quotient, where=is_bad)
+            np.copyto(acc, online.divided(), where=is_bad)
             np.copyto(row_sum, online.row_sum, where=sum_is_bad)
             np.copyto(log_sum, online.log_sum, where=sum_is_bad)
     else:
         done = tile.attended(is_plain=False)
-        acc, row_sum, log_sum = done.quotient, done.row_sum, done.log_sum
+        acc, row_sum, log_sum = done.divided(), done.row_sum, done.log_sum
     if problem.dropout_p:
         acc /= np.float32(problem.dropout_keep)
     sinks = tile.score.sinks()
@@ -117,8 +118,9 @@ class _Tile:
         self._by_position = (*self._stacked[:2], problem.group, positions)
         self.score = Score(problem, rows, self._stacked, beside, own, seed)
         self._first, self._end = problem.sees(rows)
-        self._seen_by_any = int(self._first.min()), int(self._end.max())
-        self._seen_by_all = int(self._first.max()), int(self._end.min())
+        # Both rise from row to row.
+        self._seen_by_any = int(self._first[0]), int(self._end[-1])
+        self._seen_by_all = int(self._first[-1]), int(self._end[0])
         self.sees_any = np.zeros((*self._stacked, 1), bool)
         self._all_see_any = False
         self._buffer = np.empty(columns * math.prod(self._stacked), np.float32)
@@ -159,17 +161,20 @@ class _Tile:
         """Put -inf where a row does not see a key, by `hidden` or by its position."""
         if hidden is not None:
             np.copyto(rS, -np.inf, where=hidden)
-        by_position = rS.reshape(*self._by_position, -1)
         first, end = self._seen_by_all
         if keys.stop > end:
             j = np.arange(max(keys.start, end), keys.stop)
-            np.copyto(by_position[..., -len(j) :], -np.inf, where=j >= self._end[:, None])
+            part = rS.reshape(*self._by_position, -1)[..., -len(j) :]
+            np.copyto(part, -np.inf, where=j >= self._end[:, None])
         if keys.start < first:
             j = np.arange(keys.start, min(keys.stop, first))
-            np.copyto(by_position[..., : len(j)], -np.inf, where=j < self._first[:, None])
+            part = rS.reshape(*self._by_position, -1)[..., : len(j)]
+            np.copyto(part, -np.inf, where=j < self._first[:, None])
         if self._all_see_any:
             return
-        if hidden is None:
+        if hidden is None and first <= keys.start < end:
+            self.sees_any[...] = True
+        elif hidden is None:
             sees = np.minimum(self._end, keys.stop) > np.maximum(self._first, keys.start)
             self.sees_any |= np.tile(sees, self._problem.group)[:, None]
         else:

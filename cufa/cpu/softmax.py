@@ -40,11 +40,10 @@ class PlainSoftmax:
         # A product takes a third of the time of NumPy's sum.
         self.row_sum += np.matmul(rS, self._ones[: rS.shape[-1]])
 
-    @property
-    def quotient(self) -> np.ndarray:
-        """The result: 0 of a row that has seen no key."""
-        quotient: np.ndarray = self.acc / np.where(self.row_sum == 0, np.float32(1), self.row_sum)
-        return quotient
+    def divided(self) -> np.ndarray:
+        """Divide `acc` by the sums, in place, and return it: 0 of a row that has seen no key."""
+        self.acc /= np.where(self.row_sum == 0, np.float32(1), self.row_sum)
+        return self.acc
 
     @property
     def log_sum(self) -> np.ndarray:
