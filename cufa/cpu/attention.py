@@ -21,8 +21,8 @@ from cufa.cpu.spans import spans
 from cufa.problem.problem import Problem
 
 #: Rows of a query tile, counted over the query heads that share a K/V head, and keys of a K/V
-#: tile: large enough for BLAS to run at nearly its full speed, and 256 KiB of scores.
-ROWS = 256
+#: tile: large enough for BLAS to run at nearly its full speed.
+ROWS = 512
 KEYS = 256
 
 #: Rows where a mask bounds the keys: fewer, so that fewer scores are computed that it hides.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -18,8 +19,8 @@ from cufa.problem.problem import Problem
 #: In place of a scale of 0, as on the GPU: 0 times the -inf of a hidden key would be NaN.
 _TINY = float(np.finfo(np.float32).tiny)
 
-#: Below this scale, scores may be small enough for their logarithm to need a maximum, and above 1 a
-#: scaled q may overflow.
+#: Below this scale, scores may be so small that the logarithm of their sum needs the maximum; above
+#: 1, a scaled q may overflow.
 _LEAST_SCALE = 2.0**-20
 
 
@@ -88,6 +89,12 @@ def query_tile(
     lse[...] = log_sum.reshape(lse.shape)
 
 
+@functools.lru_cache(maxsize=256)
+def _sees(problem: Problem, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return `Problem.sees`, which the tiles of all heads share."""
+    return problem.sees(slice(start, stop))
+
+
 class _Tile:
     """What `query_tile` computes, once without row maxima and, where needed, once with them.
 
@@ -117,7 +124,7 @@ class _Tile:
         self._stacked = (batch, heads_q // problem.group, problem.group * positions)
         self._by_position = (*self._stacked[:2], problem.group, positions)
         self.score = Score(problem, rows, self._stacked, beside, own, seed)
-        self._first, self._end = problem.sees(rows)
+        self._first, self._end = _sees(problem, rows.start, rows.stop)
         # Both rise from row to row.
         self._seen_by_any = int(self._first[0]), int(self._end[-1])
         self._seen_by_all = int(self._first[-1]), int(self._end[0])
@@ -134,10 +141,14 @@ class _Tile:
         if p.scale < 0:
             rQ *= np.float32(-1)  # the largest product shall be the largest score
         softmax: PlainSoftmax
+        to_be_scaled = False
         if is_plain:
             softmax = PlainSoftmax(self._stacked, *sizes)
-            if not score.is_more_than_scaled:
+            # A scaled q is exact for powers of two; others would cost scores a bit.
+            to_be_scaled = not score.is_more_than_scaled
+            if to_be_scaled and math.frexp(scale)[0] == 0.5:
                 rQ *= scale
+                to_be_scaled = False
         else:
             remains = np.float32(1) if score.is_more_than_scaled else scale
             softmax = OnlineSoftmax(self._stacked, *sizes, remains)
@@ -150,6 +161,8 @@ class _Tile:
             np.matmul(rQ, tK.swapaxes(-1, -2), out=rS)
             if score.is_more_than_scaled:
                 score.apply(rS, scale, keys)
+            elif to_be_scaled:
+                rS *= scale
             hidden = score.hidden(keys)
             self._hide(rS, keys, hidden)
             softmax.weigh(rS)
