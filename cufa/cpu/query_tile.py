@@ -64,7 +64,7 @@ def query_tile(
     not depend on what is computed with it.
     """
     tile = _Tile(problem, rows, columns, q, kv, beside, own, seed)
-    if _LEAST_SCALE <= abs(problem.scale) <= 1:
+    if tile.may_be_plain:
         done = tile.attended(is_plain=True)
         acc, row_sum, log_sum = done.divided(), done.row_sum, done.log_sum
         sum_is_bad = ~done.is_exact & tile.sees_any
@@ -133,6 +133,13 @@ class _Tile:
         self._buffer = np.empty(columns * math.prod(self._stacked), np.float32)
         self._product = np.empty((*self._stacked, problem.head_dim_v), np.float32)
 
+    @property
+    def may_be_plain(self) -> bool:
+        """Whether scores in natural units are as exact as differences of scores."""
+        scale = abs(self._problem.scale)
+        is_exact = self.score.is_more_than_scaled or math.frexp(scale)[0] == 0.5
+        return is_exact and _LEAST_SCALE <= scale <= 1
+
     def attended(self, is_plain: bool) -> PlainSoftmax:
         """Return sums over all keys that the rows see."""
         p, score, sizes = self._problem, self.score, (self._problem.head_dim_v, self._columns)
@@ -141,14 +148,10 @@ class _Tile:
         if p.scale < 0:
             rQ *= np.float32(-1)  # the largest product shall be the largest score
         softmax: PlainSoftmax
-        to_be_scaled = False
         if is_plain:
             softmax = PlainSoftmax(self._stacked, *sizes)
-            # A scaled q is exact for powers of two; others would cost scores a bit.
-            to_be_scaled = not score.is_more_than_scaled
-            if to_be_scaled and math.frexp(scale)[0] == 0.5:
+            if not score.is_more_than_scaled:
                 rQ *= scale
-                to_be_scaled = False
         else:
             remains = np.float32(1) if score.is_more_than_scaled else scale
             softmax = OnlineSoftmax(self._stacked, *sizes, remains)
@@ -161,8 +164,6 @@ class _Tile:
             np.matmul(rQ, tK.swapaxes(-1, -2), out=rS)
             if score.is_more_than_scaled:
                 score.apply(rS, scale, keys)
-            elif to_be_scaled:
-                rS *= scale
             hidden = score.hidden(keys)
             self._hide(rS, keys, hidden)
             softmax.weigh(rS)
