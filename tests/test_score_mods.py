@@ -235,12 +235,15 @@ class Slope:
         self.slopes, self.factor = slopes, factor
 
     def __call__(self, score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        """Return a score."""
         return score + self.by_distance(h, i, j)
 
     def by_distance(self, h: Any, i: Any, j: Any) -> Any:
+        """Return what is added."""
         return self.factor * self.slopes[h] * (j - i)
 
     def sees(self, b: Any, h: Any, i: Any, j: Any) -> Any:
+        """Return whether a query sees a key."""
         return self.slopes[h] * (i - j) < 3
 
 

@@ -107,13 +107,13 @@ def check(argument: str, given: object) -> Any:
         return functools.partial(check(argument, given.func), *given.args, **given.keywords)
     if isinstance(given, (FunctionType, MethodType)):
         return given
-    method = getattr(given, "__call__", None)  # noqa: B004: the method itself is needed
-    if isinstance(given, type) or not isinstance(method, MethodType):
+    called = getattr(type(given), "__call__", None)  # noqa: B004
+    if isinstance(given, type) or not isinstance(called, FunctionType):
         raise TypeError(
             f"{argument} must be a function (def, lambda, functools.partial or an object that can "
             f"be called) or a string of C++, not {type(given).__name__}"
         )
-    return method
+    return MethodType(called, given)
 
 
 def _remember(key: tuple[Any, ...], traced: _Traced) -> None:
