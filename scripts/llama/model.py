@@ -99,8 +99,8 @@ class Llama:
     Raises
     ------
     ModelError
-        The folder or file is damaged or holds another kind of model, a package is missing, or there is no
-        GPU and one was asked for.
+        The folder or file is damaged or holds another kind of model, a package is missing, or
+        there is no GPU and one was asked for.
     ValueError
         `device` or `dtype` is unknown.
     """

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja in the environment that transformers gives them, for which they are written."""
+"""Chat templates, in Jinja with what transformers gives them: for that they are written."""
 
 import json
 from collections.abc import Mapping, Sequence

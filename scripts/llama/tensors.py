@@ -90,9 +90,7 @@ def check_shapes(
         raise ModelError(f"{where} holds {_listed(extra)}, which {source} leaves no room for")
     for name, shape in expected.items():
         if found[name] != shape:
-            raise ModelError(
-                f"{where}: {name} has the shape {found[name]}, {source} says {shape}"
-            )
+            raise ModelError(f"{where}: {name} has the shape {found[name]}, {source} says {shape}")
 
 
 def _listed(names: list[str]) -> str:

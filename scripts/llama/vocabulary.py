@@ -59,6 +59,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     except ImportError:
         raise missing_package("tokenizers", "generate") from None
     path = folder / FILE
+    if not (path.is_file() or (folder / "config.json").is_file()):
+        raise ModelError(f"{folder} is no model's folder: it has neither config.json nor {FILE}")
     if not path.is_file():
         also = " (tokenizer.model alone is not enough)" * (folder / "tokenizer.model").is_file()
         raise ModelError(f"{path} is missing{also}")

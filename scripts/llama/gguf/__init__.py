@@ -1,4 +1,4 @@
-"""Models in GGUF files, the format of llama.cpp: a tokenizer, a configuration and weights in one."""
+"""Models in GGUF files, llama.cpp's format: tokenizer, configuration and weights in one."""
 
 from llama.gguf.checkpoint import GgufCheckpoint
 from llama.gguf.config import read_config

@@ -138,7 +138,9 @@ def _slowed(config: Config, factors: np.ndarray, name: str) -> Config:
         rotation = attention.rotation
         if factors.shape != rotation.frequencies.shape or not (factors > 0).all():
             raise ModelError(f"{name}: {FACTORS} must be {len(rotation.frequencies)} factors")
-        attentions.append(attention._replace(rotation=rotation._replace(
-            frequencies=rotation.frequencies / factors
-        )))
+        attentions.append(
+            attention._replace(
+                rotation=rotation._replace(frequencies=rotation.frequencies / factors)
+            )
+        )
     return replace(config, attentions=tuple(attentions))

@@ -91,15 +91,11 @@ def _of_pieces(values: Values, ids: dict[str, int], unknown: str | None) -> Any:
     if len(scores) != len(ids):
         raise ModelError(f"there are {len(ids)} tokens, but {len(scores)} scores")
     tokenizer = Tokenizer(
-        models.BPE(
-            ids, _merges(ids, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
-        )
+        models.BPE(ids, _merges(ids, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     has_prefix = values.flag(f"{KEYS}add_space_prefix", True)
-    to_spaces = [normalizers.Replace(" ", _SPACE)]
-    if has_prefix:
-        to_spaces.insert(0, normalizers.Prepend(_SPACE))
-    tokenizer.normalizer = normalizers.Sequence(to_spaces)
+    prefix = [normalizers.Prepend(_SPACE)] if has_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
     to_text = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if has_prefix:
         to_text.append(decoders.Strip(" ", 1, 0))
