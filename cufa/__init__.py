@@ -15,6 +15,7 @@ from cufa.api.attention import attention, explain
 from cufa.api.block_mask import BlockMask
 from cufa.api.decode import decode
 from cufa.api.merge import merge
+from cufa.api.rotary import Rotary
 from cufa.api.varlen import attention_varlen, explain_varlen
 from cufa.caches.full import CacheFullError
 from cufa.caches.kv_cache import KVCache
@@ -23,7 +24,6 @@ from cufa.compiler.nvrtc import CompileError
 from cufa.explorer import Exploration, explore
 from cufa.features.dropout import dropout_mask
 from cufa.problem.problem import Problem
-from cufa.problem.rotary import Rotary
 from cufa.specs.variant import Variant
 
 __version__ = "0.2.0.dev0"

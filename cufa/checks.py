@@ -41,12 +41,12 @@ def check_flag(name: str, value: object) -> bool:
     return bool(value)
 
 
-def check_size(name: str, n: object, most: int = 2**31 - 1) -> int:
-    """Return a size, 1 to `most`, as an int, whose arithmetic does not wrap around."""
+def check_size(name: str, n: object, most: int = 2**31 - 1, least: int = 1) -> int:
+    """Return a size, `least` to `most`, as an int, whose arithmetic does not wrap around."""
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
         raise TypeError(f"{name} must be an integer, not {type(n).__name__}")
-    if not 1 <= n <= most:
-        raise ValueError(f"{name} must be 1 to {most}, not {n}")
+    if not least <= n <= most:
+        raise ValueError(f"{name} must be {least} to {most}, not {n}")
     return int(n)
 
 

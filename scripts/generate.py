@@ -1,8 +1,9 @@
-"""Generate text with a Llama, Mistral, Qwen, Gemma, gpt-oss or SmolLM folder, on cufa's attention.
+"""Generate text with a Llama, Mistral, Qwen, Gemma, gpt-oss or SmolLM, on cufa's attention.
 
     python scripts/generate.py scripts/data/adder "47+285="
     python scripts/generate.py ~/models/Qwen2.5-0.5B-Instruct          # a conversation
     python scripts/generate.py ~/models/Qwen2.5-0.5B-Instruct < question.txt
+    python scripts/generate.py ~/models/SmolLM2-135M-Instruct.Q4_1.gguf "What is a cat?"
 
 On a GPU with CuPy, where a step is a CUDA graph, and on the CPU with NumPy.
 """
@@ -39,14 +40,14 @@ class Assistant:
     """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        folder: Path = arguments.folder
-        if not folder.is_dir():
-            raise ModelError(f"there is no folder {folder}")
-        self._tokenizer = Tokenizer(folder)
-        defaults = read_defaults(folder)
+        path: Path = arguments.model
+        if not path.exists():
+            raise ModelError(f"there is no folder or file {path} (models are not downloaded)")
+        self._tokenizer = Tokenizer(path)
+        defaults = read_defaults(path)
         self.settings = settings(arguments, defaults.settings)
-        self._model = Llama(folder, arguments.device, arguments.dtype)
-        self._eos = set(defaults.eos or (*self._model.config.eos, *self._tokenizer.eos))
+        self._model = Llama(path, arguments.device, arguments.dtype)
+        self._eos = {*defaults.eos, *self._model.config.eos, *self._tokenizer.eos}
         self._count = arguments.max_new_tokens
         self._page_size = arguments.page_size
         self._system = []
@@ -230,11 +231,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's arguments, or exit with status 2 and the reason."""
     parser = argparse.ArgumentParser(
         prog="generate.py",
-        description="Generate text with a Llama, Mistral, Qwen, Gemma, gpt-oss or SmolLM folder.",
+        description="Generate text with a Llama, Mistral, Qwen, Gemma, gpt-oss or SmolLM.",
         epilog="Without prompts, on a terminal, each line that you type is answered. What is not "
         "said here is as the folder's generation_config.json says.",
     )
-    parser.add_argument("folder", type=Path, help="with config.json, safetensors, tokenizer.json")
+    parser.add_argument(
+        "model",
+        type=Path,
+        help="a folder with config.json, safetensors and tokenizer.json, or a GGUF file",
+    )
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="what to answer or go on from")
     parser.add_argument(
         "-f",

@@ -234,13 +234,16 @@ def caches() -> Iterator[cupy.ndarray]:
         for counts in ((33, 0, 5), (1, 1, 1), (3, 2, 0), (0, 0, 0)):
             n = max(1, *counts)
             k, v, q = (_random(dtype, 3, h, n, dim) for h, dim in ((2, d), (2, dv), (6, d)))
-            yield cache.decode(cache.append(k, v, q, counts=counts), return_lse=True)
+            yield cache.decode(cache.append(k, v, q=q, counts=counts), return_lse=True)
         cache.truncate([20, 2, 0])
+        cache.reorder([1, 0, 0])
         if page_size:  # the fork's page is copied when it grows
             paged.free(1)
             paged.fork(0)
         k, v, q = (_random(dtype, 3, h, 1, dim) for h, dim in ((2, d), (2, dv), (6, d)))
-        yield cache.decode(cache.append(k, v, q))
+        yield cache.decode(cache.append(k, v, q=q))
+        if made is not None:
+            yield made.apply(_random(dtype, 3, 6, 5, d), cupy.arange(130, 145).reshape(3, 5))
 
 
 def merge() -> Iterator[cupy.ndarray]:

@@ -187,7 +187,15 @@ class Array:
     @property
     def data(self) -> Any:
         """Address and device, as of `cupy.cuda.MemoryPointer`."""
-        return SimpleNamespace(ptr=self.host.ctypes.data, device_id=self.device_id)
+        address = self.host.ctypes.data
+
+        def copy_from_host_async(there: int, nbytes: int, stream: Stream) -> None:
+            assert stream is GPU.stream
+            ctypes.memmove(address, there, nbytes)
+
+        return SimpleNamespace(
+            ptr=address, device_id=self.device_id, copy_from_host_async=copy_from_host_async
+        )
 
     def view_of(self, host: np.ndarray) -> Array:
         """Return an array on this device that is some view of host memory."""
@@ -196,14 +204,21 @@ class Array:
         return view
 
     def __getitem__(self, key: Any) -> Array:
-        """View."""
-        return self.view_of(self.host[key])
+        """View, or copy where indices are an array."""
+        return self.view_of(self.host[self._there(key)])
 
     def __setitem__(self, key: Any, value: Array) -> None:
         """Copy there."""
-        if isinstance(key, tuple):
-            key = tuple(each.host if isinstance(each, Array) else each for each in key)
-        self.host[key] = value.host
+        self.host[self._there(key)] = value.host
+
+    @staticmethod
+    def _there(key: Any) -> Any:
+        keys = key if isinstance(key, tuple) else (key,)
+        return tuple(each.host if isinstance(each, Array) else each for each in keys)
+
+    def __deepcopy__(self, _: Any) -> Array:
+        """Copy."""
+        return on_gpu(self.host)
 
     def __neg__(self) -> Array:
         """Copy with the other sign."""
@@ -217,6 +232,23 @@ class Array:
         """View with two axes exchanged."""
         return self.view_of(self.host.swapaxes(a, b))
 
+    def __add__(self, other: Any) -> Array:
+        """Sum."""
+        return on_gpu(self.host + other)
+
+    def astype(self, dtype: Any) -> Array:
+        """Copy of another dtype."""
+        return on_gpu(self.host.astype(dtype))
+
+    def clip(self, least: int, most: int) -> Array:
+        """Copy within bounds."""
+        return on_gpu(self.host.clip(least, most))
+
+    def ravel(self) -> Array:
+        """View with one axis."""
+        assert self.host.flags.c_contiguous
+        return self.view_of(self.host.reshape(-1))
+
     def get(self) -> np.ndarray:
         """Host array of the values."""
         return self.host.copy()
@@ -229,6 +261,17 @@ def on_gpu(host: np.ndarray) -> Array:
     array = Array(host.shape, host.dtype)
     array.host[...] = host
     return array
+
+
+def contiguous(array: Array, dtype: Any = None) -> Array:
+    """Stand for `cupy.ascontiguousarray`."""
+    host = np.ascontiguousarray(array.host, dtype)
+    return array if host is array.host else on_gpu(host)
+
+
+def as_strided(array: Array, shape: Any, strides: Any) -> Array:
+    """Stand for `cupy.lib.stride_tricks.as_strided`."""
+    return array.view_of(np.lib.stride_tricks.as_strided(array.host, shape, strides))
 
 
 def one_in(host: np.ndarray) -> Array:
@@ -395,6 +438,34 @@ class Stream:
         return self.capturing
 
 
+class Event:
+    """Stands for a CuPy event; the device is always two events behind."""
+
+    def __init__(self, disable_timing: bool) -> None:
+        assert disable_timing
+        self.number = 0
+
+    def record(self, stream: Stream) -> None:
+        """Stand for the recording of an event."""
+        assert stream is GPU.stream
+        GPU.events += 1
+        self.number = GPU.events
+
+    @property
+    def done(self) -> bool:
+        """Whether what is in front of it is over."""
+        return GPU.events >= self.number + 2
+
+
+class Pinned(np.ndarray):
+    """Stands for pinned memory."""
+
+    @property
+    def ptr(self) -> int:
+        """The address."""
+        return self.ctypes.data
+
+
 class Gpu:
     """What the played GPU is asked for, and which device and stream are current."""
 
@@ -410,6 +481,7 @@ class Gpu:
         self.scratch: list[int] = []  # addresses of what blocks share, of launches that decode
         self.launches: list[Variant] = []
         self.loaded: list[Variant] = []  # kernels that were asked for
+        self.events = 0  # that were recorded
         self.parsed = 0  # calls that were checked in full, and not of a known kind
 
     def kernel(self, variant: Variant, _gpu: device.Device, device_id: int) -> Any:
@@ -452,11 +524,16 @@ class Gpu:
             get_current_stream=lambda: self.stream,
             Stream=Stream,
             alloc=self.alloc,
+            alloc_pinned_memory=lambda nbytes: np.full(nbytes, 0xFF, np.uint8).view(Pinned),
+            Event=Event,
             function=SimpleNamespace(CPointer=lambda address: SimpleNamespace(ptr=address)),
         )
         return SimpleNamespace(
             **{"__name__": "cupy", "ndarray": Array, "empty": Array, "zeros": zeros},
-            **{"negative": negative, "asarray": on_gpu, "cuda": cuda},
+            **{"negative": negative, "asarray": on_gpu, "ascontiguousarray": contiguous},
+            lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)),
+            broadcast_to=lambda x, shape: x.view_of(np.broadcast_to(x.host, shape)),
+            cuda=cuda,
         )
 
 

@@ -55,7 +55,7 @@ def played(
     return launched
 
 
-def on_gpu_rotary(rotary: cufa.Rotary) -> cufa.Rotary:
+def on_gpu_rotary(rotary: Any) -> cufa.Rotary:
     moved = cufa.Rotary(rotary.cos, rotary.sin, interleaved=rotary.interleaved)
     moved.cos, moved.sin = (played_gpu.on_gpu(x) for x in (rotary.cos, rotary.sin))
     return moved
@@ -171,3 +171,47 @@ def test_what_the_device_finds_is_not_written_outside(
     launch.append(tokens._replace(**there))
     for name in ("k_cache", "v_cache"):
         assert np.isnan(there[name].get().astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_tokens_are_turned_without_a_cache(
+    gpu: played_gpu.Gpu,
+    rng: np.random.Generator,
+    played: list[Instance],
+    layout: str,
+    interleaved: bool,
+    dtype: str,
+) -> None:
+    """A launch for each sequence, or one for all where their tokens are in step."""
+    eps = {2: 8e-3, 4: 1e-6}[DTYPES[dtype].itemsize]
+    for d, dim in ((64, 64), (40, 22), (11, 6)):
+        here = cufa.Rotary.of_theta(100.0, dim, 50, interleaved=interleaved)
+        there = on_gpu_rotary(here)
+        for b, s in ((2, 7), (1, 9), (5, 1)):
+            shape = (b, 6, s, d) if layout == "bhsd" else (b, s, 6, d)
+            x = rng.standard_normal(shape, np.float32).astype(DTYPES[dtype])
+            positions = rng.integers(0, 50, (b, s))
+            for given in (3, positions, positions[0], played_gpu.on_gpu(positions)):
+                on_host = given.get() if isinstance(given, played_gpu.Array) else given
+                expected = here.apply(x, on_host, layout=layout).astype(np.float32)
+                for put in (played_gpu.on_gpu, played_gpu.one_in, apart):
+                    got = there.apply(put(x), given, layout=layout)
+                    np.testing.assert_allclose(
+                        got.get().astype(np.float32), expected, eps, eps, err_msg=str(given)
+                    )
+    outside = played_gpu.on_gpu(np.array([-1, 50, 2**31 - 1, 2**40, -(2**40), 49, 0]))
+    x = rng.standard_normal((7, 11), np.float32).astype(DTYPES[dtype])
+    got = there.apply(played_gpu.on_gpu(x), outside).get()
+    np.testing.assert_array_equal(got[:5], x[:5])
+    np.testing.assert_array_equal(got[6], x[6])
+    assert (got[5] != x[5]).any()
+    gpu.stream = played_gpu.Stream(capturing=True)
+    with pytest.raises(RuntimeError, match=r"Rotary\.apply cannot be captured"):
+        there.apply(played_gpu.on_gpu(x), 0)
+
+
+def apart(x: np.ndarray) -> played_gpu.Array:
+    """Put an array on the played GPU, a gap behind each element."""
+    return played_gpu.on_gpu(np.repeat(x, 2, axis=-1))[..., ::2]

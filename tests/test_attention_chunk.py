@@ -17,8 +17,7 @@ from cufa import device
 from cufa.cpu import attention as cpu
 from cufa.explorer.work import flops
 from cufa.planner.attention import plan
-from cufa.planner.decode import DecodePlan
-from cufa.planner.decode import plan as plan_decode
+from cufa.planner.decode import DecodePlan, plan_splits
 from cufa.problem.problem import Problem
 
 CHUNKS = (1, 7, 64, 100, 1000)
@@ -191,7 +190,7 @@ def test_lengths_beyond_which_chunks_are_not_for() -> None:
         plan(problem, device.named("h200"))
     cached = problem.in_cache._replace(seq_q=1)
     with pytest.raises(ValueError, match=r"^attention_chunk: 1073741825 keys a sequence, or"):
-        plan_decode(cached, device.named("h200"))
+        plan_splits(cached, device.named("h200"))
 
 
 def test_fa1_has_no_chunks() -> None:

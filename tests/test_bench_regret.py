@@ -19,7 +19,7 @@ from cufa import device as devices
 from cufa.compiler.nvrtc import CompileError
 from cufa.explorer.clock import Call
 from cufa.explorer.race import CaptureError
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan_tiles
 from cufa.specs.variant import Variant
 
 H200 = devices.named("h200")
@@ -105,7 +105,7 @@ def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             return "right 3"
         return told.get((variant.bm, variant.bn), "right 3")
 
-    planned = plan(CELL.problem, H200).variant
+    planned = plan_tiles(CELL.problem, H200).variant
     clock = PlayedStage(CELL.problem, None, H200).clock(0)
     monkeypatch.setattr(regret.devices, "current", lambda: H200)
     monkeypatch.setattr(regret, "Stage", PlayedStage)
@@ -158,7 +158,7 @@ def test_without_the_planners_choice_there_is_no_row(
 
 
 def test_page(tmp_path: Path) -> None:
-    one = plan(CELL.problem, H200).variant
+    one = plan_tiles(CELL.problem, H200).variant
     row = {**CELL.row(), **FOUND, "planned": str(one), "best": str(one._replace(bm=64))}
     same = {**row, "sq": 18, "best": row["planned"], "best_us": 12.0}
     result: dict[str, Any] = {**HEAD, "bench": "regret", "rows": [same, row, {**same, "seed": 2}]}

@@ -12,7 +12,7 @@ import pytest
 
 import cufa
 from cufa import cache, cli, device, tuned
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import problem_class
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem
@@ -329,7 +329,7 @@ def test_explain_persistent_blocks(capsys: Captured) -> None:
     """Fewer blocks than tiles, and a group of heads in one tile."""
     words = ["explain", "--q", "1,64,16384,128", "--k", "1,8,16384,128", "--dtype", "bfloat16"]
     assert cli.main([*words, "--kernel", "fa3_wgmma", "--gpu", "h200"]) == 0
-    chosen = plan(Problem.of_shapes((1, 64, 16384, 128), *[(1, 8, 16384, 128)] * 2), H200)
+    chosen = plan_tiles(Problem.of_shapes((1, 64, 16384, 128), *[(1, 8, 16384, 128)] * 2), H200)
     out, _ = capsys.readouterr()
     assert f"{chosen.grid} blocks for 64 heads x {chosen.q_tiles} tiles of queries\n" in out
     words = ["explain", "--q", "1,32,1,128", "--k", "1,8,99,128", "--gpu", "h200"]

@@ -24,8 +24,8 @@ from cufa.features.causal import Causal
 from cufa.launch import calls
 from cufa.planner.attention import decode_variants
 from cufa.planner.attention import plan as plan_attention
-from cufa.planner.decode import plan as plan_decode
-from cufa.planner.plan import plan
+from cufa.planner.decode import plan_splits
+from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.rules import all_variants
 from cufa.planner.tuned_table import Entry
@@ -147,7 +147,7 @@ def test_kernels_of_decode(builder: Builder, page_size: int) -> None:
             features = (Causal(),) if causal else ()
             problem = Problem("float16", 3, 8, 2, seq, 100, d, dv, d**-0.5, features, kv)
             problem = problem._replace(pages=pages, page_size=page_size or 0)
-            assert plan_decode(problem, device.named("a100")).variant in builder.asked
+            assert plan_splits(problem, device.named("a100")).variant in builder.asked
 
 
 @pytest.mark.parametrize("lengths", ["", "padded", "varlen"])
@@ -197,7 +197,7 @@ def test_an_architecture_is_all_of_its_gpus(builder: Builder, capsys: Captured) 
     gpus = [device.named(name) for name in ("h200", "h100")]
     entry = Entry("fa3_wgmma", TileShape(128, 96, 2, 12, 1))
     tuned.store(gpus[1], {problem_class(problem, gpus[1]): entry}, "a test")
-    planned = [plan(problem, gpu, table=tuned.user_table(gpu)).variant for gpu in gpus]
+    planned = [plan_tiles(problem, gpu, table=tuned.user_table(gpu)).variant for gpu in gpus]
     assert planned[0] != planned[1]
     assert cli.main([*words, "--for", ",".join(map(str, SHAPE))]) == 0
     assert builder.asked == planned
@@ -253,7 +253,7 @@ def test_a_tuned_kernel_has_head_dims_of_its_own(builder: Builder) -> None:
     entry = Entry("fa2_mma", TileShape(64, 48, 1, 4, 2))
     tuned.store(gpu, {problem_class(problem, gpu): entry}, "a test")
     assert cli.main(["compile", "--gpu", "h200", "--dtype", "float16", "--causal"]) == 0
-    chosen = plan(problem, gpu, table=tuned.user_table(gpu)).variant
+    chosen = plan_tiles(problem, gpu, table=tuned.user_table(gpu)).variant
     assert chosen == entry.variant(problem, gpu)
     assert chosen in builder.asked
 

@@ -14,7 +14,7 @@ from cufa.cli import machine
 from cufa.explorer import Progress, Row
 from cufa.explorer.tune import Interrupted, Tuned, Tuning
 from cufa.features.softcap import Softcap
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import problem_class
 from cufa.problem.problem import Problem
 
@@ -42,7 +42,7 @@ class Fake:
             if done == self.stop_after:
                 raise Interrupted(tuning)
             on_problem(done, len(self.problems), problem)
-            planned = plan(problem, GPU).variant
+            planned = plan_tiles(problem, GPU).variant
             winner = planned._replace(bn=96)
             progress(Progress("time", 1, 1, Row(winner, median_us=80.0)))
             if self.fail:
@@ -70,7 +70,7 @@ def test_the_winners_are_kept_and_used(fake: Fake, capsys: Captured, tmp_path: P
     assert problem.causal
     assert f"wrote {tuned.user_path(GPU)}\n" in err
     assert "problem 1/1: float16, batch 2" in err
-    chosen = plan(problem, GPU, table=tuned.user_table(GPU))
+    chosen = plan_tiles(problem, GPU, table=tuned.user_table(GPU))
     assert chosen.variant.bn == 96
     assert "tuned on" in chosen.reason
     assert "x96 " in out
@@ -102,9 +102,9 @@ def test_other_scores_are_kept_and_used(fake: Fake) -> None:
     assert cli.main(["tune", *Q, *score, "--causal"]) == 0
     (problem,) = fake.problems
     assert problem.score == ("FineSoftcap", "Causal", "Sinks")
-    chosen = plan(problem.having(Softcap(30.0)), GPU, table=tuned.user_table(GPU))
-    assert chosen.variant == plan(problem, GPU).variant._replace(bn=96)
-    assert plan(problem.without(Softcap), GPU, table=tuned.user_table(GPU)).variant.bn != 96
+    chosen = plan_tiles(problem.having(Softcap(30.0)), GPU, table=tuned.user_table(GPU))
+    assert chosen.variant == plan_tiles(problem, GPU).variant._replace(bn=96)
+    assert plan_tiles(problem.without(Softcap), GPU, table=tuned.user_table(GPU)).variant.bn != 96
 
 
 def test_the_standard_table(fake: Fake) -> None:

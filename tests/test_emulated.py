@@ -143,6 +143,31 @@ def test_masks(rng: np.random.Generator, form: str, options: dict[str, Any]) -> 
         assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
 
 
+@pytest.mark.parametrize("form", [FA3_WIDE, FA3_ONE_SLOT], ids=lambda f: f.split(", Score")[0])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True, "softcap": 3.0}, {"window": (70, 20)}],
+    ids=["plain", "softcap", "window"],
+)
+@exhaustive(but=lambda form, options: form is FA3_WIDE and "causal" in options)
+def test_the_other_schedule(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
+    """Which schedule a kernel has changes how long it takes, and not what it computes."""
+    variant = Variant.parse(form.format(score=""))
+    d, dv = variant.head_dim, variant.head_dim_v
+    arrays = random_inputs(rng, variant.dtype, hq=2, hk=1, sq=201, sk=333, d=d, dv=dv)
+    given = [on_gpu(x) for x in arrays]
+    plan: Any = cufa.explain(*given, **options)
+    named = variant._replace(score=plan.variant.score)
+    (schedule,) = {"Plain", "General"} - {named.named_schedule}
+    other = named._replace(schedule=schedule)
+    if "window" in options and form is FA3_ONE_SLOT:  # whose keys come in front of the next Q
+        with pytest.raises(ValueError, match="take General"):
+            cufa.attention(*given, kernel=other, **options)
+        return
+    out, lse = cufa.attention(*given, kernel=other, return_lse=True, **options)
+    assert_accepted(out.get(), lse.get(), *arrays, what=str(other), **options)
+
+
 @pytest.mark.parametrize(
     "form", [*(form for form in ALL if form is not FA1), FA3_ONE_SLOT], ids=lambda f: f[:50]
 )

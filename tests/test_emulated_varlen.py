@@ -166,6 +166,19 @@ def test_padded_batches(rng: np.random.Generator, form: str) -> None:
             case.assert_accepts(out.get()[i : i + 1], lse.get()[i : i + 1], f"{i} {options}", bound)
 
 
+@pytest.mark.parametrize("form", ONE_OF_EACH, ids=lambda f: f[:50])
+def test_longest_lengths_of_nothing(rng: np.random.Generator, form: str) -> None:
+    if form is FA1:
+        pytest.skip("fa1_fp32 takes no lengths")
+    dtype = Variant.parse(form.format(score="")).dtype
+    arrays = ragged(rng, dtype, ((5, 20), (0, 30)))
+    out, lse = varlen(form, arrays, max_seqlen_k=0)
+    assert not out[:25].astype(np.float32).any()
+    assert np.isneginf(lse[:, :25]).all()
+    out, _ = varlen(form, arrays, max_seqlen_q=0)
+    assert np.isnan(out.astype(np.float32)).all()  # as the played memory was
+
+
 @pytest.mark.parametrize("keys", [150, 160])  # 160: rows begin with whole chunks
 @pytest.mark.parametrize("name", ["alibi of sequences", "bias", "mask", "all"])
 def test_arrays_beside(rng: np.random.Generator, name: str, keys: int) -> None:

@@ -22,13 +22,13 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[DecodePlan]:
     """Return what is planned from now on, of a GPU with two multiprocessors."""
     few = device.named("h200")._replace(sm_count=2)
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
-    plan, found = decode.plan, list[DecodePlan]()
+    plan, found = decode.plan_splits, list[DecodePlan]()
 
     def planned(*arguments: Any, **options: Any) -> DecodePlan:
         found.append(plan(*arguments, **options))
         return found[-1]
 
-    monkeypatch.setattr(decode, "plan", planned)
+    monkeypatch.setattr(decode, "plan_splits", planned)
     return found
 
 

@@ -20,7 +20,7 @@ from cufa.device import Device
 from cufa.explorer import Interrupted, Progress, stage
 from cufa.features.causal import Causal
 from cufa.features.softcap import Softcap
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
@@ -64,7 +64,7 @@ def test_small_space() -> None:
     assert found.best is None
     assert found.ceilings is None
     assert (found.problem, found.device, found.arch) == (PROBLEM, H200, "sm_90a")
-    assert found.planned == plan(PROBLEM, H200, "fa2_mma").variant
+    assert found.planned == plan_tiles(PROBLEM, H200, "fa2_mma").variant
     assert found.compiler.startswith("NVRTC ")
     assert found.seconds > 0
     assert found.date == time.strftime("%Y-%m-%d")
@@ -84,13 +84,13 @@ def test_named_device_and_its_limits() -> None:
 
 
 def test_planned_is_of_a_kernel_that_is_explored() -> None:
-    assert plan(PROBLEM, H200).variant.kernel != "fa2_mma"
+    assert plan_tiles(PROBLEM, H200).variant.kernel != "fa2_mma"
     found = explore(PROBLEM, space={**SPACE, "bn": (32,)}, arch="sm_90a")
-    assert found.planned == plan(PROBLEM, H200, "fa2_mma").variant
+    assert found.planned == plan_tiles(PROBLEM, H200, "fa2_mma").variant
     shape = (1, 1, 64, 32)
     problem = Problem.of_shapes(shape, shape, shape, dtype="float32")
     found = cufa.explore(problem, space=[found.planned], arch="sm_90a")
-    assert found.planned == plan(problem, H200).variant
+    assert found.planned == plan_tiles(problem, H200).variant
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "90", "sm_90a"])

@@ -10,7 +10,7 @@ from cufa import device
 from cufa.explorer.occupancy import register_bound
 from cufa.explorer.space import variants
 from cufa.explorer.tune import entry_of
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
 from cufa.specs.tile_shape import TileShape
@@ -106,7 +106,7 @@ def test_default_kernel_is_the_planners() -> None:
 def test_first_is_what_the_planner_takes(dtype: str, seq: int) -> None:
     shape = (1, 1, seq, 80)
     problem = Problem.of_shapes(shape, shape, shape, dtype=dtype)
-    assert variants(problem, H200)[0] == plan(problem, H200).variant
+    assert variants(problem, H200)[0] == plan_tiles(problem, H200).variant
 
 
 def test_several_kernels() -> None:
@@ -159,7 +159,7 @@ def test_a_switch_can_be_set() -> None:
 
 
 def test_variants_are_taken_as_they_are() -> None:
-    good = plan(problem_of(), H200).variant
+    good = plan_tiles(problem_of(), H200).variant
     bad = good._replace(bm=100)
     assert variants(problem_of(), H200, space=[bad, good, bad]) == [bad, good]
 
@@ -179,7 +179,7 @@ def test_variants_are_taken_as_they_are() -> None:
         ("fa2_mma", TypeError, "must map template arguments"),
         (3, TypeError, "must map template arguments"),
         (b"ab", TypeError, "must map template arguments"),
-        (plan(problem_of(), H200).variant, TypeError, "must map template arguments"),
+        (plan_tiles(problem_of(), H200).variant, TypeError, "must map template arguments"),
     ],
 )
 def test_errors(space: Any, error: type[Exception], message: str) -> None:
@@ -196,4 +196,4 @@ def test_unknown_kernel_and_one_of_another_dtype() -> None:
 
 def test_kernels_beside_variants() -> None:
     with pytest.raises(ValueError, match=r"^kernels: "):
-        variants(problem_of(), H200, ["fa2_mma"], [plan(problem_of(), H200).variant])
+        variants(problem_of(), H200, ["fa2_mma"], [plan_tiles(problem_of(), H200).variant])

@@ -25,7 +25,7 @@ from cufa.explorer.run import Progress
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.table import tile_text
 from cufa.explorer.tune import Interrupted, Tuning, entry_of
-from cufa.planner.plan import Plan, plan
+from cufa.planner.plan import Plan, plan_tiles
 from cufa.planner.problem_class import problem_class
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem
@@ -35,7 +35,7 @@ from cufa.specs.variant import Variant
 GPU = devices.named("a100")
 PROBLEM = Problem.of_shapes(*[(4, 16, 4096, 128)] * 3, dtype="bfloat16")
 TINY = Problem.of_shapes(*[(1, 1, 20, 16)] * 3, dtype="bfloat16")  # what is run in its place
-PLANNED = plan(PROBLEM, GPU).variant
+PLANNED = plan_tiles(PROBLEM, GPU).variant
 FAST = PLANNED._replace(bm=64, bn=96)
 OTHER = PLANNED._replace(bm=192, warps=12, blocks_per_sm=1)
 
@@ -261,7 +261,7 @@ def test_an_interrupt_brings_what_was_done(world: World) -> None:
 
 
 def with_table(problem: Problem) -> Plan:
-    return plan(problem, GPU, table=tuned.user_table(GPU))
+    return plan_tiles(problem, GPU, table=tuned.user_table(GPU))
 
 
 def faster(world: World) -> Tuning:
@@ -345,5 +345,5 @@ def test_on_a_gpu(cupy: Any, tmp_path: Path) -> None:
     assert {step.stage for step in steps} == {"compile", "check", "time"}
     found.store("a test")
     for row in found.rows:
-        chosen = plan(row.problem, device, table=tuned.user_table(device))
+        chosen = plan_tiles(row.problem, device, table=tuned.user_table(device))
         assert chosen.variant == row.winner

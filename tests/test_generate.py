@@ -519,8 +519,9 @@ def test_command_whose_output_cannot_be_written(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [
-        (("no/such/folder", "x"), b"", "there is no folder no/such/folder"),
-        ((ROOT, "x"), b"", "tokenizer.json is missing"),
+        (("no/such/folder", "x"), b"", "there is no folder or file no/such/folder (models"),
+        ((ROOT, "x"), b"", "is no model's folder: it has neither config.json nor tokenizer.json"),
+        ((SCRIPT, "x"), b"", "generate.py is no GGUF file, nor a folder"),
         (("{folder}", "-f", "no-such-file"), b"", "cannot read no-such-file: No such file"),
         (("{folder}", "-f", ROOT), b"", "Is a directory"),
         (("{folder}",), b"\xff\xfe", "standard input is not UTF-8"),

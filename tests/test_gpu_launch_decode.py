@@ -99,6 +99,24 @@ def test_more_numbers_than_before(cupy: Any, rng: np.random.Generator, stream: A
     assert to_host(many[1]).tobytes() == to_host(many[4]).tobytes()
 
 
+def test_integers_of_any_kind_and_strides(cupy: Any, rng: np.random.Generator, stream: Any) -> None:
+    """As `cupy.array` makes them of a list; not in a capture, which could not convert them."""
+    call = Call(cupy, rng, 5, 16)
+    lengths, table = (call.options[name] for name in ("lengths", "block_table"))
+    for change in (
+        {"lengths": cupy.array(lengths.get().tolist())},
+        {"lengths": cupy.repeat(lengths, 2)[::2]},
+        {"block_table": table.astype(np.int64)},
+        {"block_table": cupy.ascontiguousarray(table.T).T},
+    ):
+        for _ in range(2):
+            call.check([cufa.decode(*call.arrays, **{**call.options, **change})])
+        stream.begin_capture()
+        with pytest.raises(ValueError, match=r"would be copied, .* contiguous int32"):
+            cufa.decode(*call.arrays, **{**call.options, **change})
+        stream.end_capture()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_few_queries(

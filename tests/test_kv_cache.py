@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import defaultdict
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +19,10 @@ from cufa.caches.store import Store
 from cufa.cpu import append as cpu_append
 
 H, D, DV = 2, 8, 5
+
+
+def pickled(cache: Any) -> Any:
+    return pickle.loads(pickle.dumps(cache))
 
 
 def drawn(rng: np.random.Generator, *shape: int, dtype: str = "float32") -> np.ndarray:
@@ -82,7 +89,7 @@ def test_decode_is_attention_over_what_is_held(rng: np.random.Generator, empty: 
     cache = empty(rotary=rotary)
     k, v, q = drawn(rng, 3, H, 5, D), drawn(rng, 3, H, 5, DV), drawn(rng, 3, 2 * H, 5, D)
     cache.append(k, v, counts=[5, 0, 2])
-    turned = cache.append(k, v, q, counts=5)
+    turned = cache.append(k, v, q=q, counts=5)
     out, lse = cache.decode(turned, return_lse=True)
     assert lse.shape == (3, 2 * H, 5)
     for i in range(3):
@@ -106,12 +113,85 @@ def test_layers_share_lengths(rng: np.random.Generator, empty: Any) -> None:
             np.testing.assert_array_equal(held(cache, i, layer)[1], v[layer, i])
 
 
+def test_a_layer_is_written_once_for_an_extend(rng: np.random.Generator, empty: Any) -> None:
+    """Else the newest tokens would be replaced, as where a step forgets `extend`."""
+    cache = empty(layers=2)
+    k, v = drawn(rng, 3, H, 4, D), drawn(rng, 3, H, 4, DV)
+    other = -k, -v
+    with pytest.raises(ValueError, match="no token is new to layer 1: call extend before write"):
+        cache.write(*other, layer=1)
+    cache.extend([4, 0, 2])
+    for layer in range(2):
+        cache.write(k, v, layer=layer)
+    for rows, number in ((slice(3), 0), (slice(1), 0), (slice(2, 3), 2)):
+        with pytest.raises(ValueError, match=f"layer 1 has the newest .* sequence {number}, which"):
+            cache[rows].write(*(x[rows] for x in other), layer=1)
+    with pytest.raises(ValueError, match="no token is new to layer 0"):
+        cache[1:2].write(*(x[1:2] for x in other))
+    np.testing.assert_array_equal(held(cache, 0, 1)[0], k[0])
+    np.testing.assert_array_equal(held(cache, 2, 1)[1], v[2, :, 2:])
+    cache.truncate([3, 0, 2])
+    with pytest.raises(ValueError, match="to replace them, truncate the sequences"):
+        cache.write(*other)
+    cache.truncate([0, 0, 2])
+    cache.extend([4, 0, 0])
+    cache.write(*other)
+    np.testing.assert_array_equal(held(cache, 0)[0], -k[0])
+    np.testing.assert_array_equal(held(cache, 2)[0], k[2, :, 2:])
+    cache.extend(0)
+    cache.write(*other)  # nothing, as the caller has said
+    np.testing.assert_array_equal(held(cache, 2)[0], k[2, :, 2:])
+    cache[3:].write(k[3:], v[3:])
+
+
+def test_views_are_written_one_by_one(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 4, D), drawn(rng, 3, H, 4, DV)
+    cache.extend(4)
+    cache[1:].write(k[1:], v[1:])
+    with pytest.raises(ValueError, match="layer 0 has the newest tokens of sequence 1"):
+        cache.write(k, v)
+    cache[:1].write(k[:1], v[:1])
+    for i in range(3):
+        np.testing.assert_array_equal(held(cache, i)[0], k[i])
+
+
+def test_a_write_that_fails_may_come_again(
+    rng: np.random.Generator, empty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 4, D), drawn(rng, 3, H, 4, DV)
+    cache.extend(4)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_append, "append", fail)
+        with pytest.raises(MemoryError):
+            cache.write(k, v)
+    cache.write(k, v)
+    np.testing.assert_array_equal(held(cache, 1)[0], k[1])
+
+
+def test_queries_are_given_by_name(rng: np.random.Generator, empty: Any) -> None:
+    """With as many heads, q, k and v in the usual order would be taken for k, v and q."""
+    cache = empty(head_dim_v=D)
+    q, k, v = (drawn(rng, 3, H, 1, D) for _ in range(3))
+    with pytest.raises(TypeError, match="positional arguments"):
+        cache.append(q, k, v)
+    cache.extend(1)
+    with pytest.raises(TypeError, match="positional arguments"):
+        cache.write(q, k, v)
+
+
 def test_layout_bshd(rng: np.random.Generator, empty: Any) -> None:
     rotary = cufa.Rotary.of_theta(100.0, 8, 20)
     caches = [empty(rotary=rotary, layout=layout) for layout in ("bhsd", "bshd")]
     k, v, q = drawn(rng, 3, H, 5, D), drawn(rng, 3, H, 5, DV), drawn(rng, 3, 2 * H, 5, D)
-    turned = caches[0].append(k, v, q)
-    swapped = caches[1].append(*(np.ascontiguousarray(x.swapaxes(1, 2)) for x in (k, v, q)))
+    turned = caches[0].append(k, v, q=q)
+    there = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in (k, v, q)]
+    swapped = caches[1].append(*there[:2], q=there[2])
     np.testing.assert_array_equal(swapped.swapaxes(1, 2), turned)
     out = caches[1].decode(swapped)
     np.testing.assert_array_equal(out.swapaxes(1, 2), caches[0].decode(turned))
@@ -222,12 +302,156 @@ def test_views_of_the_cache_are_not_taken(rng: np.random.Generator, empty: Any) 
     k = drawn(rng, 3, H, 3, D)
     cache.append(k, k)
     keys, values = (x[:3, :, :3] for x in cache.layer())
-    for name, arrays in (("k", (keys, k)), ("v", (k, values)), ("q", (k, k, values[..., ::-1]))):
+    for name, arrays in (
+        ("k", {"k": keys, "v": k}),
+        ("v", {"k": k, "v": values}),
+        ("q", {"k": k, "v": k, "q": values[..., ::-1]}),
+    ):
         with pytest.raises(ValueError, match=f"{name} .* shares memory with the cache"):
-            cache.append(*arrays)
+            cache.append(**arrays)
     np.testing.assert_array_equal(cache.host_lengths, [3, 3, 3])
     cache.append(keys.copy(), values.copy())
     np.testing.assert_array_equal(held(cache, 1)[0], np.append(k[1], k[1], axis=1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_shares_nothing(
+    rng: np.random.Generator, empty: Any, copied: Callable[[Any], Any], dtype: str
+) -> None:
+    rotary = cufa.Rotary.of_theta(100.0, 4, 20)
+    cache = empty(rotary=rotary, dtype=dtype, layers=1)
+    k, v = drawn(rng, 3, H, 9, D, dtype=dtype), drawn(rng, 3, H, 9, DV, dtype=dtype)
+    q = drawn(rng, 3, H, 9, D, dtype=dtype)
+    cache.append(k, v, counts=[9, 4, 0])
+    other = copied(cache)
+    assert type(other) is type(cache)
+    assert repr(other) == repr(cache)
+    before = [tuple(x.copy() for x in held(cache, i)) for i in range(3)]
+    expected = cache.decode(q)
+    np.testing.assert_array_equal(other.decode(q), expected)
+    other.append(-k, -v, counts=[1, 9, 3])
+    other[:1].truncate(0)
+    other[:1].append(-k[:1], -v[:1])
+    np.testing.assert_array_equal(cache.host_lengths, [9, 4, 0])
+    for i in range(3):
+        for a, b in zip(held(cache, i), before[i], strict=True):
+            np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(cache.decode(q), expected)
+    for each in (cache, other):
+        each.truncate(0)
+        each.append(k, v)
+    for i in range(3):
+        for a, b in zip(held(cache, i), held(other, i), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_views_are_copied_with_what_they_are_views_of(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV)
+    cache.append(k, v)
+    whole, part = copy.deepcopy((cache, cache[1:]))
+    part.truncate(4)
+    np.testing.assert_array_equal(whole.host_lengths, [9, 4, 4])
+    np.testing.assert_array_equal(cache.host_lengths, [9, 9, 9])
+
+
+def test_a_cache_says_what_it_is(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty(layers=2)
+    cache.extend([3, 0, 11])
+    is_paged = isinstance(cache, PagedKVCache)
+    sizes = "4 of 18 pages of 4 tokens in use" if is_paged else "capacity 20"
+    text = (
+        f"{type(cache).__name__} of 3 sequences, {sizes}, heads_kv 2, head_dim 8 and 5, layers 2, "
+        f"float32, bhsd, numpy, {'0.0184' if is_paged else '0.0154'} MB"
+    )
+    assert repr(cache) == f"{text}: lengths 3, 0, 11"
+    assert repr(cache[1:]) == f"sequences 1 to 2 of {text}: lengths 0, 11"
+    assert repr(cache[3:]).endswith("lengths none")
+    many = PagedKVCache(5, 4, 100, H, D, dtype="float32")
+    many.allocate()
+    assert repr(many).endswith("lengths 0, -, -, -, -, -, -, -, ..., -, -, -, -, -, -, -, -")
+
+
+def test_reset(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV)
+    cache.append(k, v)
+    is_paged = isinstance(cache, PagedKVCache)
+    cache[1:].reset()
+    np.testing.assert_array_equal(cache.host_lengths, [9, 0, 0])
+    if is_paged:
+        assert cache.free_pages == 15
+        assert (cache.allocate(), cache.allocate()) == (1, 2)
+    cache.append(k, v)
+    np.testing.assert_array_equal(held(cache, 0)[0], np.append(k[0], k[0], axis=1))
+    np.testing.assert_array_equal(held(cache, 2)[0], k[2])
+    cache.reset()
+    np.testing.assert_array_equal(cache.host_lengths, [0, 0, 0])
+    message = "none of the sequences" if is_paged else "no token is new"
+    with pytest.raises(ValueError, match=message):
+        cache.write(k, v)
+    if is_paged:
+        assert cache.free_pages == 18
+
+
+def test_reorder(rng: np.random.Generator, empty: Any) -> None:
+    """As beam search asks for: some go on twice, others not at all."""
+    cache = empty(layers=2)
+    k, v = drawn(rng, 2, 3, H, 9, D), drawn(rng, 2, 3, H, 9, DV)
+    cache.extend([9, 6, 2])
+    for layer in range(2):
+        cache.write(k[layer], v[layer], layer=layer)
+    before = copy.deepcopy(cache)
+    tokens = [[held(before, i, layer) for i in range(3)] for layer in range(2)]
+    n = cache.host_lengths.tolist()
+    rows = [0, 1, 2]
+
+    def reorder(part: slice, moved: list[int]) -> None:
+        cache[part].reorder(moved)
+        rows[part] = [rows[part][row] for row in moved]
+        assert cache.host_lengths.tolist() == [n[row] for row in rows]
+        for layer in range(2):
+            for i, row in enumerate(rows):
+                for a, b in zip(held(cache, i, layer), tokens[layer][row], strict=True):
+                    np.testing.assert_array_equal(a, b)
+
+    reorder(slice(3), [0, 1, 2])
+    reorder(slice(3), [2, 0, 1])
+    reorder(slice(1, 3), [1, 0])
+    reorder(slice(3), [1, 1, 0])
+    with pytest.raises(ValueError, match="no token is new to layer 0"):
+        cache.write(k[0], v[0])
+    if isinstance(cache, PagedKVCache):
+        used = len({page for i in range(3) for page in pages_of(cache, i)})
+        assert cache.free_pages == 18 - used
+    cache.extend([1, 2, 1])  # each has its own from here on
+    for layer in range(2):
+        cache.write(k[layer], v[layer], layer=layer)
+    for i, row in enumerate(rows):
+        new = k[1, i, :, -2:] if i == 1 else k[1, i, :, -1:]
+        grown = np.append(tokens[1][row][0], new, axis=1)
+        np.testing.assert_array_equal(held(cache, i, 1)[0], grown)
+    cache.truncate(0)
+    cache.reorder([1, 2, 0])
+    np.testing.assert_array_equal(cache.host_lengths, [0, 0, 0])
+    for bad, error, message in (
+        ([0, 1], ValueError, r"rows has shape \(2,\), but there are 3 sequences"),
+        (1, ValueError, r"rows has shape \(\)"),
+        ([0, 1, 3], ValueError, r"rows\[2\] is 3: it must be 0 to 2"),
+        ([0, -1, 2], ValueError, r"rows\[1\] is -1"),
+        ([0, 1, 2.0], TypeError, "rows must be integers, not float64"),
+        ([True, False, True], TypeError, "rows must be integers, not bool"),
+        ("012", TypeError, "rows must be integers"),
+    ):
+        with pytest.raises(error, match=message):
+            cache.reorder(bad)
+
+
+def pages_of(cache: Any, sequence: int) -> list[int]:
+    n = -(-int(cache.host_lengths[sequence]) // 4)
+    pages: list[int] = cache.block_table[sequence, :n].tolist()
+    return pages
 
 
 def test_refused_and_unchanged(rng: np.random.Generator, empty: Any) -> None:
@@ -241,16 +465,16 @@ def test_refused_and_unchanged(rng: np.random.Generator, empty: Any) -> None:
         (ValueError, "lengths must not be more than", lambda: cache.truncate(2**63 - 1)),
         (TypeError, "k must be a NumPy", lambda: cache.append(k.tolist(), v)),
         (TypeError, "k has dtype float16", lambda: cache.append(f16, v)),
-        (TypeError, "q has dtype float16", lambda: cache.append(k, v, f16)),
+        (TypeError, "q has dtype float16", lambda: cache.append(k, v, q=f16)),
         (ValueError, "k has shape .* 4 axes", lambda: cache.append(k[0], v)),
         (ValueError, r"k has shape .* \(3, 2, 9, 8\)", lambda: cache.append(k[:2], v[:2])),
         (ValueError, "v has shape", lambda: cache.append(k, v[:, :, 1:])),
         (ValueError, "v has shape", lambda: cache.append(k, k)),
-        (ValueError, "q has shape", lambda: cache.append(k, v, q[..., 1:])),
+        (ValueError, "q has shape", lambda: cache.append(k, v, q=q[..., 1:])),
         (
             ValueError,
             "heads 3 is no multiple of the cache's 2",
-            lambda: cache.append(k, v, q[:, :3]),
+            lambda: cache.append(k, v, q=q[:, :3]),
         ),
         (ValueError, "counts: 10 of 9 tokens", lambda: cache.append(k, v, counts=10)),
         (ValueError, "counts must not be negative", lambda: cache.extend(-1)),
@@ -291,7 +515,7 @@ def test_refused_and_unchanged(rng: np.random.Generator, empty: Any) -> None:
         ({"dtype": "nonsense"}, TypeError, "dtype must be one of"),
         ({"dtype": ">f4"}, TypeError, "dtype must be one of"),
         ({"dtype": "("}, TypeError, r"dtype must be one of .*, not '\('"),
-        ({"dtype": None}, TypeError, "dtype must be one of .*, not NoneType"),
+        ({"dtype": None}, TypeError, "dtype must be one of .*, not None"),
         ({"dtype": np.zeros((3, 4), np.float32)}, TypeError, "dtype must be .*, not ndarray"),
         ({"layout": "sbhd"}, ValueError, "layout must be"),
         ({"xp": "cupy"}, TypeError, "xp must be the module numpy or cupy"),
@@ -327,9 +551,8 @@ def test_a_table_of_more_keys_than_decode_takes() -> None:
 def test_sequences_come_and_go(rng: np.random.Generator) -> None:
     cache = PagedKVCache(6, 4, 2, H, D, head_dim_v=DV, dtype="float32")
     k, v = drawn(rng, 2, H, 9, D), drawn(rng, 2, H, 9, DV)
-    with pytest.raises(ValueError, match="sequence 0 has not been allocated"):
+    with pytest.raises(ValueError, match=r"sequence 0 has not been allocated: allocate\(\)"):
         cache.append(k, v, counts=[9, 9])
-    cache.append(k, v)  # nobody is there
     assert (cache.allocate(), cache.allocate()) == (0, 1)
     with pytest.raises(CacheFullError, match="all 2 sequences are in use"):
         cache.allocate()
@@ -338,16 +561,83 @@ def test_sequences_come_and_go(rng: np.random.Generator) -> None:
     cache.free(0)
     assert cache.free_pages == 3
     np.testing.assert_array_equal(cache.host_lengths, [0, 9])
-    for bad in (0, 2, -1):
-        with pytest.raises(ValueError, match=f"sequence {bad} has not been allocated"):
+    for bad, message in (
+        (0, "sequence 0 has not been allocated"),
+        (2, "sequence must be 0 to 1, not 2"),
+        (-1, "sequence must be 0 to 1, not -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
             cache.free(bad)
-        with pytest.raises(ValueError, match=f"sequence {bad} has not been allocated"):
+        with pytest.raises(ValueError, match=message):
             cache.fork(bad)
     with pytest.raises(TypeError, match="sequence must be an integer"):
         cache.free(True)
     out = cache.decode(drawn(rng, 2, H, 1, D))
     assert not out[0].any()
     assert out[1].any()
+
+
+def test_no_sequence_has_been_allocated(rng: np.random.Generator) -> None:
+    """What is given for nobody is not dropped without a word."""
+    cache = PagedKVCache(6, 4, 3, H, D, head_dim_v=DV, dtype="float32")
+    k, v, q = drawn(rng, 3, H, 2, D), drawn(rng, 3, H, 2, DV), drawn(rng, 3, H, 1, D)
+    message = r"none of the sequences 0 to 2 has been allocated: call allocate\(\) first"
+    for refused in (
+        lambda: cache.append(k, v),
+        lambda: cache.extend(2),
+        lambda: cache.write(k, v),
+        lambda: cache.decode(q),
+    ):
+        with pytest.raises(ValueError, match=message):
+            refused()  # type: ignore[no-untyped-call]
+    cache.extend([0, 0, 0])  # as the caller has said
+    cache.append(k, v, counts=[0, 0, 0])
+    cache.append(k[:, :, :0], v[:, :, :0])
+    cache.allocate()
+    cache.append(k, v)
+    cache.decode(q)
+    with pytest.raises(ValueError, match="sequence 2 has not been allocated"):
+        cache[2:].append(k[2:], v[2:])
+    with pytest.raises(ValueError, match="none of the sequences 1 to 2 has been allocated"):
+        cache[1:].decode(q[1:])
+    assert cache[3:].decode(q[3:]).shape == (0, H, 1, DV)
+    cache.free(0)
+    with pytest.raises(ValueError, match=message):
+        cache.decode(q)
+    assert (cache.free_pages, *cache.host_lengths) == (6, 0, 0, 0)
+
+
+def test_reorder_leaves_those_alone_that_nobody_has(rng: np.random.Generator) -> None:
+    cache = PagedKVCache(6, 4, 3, H, D, head_dim_v=DV, dtype="float32")
+    cache.allocate(), cache.allocate()
+    k, v = drawn(rng, 3, H, 6, D), drawn(rng, 3, H, 6, DV)
+    cache.append(k, v)
+    cache.reorder([1, 1, 2])
+    assert cache.free_pages == 4
+    np.testing.assert_array_equal(held(cache, 0)[0], k[1])
+    for rows, row in (([2, 1, 2], 0), ([0, 1, 0], 2)):
+        with pytest.raises(ValueError, match=rf"rows\[{row}\] is .* 2 has not been allocated"):
+            cache.reorder(rows)
+    assert (cache.free_pages, *cache.host_lengths) == (4, 6, 6, 0)
+
+
+def test_a_fork_of_a_contiguous_cache_is_a_copy(rng: np.random.Generator) -> None:
+    cache = KVCache(3, H, 20, D, head_dim_v=DV, dtype="bfloat16", layers=2)
+    k, v = drawn(rng, 3, H, 6, D, dtype="bfloat16"), drawn(rng, 3, H, 6, DV, dtype="bfloat16")
+    cache.extend([0, 6, 0])
+    for layer in range(2):
+        cache.write(k, v, layer=layer)
+    assert (cache.fork(1), cache.fork(1)) == (0, 2)
+    np.testing.assert_array_equal(cache.host_lengths, [6, 6, 6])
+    with pytest.raises(CacheFullError, match="all 3 sequences have tokens: truncate one to 0"):
+        cache.fork(1)
+    for layer in range(2):
+        for i in range(3):
+            np.testing.assert_array_equal(held(cache, i, layer)[0], k[1])
+            np.testing.assert_array_equal(held(cache, i, layer)[1], v[1])
+    for bad, error in ((3, ValueError), (-1, ValueError), (True, TypeError), (0.0, TypeError)):
+        with pytest.raises(error, match="sequence must be"):
+            cache.fork(bad)  # type: ignore[arg-type]
 
 
 def test_out_of_pages(rng: np.random.Generator) -> None:
@@ -436,7 +726,7 @@ def test_what_fails_under_way_has_changed_no_page(
         np.testing.assert_array_equal(held(cache, i)[0], np.append(k[0], k[i], axis=1))
 
 
-@pytest.mark.parametrize("step", ["fork", "free", "truncate"])
+@pytest.mark.parametrize("step", ["fork", "free", "truncate", "reset", "reorder"])
 def test_what_cannot_be_sent_has_changed_nothing(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -444,10 +734,14 @@ def test_what_cannot_be_sent_has_changed_nothing(
     k, v = drawn(rng, 3, H, 6, D), drawn(rng, 3, H, 6, DV)
     cache.allocate()
     cache.append(k, v)
+    if step == "reorder":
+        cache.allocate()
     steps = {
         "fork": lambda: cache.fork(0),
         "free": lambda: cache.free(0),
         "truncate": lambda: cache.truncate(1),
+        "reset": lambda: cache.reset(),
+        "reorder": lambda: cache.reorder([1, 0, 2]),
     }
 
     def fail(_: Store) -> None:
@@ -460,10 +754,10 @@ def test_what_cannot_be_sent_has_changed_nothing(
             steps[step]()
     assert (cache.free_pages, *cache.host_lengths) == (4, 6, 0, 0)
     np.testing.assert_array_equal(held(cache, 0)[0], k[0])
-    assert cache.fork(0) == 1
+    new = cache.fork(0)
     cache.free(0)
-    np.testing.assert_array_equal(held(cache, 1)[0], k[0])
-    cache.free(1)
+    np.testing.assert_array_equal(held(cache, new)[0], k[0])
+    cache.free(new)
     assert cache.free_pages == 6
 
 
@@ -502,7 +796,9 @@ def test_any_steps_are_those_of_a_plain_model(xp: ModuleType, page_size: int) ->
         return needed <= pages - len(found)
 
     for number in range(10_000 // 3 + 1):
-        step = rng.choice(["append"] * 6 + ["decode", "allocate", "fork", "free", "truncate"])
+        step = rng.choice(
+            ["append"] * 7 + ["decode", "allocate", "fork", "free", "truncate", "reorder"]
+        )
         live = sorted(model)
         some = int(rng.choice(live)) if live else None
         if step == "allocate" or (step == "fork" and some is not None):
@@ -521,6 +817,11 @@ def test_any_steps_are_those_of_a_plain_model(xp: ModuleType, page_size: int) ->
             if rng.random() < 0.4:
                 cache.free(some)
                 del model[some]
+        elif step == "reorder":
+            moved = np.arange(sequences)
+            moved[live] = rng.choice(live, len(live))
+            cache.reorder(moved)
+            model = {i: model[int(moved[i])] for i in live}
         elif step == "truncate":
             kept = cache.host_lengths
             kept[some] = rng.integers(0, kept[some] + 1)
@@ -566,7 +867,7 @@ def test_any_steps_are_those_of_a_plain_model(xp: ModuleType, page_size: int) ->
             for a, b in zip(held(cache, i), model[i], strict=True):
                 assert np.array_equal(a, b)
     assert min(happened.values()) > 20, happened
-    assert len(happened) == 8, happened
+    assert len(happened) == 9, happened
 
 
 # --- on a GPU ---
@@ -578,6 +879,7 @@ def both(cupy: ModuleType, paged: bool, **options: Any) -> list[Any]:
     for xp in (np, cupy):
         rotary = cufa.Rotary.of_theta(100.0, options["dim"], 400, xp=xp)
         chosen = {"dtype": options["dtype"], "rotary": rotary, "layers": 2, "xp": xp}
+        chosen["layout"] = options.get("layout", "bhsd")
         if paged:
             cache: Any = PagedKVCache(90, 16, 4, H, options["d"], pages_per_sequence=25, **chosen)
             for _ in range(3):
@@ -608,7 +910,8 @@ def test_gpu_holds_what_the_cpu_holds(
                 counts[1] = 0
             cache.extend(counts)
             for layer in range(2):
-                new = cache.write(*map(xp.asarray, arrays), layer=layer)
+                given = [xp.asarray(array) for array in arrays]
+                new = cache.write(*given[:2], q=given[2], layer=layer)
             turned.append(to_host(new).astype(np.float32))
         eps = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5}[dtype]
         np.testing.assert_allclose(turned[1], turned[0], eps, eps)
@@ -621,6 +924,37 @@ def test_gpu_holds_what_the_cpu_holds(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_gpu_moves_and_copies(
+    cupy: ModuleType, rng: np.random.Generator, layout: str, dtype: str, paged: bool
+) -> None:
+    caches = both(cupy, paged, dtype=dtype, d=40, dim=22, layout=layout)
+    arrays = [drawn(rng, 4, H, 37, 40, dtype=dtype) for _ in range(2)]
+    if layout == "bshd":
+        arrays = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays]
+    for cache, xp in zip(caches, (np, cupy), strict=True):
+        cache.extend([37, 20, 3, 0])
+        for layer in range(2):
+            cache.write(*map(xp.asarray, arrays), layer=layer)
+        cache[:3].reorder([2, 0, 0])
+        assert cache.fork(1) == 3
+    there = caches[1]
+    for i, copied in enumerate((copy.copy(there), copy.deepcopy(there), pickled(there))):
+        copied.extend([i + 1, 0, 1, 0])
+        copied.reorder([1, 1, 1, 1])
+    eps = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5}[dtype]
+    np.testing.assert_array_equal(to_host(there.lengths), caches[0].host_lengths)
+    for layer in range(2):
+        for a, b in zip(*(cache.layer(layer) for cache in caches), strict=True):
+            if paged:
+                a, b = a[caches[0].block_table], to_host(b)[to_host(there.block_table)]
+            a, b = a.astype(np.float32), to_host(b).astype(np.float32)
+            np.testing.assert_allclose(b, a, eps, eps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("paged", [False, True])
 def test_gpu_replays_while_sequences_grow(
     cupy: ModuleType, rng: np.random.Generator, stream: Any, paged: bool
 ) -> None:
@@ -629,15 +963,22 @@ def test_gpu_replays_while_sequences_grow(
     given = [cupy.asarray(x) for x in (k, k, q)]
 
     def attend(cache: Any, k: Any, v: Any, q: Any) -> Any:
-        return cache.decode(cache.write(k, v, q, layer=1), layer=1)
+        return cache.decode(cache.write(k, v, q=q, layer=1), layer=1)
 
     for cache, arrays in ((host, (k, k, q)), (there, given)):
         cache.extend(1)
         attend(cache, *arrays)
+    with pytest.raises(ValueError, match="layer 1 has the newest tokens of sequence 0"):
+        attend(there, *given)
     stream.begin_capture()
     out = attend(there, *given)
-    with pytest.raises(RuntimeError, match="extend cannot be captured"):
-        there.extend(1)
+    for name, refused in (
+        ("extend", lambda: there.extend(1)),
+        ("reorder", lambda: there.reorder([1, 0, 2, 3])),
+        ("a copy of a cache", lambda: copy.copy(there)),
+    ):
+        with pytest.raises(RuntimeError, match=f"{name} cannot be captured"):
+            refused()  # type: ignore[no-untyped-call]
     graph = stream.end_capture()
     for _ in range(40):
         for array, into in zip((k, q), (given[:2], given[2:]), strict=True):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import random
 import sys
 import threading
 import time
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,11 +17,17 @@ from reference import DTYPES, assert_accepted, random_inputs
 
 import cufa
 from cufa import device
-from cufa.launch import calls, prepare, scratch
+from cufa.compiler import jit
+from cufa.features.causal import Causal
+from cufa.features.window import Window
+from cufa.launch import calls, counters, loaded, prepare, scratch
 from cufa.planner import decode_units
+from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.planner.rules import KEY_STEP
+from cufa.problem.extras import NO_EXTRAS
+from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 ALL, NO_TMA, NONE = 2, 1, 0  # kernels
@@ -404,21 +413,41 @@ def test_a_variant_that_looks_like_a_known_one(
     assert len(gpu.launches) == known
 
 
-def encodes(gpu: Gpu, rng: np.random.Generator, *lengths: int) -> int:
-    """Make calls, and return how many tensor maps that took."""
-    encoded = len(gpu.driver.encoded)
-    for length in lengths:
-        checked(legal(rng, sq=length))
-    return len(gpu.driver.encoded) - encoded
+def prepares(rng: np.random.Generator, *lengths: int) -> int:
+    """Make calls, and return how many of them had to be prepared."""
+    of_kind = prepare.Kind._prepared
+    with mock.patch.object(prepare.Kind, "_prepared", autospec=True) as prepared:
+        prepared.side_effect = of_kind
+        for length in lengths:
+            checked(legal(rng, sq=length))
+    return prepared.call_count
 
 
-def test_what_comes_again_is_remembered(gpu: Gpu, rng: np.random.Generator) -> None:
+@pytest.mark.usefixtures("gpu")
+def test_what_comes_again_is_remembered(rng: np.random.Generator) -> None:
     """At once if it is the next, and for long from the second time on."""
-    once = encodes(gpu, rng, 1)
-    assert once > 0
-    assert encodes(gpu, rng, 1, 1) == 0
-    assert encodes(gpu, rng, 2, 1, 2) == 3 * once
-    assert encodes(gpu, rng, 1, 2, 3, 1, 2, 1, 2) == once
+    assert prepares(rng, 1) == 1
+    assert prepares(rng, 1, 1) == 0
+    assert prepares(rng, 2, 1, 2) == 3
+    assert prepares(rng, 1, 2, 3, 1, 2, 1, 2) == 1
+
+
+def test_tensor_maps_are_remembered(
+    gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of arrays of a shape that there has been, with others or not; the oldest go."""
+    monkeypatch.setattr(loaded, "_MAPS", 8)
+    for sq, sk, maps in ((5, 7, 2), (6, 7, 1), (5, 8, 1), (6, 8, 0), (6, 6, 1), (8, 7, 1)):
+        encoded = len(gpu.driver.encoded)
+        checked(legal(rng, sq=sq, sk=sk))
+        assert len(gpu.driver.encoded) == encoded + maps
+    for sq in range(20, 40):
+        checked(legal(rng, sq=sq))
+    ((known, *_),) = (kind._loaded.values() for kind in calls._kinds.values())
+    assert len(known._maps) == 8
+    encoded = len(gpu.driver.encoded)
+    checked(legal(rng, sq=5, sk=7))
+    assert len(gpu.driver.encoded) == encoded + 2
 
 
 def test_what_is_remembered_is_bounded(
@@ -438,9 +467,9 @@ def test_what_is_remembered_is_bounded(
     monkeypatch.setattr(prepare, "_SEEN", 50)
     for each in calls._kinds.values():
         each.calls.clear()
-    encodes(gpu, rng, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4)
-    assert encodes(gpu, rng, 2, 3, 4) == 0
-    assert encodes(gpu, rng, 1) > 0
+    prepares(rng, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4)
+    assert prepares(rng, 2, 3, 4) == 0
+    assert prepares(rng, 1) == 1
     checked(legal(rng), kernel="fa2_mma")
     checked(legal(rng, sq=1), causal=True)  # not the oldest
     assert gpu.parsed == 3
@@ -540,6 +569,65 @@ def test_new_lengths_are_patched_in(
             assert_accepted(result, lse, q, k, v, causal=True)
     assert gpu.parsed == 1
     assert len(gpu.loaded) == len(set(gpu.loaded))
+
+
+LENGTHS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"features": (Causal(),)},
+    "a window": {"features": (Window(100, 50),)},
+    "a negative scale": {"scale": -0.3, "features": (Causal(),)},
+    "float32": {"dtype": "float32"},
+}
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_new_lengths_are_launched_as_in_a_first_call(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, kind: str, layout: str
+) -> None:
+    """Of hundreds of calls, that take over what earlier ones of the kind have found."""
+    rng = random.Random(kind)
+    told: list[Any] = []
+
+    def kernel(variant: Variant, *_: Any) -> Any:
+        def launched(grid: Any, block: Any, args: Any, smem_bytes: int) -> None:
+            content = ctypes.string_at(args[0].ptr, variant.parameter.itemsize)
+            told.append((variant, grid, block, smem_bytes, content))
+
+        return launched
+
+    monkeypatch.setattr(jit, "kernel", kernel)
+    monkeypatch.setattr(counters.Counters, "take", lambda _: 4096)
+    monkeypatch.setattr(scratch.Scratch, "take", lambda _, floats: 8192 + floats)
+    h200 = device.named("h200")
+    base = Problem("bfloat16", 1, 8, 8, 1, 1, 64, 64, 0.3)._replace(**LENGTHS[kind])
+    size = DTYPES[base.dtype].itemsize
+
+    def of_kind() -> prepare.Kind:
+        return prepare.Kind(base, layout, h200, 0, Planner(base, h200), NO_EXTRAS)
+
+    def array(batch: int, heads: int, seq: int, room: int) -> tuple[Any, Any]:
+        """Return shape and strides; of a cache with room, its first rows."""
+        shape = (batch, heads, room) if layout == "bhsd" else (batch, room, heads)
+        strides = np.empty((*shape, 64), f"V{size}").strides
+        return ((batch, heads, seq, 64) if layout == "bhsd" else (batch, seq, heads, 64)), strides
+
+    def launched(kind: prepare.Kind, key: Any) -> Any:
+        call = kind.prepare(key, 512)
+        assert call is not None
+        told.clear()
+        for launch in call.launches:
+            launch(16, 32, 48, 64, 80)
+        return call._replace(launches=()), *told
+
+    shared = of_kind()
+    for longest in (20, 700, 700, 3000) * 40:
+        batch, hq, hk = rng.choice(((1, 8, 8), (1, 8, 8), (2, 8, 2), (3, 71, 1)))
+        sq, sk = (rng.randint(1, n) for n in (rng.choice((1, 130, longest)), longest))
+        room = rng.choice((sk, 3000))
+        arrays = array(batch, hq, sq, sq), *[array(batch, hk, sk, room)] * 2
+        key = *(part for each in arrays for part in each), (True, True, True), None, ()
+        assert launched(shared, key) == launched(of_kind(), key), key
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])

@@ -175,6 +175,29 @@ def test_lengths_on_the_host_are_checked_each_time(
         case.checked()
 
 
+#: Integers that kernels do not read as they are.
+UNREADABLE: dict[str, Any] = {
+    "int64": lambda x: on_gpu(x.host.astype(np.int64)),
+    "uint16": lambda x: on_gpu(x.host.astype(np.uint16)),
+    "strides": lambda x: on_gpu(np.repeat(x.host, 2, axis=-1))[..., ::2],
+    "backwards": lambda x: on_gpu(np.ascontiguousarray(x.host[..., ::-1]))[..., ::-1],
+}
+
+
+@page_sizes
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_other_integers_on_the_device_are_converted(
+    gpu: Gpu, rng: np.random.Generator, page_size: int, kind: str
+) -> None:
+    """As CuPy makes them of a list, or as views: int64, every second."""
+    case = Case(rng, page_size)
+    names = ["lengths", *(["block_table"] if page_size else [])]
+    for _ in range(3):
+        for chosen in (names, *([name] for name in names)):
+            case.checked(**{name: UNREADABLE[kind](case.call[name]) for name in chosen})
+        case.checked()
+
+
 def test_pages_on_the_host_are_checked_each_time(gpu: Gpu, rng: np.random.Generator) -> None:
     case = Case(rng, 16)
     table = case.call["block_table"].get()
@@ -267,28 +290,18 @@ SPOILERS: dict[str, tuple[Any, type[Exception], str]] = {
     "table number": (lambda c: {"block_table": 0}, TypeError, "block_table must be a NumPy or"),
     "lengths shape": (lambda c: {"lengths": c["lengths"][:3]}, ValueError, "lengths has shape"),
     "lengths dtype": (
-        lambda c: {"lengths": on_gpu(c["lengths"].host.astype(np.int64))},
+        lambda c: {"lengths": on_gpu(c["lengths"].host.astype(np.float32))},
         TypeError,
-        "lengths has dtype int64",
-    ),
-    "lengths strides": (
-        lambda c: {"lengths": on_gpu(np.repeat(c["lengths"].host, 2))[::2]},
-        ValueError,
-        "lengths .* must be contiguous",
+        "lengths has dtype float32: integers are needed",
     ),
     "lengths bytes": (lambda c: {"lengths": odd_bytes(c["lengths"])}, ValueError, "lengths .* 4 b"),
     "lengths list": (lambda c: {"lengths": [1, 2, 3, 4]}, TypeError, "lengths must be"),
     "table rank": (lambda c: {"block_table": c["block_table"][0]}, ValueError, "block_table has"),
     "table batch": (lambda c: {"block_table": c["block_table"][1:]}, ValueError, "block_table has"),
     "table dtype": (
-        lambda c: {"block_table": on_gpu(c["block_table"].host.astype(np.uint32))},
+        lambda c: {"block_table": on_gpu(c["block_table"].host.astype(bool))},
         TypeError,
-        "block_table has dtype uint32",
-    ),
-    "table strides": (
-        lambda c: {"block_table": on_gpu(c["block_table"].host.T.copy()).swapaxes(0, 1)},
-        ValueError,
-        "block_table .* must be contiguous",
+        "block_table has dtype bool: integers are needed",
     ),
     "out shape": (lambda c: {"out": c["out"][:, :, :, 1:]}, ValueError, "out has shape"),
     "out k": (
@@ -427,6 +440,23 @@ def test_a_single_split_needs_nothing_set_aside(
     case.checked()  # so short that nothing is cut
     with pytest.raises(RuntimeError, match="no memory is set aside for this captured launch"):
         cufa.decode(**case.call, num_splits=2)
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+@pytest.mark.parametrize("name", ["lengths", "block_table"])
+def test_integers_that_are_converted_cannot_be_captured(
+    gpu: Gpu, rng: np.random.Generator, capture: Any, name: str, kind: str
+) -> None:
+    case = Case(rng, 16)
+    call = {**case.call, name: UNREADABLE[kind](case.call[name])}
+    cufa.decode(**call)
+    capture(1)
+    gpu.allocated.clear()
+    with pytest.raises(
+        ValueError, match=rf"^{name} .* would be copied, .* make a contiguous int32"
+    ):
+        cufa.decode(**call)
+    assert gpu.allocated == []
 
 
 @pytest.mark.parametrize("known", [False, True])

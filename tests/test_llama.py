@@ -239,6 +239,14 @@ def test_old_frequencies_and_a_tied_head_that_is_stored_are_no_extra_tensors(
     assert np.abs(logits(Llama(tmp_path, "cpu"), TOKENS, [40]) - RECORDED["smollm"]).max() < 3e-5
 
 
+def test_a_head_of_its_own_is_used_whatever_config_json_says(tmp_path: Path) -> None:
+    weights = llama_folders.write(tmp_path, "smollm")
+    weights["lm_head.weight"] = np.roll(weights["model.embed_tokens.weight"], 7, axis=0)
+    save_file(weights, tmp_path / "model.safetensors")
+    found = logits(Llama(tmp_path, "cpu"), TOKENS, [40])
+    assert np.abs(found - np.roll(RECORDED["smollm"], 7, axis=-1)).max() < 3e-5
+
+
 # --- what a folder may have wrong with it ---
 
 
@@ -337,6 +345,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "longrope": (
         change_config(rope_scaling={"rope_type": "longrope", "factor": 4.0}),
         "rotary scaling of type 'longrope' is not supported",
+    ),
+    "longrope of an old file": (
+        change_config(rope_scaling={"type": "su", "short_factor": [1.0]}),
+        "rotary scaling of type 'su' is not supported",
     ),
     "base": (
         change_config(rope_scaling={"rope_type": "yarn", "factor": 4.0}, rope_theta=1.0),
@@ -540,6 +552,58 @@ def test_texts_are_as_long_as_the_positions(tmp_path: Path, name: str) -> None:
     model.check_length(2048)
     with pytest.raises(ModelError, match=r"2049 tokens, .* exceed the model's 2048 positions"):
         model.check_length(2049)
+
+
+@pytest.mark.parametrize(
+    ("name", "rope", "context"),
+    [
+        ("llama2", {"type": "linear", "factor": 4.0}, 8192),
+        ("qwen2", {"type": "yarn", "factor": 4.0}, 8192),
+        ("qwen2", {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}, 8192),
+        # Files that have the length after the scaling.
+        ("qwen2", {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ("qwen3", {"type": "yarn", "factor": 2.5, "original_max_position_embeddings": 2047}, 5117),
+        ("gemma3", {"rope_type": "linear", "factor": 8.0}, 2048),
+        ("llama2", {"rope_type": "dynamic", "factor": 4.0}, 2048),
+        (
+            "llama2",
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 256,
+            },
+            2048,
+        ),
+        ("llama2", {"type": "linear", "factor": 1e300}, 2**31 - 1),
+    ],
+)
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_scaling_lengthens_the_context(
+    tmp_path: Path, name: str, rope: dict[str, Any], context: int, key: str
+) -> None:
+    changes: dict[str, Any] = {"rope_parameters": None, "rope_scaling": None}
+    is_nested = name == "gemma3" and key == "rope_parameters"
+    llama_folders.write(
+        tmp_path, name, **{**changes, key: {"full_attention": rope} if is_nested else rope}
+    )
+    assert read_config(tmp_path).context == context
+
+
+def test_a_window_within_the_lengthened_context_stays(tmp_path: Path) -> None:
+    llama_folders.write(
+        tmp_path,
+        "mistral-window",
+        sliding_window=4096,
+        rope_scaling={"type": "yarn", "factor": 4.0},
+    )
+    assert {each.window for each in read_config(tmp_path).attentions} == {(4095, None)}
+
+
+def test_dynamic_scaling_leaves_texts_of_all_positions(tmp_path: Path) -> None:
+    llama_folders.write(tmp_path, "llama2", rope_scaling={"type": "dynamic", "factor": 2.0})
+    assert np.abs(logits(Llama(tmp_path, "cpu"), TOKENS, [40]) - RECORDED["llama2"]).max() < 3e-5
 
 
 YARN = llama_folders.CONFIGS["qwen3-yarn"]["rope_scaling"]

@@ -17,7 +17,7 @@ from cufa import device
 from cufa.compiler import elf, nvrtc, source
 from cufa.device import Device
 from cufa.features.causal import Causal
-from cufa.planner.decode import plan as plan_decode
+from cufa.planner.decode import plan_splits
 from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS
@@ -146,7 +146,7 @@ def test_decode_compiles_without_spills(
     kv = "Paged" if page_size else "Contiguous"
     problem = Problem(dtype, *sizes, 1.0, (Causal(),), kv)
     problem = problem._replace(pages=pages, page_size=page_size)
-    variant = plan_decode(problem, H200).variant
+    variant = plan_splits(problem, H200).variant
     assert_lean(variant, H200)
 
 

@@ -15,7 +15,7 @@ from cufa import device
 from cufa.cpu import attention as cpu
 from cufa.device import Device
 from cufa.features.causal import Causal
-from cufa.planner.plan import Plan, plan
+from cufa.planner.plan import Plan, plan_tiles
 from cufa.planner.problem_class import problem_class
 from cufa.planner.rules import KEY_STEP, all_variants
 from cufa.planner.tuned_table import Entry, Table
@@ -83,7 +83,7 @@ def planned(
     """Draw any legal problem and device, a kernel or None, and the plan for them."""
     problem, gpu = draw(problems(length)), draw(devices)
     kernel = draw(kernel_names(problem, gpu))
-    return problem, gpu, kernel, plan(problem, gpu, kernel)
+    return problem, gpu, kernel, plan_tiles(problem, gpu, kernel)
 
 
 def tiles(chosen: Plan, problem: Problem) -> int:
@@ -175,7 +175,7 @@ def test_every_row_is_computed_once(case: tuple[Problem, Device, str | None, Pla
 @given(problems(st.integers(1, 2000)), st.integers(1, 300))
 def test_sections_may_be_of_any_size(problem: Problem, section_heads: int) -> None:
     """Also where they do not divide the heads."""
-    chosen = plan(problem, H200)._replace(section_heads=section_heads)
+    chosen = plan_tiles(problem, H200)._replace(section_heads=section_heads)
     assert_covers_every_row_once(chosen, problem)
 
 
@@ -183,7 +183,7 @@ def test_sections_may_be_of_any_size(problem: Problem, section_heads: int) -> No
 def test_long_problems_fit_or_are_refused(problem: Problem, gpu: Device, data: Any) -> None:
     kernel = data.draw(kernel_names(problem, gpu))
     try:
-        chosen = plan(problem, gpu, kernel)
+        chosen = plan_tiles(problem, gpu, kernel)
     except ValueError as error:
         name = str(error).split()[0].rstrip(":")
         rows = max(1, problem.batch * problem.heads_q) * problem.seq_q
@@ -201,9 +201,9 @@ def test_a_decoding_loop_uses_few_kernels(
     assume(problem.batch * problem.heads_q > 0)
     assume(problem.group <= 64)
     problem = problem._replace(seq_q=data.draw(st.integers(1, 64 // problem.group)))
-    chosen = plan(problem, gpu, kernel)
-    assert plan(problem._replace(scale=0.125), gpu, kernel) == chosen
-    assert plan(problem._replace(seq_kv=seq_kv), gpu, kernel).variant.bm == chosen.variant.bm
+    chosen = plan_tiles(problem, gpu, kernel)
+    assert plan_tiles(problem._replace(scale=0.125), gpu, kernel) == chosen
+    assert plan_tiles(problem._replace(seq_kv=seq_kv), gpu, kernel).variant.bm == chosen.variant.bm
 
 
 @given(planned(st.integers(1, 9000)))
@@ -214,7 +214,7 @@ def test_keys_count_in_steps_where_there_is_no_mask(
     problem, gpu, kernel, chosen = case
     assume(not problem.causal)
     rounded = problem._replace(seq_kv=-(-problem.seq_kv // KEY_STEP) * KEY_STEP)
-    assert plan(rounded, gpu, kernel) == chosen
+    assert plan_tiles(rounded, gpu, kernel) == chosen
     assert problem_class(rounded, gpu) == problem_class(problem, gpu)
 
 
@@ -224,7 +224,7 @@ def test_a_kernel_is_not_compiled_for_each_length(
 ) -> None:
     """All lengths share a few, other ones where there is a mask."""
     problem, gpu, kernel, chosen = case
-    other = plan(problem._replace(seq_q=seq_q, seq_kv=seq_kv), gpu, kernel).variant
+    other = plan_tiles(problem._replace(seq_q=seq_q, seq_kv=seq_kv), gpu, kernel).variant
     v = chosen.variant
     shapes = ATTENTION_KERNELS[v.kernel].tiles(gpu, (v.head_dim, v.head_dim_v))
     assert len(shapes) <= 2 * 18
@@ -235,10 +235,10 @@ def test_a_kernel_is_not_compiled_for_each_length(
 def test_what_is_chosen_can_be_forced(case: tuple[Problem, Device, str | None, Plan]) -> None:
     problem, gpu, _, chosen = case
     assert chosen.variant in all_variants(gpu) or gpu.name == "any"
-    forced = plan(problem, gpu, chosen.variant)
+    forced = plan_tiles(problem, gpu, chosen.variant)
     assert forced._replace(reason="") == chosen._replace(reason="")
     assert "forced" in forced.reason
-    again = plan(problem, gpu, chosen.variant.kernel)
+    again = plan_tiles(problem, gpu, chosen.variant.kernel)
     assert again.variant == chosen.variant
     assert "forced" in again.reason
 
@@ -288,7 +288,7 @@ def problem_of(causal: Any = True, **changes: Any) -> Problem:
 @pytest.mark.parametrize("gpu", [*NAMED, NO_SM90A], ids=lambda gpu: f"{gpu.name}-{gpu.arch}")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_default_kernel(gpu: Device, dtype: str) -> None:
-    chosen = plan(problem_of(dtype=dtype), gpu)
+    chosen = plan_tiles(problem_of(dtype=dtype), gpu)
     of_16_bits = "fa3_wgmma" if gpu.arch == "sm_90a" else "fa2_mma"
     assert chosen.variant.kernel == ("fa2_fp32" if dtype == "float32" else of_16_bits)
     assert chosen.reason == f"default for {dtype}"
@@ -298,14 +298,14 @@ def test_default_kernel(gpu: Device, dtype: str) -> None:
 def test_no_keys(seq_q: int) -> None:
     """TMA cannot describe an array of none."""
     none = problem_of(seq_q=seq_q, seq_kv=0)
-    chosen = plan(none, H200)
+    chosen = plan_tiles(none, H200)
     assert chosen.variant.kernel == "fa2_mma"
     assert chosen.reason.startswith("no keys")
-    assert chosen._replace(reason="") == plan(none, H200, "fa2_mma")._replace(reason="")
+    assert chosen._replace(reason="") == plan_tiles(none, H200, "fa2_mma")._replace(reason="")
     with pytest.raises(ValueError, match=r"^kernel: fa3_wgmma needs at least one key, k has seq 0"):
-        plan(none, H200, "fa3_wgmma")
+        plan_tiles(none, H200, "fa3_wgmma")
     with pytest.raises(ValueError, match=r"^kernel: .*fa3_wgmma.* it needs at least one key"):
-        plan(none, H200, plan(problem_of(seq_q=seq_q), H200).variant)
+        plan_tiles(none, H200, plan_tiles(problem_of(seq_q=seq_q), H200).variant)
 
 
 def test_no_keys_whatever_a_table_says() -> None:
@@ -315,15 +315,15 @@ def test_no_keys_whatever_a_table_says() -> None:
     for kernel in ("fa3_wgmma", "fa2_mma"):
         entry = Entry(kernel, shape._replace(warps=12 if kernel == "fa3_wgmma" else 8))
         table = Table("any", "", "2026-11-21", "", {problem_class(few, H200): entry})
-        assert plan(few, H200, table=table).variant.kernel == kernel
-        assert "tuned" in plan(few, H200, table=table).reason
-        assert plan(none, H200, table=table).variant.kernel == "fa2_mma"
+        assert plan_tiles(few, H200, table=table).variant.kernel == kernel
+        assert "tuned" in plan_tiles(few, H200, table=table).reason
+        assert plan_tiles(none, H200, table=table).variant.kernel == "fa2_mma"
 
 
 def test_few_queries_take_a_tile_of_fewer_rows() -> None:
-    long = plan(problem_of(), H200)
+    long = plan_tiles(problem_of(), H200)
     for few in ({"seq_q": 1}, {"seq_q": 64}, {"batch": 1, "heads_q": 8, "seq_q": 500}):
-        short = plan(problem_of(**few), H200)
+        short = plan_tiles(problem_of(**few), H200)
         assert short.variant.bm < long.variant.bm
 
 
@@ -335,26 +335,26 @@ def test_blocks_stay_for_all_tiles(problem: Problem, sm_count: int) -> None:
     """As many as run at once, or as there are tiles."""
     assume(problem.dtype != "float32")
     gpu = H200._replace(sm_count=sm_count)
-    chosen = plan(problem, gpu)
+    chosen = plan_tiles(problem, gpu)
     assert chosen.variant.kernel == "fa3_wgmma"
     at_once = sm_count * chosen.variant.blocks_per_sm
     assert chosen.grid == min(tiles(chosen, problem), at_once)
 
 
 def test_one_line() -> None:
-    chosen = plan(problem_of(), H200)
+    chosen = plan_tiles(problem_of(), H200)
     line = str(chosen)
     assert "\n" not in line
     for word in ("fa3_wgmma<float16, 128, 128", "grid=132", "block=384", "smem=", "pack=1"):
         assert word in line
     assert f"section_heads={chosen.section_heads} " in line
     assert line.endswith("(default for float16)")
-    assert "block=128" in str(plan(problem_of(), H200, "fa2_mma"))
+    assert "block=128" in str(plan_tiles(problem_of(), H200, "fa2_mma"))
 
 
 # --- what is refused ---
 
-VARIANT = plan(problem_of(), H200).variant
+VARIANT = plan_tiles(problem_of(), H200).variant
 
 KERNEL_ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "number": (3, TypeError, "kernel must be a str or a Variant, not int"),
@@ -404,7 +404,7 @@ KERNEL_ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "illegal": (VARIANT._replace(bm=100), ValueError, "kernel: .* bm must be a multiple"),
     "too large": (VARIANT._replace(stages=9), ValueError, "kernel: .* shared memory .* h200 has"),
     "too large for fa2_mma": (
-        plan(problem_of(), H200, "fa2_mma").variant._replace(stages=9),
+        plan_tiles(problem_of(), H200, "fa2_mma").variant._replace(stages=9),
         ValueError,
         "kernel: .* shared memory .* h200 has",
     ),
@@ -415,7 +415,7 @@ KERNEL_ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
 def test_kernel_that_cannot_run(case: str) -> None:
     kernel, error, message = KERNEL_ERRORS[case]
     with pytest.raises(error, match=f"^{message}"):
-        plan(problem_of(), H200, kernel)
+        plan_tiles(problem_of(), H200, kernel)
 
 
 @pytest.mark.parametrize("gpu", [g for g in [*NAMED, NO_SM90A] if g.arch != "sm_90a"])
@@ -423,23 +423,23 @@ def test_kernel_of_another_gpu(gpu: Device) -> None:
     with pytest.raises(
         ValueError, match=f"^kernel: fa3_wgmma is for sm_90a, {gpu.name} is {gpu.arch}$"
     ):
-        plan(problem_of(), gpu, "fa3_wgmma")
+        plan_tiles(problem_of(), gpu, "fa3_wgmma")
     with pytest.raises(ValueError, match=f"^kernel: .* is for sm_90a, not for {gpu.arch}$"):
-        plan(problem_of(), gpu, VARIANT)
+        plan_tiles(problem_of(), gpu, VARIANT)
 
 
 @pytest.mark.parametrize("kernel", [None, "fa2_mma", VARIANT])
 def test_gpu_before_sm_80(kernel: str | Variant | None) -> None:
     turing = H200._replace(name="t4", compute_capability=75)
     with pytest.raises(ValueError, match=r"^device: t4 has compute capability 7\.5, 8\.0 is"):
-        plan(problem_of(), turing, kernel)
+        plan_tiles(problem_of(), turing, kernel)
 
 
 @pytest.mark.parametrize("kernel", [None, VARIANT])
 def test_more_blocks_than_a_grid_has(kernel: Variant | None) -> None:
     problem = problem_of(batch=2**20, heads_q=2**10, seq_q=1000)
     with pytest.raises(ValueError, match=r"^q: batch 1048576 x heads 1024 x seq 1000 needs"):
-        plan(problem, H200, kernel)
+        plan_tiles(problem, H200, kernel)
 
 
 @pytest.mark.parametrize("short_of_most", [0, 263, 264])
@@ -447,9 +447,9 @@ def test_more_blocks_than_a_grid_has(kernel: Variant | None) -> None:
 def test_as_many_tiles_as_can_be_counted(short_of_most: int, causal: bool) -> None:
     one = problem_of(heads_q=1, heads_kv=1, seq_q=1, causal=causal)
     problem = one._replace(batch=MAX_GRID - short_of_most)
-    assert_fits(plan(problem, H200, "fa2_mma"), problem, H200)
+    assert_fits(plan_tiles(problem, H200, "fa2_mma"), problem, H200)
     try:
-        chosen = plan(problem, H200)
+        chosen = plan_tiles(problem, H200)
     except ValueError:
         assert short_of_most < 264
     else:
@@ -460,9 +460,9 @@ def test_as_many_tiles_as_can_be_counted(short_of_most: int, causal: bool) -> No
 def test_lengths_beyond_32_bits(name: str, field: str) -> None:
     changes = {"batch": 1, "heads_q": 1, "heads_kv": 1}
     longest = problem_of(**changes, **{field: 2**31 - 257})
-    assert_fits(plan(longest, H200), longest, H200)
+    assert_fits(plan_tiles(longest, H200), longest, H200)
     with pytest.raises(ValueError, match=rf"^{name} has seq 2147483392, more than"):
-        plan(problem_of(**changes, **{field: 2**31 - 256}), H200)
+        plan_tiles(problem_of(**changes, **{field: 2**31 - 256}), H200)
 
 
 @given(problems(st.integers(1, 100)), st.sampled_from(["bm", "bn"]), st.integers(257, 5000))
@@ -470,11 +470,11 @@ def test_forced_tiles_stay_within_32_bits(problem: Problem, field: str, size: in
     """Tiles that are larger than those of the tables, at the greatest lengths."""
     longest = 2**31 - 257
     problem = problem._replace(batch=1, heads_q=1, heads_kv=1, seq_q=longest, seq_kv=longest)
-    variant = plan(problem, H200).variant._replace(stages=1, blocks_per_sm=1)
+    variant = plan_tiles(problem, H200).variant._replace(stages=1, blocks_per_sm=1)
     size = -(-size // 128) * 128
     variant = variant._replace(bm=size) if field == "bm" else variant._replace(bn=size)
     try:
-        chosen = plan(problem, H200, variant)
+        chosen = plan_tiles(problem, H200, variant)
     except ValueError:
         return
     assert_fits(chosen, problem, H200)

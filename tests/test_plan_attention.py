@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def test_one_query_beside_many_keys_is_for_decode_everywhere(name: str, dtype: s
 
 def test_the_plan_is_that_of_decode() -> None:
     given = problem(2, 28, 4, 3, 9000, 80)
-    found, expected = attention.plan(given, H200), decode.plan(given.in_cache, H200)
+    found, expected = attention.plan(given, H200), decode.plan_splits(given.in_cache, H200)
     assert isinstance(found, DecodePlan)
     assert found == expected._replace(reason=found.reason)
     assert str(found).startswith("decode<bfloat16, 96, 96, ")
@@ -94,7 +95,7 @@ def test_a_kernel_that_is_forced_is_taken(kernel: str) -> None:
         attention.plan(given, H200, kernel),
         attention.Planner(given, H200, kernel)(given),
     ):
-        assert found == tiled.plan(given, H200, kernel)
+        assert found == tiled.plan_tiles(given, H200, kernel)
     with pytest.raises(ValueError, match=r"which is for cufa\.decode"):
         attention.plan(given, H200, "decode")
 
@@ -120,11 +121,44 @@ def test_any_problem(given: Problem, gpu: device.Device) -> None:
     found = attention.plan(given, gpu)
     assert found == attention.Planner(given, gpu)(given)
     if isinstance(found, Plan):
-        assert found == tiled.plan(given, gpu)
+        assert found == tiled.plan_tiles(given, gpu)
     else:
         assert found.grid > 0
         assert found.variant.illegal(gpu) is None
         assert found.variant in known_variants(gpu, given.causal)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "top-left": {"top_left": True},
+    "left": {"left": 300},
+    "right": {"right": 40},
+    "window": {"left": 200, "right": 100},
+    "bias": {"reads": ("BiasFloat16",), "causal": True},
+    "tiles left out": {"reads": ("Blocks",)},
+    "lengths": {"kv": "Padded", "causal": True},
+    "sequences": {"kv": "Varlen"},
+    "float32": {"dtype": "float32"},
+}
+
+
+@pytest.mark.parametrize("name", ["h200", "a100"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_planned_before_changes_no_plan(kind: str, name: str) -> None:
+    """Of hundreds of calls, many of which the planner takes for those of other lengths."""
+    gpu, rng = device.named(name), random.Random(kind)
+    base = problem(1, 8, 8, 1, 1, 64)._replace(**KINDS[kind])
+    for alone in (False, True):
+        planner = attention.Planner(base, gpu, batch_invariant=alone)
+        for longest in (300, 700, 700, 40_000) * 25:
+            given = base.sized(
+                *rng.choice(((1, 8, 8), (1, 8, 8), (2, 8, 2), (3, 71, 1), (40, 6, 2))),
+                *(rng.randint(1, longest), rng.randint(1, longest)),
+            )
+            if base.kv == "Varlen":
+                given = given._replace(batch=1, sequences=given.batch)
+            assert planner(given) == attention.plan(given, gpu, batch_invariant=alone), given
 
 
 @given(problems(st.integers(1, 1 << 15)), devices, st.integers(1, 300))

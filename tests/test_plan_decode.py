@@ -11,7 +11,7 @@ from cufa import device
 from cufa.features.causal import Causal
 from cufa.features.softcap import Softcap
 from cufa.features.window import Window
-from cufa.planner.decode import plan
+from cufa.planner.decode import plan_splits
 from cufa.planner.rules import KEY_STEP
 from cufa.problem.problem import Problem
 
@@ -52,16 +52,18 @@ def problem(
 )
 def test_too_large(sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plan(problem(**sizes), H200)
+        plan_splits(problem(**sizes), H200)
 
 
 def test_splits_are_no_more_than_tiles() -> None:
-    assert plan(problem(), H200, 10**6).splits == -(-1000 // plan(problem(), H200).variant.bn)
+    assert plan_splits(problem(), H200, 10**6).splits == -(
+        -1000 // plan_splits(problem(), H200).variant.bn
+    )
 
 
 def tile(gpu: device.Device = H200, splits: int | None = None, **sizes: Any) -> tuple[int, int]:
     """Rows of a tile, and blocks of a multiprocessor."""
-    variant = plan(problem(**sizes), gpu, splits).variant
+    variant = plan_splits(problem(**sizes), gpu, splits).variant
     return variant.bm, variant.blocks_per_sm
 
 
@@ -76,7 +78,7 @@ def test_many_rows_share_a_tile() -> None:
 
 def test_the_kernel_of_many_rows_has_no_preset_maximum() -> None:
     with pytest.raises(ValueError, match=r"^kernel: decode_wgmma has no unified_max"):
-        plan(problem(unified_max=0.0), H200, kernel="decode_wgmma")
+        plan_splits(problem(unified_max=0.0), H200, kernel="decode_wgmma")
 
 
 def test_a_named_variant_runs_as_it_is_planned() -> None:
@@ -84,9 +86,9 @@ def test_a_named_variant_runs_as_it_is_planned() -> None:
     for batch in (1, 16, 210, 264, 500, 2000):
         sizes: dict[str, Any] = {"dtype": "bfloat16", "batch": batch, "softcap": 9.0}
         with_lse, without = (problem(returns_lse=each, **sizes) for each in (True, False))
-        planned = plan(with_lse, H200)
-        assert plan(with_lse, H200, kernel=planned.variant) == planned
-        named = plan(with_lse, H200, kernel=plan(without, H200).variant)
+        planned = plan_splits(with_lse, H200)
+        assert plan_splits(with_lse, H200, kernel=planned.variant) == planned
+        named = plan_splits(with_lse, H200, kernel=plan_splits(without, H200).variant)
         assert named.variant != planned.variant
         assert named._replace(variant=planned.variant) == planned
 
@@ -95,7 +97,7 @@ def test_the_kernel_of_many_rows() -> None:
     """Where there are warpgroups' products, and these save reading keys twice."""
 
     def kernel(gpu: device.Device = H200, **sizes: Any) -> str:
-        return plan(problem(heads_q=8, **sizes), gpu).variant.kernel
+        return plan_splits(problem(heads_q=8, **sizes), gpu).variant.kernel
 
     assert kernel(seq_q=8) == kernel(seq_q=9, dtype="float32") == "decode"
     assert kernel(seq_q=9) == kernel(seq_q=9, head_dim=256, head_dim_v=256) == "decode_wgmma"
@@ -107,7 +109,7 @@ def test_the_kernel_of_many_rows() -> None:
     [(64, 9, "PagedTiles"), (48, 9, "PagedSixteens"), (8, 9, "Paged"), (16, 1, "PagedTiles")],
 )
 def test_how_pages_are_found(page_size: int, rows: int, kv: str) -> None:
-    found = plan(problem(heads_q=8, seq_q=rows, pages=9, page_size=page_size), H200).variant
+    found = plan_splits(problem(heads_q=8, seq_q=rows, pages=9, page_size=page_size), H200).variant
     assert found.kv == kv
 
 
@@ -118,14 +120,14 @@ def test_tiles_of_32_rows_are_of_one_page_if_these_are_sixteens(
     page_size: int, dim: int, keys: int
 ) -> None:
     sizes: dict[str, Any] = {"head_dim": dim, "head_dim_v": dim, "page_size": page_size}
-    found = plan(problem(heads_q=8, seq_q=8, pages=9, **sizes), H200).variant
+    found = plan_splits(problem(heads_q=8, seq_q=8, pages=9, **sizes), H200).variant
     assert (found.bm, found.bn) == (32, keys)
 
 
 def test_more_warpgroups_where_no_unit_is_cut() -> None:
     def warps(batch: int, splits: int | None = None, **sizes: Any) -> int:
         sizes = {"capacity": 4000, **sizes}
-        return plan(problem(seq_q=16, batch=batch, **sizes), H200, splits).variant.warps
+        return plan_splits(problem(seq_q=16, batch=batch, **sizes), H200, splits).variant.warps
 
     assert warps(64) == warps(66) == warps(256) == 16
     assert warps(62) == warps(67) == warps(64, splits=1) == 8
@@ -135,7 +137,7 @@ def test_more_warpgroups_where_no_unit_is_cut() -> None:
 
 def small(gpu: device.Device = H200, **sizes: Any) -> tuple[int, int]:
     """Warps of a block, and for how many blocks registers suffice, if each has a whole unit."""
-    found = plan(problem(**sizes), gpu)
+    found = plan_splits(problem(**sizes), gpu)
     units = found.row_tiles * sizes.get("batch", 1) * sizes.get("heads_kv", 2)
     whole = (found.grid, found.parts) == (units, 1)
     return (found.variant.warps, found.variant.blocks_per_sm) if whole else (0, 0)
@@ -179,7 +181,7 @@ def test_blocks_of_four_warps(
 
 def ring(**sizes: Any) -> tuple[int, ...]:
     """Keys of a tile, stages, warps and blocks of a multiprocessor, of units that are not cut."""
-    found = plan(problem(**sizes), H200).variant
+    found = plan_splits(problem(**sizes), H200).variant
     assert found.whole
     return found.bn, found.stages, found.warps, found.blocks_per_sm
 
@@ -220,7 +222,7 @@ def test_blocks_of_many_short_units_of_many_rows() -> None:
 
 def test_short_units_are_never_cut_however_few() -> None:
     def splits(capacity: int, **sizes: Any) -> int:
-        return plan(problem(capacity=capacity, **sizes), H200).splits
+        return plan_splits(problem(capacity=capacity, **sizes), H200).splits
 
     assert (splits(512), splits(528)) == (1, 0)
     assert (splits(256, **WIDE), splits(272, **WIDE)) == (1, 0)
@@ -245,30 +247,30 @@ def test_units_of_many_heads_are_never_cut(
 ) -> None:
     """One long sequence alone reads at half speed with them."""
     sizes: dict[str, Any] = {"batch": batch, "heads_q": heads, "heads_kv": heads}
-    found = plan(problem(capacity=keys, **sizes, **WIDE, **pages), H200)
+    found = plan_splits(problem(capacity=keys, **sizes, **WIDE, **pages), H200)
     assert (found.variant.whole, found.splits == 1) == (whole, whole)
     if whole:
         assert ring(capacity=keys, **sizes, **WIDE, **pages) == (32, 1, 8, 1)
 
 
 def test_what_is_never_cut_is_whole_when_compiled() -> None:
-    assert plan(problem(), H200, 1).variant.whole
-    assert not plan(problem(), H200, 2).variant.whole
-    assert not plan(problem(batch=66, capacity=8192), H200).variant.whole
+    assert plan_splits(problem(), H200, 1).variant.whole
+    assert not plan_splits(problem(), H200, 2).variant.whole
+    assert not plan_splits(problem(batch=66, capacity=8192), H200).variant.whole
 
 
 def test_a_named_variant_that_is_whole() -> None:
     """Cuts nothing, however few units there are."""
-    named = plan(problem(capacity=9000), H200, 1).variant
+    named = plan_splits(problem(capacity=9000), H200, 1).variant
     for splits in (None, 1):
-        found = plan(problem(batch=3, capacity=9000), H200, splits, named)
+        found = plan_splits(problem(batch=3, capacity=9000), H200, splits, named)
         assert (found.variant, found.grid, found.parts, found.splits) == (named, 6, 1, 1)
     with pytest.raises(ValueError, match=r"^num_splits: .* cuts nothing, 2 parts are asked for"):
-        plan(problem(capacity=9000), H200, 2, named)
-    short = plan(problem(capacity=16), H200, 2).variant
-    assert plan(problem(capacity=16), H200, 2, short).splits == 1  # there is one tile
+        plan_splits(problem(capacity=9000), H200, 2, named)
+    short = plan_splits(problem(capacity=16), H200, 2).variant
+    assert plan_splits(problem(capacity=16), H200, 2, short).splits == 1  # there is one tile
     for sizes in ({"batch": 1024}, {"batch": 3}):
-        general = plan(problem(**sizes), H200, kernel=named._replace(whole=False))
+        general = plan_splits(problem(**sizes), H200, kernel=named._replace(whole=False))
         assert not general.variant.whole
 
 
@@ -277,13 +279,13 @@ def test_whole_units_only_where_there_is_memory_for_pieces() -> None:
     sizes: dict[str, Any] = {"heads_q": 24, "capacity": 4096, **WIDE}
     assert small(batch=1024, **sizes) == (4, 2)
     assert small(batch=4096, **sizes) == (0, 0)
-    assert plan(problem(batch=4096, **sizes), H200).grid == 264  # which share all equally
+    assert plan_splits(problem(batch=4096, **sizes), H200).grid == 264  # which share all equally
 
 
 @pytest.mark.parametrize("batch", [4096, 1024])  # without and with memory for pieces
 def test_many_short_units_are_never_cut(batch: int) -> None:
     """However lengths differ."""
-    found = plan(problem(batch=batch, heads_q=24, capacity=512, **WIDE), H200)
+    found = plan_splits(problem(batch=batch, heads_q=24, capacity=512, **WIDE), H200)
     assert (found.grid, found.parts, found.splits) == (2 * batch, 1, 1)
     assert found.partial_floats == 0
 
@@ -292,23 +294,23 @@ def test_many_rows_of_short_units_are_never_cut() -> None:
     """Of more than two a multiprocessor, where pieces of all have no memory."""
     sizes: dict[str, Any] = {"heads_q": 4, "heads_kv": 1, "seq_q": 16, "capacity": 1500, **WIDE}
     for batch, splits in ((400, 0), (500, 1), (600, 1)):
-        found = plan(problem(batch=batch, **sizes), H200)
+        found = plan_splits(problem(batch=batch, **sizes), H200)
         assert (found.grid, found.splits, found.variant.whole) == (batch, splits, splits == 1)
 
 
 def test_sixteen_warps_only_of_units_that_are_not_cut() -> None:
     sizes: dict[str, Any] = {"heads_q": 64, "heads_kv": 8, "seq_q": 8}
-    assert plan(problem(batch=16, capacity=1024, **sizes), H200).variant.warps == 16
-    found = plan(problem(batch=124, capacity=8192, **sizes), H200)  # pieces have no memory
+    assert plan_splits(problem(batch=16, capacity=1024, **sizes), H200).variant.warps == 16
+    found = plan_splits(problem(batch=124, capacity=8192, **sizes), H200)  # pieces have no memory
     assert (found.variant.warps, found.grid) == (8, 132)
 
 
 def test_others_may_be_cut_where_lengths_differ() -> None:
     """Few short ones, and long ones."""
     sizes: dict[str, Any] = {"heads_q": 24, **WIDE}
-    assert plan(problem(batch=264, capacity=1200, **sizes), H200).splits == 0
-    assert plan(problem(batch=60, capacity=300, **sizes), H200).splits == 0
-    assert plan(problem(batch=1024, capacity=4096, **sizes), H200).splits == 0
+    assert plan_splits(problem(batch=264, capacity=1200, **sizes), H200).splits == 0
+    assert plan_splits(problem(batch=60, capacity=300, **sizes), H200).splits == 0
+    assert plan_splits(problem(batch=1024, capacity=4096, **sizes), H200).splits == 0
 
 
 @pytest.mark.parametrize("name", ["h200", "a100", "rtx4090"])
@@ -317,20 +319,20 @@ def test_no_multiprocessor_has_more_blocks_than_its_share(name: str, dim: int) -
     """Where all run at once. Where others follow, as many as fit."""
     gpu = device.named(name)
     for batch in (1, 30, gpu.sm_count // 2, gpu.sm_count, 2 * gpu.sm_count - 1, 9 * gpu.sm_count):
-        found = plan(problem(batch=batch, capacity=1000, head_dim=dim, head_dim_v=dim), gpu)
+        found = plan_splits(problem(batch=batch, capacity=1000, head_dim=dim, head_dim_v=dim), gpu)
         each = -(-found.grid // gpu.sm_count)
         fit = gpu.smem_per_sm // (found.smem_bytes + 1024)
         most = min(fit, found.variant.blocks_per_sm)
         assert found.smem_bytes <= gpu.smem_per_block
         assert fit == each if each <= most else found.smem_bytes == found.variant.smem_bytes
-    split = plan(problem(batch=30, head_dim=dim, head_dim_v=dim), gpu, 4)
+    split = plan_splits(problem(batch=30, head_dim=dim, head_dim_v=dim), gpu, 4)
     assert split.smem_bytes == split.variant.smem_bytes
 
 
 def test_deeper_rings_where_little_is_read() -> None:
     def ring(batch: int, dim: int = 64) -> tuple[int, int]:
         sizes: dict[str, Any] = {"head_dim": dim, "head_dim_v": dim, "capacity": 8192}
-        variant = plan(problem(batch=batch, **sizes), H200).variant
+        variant = plan_splits(problem(batch=batch, **sizes), H200).variant
         return variant.stages, variant.warps
 
     assert (ring(1), ring(8), ring(9), ring(16)) == ((3, 8), (3, 8), (2, 8), (2, 8))
@@ -345,13 +347,13 @@ def test_one_stage_where_much_is_read(dim: int, keys: int) -> None:
     def ring(page_size: int = 0, **sizes: Any) -> tuple[int, int]:
         sizes |= {"head_dim": dim, "head_dim_v": dim, "capacity": 40_000}
         sizes |= {"pages": 9000 * (page_size > 0), "page_size": page_size}
-        variant = plan(problem(**sizes), H200).variant
+        variant = plan_splits(problem(**sizes), H200).variant
         return variant.bn, variant.stages
 
     assert ring(batch=20) == ring(keys, batch=20) == ring(2 * keys, batch=20) == (keys, 1)
     assert ring(16, batch=20) == ring(48, batch=20) == (keys, 1)
     assert ring(keys + 8, batch=20) == (16, 2)
-    assert plan(problem(batch=20, capacity=40_000), H200, 7).variant.stages == 2
+    assert plan_splits(problem(batch=20, capacity=40_000), H200, 7).variant.stages == 2
 
 
 @pytest.mark.parametrize(("d", "dv"), [(40, 40), (96, 96), (192, 128)])
@@ -360,13 +362,13 @@ def test_steps_of_keys(d: int, dv: int) -> None:
     for first in range(1, 14_000, KEY_STEP):
         sizes: Any = {"batch": 132, "heads_q": 8, "heads_kv": 2, "head_dim": d, "head_dim_v": dv}
         ends = (problem(**sizes, capacity=n) for n in (first, first + KEY_STEP - 1))
-        assert len({plan(each, H200) for each in ends}) == 1
+        assert len({plan_splits(each, H200) for each in ends}) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 8, 16])
 def test_with_a_number_of_splits_nothing_depends_on_the_batch(rows: int) -> None:
     sizes: dict[str, Any] = {"heads_q": 8, "seq_q": rows}
-    plans = [plan(problem(batch=n, **sizes), H200, 3) for n in (1, 20, 66, 132, 500)]
+    plans = [plan_splits(problem(batch=n, **sizes), H200, 3) for n in (1, 20, 66, 132, 500)]
     assert len({found.variant for found in plans}) == 1
 
 
@@ -377,7 +379,7 @@ def test_what_is_planned_fits(name: str, dtype: str) -> None:
     for dim in (32, 64, 96, 128, 192, 256):
         for batch, rows in ((1, 1), (1, 10), (60, 10), (gpu.sm_count, 1)):
             sizes = {"head_dim": dim, "head_dim_v": dim, "batch": batch, "seq_q": rows}
-            found = plan(problem(dtype=dtype, **sizes), gpu)
+            found = plan_splits(problem(dtype=dtype, **sizes), gpu)
             assert found.variant.illegal(gpu) is None
             blocks = found.variant.blocks_per_sm
             assert blocks * (found.smem_bytes + 1024) <= gpu.smem_per_sm
@@ -387,9 +389,9 @@ def test_what_is_planned_fits(name: str, dtype: str) -> None:
 def test_a_variant_that_cannot_be(bn: Any) -> None:
     """Of a problem in pages, which must be multiples of its tiles."""
     gpu, paged = device.named("h200"), problem(pages=100, page_size=16)
-    variant = plan(paged, gpu).variant._replace(bn=bn)
+    variant = plan_splits(paged, gpu).variant._replace(bn=bn)
     with pytest.raises(ValueError, match=r"^kernel: "):
-        plan(paged, gpu, kernel=variant)
+        plan_splits(paged, gpu, kernel=variant)
 
 
 @pytest.mark.parametrize("name", ["rtx3090", "rtx4090", "rtx5090"])
@@ -397,7 +399,7 @@ def test_float32_of_all_head_dims_has_room(name: str) -> None:
     gpu, dims = device.named(name), (32, 64, 96, 128, 192, 256)
     for dim, dim_v, splits in itertools.product(dims, dims, (None, 3)):
         sizes = {"head_dim": dim, "head_dim_v": dim_v}
-        found = plan(problem(dtype="float32", **sizes), gpu, splits)
+        found = plan_splits(problem(dtype="float32", **sizes), gpu, splits)
         assert found.variant.illegal(gpu) is None
 
 
@@ -406,18 +408,18 @@ def test_a_window_is_planned_as_the_keys_that_it_leaves(batch: int, sq: int) -> 
     """But for one more tile, as it may begin anywhere."""
     sizes: Any = {"batch": batch, "seq_q": sq, "head_dim": 128, "head_dim_v": 128}
     left = 4096 - sq
-    whole = plan(problem(capacity=4096, **sizes), H200)
-    window = plan(problem(capacity=131_072, left=left, **sizes), H200)
+    whole = plan_splits(problem(capacity=4096, **sizes), H200)
+    window = plan_splits(problem(capacity=131_072, left=left, **sizes), H200)
     assert "WindowLeft" in window.variant.score
     assert window.variant == whole.variant._replace(score=window.variant.score)
     assert (window.grid, window.parts) == (whole.grid, whole.parts)
-    split = plan(problem(capacity=131_072, left=left, **sizes), H200, 10**6)
+    split = plan_splits(problem(capacity=131_072, left=left, **sizes), H200, 10**6)
     assert split.splits == 4096 // split.variant.bn + 1
 
 
 def test_a_window_in_which_no_key_is() -> None:
-    assert plan(problem(left=-5, right=9), H200).splits == 1
-    assert plan(problem(left=-5, right=9, seq_q=3), H200, 10**6).splits == 1
+    assert plan_splits(problem(left=-5, right=9), H200).splits == 1
+    assert plan_splits(problem(left=-5, right=9, seq_q=3), H200, 10**6).splits == 1
 
 
 def test_masks_that_hide_nothing_are_left_out() -> None:
@@ -437,7 +439,7 @@ def test_masks_that_hide_nothing_are_left_out() -> None:
 
 def test_sixteen_warps_are_for_plain_scores() -> None:
     def warps(**score: Any) -> int:
-        return plan(problem(seq_q=16, batch=64, **score), H200).variant.warps
+        return plan_splits(problem(seq_q=16, batch=64, **score), H200).variant.warps
 
     assert warps() == warps(left=900) == warps(reads=("Sinks",)) == 16
     assert warps(softcap=9.0) == warps(reads=("Alibi",)) == 8
@@ -447,7 +449,7 @@ def test_lengths_beyond_which_a_window_is_not_for() -> None:
     windows: list[dict[str, Any]] = [{"left": 5}, {"right": -3}]
     for window in windows:
         with pytest.raises(ValueError, match=r"^window: 1073741825 keys a sequence, or queries"):
-            plan(problem(capacity=2**30 + 1, heads_kv=1, **window), H200)
+            plan_splits(problem(capacity=2**30 + 1, heads_kv=1, **window), H200)
 
 
 def test_equal_parts_may_take_as_much_longer_as_more_pieces_do() -> None:
@@ -455,7 +457,7 @@ def test_equal_parts_may_take_as_much_longer_as_more_pieces_do() -> None:
 
     def slack(heads_q: int, seq_q: int = 1, **sizes: Any) -> int:
         sizes |= {"heads_q": heads_q, "heads_kv": 8, "head_dim": 256, "head_dim_v": 256}
-        found = plan(problem(seq_q=seq_q, **{"batch": 8, "capacity": 8192, **sizes}), H200)
+        found = plan_splits(problem(seq_q=seq_q, **{"batch": 8, "capacity": 8192, **sizes}), H200)
         assert (found.variant.bn, found.grid) == (16, 132)  # tiles of 16 KB
         return found.slack
 
@@ -486,7 +488,7 @@ def test_as_how_many_tiles_the_end_of_a_unit_counts(
     heads_q: int, seq_q: int, dim: int, more: dict[str, Any], size: int
 ) -> None:
     sizes: dict[str, Any] = {"heads_q": heads_q, "heads_kv": 8, "head_dim": dim, "head_dim_v": dim}
-    found = plan(problem(batch=8, capacity=8192, seq_q=seq_q, **sizes, **more), H200)
+    found = plan_splits(problem(batch=8, capacity=8192, seq_q=seq_q, **sizes, **more), H200)
     tile_bytes = found.variant.bn * dim * 2 * 2
     assert found.ends == (size << 10) // tile_bytes
 
@@ -496,7 +498,7 @@ def test_as_many_blocks_as_run_at_once() -> None:
 
     def grid(batch: int, heads: int) -> tuple[int, int]:
         sizes = {"heads_q": 4 * heads, "heads_kv": heads, "head_dim": 128, "head_dim_v": 128}
-        found = plan(problem(batch=batch, capacity=100_000, **sizes, **PAGES), H200)
+        found = plan_splits(problem(batch=batch, capacity=100_000, **sizes, **PAGES), H200)
         return found.grid, found.parts
 
     assert [grid(16, 8), grid(8, 8), grid(4, 8), grid(13, 10)] == [(132, n) for n in (1, 2, 4, 1)]
@@ -508,7 +510,7 @@ def test_how_unequal_sequences_may_be_that_no_blocks_share() -> None:
 
     def spread(batch: int, splits: int | None = None) -> int:
         sizes = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "head_dim_v": 128}
-        return plan(problem(batch=batch, capacity=20_000, **sizes), H200, splits).spread
+        return plan_splits(problem(batch=batch, capacity=20_000, **sizes), H200, splits).spread
 
     assert spread(64) == spread(64, splits=1) == 6 * 64 * 8 // 132
     assert spread(48) == 6 * 48 * 8 // 132
@@ -518,9 +520,11 @@ def test_how_unequal_sequences_may_be_that_no_blocks_share() -> None:
 def test_ends_count_where_units_may_be_cut_anywhere() -> None:
     """Elsewhere there may be as many tiles as numbers."""
     sizes: dict[str, Any] = {"batch": 2**22, "heads_q": 32, "heads_kv": 32, "capacity": 1}
-    assert plan(problem(**sizes), H200).ends == plan(problem(**sizes), H200, 1).ends == 0
+    assert (
+        plan_splits(problem(**sizes), H200).ends == plan_splits(problem(**sizes), H200, 1).ends == 0
+    )
     sizes |= {"batch": 2**15}
-    keys = plan(problem(**{**sizes, "capacity": 2**15}), H200).variant.bn
-    assert plan(problem(**{**sizes, "capacity": 1900 * keys}), H200).ends > 0
+    keys = plan_splits(problem(**{**sizes, "capacity": 2**15}), H200).variant.bn
+    assert plan_splits(problem(**{**sizes, "capacity": 1900 * keys}), H200).ends > 0
     with pytest.raises(ValueError, match=r"k_cache: 1048576 x 2047 tiles .* for the end of each"):
-        plan(problem(**{**sizes, "capacity": 2047 * keys}), H200)
+        plan_splits(problem(**{**sizes, "capacity": 2047 * keys}), H200)

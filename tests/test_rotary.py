@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from reference import DTYPES
+from reference import DTYPES, to_host
 
 import cufa
 
@@ -39,7 +40,7 @@ def test_keys_and_queries_are_turned(
         v = rng.standard_normal((2, 3, n, 5), np.float32)
         q = rng.standard_normal((2, 6, n, head_dim), np.float32)
         given = q.copy()
-        got = cache.append(k, v, q)
+        got = cache.append(k, v, q=q)
         np.testing.assert_array_equal(q, given)
         np.testing.assert_allclose(got, turned(q, begin, angles, interleaved), atol=1e-5)
         keys, values = (x[:, :, begin : begin + n] for x in cache.layer())
@@ -64,17 +65,117 @@ def test_each_layer_may_have_its_own(rng: np.random.Generator) -> None:
     k, v, q = (rng.standard_normal((2, 3, 5, 8)).astype(np.float32) for _ in range(3))
     for layer, rotary in enumerate(rotaries):
         alone = cufa.KVCache(2, 3, 20, 8, dtype="float32", rotary=rotary)
-        expected = alone.append(k, v, q)
-        np.testing.assert_array_equal(both.write(k, v, q, layer=layer), expected)
+        expected = alone.append(k, v, q=q)
+        np.testing.assert_array_equal(both.write(k, v, q=q, layer=layer), expected)
         np.testing.assert_array_equal(both.layer(layer)[0], alone.layer()[0])
     with pytest.raises(ValueError, match="rotary has 2 embeddings, but there are 3 layers"):
         cufa.KVCache(2, 3, 20, 8, dtype="float32", layers=3, rotary=rotaries)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_apply_is_what_a_cache_does(
+    xp: ModuleType, rng: np.random.Generator, layout: str, interleaved: bool, dtype: str
+) -> None:
+    """Bit by bit, at the positions that a cache would have them at."""
+    rotary = cufa.Rotary.of_theta(100.0, 8, 50, interleaved=interleaved, xp=xp)
+    for shape in ((2, 3, 7, 16), (1, 4, 1, 11), (3, 2, 1, 8)):
+        b, h, s, d = shape
+        cache = cufa.KVCache(b, h, 50, d, dtype=dtype, layout=layout, rotary=rotary, xp=xp)
+        x = rng.standard_normal((b, h, 11, d), np.float32).astype(DTYPES[dtype])
+        x = xp.asarray(x if layout == "bhsd" else x.swapaxes(1, 2))
+        cache.append(x, x)
+        x = xp.asarray(rng.standard_normal(shape, np.float32).astype(DTYPES[dtype]))
+        x = x if layout == "bhsd" else xp.ascontiguousarray(x.swapaxes(1, 2))
+        expected = to_host(cache.append(x, x, q=x))
+        given = to_host(x).copy()
+        for positions in (
+            *(11, np.int64(11), 11 + np.arange(s), np.arange(11, 11 + s, dtype=np.uint8)),
+            np.tile(11 + np.arange(s), (b, 1)),
+            np.repeat(np.tile(11 + np.arange(s), (b, 1)), 2, axis=1)[:, ::2],
+            *(xp.asarray(11 + np.arange(s)), xp.asarray(np.tile(11 + np.arange(s), (b, 1)))),
+        ):
+            got = rotary.apply(x, positions, layout=layout)
+            assert (got.dtype, got.shape, got.flags.c_contiguous) == (x.dtype, x.shape, True)
+            np.testing.assert_array_equal(to_host(got), expected)
+        np.testing.assert_array_equal(to_host(x), given)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_apply_at_any_positions(xp: ModuleType, rng: np.random.Generator, layout: str) -> None:
+    frequencies = rng.random(3)
+    rotary = cufa.Rotary.of_frequencies(frequencies, 50, xp=xp)
+    angles = np.arange(50)[:, None] * frequencies
+    x = rng.standard_normal((2, 3, 5, 11), np.float32)
+    positions = rng.integers(0, 50, (2, 5))
+    expected = np.empty_like(x)
+    for i in range(2):
+        for j in range(5):
+            one = x[i : i + 1, :, j : j + 1]
+            expected[i : i + 1, :, j : j + 1] = turned(one, positions[i, j], angles, False)
+    strided = xp.asarray(np.repeat(x, 2, axis=-1))[..., ::2]
+    for array in (xp.asarray(x), strided, xp.asarray(x[::-1].copy())[::-1]):
+        swapped = array if layout == "bhsd" else array.swapaxes(1, 2)
+        for places in (positions, xp.asarray(positions)):
+            got = to_host(rotary.apply(swapped, places, layout=layout))
+            got = got if layout == "bhsd" else got.swapaxes(1, 2)
+            np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_apply_without_all_axes(xp: ModuleType, rng: np.random.Generator) -> None:
+    rotary = cufa.Rotary.of_theta(100.0, 8, 50, xp=xp)
+    x = xp.asarray(rng.standard_normal((2, 5, 8), np.float32))
+    whole = to_host(rotary.apply(x[:, None], 3))
+    np.testing.assert_array_equal(to_host(rotary.apply(x, 3)), whole[:, 0])
+    np.testing.assert_array_equal(to_host(rotary.apply(x[1], 3 + np.arange(5))), whole[1, 0])
+    assert rotary.apply(x[:, :0], 50).shape == (2, 0, 8)
+    assert rotary.apply(x[:0], np.zeros((0, 5), int)).shape == (0, 5, 8)
+    assert repr(rotary) == f"Rotary of 50 positions, 8 elements in halves, {xp.__name__}"
+    other = cufa.Rotary(rotary.cos, rotary.sin, interleaved=True)
+    assert "interleaved" in repr(other)
+
+
+def test_apply_of_what_does_not_fit(xp: ModuleType) -> None:
+    rotary = cufa.Rotary.of_theta(100.0, 8, 50, xp=xp)
+    x = xp.ones((2, 3, 5, 16), np.float32)
+    for call, error, message in (
+        ({"x": x.tolist()}, TypeError, "x must be a NumPy or a CuPy array"),
+        ({"x": x.astype(np.float64)}, TypeError, "x has dtype float64: one of float16"),
+        ({"x": x[0, 0, 0]}, ValueError, "x has shape .* 2 to 4 axes"),
+        ({"x": x[..., :6]}, ValueError, "the rotary turns 8 elements, but head_dim is 6"),
+        ({"layout": "sbhd"}, ValueError, "layout must be"),
+        ({"positions": -1}, ValueError, "positions is -1: .* has positions 0 to 49"),
+        ({"positions": 46}, ValueError, "positions is 46: the last of 5 tokens .* position 50"),
+        ({"positions": True}, TypeError, "positions must be a NumPy or a CuPy array, not bool"),
+        ({"positions": 1.0}, TypeError, "positions must be a NumPy or a CuPy array, not float"),
+        ({"positions": [0, 1, 2, 3, 4]}, TypeError, "positions must be .*, not list"),
+        ({"positions": np.arange(4)}, ValueError, r"positions has shape \(4,\), but \(5,\)"),
+        ({"positions": np.ones((1, 5), int)}, ValueError, r"\(1, 5\), but \(2, 5\) is needed"),
+        ({"positions": np.arange(5.0)}, TypeError, "positions has dtype float64: integers"),
+        ({"positions": np.arange(46, 51)}, ValueError, r"positions\[4\] is 50: the rotary has"),
+        ({"positions": np.arange(-1, 4)}, ValueError, r"positions\[0\] is -1"),
+    ):
+        arguments: dict[str, Any] = {"x": x, "positions": 0, **call}
+        with pytest.raises(error, match=message):
+            rotary.apply(arguments.pop("x"), arguments.pop("positions"), **arguments)
+
+
+@pytest.mark.gpu
+def test_apply_cannot_be_captured(cupy: Any, stream: Any) -> None:
+    rotary = cufa.Rotary.of_theta(100.0, 8, 50, xp=cupy)
+    x = cupy.ones((2, 3, 5, 16), np.float32)
+    rotary.apply(x, 0)
+    stream.begin_capture()
+    with pytest.raises(RuntimeError, match=r"Rotary\.apply cannot be captured"):
+        rotary.apply(x, 0)
+    stream.end_capture()
+
+
 def test_without_a_rotary_queries_pass(rng: np.random.Generator) -> None:
     cache = cufa.KVCache(1, 1, 4, 8, dtype="float32")
     q = rng.standard_normal((1, 2, 1, 8), np.float32)
-    assert cache.append(q[:, :1], q[:, :1], q) is q
+    assert cache.append(q[:, :1], q[:, :1], q=q) is q
     assert cache.append(q[:, :1], q[:, :1]) is None
 
 

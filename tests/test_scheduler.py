@@ -21,14 +21,14 @@ from test_problem import problems
 
 from cufa import device
 from cufa.features.causal import Causal
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan_tiles
 from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
 
 
 def test_causal_starts_with_the_longest_rows() -> None:
     problem = problem_of(seq_q=1000, seq_kv=1000)
-    chosen = plan(problem, H200)._replace(section_heads=10)
+    chosen = plan_tiles(problem, H200)._replace(section_heads=10)
     bh, q_tile = tile_of_block(chosen, problem, np.arange(tiles(chosen, problem)))
     section = bh // 10
     assert np.all(np.diff(section) >= 0)
@@ -39,26 +39,26 @@ def test_causal_starts_with_the_longest_rows() -> None:
 def test_longest_rows_of_all_heads_come_first_if_l2_holds_their_keys() -> None:
     for heads_kv, batch in ((8, 2), (32, 1), (8, 8)):
         problem = problem_of(batch=batch, heads_kv=heads_kv, seq_q=500, seq_kv=500)
-        chosen = plan(problem, H200)
+        chosen = plan_tiles(problem, H200)
         kv_bytes = batch * heads_kv * 500 * (128 + 128) * 2
         assert kv_bytes <= H200.l2_bytes / 2
         assert (chosen.section_heads, chosen.late_rows) == (32 * batch // chosen.pack, 0)
     long = problem._replace(seq_q=2000, seq_kv=2000)
-    assert plan(long, H200).section_heads < 32 * batch
+    assert plan_tiles(long, H200).section_heads < 32 * batch
 
 
 def test_heads_are_few_if_what_passes_drives_their_keys_out_of_l2() -> None:
     problem = problem_of(batch=61, heads_q=18, heads_kv=9, seq_q=154, seq_kv=96)
     kv_bytes = 61 * 9 * 96 * (128 + 128) * 2
     assert kv_bytes <= H200.l2_bytes / 2
-    assert plan(problem, H200).section_heads < 61 * 18 / 4
+    assert plan_tiles(problem, H200).section_heads < 61 * 18 / 4
 
 
 @pytest.mark.parametrize("seq", [3000, 8192, 40000])
 def test_late_rows_of_all_heads_come_last(seq: int) -> None:
     """They are short, and fill the gaps that long ones leave at the end."""
     problem = problem_of(heads_kv=32, seq_q=seq, seq_kv=seq)
-    chosen = plan(problem, H200)
+    chosen = plan_tiles(problem, H200)
     assert 0 < chosen.late_rows < chosen.q_tiles
     bh, q_tile = tile_of_block(chosen, problem, np.arange(tiles(chosen, problem)))
     late = q_tile < chosen.late_rows
@@ -69,37 +69,37 @@ def test_late_rows_of_all_heads_come_last(seq: int) -> None:
     assert np.all(np.diff(section) >= 0)
     for s in range(section[-1] + 1):
         assert np.all(np.diff(q_tile[:first][section == s]) <= 0)
-    assert plan(problem.without(Causal), H200).late_rows == 0
-    assert plan(problem, H200, "fa2_mma").late_rows == 0
+    assert plan_tiles(problem.without(Causal), H200).late_rows == 0
+    assert plan_tiles(problem, H200, "fa2_mma").late_rows == 0
 
 
 def test_a_block_of_fa1_takes_a_whole_head() -> None:
     """So heads are not interleaved, whatever their lengths."""
     for seq in (1, 4096, 2**30):
         problem = problem_of(dtype="float32", seq_q=seq, seq_kv=0)
-        chosen = plan(problem.having(Causal()), H200, "fa1_fp32")
+        chosen = plan_tiles(problem.having(Causal()), H200, "fa1_fp32")
         assert (chosen.section_heads, chosen.late_rows) == (1, 0)
 
 
 def test_heads_that_32_bits_cannot_count_are_refused() -> None:
     """Packed, too: the kernel numbers the heads of all batches."""
     heads = {"heads_q": 64, "heads_kv": 1, "seq_q": 1, "seq_kv": 1, "causal": False}
-    assert plan(problem_of(batch=2**25, **heads), H200).pack == 64
+    assert plan_tiles(problem_of(batch=2**25, **heads), H200).pack == 64
     with pytest.raises(ValueError, match=r"^q: batch 2147483648 x heads 64 x seq 1 needs"):
-        plan(problem_of(batch=2**31, **heads), H200)
+        plan_tiles(problem_of(batch=2**31, **heads), H200)
 
 
 def test_sections_keep_their_keys_and_values_in_l2() -> None:
     """Half of it for K and V: more heads at once when they are shorter, or L2 larger."""
     long, short = problem_of(seq_kv=16384, seq_q=16384), problem_of(seq_kv=512, seq_q=512)
     for gpu in NAMED:
-        chosen = plan(long, gpu, "fa2_mma")
+        chosen = plan_tiles(long, gpu, "fa2_mma")
         kv_bytes = 16384 * (128 + 128) * 2
         kv_heads = chosen.section_heads / long.group
         assert kv_heads == 1 or kv_heads * kv_bytes <= gpu.l2_bytes / 2
-        assert plan(short, gpu, "fa2_mma").section_heads >= chosen.section_heads
-    assert plan(short, H200, "fa2_mma").section_heads == 64
-    assert plan(problem_of(causal=False), H200, "fa2_mma").section_heads == 1
+        assert plan_tiles(short, gpu, "fa2_mma").section_heads >= chosen.section_heads
+    assert plan_tiles(short, H200, "fa2_mma").section_heads == 64
+    assert plan_tiles(problem_of(causal=False), H200, "fa2_mma").section_heads == 1
 
 
 @pytest.mark.parametrize("seq", [1, 100, 1000, 4096, 60000])
@@ -110,8 +110,8 @@ def test_sections_where_blocks_draw_their_tiles(batch: int, seq: int) -> None:
             gpu = H200._replace(sm_count=sm_count)
             heads = {"batch": batch, "heads_q": heads_q, "heads_kv": heads_q}
             problem = problem_of(**heads, seq_q=seq, seq_kv=seq)
-            assert 1 <= plan(problem, gpu).section_heads <= batch * heads_q
-            assert plan(problem.without(Causal), gpu).section_heads == 1
+            assert 1 <= plan_tiles(problem, gpu).section_heads <= batch * heads_q
+            assert plan_tiles(problem.without(Causal), gpu).section_heads == 1
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -128,19 +128,19 @@ def test_short_queries_of_a_group_share_a_tile(
 ) -> None:
     """Groups of a power of two, whose rows fill 64 of a tile evenly."""
     problem = problem_of(heads_q=3 * group, heads_kv=3, seq_q=seq_q, causal=causal)
-    chosen = plan(problem, H200)
+    chosen = plan_tiles(problem, H200)
     assert chosen.pack == pack
     assert chosen.q_tiles == -(-seq_q * pack // chosen.variant.bm)
     assert_covers_every_row_once(chosen, problem)
     for kernel, gpu in (("fa2_mma", H200), (None, device.named("a100"))):
-        assert plan(problem, gpu, kernel).pack == 1
+        assert plan_tiles(problem, gpu, kernel).pack == 1
 
 
 def test_queries_that_fill_a_tile_do_not_share_it() -> None:
-    variant = plan(problem_of(seq_q=16384, seq_kv=16384), H200).variant
+    variant = plan_tiles(problem_of(seq_q=16384, seq_kv=16384), H200).variant
     assert variant.bm == 192
     for seq_q in (191, 192, 193):
-        chosen = plan(problem_of(heads_q=64, seq_q=seq_q), H200, variant)
+        chosen = plan_tiles(problem_of(heads_q=64, seq_q=seq_q), H200, variant)
         assert chosen.pack == (8 if seq_q < 192 else 1)
 
 
@@ -155,7 +155,7 @@ def test_packed_tiles_are_fewer(problem: Problem, power: int, data: Any) -> None
         head_dim=min(problem.head_dim, variant.head_dim),
         head_dim_v=min(problem.head_dim_v, variant.head_dim_v),
     )
-    chosen = plan(problem, H200, variant)
+    chosen = plan_tiles(problem, H200, variant)
     assert_covers_every_row_once(chosen, problem)
     assert_fits(chosen, problem, H200)
     unpacked = problem.batch * problem.heads_q * -(-problem.seq_q // variant.bm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from kernel_cases import KERNELS, SHAPES, inputs
 from played_gpu import Gpu, at, on_gpu
-from reference import assert_accepted, assert_call_accepted, random_inputs, to_host
+from reference import assert_accepted, assert_call_accepted, oracle, random_inputs, to_host
 from score_mods import FEATURES, made
 
 import cufa
@@ -172,8 +173,10 @@ def test_a_function_that_fails_on_the_cpu_leaves_out_whole(rng: np.random.Genera
     q, k, v = inputs(rng, "float32", (1, 2, 2, 700, 20))
     out = np.full_like(q, 7.0)
 
+    table = np.zeros(600, np.float32)  # the first tile has enough
+
     def fails(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return score / 0 if q_idx.max() < 600 else np.zeros(3)[q_idx]
+        return score / table[q_idx]
 
     with pytest.raises(IndexError):
         cufa.attention(q, k, v, score_mod=fails, out=out)
@@ -185,16 +188,84 @@ def test_a_function_that_fails_on_the_cpu_leaves_out_whole(rng: np.random.Genera
         np.testing.assert_array_equal(each, 7.0)
 
 
-def test_what_functions_return_on_the_cpu(rng: np.random.Generator) -> None:
-    q, k, v = inputs(rng, "float32", (1, 2, 2, 5, 6))
-    with pytest.raises(TypeError, match=r"^mask_mod returns what is int64: a bool is needed"):
+def test_what_functions_return(xp: ModuleType, rng: np.random.Generator) -> None:
+    q, k, v = (xp.asarray(x) for x in inputs(rng, "float32", (1, 2, 2, 5, 6)))
+    refused = r"^mask_mod cannot be traced: it returns what is int: a bool is needed"
+    with pytest.raises(TypeError, match=refused):
         cufa.attention(q, k, v, mask_mod=lambda b, h, i, j: i + j)
-    with pytest.raises(ValueError, match=r"^mask_mod: "):
+    with pytest.raises(TypeError, match=r"^mask_mod cannot be traced: ndarray is no number"):
         cufa.attention(q, k, v, mask_mod=lambda b, h, i, j: np.ones(7, bool))
-    with pytest.raises(ValueError, match=r"^score_mod: "):
-        cufa.attention(q, k, v, score_mod=lambda s, b, h, i, j: np.ones(7))
-    with pytest.raises(TypeError, match=r"^score_mod: "):
+    with pytest.raises(TypeError, match=r"^score_mod cannot be traced: complex is no number"):
         cufa.attention(q, k, v, score_mod=lambda s, b, h, i, j: s * 1j)
+    with pytest.raises(TypeError, match=r"^score_mod cannot be traced: NoneType is no number"):
+        cufa.attention(q, k, v, score_mod=lambda s, b, h, i, j: None)
+
+
+LIST = [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "what"),
+    [
+        (lambda s, b, h, i, j: s if i > j else -s, "a condition (if, "),
+        (lambda s, b, h, i, j: np.where((i > j) and (i > 3), s, 0), "a condition (if, while, and"),
+        (lambda s, b, h, i, j: s + min(i, j), "a condition (if, "),
+        (lambda s, b, h, i, j: s + math.sin(i), "float(), or a function of math,"),
+        (lambda s, b, h, i, j: s + LIST[h], "an index of a list"),
+        (lambda s, b, h, i, j: s + int(h), "int()"),
+    ],
+    ids=["if", "and", "min", "math", "list", "int"],
+)
+def test_what_asks_for_a_value_is_refused(
+    xp: ModuleType, rng: np.random.Generator, score_mod: Any, what: str
+) -> None:
+    """On NumPy arrays, too, of which single ones have a value: by the line of the function."""
+    line = rf".* \({re.escape(__file__)}, line \d+: \(lambda s, b, h, i, j: "
+    message = f"^score_mod cannot be traced: {re.escape(what)}{line}"
+    for sizes in ((1, 2, 2, 5, 6), (1, 1, 1, 1, 1)):
+        q, k, v = (xp.asarray(x) for x in inputs(rng, "float32", sizes))
+        with pytest.raises(TypeError, match=message):
+            cufa.attention(q, k, v, score_mod=score_mod)
+
+
+class Slope:
+    """What FlexAttention calls a callable: an object with attributes."""
+
+    def __init__(self, slopes: Any, factor: float) -> None:
+        self.slopes, self.factor = slopes, factor
+
+    def __call__(self, score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        """Return a score."""
+        return score + self.by_distance(h, i, j)
+
+    def by_distance(self, h: Any, i: Any, j: Any) -> Any:
+        """Return what is added."""
+        return self.factor * self.slopes[h] * (j - i)
+
+    def sees(self, b: Any, h: Any, i: Any, j: Any) -> Any:
+        """Return whether a query sees a key."""
+        return self.slopes[h] * (i - j) < 3
+
+
+def scaled(slopes: Any, score: Any, b: Any, h: Any, i: Any, j: Any, *, factor: float) -> Any:
+    return score + factor * slopes[h] * (j - i)
+
+
+def test_other_callables(xp: ModuleType, rng: np.random.Generator) -> None:
+    q, k, v = inputs(rng, "float32", (1, 2, 2, 15, 26))
+    slopes = np.array([0.25, 0.5], np.float32)
+    there, given = xp.asarray(slopes), [xp.asarray(x) for x in (q, k, v)]
+    for factor in (1.0, 2.0):
+        expected, _ = oracle(
+            *(q, k, v),
+            score_mod=lambda s, b, h, i, j: s + factor * slopes[h] * (j - i),  # noqa: B023
+            mask_mod=lambda b, h, i, j: slopes[h] * (i - j) < 3,
+        )
+        owner = Slope(there, factor)
+        partial = functools.partial(scaled, there, factor=factor)
+        for score_mod in (owner, partial, functools.partial(owner)):
+            out = cufa.attention(*given, score_mod=score_mod, mask_mod=owner.sees)
+            np.testing.assert_allclose(to_host(out), expected, 1e-5, 1e-5)
 
 
 # --- calls that come again ---

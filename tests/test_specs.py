@@ -82,11 +82,19 @@ def test_spec_agrees_with_the_source(name: str) -> None:
         kind.replace("int", "bool") if kind.replace("int", "bool") in switches else kind
         for kind in kinds
     ]
-    assert template_of(name) == ["class T", *kinds, "class SCORE", "class KV"]
+    schedule = ["class SCHEDULE"] * bool(spec.schedules)
+    assert template_of(name) == ["class T", *kinds, *schedule, "class SCORE", "class KV"]
     assert set(spec.arguments) <= set(Variant._fields)
     assert ("const __grid_constant__ TmaArguments" in text) == spec.tma
     assert ("const __grid_constant__ DecodeArguments" in text) == spec.decodes
     assert ("registers_decrease" in text) == (spec.launch_registers is not None)
+
+
+def test_schedules_are_structs_of_the_source() -> None:
+    for name, spec in KERNELS.items():
+        assert bool(spec.schedules) == (spec.schedule is not None)
+        for schedule in spec.schedules:
+            assert f"struct {schedule} " in source.text(name)
 
 
 @pytest.mark.parametrize("name", AUXILIARY_KERNELS)

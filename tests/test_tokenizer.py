@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import llama_folders
+import numpy as np
 import pytest
 from llama import Tokenizer
 from models import ModelError
@@ -62,6 +64,76 @@ def test_characters_of_several_bytes_after_others(
     assert "".join(stream.push(token) for token in tokens) == after
 
 
+@pytest.mark.parametrize("kind", ["bytes_", "pieces"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("日\ufffd\ufffd", "😀"),
+        ("hi", "\ufffd\ufffd日\ufffd hi\ufffd"),
+        ("\ufffd", "\ufffd"),
+        ("", "\ufffdé\ufffd"),
+    ],
+)
+def test_a_replacement_character_is_text_as_another(
+    kind: str, before: str, after: str, request: pytest.FixtureRequest
+) -> None:
+    tokenizer = request.getfixturevalue(kind)
+    prompt = tokenizer.encode(f"x{before}")
+    tokens = tokenizer.encode(f"x{before}{after}")[len(prompt) :]
+    stream = tokenizer.stream(prompt)
+    assert "".join(stream.push(token) for token in tokens) + stream.end() == after
+
+
+@pytest.mark.parametrize("kind", ["bytes_", "pieces"])
+def test_random_texts_are_streamed_whole(kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = request.getfixturevalue(kind)
+    rng = np.random.default_rng(5)
+    letters = ["hi", " ", "h", "é", "日", "😀", "\ufffd", "\n", "\t", "👩\u200d👧", "\x00"]
+    compared = 0
+    for _ in range(300):
+        before, after = ("".join(rng.choice(letters, rng.integers(1, 9))) for _ in range(2))
+        prompt, tokens = tokenizer.encode(f"x{before}"), tokenizer.encode(f"x{before}{after}")
+        if tokens[: len(prompt)] != prompt:
+            continue  # a token has letters of both
+        stream = tokenizer.stream(prompt)
+        new = tokens[len(prompt) :]
+        assert "".join(stream.push(token) for token in new) + stream.end() == after
+        compared += 1
+    assert compared > 200
+
+
+@pytest.mark.parametrize("kind", ["bytes_", "pieces"])
+def test_a_character_that_the_prompt_begins_is_whole(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    tokenizer = request.getfixturevalue(kind)
+    text = "日é😀☃"
+    tokens = tokenizer.encode(f"\n{text}")[-len(text.encode()) :]
+    for cut in range(len(tokens)):
+        stream = tokenizer.stream([*tokenizer.encode("\n"), *tokens[:cut]])
+        shown = "".join(stream.push(token) for token in tokens[cut:]) + stream.end()
+        sizes = np.cumsum([0, *(len(letter.encode()) for letter in text)])
+        assert shown == text[int((sizes <= cut).sum()) - 1 :]
+
+
+def test_a_stream_takes_the_same_time_for_each_token(
+    bytes_: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing is a whole character for long."""
+    seen: list[int] = []
+    decode = Tokenizer.decode
+
+    def counted(self: Tokenizer, tokens: Sequence[int]) -> str:
+        seen.append(len(tokens))
+        return decode(self, tokens)
+
+    monkeypatch.setattr(Tokenizer, "decode", counted)
+    stream = bytes_.stream([])
+    half = bytes_.encode("日")[0]
+    assert "".join(stream.push(half) for _ in range(1000)) + stream.end() == "\ufffd" * 1000
+    assert max(seen, default=0) <= 2
+
+
 def test_special_tokens_are_not_text(bytes_: Tokenizer) -> None:
     stream = bytes_.stream(bytes_.encode("<|im_start|>"))
     found = [stream.push(token) for token in bytes_.encode("a<|im_start|>b")]
@@ -82,6 +154,22 @@ def test_a_space_that_belongs_to_the_next_word_is_kept(pieces: Tokenizer) -> Non
 
 def test_eos(bytes_: Tokenizer, pieces: Tokenizer) -> None:
     assert pieces.eos == (2,)
+    # <|endoftext|> and <|im_end|>, of which tokenizer_config.json names one.
+    assert bytes_.eos == (256, 258)
+    assert bytes_.encode("<|endoftext|><|im_end|>") == [256, 258]
+
+
+def test_text_that_no_token_is_for(tmp_path: Path) -> None:
+    llama_folders.write_byte_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"].pop("x")
+    path.write_text(json.dumps(content))
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("axb")) == "ab"
+    assert tokenizer.encode("") == []
+    with pytest.raises(ModelError, match="the tokenizer has no tokens for 'xx'"):
+        tokenizer.encode("xx")
 
 
 def test_chat(bytes_: Tokenizer) -> None:
@@ -102,6 +190,18 @@ def test_chat(bytes_: Tokenizer) -> None:
     [
         ("{{ bos_token }}{{ messages[0].content | tojson }}", '<s>"<é & ü>"'),
         ("{% for m in messages %}\n  {% break %}\n{% endfor %}\nx", "x"),
+        ("a{% generation %}b{{ messages[0].role }}{% endgeneration %}c", "abuserc"),
+        ("{% generation %}\n  {% set x = 1 %}\n{% endgeneration %}\n{{ x }}y", "y"),
+        (
+            "{{ {'b': 1, 'a': [2]} | tojson(separators=(',', ':'), sort_keys=True) }}",
+            '{"a":[2],"b":1}',
+        ),
+        ("{{ {'a': 1} | tojson(indent=1) }}", '{\n "a": 1\n}'),
+        ("{% set n = namespace(i=1) %}{% set n.i = 2 %}{{ n.i }}{{ dict(a=3).a }}", "23"),
+        ("{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}", "TrueTrueTrue"),
+        ("{% generation %}", "the chat template fails"),
+        ("{% set n = namespace() %}{% set n._a = 2 %}", "the chat template fails"),
+        ("{{ namespace(__class__=1) }}", "the chat template fails"),
         ("{{ strftime_now('%Y')[:2] }}", "20"),
         ("{{ messages[0].content.__class__.__mro__ }}", "unsafe"),
         ("{% for %}", "the chat template fails"),
@@ -153,6 +253,9 @@ def test_no_template(pieces: Tokenizer) -> None:
 
 
 def test_folders_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match=r"neither config.json nor tokenizer.json$"):
+        Tokenizer(tmp_path)
+    (tmp_path / "config.json").touch()
     with pytest.raises(ModelError, match=r"tokenizer.json is missing$"):
         Tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").touch()

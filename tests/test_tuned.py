@@ -25,7 +25,7 @@ from cufa.features.causal import Causal
 from cufa.features.parts import PARTS
 from cufa.features.softcap import Softcap
 from cufa.features.window import Window
-from cufa.planner.plan import Plan, plan
+from cufa.planner.plan import Plan, plan_tiles
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.tuned_table import VERSION, Entry, Table, dump, parse
 from cufa.problem.problem import Problem
@@ -67,7 +67,7 @@ def write_user(table: Table) -> None:
 
 def planned(problem: Problem = PROBLEM, gpu: Device = H200, kernel: str | None = None) -> Plan:
     """Return the plan of a call, which follows the user's table."""
-    return plan(problem, gpu, kernel, tuned.user_table(gpu))
+    return plan_tiles(problem, gpu, kernel, tuned.user_table(gpu))
 
 
 # --- classes of problems ---
@@ -237,7 +237,7 @@ def test_what_is_stored_holds_at_once() -> None:
 
 
 def test_the_table_first_then_the_rules() -> None:
-    usual = plan(PROBLEM, H200)
+    usual = plan_tiles(PROBLEM, H200)
     assert usual.reason == "default for bfloat16"
     assert planned() == usual
     write_user(table_of({CLASS: ENTRY}, date="2026-12-01"))
@@ -253,18 +253,18 @@ def test_the_table_first_then_the_rules() -> None:
 def test_plans_follow_the_table_that_they_are_given() -> None:
     """None but that: whoever calls reads the user's."""
     write_user(table_of({CLASS: ENTRY}))
-    assert plan(PROBLEM, H200).reason == "default for bfloat16"
-    assert plan(PROBLEM, H200, table=table_of({CLASS: ENTRY})) == planned()
-    assert plan(PROBLEM, H200, table=table_of({})) == plan(PROBLEM, H200)
+    assert plan_tiles(PROBLEM, H200).reason == "default for bfloat16"
+    assert plan_tiles(PROBLEM, H200, table=table_of({CLASS: ENTRY})) == planned()
+    assert plan_tiles(PROBLEM, H200, table=table_of({})) == plan_tiles(PROBLEM, H200)
 
 
 def test_what_no_table_names_follows_the_rules() -> None:
     write_user(table_of({CLASS: ENTRY}))
     for change in ({"features": ()}, {"seq_q": 100}, {"head_dim": 200}, {"dtype": "float32"}):
         problem = PROBLEM._replace(**change)  # type: ignore[arg-type]
-        assert planned(problem) == plan(problem, H200)
+        assert planned(problem) == plan_tiles(problem, H200)
     for gpu in (device.named("h100"), device.named("a100")):
-        assert planned(PROBLEM, gpu) == plan(PROBLEM, gpu)
+        assert planned(PROBLEM, gpu) == plan_tiles(PROBLEM, gpu)
 
 
 def test_the_variant_is_the_problems() -> None:
@@ -287,11 +287,11 @@ def test_a_forced_kernel_takes_only_its_own_entries() -> None:
     assert chosen.reason == "forced kernel, tuned on 2026-11-21 (user's table)"
     assert planned(FP32_PROBLEM, kernel="fa1_fp32").variant.bn == 32
     chosen = planned(FP32_PROBLEM, kernel="fa2_fp32")
-    assert chosen == plan(FP32_PROBLEM, H200, "fa2_fp32")
+    assert chosen == plan_tiles(FP32_PROBLEM, H200, "fa2_fp32")
     # Unforced, the table may choose between kernels, too.
     assert planned(FP32_PROBLEM).variant == FA1_ENTRY.variant(FP32_PROBLEM, H200)
-    usual = plan(PROBLEM, H200).variant
-    chosen = plan(PROBLEM, H200, usual, table_of({CLASS: ENTRY}))
+    usual = plan_tiles(PROBLEM, H200).variant
+    chosen = plan_tiles(PROBLEM, H200, usual, table_of({CLASS: ENTRY}))
     assert (chosen.variant, chosen.reason) == (usual, "forced variant")
 
 
@@ -308,7 +308,7 @@ ILLEGAL = {
 @pytest.mark.parametrize("case", sorted(ILLEGAL))
 def test_illegal_entries_are_passed_over(case: str) -> None:
     write_user(table_of({CLASS: ILLEGAL[case]}))
-    assert planned() == plan(PROBLEM, H200)
+    assert planned() == plan_tiles(PROBLEM, H200)
 
 
 @pytest.mark.parametrize(
@@ -318,18 +318,18 @@ def test_illegal_entries_are_passed_over(case: str) -> None:
 )
 def test_an_entry_of_a_kernel_that_is_not_for_this_gpu_is_passed_over(gpu: Device) -> None:
     entry = Entry("fa3_wgmma", TileShape(128, 128, 2, 12, 1, True))
-    assert plan(PROBLEM, H200, table=table_of({CLASS: entry})).variant.kernel == entry.kernel
+    assert plan_tiles(PROBLEM, H200, table=table_of({CLASS: entry})).variant.kernel == entry.kernel
     table = table_of({problem_class(PROBLEM, gpu): entry})
     for kernel in (None, "fa2_mma"):
-        assert plan(PROBLEM, gpu, kernel, table) == plan(PROBLEM, gpu, kernel)
+        assert plan_tiles(PROBLEM, gpu, kernel, table) == plan_tiles(PROBLEM, gpu, kernel)
 
 
 def test_more_blocks_than_a_grid_has() -> None:
     """Where the rules' larger tile is within the limit."""
     write_user(table_of({CLASS: ENTRY}))
     problem = PROBLEM._replace(batch=2**16, heads_q=2**10, heads_kv=1, seq_q=31 * 128)
-    assert plan(problem, H200).variant.bm > ENTRY.shape.bm
-    assert planned(problem) == plan(problem, H200)
+    assert plan_tiles(problem, H200).variant.bm > ENTRY.shape.bm
+    assert planned(problem) == plan_tiles(problem, H200)
 
 
 # --- switching off, and files that are ignored ---
@@ -354,7 +354,7 @@ def test_tables_are_read_once() -> None:
     tuned.user_path(H200).unlink()
     assert planned() == before
     tuned.forget()
-    assert planned() == plan(PROBLEM, H200)
+    assert planned() == plan_tiles(PROBLEM, H200)
 
 
 GOOD: dict[str, Any] = json.loads(dump(table_of({CLASS: ENTRY})))
@@ -402,7 +402,7 @@ def test_a_file_that_is_ignored_gives_one_warning(case: str) -> None:
     assert message.startswith(f"{tuned.user_path(H200)} is ignored: ")
     assert why in message
     assert "python -m cufa tune" in message
-    assert again == chosen == plan(PROBLEM, H200)
+    assert again == chosen == plan_tiles(PROBLEM, H200)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has no modes")
@@ -412,7 +412,7 @@ def test_a_table_that_others_may_write_is_ignored_and_replaced() -> None:
     with pytest.warns(RuntimeWarning, match="others may write it") as caught:
         chosen = [planned() for _ in range(2)]
     assert len(caught) == 1
-    assert chosen == [plan(PROBLEM, H200)] * 2
+    assert chosen == [plan_tiles(PROBLEM, H200)] * 2
     tuned.store(H200, {FP32_CLASS: FA1_ENTRY}, "a command")
     table = tuned.load(path)
     assert table is not None
@@ -434,7 +434,7 @@ def test_a_table_that_cannot_be_read_is_none(
             raise OSError("no home")
 
         monkeypatch.setattr(cache, "folder", folder)
-    assert planned() == plan(PROBLEM, H200)
+    assert planned() == plan_tiles(PROBLEM, H200)
     with pytest.raises(OSError):  # noqa: PT011 - the system's own words
         tuned.store(H200, {CLASS: ENTRY}, "a command")
 
@@ -443,12 +443,12 @@ def test_planning_with_tables_imports_no_cupy() -> None:
     write_user(table_of({CLASS: ENTRY}))
     code = (
         "import sys\n"
-        "from cufa import device\nfrom cufa.planner.plan import plan\n"
+        "from cufa import device\nfrom cufa.planner.plan import plan_tiles\n"
         "from cufa.tuned import user_table\n"
         "from cufa.features.causal import Causal\n"
         "from cufa.problem.problem import Problem\n"
         "gpu = device.named('h200')\n"
-        f"chosen = plan({PROBLEM!r}, gpu, table=user_table(gpu))\n"
+        f"chosen = plan_tiles({PROBLEM!r}, gpu, table=user_table(gpu))\n"
         'assert "user\'s table" in chosen.reason, chosen\n'
         "assert 'cupy' not in sys.modules"
     )

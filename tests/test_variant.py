@@ -37,14 +37,22 @@ RESERVED_BYTES = 1024
         ),
         (FP32, "fa2_fp32<float, 64, 96, 64, 32, 2, 4, 2, Score<>, Dense>"),
         (FA1, "fa1_fp32<float, 80, 48, 32, 16, 1, 8, 1, Score<>, Dense>"),
-        (FA3, "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, Score<Causal>, Dense>"),
+        (FA3, "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, Plain, Score<Causal>, Dense>"),
         (
             FA3._replace(dtype="float16", ping_pong=False),
-            "fa3_wgmma<float16, 128, 64, 128, 80, 2, 12, 1, false, Score<Causal>, Dense>",
+            "fa3_wgmma<float16, 128, 64, 128, 80, 2, 12, 1, false, Plain, Score<Causal>, Dense>",
         ),
         (
             FA3._replace(score=()),
-            "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, Score<>, Dense>",
+            "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, Plain, Score<>, Dense>",
+        ),
+        (
+            FA3._replace(score=("Softcap",)),
+            "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, General, Score<Softcap>, Dense>",
+        ),
+        (
+            FA3._replace(schedule="General"),
+            "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, General, Score<Causal>, Dense>",
         ),
     ],
 )
@@ -65,6 +73,11 @@ def test_what_is_printed_can_be_read(name: str) -> None:
         ("fa2_mma<bfloat16,128,64,128,32,2,4,2, Score<Causal>, Dense>", MMA),
         ("  fa2_mma < bfloat16 , 128 ,64, 128,32,2, 4,2 , Score <Causal> ,Dense >\n", MMA),
         ("fa3_wgmma<bfloat16,128,64,128,80,2,12,1, true, Score<Causal>, Dense>", FA3),
+        ("fa3_wgmma<bfloat16,128,64,128,80,2,12,1,true,Plain,Score<Causal>,Dense>", FA3),
+        (
+            "fa3_wgmma<bfloat16, 128,64,128,80,2,12,1,true , General , Score<Causal>,Dense>",
+            FA3._replace(schedule="General"),
+        ),
         (" fa3_wgmma <bfloat16 ,128, 64,128,80,2,12,1 , true , Score < Causal >,Dense> ", FA3),
     ],
 )
@@ -88,7 +101,8 @@ def test_what_is_illegal_can_be_read() -> None:
 
 FORM = r"^a variant looks like fa2_mma<bfloat16, .* Score<Causal>, Dense>, not '"
 ARGUMENTS = (
-    r": fa._.* takes the arguments type, head_dim, .*, blocks_per_sm, (ping_pong, )?score, kv$"
+    r": fa._.* takes the arguments type, head_dim, .*, blocks_per_sm, "
+    r"(ping_pong, schedule, )?score, kv$"
 )
 
 
@@ -111,6 +125,14 @@ ARGUMENTS = (
         (
             "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, true, Score<Causal>, Dense>",
             ARGUMENTS,
+        ),
+        (
+            "fa3_wgmma<bfloat16, 128, 64, 128, 80, 2, 12, 1, true, Best, Score<Causal>, Dense>",
+            "the schedule of fa3_wgmma must be Plain or General, not 'Best'",
+        ),
+        (
+            "fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, Plain, Score<Causal>, Dense>",
+            "fa2_mma has no schedules: leave 'Plain' out",
         ),
         ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, true>", FORM),
         ("fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, Score<Causal>>", FORM),
@@ -300,6 +322,12 @@ ILLEGAL: dict[str, tuple[Variant, str]] = {
         FA3._replace(head_dim=32, head_dim_v=32, bn=64, bm=192, warps=16, blocks_per_sm=5),
         "5 blocks of 512 threads",
     ),
+    "fa3 schedule": (FA3._replace(schedule="Best"), "^fa3_wgmma has no schedule Best$"),
+    "fa3 first K": (
+        FA3._replace(head_dim=256, head_dim_v=256, schedule="Plain", score=("WindowLeft",)),
+        "Plain with one slot of Q needs rows that begin with the first keys: take General",
+    ),
+    "a schedule of another kernel": (MMA._replace(schedule="Plain"), "has no schedule Plain"),
     "fa3 masked tiles": (
         FA3._replace(bm=192, bn=48, warps=16),
         "skips 3 masked tiles of keys: as many stages",

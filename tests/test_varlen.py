@@ -189,6 +189,25 @@ def test_sequences_longer_than_the_longest(xp: ModuleType, rng: np.random.Genera
         Expected(*four).assert_accepts(found[a].swapaxes(0, 1)[None], None)
 
 
+def test_longest_lengths_of_nothing(xp: ModuleType, rng: np.random.Generator) -> None:
+    """What ``lengths.max()`` is where nothing is there."""
+    empty = xp.asarray(np.empty((0, 2, 8), np.float32))
+    offsets = xp.asarray(np.zeros(3, np.int32))
+    out = cufa.attention_varlen(
+        *(empty, empty, empty, offsets, offsets), max_seqlen_q=0, max_seqlen_k=0
+    )
+    assert out.shape == (0, 2, 8)
+    if xp is np:  # there, lengths that exceed the maximum are refused
+        return
+    given = [xp.asarray(x) for x in ragged(rng, "float32", ((5, 20), (0, 30)), xp=xp)]
+    out, lse = cufa.attention_varlen(*given, max_seqlen_k=0, return_lse=True)
+    assert not to_host(out)[:25].any()
+    assert np.isneginf(to_host(lse)[:, :25]).all()
+    out = xp.full(given[0].shape, 7, np.float32)
+    cufa.attention_varlen(*given, max_seqlen_q=0, out=out)
+    assert (to_host(out) == 7).all()
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_padded_batches(xp: ModuleType, rng: np.random.Generator, options: dict[str, Any]) -> None:
     for dtype, d in (("bfloat16", 64), ("float32", 48)):
@@ -291,7 +310,7 @@ def test_drawn(xp: ModuleType) -> None:
         ({"cu_seqlens_k": np.array([0, 5, 10])}, ValueError, r"cu_seqlens_k\[-1\] is 10"),
         ({"seqused_k": np.array([0, -1])}, ValueError, r"seqused_k\[1\] is -1"),
         ({"seqused_k": np.array([0])}, ValueError, "seqused_k has shape"),
-        ({"max_seqlen_q": 0}, ValueError, "max_seqlen_q must be 1 to"),
+        ({"max_seqlen_q": -1}, ValueError, "max_seqlen_q must be 0 to"),
         ({"max_seqlen_k": 4.0}, TypeError, "max_seqlen_k must be an integer"),
         ({"bias": np.ones((4, 4), np.float32)}, ValueError, "bias: max_seqlen_q and"),
         ({"kernel": "fa1_fp32"}, ValueError, "kernel"),
@@ -388,17 +407,19 @@ def test_how_a_call_runs_on_the_cpu(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "int32"])
 def test_lengths_on_the_host(gpu: Gpu, rng: np.random.Generator, dtype: str) -> None:
-    """Any integers are copied as int32; on a GPU that is played."""
+    """Any integers are copied as int32, those of the device, too; on a GPU that is played."""
     q = on_gpu(rng.standard_normal((2, 1, 4, 64)).astype(np.float16))
     for lengths in np.array([3, 4], dtype), np.array([3, 0, 4], dtype)[::2]:
         for options in {}, {"out": on_gpu(np.zeros_like(q.host))}, {"return_lse": True}:
-            assert cufa.attention(q, q, q, lengths_k=lengths, **options) is not None
-    assert len(gpu.launches) == 6
+            for there in lengths, on_gpu(np.repeat(lengths, 2))[::2]:
+                assert cufa.attention(q, q, q, lengths_k=there, **options) is not None
+    assert len(gpu.launches) == 12
     rows = on_gpu(rng.standard_normal((4, 1, 64), np.float32))
     for offsets in np.array([0, 2, 4], dtype), np.array([0, 9, 2, 9, 4], dtype)[::2]:
-        given: Any = offsets, offsets
-        assert cufa.attention_varlen(rows, rows, rows, *given, seqused_k=offsets[:2]) is not None
-    assert len(gpu.launches) == 8
+        for x in offsets, on_gpu(np.repeat(offsets, 2))[::2]:
+            given: Any = x, x
+            assert cufa.attention_varlen(rows, rows, rows, *given, seqused_k=x[:2]) is not None
+    assert len(gpu.launches) == 16
 
 
 def test_bad_lengths(xp: ModuleType) -> None:

@@ -107,10 +107,11 @@ def attention(
         Tiles of queries and keys that its `mask_mod` hides are not computed, and in tiles that are
         whole the function is not called. The mask's function need not be given again, and another
         one may not. Other masks and `lengths_k` may be given, too.
-    lengths_k : array, shape (b,), int32
+    lengths_k : array, shape (b,), of integers
         How many keys each sequence has, 0 to sk: those behind them are no keys, and masks and
         ALiBi's distances are aligned to the last one that there is. On the device, where nothing
-        is read back, or integers on the host. Beyond sk, lengths on the device count as sk.
+        is read back, or on the host; what is not contiguous int32 on the device is converted
+        first. Beyond sk, lengths on the device count as sk.
     dropout_p : float
         How many of the weights are dropped at random, the others being divided by 1 - dropout_p
         (Dao et al. 2022, algorithm 2): 0 or more, and less than 1. `cufa.dropout_mask` says which.

@@ -62,10 +62,11 @@ def decode(
     lengths : array, shape (b,), optional
         Keys in use, those of these queries included: 0 to the capacity, which is also the default.
         Not to be changed while a call that reads them still runs, by another stream.
-        Query i of sq is at position lengths - sq + i of its sequence. int32 on the device, where a
-        captured call reads it anew in each replay, or any integers in a NumPy array.
+        Query i of sq is at position lengths - sq + i of its sequence. Integers on the device or in
+        a NumPy array. The kernel reads a contiguous int32 array of the device where it is, in each
+        replay of a captured call; others are converted first.
     block_table : array, shape (b, pages a sequence), optional
-        The pages of each sequence, in order: int32 on the device, or any integers in a NumPy array.
+        The pages of each sequence, in order: integers, as `lengths`, with contiguous rows.
         Entries beyond the length may be anything. Sequences may share pages. One page a sequence,
         of the cache's capacity, picks sequences from a larger contiguous cache.
     causal : bool

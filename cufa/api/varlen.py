@@ -80,17 +80,17 @@ def attention_varlen(
         Keys, of q's dtype. hq must be a multiple of hk.
     v : array, shape (total_k, hk, dv)
         Values, of q's dtype.
-    cu_seqlens_q, cu_seqlens_k : array, shape (sequences + 1,), int32
+    cu_seqlens_q, cu_seqlens_k : array, shape (sequences + 1,), of integers
         Sequence i has the rows from cu_seqlens[i] to cu_seqlens[i + 1] - 1: the first number is 0,
-        and none is less than the one before it, nor more than there are rows. On the device, or
-        integers on the host, where the last one of `cu_seqlens_q` must be the number of queries.
-        Offsets on the device that are otherwise give some result, but read and write nothing
-        outside of the arrays; queries that no sequence has are not written there.
+        and none is less than the one before it, nor more than there are rows. On the host, the last
+        one of `cu_seqlens_q` must be the number of queries. On the device, what is not contiguous
+        int32 is converted first, and offsets that are otherwise give some result, but read and
+        write nothing outside of the arrays; queries that no sequence has are not written there.
     max_seqlen_q, max_seqlen_k : int, optional
-        The longest sequence's queries and keys, or more; needed with `bias` and `mask` only. Where
-        offsets on the device exceed them, the first queries and keys of a sequence count, and
-        other queries are not written.
-    seqused_k : array, shape (sequences,), int32, optional
+        0 or more: the longest sequence's queries and keys, or more; needed with `bias` and `mask`
+        only. Where offsets on the device exceed them, the first queries and keys of a sequence
+        count, and other queries are not written.
+    seqused_k : array, shape (sequences,), of integers, optional
         How many of each sequence's keys are in use, the first ones.
     causal, window, attention_chunk, softcap, scale
         As in `cufa.attention`, for each sequence by its own lengths.
@@ -339,7 +339,7 @@ def _parsed(
 
 
 def _longest(name: str, most: int | None) -> int:
-    return _ANY if most is None else check_size(name, most)
+    return _ANY if most is None else check_size(name, most, least=0)
 
 
 def _with_arrays(

@@ -2,60 +2,70 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from cufa.api.decode import decode_padded
-from cufa.arrays import Array, as_bhsd, check_unmasked, module_of_all, overlap
+from cufa.arrays import Array
+from cufa.caches.counts import Counts, counts_of, integers, none_allocated
 from cufa.caches.full import CacheFullError
+from cufa.caches.layer import Layer
 from cufa.caches.pages import Taken
 from cufa.caches.store import Store
-from cufa.checks import check_devices, check_dtypes
-from cufa.cpu import append as cpu
 from cufa.features.window import NO_WINDOW
-from cufa.launch import append as launch
-from cufa.problem.tokens import Tokens
 from cufa.specs.variant import Variant
 
-Counts = Any  # int, sequence of int or ndarray
-
-_MOST = 2**31 - 1  # tokens: lengths are int32
-
-
-class _Layer(NamedTuple):
-    """What kernels read of a layer: views of memory that stays where it is.
-
-    Attributes
-    ----------
-    k, v : array
-        As of `Cache.layer`.
-    k_view, v_view : array
-        The same in the order (blocks, heads, keys, head_dim).
-    starts, lengths, block_table : array
-        As of `Tokens`.
-    """
-
-    k: Array
-    v: Array
-    k_view: Array
-    v_view: Array
-    starts: Array
-    lengths: Array
-    block_table: Array | None
+_SHOWN = 16  # lengths
 
 
 class Cache:
     """Sequences of a `KVCache` or `PagedKVCache`: all, or some that follow each other.
 
-    ``cache[2:5]`` is a view of sequences 2 to 4, and can do what the whole can.
+    ``cache[2:5]`` is a view of sequences 2 to 4, and can do what the whole can. `copy.copy`,
+    `copy.deepcopy` and `pickle` make a cache that has memory of its own, on the current device
+    where it is of CuPy; a view takes the whole cache along. They cannot be captured into a CUDA
+    graph.
     """
 
     def __init__(self, store: Store, rows: slice) -> None:
         self._store, self._rows = store, rows
-        self._layers: dict[int, _Layer] = {}
+        self._look()
+
+    def _look(self) -> None:
+        """View what the store holds of these sequences, on the host; layers when they are used."""
+        store, rows = self._store, self._rows
+        self._starts, self._ends = store.host[0, rows], store.host[1, rows]
+        self._in_use, self._unwritten = store.in_use[rows], store.unwritten[:, rows]
+        self._layers: dict[int, Layer] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: the whole store of a view, too."""
+        return {"_store": self._store, "_rows": self._rows}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of another cache."""
+        self.__dict__.update(state)
+        self._look()
+
+    def __copy__(self) -> Cache:
+        """Return a copy that shares nothing with this cache, as `copy.deepcopy` does."""
+        return copy.deepcopy(self)
+
+    def __repr__(self) -> str:
+        """Say how large it is, and what is in it."""
+        store, first = self._store, self._rows.start
+        whole = store.described()
+        if len(self) != store.in_use.size:
+            whole = f"sequences {first} to {first + len(self) - 1} of {whole}"
+        pairs = zip(self._ends.tolist(), self._in_use.tolist(), strict=True)
+        lengths = [str(length) if in_use else "-" for length, in_use in pairs]
+        if len(lengths) > _SHOWN:
+            lengths[_SHOWN // 2 : -_SHOWN // 2] = ["..."]
+        return f"{whole}: lengths {', '.join(lengths) or 'none'}"
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -84,7 +94,7 @@ class Cache:
     @property
     def host_lengths(self) -> np.ndarray:
         """The same on the host: a copy, known without waiting for the device."""
-        return self._store.host[1, self._rows].copy()
+        return self._ends.copy()
 
     @property
     def block_table(self) -> Array:
@@ -112,24 +122,18 @@ class Cache:
         TypeError, ValueError
             There is no such layer.
         """
-        if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
-            raise TypeError(f"layer must be an integer, not {type(layer).__name__}")
-        store = self._store
-        if not 0 <= layer < store.layers:
-            raise ValueError(f"layer must be 0 to {store.layers - 1}, not {layer}")
-        k, v = store.k[layer], store.v[layer]
-        return (k, v) if store.pages is not None else (k[self._rows], v[self._rows])
+        found = self._layer(layer)
+        return found.k, found.v
 
-    def _views(self, layer: int) -> _Layer:
-        """Return what kernels read of a layer; made once."""
+    def _layer(self, layer: int) -> Layer:
+        """Return a layer of these sequences; made once."""
         found = self._layers.get(layer) if type(layer) is int else None
         if found is None:
-            store = self._store
-            k, v = self.layer(layer)
-            found = self._layers[int(layer)] = _Layer(
-                *(k, v, as_bhsd(k, store.layout), as_bhsd(v, store.layout)),
-                *(store.device[0, self._rows], self.lengths, self.block_table),
-            )
+            if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
+                raise TypeError(f"layer must be an integer, not {type(layer).__name__}")
+            if not 0 <= layer < self._store.layers:
+                raise ValueError(f"layer must be 0 to {self._store.layers - 1}, not {layer}")
+            found = self._layers[int(layer)] = Layer(self._store, self._rows, int(layer))
         return found
 
     # --- lengths ---
@@ -146,7 +150,8 @@ class Cache:
         ------
         TypeError, ValueError
             Counts that are no integers, negative, not as many as sequences, or of a sequence that
-            has not been allocated; nothing has changed.
+            has not been allocated; one number, and no sequence has been allocated; nothing has
+            changed.
         CacheFullError
             There is not enough room; nothing has changed.
         RuntimeError
@@ -168,34 +173,33 @@ class Cache:
     @contextmanager
     def _extended(self, counts: np.ndarray) -> Iterator[None]:
         """Make room for new tokens, which is taken back if what follows fails."""
-        store = self._store
-        before = store.host[:, self._rows].copy()
-        lengths = before[1].astype(np.int64)
-        ends = lengths + counts
+        store, first = self._store, self._rows.start
+        ends = self._ends + counts
         plan: list[Taken] = []
         if store.pages is None:
             capacity = store.shape[2]
-            if ends.size and ends.max() > capacity:
+            if max(ends.tolist(), default=0) > capacity:
                 i = int(ends.argmax())
                 raise CacheFullError(
-                    f"sequence {self._rows.start + i} would have {ends[i]} tokens, but the cache "
-                    f"has a capacity of {capacity}"
+                    f"sequence {first + i} would have {ends[i]} tokens, but the cache has a "
+                    f"capacity of {capacity}"
                 )
         else:
-            numbers = range(self._rows.start, self._rows.stop)
-            grown = zip(numbers, lengths.tolist(), ends.tolist(), strict=True)
-            plan = store.pages.planned(list(grown))
+            grown = zip(self._ends.tolist(), ends.tolist(), strict=True)
+            plan = store.pages.planned([(i, *each) for i, each in enumerate(grown, first)])
             store.copy_pages(plan)
             store.pages.take(plan)
-        store.host[0, self._rows] = lengths
-        store.host[1, self._rows] = ends
+        before = self._starts.copy(), self._ends.copy(), self._unwritten.copy()
+        self._starts[...] = self._ends
+        self._ends[...] = ends
+        self._unwritten[...] = self._in_use
         try:
             store.send()
             yield
         except BaseException:
             if store.pages is not None:
                 store.pages.give_back(plan)
-            store.host[:, self._rows] = before
+            self._starts[...], self._ends[...], self._unwritten[...] = before
             store.send()
             raise
 
@@ -219,12 +223,12 @@ class Cache:
         self._store.refuse_capture("truncate")
         kept = self._counts("lengths", lengths)
         store = self._store
-        bad = np.flatnonzero(kept > store.host[1, self._rows])
+        bad = np.flatnonzero(kept > self._ends)
         if bad.size:
             i = int(bad[0])
             raise ValueError(
                 f"lengths: {kept[i]} tokens of sequence {self._rows.start + i} cannot be kept, "
-                f"which has {store.host[1, self._rows][i]}"
+                f"which has {self._ends[i]}"
             )
         with store.changing():
             store.host[:, self._rows] = np.minimum(store.host[:, self._rows], kept)
@@ -232,57 +236,112 @@ class Cache:
             for i, length in enumerate(kept.tolist(), self._rows.start):
                 store.pages.cut(i, length)
 
+    def reset(self) -> None:
+        """Forget all tokens of these sequences: they are as when the cache was made.
+
+        Their numbers in a paged cache are free again, as after `PagedKVCache.free`: to keep the
+        numbers, use ``truncate(0)``. Keys and values stay in memory until others replace them.
+
+        Raises
+        ------
+        RuntimeError
+            The current stream is being captured into a CUDA graph.
+        """
+        store = self._store
+        store.refuse_capture("reset")
+        with store.changing():
+            store.host[:, self._rows] = 0
+            if store.pages is not None:
+                store.in_use[self._rows] = False
+        self._unwritten[...] = False
+        if store.pages is not None:
+            for i in range(self._rows.start, self._rows.stop):
+                store.pages.cut(i, 0)
+
+    def reorder(self, rows: Counts) -> None:
+        """Let sequence i go on with the tokens of sequence ``rows[i]``, as beam search asks for.
+
+        Parameters
+        ----------
+        rows : sequence of int, or ndarray of int
+            One for each sequence of this cache or view, counted from its first one; on the host. A
+            number may come several times, or never: then its tokens are forgotten.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Rows that are no integers, not as many as sequences, of none of these sequences, or of
+            one that has not been allocated; nothing has changed.
+        RuntimeError
+            The current stream is being captured into a CUDA graph.
+
+        Notes
+        -----
+        Call it between steps: tokens that `extend` has made room for must have been written. In a
+        paged cache, sequences of the same tokens share their pages, as after `PagedKVCache.fork`;
+        one that has not been allocated stays so. In a `KVCache`, keys and values are copied, layer
+        by layer.
+
+        Examples
+        --------
+        >>> import numpy as np, cufa
+        >>> cache = cufa.KVCache(3, 4, 100, 64, dtype="float32")
+        >>> k = v = np.ones((3, 4, 7, 64), np.float32)
+        >>> _ = cache.append(k, v, counts=[7, 5, 3])
+        >>> cache.reorder([2, 0, 0])
+        >>> cache.host_lengths
+        array([3, 7, 7], dtype=int32)
+        """
+        store, first = self._store, self._rows.start
+        store.refuse_capture("reorder")
+        given = integers("rows", rows)
+        if given.shape != (len(self),):
+            raise ValueError(
+                f"rows has shape {given.shape}, but there are {len(self)} sequences: one row for "
+                "each is needed"
+            )
+        bad = np.flatnonzero((given < 0) | (given >= len(self)))
+        if bad.size:
+            i = int(bad[0])
+            raise ValueError(f"rows[{i}] is {given[i]}: it must be 0 to {len(self) - 1}")
+        targets = np.flatnonzero(given != np.arange(len(self)))
+        sources = given[targets].astype(np.int64)
+        for i, source in zip(targets.tolist(), sources.tolist(), strict=True):
+            idle = [first + row for row in (i, source) if not self._in_use[row]]
+            if idle:
+                raise ValueError(
+                    f"rows[{i}] is {source}, but sequence {idle[0]} has not been allocated: "
+                    f"allocate it, or give {i} in its place"
+                )
+        store.move(first + sources, first + targets)
+
     def _counts(self, name: str, counts: Counts) -> np.ndarray:
         """Return one number for each sequence."""
-        check_unmasked(name, counts)
-        try:
-            array = np.asarray(counts)
-        except (TypeError, ValueError):  # a CuPy array, or lists of unequal lengths
-            raise TypeError(
-                f"{name} must be an integer or as many as sequences, on the host, not "
-                f"{type(counts).__name__}"
-            ) from None
-        if array.dtype.kind not in "iu" and array.size:
-            raise TypeError(f"{name} must be integers, not {array.dtype.name}")
-        if array.ndim and array.shape != (len(self),):
-            raise ValueError(f"{name} has shape {array.shape}, but there are {len(self)} sequences")
-        if array.size and array.min() < 0:
-            raise ValueError(f"{name} must not be negative, but {array.min()} is")
-        if array.size and array.max() > _MOST:
-            raise ValueError(f"{name} must not be more than {_MOST}, but {array.max()} is")
-        in_use = self._store.in_use[self._rows]
-        if array.ndim == 0:
-            return np.where(in_use, array, 0).astype(np.int64)
-        idle = np.flatnonzero((array > 0) & ~in_use)
-        if idle.size:
-            raise ValueError(
-                f"{name}: sequence {self._rows.start + int(idle[0])} has not been allocated"
-            )
-        return array.astype(np.int64)
+        return counts_of(name, counts, self._in_use, self._rows.start)
 
     # --- tokens ---
 
     def append(
-        self, k: Array, v: Array, q: Array | None = None, *, counts: Counts | None = None
+        self, k: Array, v: Array, *, q: Array | None = None, counts: Counts | None = None
     ) -> Array:
         """Add tokens to each sequence of a cache of one layer: `extend`, then `write`.
 
         Parameters
         ----------
         k, v, q : array
-            As of `write`.
+            As in `write`.
         counts : int or sequence of int, optional
-            As of `extend`; by default all tokens of each sequence that is in use.
+            As in `extend`; by default all tokens of each sequence that is in use.
 
         Returns
         -------
         array or None
-            As of `write`.
+            As in `write`.
 
         Raises
         ------
         TypeError, ValueError, CacheFullError, RuntimeError
-            As of both; nothing has changed then.
+            As in both; nothing has changed then.
         """
         if self._store.layers != 1:
             raise ValueError(
@@ -290,16 +349,16 @@ class Cache:
                 "extend it, then write each layer"
             )
         self._store.refuse_capture("append, which extends the cache,")
-        tokens, turned_q = self._tokens(k, v, q, 0)
-        seq = tokens.k.shape[2]
-        chosen = self._counts("counts", seq if counts is None else counts)
-        if chosen.size and chosen.max() > seq:
-            raise ValueError(f"counts: {chosen.max()} of {seq} tokens cannot be appended")
+        new = self._layer(0).new(k, v, q)
+        chosen = self._counts("counts", new.seq if counts is None else counts)
+        if counts is not None and chosen.max(initial=0) > new.seq:
+            raise ValueError(f"counts: {chosen.max()} of {new.seq} tokens cannot be appended")
         with self._extended(chosen):
-            self._run(tokens)
-        return turned_q
+            new.run()
+            self._unwritten[0] = False
+        return new.q
 
-    def write(self, k: Array, v: Array, q: Array | None = None, *, layer: int = 0) -> Array:
+    def write(self, k: Array, v: Array, *, q: Array | None = None, layer: int = 0) -> Array:
         """Write the newest tokens, for which `extend` has made room, into one layer.
 
         A view that has been extended is to be written by a view of the same sequences.
@@ -308,8 +367,8 @@ class Cache:
         ----------
         k : array, shape (sequences, heads_kv, n, head_dim)
             Keys, in the dtype and layout of the cache, of the last n positions of each sequence;
-            those that are not new are left out. So of a batch of which sequences have unequally
-            many new tokens, each has its own at the end.
+            those that are not new are left out. Where sequences have unequally many new tokens,
+            those of each are at the end.
         v : array, shape (sequences, heads_kv, n, head_dim_v)
             Values.
         q : array, shape (sequences, heads_q, n, head_dim), optional
@@ -326,22 +385,49 @@ class Cache:
         ------
         TypeError, ValueError
             Arrays that do not fit, or that would be copied in a capture because their last axis is
-            not contiguous; nothing has been written.
+            not contiguous; nothing has been written. Outside of a capture also where the layer has
+            the newest tokens already, or where there was no `extend`.
         CompileError
             NVRTC refused a kernel.
 
         Notes
         -----
+        A layer is written once for each `extend`; what a replay of a graph writes does not count.
+
         One kernel on the current stream, which can be captured into a CUDA graph. What a rotary
         embedding turns is computed in float32 and rounded once (Su et al. 2021, RoFormer).
         """
-        tokens, turned_q = self._tokens(k, v, q, layer)
-        host = self._store.host[:, self._rows]
-        new = int((host[1] - host[0]).max(initial=0))
-        if new > tokens.k.shape[2]:
-            raise ValueError(f"k has shape {k.shape}, but {new} tokens are new")
-        self._run(tokens)
-        return turned_q
+        new = self._layer(layer).new(k, v, q)
+        grown = self._ends - self._starts
+        most = max(grown.tolist(), default=0)
+        if most > new.seq:
+            raise ValueError(f"k has shape {k.shape}, but {most} tokens are new")
+        if self._store.is_capturing():  # which replays will write what, the host does not know
+            new.run()
+            return new.q
+        unwritten = self._unwritten[layer]
+        if np.count_nonzero(unwritten) < len(self):
+            self._refuse_written(layer, unwritten, grown)
+        new.run()
+        unwritten[...] = False
+        return new.q
+
+    def _refuse_written(self, layer: int, unwritten: np.ndarray, grown: np.ndarray) -> None:
+        """Refuse to write where no token is new, or where the new ones are."""
+        if not self._in_use.any():
+            raise none_allocated(self._rows.start, len(self))
+        again = np.flatnonzero((grown > 0) & ~unwritten)
+        if again.size:
+            raise ValueError(
+                f"layer {layer} has the newest tokens of sequence {self._rows.start + again[0]}, "
+                "which a second write would replace: call extend once before each step; to replace "
+                "them, truncate the sequences, then extend them again"
+            )
+        if not unwritten.any():
+            raise ValueError(
+                f"no token is new to layer {layer}: call extend before write, with the number of "
+                "new tokens"
+            )
 
     def decode(
         self,
@@ -369,33 +455,37 @@ class Cache:
             Queries of the last n positions, as `append` and `write` return them.
         layer : int
         causal, window, attention_chunk, softcap, alibi_slopes, sinks, scale, out, return_lse
-            As of `cufa.decode`.
+            As in `cufa.decode`.
         num_splits, unified_max, kernel
-            As of `cufa.decode`.
+            As in `cufa.decode`.
 
         Returns
         -------
         array, or tuple of array
-            As of `cufa.decode`.
+            As in `cufa.decode`.
 
         Raises
         ------
         TypeError, ValueError, RuntimeError, CompileError
-            As `cufa.decode`.
+            As `cufa.decode`. ValueError also where no sequence has been allocated, outside of a
+            capture.
 
         Notes
         -----
-        On the GPU the cache is never copied. Queries are, and so cannot be in a CUDA graph, whose
-        rows are no multiple of 16 bytes long.
+        On the GPU the cache is never copied. Queries whose rows are no multiple of 16 bytes long
+        are copied, and so cannot be in a CUDA graph.
         """
-        views = self._views(layer)
+        held = self._layer(layer)
+        idle = self._store.pages is not None and not np.count_nonzero(self._in_use)
+        if idle and len(self) and not self._store.is_capturing():
+            raise none_allocated(self._rows.start, len(self))
         return decode_padded(
             q,
-            views.k,
-            views.v,
+            held.k,
+            held.v,
             True,
-            lengths=views.lengths,
-            block_table=views.block_table,
+            lengths=held.lengths,
+            block_table=held.block_table,
             causal=causal,
             window=window,
             attention_chunk=attention_chunk,
@@ -410,67 +500,3 @@ class Cache:
             unified_max=unified_max,
             kernel=kernel,
         )
-
-    def _tokens(
-        self, k: Array, v: Array, q: Array | None, layer: int
-    ) -> tuple[Tokens, Array | None]:
-        """Check new tokens; return them as views, and the queries that a call returns."""
-        store = self._store
-        _, _, k_cache, v_cache, starts, lengths, block_table = self._views(layer)
-        arrays = {"k": k, "v": v, **({} if q is None else {"q": q})}
-        xp = module_of_all({**arrays, "the cache": store.k})
-        if xp is np:
-            arrays = {name: np.asarray(array) for name, array in arrays.items()}
-        check_dtypes({"the cache": store.k, **arrays})
-        views = {}
-        for name, array in arrays.items():
-            if array.ndim != 4:
-                raise ValueError(f"{name} has shape {array.shape}: 4 axes are needed")
-            views[name] = as_bhsd(array, store.layout)
-        seq = views["k"].shape[2]
-        for name, view in views.items():
-            dim = (v_cache if name == "v" else k_cache).shape[3]
-            heads = view.shape[1] if name == "q" else store.shape[1]
-            needed = (len(self), heads, seq, dim)
-            if view.shape != needed:
-                axes = needed if store.layout == "bhsd" else (needed[0], seq, heads, dim)
-                raise ValueError(
-                    f"{name} has shape {arrays[name].shape}, but {axes} is needed (k "
-                    f"{arrays['k'].shape}, {len(self)} sequences)"
-                )
-            if store.owns(view) and (overlap(view, k_cache) or overlap(view, v_cache)):
-                raise ValueError(
-                    f"{name} (shape {arrays[name].shape}) shares memory with the cache, where it "
-                    "would change while it is read: give a copy"
-                )
-        if q is not None and views["q"].shape[1] % store.shape[1]:
-            raise ValueError(
-                f"q has shape {arrays['q'].shape}: heads {views['q'].shape[1]} is no multiple of "
-                f"the cache's {store.shape[1]}"
-            )
-        if xp is not np:
-            check_devices({**arrays, "the cache": store.k}, xp)
-        result, turned_q = q, None
-        rotary = store.rotaries[layer]
-        if q is not None and rotary is not None:
-            result = xp.empty(q.shape, q.dtype)
-            turned_q = as_bhsd(result, store.layout)
-        tokens = Tokens(
-            k=views["k"],
-            v=views["v"],
-            q=views.get("q"),
-            turned_q=turned_q,
-            k_cache=k_cache,
-            v_cache=v_cache,
-            starts=starts,
-            lengths=lengths,
-            block_table=block_table,
-            rotary=rotary,
-        )
-        return tokens, result
-
-    def _run(self, tokens: Tokens) -> None:
-        if self._store.xp is np:
-            cpu.append(tokens)
-        else:
-            launch.append(tokens)

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from cufa.api.rotary import Rotary
 from cufa.caches.cache import Cache
+from cufa.caches.counts import check_sequence
+from cufa.caches.full import CacheFullError
 from cufa.caches.made import made
 from cufa.checks import check_size
 from cufa.problem.problem import MAX_KEYS
-from cufa.problem.rotary import Rotary
 
 
 class KVCache(Cache):
@@ -67,7 +69,7 @@ class KVCache(Cache):
     >>> cache = cufa.KVCache(2, 4, 100, 64, dtype="float32", rotary=rotary)
     >>> k = v = np.ones((2, 4, 7, 64), np.float32)
     >>> q = np.ones((2, 8, 7, 64), np.float32)
-    >>> turned = cache.append(k, v, q)
+    >>> turned = cache.append(k, v, q=q)
     >>> cache.decode(turned).shape
     (2, 8, 7, 64)
     >>> cache.host_lengths
@@ -104,3 +106,44 @@ class KVCache(Cache):
             pages=None,
         )
         super().__init__(store, slice(0, sequences))
+
+    def fork(self, sequence: int) -> int:
+        """Copy the tokens of a sequence to the first one that has none.
+
+        A prompt that is gone on from several times is computed once. For a shorter prefix,
+        `truncate` the new one.
+
+        Parameters
+        ----------
+        sequence : int
+
+        Returns
+        -------
+        int
+            The number of the one that has got them.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is no integer, or not one of the sequences.
+        CacheFullError
+            All others have tokens; nothing has changed.
+        RuntimeError
+            The current stream is being captured into a CUDA graph.
+
+        Notes
+        -----
+        The copy is in new memory: `PagedKVCache` shares pages in its place. What `extend` has made
+        room for must have been written.
+        """
+        self._store.refuse_capture("fork")
+        check_sequence(sequence, self._store.in_use)
+        empty = np.flatnonzero(self._ends == 0)
+        empty = empty[empty != sequence]
+        if not empty.size:
+            raise CacheFullError(
+                f"all {len(self)} sequences have tokens: truncate one to 0, or make the cache of "
+                "more sequences"
+            )
+        self._store.move(np.array([sequence]), empty[:1])
+        return int(empty[0])

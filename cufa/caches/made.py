@@ -8,12 +8,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from cufa.api.rotary import Rotary
 from cufa.arrays import module_of
 from cufa.caches.pages import Pages
 from cufa.caches.store import Store
 from cufa.checks import check_devices, check_layout, check_module, check_size, shown_dtype
 from cufa.dtypes import DTYPES
-from cufa.problem.rotary import Rotary
 from cufa.specs import MAX_HEAD_DIM
 
 
@@ -38,7 +38,7 @@ def made(
     shape : dict
         Sizes of a layer but for the head dim, by name.
     head_dim, head_dim_v, dtype, layers, layout, rotary, xp
-        As of `KVCache`.
+        As in `KVCache`.
     sequences : int
     capacity : int
         Of the longest sequence.
@@ -72,9 +72,10 @@ def made(
 
 
 def _dtype(dtype: Any) -> np.dtype:
-    needed = f"dtype must be one of {', '.join(DTYPES)}"
+    needed = f"dtype must be one of {', '.join(DTYPES)}, as a string or a NumPy dtype"
     if not isinstance(dtype, (str, type, np.dtype)):
-        raise TypeError(f"{needed}, not {type(dtype).__name__}")
+        shown = repr(dtype)
+        raise TypeError(f"{needed}, not {shown if len(shown) < 40 else type(dtype).__name__}")
     try:
         found = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     except Exception:  # which one depends on the kind of nonsense
@@ -93,7 +94,10 @@ def _check_rotary(rotary: Any, head_dim: int, capacity: int, xp: Any) -> None:
     if xp is not np:
         check_devices({"rotary": rotary.cos}, xp)
     if rotary.dim > head_dim:
-        raise ValueError(f"rotary turns {rotary.dim} elements, but head_dim is {head_dim}")
+        raise ValueError(
+            f"rotary turns {rotary.dim} elements, but head_dim is {head_dim} (its tables hold an "
+            "angle once: of Hugging Face's, which have both halves, pass cos[:, : dim // 2])"
+        )
     if rotary.positions < capacity:
         raise ValueError(
             f"rotary has {rotary.positions} positions, but sequences may have {capacity}"

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from cufa.api.rotary import Rotary
 from cufa.caches.cache import Cache
+from cufa.caches.counts import check_sequence
 from cufa.caches.full import CacheFullError
 from cufa.caches.made import made
 from cufa.caches.pages import Pages
 from cufa.checks import check_size
 from cufa.problem.problem import MAX_KEYS
-from cufa.problem.rotary import Rotary
 
 
 class PagedKVCache(Cache):
@@ -33,22 +34,23 @@ class PagedKVCache(Cache):
         At most: the width of the block table; `pages` by default. A sequence has room for so many
         times `page_size` tokens.
     head_dim_v, dtype, layers, layout, rotary, xp
-        As of `KVCache`.
+        As in `KVCache`.
 
     Raises
     ------
     TypeError, ValueError
-        As of `KVCache`.
+        As in `KVCache`.
 
     Notes
     -----
     A layer's keys are an array (pages, heads_kv, page_size, head_dim) or (pages, page_size,
     heads_kv, head_dim), as `layout` says, and its values the same with `head_dim_v`; see `layer`
-    and `block_table`. Lengths and CUDA graphs are as of `KVCache`.
+    and `block_table`. Lengths and CUDA graphs are as in `KVCache`.
 
     Numbers that are not allocated have the length 0: their rows of what is written are left out,
     and what they decode is 0. So a batch is always all numbers, or a range of them, and one CUDA
-    graph serves whoever is in it.
+    graph serves whoever is in it. A batch of which no number is allocated is refused, but in a
+    capture.
 
     `fork` shares a sequence's pages with another one. A page that is partly filled and has several
     users is copied when one of them grows (copy on write); others never are. Pages are those of
@@ -88,7 +90,6 @@ class PagedKVCache(Cache):
         sequences = check_size("sequences", sequences)
         width = check_size("pages_per_sequence", width)
         capacity = check_size("pages_per_sequence * page_size", width * page_size, MAX_KEYS)
-        self._pages = Pages(pages, page_size, sequences, width)
         store = made(
             {"pages": pages, "heads_kv": heads_kv, "page_size": page_size},
             head_dim,
@@ -100,14 +101,19 @@ class PagedKVCache(Cache):
             xp=xp,
             sequences=sequences,
             capacity=capacity,
-            pages=self._pages,
+            pages=Pages(pages, page_size, sequences, width),
         )
         super().__init__(store, slice(0, sequences))
 
     @property
     def free_pages(self) -> int:
         """Pages that no sequence uses."""
-        return self._pages.free
+        return self._bookkeeping.free
+
+    @property
+    def _bookkeeping(self) -> Pages:
+        assert self._store.pages is not None
+        return self._store.pages
 
     def allocate(self) -> int:
         """Take the lowest free number for a new, empty sequence.
@@ -144,11 +150,12 @@ class PagedKVCache(Cache):
             The current stream is being captured into a CUDA graph.
         """
         self._store.refuse_capture("free")
-        self._check(sequence)
+        check_sequence(sequence, self._store.in_use)
         with self._store.changing():
             self._store.host[:, sequence] = 0
             self._store.in_use[sequence] = False
-        self._pages.cut(sequence, 0)
+        self._store.unwritten[:, sequence] = False
+        self._bookkeeping.cut(sequence, 0)
 
     def fork(self, sequence: int) -> int:
         """Make a new sequence that has the same tokens, in the same pages.
@@ -175,21 +182,11 @@ class PagedKVCache(Cache):
             The current stream is being captured into a CUDA graph.
         """
         self._store.refuse_capture("fork")
-        self._check(sequence)
+        check_sequence(sequence, self._store.in_use)
         new = self.allocate()
-        self._pages.share(sequence, new)
         try:
-            with self._store.changing():
-                self._store.host[:, new] = self._store.host[1, sequence]
+            self._store.move(np.array([sequence]), np.array([new]))
         except BaseException:
-            self._pages.cut(new, 0)
             self._store.in_use[new] = False
             raise
         return new
-
-    def _check(self, sequence: int) -> None:
-        if isinstance(sequence, bool) or not isinstance(sequence, (int, np.integer)):
-            raise TypeError(f"sequence must be an integer, not {type(sequence).__name__}")
-        in_use = self._store.in_use
-        if not 0 <= sequence < in_use.size or not in_use[sequence]:
-            raise ValueError(f"sequence {sequence} has not been allocated")

@@ -135,20 +135,51 @@ class Pages:
     def cut(self, sequence: int, length: int) -> None:
         """Give back the pages beyond a length."""
         kept = self._pages_of(length)
-        for index in range(kept, self._held[sequence]):
-            page = int(self.table[sequence, index])
+        self._drop(self._pages(sequence)[kept:])
+        self._held[sequence] = min(kept, self._held[sequence])
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """Let sequences use the pages that others have now.
+
+        Returns
+        -------
+        list of (int, list of int)
+            The pages that each target had, for `move_back` or `release`.
+        """
+        held = [self._pages(source) for source in sources]
+        before = [(target, self._pages(target)) for target in targets]
+        for target, pages in zip(targets, held, strict=True):
+            for page in pages:
+                self._users[page] += 1
+            self._fill(target, pages)
+        return before
+
+    def move_back(self, before: Sequence[tuple[int, list[int]]]) -> None:
+        """Undo what `move` has done."""
+        for target, pages in before:
+            for page in self._pages(target):
+                self._users[page] -= 1
+            self._fill(target, pages)
+
+    def release(self, before: Sequence[tuple[int, list[int]]]) -> None:
+        """Give back what sequences had before they were moved."""
+        for _, pages in before:
+            self._drop(pages)
+
+    def _pages(self, sequence: int) -> list[int]:
+        pages: list[int] = self.table[sequence, : self._held[sequence]].tolist()
+        return pages
+
+    def _fill(self, sequence: int, pages: Sequence[int]) -> None:
+        for index, page in enumerate(pages):
+            self._set(sequence, index, page)
+        self._held[sequence] = len(pages)
+
+    def _drop(self, pages: Sequence[int]) -> None:
+        for page in pages:
             self._users[page] -= 1
             if self._users[page] == 0:
                 self._free.append(page)
-        self._held[sequence] = min(kept, self._held[sequence])
-
-    def share(self, source: int, target: int) -> None:
-        """Let a sequence without pages use those of another one."""
-        for index in range(self._held[source]):
-            page = int(self.table[source, index])
-            self._users[page] += 1
-            self._set(target, index, page)
-        self._held[target] = self._held[source]
 
     def _pages_of(self, length: int) -> int:
         return -(-length // self.page_size)

@@ -6,16 +6,18 @@ addresses, and each change is sent there. Nothing is read back.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from cufa.api.rotary import Rotary
 from cufa.arrays import Array, whole_chunks
+from cufa.caches.outbox import Outbox
 from cufa.caches.pages import Pages, Taken
 from cufa.launch.counters import is_capturing
-from cufa.problem.rotary import Rotary
 
 
 class Store:
@@ -44,6 +46,8 @@ class Store:
     host : ndarray, (2, sequences) int32
         Tokens of each sequence before the newest ones, and with them.
     in_use : ndarray, (sequences,) bool
+    unwritten : ndarray, (layers, sequences) bool
+        Whether an `extend` was the latest that a layer's sequence has had, and no `write`.
     device, table : array
         `host` and the table of `pages` where kernels read them.
     """
@@ -61,25 +65,71 @@ class Store:
         rotaries: Sequence[Rotary | None],
     ) -> None:
         self.xp, self.dtype, self.layout, self.layers = xp, dtype, layout, layers
-        self.shape, self.pages, self.rotaries = shape, pages, rotaries
+        self.shape, self.head_dims, self.pages, self.rotaries = shape, head_dims, pages, rotaries
         blocks, heads, keys = shape
         ordered = shape if layout == "bhsd" else (blocks, keys, heads)
-        self._bases = made = [
+        self._bases = [
             xp.zeros((layers, *ordered, whole_chunks(d, dtype.itemsize)), dtype) for d in head_dims
         ]
-        self.k, self.v = (base[..., :d] for base, d in zip(made, head_dims, strict=True))
-        self._spans = [(first := _address(base), first + base.nbytes) for base in made]
         self.host = np.zeros((2, sequences), np.int32)
         # Numbers of a paged cache are in use when they have been allocated, and others always.
         self.in_use = np.full(sequences, pages is None)
-        self.device: Array = self.host if xp is np else xp.zeros((2, sequences), np.int32)
+        self.unwritten = np.zeros((layers, sequences), bool)
+        self._place()
+
+    def _place(self) -> None:
+        """Make what follows from the other attributes: views, and memory of the device for them."""
+        xp = self.xp
+        self.k, self.v = (
+            base[..., :d] for base, d in zip(self._bases, self.head_dims, strict=True)
+        )
+        starts = [address_of(base) for base in self._bases]
+        self._spans = [(at, at + base.nbytes) for at, base in zip(starts, self._bases, strict=True)]
+        self._outbox = Outbox()
+        self.device: Array = self.host if xp is np else xp.zeros(self.host.shape, np.int32)
         self.table: Array = None
-        if pages is not None:
-            self.table = pages.table if xp is np else xp.zeros(pages.table.shape, np.int32)
+        if self.pages is not None:
+            table = self.pages.table
+            self.table = table if xp is np else xp.zeros(table.shape, np.int32)
+            self.pages.changed |= {(int(i), int(j)) for i, j in np.argwhere(table)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has memory of its own for; that of the device passes by the host."""
+        self.refuse_capture("a copy of a cache")
+        made = ("k", "v", "device", "table", "_spans", "_outbox")
+        return {name: x for name, x in self.__dict__.items() if name not in made} | {
+            "xp": self.xp.__name__
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of another store."""
+        self.__dict__.update(state, xp=importlib.import_module(state["xp"]))
+        self._place()
+        self.send()
+
+    def described(self) -> str:
+        """Say what kind of cache it is, and how large."""
+        blocks, heads, keys = self.shape
+        d, dv = self.head_dims
+        head_dim = f"head_dim {d}" if d == dv else f"head_dim {d} and {dv}"
+        name, sizes = "KVCache", f"capacity {keys}"
+        if self.pages is not None:
+            name = "PagedKVCache"
+            sizes = f"{blocks - self.pages.free} of {blocks} pages of {keys} tokens in use"
+        kind = f"{self.dtype.name}, {self.layout}, {self.xp.__name__}"
+        mb = sum(base.nbytes for base in self._bases) / 1e6
+        return (
+            f"{name} of {self.in_use.size} sequences, {sizes}, heads_kv {heads}, {head_dim}, "
+            f"layers {self.layers}, {kind}, {mb:.3g} MB"
+        )
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured into a CUDA graph."""
+        return self.xp is not np and is_capturing()
 
     def refuse_capture(self, what: str) -> None:
         """Raise an error if the current stream is being captured into a CUDA graph."""
-        if self.xp is not np and is_capturing():
+        if self.is_capturing():
             raise RuntimeError(
                 f"{what} cannot be captured into a CUDA graph, where it would do the same in each "
                 "replay: call it before each replay, and capture what follows it"
@@ -87,16 +137,54 @@ class Store:
 
     def owns(self, array: Array) -> bool:
         """Whether an array is a view of keys or values."""
-        address = _address(array)
-        return any(first <= address < end for first, end in self._spans)
+        address = address_of(array)
+        (k_first, k_end), (v_first, v_end) = self._spans
+        return k_first <= address < k_end or v_first <= address < v_end
 
     def copy_pages(self, plan: Sequence[Taken]) -> None:
         """Copy the pages of all layers that will no longer be shared."""
         copies = [(each.old, each.new) for each in plan if each.old is not None]
         if copies:
-            old, new = (self.xp.asarray(each) for each in zip(*copies, strict=True))
+            old, new = self.xp.asarray(np.array([*zip(*copies, strict=True)]))
             for base in self._bases:
                 base[:, new] = base[:, old]
+
+    def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Give sequences the tokens that others have now; pages are shared, rows are copied.
+
+        Parameters
+        ----------
+        sources, targets : ndarray of int
+            Which sequences, all in use; no target comes twice.
+        """
+        if not targets.size:
+            return
+        before = [] if self.pages is None else self.pages.move(sources.tolist(), targets.tolist())
+        try:
+            with self.changing():
+                if self.pages is None:
+                    self._copy_rows(sources, targets)
+                self.host[:, targets] = self.host[1, sources]
+        except BaseException:
+            if self.pages is not None:
+                self.pages.move_back(before)
+                self.send()
+            raise
+        self.unwritten[:, targets] = False
+        if self.pages is not None:
+            self.pages.release(before)
+
+    def _copy_rows(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Copy the tokens of sequences to others, in all layers of a cache without pages."""
+        keys = int(self.host[1, sources].max())
+        if not keys:
+            return
+        old, new = self.xp.asarray(np.stack([sources, targets]))
+        # Where there is memory for what is copied of the first layer, there is for the others.
+        for base in sorted(self._bases, key=lambda base: -base.shape[-1]):
+            for layer in base:
+                rows = layer[:, :, :keys] if self.layout == "bhsd" else layer[:, :keys]
+                rows[new] = rows[old]
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -114,14 +202,15 @@ class Store:
         """Bring the device up to what the host has decided."""
         if self.xp is np:
             return
-        # `asarray` copies what it is given at once, and the device takes it when its turn comes.
-        self.device[...] = self.xp.asarray(self.host)
+        self._outbox.send(self.host, self.device)
         if self.pages is not None and self.pages.changed:
-            rows, columns = (np.array(each) for each in zip(*self.pages.changed, strict=True))
-            values = self.xp.asarray(self.pages.table[rows, columns])
-            self.table[self.xp.asarray(rows), self.xp.asarray(columns)] = values
+            table = self.pages.table
+            places = np.array([row * table.shape[1] + column for row, column in self.pages.changed])
+            sent = self.xp.asarray(np.stack([places, table.ravel()[places]]).astype(np.int32))
+            self.table.ravel()[sent[0]] = sent[1]
             self.pages.changed.clear()
 
 
-def _address(array: Array) -> int:
+def address_of(array: Array) -> int:
+    """Return where the first element of an array is."""
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)

@@ -29,8 +29,8 @@ from cufa.explorer import build
 from cufa.explorer.table import counted
 from cufa.features.parts import part_named
 from cufa.planner.attention import decode_variants, plan
-from cufa.planner.decode import plan as plan_decode
-from cufa.planner.plan import plan as plan_own
+from cufa.planner.decode import plan_splits
+from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
@@ -205,10 +205,13 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
                 found.variant
                 for each in _with_lengths(problems(options.problems), options.lengths)
                 # What takes the place of decode in a capture without memory for it, too.
-                for found in (plan(each, device, table=table), plan_own(each, device, table=table))
+                for found in (
+                    plan(each, device, table=table),
+                    plan_tiles(each, device, table=table),
+                )
             ),
             *(
-                plan_decode(_of_decode(each, options.page_size), device).variant
+                plan_splits(_of_decode(each, options.page_size), device).variant
                 for each in problems(options.decodes)
             ),
         ]

@@ -36,6 +36,7 @@ _MEANING = {
     "ping_pong": "whether the warpgroups take turns with the tensor cores",
     "unified": "whether the softmax has a preset maximum",
     "whole": "whether each block has a whole sequence and head to itself",
+    "schedule": "how the kernel orders its work",
     "score": "what becomes of the scores before the softmax",
     "kv": "how K and V are found",
 }
@@ -91,8 +92,9 @@ def _print(problem: Problem, device: Device, found: Plan | DecodePlan) -> None:
         ("  kernel", variant.kernel, f"cufa/kernels/{variant.kernel}.cu"),
         *(
             (f"  {name}", ", ".join(value) if name == "score" else value, _MEANING[name])
-            for name, value in variant._asdict().items()
+            for name, value in {**variant._asdict(), "schedule": variant.named_schedule}.items()
             if name in ("dtype", "score", "kv", *KERNELS[variant.kernel].arguments)
+            or (name == "schedule" and value)
         ),
         ("grid", f"{counted(found.grid, 'block')} for {_work(problem, found)}"),
         ("block", f"{found.block} threads"),

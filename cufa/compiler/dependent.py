@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -70,6 +71,22 @@ class Config(ctypes.Structure):
 
 
 _ATTRIBUTE = _Attribute(_SERIALIZATION, 0, 1)
+_ATTRIBUTE_ADDRESS = ctypes.addressof(_ATTRIBUTE)
+_CONFIG = struct.Struct("@7I2PI0P")  # the members of `Config`, in order
+
+
+def packed(
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    smem_bytes: int,
+    *,
+    overlap: bool = True,
+) -> bytes:
+    """Return the bytes of a `Config`, for a stream to be named.
+
+    A new grid costs 0.3 us so, and 8 us if ctypes makes a `Config`.
+    """
+    return _CONFIG.pack(*grid, *block, smem_bytes, 0, _ATTRIBUTE_ADDRESS, overlap)
 
 
 def config(
@@ -80,7 +97,7 @@ def config(
     overlap: bool = True,
 ) -> Config:
     """Return what tells the driver of a launch, for a stream to be named."""
-    return Config(grid, block, smem_bytes, None, ctypes.pointer(_ATTRIBUTE), int(overlap))
+    return Config.from_buffer_copy(packed(grid, block, smem_bytes, overlap=overlap))
 
 
 class _Passed(threading.local):
@@ -124,8 +141,8 @@ class Dependent:
         """Return what launches it on the current stream, with a parameter."""
         import cupy
 
-        overlapping = bytes(config(grid, block, smem_bytes))
-        alone = bytes(config(grid, block, smem_bytes, overlap=False))
+        overlapping = packed(grid, block, smem_bytes)
+        alone = packed(grid, block, smem_bytes, overlap=False)
         launch, current_stream = launch_kernel(), cupy.cuda.get_current_stream
 
         def launched(parameter: Parameter) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa.problem.rotary import Rotary
+from cufa.problem.rotary import RotaryTables
 from cufa.problem.tokens import Tokens
 
 
@@ -19,10 +19,10 @@ def append(tokens: Tokens) -> None:
     seq = k.shape[2]
     positions = lengths[:, None] - seq + np.arange(seq)
     if rotary is not None:
-        k = _turned(k, positions, rotary)
+        k = turned(k, positions, rotary)
         if q is not None and turned_q is not None:
             new = (positions >= starts[:, None])[:, None, :, None]
-            turned_q[...] = np.where(new, _turned(q, positions, rotary), q)
+            turned_q[...] = np.where(new, turned(q, positions, rotary), q)
     for i, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         new = slice(seq - (length - start), seq)
         for cache, rows in ((k_cache, k[i]), (v_cache, v[i])):
@@ -33,7 +33,7 @@ def append(tokens: Tokens) -> None:
                 cache[table[i, page], :, slot] = rows[:, new].swapaxes(0, 1)
 
 
-def _turned(x: np.ndarray, positions: np.ndarray, rotary: Rotary) -> np.ndarray:
+def turned(x: np.ndarray, positions: np.ndarray, rotary: RotaryTables) -> np.ndarray:
     """Return (batch, heads, seq, head_dim) turned by (batch, seq) positions, in x's dtype."""
     at = positions.clip(0)[:, None]  # what is before the first token is not used
     cos, sin = rotary.cos[at], rotary.sin[at]

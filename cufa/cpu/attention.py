@@ -1,23 +1,25 @@
 """FlashAttention on NumPy arrays: tiles, online softmax, matrix products by BLAS.
 
 The algorithm of the CUDA kernels, for the machine without a GPU. A query tile stays while the K/V
-tiles pass by; each row keeps its running maximum m, its running sum and an accumulator that is not
-divided by that sum until the end, so no more than one tile of scores exists at a time.
+tiles pass by; each row keeps a running sum, an accumulator that is not divided by that sum until
+the end and, where it needs one, a running maximum, so no more than one tile of scores exists at a
+time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from cufa.arrays import Operands
-from cufa.cpu.kv import KV, Dense
+from cufa.cpu.kv import Dense
 from cufa.cpu.own import NO_FUNCTIONS, Own
-from cufa.cpu.score import Score
+from cufa.cpu.query_tile import query_tile
+from cufa.cpu.spans import spans
 from cufa.features.dropout import Dropout
+from cufa.features.parts import edges
 from cufa.problem.problem import Problem
 
 #: Rows of a query tile, counted over the query heads that share a K/V head, and keys of a K/V
@@ -25,13 +27,13 @@ from cufa.problem.problem import Problem
 ROWS = 512
 KEYS = 256
 
+#: Rows where a mask bounds the keys: fewer, so that fewer scores are computed that it hides.
+BOUNDED_ROWS = 128
+
 #: Elements of float32 that a step works on, the scores and the tiles of K and V: 1 MiB, a usual
 #: level-2 cache. Where one (batch, head) pair needs less, several share a step, which spreads the
 #: cost of the Python loop.
 STEP_ELEMENTS = 1 << 18
-
-#: In place of a scale of 0, as on the GPU: 0 times the -inf of a hidden key would be NaN.
-_TINY = float(np.finfo(np.float32).tiny)
 
 
 class Plan(NamedTuple):
@@ -73,7 +75,8 @@ def plan(problem: Problem) -> Plan:
     Plan
         `str` of it is one line.
     """
-    rows = max(1, min(problem.seq_q, ROWS // problem.group))
+    most_rows = BOUNDED_ROWS if edges(problem.score) else ROWS
+    rows = max(1, min(problem.seq_q, most_rows // problem.group))
     keys = max(1, min(problem.seq_kv, KEYS))
     head_dims = problem.head_dim + problem.head_dim_v
     pairs = max(1, STEP_ELEMENTS // (keys * (rows * problem.group + head_dims)))
@@ -125,12 +128,14 @@ def attention(
         for batch in spans(0, problem.batch, step.batch):
             for kv in spans(0, problem.heads_kv, step.heads_kv):
                 heads = slice(kv.start * step.group, kv.stop * step.group)
+                tiles = Dense(k[batch, kv], v[batch, kv], is_reused=step.rows < problem.seq_q)
                 for rows in spans(0, problem.seq_q, step.rows):
                     query_tile(
                         problem,
                         rows,
+                        step.keys,
                         q[batch, heads, rows],
-                        Dense(k[batch, kv], v[batch, kv]),
+                        tiles,
                         out[batch, heads, rows],
                         lse[batch, heads, rows],
                         beside and of_heads(beside, batch, heads),
@@ -152,111 +157,3 @@ def of_heads(beside: Mapping[str, np.ndarray], batch: slice, heads: slice) -> di
         name: array[heads] if array.ndim == 1 else array[batch, heads]
         for name, array in beside.items()
     }
-
-
-def spans(first: int, end: int, step: int) -> Iterator[slice]:
-    """Yield the parts of what lies between two numbers, of `step` each but for the last."""
-    for start in range(first, end, step):
-        yield slice(start, min(start + step, end))
-
-
-def query_tile(
-    problem: Problem,
-    rows: slice,
-    q: np.ndarray,
-    kv: KV,
-    out: np.ndarray,
-    lse: np.ndarray,
-    beside: Mapping[str, np.ndarray] = MappingProxyType({}),
-    own: Own = NO_FUNCTIONS,
-    seed: int = 0,
-) -> None:
-    """Attend from one tile of queries, positions `rows` of several heads, to all keys they see.
-
-    Parameters
-    ----------
-    problem : Problem
-        For its group, lengths, head dims, mask and scale.
-    rows : slice
-    q : ndarray, (batch, heads_q, rows, head_dim)
-        Of some sequences and heads.
-    kv : KV
-        Theirs.
-    out, lse : ndarray, (batch, heads_q, rows, head_dim_v) and (batch, heads_q, rows)
-        Where the result goes.
-    beside : mapping
-        Arrays of these sequences and heads that parts of the score read, by argument.
-    own : Own
-        The caller's functions, of these sequences and heads.
-    seed : int
-        Of a dropout.
-    """
-    # The heads of a group lie below each other, so that they share one product with K.
-    batch, heads_q = q.shape[:2]
-    stacked = (batch, heads_q // problem.group, problem.group * (rows.stop - rows.start))
-    rQ = np.array(q, dtype=np.float32, order="C").reshape(*stacked, problem.head_dim)
-    if problem.scale < 0:
-        rQ *= np.float32(-1)  # the largest product shall be the largest score
-    scale = np.float32(max(abs(problem.scale), _TINY))
-    acc = np.zeros((*stacked, problem.head_dim_v), np.float32)
-    m = np.full((*stacked, 1), -np.inf, np.float32)
-    row_sum = np.zeros((*stacked, 1), np.float32)
-    ones = np.ones((KEYS, 1), np.float32)
-
-    first, end = problem.sees(rows)
-    score = Score(problem, rows, stacked, beside, own, seed)
-    factor, scale = scale, np.float32(1) if score.is_more_than_scaled else scale
-    for keys in spans(int(first.min()), int(end.max()), KEYS):
-        if own.is_hidden(rows, keys):
-            continue
-        tK, tV = kv.tiles(keys)
-        rS = rQ @ tK.swapaxes(-1, -2)
-        if score.is_more_than_scaled:
-            score.apply(rS, factor, keys)
-        hidden = score.hidden(keys)
-        if keys.start < first.max() or keys.stop > end.min():
-            j = np.arange(keys.start, keys.stop)
-            outside = (j < first[:, None]) | (j >= end[:, None])
-            outside = np.tile(outside, (problem.group, 1))[None, None]
-            hidden = outside if hidden is None else outside | hidden
-        if hidden is not None:
-            np.copyto(rS, -np.inf, where=hidden)
-        m_new = np.maximum(m, rS.max(axis=-1, keepdims=True))
-        # A row that has seen no key keeps m = -inf; -inf - 0 avoids the NaN of -inf - (-inf).
-        m_safe = np.where(m_new == -np.inf, np.float32(0), m_new)
-        rS -= m_safe
-        rS *= scale  # not before: a scaled Q, or scores, may not fit float32
-        rP = np.exp(rS, out=rS)
-        rescale = np.exp((m - m_safe) * scale)
-        m = m_new
-        row_sum *= rescale
-        row_sum += rP @ ones[: rP.shape[-1]]  # three times as fast as rP.sum
-        score.drop(rP, keys)
-        acc *= rescale
-        acc += rP @ tV if hidden is None else _masked_product(rP, tV, hidden)
-
-    acc /= np.where(row_sum == 0, np.float32(1), row_sum)
-    dropout = problem.of(Dropout)
-    if dropout is not None:
-        acc /= np.float32(dropout.keep)
-    log_sum = m * scale + np.log(row_sum)
-    sinks = score.sinks()
-    if sinks is not None:
-        # What keys and sink have of the sum, from their distance: large logarithms are rounded.
-        acc *= np.where(row_sum == 0, np.float32(1), 1 / (1 + np.exp(sinks - log_sum)))
-        log_sum = np.logaddexp(log_sum, sinks)
-    out[...] = acc.reshape(out.shape)
-    lse[...] = log_sum.reshape(lse.shape)
-
-
-def _masked_product(rP: np.ndarray, tV: np.ndarray, hidden: np.ndarray) -> np.ndarray:
-    """Compute P V where P is 0 at hidden places, also if V is infinite or NaN there."""
-    bad = ~np.isfinite(tV).all(axis=-1)
-    if not bad.any():
-        return rP @ tV
-    product = rP @ np.where(bad[..., None], np.float32(0), tV)
-    for j in np.flatnonzero(bad.any(axis=(0, 1))):
-        value = np.where(bad[:, :, j, None], tV[:, :, j], np.float32(0))[:, :, None]
-        weighted = rP[..., j, None] * value
-        product += np.where(hidden[..., j, None], np.float32(0), weighted)
-    return product

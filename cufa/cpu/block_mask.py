@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa.cpu.attention import spans
 from cufa.cpu.own import Function, Own
+from cufa.cpu.spans import spans
 
 _PAIRS = 1 << 22  # that are looked at together
 

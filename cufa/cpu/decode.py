@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa.cpu.attention import of_heads, plan, query_tile, spans
+from cufa.cpu.attention import of_heads, plan
 from cufa.cpu.kv import KV, Dense, Paged
+from cufa.cpu.query_tile import query_tile
+from cufa.cpu.spans import spans
 from cufa.problem.parse_decode import DecodeOperands
 from cufa.problem.problem import Problem
 
@@ -49,6 +51,7 @@ def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
                     query_tile(
                         of_one,
                         rows,
+                        step.keys,
                         q[one, heads, rows],
                         kv,
                         out[one, heads, rows],

@@ -14,9 +14,28 @@ class KV(Protocol):
         """Return K and V of a range of keys, (batch, heads, keys, head_dim) float32 each."""
 
 
-def _float32(tile: np.ndarray) -> np.ndarray:
-    """Return a tile as BLAS takes it: without this, NumPy multiplies odd strides in slow loops."""
-    return np.ascontiguousarray(tile, dtype=np.float32)
+#: Elements of K and V in 16 bits that are converted at once where several tiles of queries read
+#: them: 32 MiB of float32.
+_MOST_CONVERTED = 1 << 23
+
+
+def _is_for_blas(matrices: np.ndarray) -> bool:
+    """Whether BLAS takes matrices as they are; NumPy multiplies others in slow loops."""
+    *_, row_bytes, element_bytes = matrices.strides
+    size = matrices.dtype.itemsize
+    return bool(
+        matrices.dtype == np.float32
+        and matrices.flags.aligned
+        and element_bytes == size
+        and row_bytes >= matrices.shape[-1] * size
+        and row_bytes % size == 0
+    )
+
+
+def _for_blas(matrices: np.ndarray) -> np.ndarray:
+    if _is_for_blas(matrices):
+        return matrices
+    return np.ascontiguousarray(matrices, dtype=np.float32)
 
 
 class Dense:
@@ -25,14 +44,21 @@ class Dense:
     Parameters
     ----------
     k, v : ndarray
+    is_reused : bool
+        Whether several tiles of queries read them.
     """
 
-    def __init__(self, k: np.ndarray, v: np.ndarray) -> None:
+    def __init__(self, k: np.ndarray, v: np.ndarray, is_reused: bool = False) -> None:
+        if is_reused and k.dtype != np.float32 and k.size + v.size <= _MOST_CONVERTED:
+            k, v = _for_blas(k), _for_blas(v)
         self._k, self._v = k, v
+        self._is_ready = _is_for_blas(k) and _is_for_blas(v)
 
     def tiles(self, keys: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return K and V of a range of keys."""
-        return _float32(self._k[:, :, keys]), _float32(self._v[:, :, keys])
+        if self._is_ready:
+            return self._k[:, :, keys], self._v[:, :, keys]
+        return _for_blas(self._k[:, :, keys]), _for_blas(self._v[:, :, keys])
 
 
 class Paged:
@@ -52,5 +78,5 @@ class Paged:
         """Return K and V of a range of keys; other slots of their pages are not read."""
         page, slot = np.divmod(np.arange(keys.start, keys.stop), self._k.shape[2])
         at = (self._table[page], slice(None), slot)  # gives (keys, heads, head_dim)
-        k, v = (_float32(cache[at].swapaxes(0, 1)[None]) for cache in (self._k, self._v))
+        k, v = (_for_blas(cache[at].swapaxes(0, 1)[None]) for cache in (self._k, self._v))
         return k, v

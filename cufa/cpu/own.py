@@ -1,4 +1,7 @@
-"""`score_mod` and `mask_mod` on the CPU: a caller's functions, called with NumPy arrays."""
+"""`score_mod` and `mask_mod` on the CPU: a caller's functions, called with NumPy arrays.
+
+They are traced first, as for a GPU, so that both refuse the same functions.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cufa.features.expression.own import check
+from cufa.features.expression.own import check, own
 
 Function = Callable[..., Any]
 
@@ -27,7 +30,7 @@ def checked(argument: str, given: object) -> Any:
     Raises
     ------
     TypeError
-        It is neither, or takes other arguments than it is called with.
+        It is neither, takes other arguments than it is called with, or cannot be traced.
     ValueError
         It is a string of C++.
     """
@@ -44,6 +47,7 @@ def checked(argument: str, given: object) -> Any:
     except TypeError as error:
         wanted = ", ".join(called_with)
         raise TypeError(f"{argument}: {error}; it is called with ({wanted})") from None
+    own(*((function, None) if argument == "score_mod" else (None, function)))
     return function
 
 

@@ -13,7 +13,7 @@ from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
 from cufa.explorer.occupancy import resident_blocks
 from cufa.explorer.result import Row
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
@@ -29,7 +29,7 @@ class Built(NamedTuple):
 def refusal(problem: Problem, variant: Variant, device: Device) -> str | None:
     """Return why a variant cannot run a problem on a device, or None if it can."""
     try:
-        plan(problem, device, variant)
+        plan_tiles(problem, device, variant)
     except ValueError as error:
         return str(error).removeprefix(f"kernel: {variant!r}: ")
     return None

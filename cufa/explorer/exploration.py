@@ -28,6 +28,7 @@ _FIGURES = tuple(name for name in Row._fields if name != "variant")
 def flat(row: Row) -> dict[str, Any]:
     """Return a row as one flat mapping; numbers that JSON has not, such as infinity, are None."""
     whole = {column: getattr(row.variant, name) for name, column in COLUMN_OF_ARGUMENT.items()}
+    whole["schedule"] = row.variant.named_schedule
     whole |= {name: getattr(row, name) for name in _FIGURES}
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value

@@ -23,7 +23,7 @@ from cufa.explorer.oracle import Oracle, same_bits
 from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
 from cufa.explorer.work import flops, nbytes, shortest_s
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan_tiles
 from cufa.planner.rules import times
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
@@ -212,12 +212,12 @@ class Run:
     def _planned(self) -> Variant:
         """Return the planner's choice; with a kernel forced if only others are explored."""
         table = user_table(self._device)
-        usual = plan(self._problem, self._device, table=table).variant
+        usual = plan_tiles(self._problem, self._device, table=table).variant
         if usual.kernel in self._kernels:
             return usual
         for kernel in self._kernels:
             with suppress(ValueError):  # one that cannot run the problem
-                return plan(self._problem, self._device, kernel, table).variant
+                return plan_tiles(self._problem, self._device, kernel, table).variant
         return usual
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cufa.device import Device
 from cufa.explorer.occupancy import register_bound, resident_blocks
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS, default_kernel
 from cufa.specs.variant import Variant
@@ -55,7 +55,7 @@ def variants(
         return _given(kernels, space)
     values = _checked(space or {})
     if kernels is None:
-        tuned = plan(problem, device, table=user_table(device)).variant.kernel
+        tuned = plan_tiles(problem, device, table=user_table(device)).variant.kernel
         kernels = (default_kernel(problem.dtype, device).name, tuned)
     found: dict[Variant, None] = {}
     for kernel in dict.fromkeys(kernels):
@@ -112,7 +112,7 @@ def _checked(space: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
 def _of_kernel(
     problem: Problem, device: Device, kernel: str, given: Mapping[str, tuple[int, ...]]
 ) -> list[Variant]:
-    planned = plan(problem, device, kernel, user_table(device)).variant
+    planned = plan_tiles(problem, device, kernel, user_table(device)).variant
     head_dims = (planned.head_dim, planned.head_dim_v)
     spec = KERNELS[kernel]
     shapes = spec.tiles(device, head_dims)

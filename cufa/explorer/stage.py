@@ -17,7 +17,7 @@ from cufa.explorer.race import Duel, duel
 from cufa.explorer.work import memory_bound
 from cufa.features.random_arrays import normal
 from cufa.launch.loaded import Loaded
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan_tiles
 from cufa.problem.extras import placed
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
@@ -91,7 +91,7 @@ class Stage:
         ValueError where the variant cannot run the problem, one of `errors` where the GPU cannot
         load it.
         """
-        chosen = plan(self._problem, self._device, variant)
+        chosen = plan_tiles(self._problem, self._device, variant)
         function = jit.launchable(jit.load(cubin, chosen.smem_bytes), variant, self._device)
         extras = self.beside.extras
         loaded = Loaded(variant, function, self.xp.cuda.runtime.getDevice(), extras)

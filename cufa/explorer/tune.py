@@ -17,7 +17,7 @@ from cufa.explorer.space import Space, checked_kernels, variants
 from cufa.explorer.stage import duel_of, free_memory
 from cufa.explorer.table import aligned, problem_text, tile_text
 from cufa.features.feature import Reading
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem, checked
@@ -191,7 +191,7 @@ def tune(
     classes: dict[ProblemClass, dict[Problem, Variant]] = {}
     for problem in distinct:
         key = problem_class(problem, device)
-        classes.setdefault(key, {})[problem] = plan(problem, device).variant
+        classes.setdefault(key, {})[problem] = plan_tiles(problem, device).variant
     tuner = _Tuner(Tuning(device), names, space, jobs, progress)
     begun = 0
     try:

@@ -4,10 +4,10 @@
 #include "fa3_exponent.cuh"
 #include "fa3_place.cuh"
 
-// Forms of a step, by the keys that it takes up: those that need row maxima, those that do without,
-// either, chosen where it runs; those that come after a tile's LAST, which are the next tile's
-// first, or none if that begins by itself; CHECKED or LAST, chosen where it runs.
-enum class Form { CHECKED, UNCHECKED, EITHER, LAST, CHECKED_OR_LAST };
+// Forms of a step, by the keys that it takes up: those that need row maxima; those that do without;
+// those that come after a tile's LAST, which are the next tile's first, or none if that begins by
+// itself. A step of several forms chooses where it runs.
+enum class Form { CHECKED, UNCHECKED, LAST };
 
 template <class C>
 struct Consumer {
@@ -26,7 +26,7 @@ struct Consumer {
     const Turns<C::CONSUMERS, C::PING_PONG> turns;
     const uint32_t operand_q, operand_k, operand_v;
     Exponent<C> exponent;  // S and P
-    float rO[1][C::OT][4] = {};
+    float rO[1][C::HEAD_DIM_V / 8][4] = {};
     Place<C> here;
     float divisor[1][2];  // of O, at the end of a tile
 
@@ -47,7 +47,7 @@ struct Consumer {
         if constexpr (C::ACROSS && !C::FOLDED) begin_tile();
         while (true) {
             if constexpr (!C::ACROSS) begin_tile();
-            if constexpr (C::FOLDED) step<Form::CHECKED_OR_LAST>();
+            if constexpr (C::FOLDED) step<Form::CHECKED, Form::LAST>();
             if (!here.more) break;
             if constexpr (!C::FOLDED) exponent.pack_p(here);
             steps();
@@ -60,8 +60,8 @@ struct Consumer {
     // Steps between a tile's first keys and its last; if FOLDED, up to those that need row maxima.
     __device__ void steps() {
         if constexpr (C::ONE_LOOP) {
-            while (here.has_next_keys()) step<Form::EITHER>();
-        } else if constexpr (!C::UNCHECKED) {
+            while (here.has_next_keys()) step<Form::CHECKED, Form::UNCHECKED>();
+        } else if constexpr (!SCORE::FIRST_TILE_BOUNDS_MAX) {
             while (here.has_next_keys()) step<Form::CHECKED>();
         } else {
             do {
@@ -81,14 +81,15 @@ struct Consumer {
     // queued, and P of the next computed under them. After a tile's last keys come the next tile's
     // first, if its Q has a slot of its own. If FOLDED, the first step of all has no present keys:
     // what it makes of O is nothing, and goes nowhere.
-    template <Form FORM>
+    template <Form... FORMS>
     __device__ void step() {
-        constexpr bool TAKES_KEYS = FORM != Form::LAST || C::ACROSS;
-        const bool checked =
-            FORM != Form::UNCHECKED && (FORM != Form::EITHER || exponent.needs_maxima(here));
+        constexpr bool CHECKED = ((FORMS == Form::CHECKED) || ...);
+        constexpr bool UNCHECKED = ((FORMS == Form::UNCHECKED) || ...);
+        constexpr bool LAST = ((FORMS == Form::LAST) || ...);
+        constexpr bool TAKES_KEYS = CHECKED || UNCHECKED || C::ACROSS;
+        const bool checked = CHECKED && (!UNCHECKED || exponent.needs_maxima(here));
         const bool first = here.at_first_keys();
-        const bool last =
-            FORM == Form::LAST || (FORM == Form::CHECKED_OR_LAST && !here.has_next_keys());
+        const bool last = LAST && (!CHECKED || !here.has_next_keys());
         const uint32_t present = here.n++;  // keys
         const int end = here.keys_of_tile();
         if (first && last) free_q();
@@ -113,7 +114,7 @@ struct Consumer {
         // P = exp(S - m)
         const float l[1][2] = {{exponent.softmax.l[0][0], exponent.softmax.l[0][1]}};
         bool moved = false;
-        if constexpr (FORM == Form::UNCHECKED) {
+        if constexpr (UNCHECKED && !CHECKED) {
             wgmma_wait<C::O_FIRST ? 0 : 1>();
             exponent.exponentiate_unchecked(here);
         } else {
@@ -123,7 +124,7 @@ struct Consumer {
                 if (last ? here.more : checked) {
                     release_k();
                     moved = exponent.exponentiate_checked(here);
-                } else if (FORM == Form::EITHER && !last) {
+                } else if constexpr (UNCHECKED) {
                     exponent.exponentiate_unchecked(here);
                     moved = exponent.too_large();
                     if (moved) exponent.correct(l, here);
@@ -142,9 +143,9 @@ struct Consumer {
             exponent.softmax.rescale(rO);
         }
 
-        if constexpr (FORM == Form::LAST) return;  // P is packed where the tile begins
-        if (!(FORM == Form::UNCHECKED && C::PACKS_EARLY)) exponent.pack_p(here);
-        if constexpr (FORM == Form::UNCHECKED) {
+        if constexpr (LAST && !CHECKED) return;  // P is packed where the tile begins
+        if (CHECKED || !exponent.PACKS_EARLY) exponent.pack_p(here);
+        if constexpr (UNCHECKED && !CHECKED) {
             // The check comes after P is packed: it runs under the exponentials.
             if (exponent.too_large()) {
                 exponent.correct(l, here);

@@ -11,11 +11,17 @@ struct Exponent {
     using SCORE = typename C::SCORE;
     using Pairs = typename C::Pairs;
     using Here = Place<C>;
-    static constexpr int BN = C::BN, NT = C::NT;
+    static constexpr int BN = C::BN, NT = BN / 8;  // 8-column pieces of S
+    // Whether m is held twice: not with tilts in tiles as wide as those of the narrowest O.
+    static constexpr bool TWICE =
+        C::HEAD_DIM_V <= C::SCHEDULE::NARROW && !(SCORE::AFFINE_IN_KEY && C::HEAD_DIM_V <= 64);
+    // Whether P is packed in either branch of `exponentiate_unchecked`.
+    static constexpr bool PACKS_EARLY =
+        C::O_FIRST && SCORE::CURVES && SCORE::CURVE_TERMS <= C::SCHEDULE::SHORT_CURVE;
 
     const SCORE& score;
     const float& scale_log2;  // in the kernel's parameter
-    OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, C::TWICE> softmax;
+    OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, TWICE> softmax;
     float rS[1][NT][4];
     uint32_t rP[BN / 16][4];
     Tilt<SCORE::AFFINE_IN_KEY> tilt;  // of this thread's rows
@@ -73,7 +79,7 @@ struct Exponent {
                 mask(masked, here);
                 softmax.exponentiate(
                     rS, [&](float s, float m, int, int) { return fmaf(s, curve(s), -m); });
-                if constexpr (C::PACKS_EARLY) pack_p(here);
+                if constexpr (PACKS_EARLY) pack_p(here);
                 return;
             }
             score.cap(rS, scale_log2);
@@ -89,7 +95,7 @@ struct Exponent {
             apply_score(rS, 0, masked, NoTiles(), here);
         }
         softmax.exponentiate(rS);
-        if constexpr (C::PACKS_EARLY) pack_p(here);
+        if constexpr (PACKS_EARLY) pack_p(here);
     }
     __device__ bool too_large() const { return softmax.too_large(limits); }
 
@@ -112,7 +118,7 @@ struct Exponent {
     // Whether m may have to move a long way at the keys after the present ones: some rows have seen
     // none. Of two loops, the first ends where all have; with a map, they take turns.
     __device__ bool needs_maxima(const Here& here) const {
-        if constexpr (!C::UNCHECKED)
+        if constexpr (!SCORE::FIRST_TILE_BOUNDS_MAX)
             return true;
         else if constexpr (SCORE::HAS_BLOCK_MAP)
             return uniform(here.ahead.is_partial() ||
@@ -121,9 +127,11 @@ struct Exponent {
             return (SCORE::RIGHT_EDGE && here.j > here.keys.whole_end) || climbs(here);
     }
     // Whether tilts rise by so much from one tile of keys to the next that S would be computed
-    // again: looked at in the warpgroup's first row.
+    // again: looked at in the warpgroup's first row. Next to wider O, a tile of fewer keys and no
+    // registers to spare, looking costs more than it saves.
     __device__ bool climbs(const Here& here) const {
-        if constexpr (C::LOOKS_FOR_STEEP) {
+        if constexpr (SCORE::AFFINE_IN_KEY && !SCORE::NO_KEYS_AHEAD && C::HEAD_DIM_V <= 64) {
+            constexpr float STEEP_LOG2 = 60.f;
             At at = here.at(0);
             at.row = at.row / 64 * 64;
             const Sequence sequence = here.sequence(at.batch);
@@ -131,7 +139,7 @@ struct Exponent {
             const Pair pair{sequence, at.batch, at.head_of(at.row), query,
                             here.next_key_tile() * BN};
             const int pieces = score.pieces(sequence, pair.query, pair.query, pair.key, pair.key);
-            return uniform(score.step(pair, pieces) * -BN > C::STEEP_LOG2) != 0;
+            return uniform(score.step(pair, pieces) * -BN > STEEP_LOG2) != 0;
         }
         return false;
     }
@@ -226,9 +234,11 @@ struct Exponent {
             return fmaf(s, factor, fmaf(tilt.step[h], static_cast<float>(column), first[h] - m));
         });
     }
-    // Else scores are computed one by one, 16 keys at a time as S moves past, or all at once.
+    // Else scores are computed one by one, 16 keys at a time as S moves past, or all at once: that
+    // is rare, and code takes time to compile. At once with three consumers, which spill 52 to 76
+    // bytes more otherwise, and next to wide O, if it is for infinite ones alone: 1.03 otherwise.
     __device__ void change_score(const Sequence& sequence, At at, const Here& here) {
-        if constexpr (C::CHANGES_AT_ONCE) {
+        if constexpr (C::CONSUMERS == 3 || (C::ONE_LOOP && SCORE::NO_KEYS_AHEAD)) {
             score.change(rS, sequence, scale_log2, at, here.visit.is_partial());
         } else {
 #pragma unroll 1

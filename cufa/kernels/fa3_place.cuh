@@ -1,7 +1,7 @@
 // Where a consumer of fa3_wgmma.cu is: in which tile of rows, and at which tile of keys.
 #pragma once
 #include "epilogue_sm90.cuh"
-#include "fa3_smem.cuh"
+#include "fa3_config.cuh"
 
 // The same in all lanes, for the compiler.
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }

@@ -8,14 +8,25 @@
 // runs under the products of the others.
 #include "fa3_consumer.cuh"
 #include "fa3_producer.cuh"
-#include "fa3_schedule.cuh"
+
+// Registers of a thread: at launch, at most, and after the producer has left most of its own to the
+// consumers. It can do with 32, and keeps up to 40 where theirs, a multiple of 8, leave some.
+template <int CONSUMERS, int THREADS>
+struct Registers {
+    static constexpr int AT_LAUNCH = 65536 / THREADS / 8 * 8, ALL = AT_LAUNCH * (CONSUMERS + 1);
+    static constexpr int SHARE = (ALL - 32) / CONSUMERS / 8 * 8;
+    static constexpr int CONSUMER = SHARE < 240 ? SHARE : 240, REST = ALL - CONSUMER * CONSUMERS;
+    static constexpr int PRODUCER = REST < 40 ? REST : 40;
+};
 
 template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS,
-          int BLOCKS_PER_SM, bool PING_PONG, class SCORE, class KV>
+          int BLOCKS_PER_SM, bool PING_PONG, class SCHEDULE, class SCORE, class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     fa3_wgmma(const __grid_constant__ TmaArguments<Arguments<SCORE, KV>> arguments) {
-    using C = Schedule<Config<T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, BLOCKS_PER_SM,
-                              PING_PONG, SCORE, KV>>;
+    using C = Config<T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, BLOCKS_PER_SM, PING_PONG, SCHEDULE,
+                     SCORE, KV>;
+    using Registers = ::Registers<C::CONSUMERS, WARPS * 32 * BLOCKS_PER_SM>;
+    static_assert(WARPS == 4 * (C::CONSUMERS + 1), "a producer and BM / 64 consumers");
     const TensorMaps& maps = arguments.maps;
     // The producer's, but computed here: else ptxas keeps the softmax scale of some variants in
     // registers of each lane.
@@ -33,11 +44,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // The same in all lanes, for the compiler.
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
-        registers_decrease<C::RegistersOf::PRODUCER>();
+        registers_decrease<Registers::PRODUCER>();
         launch_dependents();
         if (threadIdx.x == 0) Producer<C>(arguments.params, maps, shared, tiles).run();
     } else {
-        registers_increase<C::RegistersOf::CONSUMER>();
+        registers_increase<Registers::CONSUMER>();
         Consumer<C>(arguments.params, maps.o, shared, warpgroup - 1).run();
     }
 }

@@ -10,7 +10,7 @@ from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array
 from cufa.compiler import jit
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch
+from cufa.launch.launch import Launch, launcher
 from cufa.launch.signature import Key, remember
 from cufa.problem.tokens import Tokens
 from cufa.specs.append import SPEC
@@ -26,47 +26,101 @@ _PREPARED = 256  # launches that are remembered
 _prepared: dict[Key, Launch] = {}
 
 
+def kind_of(k: Array, v: Array, q: Array | None) -> Key | None:
+    """Return what a launch depends on, but for addresses, among writes of one layer.
+
+    Parameters
+    ----------
+    k, v, q : object
+        In the caller's layout.
+
+    Returns
+    -------
+    tuple or None
+        Equal for arrays that are as legal as each other; None for objects of another type.
+    """
+    import cupy
+
+    ndarray = cupy.ndarray
+    if type(k) is not ndarray or type(v) is not ndarray:
+        return None
+    of_k, of_v = k.data, v.data
+    key = (
+        *(cupy.cuda.runtime.getDevice(), of_k.device_id, of_v.device_id),
+        *(k.dtype, k.shape, k.strides, of_k.ptr % ALIGNMENT),
+        *(v.dtype, v.shape, v.strides, of_v.ptr % ALIGNMENT),
+    )
+    if q is None:
+        return key
+    if type(q) is not ndarray:
+        return None
+    of_q = q.data
+    return (*key, of_q.device_id, q.dtype, q.shape, q.strides, of_q.ptr % ALIGNMENT)
+
+
 def append(tokens: Tokens) -> None:
     """Write tokens on the current device and stream.
 
     Parameters
     ----------
     tokens : Tokens
-        Of CuPy arrays; starts and lengths contiguous.
+        CuPy arrays; starts and lengths are contiguous, and so is the last axis of k, v and q.
+    """
+    if tokens.k.size or (tokens.turned_q is not None and tokens.turned_q.size):
+        prepared(tokens)(*addresses(tokens))
+
+
+def addresses(tokens: Tokens) -> tuple[int, ...]:
+    """Return what a launch is given: the addresses of k, v, q, turned_q and then of the layer."""
+    *arrays, turns = tokens
+    if tokens.turned_q is None:
+        arrays[2] = None  # queries pass by
+    if turns is not None:
+        arrays += turns.cos, turns.sin
+    found = [0 if array is None else array.data.ptr for array in arrays]
+    return (*found, 0, 0) if turns is None else tuple(found)
+
+
+def prepared(tokens: Tokens) -> Launch:
+    """Return the launch of such tokens, and of others of their shapes, strides and alignment.
+
+    Parameters
+    ----------
+    tokens : Tokens
+        As in `append`, and at least one.
     """
     import cupy
 
-    if tokens.turned_q is None and tokens.q is not None:
-        tokens = tokens._replace(q=None)  # they pass by
     device_id = cupy.cuda.runtime.getDevice()
     key: list[Any] = [device_id, tokens.k.dtype]
-    addresses = []
     *arrays, turns = tokens
     for array in arrays:
-        if array is None:
-            key.append(None)
-            addresses.append(0)
-        else:
-            address = array.data.ptr
-            key += array.shape, array.strides, address % ALIGNMENT == 0
-            addresses.append(address)
-    if turns is None:
-        addresses += 0, 0
-    else:
-        tables = turns.cos.data.ptr, turns.sin.data.ptr
-        key += turns.interleaved, turns.cos.shape, (tables[0] | tables[1]) % ALIGNMENT == 0
-        addresses += tables
+        key.append(None if array is None else (array.shape, array.strides))
+    key += (address % ALIGNMENT == 0 for address in addresses(tokens))
+    key += (None,) if turns is None else (turns.interleaved, turns.cos.shape)
     known = tuple(key)
-    prepared = _prepared.get(known)
-    if prepared is None:
-        if tokens.k.size == 0:
-            return
-        in_rows = {name: _in_rows(name, getattr(tokens, name)) for name in ("k", "v", "q")}
-        if any(array is not getattr(tokens, name) for name, array in in_rows.items()):
-            append(tokens._replace(**in_rows))
-            return
-        prepared = remember(_prepared, known, _made(tokens, device_id), _PREPARED)
-    prepared(*addresses)
+    return _prepared.get(known) or remember(_prepared, known, _made(tokens, device_id), _PREPARED)
+
+
+def in_rows(name: str, array: Array) -> Array:
+    """Return an array whose last axis is contiguous: as it is, or a copy.
+
+    Raises
+    ------
+    ValueError
+        It would be copied in a capture into a CUDA graph.
+    """
+    if array.shape[-1] == 1 or array.strides[-1] == array.itemsize:
+        return array
+    import cupy
+
+    if is_capturing():
+        raise ValueError(
+            f"{name} (shape {array.shape}, strides {array.strides}) would be copied, for which a "
+            "call that is captured into a CUDA graph has no place: give an array whose last axis "
+            "is contiguous"
+        )
+    return cupy.ascontiguousarray(array)
 
 
 def _made(tokens: Tokens, device_id: int) -> Launch:
@@ -80,22 +134,7 @@ def _made(tokens: Tokens, device_id: int) -> Launch:
     items = int(p["heads_q"]) * units + int(p["heads_kv"]) * (units + units_v)
     function = jit.kernel(instance, devices.of_id(device_id), device_id)
     grid = batch * seq, -(-items // SPEC.threads), 1
-    return Launch(function, grid, SPEC.threads, parameter, _PLACES)
-
-
-def _in_rows(name: str, array: Array | None) -> Array | None:
-    """Return an array whose last axis is contiguous: as it is, or a copy."""
-    if array is None or array.shape[3] == 1 or array.strides[3] == array.itemsize:
-        return array
-    import cupy
-
-    if is_capturing():
-        raise ValueError(
-            f"{name} (shape {array.shape}, strides {array.strides}) would be copied, for which a "
-            "call that is captured into a CUDA graph has no place: give an array whose last axis "
-            "is contiguous"
-        )
-    return cupy.ascontiguousarray(array)
+    return Launch(launcher(function, grid, SPEC.threads), parameter, _PLACES)
 
 
 def _tensors(tokens: Tokens) -> list[tuple[str, Array]]:

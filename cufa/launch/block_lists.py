@@ -10,7 +10,7 @@ from cufa import device as devices
 from cufa.arrays import Array
 from cufa.compiler import jit
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch
+from cufa.launch.launch import Launch, launcher
 from cufa.launch.params import list_sizes
 from cufa.specs.block_lists import SPEC
 from cufa.specs.instance import Instance
@@ -62,7 +62,8 @@ def made(
         *sizes,
     )
     function = kernel(cupy.cuda.runtime.getDevice())
-    Launch(function, (-(-lines // SPEC.threads), 1, 1), SPEC.threads, parameter)()
+    grid = -(-lines // SPEC.threads), 1, 1
+    Launch(launcher(function, grid, SPEC.threads), parameter)()
     return lists
 
 

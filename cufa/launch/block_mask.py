@@ -10,7 +10,7 @@ from cufa.compiler import jit
 from cufa.features.expression.own import Own
 from cufa.features.parts import part_named
 from cufa.launch import block_lists
-from cufa.launch.launch import Launch
+from cufa.launch.launch import Launch, launcher
 from cufa.problem.extras import Extras, check_own, placed
 from cufa.specs.block_mask import SPEC
 from cufa.specs.instance import Instance
@@ -49,7 +49,7 @@ def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]
     function = jit.kernel(instance, devices.of_id(device_id), device_id)
     parameter = filled(kinds, mask, sizes, block)
     grid = -(-kinds.size // _TILES), 1, 1
-    Launch(function, grid, SPEC.threads, parameter)()
+    Launch(launcher(function, grid, SPEC.threads), parameter)()
     block_lists.kernel(device_id)  # the first call with the mask needs it
 
 

@@ -13,6 +13,7 @@ from cufa.launch.prepare import Kind, PreparedCall
 from cufa.launch.scratch import NotSetAsideError
 from cufa.launch.signature import Key, remember
 from cufa.problem.extras import NO_EXTRAS, Extras
+from cufa.problem.lengths import is_readable
 from cufa.problem.parse import restore_shape
 
 _KINDS = 64  # that are remembered
@@ -32,17 +33,31 @@ def types_of(option: object) -> object:
 
 
 def on_device(name: str, array: Array | None) -> Array | None:
-    """Return lengths or a block table where kernels read them: an int32 copy of one on the host."""
-    if not isinstance(array, np.ndarray):
+    """Return lengths, offsets or a block table as kernels read them.
+
+    What is on the host, not int32 or not contiguous along its last axis is copied, on the current
+    stream.
+
+    Raises
+    ------
+    ValueError
+        It would be copied in a capture into a CUDA graph.
+    """
+    on_host = isinstance(array, np.ndarray)
+    if array is None or (not on_host and is_readable(array)):
         return array
     if is_capturing():
+        shown = "is on the host" if on_host else f"has {array.dtype}, strides {array.strides}"
         raise ValueError(
-            f"{name} (shape {array.shape}) is on the host and would be copied, for which a call "
-            "that is captured into a CUDA graph has no place"
+            f"{name} (shape {array.shape}) {shown} and would be copied, for which a call that is "
+            "captured into a CUDA graph has no place: before the capture, make a contiguous int32 "
+            "array of it with cupy.ascontiguousarray(cupy.asarray(x), np.int32)"
         )
     import cupy
 
-    return cupy.asarray(np.ascontiguousarray(array, np.int32))
+    if on_host:
+        array = np.ascontiguousarray(array, np.int32)
+    return cupy.ascontiguousarray(cupy.asarray(array), np.int32)
 
 
 def replay(

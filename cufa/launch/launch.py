@@ -14,8 +14,14 @@ Memory = tuple[int, Callable[[], Any]]
 """A word of the parameter, and what returns the address of memory for one launch, or its owner."""
 
 
-class Launch:
-    """A launch of which everything but addresses is filled in.
+Launcher = Callable[[Buffer], None]
+"""Launches a kernel whose parameter is in a buffer."""
+
+
+def launcher(
+    function: Any, grid: tuple[int, int, int], threads: int, smem_bytes: int = 0
+) -> Launcher:
+    """Return what launches a kernel.
 
     Parameters
     ----------
@@ -23,12 +29,26 @@ class Launch:
     grid : tuple of int
     threads : int
         Of a block.
+    smem_bytes : int
+        Dynamic shared memory of a block.
+    """
+    block = threads, 1, 1
+    if isinstance(function, Dependent):
+        return function.launcher(grid, block, smem_bytes)
+    return lambda buffer: function(grid, block, buffer.args, smem_bytes)
+
+
+class Launch:
+    """A launch of which everything but addresses is filled in.
+
+    Parameters
+    ----------
+    launch : callable
+        As of `launcher`.
     parameter : bytes-like
         The kernel's one parameter.
     places : tuple of Place
         Where addresses go.
-    smem_bytes : int
-        Dynamic shared memory of a block.
     memory : (int, callable), optional
         See `Memory`.
     """
@@ -37,16 +57,12 @@ class Launch:
 
     def __init__(
         self,
-        function: Any,
-        grid: tuple[int, int, int],
-        threads: int,
+        launch: Launcher,
         parameter: Any,
         places: tuple[Place, ...] = (),
-        smem_bytes: int = 0,
         memory: Memory | None = None,
     ) -> None:
         content = bytes(parameter)
-        launch = _launcher(function, grid, (threads, 1, 1), smem_bytes)
         self._constants = launch, content, len(content), places, memory
 
     @property
@@ -72,12 +88,3 @@ class Launch:
         free_buffers.append(buffer)
         if low:
             refill()
-
-
-def _launcher(
-    function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], smem_bytes: int
-) -> Callable[[Buffer], None]:
-    """Return what launches a kernel whose parameter is in a buffer."""
-    if isinstance(function, Dependent):
-        return function.launcher(grid, block, smem_bytes)
-    return lambda buffer: function(grid, block, buffer.args, smem_bytes)

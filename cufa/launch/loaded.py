@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from cufa.features.parts import is_uneven
 from cufa.launch import counters, scratch
 from cufa.launch.decode import DecodeLayout
-from cufa.launch.launch import Launch, Memory
-from cufa.launch.params import FourInts, Ints, Layout, free_buffers, taken_buffer
-from cufa.launch.signature import TENSORS, Place
-from cufa.launch.tensor_map import Encoder
+from cufa.launch.launch import Launch, Launcher, Memory, launcher
+from cufa.launch.params import (
+    FourInts,
+    Ints,
+    Layout,
+    ParameterLayout,
+    PlanNumbers,
+    free_buffers,
+    taken_buffer,
+)
+from cufa.launch.signature import remember
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import Extras
@@ -23,8 +31,31 @@ from cufa.specs.variant import Variant
 
 _ROWS = 64  # of a box of Q or of O: a warpgroup's
 
-_Described = tuple[Ints, Ints, tuple[int, int], int]
-"""Of a tensor map: shape and strides of the array, heads and rows of a box, and its columns."""
+_PLANS = 1024  # of a variant, of which launches are remembered
+_MAPS = 1024  # tensor maps of a variant that are remembered
+
+_Described = tuple[Ints, Ints, tuple[int, int, int]]
+"""Of a tensor map: shape and strides of the array; heads, rows and columns of a box."""
+
+
+class _Planned(NamedTuple):
+    """What all launches of a plan have in common, whatever the lengths of sequences.
+
+    Attributes
+    ----------
+    plan : Plan or DecodePlan
+    sizes : tuple of int
+        Sequences, query heads, K/V heads.
+    numbers : PlanNumbers
+    launch : Launcher
+    memory : Memory, optional
+    """
+
+    plan: Plan | DecodePlan
+    sizes: tuple[int, int, int]
+    numbers: PlanNumbers
+    launch: Launcher
+    memory: Memory | None
 
 
 class Loaded:
@@ -49,19 +80,16 @@ class Loaded:
         kernel = KERNELS[variant.kernel]
         self.variant, self.tma = variant, kernel.tma
         self._function = function
-        self._layout: Layout | DecodeLayout
-        if kernel.decodes:
-            self._layout = decoding = DecodeLayout(variant)
-            self._places = decoding.places(extras)
-        else:
-            self._layout = tiled = Layout(variant)
-            self._places = _places(tiled, variant, extras)
+        self._layout: ParameterLayout
+        self._layout = DecodeLayout(variant) if kernel.decodes else Layout(variant)
+        self._places = self._layout.places(extras)
         self._scratch = scratch.of_device(device_id)
         self._counters = counters.of_device(device_id)
         self._needs_counters = kernel.persistent
         self._columns = panel_columns(variant.head_dim)
         self._columns_v = panel_columns(variant.head_dim_v)
-        self._maps: list[tuple[_Described, bytes] | None] = [None] * 4
+        self._maps: dict[_Described, bytes] = {}
+        self._planned: dict[int, _Planned] = {}
         # Blocks draw the tiles that wait for them, see kernels/scheduler_sm90.cuh.
         uneven = is_uneven(variant.score) or variant.kv in LENGTHS
         self._draws_tiles = kernel.persistent and uneven
@@ -98,69 +126,80 @@ class Loaded:
         extras : Extras
             What these are like: shape, strides and dtype.
         """
-        layout = self._layout
-        parameter: Any
-        memory: Memory | None = None
+        table_stride = 0 if extras.table is None else extras.table.strides[0]
+        planned = self._of_plan(plan, problem)
+        content = self._layout.filled(planned.numbers, problem, strides, numbers, table_stride)
+        if self.tma:
+            content = self._maps_of(plan, shapes, strides, address) + content
+        return Launch(planned.launch, content, self._places, planned.memory)
+
+    def _of_plan(self, plan: Plan | DecodePlan, problem: Problem) -> _Planned:
+        """Return what all launches of a plan have in common; made once."""
+        sizes = problem.batch, problem.heads_q, problem.heads_kv
+        found = self._planned.get(id(plan))  # which is not used again as long as the plan is here
+        if found is None or found.sizes != sizes:
+            launch = launcher(self._function, (plan.grid, 1, 1), plan.block, plan.smem_bytes)
+            numbers, memory = self._layout.of_plan(plan, problem), self._memory(plan, problem)
+            found = _Planned(plan, sizes, numbers, launch, memory)
+            if len(self._planned) >= _PLANS:
+                self._planned.clear()
+            self._planned[id(plan)] = found
+        return found
+
+    def _memory(self, plan: Plan | DecodePlan, problem: Problem) -> Memory | None:
+        """Return what gives the blocks of each launch the memory that they share, if they do."""
+        take: Callable[[], Any]
         if isinstance(plan, DecodePlan):
-            assert isinstance(layout, DecodeLayout)
-            table_stride = 0 if extras.table is None else extras.table.strides[0]
-            parameter = layout.filled(plan, problem, strides, numbers, table_stride)
-            if plan.partial_floats:
-                memory = layout.partial, partial(self._scratch.take, plan.partial_floats)
+            floats = plan.partial_floats
+            if not floats:
+                return None
+            take = partial(self._scratch.take, floats)
         else:
-            assert isinstance(layout, Layout)
-            parameter = self._filled(layout, plan, problem, shapes, strides, address, numbers)
             tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
             # Of fewer, each block's own: see next_tile in kernels/scheduler_sm90.cuh.
-            if self._draws_tiles and tiles > 2 * plan.grid:
-                memory = layout.places[-1], self._counters.take
-        grid = (plan.grid, 1, 1)
-        return Launch(
-            self._function, grid, plan.block, parameter, self._places, plan.smem_bytes, memory
-        )
+            if not (self._draws_tiles and tiles > 2 * plan.grid):
+                return None
+            take = self._counters.take
+        return self._layout.shared, take
 
-    def _filled(
-        self,
-        layout: Layout,
-        plan: Plan,
-        problem: Problem,
-        shapes: FourInts,
-        strides: FourInts,
-        address: int,
-        numbers: tuple[Ints, ...],
+    def _maps_of(
+        self, plan: Plan | DecodePlan, shapes: FourInts, strides: FourInts, address: int
     ) -> bytes:
-        """Return the parameter, of which the addresses are missing; arguments as of `launch`."""
-        buffer = taken_buffer()
-        if self.tma:
-            of_rows, of_keys = (plan.pack, _ROWS), (1, self.variant.bn)
-            boxes = of_rows, of_keys, of_keys, of_rows
-            columns = self._columns, self._columns, self._columns_v, self._columns_v
-            for i, described in enumerate(zip(shapes, strides, boxes, columns, strict=True)):
-                self._encode(buffer.maps, i, address, described)
-        layout.fill(buffer.bytes, plan, problem, strides, numbers)
-        content = bytes(buffer.bytes[: layout.nbytes])
-        free_buffers.append(buffer)
-        return content
+        """Return the tensor maps of q, k, v and the result; arguments as of `launch`."""
+        assert isinstance(plan, Plan)
+        (q, k, v, out), (of_q, of_k, of_v, of_out) = shapes, strides
+        columns, columns_v = self._columns, self._columns_v
+        keys = 1, self.variant.bn, columns
+        rows = plan.pack, _ROWS, columns
+        map_q = self._map(address, q, of_q, rows)
+        map_k = self._map(address, k, of_k, keys)
+        # V often lies as K does, and O as Q
+        alike = columns == columns_v
+        if alike and k == v and of_k == of_v:
+            map_v = map_k
+        else:
+            map_v = self._map(address, v, of_v, (*keys[:2], columns_v))
+        if alike and q == out and of_q == of_out:
+            map_out = map_q
+        else:
+            map_out = self._map(address, out, of_out, (*rows[:2], columns_v))
+        return b"".join((map_q, map_k, map_v, map_out))
 
-    def _encode(self, maps: Encoder, index: int, address: int, described: _Described) -> None:
-        """Make a tensor map, or copy the latest such: V often lies as K does, and O as Q."""
-        for known in (self._maps[index], self._maps[3 - index]):
-            if known is not None and known[0] == described:
-                maps.write(index, known[1])
-                return
-        shape, strides, (pack, rows), columns = described
-        maps.encode(index, self.variant.dtype, address, shape, strides, pack, rows, columns)
-        self._maps[index] = described, maps.read(index)
+    def _map(self, address: int, shape: Ints, strides: Ints, box: tuple[int, int, int]) -> bytes:
+        """Return the tensor map of an array, which often lies as one before.
 
-
-def _places(layout: Layout, variant: Variant, extras: Extras) -> tuple[Place, ...]:
-    """Return where addresses go: those of the tensors, of a workspace or else of extras."""
-    q, k, v, out, map_of_out, lse, _ = layout.places
-    tensors = (q, 0), (k, 1), (v, 2), (out, 3), (map_of_out, 3), (lse, 4)
-    if KERNELS[variant.kernel].workspace:
-        return *tensors, *((word, TENSORS) for word, _ in layout.places_beside)
-    others = (
-        (word, which if which < 0 else TENSORS + extras.place(which))
-        for word, which in layout.places_beside
-    )
-    return *tensors, *others
+        Parameters
+        ----------
+        address : int
+        shape, strides : tuple of int
+        box : tuple of int
+            Its heads, rows and columns.
+        """
+        described = shape, strides, box
+        found = self._maps.get(described)
+        if found is None:
+            buffer = taken_buffer()
+            found = buffer.maps.encoded(self.variant.dtype, address, shape, strides, *box)
+            remember(self._maps, described, found, _MAPS)
+            free_buffers.append(buffer)
+        return found

@@ -10,7 +10,7 @@ from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array
 from cufa.compiler import jit
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch
+from cufa.launch.launch import Launch, launcher
 from cufa.specs.instance import Instance
 from cufa.specs.merge import MAX_PARTS, PART, SPEC
 
@@ -49,7 +49,8 @@ def merge(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) 
     parameter["part"][0, : len(parts)] = parts[:MAX_PARTS]
     parameter["others"] = 0 if others is None else others.data.ptr
     rows = SPEC.threads // (out.shape[3] // instance.arguments[0])
-    Launch(function, (-(-lse.size // rows), 1, 1), SPEC.threads, parameter)()
+    grid = -(-lse.size // rows), 1, 1
+    Launch(launcher(function, grid, SPEC.threads), parameter)()
     if not direct:
         out[...] = written
 

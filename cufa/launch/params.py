@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,12 +15,14 @@ from cufa.features.dropout import SEED
 from cufa.features.parts import ARRAYS, part_named
 from cufa.features.user_functions import BLOCKS
 from cufa.launch import tensor_map
+from cufa.launch.signature import TENSORS, Place
 from cufa.planner.plan import Plan
+from cufa.problem.extras import Extras
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
 from cufa.specs.kv import LENGTHS
 from cufa.specs.layout import numbers_of
-from cufa.specs.params import MAPS, MAPS_ALIGNMENT
+from cufa.specs.params import MAPS_ALIGNMENT
 from cufa.specs.variant import Variant
 
 _LARGEST = 4096  # bytes, of a kernel's parameters
@@ -97,74 +99,112 @@ class ScoreLayout:
         return 0, heads * of_head * (batch > 1), of_head * (heads > 1)
 
 
-class Layout:
-    """Where what differs from call to call is in the parameter of a variant.
+class PlanNumbers(NamedTuple):
+    """The numbers in a parameter that are those of a plan, before and behind the lengths."""
+
+    before_lengths: tuple[float, ...]
+    behind_lengths: tuple[float, ...]
+
+
+class ParameterLayout:
+    """Where what differs from call to call is in the parameter of a variant, whatever its kernel.
 
     Parameters
     ----------
     variant : Variant
+    tensors : sequence of (str, int)
+        The numbers that are addresses of tensors, and which of a launch's addresses each is.
+    shared : str
+        The number that is the address of memory which the blocks of a launch share.
 
     Attributes
     ----------
-    dtype : str
-        Of the arrays.
-    nbytes : int
-    places : tuple of int
-        Of the addresses of Q, K, V, O, O once more, the LSE and the counter of tiles; in 64-bit
-        words. TMA needs those of Q, K and V in its maps only, and that of O in both; without it,
-        the two are one.
-    places_beside : tuple of (int, int)
-        As `ScoreLayout.places`; or that of the workspace, and 0.
+    start : int
+        The bytes of tensor maps, which come first.
+    shared : int
+        The word of that number.
     """
 
-    def __init__(self, variant: Variant) -> None:
-        spec, dtype = KERNELS[variant.kernel], variant.parameter
-        self.dtype = variant.dtype
-        self.nbytes = dtype.itemsize
-        numbers = {name: (offset, kind) for name, offset, kind in numbers_of(dtype)}
-        map_of = "maps.{}".format if spec.tma else "params.{}.data".format
-        names = [*map(map_of, spec.inputs), "params.o.data", map_of("o")]
-        names += ["params.lse", "params.tiles_drawn"]
-        self.places = tuple(numbers[name][0] // 8 for name in names)
-        self._start = numbers["params.q.data"][0]
-        self._itemsize = DTYPES[variant.dtype].bytes
-        self._numbers = packed(numbers.values(), self._start)
+    def __init__(self, variant: Variant, tensors: Sequence[tuple[str, int]], shared: str) -> None:
+        dtype = variant.parameter
+        offsets = {name: (offset, kind) for name, offset, kind in numbers_of(dtype)}
+        self.start, _ = offsets["params.q.data"]
+        self._words = {name: offset // 8 for name, (offset, _) in offsets.items()}
+        self.shared = self._words[shared]
+        self._tensors = tuple((self._words[name], which) for name, which in tensors)
+        self._numbers = packed(offsets.values(), self.start, dtype.itemsize)
         self._score = ScoreLayout(variant, dtype)
-        self.places_beside = self._score.places
-        if spec.workspace:
-            self.places_beside = ((numbers["params.workspace"][0] // 8, 0),)
+        self._itemsize = DTYPES[variant.dtype].bytes
 
-    def fill(
-        self,
-        into: memoryview,
-        plan: Plan,
-        problem: Problem,
-        strides: FourInts,
-        beside: tuple[Ints, ...] = (),
-    ) -> None:
-        """Write all numbers but the addresses, which become 0; tensor maps are left alone.
+    def places(self, extras: Extras) -> tuple[Place, ...]:
+        """Return where the addresses go that each launch is given: of tensors, and of extras.
 
         Parameters
         ----------
-        into : memoryview
-            Bytes.
-        plan : Plan
+        extras : Extras
+            Of all launches.
+        """
+        of_score = (
+            (word, which if which < 0 else TENSORS + extras.place(which))
+            for word, which in self._score.places
+        )
+        return *self._tensors, *of_score
+
+    def of_plan(self, plan: Any, problem: Problem) -> PlanNumbers:
+        """Return the numbers that all launches of a plan have in common.
+
+        Parameters
+        ----------
+        plan : Plan or DecodePlan
+            As the variant's kernel needs it.
+        problem : Problem
+            One of those that are planned so; they differ in lengths only.
+        """
+        raise NotImplementedError
+
+    def filled(
+        self,
+        of_plan: PlanNumbers,
+        problem: Problem,
+        strides: FourInts,
+        numbers: tuple[Ints, ...] = (),
+        table_stride: int = 0,
+    ) -> bytes:
+        """Return what follows tensor maps: all numbers; addresses are 0.
+
+        Parameters
+        ----------
+        of_plan : PlanNumbers
         problem : Problem
         strides : tuple of tuple of int
             Of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
-        beside : tuple of tuple of int
-            For each of `reads`, what `cufa.problem.extras.placed` says of its arrays.
+        numbers : tuple of tuple of int
+            Of the arrays that parts of the score read, as `cufa.problem.extras.placed` returns it.
+        table_stride : int
+            From one row of a block table to the next, in bytes.
         """
-        of_q, of_k, of_v, of_out = strides
+        return self._numbers.pack(
+            *self._of_tensors(strides),
+            *of_plan.before_lengths,
+            problem.seq_q,
+            problem.seq_kv,
+            *of_plan.behind_lengths,
+            *self._score.values(problem, numbers),
+            *self._of_table(problem, table_stride),
+        )
+
+    def _of_table(self, problem: Problem, stride: int) -> Ints:
+        """Return the numbers of a block table, if the kernel has one."""
+        return ()
+
+    def _of_tensors(self, strides: FourInts) -> Ints:
+        """Return addresses, which are 0, and steps in elements."""
+        size, (of_q, of_k, of_v, of_out) = self._itemsize, strides
         q_batch, q_head, q_seq, _ = of_q
         k_batch, k_head, k_seq, _ = of_k
         v_batch, v_head, v_seq, _ = of_v
         o_batch, o_head, o_seq, _ = of_out
-        heads_q = problem.heads_q
-        size, pack = self._itemsize, plan.pack  # to the kernel, heads whose rows are packed are one
-        self._numbers.pack_into(
-            into,
-            self._start,
+        return (
             0,
             q_batch // size,
             q_head // size,
@@ -181,22 +221,49 @@ class Layout:
             o_batch // size,
             o_head // size,
             o_seq // size,
-            0,
-            0,
-            0,
-            scale_log2(problem.scale),
-            heads_q // pack,
-            heads_q // problem.heads_kv // pack,
-            problem.seq_q,
-            problem.seq_kv,
-            problem.head_dim,
-            problem.head_dim_v,
-            plan.q_tiles,
-            problem.batch * heads_q // pack,
-            plan.section_heads,
-            plan.late_rows,
-            pack.bit_length() - 1,  # a power of two
-            *self._score.values(problem, beside),
+        )
+
+
+class Layout(ParameterLayout):
+    """That of the kernels of `attention`.
+
+    TMA needs the addresses of Q, K and V in its maps only, and that of O in both; without it, the
+    two are one.
+
+    Parameters
+    ----------
+    variant : Variant
+    """
+
+    def __init__(self, variant: Variant) -> None:
+        spec = KERNELS[variant.kernel]
+        address_of = "maps.{}" if spec.tma else "params.{}.data"
+        tensors = [(address_of.format(name), i) for i, name in enumerate("qkvo")]
+        tensors += [("params.o.data", 3)] * spec.tma + [("params.lse", 4)]
+        tensors += [("params.workspace", TENSORS)] * bool(spec.workspace)
+        super().__init__(variant, tensors, "params.tiles_drawn")
+
+    def of_plan(self, plan: Plan, problem: Problem) -> PlanNumbers:
+        """As of `ParameterLayout`."""
+        heads_q = problem.heads_q
+        pack = plan.pack  # to the kernel, heads whose rows are packed are one
+        lse = workspace = tiles_drawn = 0  # addresses
+        return PlanNumbers(
+            (
+                *(lse, workspace, tiles_drawn),
+                scale_log2(problem.scale),
+                heads_q // pack,
+                heads_q // problem.heads_kv // pack,
+            ),
+            (
+                problem.head_dim,
+                problem.head_dim_v,
+                plan.q_tiles,
+                problem.batch * heads_q // pack,
+                plan.section_heads,
+                plan.late_rows,
+                pack.bit_length() - 1,  # a power of two
+            ),
         )
 
 
@@ -211,22 +278,22 @@ def list_sizes(seq_q: int, seq_kv: int, bm: int, bn: int) -> tuple[int, int]:
 _CODES = {"u8": "Q", "i8": "q", "u4": "I", "i4": "i", "f4": "f"}
 
 
-def packed(numbers: Iterable[tuple[int, np.dtype]], start: int = 0) -> struct.Struct:
-    """Return what writes numbers from an offset on, and the gaps between them.
+def packed(numbers: Iterable[tuple[int, np.dtype]], start: int, end: int) -> struct.Struct:
+    """Return what packs numbers, and the gaps between them.
 
     Parameters
     ----------
     numbers : iterable of (int, dtype)
-        Offset and type.
-    start : int
-        What comes before it is left alone.
+        Offset and type; those before `start` are left out.
+    start, end : int
+        Of what is packed.
     """
     text, at = "=", start
     for offset, dtype in numbers:
-        if offset >= start and dtype.str[1:] in _CODES:
+        if offset >= start:
             text += "x" * (offset - at) + _CODES[dtype.str[1:]]
             at = offset + dtype.itemsize
-    return struct.Struct(text)
+    return struct.Struct(text + "x" * (end - at))
 
 
 def scale_log2(scale: float) -> float:
@@ -245,7 +312,7 @@ class Buffer:
     bytes, words : memoryview
         The memory, by 8 and by 64 bits.
     maps : Encoder
-        Of the tensor maps at its beginning.
+        Of tensor maps, which are made at its beginning.
     address : int
     args : tuple
         A kernel's one argument, as `cupy.cuda.Function` takes it.
@@ -261,7 +328,7 @@ class Buffer:
         self.address = address = memory.ctypes.data + start
         self.bytes = memory.data[start : start + _LARGEST]
         self.words = self.bytes.cast("Q")
-        self.maps = tensor_map.Encoder(self.words[: MAPS.itemsize // 8], address)
+        self.maps = tensor_map.Encoder(self.words, address)
         self.args: tuple[Any, ...] = (cupy.cuda.function.CPointer(address),)
 
 

@@ -26,7 +26,7 @@ from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch
 from cufa.launch.loaded import Loaded
 from cufa.launch.params import FourInts
-from cufa.launch.signature import Key, Signature, remember
+from cufa.launch.signature import Key, Out, Signature, remember
 from cufa.planner.attention import Planner
 from cufa.planner.plan import TiledPlanner
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
@@ -224,7 +224,7 @@ class Kind:
             bool(copies) or floats > 0,
             floats,
             copies,
-            self._extents(signature, extras),
+            () if signature.out is None else self._extents(signature, signature.out, extras),
         )
 
     def _views(self, signature: Signature) -> _Views:
@@ -235,7 +235,8 @@ class Kind:
         q, of_q = self._bhsd(s.q_shape, s.q_strides)
         k, of_k = self._bhsd(s.k_shape, s.k_strides)
         v, of_v = self._bhsd(s.v_shape, s.v_strides)
-        out = (*q[:3], v[3])
+        batch, heads, seq, _ = q
+        out = batch, heads, seq, v[3]
         return _Views((q, k, v, out), (of_q, of_k, of_v, self._of_result(out)))
 
     def _problem(self, views: _Views, extras: Extras) -> Problem | None:
@@ -247,9 +248,7 @@ class Kind:
         blocks, heads_kv, page_size, _ = v
         if 0 in (batch, heads_q, seq_q, heads_kv) or (kv in CACHES and 0 in (blocks, keys)):
             return None
-        problem = self._positive._replace(
-            batch=batch, heads_q=heads_q, heads_kv=heads_kv, seq_q=seq_q, seq_kv=keys
-        )
+        problem = self._positive.sized(batch, heads_q, heads_kv, seq_q, keys)
         if kv == "Dense":
             return problem
         sequences = of_lengths(kv, batch, extras.lengths)
@@ -311,10 +310,10 @@ class Kind:
             if 0 not in shape and any(step % size for step in steps):
                 raise ValueError(f"{name} has strides {strides}: multiples of {size} are needed")
 
-    def _extents(self, signature: Signature, extras: Extras) -> tuple[tuple[int, int], ...]:
-        if signature.out is None:
-            return ()
-        s, out = signature, signature.out
+    def _extents(
+        self, signature: Signature, out: Out, extras: Extras
+    ) -> tuple[tuple[int, int], ...]:
+        s = signature
         arrays = (
             (out.shape, out.strides),
             (s.q_shape, s.q_strides),

@@ -27,22 +27,21 @@ def _encode_tiled() -> Any:
 
 
 class Encoder:
-    """Makes tensor maps in their places, one after the other.
+    """Makes tensor maps, one after the other.
 
     Parameters
     ----------
     words : memoryview
-        64-bit words, with place for maps.
+        64-bit words, with place for a map.
     address : int
         Theirs, a multiple of 64.
     """
 
-    __slots__ = ("_box", "_maps", "_numbers", "_places", "_sizes", "_strides")
+    __slots__ = ("_box", "_map", "_numbers", "_place", "_sizes", "_strides")
 
     def __init__(self, words: memoryview, address: int) -> None:
-        starts = range(0, len(words), MAP_WORDS)
-        self._maps = [words[start : start + MAP_WORDS] for start in starts]
-        self._places = [_pointer(address + 8 * start) for start in starts]
+        self._map = words[:MAP_WORDS]
+        self._place = _pointer(address)
         numbers = (ctypes.c_char * _NUMBERS.size)()
         self._numbers = memoryview(numbers).cast("B")
         start = ctypes.addressof(numbers)
@@ -50,9 +49,8 @@ class Encoder:
             _pointer(start + offset) for offset in (0, 5 * 8, 9 * 8)
         )
 
-    def encode(
+    def encoded(
         self,
-        index: int,
         dtype: str,
         address: int,
         shape: tuple[int, ...],
@@ -60,16 +58,14 @@ class Encoder:
         pack: int,
         rows: int,
         columns: int,
-    ) -> None:
-        """Make the map of an array whose boxes are panels of a tile in shared memory.
+    ) -> bytes:
+        """Return the map of an array whose boxes are panels of a tile in shared memory.
 
         Its axes are, the innermost first: (head_dim, pack, seq, heads / pack, batch). Along batch
         or heads it has one element where the stride is 0.
 
         Parameters
         ----------
-        index : int
-            Of the place.
         dtype : str
             "float16" or "bfloat16".
         address : int
@@ -113,7 +109,7 @@ class Encoder:
             1,
         )
         arguments = (
-            self._places[index],
+            self._place,
             DTYPES[dtype].tma,
             _RANK,
             _pointer(address),
@@ -130,16 +126,9 @@ class Encoder:
         if status == context.INVALID:
             context.make_current()
             status = _encode_tiled()(*arguments)
-        if status or self._maps[index][0] != address:
+        if status or self._map[0] != address:
             raise RuntimeError(
                 f"the driver cannot describe an array of shape {shape}, strides {strides} "
                 f"to TMA (cuTensorMapEncodeTiled: {status})"
             )
-
-    def read(self, index: int) -> bytes:
-        """Return the map of a place."""
-        return self._maps[index].tobytes()
-
-    def write(self, index: int, content: bytes) -> None:
-        """Put a map that has been read into a place."""
-        self._maps[index].cast("B")[:] = content
+        return self._map.tobytes()

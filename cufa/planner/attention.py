@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
@@ -14,8 +14,10 @@ from cufa.planner import decode, rules
 from cufa.planner import plan as tiled
 from cufa.planner.decode import DecodePlan
 from cufa.planner.decode_units import NEARLY_ALL
+from cufa.planner.decode_variants import tile_rows
 from cufa.planner.plan import Plan
-from cufa.planner.rules import KEY_STEP
+from cufa.planner.rules import PACKED_ROWS
+from cufa.planner.scheduler import KEY_STEP
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import CACHES, MAX_KEYS, Problem
 from cufa.specs import KERNELS
@@ -56,7 +58,7 @@ _FEWEST_KEYS = 128
 """Beside fewer all is latency, whatever runs: that needs no second kernel, nor its memory."""
 
 _KNOWN = 4096  # sizes, of which plans are remembered
-_MANY_KEYS = 2**30  # of so many, limits may lie within a step
+_MANY_KEYS = 2**30  # of so many, or rows, limits may lie within a step
 
 _HEAD_DIMS = (*((n, n) for n in (32, 64, 96, 128, 192, 256)), (192, 128))
 """Of the variants that are taken, so that not too many have to be compiled ahead of time."""
@@ -91,7 +93,7 @@ class Planner:
     Raises
     ------
     TypeError, ValueError
-        As `cufa.planner.plan.plan`.
+        As `cufa.planner.plan.plan_tiles`.
     """
 
     def __init__(
@@ -108,18 +110,27 @@ class Planner:
         self._known: dict[tuple[int, ...], Plan | DecodePlan] = {}
         # Else nothing changes within a step of keys. A window may hide keys of longer caches only.
         self._counts_keys = is_uneven(problem.score) or problem.hides_far_keys
+        self._rounded: Callable[[int, int], tuple[int, int]] | None = None
         self.otherwise: tiled.TiledPlanner | None = None
         if problem.kv not in CACHES:
             self._tiled = tiled.TiledPlanner(problem, device, kernel, table)
+            if not is_uneven(tuple(name for name in problem.score if name != "Causal")):
+                self._rounded = self._tiled.rounded
             self._may_decode = kernel is None and _can_decode(problem)
             self.otherwise = self._tiled if self._may_decode and not batch_invariant else None
 
     def __call__(self, problem: Problem) -> Plan | DecodePlan:
         """Return a problem's plan; errors are those of `plan`."""
-        p, keys = problem, problem.seq_kv
-        if not self._counts_keys and keys < _MANY_KEYS:
-            keys = -(-keys // KEY_STEP)
-        sizes = p.batch, p.heads_q, p.heads_kv, p.seq_q, keys, p.sequences, p.page_size
+        p, rows, keys = problem, problem.seq_q, problem.seq_kv
+        # Fewer may be for `decode`, or share a tile with other heads.
+        fewest = _MOST_ROWS if p.heads_q == p.heads_kv else PACKED_ROWS
+        if keys >= _MANY_KEYS or rows >= _MANY_KEYS:
+            pass
+        elif self._rounded is not None and rows > fewest:
+            rows, keys = self._rounded(rows, keys)
+        elif not self._counts_keys:
+            keys = -(-keys // KEY_STEP) * KEY_STEP
+        sizes = p.batch, p.heads_q, p.heads_kv, rows, keys, p.sequences, p.page_size
         found = self._known.get(sizes)
         if found is None:
             found = self._planned(problem)
@@ -130,7 +141,7 @@ class Planner:
 
     def _planned(self, problem: Problem) -> Plan | DecodePlan:
         if problem.kv in CACHES:
-            return decode.plan(problem, self._device, self._num_splits, self._kernel)
+            return decode.plan_splits(problem, self._device, self._num_splits, self._kernel)
         if self._alone and problem.batch > 0:
             return self._as_alone(problem)
         return self._fastest(problem)
@@ -143,11 +154,11 @@ class Planner:
         one = self._fastest(problem._replace(batch=1))
         found: Plan | DecodePlan
         if isinstance(one, Plan):
-            found = tiled.plan(problem, self._device, one.variant)
+            found = tiled.plan_tiles(problem, self._device, one.variant)
         else:
             parts = min(one.parts, -(-problem.visited // _LEAST_KEYS))
             try:
-                found = decode.plan(problem.in_cache, self._device, parts, one.variant)
+                found = decode.plan_splits(problem.in_cache, self._device, parts, one.variant)
             except ValueError as error:  # of more tiles than there are numbers
                 raise ValueError(
                     f"k: {error}; without batch_invariant another kernel runs"
@@ -184,21 +195,23 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
     us : float
         What is expected of it; 0.0 if that is not known.
     """
-    rows = problem.group * problem.seq_q
-    if 0 in (other.grid, rows) or rows > _MOST_ROWS:
+    if other.grid == 0 or not 0 < problem.seq_q <= _MOST_ROWS:
+        return other
+    if problem.group * problem.seq_q > _MOST_ROWS:
         return other
     if not _FEWEST_KEYS <= _keys(problem) <= MAX_KEYS:
         return other
     others = _tiled_us(problem, device, other, us)
-    if others < _DECODE_BEGINS + _DECODE_ROW * min(rows, 16):
+    # Most are slower whatever the grid, which takes long to plan
+    if _decode_us(problem, device, tile_rows(problem, device)) >= others:
         return other
     try:
-        found = decode.plan(problem.in_cache, device)
+        found = decode.plan_splits(problem.in_cache, device)
     except ValueError:  # too large, or head dims of which this GPU holds no tiles
         return other
     if (found.variant.head_dim, found.variant.head_dim_v) not in _HEAD_DIMS:
         return other
-    if _decode_us(problem, device, found) >= others:
+    if _decode_us(problem, device, found.variant.bm, found.grid) >= others:
         return other
     return found._replace(reason=_REASON)
 
@@ -227,16 +240,20 @@ def _tiled_us(problem: Problem, device: Device, plan: Plan, us: float) -> float:
     return max(us, _OTHERS_BEGIN + _OTHERS_READ * _read_us(problem, device))
 
 
-def _decode_us(problem: Problem, device: Device, plan: DecodePlan) -> float:
-    """Return what `decode` takes."""
-    units = problem.batch * problem.heads_kv * plan.row_tiles
+def _decode_us(problem: Problem, device: Device, bm: int, grid: int | None = None) -> float:
+    """Return what `decode` takes in tiles of `bm` rows; without a grid, at least."""
+    rows = problem.group * problem.seq_q
+    row_tiles = -(-rows // bm)
+    units = problem.batch * problem.heads_kv * row_tiles
     wide = max(1.0, (problem.head_dim + problem.head_dim_v) / 256)
     of_row = -(-units // device.sm_count) * _DECODE_ROW * wide**2
-    # With nearly as many units as blocks, these have one each.
-    of_row += (not NEARLY_ALL * plan.grid < units <= plan.grid) * _DECODE_PIECES
-    idle = max(1.0, device.sm_count / (_ALONE * plan.grid))
-    read = plan.row_tiles * _read_us(problem, device) * idle
-    return _DECODE_BEGINS + read + plan.rows * of_row
+    idle = 1.0
+    if grid is not None:
+        # With nearly as many units as blocks, these have one each.
+        of_row += (not NEARLY_ALL * grid < units <= grid) * _DECODE_PIECES
+        idle = max(1.0, device.sm_count / (_ALONE * grid))
+    read = row_tiles * _read_us(problem, device) * idle
+    return _DECODE_BEGINS + read + min(rows, bm) * of_row
 
 
 def explained(
@@ -257,7 +274,7 @@ def explained(
     if isinstance(found, DecodePlan):
         own, us = tiled.TiledPlanner(problem, device, kernel, table).timed(problem)
         times = {own.variant: _tiled_us(problem, device, own, us)}
-        times[found.variant] = _decode_us(problem, device, found)
+        times[found.variant] = _decode_us(problem, device, found.variant.bm, found.grid)
     else:
         times = rules.times(problem, device, found.variant.kernel)
     return found._replace(expected_us=tuple(sorted(times.items(), key=lambda item: item[1])))
@@ -283,5 +300,5 @@ def decode_variants(device: Device, masks: Iterable[bool] = (False, True)) -> li
         group = max(1, rows // seq_q)
         problem = Problem(dtype, batch, group, 1, seq_q, keys, d, dv, 1.0, mask, "Contiguous")
         with contextlib.suppress(ValueError):  # no tiles on this GPU
-            found.append(decode.plan(problem, device).variant)
+            found.append(decode.plan_splits(problem, device).variant)
     return list(dict.fromkeys(found))

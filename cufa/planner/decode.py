@@ -104,7 +104,7 @@ class DecodePlan(NamedTuple):
         return partial_floats(self.grid, self.rows, self.variant.head_dim_v)
 
 
-def plan(
+def plan_splits(
     problem: Problem,
     device: Device,
     num_splits: int | None = None,

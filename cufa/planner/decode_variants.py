@@ -90,7 +90,7 @@ def variant_of(
     problem : Problem
     device : Device
     num_splits, kernel
-        As of `cufa.planner.decode.plan`, and so are errors.
+        As of `cufa.planner.decode.plan_splits`, and so are errors.
     small : Variant, optional
         That of `small_blocks`, which is taken for a call that names none.
     """
@@ -123,7 +123,7 @@ def variant_of(
     head_dims = problem.head_dim, problem.head_dim_v
     if problem.unified_max is not None and "unified" not in KERNELS[name].arguments:
         raise ValueError(f"kernel: {name} has no unified_max")
-    bm = 64 if name == _WIDE else _tile_rows(problem)
+    bm = _rows_of(name, problem)
     if name == _WIDE:
         team, rings = 4, _wide_rings(problem, device, num_splits)
     elif small is not None:
@@ -142,6 +142,16 @@ def _default(problem: Problem, device: Device) -> str:
     many = problem.group * problem.seq_q > 32 and problem.unified_max is None
     wide = KERNELS[_WIDE]
     return _WIDE if many and problem.dtype in wide.dtypes and wide.runs_on(device) else "decode"
+
+
+def tile_rows(problem: Problem, device: Device) -> int:
+    """Return the rows of a tile of a call that names no kernel."""
+    return _rows_of(_default(problem, device), problem)
+
+
+def _rows_of(kernel: str, problem: Problem) -> int:
+    """Return the rows of a kernel's tile."""
+    return 64 if kernel == _WIDE else _tile_rows(problem)
 
 
 def _tile_rows(problem: Problem) -> int:

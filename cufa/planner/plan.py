@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 from cufa.device import Device
@@ -68,7 +69,7 @@ class Plan(NamedTuple):
         )
 
 
-def plan(
+def plan_tiles(
     problem: Problem,
     device: Device,
     kernel: str | Variant | None = None,
@@ -123,12 +124,19 @@ class TiledPlanner:
     problem : Problem
         One of them.
     device, kernel, table
-        As of `plan`.
+        As of `plan_tiles`.
+
+    Attributes
+    ----------
+    rounded : callable, optional
+        Numbers of rows and keys -> up to the next step. Problems without a window whose rounded
+        lengths are the same have the same plan, if they have more rows than `rules.PACKED_ROWS`, or
+        heads do not share tiles.
 
     Raises
     ------
     TypeError, ValueError
-        As `plan`.
+        As `plan_tiles`.
     """
 
     def __init__(
@@ -139,25 +147,27 @@ class TiledPlanner:
         table: Table | None = None,
     ) -> None:
         self._device, self._kernel, self._table = device, kernel, table
+        self._longest = min(_MAX_LENGTH, problem.longest[0])
         self._choice: rules.Choice | None = None
-        first = plan(problem._replace(seq_kv=max(1, problem.seq_kv)), device, kernel, table)
+        self.rounded: Callable[[int, int], tuple[int, int]] | None = None
+        first = plan_tiles(problem._replace(seq_kv=max(1, problem.seq_kv)), device, kernel, table)
         self._reason = first.reason
         self._block = first.variant, _block(first.variant, device)
         if table is None and not isinstance(kernel, Variant):
             name, head_dims = first.variant.kernel, (problem.head_dim, problem.head_dim_v)
             kind = problem.dtype, head_dims, problem.score, device, problem.kv
-            self._choice = rules.choice(name, *kind)
+            self._choice = found = rules.choice(name, *kind)
+            self.rounded = found.rounded if found.rounds else None
 
     def __call__(self, problem: Problem) -> Plan:
-        """Return a problem's plan; errors are those of `plan`."""
+        """Return a problem's plan; errors are those of `plan_tiles`."""
         return self.timed(problem)[0]
 
     def timed(self, problem: Problem) -> tuple[Plan, float]:
         """Return a problem's plan, and the microseconds expected of it, or 0.0."""
-        longest = min(_MAX_LENGTH, problem.longest[0])
-        usual = 0 < problem.seq_kv <= longest >= problem.seq_q
+        usual = 0 < problem.seq_kv <= self._longest >= problem.seq_q
         if self._choice is None or not usual:
-            return plan(problem, self._device, self._kernel, self._table), 0.0
+            return plan_tiles(problem, self._device, self._kernel, self._table), 0.0
         variant, us = self._choice.of(problem.alike)
         known, block = self._block
         if known is not variant:

@@ -12,6 +12,7 @@ from cufa.dtypes import DTYPES
 from cufa.features.parts import edges, kind_of, part_named
 from cufa.features.user_functions import BLOCKS, OWN
 from cufa.planner import scheduler
+from cufa.planner.scheduler import KEY_STEP
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS
 from cufa.specs.costs import Cost, beside_memory, copies, least_pairs, work
@@ -19,11 +20,11 @@ from cufa.specs.spec import Spec
 from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
-KEY_STEP = 16
-"""Plans differ no more than numbers of keys rounded up to it: that of the keys in a tile."""
+PACKED_ROWS = 192
+"""Beyond so many no tile holds the rows of several heads."""
 
 _ROW_STEP = 64  # that of the rows; with a causal mask what they see counts, in steps of keys
-_PACKED = 192  # rows, beyond which no tile holds those of several heads
+_ONE_LENGTH = ("Dense", "Padded")  # of `Problem.kv`, in which tiles are those of one length
 _KNOWN = 4096  # choices that are remembered
 _ROOM = 40  # registers: with less, functions of a few lines spill hundreds of bytes
 _BUSY = ("softcap", "alibi_slopes", "bias", "mask", "dropout_p")
@@ -100,6 +101,9 @@ class Choice:
     ----------
     variants : list of Variant
         All that can be chosen.
+    rounds : bool
+        Whether lengths that `rounded` does not tell apart also have the same tiles, if there are
+        more rows than `PACKED_ROWS`, or heads do not share tiles.
     """
 
     def __init__(
@@ -142,6 +146,8 @@ class Choice:
                 _Floor(cost.launch, cost.wave, per_row, cost.keys[0], *of_pairs, bm, bn)
             )
         self._rows = {each.tile[0] for each in self._priced}
+        whole_tiles = all(rows % _ROW_STEP == 0 for rows in self._rows)
+        self.rounds = bool(self._priced) and whole_tiles and kv in _ONE_LENGTH
         self._known: dict[tuple[int | None, ...], tuple[Variant, float]] = {}
 
     def of(self, problem: Problem) -> tuple[Variant, float]:
@@ -159,12 +165,9 @@ class Choice:
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
         if self._is_top_left:  # of which none sees more
             keys = min(keys, rows)
-        # Up to the next step, for which most new lengths have been seen before; but where rows see
-        # no keys, or few, some more matter
-        if not self._hides_rows or rows <= keys:
-            if packable == 1 or rows > _PACKED:
-                step = KEY_STEP if self._uneven else _ROW_STEP
-                rows = -(-rows // step) * step
+        if packable == 1 or rows > PACKED_ROWS:
+            rows, keys = self.rounded(rows, keys)
+        elif not self._hides_rows or rows <= keys:
             keys = -(-keys // KEY_STEP) * KEY_STEP
         seen = problem.most_seen
         sizes = heads, batch * heads_kv, packable, rows, keys, seen
@@ -175,6 +178,16 @@ class Choice:
                 self._known.clear()
             self._known[sizes] = found
         return found
+
+    def rounded(self, rows: int, keys: int) -> tuple[int, int]:
+        """Return lengths up to the next step, for which most that are new have been seen before.
+
+        Those for which costs are the same. Where rows see no keys, or few, some more matter.
+        """
+        if self._hides_rows and rows > keys:
+            return rows, keys
+        step = KEY_STEP if self._uneven else _ROW_STEP
+        return -(-rows // step) * step, -(-keys // KEY_STEP) * KEY_STEP
 
     def _least(
         self, heads: int, heads_kv: int, packable: int, rows: int, keys: int, seen: int | None
@@ -243,10 +256,11 @@ class Choice:
 
     def times(self, problem: Problem) -> dict[Variant, float]:
         """Return the microseconds expected of each variant, if that is known."""
-        _, batch, heads_q, heads_kv, rows, keys, *_ = problem
-        packable = scheduler.packable(heads_q, heads_kv, self._kernel)
+        heads, heads_kv = problem.batch * problem.heads_q, problem.batch * problem.heads_kv
+        packable = scheduler.packable(problem.heads_q, problem.heads_kv, self._kernel)
+        rows, keys = problem.seq_q, problem.seq_kv
         keys = min(keys, rows) if self._is_top_left else keys
-        sizes = batch * heads_q, batch * heads_kv, packable, rows, keys, problem.most_seen
+        sizes = heads, heads_kv, packable, rows, keys, problem.most_seen
         return {each.variant: self._time(each, *sizes) for each in self._priced}
 
 

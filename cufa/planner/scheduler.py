@@ -13,6 +13,9 @@ from cufa.specs import KERNELS
 from cufa.specs.spec import Spec
 from cufa.specs.variant import Variant
 
+KEY_STEP = 16
+"""Plans differ no more than numbers of keys rounded up to it: that of the keys in a tile."""
+
 
 class Order(NamedTuple):
     """The tiles of a problem, and which follows which.
@@ -73,7 +76,7 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     # As many heads as have their K and V in half of L2 together, and in all of it beside the Q and
     # O that pass through it from one row tile of all of these to the next.
     row_bytes = (problem.head_dim + problem.head_dim_v) * DTYPES[problem.dtype].bytes
-    kv_bytes = max(1, problem.seq_kv * row_bytes)
+    kv_bytes = max(1, -(-problem.seq_kv // KEY_STEP) * KEY_STEP * row_bytes)
     kv_heads = max(1, device.l2_bytes // 2 // kv_bytes)
     if kernel.persistent:
         passing = problem.group // pack * variant.bm * row_bytes

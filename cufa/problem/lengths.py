@@ -19,11 +19,11 @@ def of_lengths(kv: str, batch: int, lengths: Sequence[ArrayInfo | None]) -> int:
     Parameters
     ----------
     kv : str
-        As of `cufa.problem.problem.Problem`, but for "Dense".
+        As in `cufa.problem.problem.Problem`, but for "Dense".
     batch : int
         Of q.
     lengths : sequence
-        As of `cufa.problem.extras.Extras`.
+        As in `cufa.problem.extras.Extras`.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleTy
     name : str
         The argument.
     array : array
-        Of integers on the host, or of int32 where `xp` is.
+        Of integers, on the host or where `xp` is.
     shape : tuple of int
         That is needed.
     xp : module
@@ -82,18 +82,16 @@ def check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleTy
         )
     if array.shape != shape:
         raise ValueError(f"{name} has shape {array.shape}, but {shape} is needed")
-    if module is np:
-        if array.dtype.kind not in "iu":
-            raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: integers are needed")
-        return
-    if array.dtype != np.int32:
-        raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: int32 is needed")
-    check_devices({name: array}, xp)
-    if array.size and shape[-1] > 1 and array.strides[-1] != array.itemsize:
-        raise ValueError(
-            f"{name} (shape {array.shape}, strides {array.strides}) must be contiguous "
-            "along its last axis"
-        )
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: integers are needed")
+    if module is not np:
+        check_devices({name: array}, xp)
+
+
+def is_readable(array: Array) -> bool:
+    """Whether kernels read lengths, offsets or a table of the device as they are."""
+    follow = array.shape[-1] <= 1 or array.strides[-1] == _INT32.itemsize
+    return bool(array.dtype == _INT32 and follow)
 
 
 def check_lengths(name: str, lengths: np.ndarray, most: int) -> None:

@@ -43,9 +43,9 @@ class DecodeOperands(NamedTuple):
     k_cache, v_cache : array
         (batch, heads, capacity, head_dim) views, or (pages, heads, page_size, head_dim).
     lengths : array or None
-        (batch,) int32, contiguous, on the device or the host; None for `capacity` of each.
+        (batch,) on the device, or int32 on the host; None for `capacity` of each.
     block_table : array or None
-        (batch, pages a sequence) int32, its rows contiguous, on the device or the host.
+        (batch, pages a sequence) on the device, or int32 on the host.
     beside : mapping
         NumPy arrays that parts of the score read, as of `cufa.problem.extras.parse_beside`.
     """

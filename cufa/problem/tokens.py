@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cufa.arrays import Array
-from cufa.problem.rotary import Rotary
+from cufa.problem.rotary import RotaryTables
 
 
 class Tokens(NamedTuple):
@@ -21,7 +21,7 @@ class Tokens(NamedTuple):
         Tokens of each sequence before these, and with them. Token t is at position
         lengths - seq + t, and new if that is not below starts.
     block_table : array or None, (batch, pages a sequence) int32
-    rotary : Rotary or None
+    rotary : RotaryTables or None
     """
 
     k: Array
@@ -33,4 +33,4 @@ class Tokens(NamedTuple):
     starts: Array
     lengths: Array
     block_table: Array | None
-    rotary: Rotary | None
+    rotary: RotaryTables | None

@@ -26,6 +26,7 @@ class TemplateArguments(NamedTuple):
     ping_pong: bool = False
     unified: bool = False
     whole: bool = False
+    schedule: str = ""
     score: tuple[str, ...] = ()
     kv: str = "Dense"
 

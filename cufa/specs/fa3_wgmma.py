@@ -28,6 +28,9 @@ _TILES: Tiles = {
     if causal
 }
 
+_COMPUTED = ("softcap", "alibi_slopes", "bias", "score_mod")
+"""Arguments that change scores to other than the scale times Q K^T."""
+
 
 def _pair_bytes(v: TemplateArguments) -> int:
     """Each warp's 16 rows of biases and masks, as kernels/pair_tiles_sm90.cuh lays them out."""
@@ -52,8 +55,25 @@ def _ring_bytes(v: TemplateArguments) -> int:
 
 def q_slots(v: TemplateArguments) -> int:
     """Return how many slots of Q and O there are: up to three, as many as fit."""
-    room = 227 * 1024 // v.blocks_per_sm - 1024 - _ring_bytes(v) - _pair_bytes(v)
-    return max(1, min(3, room // _slot_bytes(v)))
+    room = 227 * 1024 // max(1, v.blocks_per_sm) - 1024 - _ring_bytes(v) - _pair_bytes(v)
+    return max(1, min(3, room // max(1, _slot_bytes(v))))
+
+
+def _schedule(v: TemplateArguments) -> str:
+    """Return how ``kernels/fa3_schedule.cuh`` has the kernel order its work."""
+    if q_slots(v) == 1:  # where Q waits for its slot, and whether the first K waits behind it
+        is_masked_and_wide = v.head_dim > 192 and any(part_named(x).right_edge for x in v.score)
+        q_first = _skips_first_keys(v) or is_masked_and_wide or v.bm // 64 > 2
+        return "General" if q_first else "Plain"
+    # Wide tiles of scores that take long to compile
+    is_long = any(part_named(part).argument in _COMPUTED for part in v.score)
+    is_long = is_long or _skips_first_keys(v) or v.kv == "Varlen"
+    return "General" if is_long and v.bn > 64 else "Plain"
+
+
+def _skips_first_keys(v: TemplateArguments) -> bool:
+    """Return whether some tiles of rows do not begin with the first keys."""
+    return BLOCKS in v.score or any(part_named(part).left_edge for part in v.score)
 
 
 def _shared_memory(v: TemplateArguments) -> dict[str, int]:
@@ -100,6 +120,8 @@ def _complaint(v: TemplateArguments, device: Device) -> str | None:
     skipped = edges(v.score) * -(-(v.bm - 64) // v.bn)
     if skipped > v.stages and are_apart(v.score):  # it may hold a V meanwhile
         return f"a warpgroup skips {skipped} masked tiles of keys: as many stages are needed"
+    if v.schedule == "Plain" and q_slots(v) == 1 and _skips_first_keys(v):
+        return "Plain with one slot of Q needs rows that begin with the first keys: take General"
     if v.ping_pong and v.bm == 64:
         return "ping_pong needs two warpgroups, bm of 128 or more"
     # What the system takes of each block comes on top.
@@ -123,6 +145,8 @@ SPEC = Spec(
     shared_memory=_shared_memory,
     complaint=_complaint,
     arguments=(*NUMBERS, "ping_pong"),
+    schedules=("Plain", "General"),
+    schedule=_schedule,
     archs=("sm_90a",),
     tma=True,
     persistent=True,

@@ -60,6 +60,11 @@ class Spec(NamedTuple):
         The struct that its parameter begins with, but for tensor maps.
     arguments : tuple of str
         The template arguments between the element type and the score, in order.
+    schedules : tuple of str
+        The structs from which another template argument, the last in front of the score, is taken:
+        how the kernel orders its work. None of those that have one order.
+    schedule : callable, optional
+        Template arguments -> which of these is best, as far as is known.
     archs : tuple of str, optional
         The architectures that it is for; None for all.
     max_head_dim, head_dim_step : int
@@ -108,6 +113,8 @@ class Spec(NamedTuple):
     outputs: tuple[str, ...] = ("o", "lse")
     params: np.dtype = PARAMS
     arguments: tuple[str, ...] = NUMBERS
+    schedules: tuple[str, ...] = ()
+    schedule: Callable[[TemplateArguments], str] | None = None
     archs: tuple[str, ...] | None = None
     max_head_dim: int = 256
     head_dim_step: int = 16
@@ -174,6 +181,8 @@ class Spec(NamedTuple):
         for name in SWITCHES:
             if getattr(v, name) and name not in self.arguments:
                 return f"{v.kernel} has no {name}"
+        if v.schedule and v.schedule not in self.schedules:
+            return f"{v.kernel} has no schedule {v.schedule}"
         if len(set(v.score)) < len(v.score):
             return f"a part is twice in the score {v.score}"
         for part in v.score:

@@ -16,7 +16,9 @@ from cufa.specs.arguments import NUMBERS, TemplateArguments
 
 _DTYPE = {row.cpp: row.name for row in DTYPES.values()}
 _SPACES = re.compile(r"\s*([<>,])\s*")
-_PRINTED = re.compile(r"(\w+)<(\w+)((?:,(?:[0-9]+|true|false))+),Score<((?:\w+,)*\w+)?>,(\w+)>")
+_PRINTED = re.compile(
+    r"(\w+)<(\w+)((?:,(?:[0-9]+|true|false))+)(?:,([A-Z]\w*))?,Score<((?:\w+,)*\w+)?>,(\w+)>"
+)
 _EXAMPLE = "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>"
 
 
@@ -69,6 +71,9 @@ class Variant(TemplateArguments):
     whole : bool
         Whether each block reads one unit, a sequence's keys of a K/V head, of which nothing is ever
         cut; for kernels that can.
+    schedule : str
+        Of the kernel's schedules, where it has several, one that is asked for; else it is the one
+        that the kernel's spec names.
     score : tuple of str
         The parts of the score that are compiled in, such as "Causal", see
         `cufa.features.parts.PARTS`. A part that was made of a caller's own expression is known in
@@ -87,7 +92,8 @@ class Variant(TemplateArguments):
         ----------
         text : str
             Such as "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<>, Dense>". Spaces do not
-            matter. The variant need not be legal on any device.
+            matter. The schedule of a kernel that has several can be left out. The variant need not
+            be legal on any device.
 
         Returns
         -------
@@ -106,7 +112,7 @@ class Variant(TemplateArguments):
         match = _PRINTED.fullmatch(_SPACES.sub(r"\1", text.strip()))
         if match is None:
             raise ValueError(f"a variant looks like {_EXAMPLE}, not {text!r}")
-        name, cpp_type, arguments, score, kv = match.groups()
+        name, cpp_type, arguments, schedule, score, kv = match.groups()
         parts = tuple(score.split(",")) if score else ()
         _check_known(text, "kernel", name, KERNELS)
         _check_known(text, "the element type", cpp_type, _DTYPE)
@@ -115,18 +121,35 @@ class Variant(TemplateArguments):
         fields = KERNELS[name].arguments
         values = [_value(each) for each in arguments[1:].split(",")]
         if [type(value) is bool for value in values] != [field not in NUMBERS for field in fields]:
-            takes = ", ".join(("type", *fields, "score", "kv"))
+            order = ("schedule",) if KERNELS[name].schedules else ()
+            takes = ", ".join(("type", *fields, *order, "score", "kv"))
             raise ValueError(f"{text!r}: {name} takes the arguments {takes}")
         by_name: dict[str, Any] = dict(zip(fields, values, strict=True))
-        return cls(name, _DTYPE[cpp_type], **by_name, score=parts, kv=kv)
+        found = cls(name, _DTYPE[cpp_type], **by_name, score=parts, kv=kv)
+        if schedule is None:
+            return found
+        known = " or ".join(KERNELS[name].schedules)
+        if not known:
+            raise ValueError(f"{text!r}: {name} has no schedules: leave {schedule!r} out")
+        if schedule not in KERNELS[name].schedules:
+            raise ValueError(f"{text!r}: the schedule of {name} must be {known}, not {schedule!r}")
+        return found if schedule == found.named_schedule else found._replace(schedule=schedule)
 
     @property
     def name_expression(self) -> str:
         """The C++ name of the instantiation."""
         values = [getattr(self, name) for name in KERNELS[self.kernel].arguments]
         texts = [str(x).lower() if isinstance(x, bool) else str(int(x)) for x in values]
+        if self.named_schedule:
+            texts.append(self.named_schedule)
         score = f"Score<{', '.join(self.score)}>"
         return f"{self.kernel}<{', '.join((DTYPES[self.dtype].cpp, *texts, score, self.kv))}>"
+
+    @property
+    def named_schedule(self) -> str:
+        """The schedule that is asked for, else the one that the spec names; "" if it has one."""
+        choose = KERNELS[self.kernel].schedule
+        return self.schedule or (choose(self) if choose else "")
 
     @property
     def is_dependent(self) -> bool:

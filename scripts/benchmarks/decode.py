@@ -125,7 +125,7 @@ def _variant(operands: Operands, way: Way) -> Variant:
         out=None,
         unified_max=way.unified_max,
     )
-    return planner.plan(problem, devices.current()).variant
+    return planner.plan_splits(problem, devices.current()).variant
 
 
 def taken_again(operands: Operands, way: Way) -> int:

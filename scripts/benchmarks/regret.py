@@ -20,7 +20,7 @@ from cufa.explorer.oracle import Oracle
 from cufa.explorer.race import Race
 from cufa.explorer.space import variants
 from cufa.explorer.stage import Stage
-from cufa.planner.plan import plan
+from cufa.planner.plan import plan_tiles
 from cufa.specs.variant import Variant
 
 QUICK = Effort(settle_rounds=6, final_rounds=4, busy_s=3.0)
@@ -81,7 +81,7 @@ class Regret:
     def _space(self, cell: Cell) -> list[Variant]:
         """Return the planner's choice, without a user's table, and behind it what is explored."""
         problem, device = cell.problem, self._device
-        found = plan(problem, device).variant, *variants(problem, device, self._kernels)
+        found = plan_tiles(problem, device).variant, *variants(problem, device, self._kernels)
         return list(dict.fromkeys(found))
 
     def _compile(self, distinct: Sequence[Variant]) -> None:

@@ -1,4 +1,4 @@
-"""Decoders of Llama's architecture, from Hugging Face folders, on NumPy or CuPy arrays."""
+"""Decoders of Llama's architecture, of folders or GGUF files, on NumPy or CuPy arrays."""
 
 from llama.completion import Piece, Speed, complete
 from llama.defaults import Defaults, read_defaults

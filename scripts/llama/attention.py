@@ -5,7 +5,7 @@ from typing import NamedTuple
 from models import ModelError
 
 from llama.folder import Values
-from llama.frequencies import Rotation, read_rotation
+from llama.frequencies import Rotation, read_context, read_rotation
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -46,7 +46,7 @@ def read_attentions(raw: Values, model_type: str, head_dim: int) -> tuple[Attent
     if SLIDING in types:
         keys = raw.integer("sliding_window", 128 if model_type == "gpt_oss" else 4096)
         # A window of all positions would hide none: without it kernels have less to do.
-        is_narrow = keys < raw.integer("max_position_embeddings")
+        is_narrow = keys < read_context(raw, model_type)
         windows[SLIDING] = (keys - 1, None) if is_narrow else (None, None)
     rotations = {kind: read_rotation(raw, head_dim, model_type, kind) for kind in set(types)}
     if model_type != "gemma3_text":

@@ -87,7 +87,7 @@ def attend(
         Without their positions.
     out : array, of q's shape
     """
-    q = cache.write(k, v, q, layer=layer)
+    q = cache.write(k, v, q=q, layer=layer)
     lengths = cache.host_lengths
     score: dict[str, Any] = {
         "window": how.window,

@@ -9,7 +9,7 @@ import numpy as np
 from models import ModelError, missing_package
 
 from llama.folder import Values, read_json
-from llama.tensors import BLOCKS, SCALES
+from llama.tensors import BLOCKS, SCALES, check_shapes
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -64,25 +64,14 @@ class Checkpoint:
 
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Raise ModelError unless the checkpoint holds tensors of just these names and shapes."""
-        missing = [name for name in expected if name not in self._files]
-        if missing:
-            raise ModelError(f"{self._folder} lacks {_listed(missing)}")
-        extra = [name for name in self._files if name not in expected]
-        if extra:
-            raise ModelError(
-                f"{self._folder} holds {_listed(extra)}, which config.json leaves no room for"
-            )
-        for name, shape in expected.items():
-            tensor = self._files[name].get_slice(name)
-            found = tuple(tensor.get_shape())
-            if found != shape:
-                raise ModelError(
-                    f"{self._folder}: {name} has the shape {found}, config.json says {shape}"
-                )
+        slices = {name: file.get_slice(name) for name, file in self._files.items()}
+        shapes = {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
+        check_shapes(str(self._folder), shapes, expected, "config.json")
+        for name in expected:
             known = PACKED_DTYPES if name.endswith((BLOCKS, SCALES)) else DTYPES
-            if tensor.get_dtype() not in known:
+            if slices[name].get_dtype() not in known:
                 raise ModelError(
-                    f"{self._folder}: {name} is of type {tensor.get_dtype()}, "
+                    f"{self._folder}: {name} is of type {slices[name].get_dtype()}, "
                     f"which is not supported ({', '.join(known)} are)"
                 )
 
@@ -94,8 +83,3 @@ class Checkpoint:
         """Return a tensor in the dtype of its file."""
         # NumPy knows bfloat16 by that name since cufa imported ml_dtypes.
         return self._files[name].get_tensor(name)
-
-
-def _listed(names: list[str]) -> str:
-    first = f"the tensor {names[0]}"
-    return first if len(names) == 1 else f"{first} and {len(names) - 1} more"

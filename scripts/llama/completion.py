@@ -47,7 +47,8 @@ class Speed:
         """One line; the first new tokens come with the prompt, so they do not count for speed."""
         start, first, last = self._times[0], self._times[1], self._times[-1]
         line = f"prompt {self._prompt_tokens} tokens, {self._prompt_tokens / (first - start):.1f}/s"
-        line += f"; new {sum(self._steps)} tokens"
+        new = sum(self._steps)
+        line += f"; new {new} token{'s' * (new != 1)}"
         if len(self._steps) > 1:
             line += f", {sum(self._steps[1:]) / (last - first):.1f}/s"
         return line

@@ -8,6 +8,7 @@ from models import DTYPES, ModelError
 from llama import mxfp4
 from llama.attention import MOST_LAYERS, Attention, read_attentions
 from llama.folder import Values, read_json
+from llama.frequencies import read_context
 
 #: Values of model_type that are understood.
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_oss")
@@ -50,7 +51,7 @@ class Config:
     logit_softcap : float or None
         Logits are c * tanh(logit / c).
     context : int
-        Positions that the model was made for.
+        Positions that the model was made for, with those that a scaling adds.
     dtype : str
         Of the checkpoint: a key of `DTYPES`.
     eos : tuple of int
@@ -106,9 +107,12 @@ def config_of(raw: Values, name: str) -> Config:
             f"{name} holds a model of type {model_type!r}, which is not supported ({known} are)"
         )
     is_gpt_oss = model_type == "gpt_oss"
-    packed = raw.get("quantization_config") is not None
-    if packed and not (is_gpt_oss and _is_mxfp4(raw)):
-        raise ModelError(f"{name} holds quantized weights, which are not supported")
+    quantization = raw.part("quantization_config")
+    packed = quantization is not None
+    if quantization is not None:
+        method = quantization.get("quant_method") or "of no named method"
+        if not (is_gpt_oss and method == "mxfp4"):
+            raise ModelError(f"{name} holds quantized weights, which are not supported: {method}")
     is_gemma = model_type in ("gemma2", "gemma3_text")
     key, needed = ("hidden_activation", "gelu_pytorch_tanh") if is_gemma else ("hidden_act", "silu")
     if (activation := raw.text(key, needed)) != needed:
@@ -153,7 +157,7 @@ def config_of(raw: Values, name: str) -> Config:
         norm_offset=1.0 if is_gemma else 0.0,
         embedding_scale=hidden**0.5 if is_gemma else None,
         logit_softcap=_logit_softcap(raw, model_type),
-        context=raw.integer("max_position_embeddings"),
+        context=read_context(raw, model_type),
         dtype=dtype if dtype in DTYPES else "float32",
         eos=raw.tokens("eos_token_id"),
     )
@@ -165,11 +169,6 @@ def _logit_softcap(raw: Values, model_type: str) -> float | None:
     if model_type == "gemma3_text" and raw.get("final_logit_softcapping") is not None:
         return raw.number("final_logit_softcapping")
     return None
-
-
-def _is_mxfp4(raw: Values) -> bool:
-    quantization = raw.part("quantization_config")
-    return quantization is not None and quantization.get("quant_method") == "mxfp4"
 
 
 def _experts(raw: Values) -> tuple[int, int]:

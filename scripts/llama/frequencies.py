@@ -18,6 +18,8 @@ GPT_OSS = {
 }
 THETAS = {"gemma3_text": 1e6, "gpt_oss": 150000.0}
 
+MOST_POSITIONS = 2**31 - 1
+
 
 class Rotation(NamedTuple):
     """How queries and keys are turned.
@@ -48,14 +50,30 @@ def read_rotation(config: Values, head_dim: int, model_type: str, kind: str) -> 
     Raises
     ------
     ModelError
-        It asks for a scaling of another kind than linear, llama3 and yarn, for one that gives no
-        frequencies, or for a part of each head.
+        It asks for a scaling of another kind than linear, dynamic, llama3 and yarn, for one that
+        gives no frequencies, or for a part of each head.
     """
     with np.errstate(all="ignore"):
         rotation = _scaled(config, head_dim, model_type, kind)
     if not np.isfinite(rotation.frequencies).all():
         raise ModelError("rotary scaling gives frequencies that are not finite")
     return rotation
+
+
+def read_context(config: Values, model_type: str) -> int:
+    """Return how many positions a config.json asks for, with those that a scaling adds.
+
+    For linear and YaRN, max_position_embeddings is the length before the scaling or after it:
+    files are written in both ways. For dynamic it is the length that the scaling leaves as it is.
+    """
+    positions = config.integer("max_position_embeddings")
+    rope = config.part("rope_parameters") or config.part("rope_scaling")
+    if rope is None or model_type == "gemma3_text":  # whose files have the length after it
+        return positions
+    if rope.text("rope_type", rope.text("type", "default")) not in ("linear", "yarn"):
+        return positions
+    original = rope.integer("original_max_position_embeddings", positions)
+    return max(positions, int(min(original * rope.number("factor", 1.0), MOST_POSITIONS)))
 
 
 def _scaled(config: Values, head_dim: int, model_type: str, kind: str) -> Rotation:
@@ -78,7 +96,7 @@ def _scaled(config: Values, head_dim: int, model_type: str, kind: str) -> Rotati
             raise ModelError("rotary embedding of a part of each head is not supported")
     plain = theta ** -(np.arange(0, head_dim, 2) / head_dim)
     kind = rope.text("rope_type", rope.text("type", "default"))
-    if kind == "default":
+    if kind in ("default", "dynamic"):  # the second changes texts of more than all positions
         return Rotation(plain)
     if kind == "linear":
         return Rotation(plain / rope.number("factor"))
@@ -91,7 +109,7 @@ def _scaled(config: Values, head_dim: int, model_type: str, kind: str) -> Rotati
         factor = rope.number("factor", config.integer("max_position_embeddings") / positions)
         return Rotation(_yarn(plain, rope, theta, positions, factor), _yarn_magnitude(rope, factor))
     raise ModelError(
-        f"rotary scaling of type {kind!r} is not supported (linear, llama3 and yarn are)"
+        f"rotary scaling of type {kind!r} is not supported (linear, dynamic, llama3 and yarn are)"
     )
 
 

@@ -1,13 +1,14 @@
 """The network: a decoder as Llama's (Touvron et al. 2023) and those that followed it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from models import DTYPES, Array, Linear, ModelError, choose_array_module, flat
 
-from llama import ops
+from llama import gguf, ops
 from llama.cache import Cache, attend, make_cache
 from llama.checkpoint import Checkpoint
 from llama.config import Config, read_config
@@ -72,12 +73,12 @@ class Layer(NamedTuple):
 
 
 class Llama:
-    """A decoder of a Hugging Face folder.
+    """A decoder of a Hugging Face folder or a GGUF file.
 
     Parameters
     ----------
-    folder : Path
-        With config.json and safetensors.
+    path : Path
+        Of a folder with config.json and safetensors, or of a GGUF file.
     device : {"auto", "cpu", "gpu"}
         Where it runs; "auto" prefers the GPU.
     dtype : {"auto", "float32", "float16", "bfloat16"}
@@ -98,25 +99,27 @@ class Llama:
     Raises
     ------
     ModelError
-        The folder is damaged or holds another kind of model, a package is missing, or there is no
-        GPU and one was asked for.
+        The folder or file is damaged or holds another kind of model, a package is missing, or
+        there is no GPU and one was asked for.
     ValueError
         `device` or `dtype` is unknown.
     """
 
-    def __init__(self, folder: Path, device: str = "auto", dtype: str = "auto") -> None:
+    def __init__(self, path: Path, device: str = "auto", dtype: str = "auto") -> None:
         if dtype not in ("auto", *DTYPES):
             raise ValueError(f"dtype must be auto or one of {', '.join(DTYPES)}, not {dtype!r}")
         self.xp = choose_array_module(device)
-        self.config = read_config(folder)
+        self.config, checkpoint = _opened(path)
         if dtype == "auto":
             dtype = "float32" if self.xp is np else self.config.dtype
         self._dtype = DTYPES[dtype]
-        checkpoint = Checkpoint(folder)
         shapes = tensor_shapes(self.config)
         if self.config.tied and HEAD in checkpoint:
-            shapes[HEAD] = shapes[EMBEDDING]  # the same matrix once more
+            shapes[HEAD] = shapes[EMBEDDING]
         checkpoint.check(shapes)
+        if HEAD in shapes and self.config.tied:
+            is_same = np.array_equal(checkpoint.read(HEAD), checkpoint.read(EMBEDDING))
+            self.config = replace(self.config, tied=is_same)
         self._take(checkpoint.read)
 
     @classmethod
@@ -293,3 +296,11 @@ class Llama:
     def longest(self) -> int:
         """Tokens of the longest sequence."""
         return self.config.context
+
+
+def _opened(path: Path) -> tuple[Config, Checkpoint | gguf.GgufCheckpoint]:
+    if path.is_file():
+        file = gguf.GgufFile(path)
+        config = gguf.read_config(file)
+        return config, gguf.GgufCheckpoint(file, config)
+    return read_config(path), Checkpoint(path)

@@ -1,8 +1,8 @@
 """The tensors of a checkpoint: their names and shapes, by what config.json says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from models import Array
+from models import Array, ModelError
 
 from llama import mxfp4
 from llama.config import Config
@@ -58,6 +58,44 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             if bias:
                 shapes[f"{at}.{name}.bias"] = (outputs,)
     return shapes
+
+
+def check_shapes(
+    where: str,
+    found: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int, ...]],
+    source: str,
+) -> None:
+    """Check that there are tensors of just the expected names and shapes.
+
+    Parameters
+    ----------
+    where : str
+        The folder or file that holds them.
+    found, expected : mapping of str to tuple of int
+        Shapes by name.
+    source : str
+        Where the expected shapes come from.
+
+    Raises
+    ------
+    ModelError
+        A tensor is missing, not expected, or of another shape.
+    """
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise ModelError(f"{where} lacks {_listed(missing)}")
+    extra = [name for name in found if name not in expected]
+    if extra:
+        raise ModelError(f"{where} holds {_listed(extra)}, which {source} leaves no room for")
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise ModelError(f"{where}: {name} has the shape {found[name]}, {source} says {shape}")
+
+
+def _listed(names: list[str]) -> str:
+    first = f"the tensor {names[0]}"
+    return first if len(names) == 1 else f"{first} and {len(names) - 1} more"
 
 
 def _expert_shapes(at: str, config: Config) -> dict[str, tuple[int, ...]]:

@@ -1,6 +1,6 @@
-"""What a function refers to beside its arguments: arrays, numbers, other functions.
+"""What a function refers to besides its arguments: arrays, numbers, other functions.
 
-Found anew for each call, as a name may refer to something else by then; so it has to be quick.
+Found again in each call, as a name may refer to something else by then; so it has to be quick.
 """
 
 from __future__ import annotations
@@ -8,7 +8,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,8 +47,11 @@ class Closure(NamedTuple):
     is_known: bool
 
 
-def closure(function: FunctionType) -> Closure:
-    """Return what a function refers to."""
+def closure(function: Callable[..., Any]) -> Closure:
+    """Return what a function, a `functools.partial` or a method refers to.
+
+    A method refers to its object's attributes.
+    """
     key: list[Any] = []
     arrays: dict[int, tuple[Array, str]] = {}
     places: dict[int, int] = {}  # of arrays and of what refers to others, by `id`
@@ -89,6 +99,12 @@ def closure(function: FunctionType) -> Closure:
                     found += (value.__defaults__, "a default"), (value.__kwdefaults__, "a default")
                 if value.__dict__:
                     found.append((value.__dict__, "an attribute"))
+            elif category == "partial":
+                found += (value.func, name), (value.args, "an argument")
+                found.append((value.keywords, "an argument"))
+            elif category == "method":
+                is_known = False  # a property, or a method, may read what changes
+                found += (value.__func__, name), (_attributes(value), type(value.__self__).__name__)
             elif category == "dict":
                 key.append(tuple(value))
                 found += ((each, f"{name}[{k!r}]") for k, each in value.items())
@@ -118,6 +134,8 @@ def _category(kind: Any) -> str:
         return "scalar"
     if kind is FunctionType:
         return "function"
+    if kind in (functools.partial, MethodType):
+        return "method" if kind is MethodType else "partial"
     if kind in (tuple, list, dict):
         return "dict" if kind is dict else "sequence"
     if issubclass(kind, (ModuleType, type)):
@@ -132,12 +150,18 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-def rebuilt(function: FunctionType, stand_in: Callable[[Array], Any]) -> FunctionType:
+def _attributes(method: MethodType) -> dict[str, Any]:
+    """Return those of a method's object; none of a class and of what has slots."""
+    owner = method.__self__
+    return {} if isinstance(owner, type) else getattr(owner, "__dict__", {})
+
+
+def rebuilt(function: Callable[..., Any], stand_in: Callable[[Array], Any]) -> Callable[..., Any]:
     """Return a function that refers to other objects in place of arrays, wherever it does.
 
     Parameters
     ----------
-    function : function
+    function : function, partial or method
     stand_in : callable
         Array -> what takes its place.
     """
@@ -146,7 +170,7 @@ def rebuilt(function: FunctionType, stand_in: Callable[[Array], Any]) -> Functio
     def of(value: Any) -> Any:
         kind: Any = type(value)
         category = _category(kind)
-        if category not in ("array", "function", "sequence", "dict"):
+        if category not in ("array", "function", "partial", "method", "sequence", "dict"):
             return value
         if id(value) not in known:
             if category == "array":
@@ -154,6 +178,11 @@ def rebuilt(function: FunctionType, stand_in: Callable[[Array], Any]) -> Functio
             elif category == "function":
                 known[id(value)] = made = _copy(value)
                 _fill(made, value)
+            elif category == "partial":
+                arguments, named = of(value.args), of(value.keywords)
+                known[id(value)] = functools.partial(of(value.func), *arguments, **named)
+            elif category == "method":
+                known[id(value)] = MethodType(of(value.__func__), _owner(value))
             elif type(value) is tuple:
                 known[id(value)] = tuple(map(of, value))
             elif category == "sequence":
@@ -163,6 +192,15 @@ def rebuilt(function: FunctionType, stand_in: Callable[[Array], Any]) -> Functio
                 known[id(value)] = {}
                 known[id(value)].update((key, of(each)) for key, each in value.items())
         return known[id(value)]
+
+    def _owner(method: MethodType) -> Any:
+        """Return a method's object with other attributes, or itself if it has none."""
+        attributes = _attributes(method)
+        if not attributes:
+            return method.__self__
+        owner = object.__new__(type(method.__self__))
+        owner.__dict__.update(of(attributes))
+        return owner
 
     def _fill(made: FunctionType, function: FunctionType) -> None:
         for cell, original in zip(made.__closure__ or (), function.__closure__ or (), strict=True):

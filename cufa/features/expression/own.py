@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import threading
-from types import FunctionType, TracebackType
+from collections.abc import Callable
+from types import FunctionType, MethodType, TracebackType
 from typing import Any, NamedTuple
 
 from cufa.arrays import Array
@@ -67,7 +69,7 @@ def own(score_mod: object, mask_mod: object) -> Own:
 
     Parameters
     ----------
-    score_mod, mask_mod : function, str or None
+    score_mod, mask_mod : callable, str or None
         As of `cufa.attention`.
 
     Raises
@@ -101,13 +103,18 @@ def own(score_mod: object, mask_mod: object) -> Own:
 
 
 def check(argument: str, given: object) -> Any:
-    """Return what is a function; TypeError for others."""
-    if not isinstance(given, FunctionType):
+    """Return a function, a `functools.partial` or a method, of objects `__call__`; or TypeError."""
+    if type(given) is functools.partial:
+        return functools.partial(check(argument, given.func), *given.args, **given.keywords)
+    if isinstance(given, (FunctionType, MethodType)):
+        return given
+    called = getattr(type(given), "__call__", None)  # noqa: B004
+    if isinstance(given, type) or not isinstance(called, FunctionType):
         raise TypeError(
-            f"{argument} must be a function (def or lambda) or a string of C++, not "
-            f"{type(given).__name__}"
+            f"{argument} must be a function (def, lambda, functools.partial or an object that can "
+            f"be called) or a string of C++, not {type(given).__name__}"
         )
-    return given
+    return MethodType(called, given)
 
 
 def _remember(key: tuple[Any, ...], traced: _Traced) -> None:
@@ -129,7 +136,7 @@ def _of_text(argument: str, text: str) -> str:
     return traced.part
 
 
-def _traced(argument: str, function: FunctionType, found: Closure) -> _Traced:
+def _traced(argument: str, function: Callable[..., Any], found: Closure) -> _Traced:
     graph = Graph()
     arrays = [
         ReadArray(i, name, array.dtype, array.ndim)

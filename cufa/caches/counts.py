@@ -1,0 +1,101 @@
+"""Integers that callers give for sequences, and their errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cufa.arrays import check_unmasked
+
+Counts = Any  # int, sequence of int or ndarray
+
+_MOST = 2**31 - 1  # tokens: lengths are int32
+
+
+def integers(name: str, values: object) -> np.ndarray:
+    """Return an integer, or several, on the host as an array.
+
+    Raises
+    ------
+    TypeError
+    """
+    check_unmasked(name, values)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # a CuPy array, or lists of unequal lengths
+        raise TypeError(
+            f"{name} must be an integer or as many as sequences, on the host, not "
+            f"{type(values).__name__}"
+        ) from None
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"{name} must be integers, not {array.dtype.name}")
+    return array
+
+
+def counts_of(name: str, values: object, in_use: np.ndarray, first: int) -> np.ndarray:
+    """Return a number of tokens for each sequence, int64.
+
+    Parameters
+    ----------
+    name : str
+        The argument.
+    values : object
+        The caller's: one number is for each sequence that is in use.
+    in_use : ndarray of bool
+        Whether each sequence is in use.
+    first : int
+        The number of the first sequence.
+
+    Raises
+    ------
+    TypeError, ValueError
+        They are no integers, negative, too large, not as many as sequences, or of a sequence that
+        has not been allocated; or one number, and no sequence is in use.
+    """
+    array = integers(name, values)
+    if array.ndim and array.shape != in_use.shape:
+        raise ValueError(f"{name} has shape {array.shape}, but there are {in_use.size} sequences")
+    given = array.ravel().tolist()
+    if given and min(given) < 0:
+        raise ValueError(f"{name} must not be negative, but {min(given)} is")
+    if given and max(given) > _MOST:
+        raise ValueError(f"{name} must not be more than {_MOST}, but {max(given)} is")
+    counts = np.empty(in_use.shape, np.int64)
+    counts[...] = array
+    if np.count_nonzero(in_use) == in_use.size:  # takes a fraction of what `all` does
+        return counts
+    if array.ndim == 0:
+        if array > 0 and in_use.size and not in_use.any():
+            raise none_allocated(first, in_use.size)
+        counts[~in_use] = 0
+    idle = np.flatnonzero((counts > 0) & ~in_use)
+    if idle.size:
+        raise ValueError(
+            f"{name}: sequence {first + int(idle[0])} has not been allocated: allocate() returns "
+            "the number of a new one"
+        )
+    return counts
+
+
+def none_allocated(first: int, sequences: int) -> ValueError:
+    """Return the error of a call for sequences of which none has been allocated."""
+    which = f"sequence {first} has not"
+    if sequences > 1:
+        which = f"none of the sequences {first} to {first + sequences - 1} has"
+    return ValueError(
+        f"{which} been allocated: call allocate() first, which returns the number of a new one"
+    )
+
+
+def check_sequence(sequence: object, in_use: np.ndarray) -> None:
+    """Refuse what is not the number of a sequence that is in use."""
+    if isinstance(sequence, bool) or not isinstance(sequence, (int, np.integer)):
+        raise TypeError(f"sequence must be an integer, not {type(sequence).__name__}")
+    if not 0 <= sequence < in_use.size:
+        raise ValueError(f"sequence must be 0 to {in_use.size - 1}, not {sequence}")
+    if not in_use[sequence]:
+        raise ValueError(
+            f"sequence {sequence} has not been allocated: allocate() returns the number of a new "
+            "one"
+        )

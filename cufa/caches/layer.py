@@ -1,0 +1,164 @@
+"""A layer of a cache: what kernels read of it, and how new tokens get into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from cufa.arrays import Array, as_bhsd, module_of_all, overlap
+from cufa.caches.store import Store
+from cufa.checks import check_devices, check_dtypes
+from cufa.cpu import append as cpu
+from cufa.launch import append as launch
+from cufa.launch.launch import Launch
+from cufa.launch.signature import Key, remember
+from cufa.problem.tokens import Tokens
+
+_KINDS = 64  # of tokens that are remembered
+
+
+class NewTokens(NamedTuple):
+    """Tokens that have been checked: nothing but writing them is left.
+
+    Attributes
+    ----------
+    run : callable
+        Writes them on the current stream.
+    seq : int
+        Tokens of each sequence that there are arrays of.
+    q : array or None
+        The queries that the caller gets: turned when `run` has run.
+    kept : tuple
+        Arrays that `run` knows by their addresses alone.
+    """
+
+    run: Callable[[], None]
+    seq: int
+    q: Array | None
+    kept: tuple[Array, ...] = ()
+
+
+class Layer:
+    """A layer of sequences that follow each other.
+
+    Parameters
+    ----------
+    store : Store
+    rows : slice
+        The sequences.
+    number : int
+        The layer.
+
+    Attributes
+    ----------
+    k, v : array
+        As in `Cache.layer`.
+    lengths, block_table : array
+        As in `Tokens`, for these sequences.
+    """
+
+    def __init__(self, store: Store, rows: slice, number: int) -> None:
+        self._store, self._sequences = store, rows.stop - rows.start
+        k, v = store.k[number], store.v[number]
+        self.k, self.v = (k, v) if store.pages is not None else (k[rows], v[rows])
+        starts, self.lengths = store.device[0, rows], store.device[1, rows]
+        self.block_table = None if store.table is None else store.table[rows]
+        # The part of `Tokens` that is the same for all tokens.
+        self._held = Tokens(
+            *(None, None, None, None, as_bhsd(self.k, store.layout), as_bhsd(self.v, store.layout)),
+            *(starts, self.lengths, self.block_table, store.rotaries[number]),
+        )
+        self._addresses = () if store.xp is np else launch.addresses(self._held)[4:]
+        self._launches: dict[Key | None, Launch] = {}
+
+    def new(self, k: Array, v: Array, q: Array | None) -> NewTokens:
+        """Check new tokens. Nothing is written.
+
+        Parameters
+        ----------
+        k, v, q : array
+            As in `Cache.write`.
+
+        Raises
+        ------
+        TypeError, ValueError, CompileError
+            As in `Cache.write`.
+        """
+        store, held = self._store, self._held
+        kind = None if store.xp is np else launch.kind_of(k, v, q)
+        known = self._launches.get(kind)
+        if known is None:
+            k, v, q = self._checked(k, v, q)
+        else:
+            self._refuse_own(k, v, q)
+        turned_q, result = None, q
+        if q is not None and held.rotary is not None:
+            turned_q = result = store.xp.empty(q.shape, q.dtype)
+        seq = k.shape[2 if store.layout == "bhsd" else 1]
+        if known is None:
+            arrays = {"k": k, "v": v, "q": q, "turned_q": turned_q}
+            tokens = held._replace(
+                **{n: x if x is None else as_bhsd(x, store.layout) for n, x in arrays.items()}
+            )
+            if store.xp is np:
+                return NewTokens(partial(cpu.append, tokens), seq, result)
+            if not k.size:
+                return NewTokens(partial(launch.append, tokens), seq, result)
+            known, kind = launch.prepared(tokens), launch.kind_of(k, v, q)
+            if kind is not None:
+                remember(self._launches, kind, known, _KINDS)
+        q_at, turned_at = 0, 0
+        if q is not None and turned_q is not None:
+            q_at, turned_at = q.data.ptr, turned_q.data.ptr
+        run = partial(known, k.data.ptr, v.data.ptr, q_at, turned_at, *self._addresses)
+        return NewTokens(run, seq, result, (k, v, q))
+
+    def _checked(self, k: Array, v: Array, q: Array | None) -> tuple[Array, Array, Array | None]:
+        """Check tokens; return the arrays, or copies where a kernel cannot read them."""
+        store, held = self._store, self._held
+        xp = store.xp
+        arrays = {"k": k, "v": v, **({} if q is None else {"q": q})}
+        module_of_all({"the cache": store.k, **arrays})
+        if xp is np:
+            arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        check_dtypes({"the cache": store.k, **arrays})
+        for name, array in arrays.items():
+            if array.ndim != 4:
+                raise ValueError(f"{name} has shape {array.shape}: 4 axes are needed")
+        views = {name: as_bhsd(array, store.layout) for name, array in arrays.items()}
+        seq, heads_kv = views["k"].shape[2], store.shape[1]
+        for name, view in views.items():
+            dim = (held.v_cache if name == "v" else held.k_cache).shape[3]
+            heads = view.shape[1] if name == "q" else heads_kv
+            needed = (self._sequences, heads, seq, dim)
+            if view.shape != needed:
+                axes = needed if store.layout == "bhsd" else (needed[0], seq, heads, dim)
+                raise ValueError(
+                    f"{name} has shape {arrays[name].shape}, but {axes} is needed (k "
+                    f"{arrays['k'].shape}, {self._sequences} sequences, layout {store.layout!r})"
+                )
+        if q is not None and views["q"].shape[1] % heads_kv:
+            raise ValueError(
+                f"q has shape {arrays['q'].shape}: heads {views['q'].shape[1]} is no multiple of "
+                f"the cache's {heads_kv}"
+            )
+        self._refuse_own(arrays["k"], arrays["v"], arrays.get("q"))
+        if xp is not np:
+            check_devices({**arrays, "the cache": store.k}, xp)
+            arrays = {name: launch.in_rows(name, array) for name, array in arrays.items()}
+        return arrays["k"], arrays["v"], arrays.get("q")
+
+    def _refuse_own(self, k: Array, v: Array, q: Array | None) -> None:
+        """Refuse views of the cache itself."""
+        for name, array in (("k", k), ("v", v), ("q", q)):
+            if array is None or not self._store.owns(array):
+                continue
+            view = as_bhsd(array, self._store.layout)
+            if overlap(view, self._held.k_cache) or overlap(view, self._held.v_cache):
+                raise ValueError(
+                    f"{name} (shape {array.shape}) shares memory with the cache, where it would "
+                    "change while it is read: give a copy"
+                )

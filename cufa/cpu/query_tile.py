@@ -1,0 +1,224 @@
+"""One tile of queries on the CPU: the main loop of the algorithm, over tiles of keys."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from cufa.cpu.kv import KV
+from cufa.cpu.own import NO_FUNCTIONS, Own
+from cufa.cpu.score import Score
+from cufa.cpu.softmax import OnlineSoftmax, PlainSoftmax
+from cufa.cpu.spans import spans
+from cufa.features.dropout import Dropout
+from cufa.problem.problem import Problem
+
+#: In place of a scale of 0, as on the GPU: 0 times the -inf of a hidden key would be NaN.
+_TINY = float(np.finfo(np.float32).tiny)
+
+#: Below this scale, scores may be so small that the logarithm of their sum needs the maximum; above
+#: 1, a scaled q may overflow.
+_LEAST_SCALE = 2.0**-20
+
+
+def query_tile(
+    problem: Problem,
+    rows: slice,
+    columns: int,
+    q: np.ndarray,
+    kv: KV,
+    out: np.ndarray,
+    lse: np.ndarray,
+    beside: Mapping[str, np.ndarray] = MappingProxyType({}),
+    own: Own = NO_FUNCTIONS,
+    seed: int = 0,
+) -> None:
+    """Attend from one tile of queries, positions `rows` of several heads, to all keys they see.
+
+    Parameters
+    ----------
+    problem : Problem
+        For its group, lengths, head dims, mask and scale.
+    rows : slice
+    columns : int
+        Keys of a tile.
+    q : ndarray, (batch, heads_q, rows, head_dim)
+        Of some sequences and heads.
+    kv : KV
+        Theirs.
+    out, lse : ndarray, (batch, heads_q, rows, head_dim_v) and (batch, heads_q, rows)
+        Where the result goes.
+    beside : mapping
+        Arrays of these sequences and heads that parts of the score read, by argument.
+    own : Own
+        The caller's functions, of these sequences and heads.
+    seed : int
+        Of a dropout.
+
+    Notes
+    -----
+    Rows get maxima only where they need them. Each row is judged on its own, so that its bits do
+    not depend on what is computed with it.
+    """
+    tile = _Tile(problem, rows, columns, q, kv, beside, own, seed)
+    if tile.may_be_plain:
+        done = tile.attended(is_plain=True)
+        acc, row_sum, log_sum = done.divided(), done.row_sum, done.log_sum
+        sum_is_bad = ~done.is_exact & tile.sees_any
+        is_finite = np.isfinite(acc)
+        if sum_is_bad.any() or not is_finite.all():
+            is_bad = sum_is_bad | ~is_finite.all(axis=-1, keepdims=True)
+            online = tile.attended(is_plain=False)
+            np.copyto(acc, online.divided(), where=is_bad)
+            np.copyto(row_sum, online.row_sum, where=sum_is_bad)
+            np.copyto(log_sum, online.log_sum, where=sum_is_bad)
+    else:
+        done = tile.attended(is_plain=False)
+        acc, row_sum, log_sum = done.divided(), done.row_sum, done.log_sum
+    dropout = problem.of(Dropout)
+    if dropout is not None:
+        acc /= np.float32(dropout.keep)
+    sinks = tile.score.sinks()
+    if sinks is not None:
+        # What keys and sink have of the sum, from their distance: large logarithms are rounded.
+        acc *= np.where(row_sum == 0, np.float32(1), 1 / (1 + np.exp(sinks - log_sum)))
+        log_sum = np.logaddexp(log_sum, sinks)
+    out[...] = acc.reshape(out.shape)
+    lse[...] = log_sum.reshape(lse.shape)
+
+
+@functools.lru_cache(maxsize=256)
+def _sees(problem: Problem, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return `Problem.sees`, which the tiles of all heads share."""
+    return problem.sees(slice(start, stop))
+
+
+class _Tile:
+    """What `query_tile` computes, once without row maxima and, where needed, once with them.
+
+    Attributes
+    ----------
+    score : Score
+    sees_any : ndarray of bool, broadcasts with (batch, heads_kv, rows of a group, 1)
+        Whether a row has seen a key.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        rows: slice,
+        columns: int,
+        q: np.ndarray,
+        kv: KV,
+        beside: Mapping[str, np.ndarray],
+        own: Own,
+        seed: int,
+    ) -> None:
+        self._problem, self._rows, self._columns, self._kv = problem, rows, columns, kv
+        self._own, self._q = own, q
+        # The heads of a group lie below each other, so that they share one product with K.
+        batch, heads_q = q.shape[:2]
+        positions = rows.stop - rows.start
+        self._stacked = (batch, heads_q // problem.group, problem.group * positions)
+        self._by_position = (*self._stacked[:2], problem.group, positions)
+        self.score = Score(problem, rows, self._stacked, beside, own, seed)
+        self._first, self._end = _sees(problem, rows.start, rows.stop)
+        # Both rise from row to row.
+        self._seen_by_any = int(self._first[0]), int(self._end[-1])
+        self._seen_by_all = int(self._first[-1]), int(self._end[0])
+        self.sees_any = np.zeros((*self._stacked, 1), bool)
+        self._all_see_any = False
+        self._buffer = np.empty(columns * math.prod(self._stacked), np.float32)
+        self._product = np.empty((*self._stacked, problem.head_dim_v), np.float32)
+
+    @property
+    def may_be_plain(self) -> bool:
+        """Whether scores in natural units are as exact as differences of scores."""
+        scale = abs(self._problem.scale)
+        is_exact = self.score.is_more_than_scaled or math.frexp(scale)[0] == 0.5
+        return is_exact and _LEAST_SCALE <= scale <= 1
+
+    def attended(self, is_plain: bool) -> PlainSoftmax:
+        """Return sums over all keys that the rows see."""
+        p, score, sizes = self._problem, self.score, (self._problem.head_dim_v, self._columns)
+        scale = np.float32(max(abs(p.scale), _TINY))
+        rQ = np.array(self._q, dtype=np.float32, order="C").reshape(*self._stacked, p.head_dim)
+        if p.scale < 0:
+            rQ *= np.float32(-1)  # the largest product shall be the largest score
+        softmax: PlainSoftmax
+        if is_plain:
+            softmax = PlainSoftmax(self._stacked, *sizes)
+            if not score.is_more_than_scaled:
+                rQ *= scale
+        else:
+            remains = np.float32(1) if score.is_more_than_scaled else scale
+            softmax = OnlineSoftmax(self._stacked, *sizes, remains)
+        for keys in spans(*self._seen_by_any, self._columns):
+            if self._own.is_hidden(self._rows, keys):
+                continue
+            tK, tV = self._kv.tiles(keys)
+            shape = (*self._stacked, keys.stop - keys.start)
+            rS = self._buffer[: math.prod(shape)].reshape(shape)
+            np.matmul(rQ, tK.swapaxes(-1, -2), out=rS)
+            if score.is_more_than_scaled:
+                score.apply(rS, scale, keys)
+            hidden = score.hidden(keys)
+            self._hide(rS, keys, hidden)
+            softmax.weigh(rS)
+            score.drop(rS, keys)
+            softmax.acc += self._times_values(rS, tV, keys, hidden)
+        return softmax
+
+    def _hide(self, rS: np.ndarray, keys: slice, hidden: np.ndarray | None) -> None:
+        """Put -inf where a row does not see a key, by `hidden` or by its position."""
+        if hidden is not None:
+            np.copyto(rS, -np.inf, where=hidden)
+        first, end = self._seen_by_all
+        if keys.stop > end:
+            j = np.arange(max(keys.start, end), keys.stop)
+            part = rS.reshape(*self._by_position, -1)[..., -len(j) :]
+            np.copyto(part, -np.inf, where=j >= self._end[:, None])
+        if keys.start < first:
+            j = np.arange(keys.start, min(keys.stop, first))
+            part = rS.reshape(*self._by_position, -1)[..., : len(j)]
+            np.copyto(part, -np.inf, where=j < self._first[:, None])
+        if self._all_see_any:
+            return
+        if hidden is None and first <= keys.start < end:
+            self.sees_any[...] = True
+        elif hidden is None:
+            sees = np.minimum(self._end, keys.stop) > np.maximum(self._first, keys.start)
+            self.sees_any |= np.tile(sees, self._problem.group)[:, None]
+        else:
+            self.sees_any |= ~self._unseen(keys, hidden).all(axis=-1, keepdims=True)
+        self._all_see_any = bool(self.sees_any.all())
+
+    def _unseen(self, keys: slice, hidden: np.ndarray | None) -> np.ndarray:
+        """Return where a row does not see a key, by `hidden` or by its position."""
+        j = np.arange(keys.start, keys.stop)
+        outside = (j < self._first[:, None]) | (j >= self._end[:, None])
+        outside = np.tile(outside, (self._problem.group, 1))[None, None]
+        return outside if hidden is None else outside | hidden
+
+    def _times_values(
+        self, rP: np.ndarray, tV: np.ndarray, keys: slice, hidden: np.ndarray | None
+    ) -> np.ndarray:
+        """Compute P V where P is 0 at hidden places, also if V is infinite or NaN there."""
+        product = np.matmul(rP, tV, out=self._product)
+        first, end = self._seen_by_all
+        if hidden is None and first <= keys.start and keys.stop <= end:
+            return product
+        if np.isfinite(product).all():
+            return product
+        unseen = self._unseen(keys, hidden)
+        bad = ~np.isfinite(tV).all(axis=-1)
+        np.matmul(rP, np.where(bad[..., None], np.float32(0), tV), out=product)
+        for j in np.flatnonzero(bad.any(axis=(0, 1))):
+            value = np.where(bad[:, :, j, None], tV[:, :, j], np.float32(0))[:, :, None]
+            weighted = rP[..., j, None] * value
+            product += np.where(unseen[..., j, None], np.float32(0), weighted)
+        return product
