@@ -49,6 +49,7 @@ def write(
         if config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
             weight = weight + 1
         own = names.get_name(name, (".weight", ".bias"))
+        assert own is not None
         type_ = GGMLQuantizationType[kind if weight.ndim > 1 else "F32"]
         writer.add_tensor(own, quantize(weight, type_), raw_dtype=type_)
     factors = _rope_factors(config)

@@ -317,7 +317,7 @@ def gpu_of(result: Mapping[str, Any]) -> device.Device:
 
 
 def module(result: Mapping[str, Any]) -> str:
-    """Return the source of `cufa/planner/hopper_costs.py` from a result file."""
+    """Return the source of `cufa/specs/hopper_costs.py` from a result file."""
     lines = [
         '"""Tiles that the planner chooses from on Hopper, and what they cost, in microseconds.',
         "",
@@ -352,6 +352,6 @@ def write(result: Mapping[str, Any], root: Path) -> Path:
     """Write the module into a checkout, and return its path; ValueError for another benchmark's."""
     if result["bench"] != "costs":
         raise ValueError(f"the file is a result of {result['bench']}, not of costs")
-    path = root / "cufa" / "planner" / "hopper_costs.py"
+    path = root / "cufa" / "specs" / "hopper_costs.py"
     path.write_text(module(result))
     return path
