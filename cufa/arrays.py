@@ -103,10 +103,20 @@ def module_of(name: str, array: Array) -> ModuleType:
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())):
         return cupy
-    hint = ""
-    if hasattr(array, "__dlpack__"):
-        hint = " (numpy.from_dlpack or cupy.from_dlpack makes one of it without a copy)"
-    raise TypeError(f"{name} must be a NumPy or a CuPy array, not {type(array).__name__}{hint}")
+    raise TypeError(
+        f"{name} must be a NumPy or a CuPy array, not {type(array).__name__}{_way_out(array)}"
+    )
+
+
+def _way_out(array: object) -> str:
+    """Return how an array of another library becomes one of NumPy or CuPy, without a copy."""
+    if not hasattr(array, "__dlpack__"):
+        return ""
+    of, back = "x.detach()" if getattr(array, "requires_grad", False) else "x", ""
+    if "bfloat16" in str(getattr(array, "dtype", "")):  # which DLPack has not for NumPy
+        of, back = f"{of}.view(torch.uint16)", ".view(ml_dtypes.bfloat16)"
+    calls = " or ".join(f"{module}.from_dlpack({of}){back}" for module in ("numpy", "cupy"))
+    return f": {calls} shares its memory"
 
 
 def as_bhsd(array: Array, layout: str) -> Array:

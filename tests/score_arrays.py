@@ -81,8 +81,7 @@ FEATURES: Features = {
 DECODE_FEATURES: Features = {
     "window": ({}, {"window": (40, None)}),
     "window of both ends": ({}, {"window": (30, 1), "causal": False}),
-    "window apart": ({}, {"window": (60, -3)}),
-    "window in front": ({}, {"window": (-2, 9), "causal": False}),
+    "window ahead": ({}, {"window": (2, 9), "causal": False}),
     "chunk": ({}, {"attention_chunk": 50}),
     "chunk and window": ({}, {"attention_chunk": 90, "window": (20, None)}),
     "softcap": ({}, {"softcap": 2.0}),

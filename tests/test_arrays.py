@@ -52,9 +52,24 @@ def test_only_out_may_be_none(name: str) -> None:
         array_module(**call)
 
 
-def test_dlpack_is_suggested() -> None:
-    with pytest.raises(TypeError, match="from_dlpack"):
-        array_module(_Tensor(), _Tensor(), _Tensor())
+@pytest.mark.parametrize(
+    ("attributes", "way_out"),
+    [
+        ({}, r"numpy.from_dlpack\(x\) or cupy.from_dlpack\(x\) shares its memory"),
+        ({"requires_grad": True}, r"numpy.from_dlpack\(x.detach\(\)\) or cupy"),
+        (
+            {"dtype": "torch.bfloat16"},
+            r"numpy.from_dlpack\(x.view\(torch.uint16\)\).view\(ml_dtypes.bfloat16\) or",
+        ),
+    ],
+    ids=str,
+)
+def test_dlpack_is_suggested(attributes: dict[str, Any], way_out: str) -> None:
+    tensor = _Tensor()
+    for name, value in attributes.items():
+        setattr(tensor, name, value)
+    with pytest.raises(TypeError, match=way_out):
+        array_module(tensor, tensor, tensor)
 
 
 def test_masked_arrays_are_refused() -> None:

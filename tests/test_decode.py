@@ -263,14 +263,6 @@ def test_bad_pages(change: dict[str, Any], error: type[Exception], message: str)
         cufa.decode(**arguments)
 
 
-def test_entries_in_front_of_all_windows_may_be_anything() -> None:
-    """Whose last page is not full."""
-    lengths, table = np.array([3, 7]), np.full_like(TABLE, -1)
-    options: dict[str, Any] = {"lengths": lengths, "block_table": table, "causal": False}
-    out = cufa.decode(Q, PAGES, PAGES, **options, window=(-2, None))
-    assert not out.any()
-
-
 def test_entries_that_are_not_in_use_may_be_anything() -> None:
     table = np.array([[0, 99, -1], [3, 4, 2**63 - 1]])
     for dtype in (np.int64, np.uint64, np.int32, np.uint8):

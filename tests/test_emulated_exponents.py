@@ -44,7 +44,7 @@ SHAPES = ((2, 1, 300, 450), (8, 2, 37, 500), (2, 2, 450, 200))
 WINDOWS: tuple[dict[str, Any], ...] = (
     {},
     {"causal": True},
-    {"window": (200, -150)},
+    {"window": (200, 0)},
     {"window": (5, 3)},
 )
 

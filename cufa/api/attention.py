@@ -64,8 +64,9 @@ def attention(
     ----------
     q : array, shape (b, hq, sq, d)
         Queries: float16, bfloat16 (`ml_dtypes.bfloat16`) or float32. 3-D (b, s, d) and 2-D (s, d)
-        arrays stand for missing axes of length 1. Any strides; on the GPU an array is copied first
-        if its last axis is not contiguous or its rows are not aligned to 16 bytes.
+        arrays stand for missing axes of length 1: (tokens, heads, d) is for `attention_varlen`, and
+        (b, tokens, heads, d) needs ``layout="bshd"``. Any strides; on the GPU an array is copied
+        first if its last axis is not contiguous or its rows are not aligned to 16 bytes.
     k : array, shape (b, hk, sk, d)
         Keys, of q's dtype. hq must be a multiple of hk: query head i uses head i // (hq / hk).
     v : array, shape (b, hk, sk, dv)
@@ -74,7 +75,8 @@ def attention(
         Query i sees the keys j <= i + sk - sq only (aligned bottom-right: True, too), or those of
         j <= i (top-left).
     window : tuple of int or None, (left, right)
-        Query i sees the keys from i + sk - sq - left to i + sk - sq + right only; None is no bound.
+        Query i sees the keys from i + sk - sq - left to i + sk - sq + right only. Bounds are 0 or
+        more; None is no bound (flash-attn's -1).
         With a causal mask, those that both let it see. Tiles of keys that none sees take no time.
     attention_chunk : int, optional
         Query i stands at position p = i + sk - sq and sees the keys j of its own chunk only:
@@ -93,7 +95,8 @@ def attention(
         axes (b, sq, sk) beside 3-D arrays, and (sq, sk) beside 2-D ones, whatever the layout.
     mask : array of bool, broadcastable to (b, hq, sq, sk)
         True where a query sees a key, unless another mask hides it. Or uint8, eight keys a byte as
-        `numpy.packbits` packs the last axis, which then is not broadcast.
+        `numpy.packbits` packs the last axis, which then is not broadcast. A padding mask
+        (b, keys) is ``mask[:, None, None]``: alone, it would be taken for (sq, sk).
     sinks : array, shape (hq,), float32
         A logit of each head that takes part in the softmax and has no value (gpt-oss).
     score_mod : function or str, optional
@@ -150,7 +153,7 @@ def attention(
         Unsupported or mixed dtypes, objects that are no arrays, NumPy mixed with CuPy, arguments
         of the wrong type, functions that cannot be traced.
     ValueError
-        Shapes, layout, scale, devices or `out` that do not fit; a window in which no key can be, a
+        Shapes, layout, scale, devices or `out` that do not fit; a negative bound of a window, a
         softcap outside 1e-6 to 1e4; a kernel that cannot take the call.
     CompileError
         NVRTC refused a kernel.

@@ -120,7 +120,7 @@ def decode(
         Unsupported or mixed dtypes, objects that are no arrays, NumPy mixed with CuPy but for
         `lengths` and `block_table`; options of another type.
     ValueError
-        Shapes, layout, scale, devices or `out` that do not fit; a window in which no key can be, a
+        Shapes, layout, scale, devices or `out` that do not fit; a negative bound of a window, a
         softcap outside 1e-6 to 1e4; `num_splits` below 1, a kernel that cannot take the call; in a
         capture into a CUDA graph, an array that would be copied.
         Lengths out of range in a NumPy array; pages in use that do not exist, if both table and

@@ -22,7 +22,7 @@ MAX_WINDOW = 2**30
 
 def _bounded(n: int | None) -> int | None:
     """Return a bound of a window as the kernels take it."""
-    return None if n is None or n >= MAX_WINDOW else max(-MAX_WINDOW, n)
+    return None if n is None or n >= MAX_WINDOW else n
 
 
 def _read(text: str) -> object:
@@ -57,7 +57,7 @@ class Window(Value):
     OPTION: ClassVar[Option | None] = Option(
         "--window",
         "L,R",
-        "keys before and after its own that a query sees: 4096,0 or --window=-5,none",
+        "keys before and after its own that a query sees: 4096,0 or 512,none",
         _read,
     )
     PARTS: ClassVar[tuple[Part, ...]] = (
@@ -88,6 +88,11 @@ class Window(Value):
             if n is not None and (isinstance(n, bool) or not isinstance(n, (int, np.integer))):
                 kind = type(n).__name__
                 raise TypeError(f"window: {name} must be an integer or None, not {kind}")
+            if n is not None and n < 0:
+                raise ValueError(
+                    f"window: {name} must be 0 or more, or None for no bound (flash-attn's -1), "
+                    f"not {n}"
+                )
             found.append(None if n is None else int(n))
         return None if found == [None, None] else cls(*found)
 
@@ -96,20 +101,11 @@ class Window(Value):
 
         With a mask aligned top-left, a window stays one.
         """
-        left, right, causal = self.left, self.right, found.get("causal")
-        is_causal = causal == Causal()
-        ends = [n for n in (right, 0 if is_causal else None) if n is not None]
-        if left is not None and ends and left + min(ends) < 0:
-            with_mask = " with a causal mask" if is_causal else ""
-            raise ValueError(f"window {(left, right)} leaves no key{with_mask}")
-        left, right = _bounded(left), _bounded(right)
-        if right is not None:
-            if is_causal and right >= 0:
-                right = None
-            elif is_causal:
-                del found["causal"]
-            elif right == 0 and causal is None:
-                found["causal"], right = Causal(), None
+        left, right, causal = _bounded(self.left), _bounded(self.right), found.get("causal")
+        if causal == Causal():
+            right = None
+        elif right == 0 and causal is None:
+            found["causal"], right = Causal(), None
         if left is right is None:
             del found["window"]
         else:
@@ -158,13 +154,9 @@ class Window(Value):
     def draw(
         cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
     ) -> Any:
-        """Draw bounds between which there can be a key."""
-        longest, causal = max(seq_q, seq_kv), others.get("causal") is True
-        while True:
-            far = rng.integers(-longest // 4, longest + 1, (2, 2)).tolist()
-            near = rng.integers(0, 20, 2).tolist()
-            choices = ((None, *at) for at in zip(near, *far, strict=True))
-            left, right = (each[rng.integers(len(each))] for each in choices)
-            ends = [end for end in (right, 0 if causal else None) if end is not None]
-            if left is None or not ends or left + min(ends) >= 0:
-                return left, right
+        """Draw bounds: none, a near one or a far one."""
+        far = rng.integers(0, max(seq_q, seq_kv) + 1, 2).tolist()
+        near = rng.integers(0, 20, 2).tolist()
+        choices = ((None, *at) for at in zip(near, far, strict=True))
+        left, right = (each[rng.integers(len(each))] for each in choices)
+        return left, right

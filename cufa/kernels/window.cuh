@@ -1,8 +1,7 @@
 #pragma once
 #include "part.cuh"
 
-// A window around the key that a query stands at: so many keys before it and after it; fewer than
-// none where negative.
+// A window around the key that a query stands at: as many keys before it and after it.
 struct WindowLeft : Part<WindowLeft> {
     static constexpr bool LEFT_EDGE = true;
     int window_left;

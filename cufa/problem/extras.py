@@ -343,6 +343,9 @@ def _needed(part: Part, ndim: int, sizes: Sizes) -> str:
         return f"({shape[1]},) or ({shown}) is needed"
     if part.axes == "h":
         return f"({shown}) is needed"
-    return f"what broadcasts to ({shown}) is needed" + (
-        ": packed bits, along all keys" if part.dtype == "uint8" else ""
-    )
+    if part.dtype == "uint8":
+        return f"({shown}) is needed: packed bits, along all keys; or bool, an element a key"
+    ways = f"a shape that broadcasts to ({shown}) is needed"
+    if part.argument == "mask" and ndim == 4:
+        ways += "; a padding mask (batch, keys) is mask[:, None, None]"
+    return ways

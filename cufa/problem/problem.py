@@ -279,7 +279,7 @@ class Problem(NamedTuple):
             For a dtype that is not supported, and for arguments of the wrong type.
         ValueError
             For shapes that do not fit each other, a head_dim outside 1..256, a scale of 2^64
-            or more, a window that no key can be in, a softcap outside 1e-6..1e4.
+            or more, a negative bound of a window, a softcap outside 1e-6..1e4.
         """
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
