@@ -312,7 +312,7 @@ def test_explain_names_every_field(gpu: tuple[str, str], stages: str, capsys: Ca
         "fa2_mma", "bfloat16", 128, 128, 128, 32, int(stages), 4, 2, score=("Causal",)
     )
     fields_of_it = {**variant._asdict(), "score": "Causal"}
-    for flag in ("ping_pong", "unified", "whole"):  # which other kernels have
+    for flag in ("ping_pong", "unified", "whole", "schedule"):  # which other kernels have
         assert flag not in found
         del fields_of_it[flag]
     assert {name: found[name] for name in fields_of_it} == {
@@ -332,6 +332,7 @@ def test_explain_persistent_blocks(capsys: Captured) -> None:
     chosen = plan_tiles(Problem.of_shapes((1, 64, 16384, 128), *[(1, 8, 16384, 128)] * 2), H200)
     out, _ = capsys.readouterr()
     assert f"{chosen.grid} blocks for 64 heads x {chosen.q_tiles} tiles of queries\n" in out
+    assert fields(out)["schedule"] == "Plain"
     words = ["explain", "--q", "1,32,1,128", "--k", "1,8,99,128", "--gpu", "h200"]
     assert cli.main([*words, "--kernel", "fa3_wgmma"]) == 0
     assert "8 blocks for 8 groups of 4 heads x 1 tile of queries\n" in capsys.readouterr().out
