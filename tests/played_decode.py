@@ -108,8 +108,11 @@ class DecodeKernel:
 
     def _use_scratch(self, p: np.void, blocks: int) -> int:
         """See that the numbers which blocks share are all ones; return where they are."""
-        assert p["blocks"]["divisor"] == blocks
-        if p["splits"] == 1:
+        items, splits = int(p["batch"] * p["items"]["divisor"]), int(p["splits"]["divisor"])
+        assert splits == max(1, blocks // items)
+        if p["spread"] == 0:
+            assert blocks == items * splits
+        if p["spread"] == 0 and splits == 1:
             assert p["partial"] == 0
             return 0
         rows = min(self.variant.bm, int(p["group"]["divisor"]) * int(p["seq_q"]))

@@ -1,4 +1,4 @@
-"""decode.cu on the host, where blocks share out the keys of sequences of unequal lengths."""
+"""decode.cu on the host, where blocks have equal ranges of the keys of all sequences."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LENGTHS = [
 
 @pytest.fixture(autouse=True)
 def shares(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:  # noqa: F811
-    """Cut units anywhere, if lengths differ at all."""
-    monkeypatch.setattr(decode, "more_pieces_bytes", lambda *_: 0)
+    """Give blocks equal ranges of all keys, also where lengths are equal."""
+    monkeypatch.setattr(decode, "_spread", lambda *_: -(2**20))
     for limit in ("_NEVER_CUT", "_NEVER_CUT_FEW", "_NEVER_CUT_ALONE"):
         monkeypatch.setattr(decode_units, limit, 0)
     monkeypatch.setattr(decode_variants, "_SHORT_UNIT", 0)
@@ -54,7 +54,7 @@ def test_the_end_of_a_unit_counts_as_some_tiles(
     multiprocessors: int,
     tiles: int,
 ) -> None:
-    """Shares begin and end anywhere among them, or have no more than a part of them."""
+    """Ranges begin and end anywhere among them, or have no more than a part of them."""
     on(multiprocessors, tiles, monkeypatch)
     for lengths in LENGTHS:
         for shares.stale in (0, 1):

@@ -121,8 +121,7 @@ def small(gpu: device.Device = H200, **sizes: Any) -> tuple[int, int]:
     """Warps of a block, and for how many blocks registers suffice, if each has a whole unit."""
     found = plan(problem(**sizes), gpu)
     units = found.row_tiles * sizes.get("batch", 1) * sizes.get("heads_kv", 2)
-    whole = (found.grid, found.parts) == (units, 1)
-    return (found.variant.warps, found.variant.blocks_per_sm) if whole else (0, 0)
+    return (found.variant.warps, found.variant.blocks_per_sm) if found.grid == units else (0, 0)
 
 
 WIDE: dict[str, Any] = {"head_dim": 128, "head_dim_v": 128}
@@ -246,8 +245,8 @@ def test_a_named_variant_that_is_whole() -> None:
     named = plan(problem(capacity=9000), H200, 1).variant
     for splits in (None, 1):
         found = plan(problem(batch=3, capacity=9000), H200, splits, named)
-        assert (found.variant, found.grid, found.parts, found.splits) == (named, 6, 1, 1)
-    with pytest.raises(ValueError, match=r"^num_splits: .* cuts nothing, 2 parts are asked for"):
+        assert (found.variant, found.grid, found.splits) == (named, 6, 1)
+    with pytest.raises(ValueError, match=r"^num_splits: .* cuts nothing, 2 splits are asked for"):
         plan(problem(capacity=9000), H200, 2, named)
     short = plan(problem(capacity=16), H200, 2).variant
     assert plan(problem(capacity=16), H200, 2, short).splits == 1  # there is one tile
@@ -268,7 +267,7 @@ def test_whole_units_only_where_there_is_memory_for_pieces() -> None:
 def test_many_short_units_are_never_cut(batch: int) -> None:
     """However lengths differ."""
     found = plan(problem(batch=batch, heads_q=24, capacity=512, **WIDE), H200)
-    assert (found.grid, found.parts, found.splits) == (2 * batch, 1, 1)
+    assert (found.grid, found.splits) == (2 * batch, 1)
     assert found.partial_floats == 0
 
 
@@ -394,7 +393,7 @@ def test_a_window_is_planned_as_the_keys_that_it_leaves(batch: int, sq: int) -> 
     window = plan(problem(capacity=131_072, left=left, **sizes), H200)
     assert "WindowLeft" in window.variant.score
     assert window.variant == whole.variant._replace(score=window.variant.score)
-    assert (window.grid, window.parts) == (whole.grid, whole.parts)
+    assert window.grid == whole.grid
     split = plan(problem(capacity=131_072, left=left, **sizes), H200, 10**6)
     assert split.splits == 4096 // split.variant.bn + 1
 
@@ -434,25 +433,6 @@ def test_lengths_beyond_which_a_window_is_not_for() -> None:
             plan(problem(capacity=2**30 + 1, heads_kv=1, **window), H200)
 
 
-def test_equal_parts_may_take_as_much_longer_as_more_pieces_do() -> None:
-    """A second end takes 60 KB and 12 KB a row; to merge more pieces, or to find pages, more."""
-
-    def slack(heads_q: int, seq_q: int = 1, **sizes: Any) -> int:
-        sizes |= {"heads_q": heads_q, "heads_kv": 8, "head_dim": 256, "head_dim_v": 256}
-        found = plan(problem(seq_q=seq_q, **{"batch": 8, "capacity": 8192, **sizes}), H200)
-        assert (found.variant.bn, found.grid) == (16, 132)  # tiles of 16 KB
-        return found.slack
-
-    assert slack(8) == 72 // 16
-    assert slack(16) == 84 // 16
-    assert slack(16, 8) == slack(16, 9, batch=4) == (60 + 16 * 12) // 16
-    assert slack(16, **PAGES) == (84 + 84) // 16
-    assert slack(16, batch=16) == slack(16, batch=20) == (84 + 100) // 16  # in one part, two pieces
-    assert slack(16, batch=5) == slack(16, batch=4) == (84 + 48) // 16  # in three, or four
-    assert slack(16, batch=3) == 84 // 16
-    assert slack(16, batch=35) == (84 + 200) // 16  # of which not all are in a warp
-
-
 @pytest.mark.parametrize(
     ("heads_q", "seq_q", "dim", "more", "size"),
     [
@@ -475,16 +455,28 @@ def test_as_how_many_tiles_the_end_of_a_unit_counts(
     assert found.ends == (size << 10) // tile_bytes
 
 
+def blocks(batch: int, heads: int, keys: int = 100_000) -> tuple[int, int]:
+    """Blocks, and equal splits of each unit that these suffice for."""
+    sizes = {"heads_q": 4 * heads, "heads_kv": heads, "head_dim": 128, "head_dim_v": 128}
+    sizes |= {"batch": batch, "capacity": keys}
+    found = plan(problem(**sizes, **PAGES), H200)
+    assert (found.splits, found.spread) == (0, 8)
+    return found.grid, found.splits_of(problem(**sizes, **PAGES))
+
+
 def test_as_many_blocks_as_run_at_once() -> None:
-    """Where equal parts are best, the device finds it."""
+    """Where equal splits are best, the device finds it."""
+    found = [blocks(16, 8), blocks(8, 8), blocks(4, 8), blocks(13, 10)]
+    assert found == [(132, n) for n in (1, 2, 4, 1)]
+    assert blocks(1, 8) == (132, 16)
 
-    def grid(batch: int, heads: int) -> tuple[int, int]:
-        sizes = {"heads_q": 4 * heads, "heads_kv": heads, "head_dim": 128, "head_dim_v": 128}
-        found = plan(problem(batch=batch, capacity=100_000, **sizes, **PAGES), H200)
-        return found.grid, found.parts
 
-    assert [grid(16, 8), grid(8, 8), grid(4, 8), grid(13, 10)] == [(132, n) for n in (1, 2, 4, 1)]
-    assert grid(1, 8) == (132, 16)
+def test_short_units_have_one_split_less() -> None:
+    """If they have many: the blocks that merge end last, and there is no other work for those."""
+    assert blocks(1, 8, 8192) == (8 * 15, 15)
+    assert blocks(1, 8, 16384) == (8 * 15, 15)
+    assert blocks(1, 8, 16896) == (132, 16)
+    assert blocks(3, 4, 8192) == (132, 11)
 
 
 def test_how_unequal_sequences_may_be_that_no_blocks_share() -> None:
@@ -494,9 +486,10 @@ def test_how_unequal_sequences_may_be_that_no_blocks_share() -> None:
         sizes = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "head_dim_v": 128}
         return plan(problem(batch=batch, capacity=20_000, **sizes), H200, splits).spread
 
-    assert spread(64) == spread(64, splits=1) == 6 * 64 * 8 // 132
+    assert spread(64) == 6 * 64 * 8 // 132
     assert spread(48) == 6 * 48 * 8 // 132
-    assert spread(32) == spread(1) == spread(64, splits=2) == 8
+    assert spread(32) == spread(1) == 8
+    assert spread(64, splits=1) == spread(64, splits=2) == 0  # equal, whatever the lengths are
 
 
 def test_ends_count_where_units_may_be_cut_anywhere() -> None:

@@ -29,6 +29,6 @@ template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int
           int BLOCKS_PER_SM, bool UNIFIED, bool WHOLE, class SCORE, class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     decode(const __grid_constant__ DecodeArguments<SCORE, KV> p) {
-    decode_block<MmaProducts<BM>, T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, UNIFIED, WHOLE>(
-        p);
+    decode_block<DecodeConfig<MmaProducts<BM>, T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS,
+                              UNIFIED, WHOLE, SCORE, KV>>(p);
 }

@@ -1,5 +1,5 @@
-// The end of a unit of decode_block.cuh: O of the block's teams is added up, divided by the rows'
-// sums and written, or left as a piece for whoever merges it.
+// The end of an item of decode_block.cuh: O of the block's teams is added up, divided by the rows'
+// sums and written, or left as a split for whoever merges it.
 #pragma once
 #include "decode_merge.cuh"
 #include "decode_scheduler.cuh"
@@ -12,14 +12,14 @@ struct RowWriter {
     const float m_to_log2;
 
     // Adds to l of a row what is no key, the sink, and returns what its log-sum-exp is found from.
-    __device__ float conclude(const UnitRows& tile, int row, float m, float& l) const {
+    __device__ float conclude(const ItemRows& tile, int row, float m, float& l) const {
         if (!FP32) l = Softmax::beyond(m, l);
         float lse = m * m_to_log2;
         if constexpr (ARGUMENTS::NEEDS_LSE)
             lse = Softmax::log_sum_exp(lse, l), p.end_row(l, lse, tile.head(p, row));
         return lse;
     }
-    __device__ void write_lse(const UnitRows& tile, int row, float lse, float l) const {
+    __device__ void write_lse(const ItemRows& tile, int row, float lse, float l) const {
         p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q +
               tile.query(p, row)] = ARGUMENTS::NEEDS_LSE ? lse : Softmax::log_sum_exp(lse, l);
     }
@@ -33,7 +33,7 @@ struct RowWriter {
     }
     // O = O / l of two columns of a row, from `of_row` on, where `col`, which is even, is; its
     // log-sum-exp with the first of all.
-    __device__ void write(const UnitRows& tile, int row, int col, T* of_row, const float (&o)[2],
+    __device__ void write(const ItemRows& tile, int row, int col, T* of_row, const float (&o)[2],
                           float m, float l) const {
         const float lse = conclude(tile, row, m, l), inverse = FP32 ? 0.f : reciprocal_approx(l);
         auto divided = [&](int i) { return l == 0.f ? 0.f : FP32 ? o[i] / l : o[i] * inverse; };
@@ -53,17 +53,17 @@ struct RowWriter {
 
 // Adds up O of a block's teams, each of which has seen other keys, in shared memory: FEW rows at a
 // time behind their rings, of RING_BYTES together, or all of a tile where these were, if the block
-// has no other unit.
+// has no other item.
 template <class T, class Softmax, class ARGUMENTS, int BM, int HEAD_DIM_V, int TEAM, int WARPS,
           int RING_BYTES>
-struct UnitEnd {
-    using Piece = Partial<HEAD_DIM_V>;
+struct ItemEnd {
+    using Results = SplitResults<HEAD_DIM_V>;
     static constexpr bool FP32 = sizeof(T) == 4, MANY = BM > 16;
     static_assert(!MANY || !FP32, "of many rows O is written in 16 bits");
     static constexpr float NO_KEYS = -1.f;  // in place of what O of a row is multiplied by
     static constexpr int TEAMS = WARPS / TEAM, PITCH = HEAD_DIM_V + 8;
     // As many as give each warp something to do
-    static constexpr int LEAST = WARPS / Piece::PARTS > 4 ? WARPS / Piece::PARTS : 4,
+    static constexpr int LEAST = WARPS / Results::PARTS > 4 ? WARPS / Results::PARTS : 4,
                          FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST;
     static constexpr int SUM_BYTES = TEAMS * FEW * PITCH * 4;
     static constexpr bool ALL_FIT =
@@ -80,11 +80,11 @@ struct UnitEnd {
                        // O is multiplied by, or NO_KEYS
     T** sO;            // [BM]: where many rows of O begin, in place of Q when it has been used
 
-    // `last` says that no keys of another unit are on their way; `one`, that the unit is in one
-    // piece, which else is left as `partial`.
+    // `last` says that no keys of another item are on their way; `one`, that the item is in one
+    // split, which else is left as `partial`.
     template <int MT, int OT>
     __device__ void hand_on(const float (&rO)[MT][OT][4], const Softmax& softmax,
-                            const UnitRows& tile, const Piece& partial, int block, bool one,
+                            const ItemRows& tile, const Results& partial, int block, bool one,
                             bool last, int warp, int lane) const {
         const int rows = tile.rows, team = warp / TEAM, first_row = warp % TEAM * (BM / TEAM);
 #pragma unroll
@@ -134,7 +134,7 @@ struct UnitEnd {
     // What each of many rows has one of, by a thread each: what the teams' O weigh, in place of m;
     // and, if it is written, what O is multiplied by, in place of l, and where it begins. (With
     // threadIdx.x here, the main loop of sixteen warps spills registers.)
-    __device__ void find_weights(const UnitRows& tile, const Piece& partial, int block, bool one,
+    __device__ void find_weights(const ItemRows& tile, const Results& partial, int block, bool one,
                                  int warp, int lane) const {
 #pragma unroll 1
         for (int row = warp * 32 + lane; row < tile.rows; row += WARPS * 32) {
@@ -156,7 +156,7 @@ struct UnitEnd {
                 if (writer.p.lse) writer.write_lse(tile, row, lse, l);
             } else {
 #pragma unroll
-                for (int part = 0; part < Piece::PARTS; ++part)
+                for (int part = 0; part < Results::PARTS; ++part)
                     leave(partial.of(block) + partial.m_and_l(row, part), make_float2(m, l));
             }
         }
@@ -172,7 +172,7 @@ struct UnitEnd {
         for (int i = 0; i < COLS; ++i) o[i] = fmaf(of_team[i], weight, t == 0 ? 0.f : o[i]);
     }
     template <int COLS>
-    static __device__ void leave_columns(const Piece& partial, int block, int row, int col,
+    static __device__ void leave_columns(const Results& partial, int block, int row, int col,
                                          const float (&o)[COLS]) {
 #pragma unroll
         for (int i = 0; i < COLS; i += 2)
@@ -182,7 +182,7 @@ struct UnitEnd {
     // A lane has four columns of some of many rows at once, a warp all of a row, or half of a wide
     // one, or of several rows.
     __device__ void add_up_many(const float* sum, int begin, int some, int at_once,
-                                const Piece& partial, int block, bool one, int warp,
+                                const Results& partial, int block, bool one, int warp,
                                 int lane) const {
         constexpr int HALVES = HEAD_DIM_V > 128 ? 2 : 1, LANES = HEAD_DIM_V / HALVES / 4,
                       ROWS = 32 / LANES;
@@ -193,7 +193,7 @@ struct UnitEnd {
 #pragma unroll 1
         for (int group = warp; group / HALVES * ROWS < some; group += WARPS * AT_ONCE) {
             // All of these rows' before any is handed on: else each would wait for its own. (Of a
-            // piece, inverse and of_row mean nothing.)
+            // split, inverse and of_row mean nothing.)
             float o[AT_ONCE][4], inverse[AT_ONCE];
             T* of_row[AT_ONCE];
             auto of_some = [&](int i) {
@@ -237,8 +237,8 @@ struct UnitEnd {
     }
 
     // A lane has two columns of a row, and a warp 64.
-    __device__ void add_up(const float* sum, int begin, int some, int at_once, const UnitRows& tile,
-                           const Piece& partial, int block, bool one, int lane) const {
+    __device__ void add_up(const float* sum, int begin, int some, int at_once, const ItemRows& tile,
+                           const Results& partial, int block, bool one, int lane) const {
         for_each_part<WARPS, HEAD_DIM_V>(some, [&](int of_some, int part) {
             const int row = begin + of_some, col = part * 64 + lane * 2;
             if (HEAD_DIM_V % 64 > 0 && col >= HEAD_DIM_V) return;

@@ -1,21 +1,21 @@
-// The second step of flash-decoding: O of a unit from the pieces of it that blocks leave in global
+// The second step of flash-decoding: O of an item from the splits of it that blocks leave in global
 // memory.
 #pragma once
 #include "decode_params.cuh"
 #include "softmax.cuh"
 
-// Where pieces lie: two places a block. A piece with the unit's beginning is the last of its block,
+// Where splits lie: two slots a block. A split with the item's beginning is the last of its block,
 // others are the first. A row is PARTS times 64 columns of O, then as often its m and l: each part
 // is for another warp.
 template <int HEAD_DIM_V>
-struct Partial {
+struct SplitResults {
     static constexpr int PARTS = (HEAD_DIM_V + 63) / 64;
     static constexpr int ROW = HEAD_DIM_V + 4 * PARTS;
     float* memory;
-    int begin;   // the block with the unit's beginning
-    int floats;  // of a place
+    int begin;   // the block with the item's beginning
+    int floats;  // of a slot
 
-    __device__ Partial(const DecodeParams& p, int begin, int bm)
+    __device__ SplitResults(const DecodeParams& p, int begin, int bm)
         : memory(p.partial), begin(begin), floats(min(p.group.divisor * p.seq_q, bm) * ROW) {}
     __device__ float* others(int block) const {
         return memory + static_cast<long long>(2 * block) * floats;
@@ -36,31 +36,33 @@ __device__ void for_each_part(int rows, Function function, int block = 0, int bl
         function(i / PARTS, i % PARTS);
 }
 
-// Leaves two numbers of a piece to whoever merges it.
+// Leaves two numbers of a split to whoever merges it.
 __device__ inline void leave(float* p, float2 x) {
     st_relaxed(p, make_float2(x.x == x.x ? x.x : NAN, x.y == x.y ? x.y : NAN));
 }
 
-// So many pieces of a row are looked at in the time of one look at L2.
-constexpr int PIECES_AT_ONCE = 16;
+__device__ inline uint32_t largest_bits(const float4& x) {
+    return max(larger_bits(x.x, x.y), larger_bits(x.z, x.w));
+}
 
-// Merges the pieces of the blocks [partial.begin, end), in this order, as they come, and leaves
+// So many splits of a row are looked at in the time of one look at L2.
+constexpr int SPLITS_AT_ONCE = 16;
+
+// Merges the splits of the blocks [partial.begin, end), in this order, as they come, and leaves
 // NOTHING in their place: those rows that are the share-th of so many. `place` says where a row and
 // a column of O are, and `write` is handed that, and two numbers of O from there on, and m and l of
 // the row. A warp has ROWS at a time.
 template <int WARPS, int ROWS, int HEAD_DIM_V, class Place, class Write>
-__device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int rows, int share,
+__device__ void merge_splits(const SplitResults<HEAD_DIM_V>& partial, int end, int rows, int share,
                              int shares, float m_to_log2, Place place, Write write) {
-    // Half a warp takes four columns a lane of every other piece.
-    constexpr int EACH = PIECES_AT_ONCE / 2;
-    static_assert(PIECES_AT_ONCE == 16, "each lane of half a warp has m and l of one");
+    // Half a warp takes four columns a lane of every other split.
+    constexpr int EACH = SPLITS_AT_ONCE / 2;
+    static_assert(SPLITS_AT_ONCE == 16, "each lane of half a warp has m and l of one");
     const int lane = threadIdx.x % 32, half = lane / 16, step = 4 * partial.floats;
     auto merge = [&](int some, int part) {
-        const int col = min(part * 64 + lane % 16 * 4,
-                            HEAD_DIM_V - 4);  // lanes beyond the last column repeat it
-        auto row = [&](int r) {
-            return min(some * ROWS + r, rows - 1);
-        };  // and those beyond the last row that
+        // Lanes beyond the last column repeat it, and those beyond the last row that.
+        const int col = min(part * 64 + lane % 16 * 4, HEAD_DIM_V - 4);
+        auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };
         float m[ROWS], l[ROWS];
         float4 o[ROWS];
         decltype(place(0, 0)) of_row[ROWS];
@@ -68,19 +70,19 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
         for (int r = 0; r < ROWS; ++r) {
             m[r] = -INF, l[r] = 0.f, o[r] = make_float4(0.f, 0.f, 0.f, 0.f),
             of_row[r] = place(row(r), col + 2 * half);
-            computed_here(of_row[r]);  // while pieces are on their way
+            computed_here(of_row[r]);  // while splits are on their way
         }
 #pragma unroll 1
-        for (int block = partial.begin; block < end; block += PIECES_AT_ONCE) {
+        for (int block = partial.begin; block < end; block += SPLITS_AT_ONCE) {
             const int n = end - block;
             float* of_state = partial.of(block + min(lane % 16, n - 1));
             float* others = partial.others(block + half);
             float* first = others + (half == 0 && block == partial.begin ? partial.floats : 0);
             auto state_of = [&](int r) { return of_state + partial.m_and_l(row(r), part); };
-            auto piece_of = [&](int r, int i) {
+            auto result_of = [&](int r, int i) {
                 return (i == 0 ? first : others + i * step) + partial.column(row(r), col);
             };
-            float4 pieces[ROWS][EACH];
+            float4 splits[ROWS][EACH];
             float2 state[ROWS];
             uint32_t largest;  // of the bits: those of NOTHING are
             do {
@@ -90,27 +92,25 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
                     state[r] = ld_relaxed(state_of(r));
 #pragma unroll
                     for (int i = 0; i < EACH; ++i)
-                        pieces[r][i] = 2 * i + half < n ? ld_relaxed_4(piece_of(r, i))
+                        splits[r][i] = 2 * i + half < n ? ld_relaxed_4(result_of(r, i))
                                                         : make_float4(0.f, 0.f, 0.f, 0.f);
                 }
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
                     largest = max(largest, larger_bits(state[r].x, state[r].y));
 #pragma unroll
-                    for (int i = 0; i < EACH; ++i) {
-                        const float4& x = pieces[r][i];
-                        largest = max(largest, max(larger_bits(x.x, x.y), larger_bits(x.z, x.w)));
-                    }
+                    for (int i = 0; i < EACH; ++i)
+                        largest = max(largest, largest_bits(splits[r][i]));
                 }
             } while (__any_sync(0xffffffff, largest == NOTHING));
             const float4 nothing = nothings();
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                if (lane < n && lane < PIECES_AT_ONCE)
+                if (lane < n && lane < SPLITS_AT_ONCE)
                     st_relaxed(state_of(r), make_float2(nothing.x, nothing.y));
 #pragma unroll
                 for (int i = 0; i < EACH; ++i)
-                    if (2 * i + half < n) st_relaxed_4(piece_of(r, i), nothing);
+                    if (2 * i + half < n) st_relaxed_4(result_of(r, i), nothing);
             }
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
@@ -122,11 +122,11 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
                 o[r].x *= alpha, o[r].y *= alpha, o[r].z *= alpha, o[r].w *= alpha;
 #pragma unroll
                 for (int i = 0; i < EACH; ++i) {
-                    const float of_piece = __shfl_sync(0xffffffff, weight, 2 * i + half);
-                    const float4& x = pieces[r][i];
+                    const float of_split = __shfl_sync(0xffffffff, weight, 2 * i + half);
+                    const float4& x = splits[r][i];
                     if (2 * i + half < n) {
-                        o[r].x = fmaf(x.x, of_piece, o[r].x), o[r].y = fmaf(x.y, of_piece, o[r].y);
-                        o[r].z = fmaf(x.z, of_piece, o[r].z), o[r].w = fmaf(x.w, of_piece, o[r].w);
+                        o[r].x = fmaf(x.x, of_split, o[r].x), o[r].y = fmaf(x.y, of_split, o[r].y);
+                        o[r].z = fmaf(x.z, of_split, o[r].z), o[r].w = fmaf(x.w, of_split, o[r].w);
                     }
                 }
             }
@@ -143,36 +143,34 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
     for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, merge, share, shares);
 }
 
-// The same of `n` pieces, which are two, each for half of a warp, or up to four, each for a
-// quarter: long units are often cut so, and the steps for more pieces take as long as all else
-// then. Of 64 columns a lane has four, or eight, of its piece. Lanes of the same place in their
-// parts pass each other what they do not keep, so that each has two columns of all pieces: of four,
+// The same of `n` splits, which are two, each for half of a warp, or up to four, each for a
+// quarter: long items are often cut so, and the steps for more splits take as long as all else
+// then. Of 64 columns a lane has four, or eight, of its split. Lanes of the same place in their
+// parts pass each other what they do not keep, so that each has two columns of all splits: of four,
 // a lane of the first half keeps the first four of eight, and of these one of an even part the
 // first two.
-template <int WARPS, int ROWS, int PIECES, int HEAD_DIM_V, class Place, class Write>
-__device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int rows, int share,
-                                 int shares, float m_to_log2, Place place, Write write) {
-    constexpr int LANES = 32 / PIECES, FOURS = PIECES / 2;  // of a piece; of a lane's columns
+template <int WARPS, int ROWS, int SPLITS, int HEAD_DIM_V, class Place, class Write>
+__device__ void merge_few_splits(const SplitResults<HEAD_DIM_V>& partial, int n, int rows,
+                                 int share, int shares, float m_to_log2, Place place, Write write) {
+    constexpr int LANES = 32 / SPLITS, FOURS = SPLITS / 2;  // of a split; of a lane's columns
     const int lane = threadIdx.x % 32, own = lane / LANES;
-    const bool has = PIECES == 2 || own < n;
-    float* of_piece = partial.of(partial.begin + (has ? own : 0));
+    const bool has = SPLITS == 2 || own < n;
+    float* of_split = partial.of(partial.begin + (has ? own : 0));
     auto merge = [&](int some, int part) {
-        auto col = [&](int four) {  // lanes beyond the last column repeat it
+        auto col = [&](int four) {
             return min(part * 64 + (four * LANES + lane % LANES) * 4, HEAD_DIM_V - 4);
         };
-        auto row = [&](int r) {
-            return min(some * ROWS + r, rows - 1);
-        };  // and those beyond the last row that
+        auto row = [&](int r) { return min(some * ROWS + r, rows - 1); };
         float4 x[ROWS][FOURS];
         float2 state[ROWS];
         auto look = [&] {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                state[r] = has ? ld_relaxed(of_piece + partial.m_and_l(row(r), part))
+                state[r] = has ? ld_relaxed(of_split + partial.m_and_l(row(r), part))
                                : make_float2(-INF, 0.f);
 #pragma unroll
                 for (int i = 0; i < FOURS; ++i)
-                    x[r][i] = has ? ld_relaxed_4(of_piece + partial.column(row(r), col(i)))
+                    x[r][i] = has ? ld_relaxed_4(of_split + partial.column(row(r), col(i)))
                                   : make_float4(0.f, 0.f, 0.f, 0.f);
             }
         };
@@ -182,16 +180,13 @@ __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int 
             for (int r = 0; r < ROWS; ++r) {
                 if (has) largest = max(largest, larger_bits(state[r].x, state[r].y));
 #pragma unroll
-                for (int i = 0; i < FOURS; ++i)
-                    largest = max(largest, max(larger_bits(x[r][i].x, x[r][i].y),
-                                               larger_bits(x[r][i].z, x[r][i].w)));
+                for (int i = 0; i < FOURS; ++i) largest = max(largest, largest_bits(x[r][i]));
             }
             return __any_sync(0xffffffff, largest == NOTHING);
         };
         look();
-        const int own_col =
-            col(own / 2) +
-            own % 2 * 2;  // of the two that this lane will have of all pieces together
+        // Of the two that this lane will have of all splits together.
+        const int own_col = col(own / 2) + own % 2 * 2;
         decltype(place(0, 0)) of_row[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) of_row[r] = place(row(r), own_col), computed_here(of_row[r]);
@@ -200,11 +195,11 @@ __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int 
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             if (has && lane % LANES == 0)
-                st_relaxed(of_piece + partial.m_and_l(row(r), part),
+                st_relaxed(of_split + partial.m_and_l(row(r), part),
                            make_float2(nothing.x, nothing.y));
 #pragma unroll
             for (int i = 0; i < FOURS; ++i)
-                if (has) st_relaxed_4(of_piece + partial.column(row(r), col(i)), nothing);
+                if (has) st_relaxed_4(of_split + partial.column(row(r), col(i)), nothing);
         }
         // Adds the columns that this lane keeps of the other lane, which gets those that it keeps.
         auto exchanged = [&](float low, float high, bool keeps_high, int distance) {
@@ -222,7 +217,7 @@ __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int 
             for (int i = LANES; i < 32; i *= 2) l += __shfl_xor_sync(0xffffffff, l, i);
             float4 o = x[r][0];
             o.x *= weight, o.y *= weight, o.z *= weight, o.w *= weight;
-            if constexpr (PIECES == 4) {
+            if constexpr (SPLITS == 4) {
                 const float4& y = x[r][1];
                 const bool high = own / 2;
                 o = make_float4(
@@ -237,27 +232,22 @@ __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int 
     for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, merge, share, shares);
 }
 
-// Which blocks merge the pieces of a unit: the last one, [begin, end), for which those that it
+// Which blocks merge the splits of an item: the last one, [begin, end), for which those that it
 // waits for have begun before. Where rows are many, all but the first share them out, if they see,
-// when they have left their pieces, that the last one has begun: no other can be missing then, so
-// that all may wait for each other. What they do they say in a word of their place.
+// when they have left their splits, that the last one has begun: no other can be missing then, so
+// that all may wait for each other. What they do they say in a word of their slot.
 template <int WARPS, int HEAD_DIM_V>
 struct MergingBlocks {
-    const Partial<HEAD_DIM_V> partial;
+    const SplitResults<HEAD_DIM_V> partial;
     const int block, end;
-    const bool many;
-
-    __device__ MergingBlocks(const Partial<HEAD_DIM_V>& partial, int block, int end, bool many_rows)
-        : partial(partial),
-          block(block),
-          end(end),
-          many(many_rows && count() > 1 && count() <= WARPS * 32) {}
+    const bool many_rows;
+    const bool many = many_rows && count() > 1 && count() <= WARPS * 32;
 
     // When the block begins
     __device__ void begin() const {
         if (many && is_last() && threadIdx.x == 0) say(block, 1.f);
     }
-    // When it has left its pieces: calls `merge` for each share of the rows that is this block's.
+    // When it has left its splits: calls `merge` for each share of the rows that is this block's.
     template <class Merge>
     __device__ void each_share(Merge merge) const {
         const int shares = many ? count() : 1;

@@ -1,228 +1,175 @@
-// Which keys each block of decode.cu reads. A unit is a sequence, a KV head and a tile of rows. The
-// tiles of BN keys that all units visit, one unit after the other, are cut into equal shares, a
-// block each, in which the end of a unit counts as some tiles: blocks end together whatever the
-// lengths are, and a unit that is cut leaves a piece with each of its blocks. Where lengths differ
-// little, all units are cut into equally many pieces instead, a block each, and so they are with
-// `splits`, where pieces depend on the own length only.
+// Which keys each block of decode.cu reads: splits of work items. There are two ways to divide the
+// work. Each item has as many equal splits, a block each. Or the tiles of BN keys that all items
+// visit, one item after the other, are cut into equal ranges, a block each, in which the end of an
+// item counts as some tiles: blocks end together whatever the lengths are, and a block may have
+// splits of several items. With a number of splits, which depend on the own length only, and where
+// lengths differ little, splits are equal.
 #pragma once
-#include "decode_unit.cuh"
+#include "decode_item.cuh"
 
-// The share of a block of so many teams: `count` tiles, the first of which belongs to `unit`; with
-// WHOLE, that unit's.
+// Tiles of all sequences together, and of the longest, for one KV head and tile of rows.
+struct TileCount {
+    int all = 0, longest = 0;
+
+    __device__ void add(int tiles) { all += tiles, longest = max(longest, tiles); }
+    // Adds up those of a warp's lanes.
+    __device__ void add_lanes() {
+        all = __reduce_add_sync(0xffffffff, all);
+        longest = __reduce_max_sync(0xffffffff, longest);
+    }
+};
+
+// The sum of what this lane and those before it have.
+__device__ inline int lanes_end(int own) {
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+        const int of_other = __shfl_up_sync(0xffffffff, own, i);
+        if (threadIdx.x % 32 >= i) own += of_other;
+    }
+    return own;
+}
+
+// The tiles of a block of so many teams: `count`, the first of which belongs to `item`; with WHOLE,
+// all of that item's.
 template <class ARGUMENTS, int BN, int TEAMS, bool WHOLE>
-struct Share {
-    using Unit = ::Unit<ARGUMENTS, BN>;
+struct BlockTiles {
+    using Item = WorkItem<ARGUMENTS, BN>;
 
-    Unit unit{};
+    Lengths<WHOLE> lengths;  // to be looked at before tiles are found
+    Item item{};
     int count = 0;
+    bool equal = WHOLE;  // whether items have equal splits
 
-    // Of up to 32 sequences, `length` is the keys of that which has the lane's number. Of more,
-    // lengths are looked up, if `looks`; else the share is that of sequences which are all as long
-    // as the block's own, if units are then cut into equally many pieces.
-    __device__ void find(const ARGUMENTS& p, int block, int length, bool looks) {
-        const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
-        const bool few = p.batch <= 32;
-        count = 0, unit = Unit{};
+    // Before the kernel in front has ended, not all lengths of many sequences are looked up: the
+    // tiles are those if all are as long as the block's own, and none if splits are not equal then.
+    __device__ void find(const ARGUMENTS& p, int block, bool ended) {
+        count = 0, item = Item{};
+        const int number = WHOLE ? block : p.splits.quotient(block);
+        split = block - number * p.splits.divisor;
+        item.batch = min(p.items.quotient(number), p.batch - 1);
+        item.index = p.items.remainder(number), item.set_keys(p, lengths.keys_ahead(p, item.batch));
         if constexpr (WHOLE) {
-            unit.batch = min(p.units.quotient(block), p.batch - 1),
-            unit.index = p.units.remainder(block);
-            unit.set_keys(p, keys_of(p, unit.batch)), unit.begin_at(0), count = unit.tiles;
+            item.begin_at(0), count = item.tiles;
             return;
         }
-        // Of equally many pieces of each unit
-        const int number = p.parts.quotient(block),
-                  batch = min(p.units.quotient(number), p.batch - 1);
-        part = block - number * p.parts.divisor;
-
-        int total, longest, keys;
-        if (p.splits || !p.lengths || !(few || looks)) {
-            keys = few ? __shfl_sync(0xffffffff, length, batch) : keys_of(p, batch);
-            longest = Unit::tiles_of(p, keys), total = longest * p.batch;
+        const bool all_known = lengths.few || ended;
+        TileCount tiles{item.tiles * p.batch, item.tiles};
+        if (p.spread && p.lengths && all_known) tiles = tiles_of_all(p);
+        equal = has_equal_splits(p, tiles);
+        if (equal && number < p.batch * p.items.divisor) {
+            const int step = step_of(p, item.tiles);
+            item.begin_at(-min(split * step, item.tiles)), count = min(step, item.end());
         } else {
-            int own = length;  // keys of `batch`, in the lane that has come across it
-            if (few) {
-                total = longest = lane < p.batch ? Unit::tiles_of(p, length) : 0;
-            } else {
-                total = longest = 0;
+            item = Item{};
+            if (!equal && all_known) find_range(p, block, tiles);
+        }
+    }
+    __device__ TileCount tiles_of_all(const ARGUMENTS& p) const {
+        TileCount tiles;
+#pragma unroll 4
+        for (int batch = threadIdx.x % 32; batch < p.batch; batch += 32)
+            tiles.add(tiles_of_one(p, batch));
+        tiles.add_lanes();
+        return tiles;
+    }
+    // Whether items have equal splits. A block with a range of two items has one end more than one
+    // with a split, and, if items are whole else, a merge, which takes half as long. Where blocks
+    // follow each other, the longest item may have more, for others fill the time.
+    static __device__ bool has_equal_splits(const DecodeParams& p, const TileCount& tiles) {
+        if (WHOLE || !p.spread) return true;
+        const int each = uint32_t(tiles.all * p.items.divisor) / gridDim.x;
+        const long long longer = static_cast<long long>(each) * p.spread / 8;
+        const int most = int(longer) + (p.splits.divisor == 1 ? p.ends * 3 / 2 : p.ends);
+        return p.batch * p.items.divisor <= gridDim.x && step_of(p, tiles.longest) <= most;
+    }
+    // The blocks that have splits of an item of this block.
+    __device__ Splits splits_of(const DecodeParams& p, const Item& its, int block) const {
+        if constexpr (WHOLE) return {block, block + 1};
+        if (equal) {
+            const uint32_t tiles = its.tiles, step = step_of(p, tiles);
+            return {block - split, block - split + int((tiles + step - 1) / step)};
+        }
+        if (its.begin() >= 0 && its.end() <= count) return {block, block + 1};
+        const int begin =
+            first + its.begin() + (its.batch * p.items.divisor + its.index - first_item) * p.ends;
+        return {block_of(begin), block_of(begin + its.tiles - 1) + 1};
+    }
+
+ private:
+    int split = 0;  // the block's, of equal ones
+    // Of equal ranges. A place is a tile, or one of the `ends` that each item has behind its tiles.
+    int first = 0, each = 0;  // the block's first place, and how many it has, but for one more that
+    int more = 0;             // so many blocks have
+    int first_item = 0;       // the number of the first place's item
+
+    // Tiles of an equal split. Without a number of splits, each team has one, if there are any:
+    // more splits take longer to merge.
+    static __device__ int step_of(const DecodeParams& p, int tiles) {
+        return max(p.splits.quotient(tiles + p.splits.divisor - 1), p.spread ? TEAMS : 1);
+    }
+    __device__ int block_of(int place) const {
+        const int larger = more * (each + 1);
+        return place < larger ? uint32_t(place) / uint32_t(each + 1)
+                              : more + uint32_t(place - larger) / uint32_t(each);
+    }
+    // Of a sequence that this lane looks at; 0 beyond the last.
+    __device__ int tiles_of_one(const ARGUMENTS& p, int batch) const {
+        if (batch >= p.batch) return 0;
+        return Item::tiles_of(p,
+                              lengths.few ? lengths.of_lane : keys_of_length(p, p.lengths[batch]));
+    }
+    // The number of a sequence, and of one of its places.
+    struct OfSequence {
+        int sequence, place, places;  // how many it has
+    };
+    // Those of a place of all. If there are no more, the sequence is that beyond all.
+    __device__ OfSequence find_sequence(const ARGUMENTS& p, int place,
+                                        const TileCount& tiles) const {
+        if (tiles.all == tiles.longest * p.batch) {
+            const int places = (tiles.longest + p.ends) * p.items.divisor;
+            const int sequence = uint32_t(place) / uint32_t(places);
+            return {sequence, place - sequence * places, places};
+        }
 #pragma unroll 1
-                for (int other = lane; other < p.batch; other += 32) {
-                    const int of_other = keys_of(p, other), tiles = Unit::tiles_of(p, of_other);
-                    total += tiles, longest = max(longest, tiles);
-                    if (other == batch) own = of_other;
-                }
+        for (int begin = 0; begin < p.batch; begin += 32) {  // 32 sequences at a time
+            const int batch = begin + threadIdx.x % 32, its = tiles_of_one(p, batch);
+            const int own = its ? (its + p.ends) * p.items.divisor : 0, end = lanes_end(own);
+            const uint32_t beyond = __ballot_sync(0xffffffff, end > place);
+            if (beyond) {
+                const int found = __ffs(beyond) - 1;
+                return {begin + found, place - __shfl_sync(0xffffffff, end - own, found),
+                        __shfl_sync(0xffffffff, own, found)};
             }
-            total = __reduce_add_sync(0xffffffff, total),
-            longest = __reduce_max_sync(0xffffffff, longest);
-            keys = __shfl_sync(0xffffffff, own, batch);  // of its lane modulo 32
+            place -= __shfl_sync(0xffffffff, end, 31);
         }
-        even = is_even(p, total, longest);
-        if (even) {
-            if (number >= units) return;
-            unit.batch = batch, unit.index = p.units.remainder(number), unit.set_keys(p, keys);
-            const int step = steps_of(p, unit.tiles);
-            unit.begin_at(-min(part * step, unit.tiles)), count = min(step, unit.end());
-            return;
-        }
-        if (!(few || looks)) return;
-        total = (total + p.ends * p.batch) * p.units.divisor;
-        each = p.blocks.quotient(total), more = total - each * p.blocks.divisor,
+        return {p.batch, place, 0};
+    }
+    __device__ void find_range(const ARGUMENTS& p, int block, const TileCount& tiles) {
+        const int places = (tiles.all + p.ends * p.batch) * p.items.divisor;
+        each = uint32_t(places) / gridDim.x, more = places - each * gridDim.x;
         first = block * each + min(block, more);
-        // Its end, and then its beginning: of which unit they are, at which of its tiles, and how
-        // many there are before
+        // The end of the range, and then its beginning: of which item they are, at which of its
+        // places, and how many tiles there are before.
         int at = first + each + (block < more), tile;
 #pragma unroll 1
         for (bool is_begin = false;; is_begin = true, at = first) {
-            OfSequence its{};
-            if (!p.lengths) {
-                its.all = (longest + p.ends) * p.units.divisor,
-                its.sequence = uint32_t(at) / uint32_t(its.all);
-                its.i = at - its.sequence * its.all;
-            } else {
-                its = OfSequence::find(p.batch, at, [&](int other) {
-                    return (Unit::tiles_of(p, few ? length : keys_of(p, other)) + p.ends) *
-                           p.units.divisor;
-                });
-            }
-            const int of_unit = max(p.units.quotient(its.all), p.ends + 1),
-                      index = uint32_t(its.i) / uint32_t(of_unit);
-            first_unit = its.sequence * p.units.divisor + index, tile = its.i - index * of_unit;
-            const int beyond = tile - (of_unit - p.ends),
-                      before = at - first_unit * p.ends - max(beyond, 0);
+            const OfSequence its = find_sequence(p, at, tiles);
+            const int of_item = max(p.items.quotient(its.places), p.ends + 1),
+                      index = uint32_t(its.place) / uint32_t(of_item);
+            first_item = its.sequence * p.items.divisor + index;
+            tile = its.place - index * of_item;
+            const int beyond = tile - (of_item - p.ends),
+                      before = at - first_item * p.ends - max(beyond, 0);
             if (!is_begin) {
                 count = before;
                 continue;
             }
             count -= before;
             if (count <= 0) return;
-            if (beyond >= 0) first += of_unit - tile, ++first_unit, tile = 0;
+            if (beyond >= 0) first += of_item - tile, ++first_item, tile = 0;
             break;
         }
-        unit.batch = p.units.quotient(first_unit), unit.index = p.units.remainder(first_unit);
-        unit.set_keys(p,
-                      few ? __shfl_sync(0xffffffff, length, unit.batch) : keys_of(p, unit.batch));
-        // Of few, from the same look as the share, which is what is compared when lengths are
-        // looked at once more.
-        const int after = min(unit.batch + 1, p.batch - 1);
-        unit.keys_next = few ? __shfl_sync(0xffffffff, length, after) : keys_of(p, after);
-        unit.begin_at(-tile);
-    }
-
-    // Whether units are cut into equally many pieces, of tiles of all sequences together, and of
-    // the longest: where that takes hardly longer than equal shares, since two pieces a block take
-    // longer. Where blocks follow each other, a whole unit each, the longest may have more, for
-    // others fill the time.
-    __device__ bool is_even() const { return WHOLE || even; }
-    static __device__ bool is_even(const DecodeParams& p, int total, int longest) {
-        const int each = p.blocks.quotient(total * p.units.divisor);
-        const int most = static_cast<int>(static_cast<long long>(each) * p.spread / 8) + p.slack;
-        return p.splits ||
-               (p.batch * p.units.divisor <= p.blocks.divisor && steps_of(p, longest) <= most);
-    }
-    // The pieces of a unit of this share, of which the block has one.
-    __device__ Pieces pieces(const DecodeParams& p, const Unit& unit, int block) const {
-        if constexpr (WHOLE) return {block, block + 1};
-        if (even) {
-            const uint32_t tiles = unit.tiles, step = steps_of(p, tiles);
-            return {block - part, block - part + int((tiles + step - 1) / step)};
-        }
-        if (unit.begin() >= 0 && unit.end() <= count) return {block, block + 1};
-        const int its = unit.batch * p.units.divisor + unit.index,
-                  begin = first + unit.begin() + (its - first_unit) * p.ends;
-        return {block_of(begin), block_of(begin + unit.tiles - 1) + 1};
-    }
-
- private:
-    bool even = false;        // whether units are cut into equally many pieces
-    int part = 0;             // the block's piece then
-    int first = 0, each = 0;  // else place in the list; places of a share, without the one more of
-                              // the first blocks
-    int more = 0;             // how many blocks have it
-    int first_unit = 0;       // the first unit's number
-
-    // Tiles of each part of a unit: without `splits` each team has one, if there are any.
-    static __device__ int steps_of(const DecodeParams& p, int tiles) {
-        return max(p.parts.quotient(tiles + p.parts.divisor - 1), p.splits ? 1 : TEAMS);
-    }
-    __device__ int block_of(int tile) const {
-        const int larger = more * (each + 1);
-        return tile < larger ? uint32_t(tile) / uint32_t(each + 1)
-                             : more + uint32_t(tile - larger) / uint32_t(each);
-    }
-};
-
-// The lengths that a share was found from. The kernel in front may still write them: they are read
-// before it has ended, so that keys can be asked for at once when it has; and then once more.
-template <class ARGUMENTS, int BN, int TEAMS, int WARPS, bool WHOLE>
-struct Lengths {
-    using Unit = ::Unit<ARGUMENTS, BN>;
-
-    const bool few;    // sequences: each lane has one's length, where shares depend on all
-    const bool all;    // of many are looked at once more, as the share depends on them
-    const int length;  // of that which has the lane's number
-
-    __device__ explicit Lengths(const DecodeParams& p)
-        : few(!WHOLE && p.batch <= 32),
-          all(!WHOLE && !few && p.lengths && !p.splits),
-          length(few ? length_at(p, at(p, lane())) : 0) {}
-
-    // Where they will be looked at once more: those of few, or the own one.
-    __device__ void find_again(const DecodeParams& p, int own) {
-        own_at = at(p, few ? lane() : own);
-        computed_here(own_at);
-    }
-    // They are copied to shared memory, like the keys: no load that has to come first stands in
-    // front of those.
-    __device__ void look_again(const DecodeParams& p, uint32_t two_ints) const {
-        cp_async_4(two_ints, own_at, p.lengths), cp_async_4(two_ints + 4, at(p, threadIdx.x), all);
-    }
-    __device__ void have_come(const DecodeParams& p, const int* two_ints) {
-        own_now = p.lengths ? two_ints[0] : p.seq_kv, other_now = two_ints[1];
-    }
-    // Keys of the share's sequence.
-    __device__ int keys_now(const DecodeParams& p, int own) const {
-        return keys_of_length(p, few ? __shfl_sync(0xffffffff, own_now, own) : own_now);
-    }
-    // Whether all sequences are still such that units are cut into equally many pieces. For all
-    // threads, if they are many.
-    __device__ bool hold(const ARGUMENTS& p, const Share<ARGUMENTS, BN, TEAMS, WHOLE>& share,
-                         int (*sums)[2]) const {
-        int total = 0, longest = 0;
-        if (few) {
-            if (!__any_sync(0xffffffff, own_now != length)) return true;
-            const int tiles = lane() < p.batch ? Unit::tiles_of(p, keys_of_length(p, own_now)) : 0;
-            total = __reduce_add_sync(0xffffffff, tiles),
-            longest = __reduce_max_sync(0xffffffff, tiles);
-        } else {
-            if (!all) return true;
-            auto add = [&](int length) {
-                const int tiles = Unit::tiles_of(p, keys_of_length(p, length));
-                total += tiles, longest = max(longest, tiles);
-            };
-            if (threadIdx.x < p.batch) add(other_now);
-#pragma unroll 1
-            for (int other = threadIdx.x + WARPS * 32; other < p.batch; other += WARPS * 32)
-                add(ld_relaxed(p.lengths + other));
-            const int warp = threadIdx.x / 32;
-            total = __reduce_add_sync(0xffffffff, total),
-            longest = __reduce_max_sync(0xffffffff, longest);
-            if (lane() == 0) sums[warp][0] = total, sums[warp][1] = longest;
-            __syncthreads();
-#pragma unroll 1
-            for (int other = 0; other < WARPS; ++other)
-                if (other != warp) total += sums[other][0], longest = max(longest, sums[other][1]);
-            __syncthreads();
-        }
-        return share.is_even() && share.is_even(p, total, longest);
-    }
-
- private:
-    const int* own_at;
-    int own_now, other_now;
-
-    static __device__ int lane() { return threadIdx.x % 32; }
-    // Each thread has one, if some the last: a branch of lanes in front of a load has misled ptxas,
-    // see docs/kernels.md.
-    static __device__ const int* at(const DecodeParams& p, int number) {
-        return p.lengths + min(number, p.batch - 1);
+        item.batch = p.items.quotient(first_item), item.index = p.items.remainder(first_item);
+        item.set_keys(p, lengths.keys(p, item.batch)), item.begin_at(-tile);
     }
 };

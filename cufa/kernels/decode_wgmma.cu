@@ -39,5 +39,6 @@ template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     decode_wgmma(const __grid_constant__ DecodeArguments<SCORE, KV> p) {
     static_assert(BM == 64, "the rows of a product");
-    decode_block<WgmmaProducts, T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, false, WHOLE>(p);
+    decode_block<DecodeConfig<WgmmaProducts, T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, false,
+                              WHOLE, SCORE, KV>>(p);
 }

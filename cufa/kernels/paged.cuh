@@ -63,6 +63,3 @@ __device__ inline int length_at(const DecodeParams& p, const int* at) {
 __device__ inline int keys_of_length(const DecodeParams& p, int length) {
     return min(max(length, 0), p.seq_kv);
 }
-__device__ inline int keys_of(const DecodeParams& p, int batch) {
-    return keys_of_length(p, length_at(p, p.lengths + batch));
-}

@@ -139,14 +139,15 @@ class Planner:
         return faster(problem, self._device, found, us) if self._may_decode else found
 
     def _as_alone(self, problem: Problem) -> Plan | DecodePlan:
-        one = self._fastest(problem._replace(batch=1))
+        alone = problem._replace(batch=1)
+        one = self._fastest(alone)
         found: Plan | DecodePlan
         if isinstance(one, Plan):
             found = tiled.plan(problem, self._device, one.variant)
         else:
-            parts = min(one.parts, -(-problem.visited // _LEAST_KEYS))
+            splits = min(one.splits_of(alone), -(-problem.visited // _LEAST_KEYS))
             try:
-                found = decode.plan(problem.in_cache, self._device, parts, one.variant)
+                found = decode.plan(problem.in_cache, self._device, splits, one.variant)
             except ValueError as error:  # of more tiles than there are numbers
                 raise ValueError(
                     f"k: {error}; without batch_invariant another kernel runs"

@@ -13,7 +13,6 @@ from cufa.planner.decode_units import (
     can_be_whole,
     in_waves,
     keys_of,
-    more_pieces_bytes,
     never_cut,
     partial_floats,
     resident,
@@ -31,10 +30,10 @@ _MAX_ROWS = 2**31 - 2**8
 """Rows that share a K/V head, and heads of all sequences: 32-bit numbers, rounded up to tiles."""
 
 _SMEM_UNIT = 128  # bytes, in which shared memory comes
-_SHORT_PART = 1024  # keys: of 560, 15 parts of 8192 keys were faster than 16, of 2192 slower
-_ROW_PART = 64  # keys for each row that a piece has: 128 pieces of 32 rows took longer than 64
-_SOME_PARTS = 12  # one less is not much more for the others
-_MANY_PARTS = 32  # of 1, 2 and 4 units of 8192 keys, more were slower, as pieces have to be merged
+_SHORT_SPLIT = 1024  # keys: of 560, 15 splits of 8192 keys were faster than 16, of 2192 slower
+_ROW_SPLIT = 64  # keys for each row that a split has: 128 splits of 32 rows took longer than 64
+_SOME_SPLITS = 12  # one less is not much more for the others
+_MANY_SPLITS = 32  # of 1, 2 and 4 units of 8192 keys, more were slower, as they have to be merged
 
 
 class DecodePlan(NamedTuple):
@@ -50,18 +49,16 @@ class DecodePlan(NamedTuple):
     row_tiles : int
         Tiles of the rows that share a K/V head.
     splits : int
-        Parts of every sequence, 1 also where units are never cut; 0 where blocks share out all keys
-        evenly, if lengths differ much.
-    parts : int
-        The same, or into how many each can be cut where lengths differ little.
+        Equal splits of every unit, 1 also where units are never cut; 0 where there are as many as
+        blocks suffice for, or equal ranges of all keys, if lengths differ much.
     rows : int
         Rows of a tile that are used, at most.
-    slack : int
-        By how many tiles of keys an equal part may exceed `spread` of an equal share of all keys.
     ends : int
-        As how many tiles the end of a unit counts in equal shares of all keys.
+        As how many tiles the end of a unit counts in equal ranges of all keys.
     spread : int
-        Eighths; more than 8 where whole units follow each other on a multiprocessor.
+        How many eighths of an equal range, and `ends` more, the longest unit's equal splits may
+        have, else blocks have such ranges: more than 8 where whole units follow each other on a
+        multiprocessor; 0 with `splits`.
     reason : str
         Why it is not a kernel of attention's own, for a call of `attention`.
     expected_us : tuple of (Variant, float)
@@ -74,9 +71,7 @@ class DecodePlan(NamedTuple):
     smem_bytes: int
     row_tiles: int
     splits: int
-    parts: int
     rows: int
-    slack: int
     ends: int
     spread: int
     reason: str = ""
@@ -96,13 +91,18 @@ class DecodePlan(NamedTuple):
 
     @property
     def partial_floats(self) -> int:
-        """float32 numbers that pieces of sequences need: two places a block, if there are any.
+        """float32 numbers that splits of units need: two slots a block, if there are any.
 
         ``kernels/decode_merge.cuh`` says where they are.
         """
         if self.splits == 1:
             return 0
         return partial_floats(self.grid, self.rows, self.variant.head_dim_v)
+
+    def splits_of(self, problem: Problem) -> int:
+        """Return the splits of every unit of a problem, where these are equal."""
+        units = problem.batch * problem.heads_kv * self.row_tiles
+        return max(1, self.grid // units)
 
 
 def plan(
@@ -114,8 +114,8 @@ def plan(
     """Choose how a problem runs on a device.
 
     Without `num_splits` there are as many blocks as run at once, but no more than there are tiles
-    of keys, or a block for each unit: a sequence, K/V head and tile of rows. How they share the
-    keys out is found where lengths are known, on the device, unless no unit is ever cut.
+    of keys, or a block for each unit: a sequence, K/V head and tile of rows. How they divide the
+    keys is found where lengths are known, on the device, unless no unit is ever cut.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def plan(
         Not empty.
     device : Device
     num_splits : int, optional
-        Parts of every sequence.
+        Equal splits of every unit.
     kernel : str or Variant, optional
         Forces a kernel, or one instantiation of it.
 
@@ -156,17 +156,17 @@ def plan(
     units = units_of(problem, variant.bm)
     tiles, used = _tiles(problem, variant), min(rows, variant.bm)
     if variant.whole and min(num_splits or 1, tiles) > 1:
-        raise ValueError(f"num_splits: {variant!r} cuts nothing, {num_splits} parts are asked for")
+        raise ValueError(f"num_splits: {variant!r} cuts nothing, {num_splits} splits are asked for")
     if num_splits is None:
         never = variant.whole or never_cut(problem, device, variant.bm)
         # One that is named may have another score.
         whole = small is not None and variant == small._replace(score=variant.score)
         whole = never or (whole and can_be_whole(problem, device, variant.bm))
-        grid, parts = (units, 1) if whole else _shares(problem, device, variant, units)
+        grid = units if whole else _blocks(problem, device, variant, units)
         splits = int(never)
         smem_bytes = max(variant.smem_bytes, _kept_apart(grid, variant, device))
     else:
-        splits = parts = min(num_splits, tiles)  # others would have no key in any sequence
+        splits = min(num_splits, tiles)  # others would have no key in any sequence
         grid, smem_bytes = units * splits, variant.smem_bytes
     ends = 0 if splits else shared_end_bytes(problem, variant.bm, used) // _tile_bytes(variant)
     if units * (tiles + ends) > MAX_TILES:
@@ -176,10 +176,9 @@ def plan(
         )
     if not isinstance(kernel, Variant):
         variant = variant._replace(whole=splits == 1)
-    slack = more_pieces_bytes(problem, variant.bm, used, parts) // _tile_bytes(variant)
+    spread = 0 if splits else _spread(units / device.sm_count, grid < 2 * units)
     return DecodePlan(
-        *(variant, grid, variant.threads, smem_bytes, row_tiles, splits, parts, used, slack, ends),
-        spread=_spread(units / device.sm_count, parts),
+        *(variant, grid, variant.threads, smem_bytes, row_tiles, splits, used, ends, spread)
     )
 
 
@@ -203,33 +202,32 @@ def _tile_bytes(variant: Variant) -> int:
     return variant.bn * columns * DTYPES[variant.dtype].bytes
 
 
-def _shares(problem: Problem, device: Device, variant: Variant, units: int) -> tuple[int, int]:
-    """Return how many blocks share out all keys, and into how many parts each unit can be cut."""
+def _blocks(problem: Problem, device: Device, variant: Variant, units: int) -> int:
+    """Return how many blocks divide all keys."""
     at_once = device.sm_count * resident(variant, device)
     tiles = _tiles(problem._replace(seq_kv=keys_of(problem)), variant)
     if in_waves(units, at_once) and can_be_whole(problem, device, variant.bm):
-        return units, 1
+        return units
     grid = min(at_once, units * tiles)
-    parts = max(1, grid // max(1, units))
-    # To merge many pieces takes longer than to read long ones.
-    long_parts = tiles * variant.bn // (_ROW_PART * variant.bm)
-    if parts > max(_MANY_PARTS, long_parts):
-        parts = max(_MANY_PARTS, long_parts)
-        return units * parts, parts
+    splits = grid // units
+    # To merge many splits takes longer than to read long ones.
+    long_splits = tiles * variant.bn // (_ROW_SPLIT * variant.bm)
+    if splits > max(_MANY_SPLITS, long_splits):
+        return units * max(_MANY_SPLITS, long_splits)
     # The blocks that merge end last, and blocks of the next launch on their multiprocessors would
     # begin late: there is no work for those, if it is no part of much.
-    if parts >= _SOME_PARTS and tiles * variant.bn <= _SHORT_PART * parts:
-        parts -= 1
-    return grid, parts
+    if splits >= _SOME_SPLITS and tiles * variant.bn <= _SHORT_SPLIT * splits:
+        return units * (splits - 1)
+    return grid
 
 
-def _spread(of_each: float, parts: int) -> int:
-    """Return how long a unit may be that no blocks share, in eighths of an equal share of all keys.
+def _spread(of_each: float, is_whole: bool) -> int:
+    """Return how long splits may be, in eighths of an equal range of all keys.
 
-    There are so many for each multiprocessor. Blocks that follow each other end together but for
-    the last: no unit should take more than three quarters of the time of all.
+    There are so many units for each multiprocessor. Blocks of whole units that follow each other
+    end together but for the last: none should take more than three quarters of the time of all.
     """
-    return int(6 * of_each) if parts == 1 and of_each > SOME_UNITS else 8
+    return int(6 * of_each) if is_whole and of_each > SOME_UNITS else 8
 
 
 def _tiles(problem: Problem, variant: Variant) -> int:

@@ -11,14 +11,12 @@ from cufa.planner.rules import KEY_STEP
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
-_LANES = 32  # of a warp
-
 SYSTEM_SMEM = 1024  # bytes of a block
 MOST_SMALL = 4  # blocks of a multiprocessor that all begin at once
 NEARLY_NONE = 0.1  # of a wave that is idle
 NEARLY_ALL = 0.95  # multiprocessors: of so many units, few are long enough to be cut
 SOME_UNITS = 2  # a multiprocessor: 1.94 of unequal lengths were 2% slower uncut, 2.9 10% faster
-_MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal shares, not of 3.0
+_MANY_WAVES = 3  # of 1.5 and 2.3 waves a block each was slower than equal ranges, not of 3.0
 _MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
 
 _SECOND_END, _SECOND_ROW = 60 << 10, 12 << 10
@@ -27,13 +25,6 @@ and each row of that: 2.8 us for 2 rows of 256 columns, 3.3 for 4 of 128, 7 for 
 
 _WIDE_END, _WIDE_ELEMENT = 96 << 10, 36
 """The same of more than 16 rows, and of each of their columns: a tile has fewer teams to add up."""
-
-_MERGE, _SLOW_MERGE, _LOOK_AT_ALL = 100 << 10, 48 << 10, 100 << 10
-"""The same where units in one part each, of which nothing is merged, are cut; or those in three or
-four, which are merged sooner than more; and where blocks look at the lengths of more sequences than
-a warp has lanes. Of 21 shapes of equal lengths on an H200, those that are shared so took 0.979 to
-0.999 of the time of equal parts, on 126 to 130 multiprocessors, where others would have taken 1.001
-to 1.025."""
 
 _LOOK_UP = 84 << 10
 """The same where a block finds the pages of its unit: blocks of two warps were faster than others
@@ -49,7 +40,7 @@ _NEVER_CUT_FEW = 512 << 10
 time in geometric mean, 1.42 at most, where one was as long as this and all others had 16 keys."""
 
 _NEVER_CUT_ALONE = 128 << 10
-"""The same however few units there are: to merge pieces takes longer than to read these. 0.85 of
+"""The same however few units there are: to merge splits takes longer than to read these. 0.85 of
 the time for 192 and 256 keys of 8 heads of 128 columns, 1.23 for 512."""
 
 _NEVER_CUT_OF_MANY_HEADS, _MANY_HEADS = 4 << 20, 0.2
@@ -100,7 +91,7 @@ def _next_end_bytes(problem: Problem, bm: int, rows: int) -> int:
 
 
 def shared_end_bytes(problem: Problem, bm: int, rows: int) -> int:
-    """Return as how many bytes of keys a unit's end counts in equal shares of all keys.
+    """Return as how many bytes of keys a unit's end counts in equal ranges of all keys.
 
     Of 35 timings of unequal lengths with few rows on an H200, `second_end_bytes` and half of it
     took 1.02 and 1.08 of the time of three halves; with many rows, an eighth of what was taken for
@@ -110,16 +101,6 @@ def shared_end_bytes(problem: Problem, bm: int, rows: int) -> int:
     return size if bm > 16 else size * 5 // 4 + (_LOOK_UP if problem.is_paged else 0)
 
 
-def more_pieces_bytes(problem: Problem, bm: int, rows: int, parts: int) -> int:
-    """Return what a multiprocessor reads in the time that units take which are cut anywhere.
-
-    It is that by which they take longer than in so many equal parts.
-    """
-    size = _next_end_bytes(problem, bm, rows) + (_LOOK_UP if problem.is_paged else 0)
-    size += _MERGE if parts == 1 else _SLOW_MERGE if parts in (3, 4) else 0
-    return size + (_LOOK_AT_ALL if problem.batch > _LANES else 0)
-
-
 def in_waves(units: int, at_once: int) -> bool:
     """Whether a block each, beginning as others end, keep all multiprocessors busy to the end."""
     waves = units / at_once
@@ -127,12 +108,12 @@ def in_waves(units: int, at_once: int) -> bool:
 
 
 def partial_floats(blocks: int, rows: int, columns: int) -> int:
-    """Return the float32 numbers that the pieces of so many blocks take, two places each."""
+    """Return the float32 numbers that the splits of so many blocks take, two slots each."""
     return 2 * blocks * rows * (columns + 4 * -(-columns // 64))
 
 
 def _has_memory(problem: Problem, bm: int) -> bool:
-    """Whether a block for each unit can leave pieces, as it must where lengths differ much."""
+    """Whether a block for each unit can leave splits, as it must where lengths differ much."""
     rows, columns = min(problem.group * problem.seq_q, bm), padded(problem.head_dim_v)
     return 4 * partial_floats(units_of(problem, bm), rows, columns) <= _MOST_PARTIAL
 

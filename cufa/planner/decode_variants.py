@@ -67,7 +67,7 @@ _WGMMA_RINGS = ((64, 3, 8), (64, 2, 8), (32, 4, 8), (32, 2, 8))
 
 _WGMMA_WHOLE_RINGS = ((64, 2, 16), *_WGMMA_RINGS)
 """Where no unit is cut, or those that are very long: to add up twice as many teams takes long, and
-longer with pieces."""
+longer with splits."""
 
 _WHOLE_DIMS = (64, 64)
 """Head dims for which these are: sixteen warps spill registers, if not in the loop. Of 128 columns
@@ -198,11 +198,11 @@ def small_blocks(problem: Problem, device: Device) -> Variant | None:
     chosen = None
     if 1 < each <= MOST_SMALL and size <= _SHORT_UNIT:
         # Each multiprocessor has all its units at once, and some have one less; large blocks would
-        # read equal shares, but one unit after the other, and nothing while one ends.
+        # read equal ranges, but one unit after the other, and nothing while one ends.
         uneven, in_turn = each * size + end, of_each * (size + end) + second_end_bytes(0)
         if each - of_each <= NEARLY_NONE or _UNEVEN * uneven < in_turn:
             chosen = next((v for v, blocks in reversed(made) if blocks >= each), None)
-    # Where there is no memory for pieces of all, two blocks a multiprocessor take equal shares.
+    # Where there is no memory for splits of all, two blocks a multiprocessor take equal ranges.
     whole = can_be_whole(problem, device, 16)
     for variant, blocks in made if whole else made[-1:]:
         if chosen is None and in_waves(units, blocks * device.sm_count):

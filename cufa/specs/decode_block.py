@@ -18,8 +18,8 @@ PARAMS = np.dtype(
         *((name, "u8") for name in ("lse", "partial", "lengths")),
         *((name, "f4") for name in ("scale_log2", "unified_max")),
         *((name, "i4") for name in ("batch", "heads_q", "heads_kv", "seq_q", "seq_kv")),
-        *((name, "i4") for name in ("head_dim", "head_dim_v", "splits", "slack", "spread", "ends")),
-        *((name, DIVISOR) for name in ("group", "row_tiles", "units", "blocks", "parts")),
+        *((name, "i4") for name in ("head_dim", "head_dim_v", "ends", "spread")),
+        *((name, DIVISOR) for name in ("group", "row_tiles", "items", "splits")),
     ],
     align=True,
 )
