@@ -63,6 +63,8 @@ class Call:
                 arrays[i], table = in_pages(pages, arrays[i], lengths, drawn.page_size)
             call["block_table"] = self._anywhere(table)
         self._draw_lengths()
+        if drawn.rows is not None and isinstance(call["cu_seqlens_q"], np.ndarray):
+            arrays[0] = arrays[0][:, :, : drawn.rows.sum()]  # on the host, offsets cover all rows
         arrays = [self._in_order(x) for x in arrays]
         call |= {name: self._placed(x)[0] for name, x in zip(names, arrays, strict=True)}
         self._assert_nothing_around = lambda: None

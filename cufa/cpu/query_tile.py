@@ -24,6 +24,9 @@ _TINY = float(np.finfo(np.float32).tiny)
 #: 1, a scaled q may overflow.
 _LEAST_SCALE = 2.0**-20
 
+#: Rows with fewer keys get maxima: of a single key, exp(score) / exp(score) is 1 with rounding.
+_FEW_KEYS = 64
+
 
 def query_tile(
     problem: Problem,
@@ -138,6 +141,8 @@ class _Tile:
     @property
     def may_be_plain(self) -> bool:
         """Whether scores in natural units are as exact as differences of scores."""
+        if int((self._end - self._first).min()) < _FEW_KEYS:
+            return False
         scale = abs(self._problem.scale)
         is_exact = self.score.is_more_than_scaled or math.frexp(scale)[0] == 0.5
         return is_exact and _LEAST_SCALE <= scale <= 1
