@@ -58,18 +58,18 @@ def test_params_have_the_layout_of_the_header(cupy: Any) -> None:
 def test_tma_arguments_have_the_layout_of_the_header(cupy: Any) -> None:
     """The hardware reads maps at multiples of 64 bytes."""
     parameter = FA3.parameter
-    arguments = "TmaArguments<Plain>"
+    arguments = "TmaArguments<Simple>"
     checks = [
         f"sizeof({arguments}) == {parameter.itemsize}",
         f"alignof({arguments}) == 64",
         f"__builtin_offsetof({arguments}, params) == {parameter.fields['params'][1]}",  # type: ignore[index]
-        "sizeof(Plain) == sizeof(Params)",  # a score without parameters takes no place
+        "sizeof(Simple) == sizeof(Params)",  # a score without parameters takes no place
     ]
     for name, offset, dtype in numbers_of(MAPS):
         checks.append(f"__builtin_offsetof({arguments}, maps.{name}) == {offset}")
         checks.append(f"sizeof({arguments}{{}}.maps.{name}) == {dtype.itemsize}")
-    plain = "using Plain = Arguments<Score<>, Dense>;"
-    assert_holds(cupy, f"{source.text('fa3_wgmma')}\n{plain}\n", checks, "sm_90a")
+    simple = "using Simple = Arguments<Score<>, Dense>;"
+    assert_holds(cupy, f"{source.text('fa3_wgmma')}\n{simple}\n", checks, "sm_90a")
     assert parameter["params"] == PARAMS
 
 

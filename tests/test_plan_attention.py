@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from test_plan import devices
 from test_problem import problems
 
 from cufa import device
+from cufa.features import parse
 from cufa.features.causal import Causal
+from cufa.features.window import Window
 from cufa.planner import attention, decode
 from cufa.planner import plan as tiled
 from cufa.planner.attention import decode_variants
@@ -128,18 +131,19 @@ def test_any_problem(given: Problem, gpu: device.Device) -> None:
         assert found.variant in known_variants(gpu, given.causal)
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "causal": {"causal": True},
-    "top-left": {"top_left": True},
-    "left": {"left": 300},
-    "right": {"right": 40},
-    "window": {"left": 200, "right": 100},
-    "bias": {"reads": ("BiasFloat16",), "causal": True},
-    "tiles left out": {"reads": ("Blocks",)},
-    "lengths": {"kv": "Padded", "causal": True},
-    "sequences": {"kv": "Varlen"},
-    "float32": {"dtype": "float32"},
+KINDS: dict[str, Callable[[Problem], Problem]] = {
+    "plain": lambda p: p,
+    "causal": lambda p: p.having(Causal()),
+    "top-left": lambda p: p.having(*parse({"causal": "top-left"})),
+    "left": lambda p: p.having(Window(300, None)),
+    "right": lambda p: p.having(Window(None, 40)),
+    "window": lambda p: p.having(Window(200, 100)),
+    "chunk": lambda p: p.having(*parse({"attention_chunk": 100})),
+    "bias": lambda p: p.having(Causal()).reading("BiasFloat16"),
+    "tiles left out": lambda p: p.reading("Blocks"),
+    "lengths": lambda p: p.having(Causal())._replace(kv="Padded"),
+    "sequences": lambda p: p._replace(kv="Varlen"),
+    "float32": lambda p: p._replace(dtype="float32"),
 }
 
 
@@ -148,7 +152,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_what_was_planned_before_changes_no_plan(kind: str, name: str) -> None:
     """Of hundreds of calls, many of which the planner takes for those of other lengths."""
     gpu, rng = device.named(name), random.Random(kind)
-    base = problem(1, 8, 8, 1, 1, 64)._replace(**KINDS[kind])
+    base = KINDS[kind](problem(1, 8, 8, 1, 1, 64))
     for alone in (False, True):
         planner = attention.Planner(base, gpu, batch_invariant=alone)
         for longest in (300, 700, 700, 40_000) * 25:
