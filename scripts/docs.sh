@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 make_venv
 install docs
 
-# What an earlier build has left must not hide a page that is gone.
+# Pages of an earlier build must not hide one that is gone.
 rm -rf build/docs
 .venv/bin/python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto --builder html docs build/docs
 echo "Documentation: build/docs/index.html"

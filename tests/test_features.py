@@ -24,7 +24,7 @@ values = pytest.mark.parametrize("name", VALUES)
 
 
 class Asked(Exception):  # noqa: N818
-    """What a call looks itself up by."""
+    """The key by which a call looks itself up."""
 
 
 def key_of(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], **options: Any) -> Any:

@@ -229,7 +229,7 @@ def test_what_asks_for_a_value_is_refused(
 
 
 class Slope:
-    """What FlexAttention calls a callable: an object with attributes."""
+    """A callable as FlexAttention takes it: an object with attributes."""
 
     def __init__(self, slopes: Any, factor: float) -> None:
         self.slopes, self.factor = slopes, factor

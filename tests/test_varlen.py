@@ -190,7 +190,7 @@ def test_sequences_longer_than_the_longest(xp: ModuleType, rng: np.random.Genera
 
 
 def test_longest_lengths_of_nothing(xp: ModuleType, rng: np.random.Generator) -> None:
-    """What ``lengths.max()`` is where nothing is there."""
+    """A maximum length of 0 is ``lengths.max()`` where there is nothing."""
     empty = xp.asarray(np.empty((0, 2, 8), np.float32))
     offsets = xp.asarray(np.zeros(3, np.int32))
     out = cufa.attention_varlen(

@@ -1,4 +1,4 @@
-"""What the host has decided on its way to the device, which takes it when its turn comes."""
+"""Numbers that the host sends to the device, which takes them in the order of its stream."""
 
 from __future__ import annotations
 

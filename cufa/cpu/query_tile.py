@@ -60,7 +60,7 @@ def query_tile(
     own : Own
         The caller's functions, of these sequences and heads.
     seed : int
-        Of a dropout.
+        The seed of a dropout.
 
     Notes
     -----
@@ -101,7 +101,7 @@ def _sees(problem: Problem, start: int, stop: int) -> tuple[np.ndarray, np.ndarr
 
 
 class _Tile:
-    """What `query_tile` computes, once without row maxima and, where needed, once with them.
+    """The sums of `query_tile`, once without row maxima and, where needed, once with them.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What stands between Q K^T and the softmax on the CPU: the features of a call, tile by tile."""
+"""The features of a call on the CPU, between Q K^T and the softmax, tile by tile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Score:
     own : Own
         The caller's functions, of these sequences and query heads.
     seed : int
-        Of a dropout.
+        The seed of a dropout.
 
     Attributes
     ----------

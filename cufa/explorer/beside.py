@@ -35,7 +35,7 @@ class Beside(NamedTuple):
         These themselves.
     block_mask : BlockMask or None
     seed : int
-        Of a dropout.
+        The seed of a dropout.
     """
 
     ndim: int = 4

@@ -1,4 +1,4 @@
-"""What may stand between Q K^T and the softmax: a file a feature, and this list of them."""
+"""The features between Q K^T and the softmax: a file each, and this list of them."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class AttentionChunk(Value):
 
     @property
     def words(self) -> str:
-        """What a line about a problem says of it."""
+        """The words for it in a line about a problem."""
         return f"attention_chunk {self.size}"
 
     def parts(self, call: Call) -> tuple[str, ...]:

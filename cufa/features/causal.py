@@ -56,7 +56,7 @@ class Causal(Value):
 
     @property
     def words(self) -> str:
-        """What a line about a problem says of it."""
+        """The words for it in a line about a problem."""
         return "causal top-left" if self.is_top_left else "causal"
 
     @property

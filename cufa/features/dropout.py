@@ -92,7 +92,7 @@ class Dropout(Value):
 
     @property
     def words(self) -> str:
-        """What a line about a problem says of it."""
+        """The words for it in a line about a problem."""
         return f"dropout {self.p:g}"
 
     @property

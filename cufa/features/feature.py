@@ -98,7 +98,7 @@ class Tile(NamedTuple):
     arrays : mapping
         Of these sequences and query heads, by argument, with all axes of their parts.
     seed : int
-        Of a dropout.
+        The seed of a dropout.
     """
 
     rows: slice
@@ -136,7 +136,7 @@ Bound = Any
 
 @dataclass(frozen=True)
 class Feature:
-    """What a call asks of its scores; the methods here are those of one that does nothing.
+    """A wish of a call for its scores; the methods here are those of one that does nothing.
 
     Attributes
     ----------
@@ -174,7 +174,7 @@ class Feature:
 
     @property
     def words(self) -> str:
-        """What a line about a problem says of it."""
+        """The words for it in a line about a problem."""
         return self.ARGUMENT
 
     @property

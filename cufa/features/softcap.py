@@ -66,7 +66,7 @@ class Softcap(Value):
 
     @property
     def words(self) -> str:
-        """What a line about a problem says of it."""
+        """The words for it in a line about a problem."""
         return f"softcap {self.c:g}"
 
     def parts(self, call: Call) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ BLOCKS = "Blocks"
 """The part that reads the lists of `cufa.BlockMask`."""
 
 OWN = {"score_mod": "ScoreMod", "mask_mod": "MaskMod"}
-"""What the names of a caller's own parts begin with, by argument."""
+"""The beginnings of the names of a caller's own parts, by argument."""
 
 
 @dataclass(frozen=True)

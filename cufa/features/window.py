@@ -14,7 +14,7 @@ from cufa.features.feature import Bound, Call, Option, Places, Reach, Value
 from cufa.features.part import Parameter, Part
 
 NO_WINDOW = (None, None)
-"""Of all keys."""
+"""The window of all keys."""
 
 MAX_WINDOW = 2**30
 """A bound of a window that is no bound, and the longest sequences that a window is for."""
@@ -118,7 +118,7 @@ class Window(Value):
 
     @property
     def words(self) -> str:
-        """What a line about a problem says of it."""
+        """The words for it in a line about a problem."""
         ends = ("none" if n is None else str(n) for n in (self.left, self.right))
         return f"window {','.join(ends)}"
 

@@ -1,7 +1,7 @@
-// What a caller's own expression is made of, see cufa/expression: NumPy's functions on bool, int,
-// long long and float, and arrays. Where C++ and NumPy differ, it is as in NumPy: integers wrap
-// around, quotients are rounded down, what is divided by zero is 0 or, of floats, not finite, and
-// the larger and the smaller one of a number and NaN is NaN.
+// The words of a caller's own expression, see cufa/features/expression: NumPy's functions on bool,
+// int, long long and float, and arrays. Where C++ and NumPy differ, it is as in NumPy: integers
+// wrap around, quotients are rounded down, what is divided by zero is 0 or, of floats, not finite,
+// and the larger and the smaller one of a number and NaN is NaN.
 #pragma once
 #include "ptx.cuh"
 #include "ptx_convert.cuh"

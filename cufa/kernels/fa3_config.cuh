@@ -1,4 +1,4 @@
-// What follows from the template arguments of fa3_wgmma.cu.
+// The constants that follow from the template arguments of fa3_wgmma.cu.
 #pragma once
 #include "fa3_schedule.cuh"
 #include "fa3_smem.cuh"

@@ -75,7 +75,7 @@ struct TileLoader {
 
     // Starts the copy of the tile that begins at `row`, `src` being its source. What lies beyond
     // the matrix is not read: zeros stand for it. Rows are made of whole chunks:
-    // cufa/problem/arrays.py pads others with zeros.
+    // cufa/arrays.py pads others with zeros.
     __device__ void start(uint32_t tile, int row, const T* src) const {
         const int thread = thread_index();
         const int row0 = thread / Tile::PANEL, chunk0 = thread % Tile::PANEL;

@@ -39,7 +39,7 @@ _Described = tuple[Ints, Ints, tuple[int, int, int]]
 
 
 class _Planned(NamedTuple):
-    """What all launches of a plan have in common, whatever the lengths of sequences.
+    """The part of a launch that is the same for all lengths of a plan.
 
     Attributes
     ----------

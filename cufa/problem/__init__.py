@@ -1,1 +1,1 @@
-"""What a call asks for: arrays and options checked, and the Problem made of them."""
+"""The checks of arrays and options of a call, and the Problem that they make."""

@@ -57,7 +57,7 @@ class Extras(NamedTuple):
     mods : tuple
         Those that the caller's own functions read.
     seed : int or None
-        Of a dropout.
+        The seed of a dropout.
     """
 
     arrays: tuple[Any, ...] = ()

@@ -10,7 +10,7 @@ from cufa.dtypes import DTYPES
 
 
 class RotaryTables:
-    """What kernels know of a `cufa.Rotary`.
+    """The tables of a `cufa.Rotary`, as kernels read them.
 
     Parameters
     ----------
