@@ -11,8 +11,8 @@ import test_emulated_decode
 from emulated import Emulator, needs_compiler
 from exhaustive import exhaustive
 from played_gpu import Gpu, on_gpu
-from reference import assert_accepted, random_inputs
-from test_attention_chunk import same_chunk
+from reference import Expected, assert_accepted, random_inputs
+from test_attention_chunk import bound_of_few_keys, same_chunk
 from test_emulated import (  # noqa: F401
     ALL,
     FA1,
@@ -58,8 +58,10 @@ def checked(form: str, rng: np.random.Generator, sizes: Any, **options: Any) -> 
     plan: Any = cufa.explain(*given, **there)
     chosen = variant._replace(score=plan.variant.score)
     out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **there)
-    mask = same_chunk(sq, sk, options.pop("attention_chunk"))
-    assert_accepted(out.get(), lse.get(), *arrays, what=f"{chosen} {sizes}", mask=mask, **options)
+    chunk = options.pop("attention_chunk")
+    expected = Expected(*arrays, mask=same_chunk(sq, sk, chunk), **options)
+    bound = bound_of_few_keys(expected, arrays, chunk, **options)
+    expected.assert_accepts(out.get(), lse.get(), f"{chosen} {sizes}", bound)
 
 
 @on_two
