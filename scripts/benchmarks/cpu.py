@@ -81,7 +81,8 @@ def rows(pairs: list[tuple[Cell, Cell]], rounds: int, seed: int) -> Iterator[dic
 def medians(calls: Mapping[Name, Callable[[], Any]], rounds: int) -> dict[Name, float]:
     """Return the microseconds of a call, by contestant.
 
-    All take turns, each round in another order. The clock counts the time that the processor spends on this process, and leaves others out.
+    All take turns, each round in another order. The clock counts the time that the processor
+    spends on this process, and leaves others out.
     """
     times: dict[Name, list[int]] = {name: [] for name in calls}
     gc.collect()
