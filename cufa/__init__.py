@@ -12,6 +12,7 @@ Start here:
 """
 
 from cufa.api.attention import attention, explain
+from cufa.api.backward import attention_backward
 from cufa.api.block_mask import BlockMask
 from cufa.api.decode import decode
 from cufa.api.merge import merge
@@ -39,6 +40,7 @@ __all__ = [
     "Rotary",
     "Variant",
     "attention",
+    "attention_backward",
     "attention_varlen",
     "decode",
     "dropout_mask",

@@ -1,0 +1,191 @@
+"""The arrays of a backward pass: what the forward call gave, and where gradients go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cufa.arrays import Array, as_bhsd, overlap
+from cufa.checks import check_devices, check_dtypes, check_out, shown_dtype
+from cufa.problem.parse import restore_shape
+from cufa.problem.problem import Problem
+
+TENSORS = ("q", "k", "v")
+"""What gradients have an argument for: ``dq`` and so on."""
+
+WRT = (*TENSORS, "bias", "sinks")
+"""What attention is differentiated with respect to."""
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+class Gradients(NamedTuple):
+    """An array for each gradient that is asked for, by the name of what it is of; None for others.
+
+    Attributes
+    ----------
+    q, k, v : array or None
+        (batch, heads, seq, head_dim).
+    bias : array or None
+        (batch, heads_q, seq_q, seq_kv), and length 1 along axes that the bias lacks.
+    sinks : array or None
+        (heads_q,).
+    """
+
+    q: Array | None = None
+    k: Array | None = None
+    v: Array | None = None
+    bias: Array | None = None
+    sinks: Array | None = None
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether a gradient of scores is needed: not for that of V, nor of the sinks."""
+        return not (self.q is self.k is self.bias is None)
+
+
+class Results(NamedTuple):
+    """What a forward call returned, and the gradient of its result.
+
+    Attributes
+    ----------
+    dout, out : array, (batch, heads_q, seq_q, head_dim_v)
+    lse : array, (batch, heads_q, seq_q) float32
+    """
+
+    dout: Array
+    out: Array
+    lse: Array
+
+
+def check_wrt(wrt: object, given: Mapping[str, Array | None]) -> tuple[str, ...]:
+    """Return what a call is differentiated with respect to.
+
+    Parameters
+    ----------
+    wrt : tuple of str
+        Some of `WRT`.
+    given : mapping
+        Arguments of the call by name, None for what it lacks: those of `WRT`, and `dq`, `dk`, `dv`.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    known = ", ".join(map(repr, WRT))
+    if not isinstance(wrt, (tuple, list)) or not all(isinstance(name, str) for name in wrt):
+        shown = repr(wrt) if isinstance(wrt, (str, tuple, list)) else type(wrt).__name__
+        raise TypeError(f"wrt must be a tuple of names of {known}, not {shown}")
+    if not wrt:
+        raise ValueError(f"wrt is empty: it must name one or more of {known}")
+    for i, name in enumerate(wrt):
+        if name not in WRT:
+            raise ValueError(f"wrt has {name!r}, which is none of {known}")
+        if name in wrt[:i]:
+            raise ValueError(f"wrt has {name!r} twice")
+        if given.get(name) is None:
+            raise ValueError(f"wrt has {name!r}, but the call has no {name}")
+    for name in TENSORS:
+        if given.get(f"d{name}") is not None and name not in wrt:
+            raise ValueError(f"d{name} is given, but {name!r} is not in wrt, {tuple(wrt)}")
+    return tuple(wrt)
+
+
+def parse_results(
+    problem: Problem,
+    results: Mapping[str, Array],
+    reference: Array,
+    layout: str,
+    xp: ModuleType,
+) -> Results:
+    """Check what the forward call gave, and return views of it.
+
+    Parameters
+    ----------
+    problem : Problem
+    results : mapping
+        ``dout``, ``out`` and ``lse``, in the caller's axes.
+    reference : array
+        The caller's q.
+    layout : str
+    xp : module
+        That all arrays belong to.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For dtypes, shapes and devices that are not those of the forward call.
+    """
+    if xp is np:
+        results = {name: np.asarray(array) for name, array in results.items()}
+    lse = results["lse"]
+    check_dtypes({"q": reference, "dout": results["dout"], "out": results["out"]})
+    if lse.dtype != _FLOAT32:
+        raise TypeError(
+            f"lse has dtype {shown_dtype(lse.dtype)}: float32 is needed, as return_lse=True gives"
+        )
+    if xp is not np:
+        check_devices(results, xp)
+    shape, lse_shape = restore_shape(problem, reference.ndim, layout)
+    for name, needed in (("dout", shape), ("out", shape), ("lse", lse_shape)):
+        if results[name].shape != needed:
+            raise ValueError(
+                f"{name} has shape {results[name].shape}, but the forward call's "
+                f"{'lse' if name == 'lse' else 'result'} has shape {needed}"
+            )
+    dout, out = (as_bhsd(results[name], layout) for name in ("dout", "out"))
+    return Results(dout, out, as_bhsd(lse[..., None], "bhsd")[..., 0])
+
+
+def check_gradients(
+    given: Mapping[str, Array | None], inputs: Mapping[str, Array | None], xp: ModuleType
+) -> None:
+    """Check the arrays that gradients go to.
+
+    Parameters
+    ----------
+    given : mapping
+        ``dq``, ``dk`` and ``dv``, None for one that is to be made.
+    inputs : mapping
+        All arrays that the call reads, by name; q, k and v among them.
+    xp : module
+        That all arrays belong to.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For dtypes, shapes and devices that are not those of q, k and v; for an array that cannot be
+        written, or shares memory with another.
+    """
+    there = {name: array for name, array in inputs.items() if array is not None}
+    written: dict[str, Array] = {}
+    for name, array in given.items():
+        if array is None:
+            continue
+        of = name.removeprefix("d")
+        check_dtypes({of: there[of], name: array})
+        if xp is not np:
+            check_devices({name: array}, xp)
+        check_out(array, there[of].shape, there, name)
+        for other, its in written.items():
+            if overlap(array, its):
+                raise ValueError(
+                    f"{name} (shape {array.shape}) shares memory with {other} (shape {its.shape})"
+                )
+        written[name] = array
+
+
+def all_axes_of(array: Any, rank: int) -> Any:
+    """View a bias, or what is of its shape, with the four axes of scores.
+
+    Parameters
+    ----------
+    array : array
+        Its axes are the last ones of (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
+    rank : int
+        Of q: 4, 3 or 2.
+    """
+    return as_bhsd(array.reshape((1,) * (rank - array.ndim) + array.shape), "bhsd")
