@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
-from cufa.arrays import Array, Operands, as_bhsd, module_of_all
+from cufa.arrays import Array, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import own as cpu_own
 from cufa.cpu.backward import attention_backward as on_cpu
@@ -16,14 +16,14 @@ from cufa.cpu.backward_lengths import backward_padded
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING
 from cufa.features.window import NO_WINDOW
-from cufa.problem.parse import parse
+from cufa.problem.parse import parse, restore_shape
 from cufa.problem.parse_backward import (
     TENSORS,
     Gradients,
-    all_axes_of,
+    Results,
     check_gradients,
+    check_results,
     check_wrt,
-    parse_results,
 )
 from cufa.specs.variant import Variant
 
@@ -161,24 +161,23 @@ def attention_backward(
     )
     if block_mask is not None:
         problem = with_block_mask(problem, block_mask, xp)
-    parsed = parse_results(problem, results, q, layout, xp)
-    operands = operands._replace(seed=seed, out=parsed.out)
+    shapes = restore_shape(problem, np.ndim(q), layout)
+    dout, out, lse = check_results(results, q, shapes, xp)
+    its = Results(as_bhsd(dout, layout), as_bhsd(out, layout), lse.reshape(operands.q.shape[:3]))
+    operands = operands._replace(seed=seed, out=its.out)
     others = {} if lengths_k is None else {"lengths_k": lengths_k}
     check_gradients(into, {**tensors, **results, **beside, **others}, xp)
     refuse_kernel(kernel)
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
     own = cpu_own.differentiable(score_mod, mask_mod, tiles)
-    gradients = made(wrt, {**tensors, **beside, **into}, own.is_called)
-    views = Gradients(
-        *(None if x is None else as_bhsd(x, layout) for x in gradients[:3]),
-        None if gradients.bias is None else all_axes_of(gradients.bias, np.ndim(q)),
-        gradients.sinks,
-    )
+    given = {**tensors, **beside, **into}
+    gradients = made(wrt, given, own.is_called)
+    views = gradients.viewed(lambda x: as_bhsd(x, layout), np.ndim(q))
     if lengths_k is None:
-        on_cpu(problem, operands, parsed, views, own)
+        on_cpu(problem, operands, its, views, own)
     else:
-        backward_padded(problem, operands, parsed, views, lengths_k, own)
-    return returned(wrt, gradients, {**tensors, **beside, **into})
+        backward_padded(problem, operands, its, views, lengths_k, own)
+    return returned(wrt, gradients, given)
 
 
 def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradients:

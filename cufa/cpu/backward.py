@@ -174,10 +174,10 @@ class _Queries:
         if into.needs_scores or into.sinks is not None:
             rdO, rO = self._below(self._dout), self._below(results.out[:, :, rows])
             self._delta = np.einsum("...d,...d->...", rdO, rO)[..., None]
-        if into.sinks is not None:
-            weights = np.exp(self._score.sinks() - self._lse)
-            gone = self._by_head(weights * self._delta)
-            into.sinks -= np.where(lse == -np.inf, 0, gone).sum(axis=(0, 2, 3))
+        sinks, dsinks = self._score.sinks(), into.sinks
+        if dsinks is not None and sinks is not None:
+            of_rows = np.exp(sinks - self._lse) * self._delta
+            dsinks -= self._by_head(of_rows).sum(axis=(0, 2, 3))
 
     def _below(self, x: np.ndarray) -> np.ndarray:
         """Return rows of heads, with those of a group below each other, float32."""

@@ -45,10 +45,11 @@ def backward_padded(
         )
         its_results = Results(*(x[one] for x in results))
         its = Gradients(
-            None if into.q is None else into.q[one],
-            *(None if x is None else x[one, :, :length] for x in (into.k, into.v)),
-            part_of(into.bias, one, *_ALL, slice(length)),
-            into.sinks,
+            q=None if into.q is None else into.q[one],
+            k=None if into.k is None else into.k[one, :, :length],
+            v=None if into.v is None else into.v[one, :, :length],
+            bias=part_of(into.bias, one, *_ALL, slice(length)),
+            sinks=into.sinks,
         )
         attention_backward(its_problem, its_operands, its_results, its, own.beginning_with(i))
 
@@ -87,10 +88,11 @@ def backward_varlen(
         )
         its_results = Results(*map(queries.of, results))
         its = Gradients(
-            None if into.q is None else queries.of(into.q),
-            *(None if x is None else keys.of(x) for x in (into.k, into.v)),
-            part_of(into.bias, some, slice(None), slice(queries.used), slice(keys.used)),
-            into.sinks,
+            q=None if into.q is None else queries.of(into.q),
+            k=None if into.k is None else keys.of(into.k),
+            v=None if into.v is None else keys.of(into.v),
+            bias=part_of(into.bias, some, slice(None), slice(queries.used), slice(keys.used)),
+            sinks=into.sinks,
         )
         its_own = own.beginning_with(some.start)
         attention_backward(its_problem, its_operands, its_results, its, its_own)

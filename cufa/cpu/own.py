@@ -90,8 +90,8 @@ class Own:
 
     def beginning_with(self, first: int) -> Own:
         """Return the same for sequences of which the first has this number."""
-        others = {"tiles": self._tiles, "derivative": self._derivative}
-        return Own(self.score_mod, self.mask_mod, first=first, **others)
+        functions = self.score_mod, self.mask_mod
+        return Own(*functions, first=first, tiles=self._tiles, derivative=self._derivative)
 
     @property
     def is_called(self) -> bool:

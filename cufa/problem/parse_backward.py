@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cufa.arrays import Array, as_bhsd, overlap
 from cufa.checks import check_devices, check_dtypes, check_out, shown_dtype
-from cufa.problem.parse import restore_shape
-from cufa.problem.problem import Problem
 
 TENSORS = ("q", "k", "v")
 """What gradients have an argument for: ``dq`` and so on."""
@@ -46,9 +44,25 @@ class Gradients(NamedTuple):
         """Whether a gradient of scores is needed: not for that of V, nor of the sinks."""
         return not (self.q is self.k is self.bias is None)
 
+    def viewed(self, view: Callable[[Array], Array], ndim: int) -> Gradients:
+        """Return views with these axes of arrays with the caller's.
+
+        Parameters
+        ----------
+        view : callable
+            Of q, k and v.
+        ndim : int
+            Of q: the axes of a bias are the last ones of (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
+        """
+        q, k, v = (None if x is None else view(x) for x in (self.q, self.k, self.v))
+        bias = self.bias
+        if bias is not None:
+            bias = as_bhsd(bias.reshape((1,) * (ndim - bias.ndim) + bias.shape), "bhsd")
+        return Gradients(q, k, v, bias, self.sinks)
+
 
 class Results(NamedTuple):
-    """What a forward call returned, and the gradient of its result.
+    """The gradient of a forward call's result, and what the call returned.
 
     Attributes
     ----------
@@ -94,23 +108,21 @@ def check_wrt(wrt: object, given: Mapping[str, Array | None]) -> tuple[str, ...]
     return tuple(wrt)
 
 
-def parse_results(
-    problem: Problem,
+def check_results(
     results: Mapping[str, Array],
-    reference: Array,
-    layout: str,
+    q: Array,
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
     xp: ModuleType,
-) -> Results:
-    """Check what the forward call gave, and return views of it.
+) -> tuple[Array, Array, Array]:
+    """Check what the forward call gave, and return ``dout``, ``out`` and ``lse``.
 
     Parameters
     ----------
-    problem : Problem
     results : mapping
-        ``dout``, ``out`` and ``lse``, in the caller's axes.
-    reference : array
-        The caller's q.
-    layout : str
+        Those three, by name.
+    q : array
+    shapes : tuple
+        That the result and its log-sum-exp have.
     xp : module
         That all arrays belong to.
 
@@ -119,25 +131,28 @@ def parse_results(
     TypeError, ValueError
         For dtypes, shapes and devices that are not those of the forward call.
     """
+    dout, out, lse = (results[name] for name in ("dout", "out", "lse"))
     if xp is np:
-        results = {name: np.asarray(array) for name, array in results.items()}
-    lse = results["lse"]
-    check_dtypes({"q": reference, "dout": results["dout"], "out": results["out"]})
+        dout, out, lse = map(np.asarray, (dout, out, lse))
+    check_dtypes({"q": q, "dout": dout, "out": out})
     if lse.dtype != _FLOAT32:
         raise TypeError(
             f"lse has dtype {shown_dtype(lse.dtype)}: float32 is needed, as return_lse=True gives"
         )
     if xp is not np:
         check_devices(results, xp)
-    shape, lse_shape = restore_shape(problem, reference.ndim, layout)
-    for name, needed in (("dout", shape), ("out", shape), ("lse", lse_shape)):
-        if results[name].shape != needed:
+    shape, lse_shape = shapes
+    for name, array, needed in (
+        ("dout", dout, shape),
+        ("out", out, shape),
+        ("lse", lse, lse_shape),
+    ):
+        if array.shape != needed:
+            what = "log-sum-exp" if name == "lse" else "result"
             raise ValueError(
-                f"{name} has shape {results[name].shape}, but the forward call's "
-                f"{'lse' if name == 'lse' else 'result'} has shape {needed}"
+                f"{name} has shape {array.shape}, but the forward call's {what} has shape {needed}"
             )
-    dout, out = (as_bhsd(results[name], layout) for name in ("dout", "out"))
-    return Results(dout, out, as_bhsd(lse[..., None], "bhsd")[..., 0])
+    return dout, out, lse
 
 
 def check_gradients(
@@ -176,16 +191,3 @@ def check_gradients(
                     f"{name} (shape {array.shape}) shares memory with {other} (shape {its.shape})"
                 )
         written[name] = array
-
-
-def all_axes_of(array: Any, rank: int) -> Any:
-    """View a bias, or what is of its shape, with the four axes of scores.
-
-    Parameters
-    ----------
-    array : array
-        Its axes are the last ones of (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
-    rank : int
-        Of q: 4, 3 or 2.
-    """
-    return as_bhsd(array.reshape((1,) * (rank - array.ndim) + array.shape), "bhsd")
