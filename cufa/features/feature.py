@@ -188,6 +188,10 @@ class Feature:
         """Change scores in place, which are `rS` times `factor`; return the factor that is left."""
         return factor
 
+    def slope(self, rS: np.ndarray, tile: Tile) -> np.ndarray | None:
+        """Return the derivative of scores `rS` by what they were before `apply`; None for 1."""
+        return None
+
     def hidden(self, tile: Tile) -> np.ndarray | None:
         """Return where queries do not see keys, other than by `sees`, or None."""
         return None

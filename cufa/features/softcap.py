@@ -87,6 +87,11 @@ class Softcap(Value):
         rS *= np.float32(self.c)
         return np.float32(1)
 
+    def slope(self, rS: np.ndarray, tile: Tile) -> np.ndarray | None:
+        """Return 1 - tanh^2."""
+        ratio = rS / np.float32(self.c)
+        return np.float32(1) - ratio * ratio
+
     @staticmethod
     def changed(given: Any, scores: Array, at: Places, xp: Any) -> Array:
         """Return bounded scores."""
