@@ -93,8 +93,13 @@ def formula_backward(
     lse: np.ndarray,
     *,
     causal: bool,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    dq: np.ndarray,
+    dk: np.ndarray,
+    dv: np.ndarray,
+    deterministic: bool,
+) -> None:
     assert causal
+    assert deterministic
     weights, sums = weights_of(q, k)
     assert np.array_equal(sums, lse)
     group = q.shape[1] // k.shape[1]
@@ -102,8 +107,9 @@ def formula_backward(
     slopes = weights * (dout @ values.swapaxes(-1, -2) - (dout * out).sum(-1, keepdims=True))
     slopes *= q.shape[-1] ** -0.5
     of_keys, of_values = slopes.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ dout
-    dk, dv = (x.reshape(len(q), -1, group, *x.shape[2:]).sum(2) for x in (of_keys, of_values))
-    return slopes @ keys, dk, dv
+    dq[...] = slopes @ keys
+    for shared, each in ((dk, of_keys), (dv, of_values)):
+        shared[...] = each.reshape(len(q), -1, group, *each.shape[2:]).sum(2)
 
 
 def parameter(rng: np.random.Generator, *shape: int) -> Parameter:

@@ -40,14 +40,15 @@ class Attention:
         """Return the gradient by x, of that by the output; the matrices' layers write theirs."""
         q, k, v, out, lse = self._saved
         dout = self._heads(self._output.backward(dy), len(q))
-        dq, dk, dv = cufa.attention_backward(dout, q, k, v, out, lse, causal=True)
         s = self._sizes
         width = (s.heads + 2 * s.kv_heads) * s.head_dim
         dqkv = module_of(dy).empty((len(dy), width), dy.dtype)
-        dq_rows, dk_rows, dv_rows = self._parts(dqkv, len(q))
-        self._rotary.turn(dq, out=dq_rows, back=True)
-        self._rotary.turn(dk, out=dk_rows, back=True)
-        dv_rows[...] = dv
+        dq, dk, dv = self._parts(dqkv, len(q))
+        cufa.attention_backward(
+            *(dout, q, k, v, out, lse), causal=True, dq=dq, dk=dk, dv=dv, deterministic=True
+        )
+        turned = self._turned(dqkv, len(q))
+        self._rotary.turn(turned, out=turned, back=True)
         return self._qkv.backward(dqkv)
 
     def _heads(self, rows: Array, batch: int) -> Array:
