@@ -2,8 +2,9 @@
 
     python scripts/train_adder.py build/adder
 
-Attention and its gradients run on `cufa`: on a GPU with CuPy, on the CPU with NumPy, the same code.
-Needs the extra "train". Sums that `adder.is_held_out` names are never trained on.
+Attention and its gradients run on `cufa`: on a GPU with CuPy, on the CPU with NumPy, the same code;
+the latter takes half an hour of one core. Needs the extra "train". Sums that `adder.is_held_out`
+names are never trained on.
 """
 
 import argparse
