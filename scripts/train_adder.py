@@ -21,8 +21,7 @@ from typing import NamedTuple
 import adder
 import ml_dtypes
 import numpy as np
-from llama.train import AdamW, Sizes, TrainedLlama, clip, cross_entropy, learning_rate
-from llama.train.loss import IGNORED
+from llama.train import IGNORED, AdamW, Sizes, TrainedLlama, clip, cross_entropy, learning_rate
 from models import Array, FileError, ModelError, choose_array_module, missing_package
 
 SIZES = Sizes(
@@ -98,13 +97,12 @@ def train(model: TrainedLlama, steps: int, batch: int, rate: float, seed: int) -
             pairs = adder.draw(rng, batch, held_out=False)
             now = learning_rate(step, steps, rate)
             losses[step - 1] = train_step(model, optimizer, pairs, now)
+            bar.update()
             if step % EVERY == 0 or step == steps:
                 checks.append((step, accuracy(model, check)))
                 seconds, loss = time.perf_counter() - start, float(losses[step - 1])
-                line = f"{step:6} {seconds:6.0f} s  loss {loss:.4f}  right {checks[-1][1]:.2%}"
-                bar.write(line)
+                bar.write(f"{step:6} {seconds:6.0f} s  loss {loss:.4f}  right {checks[-1][1]:.2%}")
                 sys.stdout.flush()
-            bar.update()
     return History(to_numpy(losses), checks)
 
 

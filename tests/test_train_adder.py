@@ -17,6 +17,7 @@ import pytest
 import train_adder
 from llama import Llama, Tokenizer
 from llama.train import (
+    IGNORED,
     AdamW,
     Parameter,
     Parameters,
@@ -29,7 +30,6 @@ from llama.train import (
 from llama.train.attention import Attention
 from llama.train.embedding import Embedding
 from llama.train.linear import Linear
-from llama.train.loss import IGNORED
 from llama.train.norm import RMSNorm
 from llama.train.perceptron import Perceptron
 from llama.train.rotary import Rotary
@@ -298,7 +298,7 @@ def test_adamw_is_its_formula(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(parameters.values, x, rtol=1e-12)
 
 
-def test_gradients_are_cut_to_a_norm() -> None:
+def test_gradients_are_clipped_to_a_norm() -> None:
     long, short = np.array([3.0, 4.0]), np.array([0.3, 0.4])
     clip(long, 1.0)
     clip(short, 1.0)

@@ -1,18 +1,19 @@
 """Training of Llamas on NumPy or CuPy arrays: layers with their gradients, a loss, AdamW.
 
-Each layer has `forward`, which keeps what `backward` needs, and `backward`, which takes the
-gradient of the loss by the layer's output, writes those by its parameters, and returns that by its
-input. Arrays of tokens have two axes, (tokens, width): the sequences of a batch follow each other.
+Each layer maps x to y by `forward`, which keeps what `backward` needs. `backward` takes dy, the
+gradient of the loss with respect to y, writes the gradients of the layer's parameters, and returns
+dx. x and y have two axes, (tokens, width): the sequences of a batch follow each other.
 """
 
 from llama.train.adamw import AdamW, clip
-from llama.train.loss import cross_entropy
+from llama.train.loss import IGNORED, cross_entropy
 from llama.train.model import TrainedLlama
 from llama.train.parameters import Parameter, Parameters
 from llama.train.schedule import learning_rate
 from llama.train.sizes import Sizes
 
 __all__ = [
+    "IGNORED",
     "AdamW",
     "Parameter",
     "Parameters",

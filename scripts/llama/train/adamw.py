@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2019), and gradients that are cut to a norm."""
+"""AdamW (Loshchilov and Hutter 2019), and gradients that are clipped to a norm."""
 
 from models import Array, module_of
 
@@ -8,7 +8,7 @@ from llama.train.parameters import Parameters
 def clip(gradients: Array, most: float) -> None:
     """Scale gradients, (parameters,), in place to the Euclidean norm `most`, if theirs is larger.
 
-    Nobody waits for the norm on a GPU.
+    On a GPU, the host does not wait for the norm.
     """
     xp = module_of(gradients)
     norm = xp.sqrt(xp.dot(gradients, gradients))

@@ -24,7 +24,7 @@ class Attention:
         self._qkv, self._output, self._rotary, self._sizes = qkv, output, rotary, sizes
 
     def forward(self, x: Array, batch: int) -> Array:
-        """Return (tokens, hidden) of `x`, the tokens of `batch` sequences of one length."""
+        """Return y from x, (tokens, hidden): `batch` sequences of one length."""
         s = self._sizes
         qkv = self._qkv.forward(x)
         q, k, v = self._parts(qkv, batch)
@@ -37,7 +37,7 @@ class Attention:
         return self._output.forward(rows)
 
     def backward(self, dy: Array) -> Array:
-        """Return the gradient by x, of that by the output; the matrices' layers write theirs."""
+        """Return dx from dy; the matrices write their gradients."""
         q, k, v, out, lse = self._saved
         dout = self._heads(self._output.backward(dy), len(q))
         s = self._sizes

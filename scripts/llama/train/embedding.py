@@ -17,14 +17,14 @@ class Embedding:
         self._weight = weight
 
     def forward(self, ids: Array) -> Array:
-        """Return (tokens, hidden) of token ids (tokens,)."""
+        """Return y, (tokens, hidden), from token ids (tokens,)."""
         self._ids = ids
         return self._weight.value[ids]
 
     def backward(self, dy: Array) -> None:
-        """Add the gradient by the matrix, of that by the output: its gradient has the head's.
+        """Add the gradient of the matrix, from dy, to what is there: the head's part.
 
-        A product with the tokens as unit vectors, which adds in the same order each time.
+        It is a product with the tokens as unit vectors, which adds in the same order each time.
         """
         xp = module_of(dy)
         tokens = xp.arange(len(self._weight.value), dtype=self._ids.dtype)

@@ -6,7 +6,7 @@ from llama.train.parameters import Parameter
 
 
 class Linear:
-    """x W^T of rows x.
+    """y = x W^T.
 
     Parameters
     ----------
@@ -17,11 +17,11 @@ class Linear:
         self._weight = weight
 
     def forward(self, x: Array) -> Array:
-        """Return (n, outputs) of `x` (n, inputs), which must not change before `backward`."""
+        """Return y, (n, outputs), from x (n, inputs), which must not change before `backward`."""
         self._x = x
         return x @ self._weight.value.T
 
     def backward(self, dy: Array) -> Array:
-        """Return the gradient by x, of that by the output; write that by the matrix."""
+        """Return dx from dy (n, outputs); write the gradient of the matrix."""
         module_of(dy).matmul(dy.T, self._x, out=self._weight.gradient)
         return dy @ self._weight.value

@@ -6,7 +6,7 @@ IGNORED = -100
 
 
 def cross_entropy(logits: Array, targets: Array) -> tuple[Array, Array]:
-    """Return the mean cross-entropy of the next tokens, and its gradient by the logits.
+    """Return the mean cross-entropy of the targets, and its gradient.
 
     Parameters
     ----------
@@ -17,8 +17,9 @@ def cross_entropy(logits: Array, targets: Array) -> tuple[Array, Array]:
     Returns
     -------
     loss : array, ()
-        On a GPU, nobody waits for it here.
+        On a GPU, the host does not wait for it.
     gradient : array, (tokens, vocabulary)
+        With respect to the logits.
     """
     xp = module_of(logits)
     is_target = targets[:, None] == xp.arange(logits.shape[1], dtype=targets.dtype)

@@ -44,12 +44,12 @@ class Layer:
         self._perceptron_norm = norm("post_attention_layernorm")
 
     def add_to(self, x: Array, batch: int) -> None:
-        """Add what the layer makes of `x`, (tokens, hidden), to it."""
+        """Add the layer's two outputs to x, (tokens, hidden), in place."""
         x += self._attention.forward(self._attention_norm.forward(x), batch)
         x += self._perceptron.forward(self._perceptron_norm.forward(x))
 
     def add_gradient_to(self, dx: Array) -> None:
-        """Change the gradient by the layer's output, in place, into that by its input."""
+        """Make dx, in place, from dy, (tokens, hidden)."""
         dx += self._perceptron_norm.backward(self._perceptron.backward(dx))
         dx += self._attention_norm.backward(self._attention.backward(dx))
 
@@ -97,7 +97,7 @@ class TrainedLlama:
         return self._head.forward(self._norm.forward(x))
 
     def backward(self, gradient: Array) -> None:
-        """Write the gradients by all parameters, of that by the logits of the last `forward`."""
+        """Write the gradients of all parameters, from that of the logits of the last `forward`."""
         dx = self._norm.backward(self._head.backward(gradient))
         for layer in reversed(self._layers):
             layer.add_gradient_to(dx)

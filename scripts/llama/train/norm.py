@@ -6,7 +6,7 @@ from llama.train.parameters import Parameter
 
 
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight, over the last axis.
+    """y = x / sqrt(mean(x^2) + eps) * weight, with the mean over the last axis.
 
     Parameters
     ----------
@@ -18,7 +18,7 @@ class RMSNorm:
         self._weight, self._eps = weight, eps
 
     def forward(self, x: Array) -> Array:
-        """Return a new array of the shape of `x`, (n, width)."""
+        """Return y, a new array of the shape of x, (n, width)."""
         scale = (x * x).mean(axis=-1, keepdims=True)
         scale += self._eps
         scale **= -0.5
@@ -26,7 +26,7 @@ class RMSNorm:
         return self._normed * self._weight.value
 
     def backward(self, dy: Array) -> Array:
-        """Return the gradient by x, of that by the output; write that by the weight.
+        """Return dx from dy; write the gradient of the weight.
 
         With n = x * scale and g = dy * weight: dx = scale * (g - n * mean(g * n)).
         """

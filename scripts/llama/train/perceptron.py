@@ -6,7 +6,7 @@ from llama.train.linear import Linear
 
 
 class Perceptron:
-    """down(silu(gate(x)) * up(x)).
+    """y = down(silu(gate(x)) * up(x)).
 
     Parameters
     ----------
@@ -19,7 +19,7 @@ class Perceptron:
         self._gate_up, self._down = gate_up, down
 
     def forward(self, x: Array) -> Array:
-        """Return (n, hidden) of `x` (n, hidden)."""
+        """Return y from x, (n, hidden) both."""
         gate, up = _halves(self._gate_up.forward(x))
         # The logistic function by tanh, which cannot overflow.
         logistic = gate * 0.5
@@ -31,7 +31,7 @@ class Perceptron:
         return self._down.forward(silu * up)
 
     def backward(self, dy: Array) -> Array:
-        """Return the gradient by x, of that by the output; the matrices' layers write theirs.
+        """Return dx from dy; the matrices write their gradients.
 
         The derivative of silu(a) = a s(a), with the logistic function s, is s + silu(a) (1 - s).
         """

@@ -34,7 +34,7 @@ class Rotary:
         x, out : array, (batch, heads, seq, head_dim)
             Their last axes are contiguous.
         back : bool
-            By the negative angle: the gradient by what was turned, of that by the result.
+            Turn by the negative angle: this makes dx from dy.
         """
         pairs, turned = (each.reshape(*each.shape[:-1], 2, -1) for each in (x, out))
         xp, seq = module_of(x), x.shape[2]
