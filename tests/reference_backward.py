@@ -7,7 +7,7 @@ what is tested. The rule is that of `reference`, array by array and head by head
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -96,18 +96,17 @@ def _difference(ahead: np.ndarray, back: np.ndarray) -> np.ndarray:
 
 def _differentiated(
     scores: _Scores,
-    dout: np.ndarray,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
+    arrays: Sequence[np.ndarray],
     rounded: Any = lambda x: x,
     way: str = "apart",
     from_results: bool = False,
 ) -> dict[str, np.ndarray]:
     """Return all gradients, naively, in the precision of the arrays and rounded between steps.
 
-    From all weights, or `from_results`: from the log-sum-exp and the result of the forward pass.
+    `arrays` are dout, q, k and v. From all weights, or `from_results`: from the log-sum-exp and the
+    result of the forward pass.
     """
+    dout, q, k, v = arrays
     product, number = partial(_of_group, way=way), q.dtype.type
     sinks = None if scores.sinks is None else scores.sinks.astype(q.dtype)[:, None, None]
     products = rounded(product(q, k.swapaxes(-1, -2)))
@@ -166,16 +165,16 @@ class ExpectedGradients:
         self, dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, **score: Any
     ) -> None:
         scores = _Scores(q, k, **score)
-        wide = (x.astype(np.float64) for x in (dout, q, k, v))
-        self.exact = _differentiated(scores, *wide)
+        arrays = dout, q, k, v
+        self.exact = _differentiated(scores, [x.astype(np.float64) for x in arrays])
         rounded = partial(_rounded, dtype=q.dtype)
         self._dtypes = dict.fromkeys("qkv", q.dtype) | {"sinks": DTYPES["float32"]}
         if score.get("bias") is not None:
             self._dtypes["bias"] = score["bias"].dtype
-        single = [rounded(x) for x in (dout, q, k, v)]
+        single = [rounded(x) for x in arrays]
         ways = [("apart", False), ("apart", True)]
         ways += [("stacked", False), ("in turn", True)] if q.dtype == np.float32 else []
-        self._twins = [_differentiated(scores, *single, rounded, *way) for way in ways]
+        self._twins = [_differentiated(scores, single, rounded, *way) for way in ways]
 
     def bounds(self, name: str) -> np.ndarray:
         """Return the largest error that is accepted of each head of an array, or of all of it.

@@ -26,7 +26,7 @@ def features(rng: np.random.Generator, name: str, sizes: Any) -> Options:
         return score_mods.made(rng, name.removeprefix("function "), sizes, np.asarray)[0]
     if name in VALUES:
         drops = {"seed": 2**40 + 7} if name == "dropout_p" else {}
-        return {name: VALUES[name].draw(rng, *sizes[3:], {}), **drops}
+        return {name: VALUES[name].draw(rng, sizes[3], sizes[4], {}), **drops}
     return score_arrays.options_of(rng, name, sizes)
 
 
@@ -125,7 +125,7 @@ def test_head_dims(rng: np.random.Generator, d: int) -> None:
 def test_scales(rng: np.random.Generator, scale: float) -> None:
     sizes = (1, 4, 2, 45, 83)
     arrays = drawn(rng, "bfloat16", sizes)
-    options = {"scale": scale, "causal": True}
+    options: Options = {"scale": scale, "causal": True}
     ExpectedGradients(*arrays, **options).assert_accepts(differentiated(*arrays, **options))
 
 
@@ -136,7 +136,7 @@ def test_what_is_not_asked_for_changes_nothing(rng: np.random.Generator) -> None
     """Gradients alone, in any order, have the bits that they have together."""
     sizes = (2, 4, 2, 67, 131)
     arrays = drawn(rng, "bfloat16", sizes)
-    options = {
+    options: Options = {
         "bias": score_arrays.shared_bias(rng, sizes),
         "sinks": score_arrays.sinks(rng, sizes),
         **{"dropout_p": 0.2, "seed": 3, "causal": True},
@@ -184,7 +184,8 @@ def test_any_strides_and_outputs(rng: np.random.Generator, layout: str) -> None:
     strided_lse = np.repeat(lse, 2, axis=-1)[..., ::2]
     places = [laid(np.full_like(x, np.nan)) for x in contiguous[1:]]
     given = dict(zip(("dq", "dk", "dv"), places, strict=True))
-    found = cufa.attention_backward(*arrays, strided_lse, causal=True, layout=layout, **given)
+    call: Any = cufa.attention_backward
+    found = call(*arrays, strided_lse, causal=True, layout=layout, **given)
     for name, gradient, place in zip("qkv", found, places, strict=True):
         assert gradient is place
         same = np.ascontiguousarray(gradient.transpose(order))
@@ -249,7 +250,7 @@ def test_lengths_of_padded_sequences(rng: np.random.Generator, dtype: str) -> No
     lengths = np.array([90, 1, 0, 57])
     for i, n in enumerate(lengths):
         k[i, :, n:], v[i, :, n:], bias[i, :, :, n:] = np.nan, np.nan, np.nan
-    options = {"causal": True, "sinks": sinks, "dropout_p": 0.1, "seed": 5}
+    options: Options = {"causal": True, "sinks": sinks, "dropout_p": 0.1, "seed": 5}
     found = differentiated(dout, q, k, v, bias=bias, lengths_k=lengths, **options)
     total = np.zeros_like(sinks)
     for i, n in enumerate(lengths.tolist()):
@@ -279,7 +280,7 @@ def test_sequences_in_a_row(rng: np.random.Generator, dtype: str, name: str) -> 
     rows, keys = np.array([30, 30, 0, 7, 40]), np.array([55, 55, 20, 0, 33])
     used = np.array([50, 50, 20, 0, 33])
     sizes = (len(rows), 4, 2, 40, 55)
-    options = {} if name == "none" else features(rng, name, sizes)
+    options: Options = {} if name == "none" else features(rng, name, sizes)
     d, dv = 24, 17
     q = rng.standard_normal((rows.sum(), 4, d), np.float32).astype(DTYPES[dtype])
     dout = rng.standard_normal((rows.sum(), 4, dv), np.float32).astype(DTYPES[dtype])
@@ -291,18 +292,15 @@ def test_sequences_in_a_row(rng: np.random.Generator, dtype: str, name: str) -> 
     for end, n, m in zip(ends_k[1:], keys, used, strict=True):
         k[end - n + m : end], v[end - n + m : end] = np.nan, np.nan
     k[keys.sum() :], v[keys.sum() :] = np.nan, np.nan
-    offsets = {"seqused_k": used, "max_seqlen_q": 40, "max_seqlen_k": 55}
+    offsets: Options = {"seqused_k": used, "max_seqlen_q": 40, "max_seqlen_k": 55}
     out, lse = cufa.attention_varlen(q, k, v, ends_q, ends_k, return_lse=True, **offsets, **options)
     places = {
         name: np.full_like(x, np.nan) for name, x in zip(("dq", "dk", "dv"), (q, k, v), strict=True)
     }
     wrt = wrt_of(options)
-    found = gradients_of(
-        wrt,
-        cufa.attention_varlen_backward(
-            *(dout, q, k, v, out, lse, ends_q, ends_k), wrt=wrt, **offsets, **options, **places
-        ),
-    )
+    call: Any = cufa.attention_varlen_backward
+    arrays = [dout, q, k, v, out, lse, ends_q, ends_k]
+    found = gradients_of(wrt, call(*arrays, wrt=wrt, **offsets, **options, **places))
     expected = {name: np.zeros(x.shape) for name, x in found.items()}
     for i, (row, key) in enumerate(zip(ends_q[:-1], ends_k[:-1], strict=True)):
         its = _of_sequence(options, i, int(rows[i]), int(used[i]), sizes)
@@ -318,7 +316,8 @@ def test_sequences_in_a_row(rng: np.random.Generator, dtype: str, name: str) -> 
             expected[n][span] = exact.exact[n][0].swapaxes(0, 1)
         if "bias" in options:
             of_bias = exact.exact["bias"]
-            expected["bias"][(..., *(slice(n) for n in of_bias.shape[-2:]))] += of_bias
+            rows_of_bias, keys_of_bias = of_bias.shape[-2:]
+            expected["bias"][..., :rows_of_bias, :keys_of_bias] += of_bias
         if "sinks" in options:
             expected["sinks"] += exact.exact["sinks"]
     for n, gradient in found.items():
@@ -350,3 +349,146 @@ def _of_sequence(options: Options, i: int, rows: int, keys: int, sizes: Any) -> 
 
             found[name] = moved
     return found
+
+
+# --- what is refused ---
+
+Call = dict[str, Any]
+
+
+def legal(rng: np.random.Generator) -> Call:
+    """Return the arguments of a call, with outputs of NaN."""
+    dout, q, k, v = drawn(rng, "float32", (2, 4, 2, 9, 11), 8, 5)
+    bias, sinks = np.zeros((4, 9, 11), np.float32), np.zeros(4, np.float32)
+    out, lse = cufa.attention(q, k, v, bias=bias, sinks=sinks, return_lse=True)
+    places = {f"d{name}": np.full_like(x, np.nan) for name, x in (("q", q), ("k", k), ("v", v))}
+    tensors = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    return {**tensors, **places, "bias": bias, "sinks": sinks}
+
+
+def _with_sequences(call: Call) -> Call:
+    """Return the same call of sequences that follow each other."""
+    found = dict(call)
+    for name in ("dout", "q", "k", "v", "out", "dq", "dk", "dv"):
+        x = found[name]
+        if isinstance(x, np.ndarray) and x.ndim == 4:
+            found[name] = x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3])
+    lse = found["lse"]
+    if isinstance(lse, np.ndarray) and lse.ndim == 3:
+        found["lse"] = np.ascontiguousarray(lse.swapaxes(0, 1)).reshape(lse.shape[1], -1)
+    ends = {"cu_seqlens_q": np.array([0, 9, 18]), "cu_seqlens_k": np.array([0, 11, 22])}
+    return {**found, **ends, "max_seqlen_q": 9, "max_seqlen_k": 11}
+
+
+def changed(name: str, change: Any) -> Any:
+    return lambda call: {name: change(call[name])}
+
+
+def itself(name: str, other: str) -> Any:
+    return lambda call: {name: call[other]}
+
+
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "a name": ({"wrt": "q"}, TypeError, "wrt must be a tuple of names of 'q', 'k', .* not 'q'"),
+    "no names": ({"wrt": 3}, TypeError, "wrt must be a tuple of names .* not int"),
+    "numbers": ({"wrt": (1,)}, TypeError, r"wrt must be a tuple of names .* not \(1,\)"),
+    "nothing": ({"wrt": ()}, ValueError, "wrt is empty: it must name one or more"),
+    "unknown": ({"wrt": ("q", "dq")}, ValueError, "wrt has 'dq', which is none of 'q', 'k', 'v'"),
+    "twice": ({"wrt": ("q", "v", "q")}, ValueError, "wrt has 'q' twice"),
+    "no bias": (
+        {"wrt": ("bias",), "bias": None},
+        ValueError,
+        "wrt has 'bias', but the call has no",
+    ),
+    "no sinks": ({"wrt": ("sinks",), "sinks": None}, ValueError, "wrt has 'sinks', but the call"),
+    "not asked for": ({"wrt": ("q", "k")}, ValueError, "dv is given, but 'v' is not in wrt"),
+    "a flag": ({"deterministic": 1}, TypeError, "deterministic must be True or False, not int"),
+    "shape of dout": (changed("dout", lambda x: x[..., :-1]), ValueError, "dout has shape"),
+    "shape of out": (changed("out", lambda x: x[:-1]), ValueError, "out has shape"),
+    "shape of lse": (changed("lse", lambda x: x[..., None]), ValueError, "lse has shape"),
+    "dtype of dout": (
+        changed("dout", lambda x: x.astype(np.float16)),
+        TypeError,
+        "dout has dtype float16, but q has dtype float32",
+    ),
+    "dtype of out": (changed("out", lambda x: x.astype(float)), TypeError, "out has dtype float64"),
+    "dtype of lse": (
+        changed("lse", lambda x: x.astype(float)),
+        TypeError,
+        "lse has dtype float64: float32 is needed, as return_lse=True gives",
+    ),
+    "kind of lse": (
+        changed("lse", lambda x: x.tolist()),
+        TypeError,
+        "lse must be a NumPy or a CuPy",
+    ),
+    "kind of dq": (changed("dq", lambda x: x.tolist()), TypeError, "dq must be a NumPy or a CuPy"),
+    "shape of dq": (changed("dq", lambda x: x[..., :-1]), ValueError, "dq has shape"),
+    "dtype of dk": (changed("dk", lambda x: x.astype(float)), TypeError, "dk has dtype float64"),
+    "read-only": (
+        changed("dv", lambda x: np.broadcast_to(x, x.shape)),
+        ValueError,
+        "dv .* is read-only",
+    ),
+    "dq is q": (itself("dq", "q"), ValueError, "dq .* shares memory with q"),
+    "dv in dout": (
+        lambda call: {"dv": call["dout"].reshape(-1)[: call["dv"].size].reshape(call["dv"].shape)},
+        ValueError,
+        "dv .* shares memory with dout",
+    ),
+    "dk in dq": (
+        lambda call: {"dk": call["dq"].reshape(-1)[: call["dk"].size].reshape(call["dk"].shape)},
+        ValueError,
+        "dk .* shares memory with dq",
+    ),
+    "kernel": ({"kernel": "fa2_fp32"}, ValueError, "kernel must be None for NumPy arrays"),
+    "C++": (
+        {"score_mod": "score * 2"},
+        ValueError,
+        "score_mod must be a function for NumPy arrays",
+    ),
+    "what cannot be traced": (
+        {"score_mod": lambda s, b, h, i, j: s if i > j else 0},
+        TypeError,
+        "score_mod cannot be traced",
+    ),
+    "seed": ({"dropout_p": 0.5}, ValueError, "seed is needed with dropout_p"),
+    "window": ({"window": (-1, 0)}, ValueError, "window"),
+}
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_refused(rng: np.random.Generator, name: str, varlen: bool) -> None:
+    """With the name of the argument; and nothing is written."""
+    change, error, message = WRONG[name]
+    call = legal(rng)
+    call = _with_sequences(call) if varlen else call
+    call |= change(call) if callable(change) else change
+    function: Any = cufa.attention_varlen_backward if varlen else cufa.attention_backward
+    with pytest.raises(error, match=f"^{message}"):
+        function(**call)
+    places = [call[place] for place in ("dq", "dk", "dv")]
+    inputs = [call["q"], call["dout"]]
+    for place in places:
+        if isinstance(place, np.ndarray) and not any(np.shares_memory(place, x) for x in inputs):
+            assert np.isnan(place).all()
+
+
+def test_a_function_that_raises_writes_nothing(rng: np.random.Generator) -> None:
+    call = legal(rng)
+    table = np.zeros(5, np.float32)  # too short for the keys
+    with pytest.raises(IndexError):
+        cufa.attention_backward(**call, score_mod=lambda s, b, h, i, j: s * table[j])
+    assert all(np.isnan(call[name]).all() for name in ("dq", "dk", "dv"))
+
+
+def test_nothing_to_do() -> None:
+    """Empty batches, no queries, no keys: zeros, or nothing."""
+    for b, sq, sk in ((0, 3, 4), (2, 0, 4), (2, 3, 0)):
+        q, k = np.ones((b, 2, sq, 8), np.float32), np.ones((b, 1, sk, 8), np.float32)
+        bias, sinks = np.ones((sq, sk), np.float32), np.ones(2, np.float32)
+        found = differentiated(q, q, k, k, bias=bias, sinks=sinks)
+        for gradient, x in zip(found.values(), (q, k, k, bias, sinks), strict=True):
+            assert gradient.shape == x.shape
+            assert not gradient.any()
