@@ -144,8 +144,9 @@ def attention_varlen_backward(
     own = differentiable(score_mod, mask_mod)
     gradients = made(wrt, given, own.is_called)
     views = gradients.viewed(_of_one, 4)
-    operands, here = operands._replace(out=its.out), [offsets[name] for name in lengths]
-    backward_varlen(problem, operands, its, views, *here, own=own)
+    operands = operands._replace(out=its.out)
+    of_sequences: dict[str, Any] = offsets
+    backward_varlen(problem, operands, its, views, **of_sequences, own=own)
     return returned(wrt, gradients, given)
 
 

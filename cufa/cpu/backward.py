@@ -216,11 +216,11 @@ class _Queries:
         rS = np.matmul(rQ, tK.swapaxes(-1, -2))
         slopes = self._score.slopes(rS, np.float32(self._problem.scale), keys)
         unseen = self._seen.unseen(keys, self._score.hidden(keys))
-        if unseen is not None:
-            np.copyto(rS, -np.inf, where=unseen)
         by_key = None if unseen is None else unseen.swapaxes(-1, -2)
         rS -= self._lse
         rP = np.exp(rS, out=rS)
+        if unseen is not None:
+            np.copyto(rP, np.float32(0), where=unseen)  # also of a row whose LSE is NaN
         kept = self._score.kept(keys)
         if dV is not None:
             dropped = rP if kept is None else rP * kept

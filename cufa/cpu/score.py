@@ -67,12 +67,12 @@ class Score:
     def slopes(
         self, rS: np.ndarray, scale: np.floating, keys: slice
     ) -> list[tuple[str, np.ndarray | None]]:
-        """Do the same, and return for each feature, by argument, its `Feature.slope`, in order."""
+        """Do the same; return also the derivative that each feature has, by argument, in order."""
         tile = self._tile(keys)
-        found = []
+        found: list[tuple[str, np.ndarray | None]] = []
         for feature in self._problem.features:
-            scale = feature.apply(rS, scale, tile)
-            found.append((feature.ARGUMENT, feature.slope(rS, tile)))
+            scale, slope = feature.differentiated(rS, scale, tile)
+            found.append((feature.ARGUMENT, slope))
         if scale != 1:
             rS *= scale
         by_head = self._by_head(rS)

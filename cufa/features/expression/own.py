@@ -147,16 +147,21 @@ def derivative_of(score_mod: Callable[..., Any]) -> Callable[..., np.ndarray] | 
     It is called with what `score_mod` is called with.
     """
     its = _recorded(SCORE_MOD, score_mod, closure(score_mod))
-    graph = its.graph
-    slope = derivative(graph, its.root, graph.add(_SCORE))
-    if slope == graph.constant(1.0):
+    slope = _slope(its.graph, its.root)
+    if slope is None:
         return None
 
     def of(score: np.ndarray, *pair: np.ndarray) -> np.ndarray:
         inputs = dict(zip((SCORE, *PAIR), (score, *pair), strict=True))
-        return evaluated(graph, slope, inputs, its.arrays)
+        return evaluated(its.graph, slope, inputs, its.arrays)
 
     return of
+
+
+def _slope(graph: Graph, root: int) -> int | None:
+    """Return the node of the derivative of a node by the score; None if it is 1."""
+    slope = derivative(graph, root, graph.add(_SCORE))
+    return None if slope == graph.constant(1.0) else slope
 
 
 class _Recorded(NamedTuple):
@@ -191,7 +196,9 @@ def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _R
 
 def _traced(argument: str, function: Callable[..., Any], found: Closure) -> _Traced:
     graph, root, arrays, _ = _recorded(argument, function, found)
+    slope = None
     if argument == SCORE_MOD:
+        slope = _slope(graph, root)
         root = in_log2(graph, root)
     if graph.nodes[root] in (_UNCHANGED, _ALL_SEEN):
         return _Traced(None, ())
@@ -204,7 +211,7 @@ def _traced(argument: str, function: Callable[..., Any], found: Closure) -> _Tra
             f"{size} bytes: a kernel has room for {_MOST_BYTES}"
         )
     tilt = tilt_of(graph, root) if argument == SCORE_MOD else None
-    name, source = cpp.of_graph(argument, graph, root, used, tilt)
+    name, source = cpp.of_graph(argument, graph, root, used, tilt, slope)
     ndims = tuple(array.ndim for array in used)
     register(Part(name, argument, source=source, arrays=ndims, tilts=tilt is not None))
     return _Traced(name, tuple((a.number, f"{argument}: {a.name}") for a in used))
