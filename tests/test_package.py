@@ -136,7 +136,8 @@ def test_public_names() -> None:
             "Problem",
         ),
         *("Rotary", "Variant"),
-        *("attention", "attention_varlen", "decode", "dropout_mask"),
+        *("attention", "attention_backward", "attention_varlen", "attention_varlen_backward"),
+        *("decode", "dropout_mask"),
         *("explain", "explain_varlen", "explore", "merge"),
     ]
     for name in cufa.__all__:

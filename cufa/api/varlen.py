@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _ANY = 2**31 - 1
-_LAYOUT = "bshd"  # of one sequence, (1, total, heads, head_dim)
+LAYOUT = "bshd"  # of one sequence, (1, total, heads, head_dim)
 
 
 @overload
@@ -205,7 +205,7 @@ def attention_varlen(
         if result is not None:
             return _without_batch(result, out, return_lse)
     check_flag("return_lse", return_lse)
-    problem, operands, lengths, xp = _parsed(
+    problem, operands, lengths, xp = parsed(
         tensors,
         dict(zip(ARRAYS, arrays, strict=True)),
         lengths,
@@ -228,7 +228,7 @@ def attention_varlen(
     planner = Planner(problem, device, kernel)
     there = tuple(calls.on_device(name, array) for name, array in lengths.items())
     extras = extras._replace(lengths=there)
-    kind = Kind(problem, _LAYOUT, device, device_id, planner, extras)
+    kind = Kind(problem, LAYOUT, device, device_id, planner, extras)
     result = calls.run(q1, k1, v1, out1, return_lse, options, kind, extras)
     return _without_batch(result, out, return_lse)
 
@@ -284,7 +284,7 @@ def explain_varlen(
     """
     check_flag("return_lse", return_lse)
     beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    problem, _, _, xp = _parsed(
+    problem, _, _, xp = parsed(
         (q, k, v, out),
         beside,
         {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k},
@@ -305,7 +305,7 @@ def explain_varlen(
     return explained(problem, devices.of_id(xp.cuda.runtime.getDevice()), kernel)
 
 
-def _parsed(
+def parsed(
     arrays: tuple[Array, Array, Array, Array | None],
     given: Mapping[str, Array | None],
     lengths: Mapping[str, Array | None],
@@ -348,7 +348,7 @@ def _parsed(
     q, k, v, out = arrays
     shown = q.shape, k.shape, v.shape
     of_one = q[None], k[None], v[None]
-    problem, operands = parse(*of_one, layout=_LAYOUT, out=None, xp=xp, shown=shown, **score)
+    problem, operands = parse(*of_one, layout=LAYOUT, out=None, xp=xp, shown=shown, **score)
     operands = operands._replace(seed=check_dropout_seed(seed, score["asked"]["dropout_p"]))
     totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
     sequences, lengths = parse_offsets(lengths, totals, xp)
@@ -361,7 +361,7 @@ def _parsed(
         beside = {**given, **lengths, **of_mods}.items()
         there = {n: x for n, x in beside if x is not None and module_of(n, x) is xp}
         check_out(out, (*q.shape[:2], v.shape[2]), {"q": q, "k": k, "v": v, **there})
-        operands = operands._replace(out=as_bhsd(out[None], _LAYOUT))
+        operands = operands._replace(out=as_bhsd(out[None], LAYOUT))
     problem = problem._replace(
         kv="Varlen",
         sequences=sequences,
