@@ -52,8 +52,9 @@ class Extras(NamedTuple):
     arrays : tuple
         All of `cufa.features.parts.ARRAYS`, or nothing if there is none of them.
     lengths : tuple
-        Those that say how long sequences are, and where: ``lengths_k``; or ``cu_seqlens_q``,
-        ``cu_seqlens_k`` and ``seqused_k``; or the lengths and the block table of `decode`.
+        Those that say how long sequences are, and where: ``lengths_k`` and ``lengths_q``; or
+        ``cu_seqlens_q``, ``cu_seqlens_k`` and ``seqused_k``; or the lengths and the block table of
+        `decode`.
     mods : tuple
         Those that the caller's own functions read.
     seed : int or None
@@ -73,7 +74,8 @@ class Extras(NamedTuple):
     @property
     def table(self) -> ArrayInfo | None:
         """The block table of `decode`."""
-        return self.lengths[1] if len(self.lengths) == _CACHE_LENGTHS else None
+        tables = (info for info in self.lengths if info is not None and len(info.shape) == 2)
+        return next(tables, None)
 
     def described(self, infos: tuple[Any, ...]) -> Extras:
         """Return by name what each of `flat` is like."""
@@ -96,7 +98,6 @@ class Extras(NamedTuple):
 
 
 NO_EXTRAS = Extras()
-_CACHE_LENGTHS = 2  # arrays
 _INFO = len(ArrayInfo._fields)  # a `BlockMask`'s key has more
 
 
