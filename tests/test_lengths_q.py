@@ -33,8 +33,8 @@ def padded(
     **sizes: int,
 ) -> tuple[np.ndarray, ...]:
     """Return q, k and v with NaN behind each sequence's last row."""
-    sizes = {"b": 6, "hq": 4, "hk": 2, "sq": 130, "sk": 200} | sizes
-    arrays = random_inputs(rng, dtype, **sizes, d=d, dv=d if dv is None else dv)
+    shape = {"b": 6, "hq": 4, "hk": 2, "sq": 130, "sk": 200} | sizes
+    arrays = random_inputs(rng, dtype, **shape, d=d, dv=d if dv is None else dv)
     for array, lengths in zip(arrays, (lengths_q, lengths_k, lengths_k), strict=True):
         for i, n in enumerate(() if lengths is None else lengths):
             array[i, :, n:] = np.nan
@@ -106,7 +106,7 @@ def test_each_sequence_by_its_own_lengths(
     there: dict[str, Any] = {"lengths_q": xp.asarray(LENGTHS_Q)}
     if with_keys:
         there["lengths_k"] = xp.asarray(LENGTHS_K)
-    found = cufa.attention(*given, return_lse=True, **there, **options)
+    found = cufa.attention(*given, return_lse=True, **(there | options))
     assert_each_is_right(found, arrays, *lengths, **options)
 
 
@@ -115,11 +115,12 @@ def test_a_batch_that_is_padded_on_the_right(xp: ModuleType, rng: np.random.Gene
     lengths = np.array([16, 6])
     arrays = padded(rng, "float32", lengths, lengths, b=2, sq=16, sk=16)
     slopes = rng.random(4, np.float32)
-    its = {"lengths_q": xp.asarray(lengths), "lengths_k": xp.asarray(lengths)}
+    its: dict[str, Any] = {"lengths_q": xp.asarray(lengths), "lengths_k": xp.asarray(lengths)}
     for causal in ("top-left", "bottom-right"):
         options: dict[str, Any] = {"causal": causal, "window": (3, None), "alibi_slopes": slopes}
         there = {**options, "alibi_slopes": xp.asarray(slopes)}
-        found = cufa.attention(*map(xp.asarray, arrays), return_lse=True, **its, **there)
+        its |= {**there, "return_lse": True}
+        found = cufa.attention(*map(xp.asarray, arrays), **its)
         assert_each_is_right(found, arrays, lengths, lengths, **options)
 
 
@@ -130,11 +131,14 @@ def test_a_batch_that_is_padded_on_the_right(xp: ModuleType, rng: np.random.Gene
 def test_on_the_gpu(
     cupy: Any, rng: np.random.Generator, kernel: str, dtype: str, options: dict[str, Any]
 ) -> None:
-    its = {"lengths_q": cupy.asarray(LENGTHS_Q), "lengths_k": cupy.asarray(LENGTHS_K)}
+    its: dict[str, Any] = {
+        "lengths_q": cupy.asarray(LENGTHS_Q),
+        "lengths_k": cupy.asarray(LENGTHS_K),
+    }
     for d in (64, 128, 192):
         arrays = padded(rng, dtype, LENGTHS_Q, LENGTHS_K, d)
         given = [cupy.asarray(x) for x in arrays]
-        found = cufa.attention(*given, kernel=kernel, return_lse=True, **its, **options)
+        found = cufa.attention(*given, kernel=kernel, return_lse=True, **(its | options))
         assert_each_is_right(found, arrays, LENGTHS_Q, LENGTHS_K, **options)
 
 
@@ -170,8 +174,8 @@ def test_arrays_beside(xp: ModuleType, rng: np.random.Generator, name: str) -> N
         k: xp.asarray(x) if hasattr(x, "dtype") else x for k, x in options.items()
     }
     arrays = padded(rng, "bfloat16", LENGTHS_Q, LENGTHS_K)
-    its = {"lengths_q": xp.asarray(LENGTHS_Q), "lengths_k": xp.asarray(LENGTHS_K)}
-    found = cufa.attention(*map(xp.asarray, arrays), return_lse=True, **its, **there)
+    its: dict[str, Any] = {"lengths_q": xp.asarray(LENGTHS_Q), "lengths_k": xp.asarray(LENGTHS_K)}
+    found = cufa.attention(*map(xp.asarray, arrays), return_lse=True, **(its | there))
     assert_each_is_right(found, arrays, LENGTHS_Q, LENGTHS_K, **options)
 
 
@@ -191,16 +195,14 @@ def test_functions_and_tiles(xp: ModuleType, rng: np.random.Generator) -> None:
     options: dict[str, Any] = {"score_mod": score_mod, "mask_mod": mask_mod}
     tiles = cufa.BlockMask.of(mask_mod, 6, 4, 130, 200, block=(64, 32), xp=xp)
     for block_mask in (None, tiles):
-        found = cufa.attention(*given, return_lse=True, block_mask=block_mask, **its, **options)
+        found = cufa.attention(*given, return_lse=True, block_mask=block_mask, **(its | options))
         assert_each_is_right(found, arrays, LENGTHS_Q, LENGTHS_K, **options)
 
 
 def test_dropout(xp: ModuleType, rng: np.random.Generator) -> None:
     arrays = padded(rng, "float32", LENGTHS_Q, LENGTHS_K)
-    its = {"lengths_q": xp.asarray(LENGTHS_Q), "lengths_k": xp.asarray(LENGTHS_K)}
-    found = cufa.attention(
-        *map(xp.asarray, arrays), dropout_p=0.25, seed=5, return_lse=True, **its
-    )
+    its: dict[str, Any] = {"lengths_q": xp.asarray(LENGTHS_Q), "lengths_k": xp.asarray(LENGTHS_K)}
+    found = cufa.attention(*map(xp.asarray, arrays), dropout_p=0.25, seed=5, return_lse=True, **its)
     keep = cufa.dropout_mask((6, 4, 130, 200), 0.25, 5) / 0.75
     assert_each_is_right(found, arrays, LENGTHS_Q, LENGTHS_K, keep=keep)
 
@@ -208,7 +210,7 @@ def test_dropout(xp: ModuleType, rng: np.random.Generator) -> None:
 def test_layouts_and_ranks(xp: ModuleType, rng: np.random.Generator) -> None:
     """And a result that the caller owns, which is written everywhere."""
     arrays = padded(rng, "float32", LENGTHS_Q, LENGTHS_K, hq=1, hk=1)
-    its = {"lengths_q": xp.asarray(LENGTHS_Q), "lengths_k": xp.asarray(LENGTHS_K)}
+    its: dict[str, Any] = {"lengths_q": xp.asarray(LENGTHS_Q), "lengths_k": xp.asarray(LENGTHS_K)}
     expected, expected_lse = map(
         to_host,
         cufa.attention(*map(xp.asarray, arrays), causal=True, return_lse=True, **its),
@@ -246,7 +248,11 @@ def test_lengths_of_any_kind(gpu: Gpu, rng: np.random.Generator, dtype: str) -> 
     q = on_gpu(rng.standard_normal((2, 1, 4, 64)).astype(np.float16))
     for lengths in np.array([3, 4], dtype), np.array([3, 0, 4], dtype)[::2]:
         for there in lengths, on_gpu(np.repeat(lengths, 2))[::2]:
-            for others in {}, {"lengths_k": there}, {"lengths_k": on_gpu(np.int32([1, 2]))}:
+            for others in (
+                {},
+                {"lengths_k": there},
+                {"lengths_k": on_gpu(np.array([1, 2], np.int32))},
+            ):
                 assert cufa.attention(q, q, q, lengths_q=there, **others) is not None
     assert len(gpu.launches) == 12
     plan: Any = cufa.explain(q, q, q, lengths_q=lengths)

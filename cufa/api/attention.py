@@ -191,9 +191,8 @@ def attention(
 
     Two sequences of 100 and 37 tokens, padded on the right:
 
-    >>> q = k = v = np.ones((2, 8, 100, 64), np.float32)
-    >>> n = np.array([100, 37])
-    >>> out = cufa.attention(q, k, v, causal=True, window=(31, 0), lengths_q=n, lengths_k=n)
+    >>> x, n = np.ones((2, 8, 100, 64), np.float32), np.array([100, 37])
+    >>> out = cufa.attention(x, x, x, causal=True, window=(31, 0), lengths_q=n, lengths_k=n)
     >>> float(out[1, 0, 36, 0]), float(out[1, 0, 37, 0])
     (1.0, 0.0)
 

@@ -28,7 +28,7 @@ class BlockMask:
     """Tiles of queries and keys, each hidden, whole or hidden in part; made by `of`.
 
     `cufa.attention` takes it as `block_mask`, and needs no `mask_mod` then. Numbers of sequences,
-    queries and keys are those of the arrays, whatever `lengths_k` says. CUDA graphs that have
+    queries and keys are those of the arrays, whatever lengths say. CUDA graphs that have
     captured a call need it as long as they run.
 
     Attributes
