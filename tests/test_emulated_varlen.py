@@ -212,6 +212,19 @@ def test_rows_that_no_sequence_has(
         assert np.isneginf(lse.get()[:, ~has]).all()
 
 
+def test_no_sequences(rng: np.random.Generator) -> None:
+    q, k = on_gpu(np.ones((5, 4, 64), np.float16)), on_gpu(np.ones((7, 2, 64), np.float16))
+    for n in (0, 1, 0):
+        offsets = on_gpu(np.zeros(n + 1, np.int32))
+        out, lse = cufa.attention_varlen(q, k, k, offsets, offsets, return_lse=True)
+        assert not out.get().any()
+        assert np.isneginf(lse.get()).all()
+        mine = on_gpu(np.full((5, 4, 64), 7, np.float16))
+        cufa.attention_varlen(q, k, k, offsets, offsets, out=mine)
+        assert (mine.get() == 7).all()
+        assert "\n" not in str(cufa.explain_varlen(q, k, k, offsets, offsets))
+
+
 @pytest.mark.parametrize("keys", [150, 160])  # 160: rows begin with whole chunks
 @pytest.mark.parametrize("name", ["alibi of sequences", "bias", "mask", "all"])
 def test_arrays_beside(rng: np.random.Generator, name: str, keys: int) -> None:

@@ -255,6 +255,22 @@ def test_padded_batches_of_masks(xp: ModuleType, rng: np.random.Generator) -> No
         expected.assert_accepts(out[one], None)
 
 
+def test_no_sequences(xp: ModuleType) -> None:
+    """And on the device, queries that none has; in a call like one of some sequences, too."""
+    for rows in (0,) if xp is np else (0, 5):
+        q, k = xp.ones((rows, 4, 8), np.float16), xp.ones((7, 2, 8), np.float16)
+        for n in (0, 1, 0):
+            offsets = xp.asarray(np.zeros(n + 1, np.int32))
+            out, lse = cufa.attention_varlen(q, k, k, offsets, offsets, return_lse=True)
+            assert (out.shape, lse.shape) == ((rows, 4, 8), (4, rows))
+            assert not to_host(out).any()
+            assert np.isneginf(to_host(lse)).all()
+            mine = xp.full(q.shape, 7, np.float16)
+            assert cufa.attention_varlen(q, k, k, offsets, offsets, out=mine) is mine
+            assert (to_host(mine) == 7).all()
+        assert "\n" not in str(cufa.explain_varlen(q, k, k, offsets, offsets))
+
+
 def test_functions_of_the_caller(xp: ModuleType, rng: np.random.Generator) -> None:
     """Of the sequence's number, and of its own queries and keys."""
     arrays = ragged(rng, "float16", ((30, 61, 100), (40, 61, 150)), xp=xp)
@@ -309,7 +325,8 @@ def test_drawn(xp: ModuleType) -> None:
         ({"cu_seqlens_q": [0, 8]}, TypeError, "cu_seqlens_q must be a NumPy or a CuPy array"),
         ({"cu_seqlens_q": None}, TypeError, "cu_seqlens_q must be a NumPy or a CuPy array"),
         ({"cu_seqlens_k": None}, TypeError, "cu_seqlens_k must be a NumPy or a CuPy array"),
-        ({"cu_seqlens_q": np.array([0])}, ValueError, "cu_seqlens_q has shape"),
+        ({"cu_seqlens_q": np.zeros(0, int)}, ValueError, "cu_seqlens_q has shape"),
+        ({"cu_seqlens_q": np.array([0])}, ValueError, r"cu_seqlens_q\[-1\] is 0, but q has"),
         ({"cu_seqlens_q": np.zeros((2, 2), int)}, ValueError, "cu_seqlens_q has shape"),
         ({"cu_seqlens_q": np.array([0.0, 4, 8])}, TypeError, "cu_seqlens_q has dtype float64"),
         ({"cu_seqlens_k": np.array([0, 4])}, ValueError, r"cu_seqlens_k has shape \(2,\)"),

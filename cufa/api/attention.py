@@ -93,7 +93,8 @@ def attention(
         (ALiBi, Press et al. 2022).
     bias : array, broadcastable to (b, hq, sq, sk)
         Is added to the scores after that: float16, bfloat16 or float32. It and `mask` have the
-        axes (b, sq, sk) beside 3-D arrays, and (sq, sk) beside 2-D ones, whatever the layout.
+        axes (b, sq, sk) with 3-D arrays, and (sq, sk) with 2-D ones, whatever the layout, or all
+        four, of which those that q lacks have length 1.
     mask : array of bool, broadcastable to (b, hq, sq, sk)
         True where a query sees a key, unless another mask hides it. Or uint8, eight keys a byte as
         `numpy.packbits` packs the last axis, which then is not broadcast. A padding mask
@@ -220,7 +221,8 @@ def attention(
         arrays = alibi_slopes, bias, mask, sinks, block_mask  # as `ARRAYS`
         extras = Extras(arrays, lengths, mods.arrays, seed if dropout_p else None)
         of_arrays = (getattr(array, "dtype", None) for array in extras.flat)
-        dtypes = mods.parts, len(lengths), block_mask is None, *of_arrays
+        has_tiles = block_mask is not None and block_mask.seq_kv > 0
+        dtypes = mods.parts, len(lengths), has_tiles, *of_arrays
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
         dtypes,

@@ -86,7 +86,7 @@ def attention_varlen(
         and none is less than the one before it, nor more than there are rows. On the host, the last
         one of `cu_seqlens_q` must be the number of queries. On the device, what is not contiguous
         int32 is converted first, and offsets that are otherwise give some result, but read and
-        write nothing outside of the arrays.
+        write nothing outside of the arrays. There may be no sequences.
     max_seqlen_q, max_seqlen_k : int, optional
         0 or more: the longest sequence's queries and keys, or more; needed with `bias` and `mask`
         only. Where offsets on the device exceed them, the first queries and keys of a sequence
@@ -194,6 +194,8 @@ def attention_varlen(
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel)
+    if problem.sequences == 0:
+        return _of_no_sequence(problem, q, out, return_lse, xp)
     there = tuple(calls.on_device(name, array) for name, array in lengths.items())
     extras = extras._replace(lengths=there)
     kind = Kind(problem, _LAYOUT, device, device_id, planner, extras)
@@ -370,6 +372,19 @@ def _without_batch(result: Any, out: Array | None, return_lse: bool) -> Any:
     if not return_lse:
         return result[0] if out is None else out
     return (result[0][0] if out is None else out), result[1][0]
+
+
+def _of_no_sequence(
+    problem: Problem, q: Array, out: Array | None, return_lse: bool, xp: Any
+) -> Any:
+    """Return the result of a call on the GPU whose queries no sequence has."""
+    if out is None:
+        out = xp.zeros((*q.shape[:2], problem.head_dim_v), q.dtype)
+    if not return_lse:
+        return out
+    lse = xp.empty((problem.heads_q, problem.seq_q), np.float32)
+    lse.fill(-np.inf)
+    return out, lse
 
 
 def _cleared(

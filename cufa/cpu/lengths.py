@@ -107,6 +107,8 @@ def attention_varlen(
 
 def _runs(sizes: np.ndarray) -> Iterator[slice]:
     """Yield the columns that follow each other and are the same."""
+    if sizes.size == 0:
+        return
     changes = np.flatnonzero((sizes[:, 1:] != sizes[:, :-1]).any(axis=0)) + 1
     ends = [*changes.tolist(), sizes.shape[1]]
     for start, end in zip([0, *ends], ends, strict=False):

@@ -33,6 +33,7 @@ _PARTS = {
 
 #: Of the axes that arrays of so many have: (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
 _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
+_MOST_AXES = max(_PAIRS)
 
 NO_ARRAYS: Mapping[str, Array | None] = MappingProxyType({})
 """Beside q, k and v."""
@@ -124,7 +125,9 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
         0 along axes on which nothing depends; None for a shape that does not fit.
     """
     of_pairs = "q" in part.axes
-    axes = _PAIRS[ndim] if of_pairs else part.axes
+    if len(shape) > _MOST_AXES:
+        return None
+    axes = _PAIRS[max(ndim, len(shape))] if of_pairs else part.axes
     first = len(axes) - len(shape)
     # What has keys as bits, and what each head has one of, says so itself.
     if not 0 <= first <= len(axes) - (not of_pairs or part.dtype == "uint8"):

@@ -133,7 +133,7 @@ def parse_offsets(
     """
     first = arrays["cu_seqlens_q"]
     module_of("cu_seqlens_q", first)
-    if first is None or first.ndim != 1 or first.size < 2:
+    if first is None or first.ndim != 1 or first.size < 1:
         shape = getattr(first, "shape", None)
         raise ValueError(f"cu_seqlens_q has shape {shape}, but (sequences + 1,) is needed")
     sequences = first.size - 1
