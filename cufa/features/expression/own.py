@@ -13,9 +13,8 @@ from cufa.arrays import Array
 from cufa.features.expression import cpp
 from cufa.features.expression.closures import Closure, closure, rebuilt
 from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD
-from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, SCORE_LOG2, Graph, Node
+from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, Graph, Node
 from cufa.features.expression.tilt import tilt_of
-from cufa.features.expression.units import in_log2
 from cufa.features.expression.values import Lookup, ReadArray, Value, node_of
 from cufa.features.part import Part
 from cufa.features.parts import register
@@ -47,7 +46,7 @@ class Own(NamedTuple):
 
 NOTHING = Own()
 
-_UNCHANGED, _ALL_SEEN = Node(SCORE_LOG2, FLOAT), Node("constant", BOOL, text="1")
+_UNCHANGED, _ALL_SEEN = Node(SCORE, FLOAT), Node("constant", BOOL, text="1")
 
 
 class _Traced(NamedTuple):
@@ -154,8 +153,6 @@ def _traced(argument: str, function: Callable[..., Any], found: Closure) -> _Tra
     except Exception as error:
         where = _place(error.__traceback__)
         raise TypeError(f"{argument} cannot be traced: {error}{where}") from error
-    if argument == SCORE_MOD:
-        root = in_log2(graph, root)
     if graph.nodes[root] in (_UNCHANGED, _ALL_SEEN):
         return _Traced(None, ())
     reached = (graph.nodes[i] for i in graph.reachable(root))
