@@ -253,8 +253,8 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 float sum = lanes_sum<4>(l[mt][h]);
-                const float m_of_sum = EXACT && !NATURAL ? m[mt][h].value() * scale_log2
-                                                         : m[mt][h].value();
+                const float m_of_sum =
+                    EXACT && !NATURAL ? m[mt][h].value() * scale_log2 : m[mt][h].value();
                 if (!BY_DIFFERENCE) sum = beyond(m_of_sum, sum);
                 divisor[mt][h] = sum;
                 if (with_lse) lse[mt][h] = log_sum_exp(m_of_sum, sum);
@@ -301,8 +301,7 @@ struct OnlineSoftmax {
     }
     // Of a row that saw no key, too. m is in log2 units, or NATURAL.
     static __device__ float log_sum_exp(float m, float sum) {
-        if (NATURAL)
-            return sum == 0.f ? -INF : fmaf(EXACT ? log2f(sum) : __log2f(sum), LN_2, m);
+        if (NATURAL) return sum == 0.f ? -INF : fmaf(EXACT ? log2f(sum) : __log2f(sum), LN_2, m);
         return sum == 0.f ? -INF : (m + (EXACT ? log2f(sum) : __log2f(sum))) * LN_2;
     }
 
