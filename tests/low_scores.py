@@ -30,7 +30,7 @@ def is_low(i: Any, j: Any) -> Any:
 
 
 def is_low_row(i: Any, j: Any) -> Any:
-    """The same of whole rows alone: what is added is the same for all keys."""
+    """Whether a pair is in such a row: what is added is the same for all keys."""
     return (i % 7 == 3) | (j < 0)
 
 
@@ -104,4 +104,3 @@ def assert_right(out: Any, lse: Any, arrays: Call, way: Any, value: float, causa
     np.testing.assert_array_equal(lse == -np.inf, right_lse == -np.inf, err_msg=what)
     seen = right_lse > -np.inf
     np.testing.assert_allclose(lse[seen], right_lse[seen], 1e-6, 1e-3, err_msg=what)
-

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from emulated import needs_compiler
 from exhaustive import exhaustive
-from low_scores import VALUES, WAYS, assert_right, by_bias, by_both, by_function
+from low_scores import VALUES, WAYS, assert_right, by_bias, by_function
 from played_gpu import on_gpu
 from reference import random_inputs
 from test_emulated import (  # noqa: F401
