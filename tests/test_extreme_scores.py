@@ -98,31 +98,25 @@ def of_masks(
     for value in VALUES:
         for sq, sk, d, causal in ((150, 150, 64, True), (40, 600, 128, False), (1, 300, 64, False)):
             arrays = random_inputs(rng, dtype, hq=2, hk=1, sq=sq, sk=sk, d=d)
-            added = way(value, (sq, sk), on)
-            found = cufa.attention(
-                *map(on, arrays), causal=causal, return_lse=True, **options, **added
-            )
-            assert_right(*map(to_host, found), arrays, way, value, causal)
-            first = tuple(x[:, :1] for x in arrays)
-            for few in ([x[0, :1] for x in arrays], [x[0, 0] for x in arrays]):  # without heads
-                out, lse = cufa.attention(
-                    *map(on, few), causal=causal, return_lse=True, **options, **added
-                )
-                assert out.ndim == few[0].ndim
-                out, lse = (to_host(out).reshape(1, 1, sq, d), to_host(lse).reshape(1, 1, sq))
-                assert_right(out, lse, first, way, value, causal)
-            ragged = [np.concatenate([x[0].swapaxes(0, 1)] * 2) for x in arrays]
-            offsets = [np.array([0, n, 2 * n], np.int32) for n in (sq, sk)]
-            longest = {"max_seqlen_q": sq, "max_seqlen_k": sk}
-            found = cufa.attention_varlen(
-                *map(on, (*ragged, *offsets)),
-                causal=causal,
-                return_lse=True,
-                **longest,
-                **options,
-                **added,
-            )
-            out, lse = map(to_host, found)
+            asked: dict[str, Any] = {"causal": causal, "return_lse": True, **options}
+            asked |= way(value, (sq, sk), on)
+            q, k, v = map(on, arrays)
+            out, lse = map(to_host, cufa.attention(q, k, v, **asked))
+            assert_right(out, lse, arrays, way, value, causal)
+
+            a, b, c = arrays
+            one = a[:, :1], b, c
+            for given in ((a[0, :1], b[0], c[0]), (a[0, 0], b[0, 0], c[0, 0])):  # without heads
+                q, k, v = map(on, given)
+                out, lse = map(to_host, cufa.attention(q, k, v, **asked))
+                assert out.ndim == given[0].ndim
+                out, lse = out.reshape(1, 1, sq, d), lse.reshape(1, 1, sq)
+                assert_right(out, lse, one, way, value, causal)
+
+            q, k, v = (on(np.concatenate([x[0].swapaxes(0, 1)] * 2)) for x in arrays)
+            cu_q, cu_k = (on(np.array([0, n, 2 * n], np.int32)) for n in (sq, sk))
+            asked |= {"max_seqlen_q": sq, "max_seqlen_k": sk}
+            out, lse = map(to_host, cufa.attention_varlen(q, k, v, cu_q, cu_k, **asked))
             for its in (slice(sq), slice(sq, None)):
-                one = out[its].swapaxes(0, 1)[None], lse[None, :, its]
-                assert_right(*one, arrays, way, value, causal)
+                its_out, its_lse = out[its].swapaxes(0, 1)[None], lse[None, :, its]
+                assert_right(its_out, its_lse, arrays, way, value, causal)
