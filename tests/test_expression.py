@@ -122,11 +122,11 @@ def parameter(part: str, arrays: tuple[np.ndarray, ...]) -> np.ndarray:
 
 
 def evaluated(run: Any, part: str, arrays: tuple[np.ndarray, ...], sizes: tuple[int, int]) -> Any:
-    """Return what a part makes of scores of 0, in natural units."""
+    """Return what a part makes of scores of 0."""
     out = np.full(sizes, np.nan, np.float32)
     members = parameter(part, arrays)
     run(ctypes.c_void_p(members.ctypes.data), *sizes, ctypes.c_void_p(out.ctypes.data))
-    return out / np.log2(np.e)
+    return out
 
 
 def of_pairs(case: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:

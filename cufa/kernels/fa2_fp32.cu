@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     extern __shared__ __align__(1024) unsigned char smem[];
     const Block block(p, smem);
     if (block.is_empty) return;
-    OnlineSoftmax<MT, true> softmax(SCORE::LINEAR ? p.scale_log2 : 1.f);
+    OnlineSoftmax<MT, true, 0, false, SCORE::NATURAL> softmax(SCORE::to_log2(p.scale_log2));
     float rO[MT][OT][4] = {};
     auto part = [] { return thread_index() / 32 / ROW_WARPS; };
 

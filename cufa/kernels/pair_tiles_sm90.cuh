@@ -144,13 +144,10 @@ struct PairTile<Bias<T>, BN> : PairRows<T, 1, BN> {
     using Rows = PairRows<T, 1, BN>;
     static __device__ const OfPairs<T>& array(const Bias<T>& part) { return part.bias; }
 
-    // S factor + bias, both NATURAL or in log2 units.
-    template <bool NATURAL>
+    // S factor + bias, in natural units.
     static __device__ void add(uint32_t tile, float (&rS)[1][BN / 8][4], float factor) {
         const int lane = thread_index_anew() % 32;
-        auto add = [&](float& s, float bias) {
-            s = fmaf(s, factor, NATURAL ? bias : LOG2_E * bias);
-        };
+        auto add = [&](float& s, float bias) { s = fmaf(s, factor, bias); };
         if constexpr (sizeof(T) == 2) {  // 8x8 matrices are as the accumulators are
             const uint32_t from = tile + Rows::offset(lane % 16, lane / 16 * 16);
 #pragma unroll
@@ -225,8 +222,6 @@ struct PairTiles<Score<Parts...>, BN> {
     template <class Part>
     static constexpr bool HAS = PairTile<Part, BN>::BYTES > 0;
     static constexpr int BYTES = (0 + ... + PairTile<Parts, BN>::BYTES);
-    static constexpr bool NATURAL =
-        !Score<Parts...>::LINEAR && ((Parts::LINEAR || HAS<Parts>) && ...);
     uint32_t place;
 
     // Whether sequences have them in common, and heads have not: the same heads of all sequences
@@ -276,7 +271,7 @@ struct PairTiles<Score<Parts...>, BN> {
     }
     template <class Part>
     __device__ void add(float (&rS)[1][BN / 8][4], float factor) const {
-        PairTile<Part, BN>::template add<NATURAL>(of<Part>(), rS, factor);
+        PairTile<Part, BN>::add(of<Part>(), rS, factor);
     }
     template <class Part>
     __device__ void hide(float (&rS)[1][BN / 8][4], int key) const {

@@ -15,8 +15,8 @@ PAIR = ("pair.batch", "pair.head", "pair.query", "pair.key")
 SIDE = "side"
 """A node of the piece on which a pair is, see `cufa.features.expression.tilt`: 1, or -1."""
 
-SCORE, SCORE_LOG2 = "score", "score_log2"
-"""Nodes of the score, in natural units and in those of the kernels."""
+SCORE = "score"
+"""The node of the score, in natural units."""
 
 _INT32, _INT64 = np.iinfo(np.int32), np.iinfo(np.int64)
 
@@ -27,7 +27,7 @@ class Node(NamedTuple):
     Attributes
     ----------
     name : str
-        One of `PAIR`, `SCORE` or `SCORE_LOG2`, "constant", "cast", "where", "load", "length", or a
+        One of `PAIR`, `SCORE`, "constant", "cast", "where", "load", "length", or a
         function of ``kernels/expression.cuh``.
     kind : str
         One of `KINDS`.

@@ -16,10 +16,9 @@ from cufa.features.expression import cpp
 from cufa.features.expression.closures import Closure, closure, rebuilt
 from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD
 from cufa.features.expression.derivative import derivative
-from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, SCORE_LOG2, Graph, Node
+from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, Graph, Node
 from cufa.features.expression.on_numpy import evaluated
 from cufa.features.expression.tilt import tilt_of
-from cufa.features.expression.units import in_log2
 from cufa.features.expression.values import Lookup, ReadArray, Value, node_of
 from cufa.features.part import Part
 from cufa.features.parts import register
@@ -52,7 +51,7 @@ class Own(NamedTuple):
 NOTHING = Own()
 
 _SCORE = Node(SCORE, FLOAT)
-_UNCHANGED, _ALL_SEEN = Node(SCORE_LOG2, FLOAT), Node("constant", BOOL, text="1")
+_UNCHANGED, _ALL_SEEN = _SCORE, Node("constant", BOOL, text="1")
 
 
 class _Traced(NamedTuple):
@@ -196,10 +195,7 @@ def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _R
 
 def _traced(argument: str, function: Callable[..., Any], found: Closure) -> _Traced:
     graph, root, arrays, _ = _recorded(argument, function, found)
-    slope = None
-    if argument == SCORE_MOD:
-        slope = _slope(graph, root)
-        root = in_log2(graph, root)
+    slope = _slope(graph, root) if argument == SCORE_MOD else None
     if graph.nodes[root] in (_UNCHANGED, _ALL_SEEN):
         return _Traced(None, ())
     reached = (graph.nodes[i] for i in graph.reachable(root))
