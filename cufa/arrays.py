@@ -52,7 +52,7 @@ _OVERLAP_WORK: Any = 10_000  # NumPy's stub knows only its two special values
 
 
 class ArrayInfo(NamedTuple):
-    """What an array is like, but for its address."""
+    """Shape, strides and dtype of an array, without its address."""
 
     shape: Ints
     strides: Ints

@@ -21,7 +21,7 @@ class Device(NamedTuple):
         Shared memory that a block can opt in to, and that a multiprocessor has, in bytes.
     l2_bytes : int
     threads_per_sm, registers_per_sm, max_blocks_per_sm : int
-        What a multiprocessor holds at once.
+        Limits of a multiprocessor.
     compiles_sm90a : bool
         False where NVRTC does not compile for sm_90a through CuPy; it matters on sm_90 only.
     """

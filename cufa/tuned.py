@@ -110,7 +110,7 @@ def store(
     device : Device
     entries : mapping of ProblemClass to Entry
     command : str
-        What found them, for the reader of the file.
+        The command that found them, for the reader of the file.
     drop : collection of ProblemClass
         Classes whose older entries no longer win.
 

@@ -135,7 +135,7 @@ def attention_varlen(
     bias, mask : array, broadcastable to (sequences, hq, max_seqlen_q, max_seqlen_k)
     sinks : array, shape (hq,), float32
     score_mod, mask_mod : function or str
-        Of the number of the sequence, and of queries and keys counted from its first ones. There is
+        Take the number of the sequence, and count queries and keys from its first ones. There is
         no `block_mask`: `cufa.attention` takes one, of documents in one sequence, say.
     dropout_p, seed
         As in `cufa.attention`.

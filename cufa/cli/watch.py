@@ -1,4 +1,4 @@
-"""What is shown on the standard error while variants are explored: live on a terminal, or lines."""
+"""Progress of an exploration on the standard error: live on a terminal, else line by line."""
 
 from __future__ import annotations
 

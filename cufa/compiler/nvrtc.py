@@ -48,7 +48,7 @@ class CompileError(RuntimeError):
 
 
 class Compiled(NamedTuple):
-    """What the compiler made of a variant.
+    """A variant as the compiler returns it.
 
     Attributes
     ----------
@@ -146,7 +146,7 @@ def _compiled(variant: Variant | Instance, options: tuple[str, ...]) -> Iterator
 def uncached(options: tuple[str, ...]) -> tuple[str, ...]:
     """Return the options for what is compiled, and not taken from the driver's cache.
 
-    What comes from there has no log.
+    A kernel from that cache has no log.
 
     Parameters
     ----------

@@ -110,7 +110,7 @@ def attention(
     Notes
     -----
     FlashAttention-2 (Dao 2023, algorithm 1), with the running maximum combined over the K/V tiles.
-    What a causal mask hides is never read into a result, NaN included.
+    Keys that a causal mask hides never reach a result, NaN included.
     """
     q, k, v, out, beside, seed = operands
     if problem.of(Dropout) and "numbers" not in beside:

@@ -145,4 +145,4 @@ class Own:
 
 
 NO_FUNCTIONS = Own()
-"""Of a caller who gave none."""
+"""The functions of a caller who gave none."""

@@ -50,7 +50,7 @@ def query_tile(
     columns : int
         Keys of a tile.
     q : ndarray, (batch, heads_q, rows, head_dim)
-        Of some sequences and heads.
+        The queries, of some sequences and heads.
     kv : KV
         Theirs.
     out, lse : ndarray, (batch, heads_q, rows, head_dim_v) and (batch, heads_q, rows)
@@ -87,7 +87,7 @@ def query_tile(
         acc /= np.float32(dropout.keep)
     sinks = tile.score.sinks()
     if sinks is not None:
-        # What keys and sink have of the sum, from their distance: large logarithms are rounded.
+        # The keys' share of the sum, by the distance to the sink: large logarithms are rounded.
         acc *= np.where(row_sum == 0, np.float32(1), 1 / (1 + np.exp(sinks - log_sum)))
         log_sum = np.logaddexp(log_sum, sinks)
     out[...] = acc.reshape(out.shape)

@@ -77,9 +77,7 @@ class OnlineSoftmax(PlainSoftmax):
         Positive.
     """
 
-    def __init__(
-        self, stacked: tuple[int, int, int], head_dim_v: int, scale: np.float32
-    ) -> None:
+    def __init__(self, stacked: tuple[int, int, int], head_dim_v: int, scale: np.float32) -> None:
         super().__init__(stacked, head_dim_v)
         self._m = np.full((*stacked, 1), -np.inf, np.float32)
         self._scale = scale

@@ -22,7 +22,7 @@ from cufa.problem.extras import all_axes
 from cufa.problem.problem import Problem
 
 CHUNK_BYTES = 1 << 28
-"""Of products that are there at once."""
+"""Products that are in memory at once."""
 
 _PAIRS = 4  # of batch and head, at most
 _ROWS = 512  # of all pairs together

@@ -52,7 +52,7 @@ class Race(Generic[Name]):
     first_ms : dict
         Milliseconds of a single call of each.
     samples : dict of dict
-        Of each, milliseconds a call by the number of the round.
+        Milliseconds a call of each, by the number of the round.
     busy_ms : float
         Time of the card since the single calls, without the flushes of its cache.
     """

@@ -26,7 +26,7 @@ def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]
     kinds : array of uint8
         As of `cufa.BlockMask`.
     mask : Own
-        Of a `mask_mod`.
+        A traced `mask_mod`.
     sizes : tuple of int
         Sequences, heads, queries and keys.
     block : tuple of int

@@ -28,7 +28,7 @@ def launcher(
     function : cupy.cuda.Function or Dependent
     grid : tuple of int
     threads : int
-        Of a block.
+        Threads of a block.
     smem_bytes : int
         Dynamic shared memory of a block.
     """

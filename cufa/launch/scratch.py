@@ -29,7 +29,7 @@ _KEPT = 32 << 20
 """Bytes that are kept for a stream, at most: more come from CuPy's pool for each launch."""
 
 _PER_THREAD = 2
-"""What stands for the default stream of each thread: ``cudaStreamPerThread``."""
+"""The handle of each thread's default stream, ``cudaStreamPerThread``."""
 
 _RESERVES = 8
 _RESERVED = 128 << 20
@@ -123,7 +123,7 @@ class Scratch:
     def _give(self, key: int, nbytes: int) -> Place:
         """Give the current stream so much memory.
 
-        What it had goes back to CuPy's pool, which gives it to nobody but that stream.
+        Its earlier memory goes back to CuPy's pool, which gives it to nobody but that stream.
         """
         import cupy
 

@@ -84,7 +84,7 @@ def plan_tiles(
     kernel : str or Variant, optional
         Forces a kernel, or one instantiation of it.
     table : Table, optional
-        Of this device, see `cufa.tuned.user_table`.
+        The table of this device, see `cufa.tuned.user_table`.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def plan_tiles(
 class TiledPlanner:
     """Plans kernels of attention's own for problems that differ in sizes only.
 
-    What these have in common is found once.
+    The work that they share is done once.
 
     Parameters
     ----------

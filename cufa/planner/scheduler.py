@@ -27,7 +27,7 @@ class Order(NamedTuple):
     q_tiles : int
         Row tiles of a head, or of heads whose rows are packed.
     tiles : int
-        Of all heads; where a block takes a whole head, one each.
+        Tiles of all heads; where a block takes a whole head, one a head.
     section_heads, late_rows : int
         Heads that have their tiles interleaved, and row tiles of each head that come last: see
         ``kernels/scheduler.cuh`` and ``kernels/scheduler_sm90.cuh``.

@@ -31,7 +31,7 @@ _PARTS = {
     for argument in ARRAYS
 }
 
-#: Of the axes that arrays of so many have: (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
+#: Axes by their number: (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
 _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
 
 NO_ARRAYS: Mapping[str, Array | None] = MappingProxyType({})
@@ -112,10 +112,10 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
     ----------
     part : Part
     ndim : int
-        Of q.
+        Axes of q.
     sizes : mapping
     shape, strides : tuple of int
-        Of the array.
+        Those of the array.
 
     Returns
     -------
@@ -125,7 +125,7 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
     of_pairs = "q" in part.axes
     axes = _PAIRS[ndim] if of_pairs else part.axes
     first = len(axes) - len(shape)
-    # What has keys as bits, and what each head has one of, says so itself.
+    # An array with keys as bits, or with a number a head, has no missing axes.
     if not 0 <= first <= len(axes) - (not of_pairs or part.dtype == "uint8"):
         return None
     found = dict.fromkeys(part.axes, 0)
@@ -152,7 +152,7 @@ def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tup
     ndim, sizes
         As of `steps`.
     extras : Extras
-        What the arrays are like; of a `cufa.BlockMask` its `key`.
+        Shapes, strides and dtypes of the arrays; the `key` of a `cufa.BlockMask`.
 
     Raises
     ------
@@ -310,7 +310,7 @@ def all_axes(argument: str, array: Array, ndim: int, sizes: Sizes, xp: Any) -> A
     ndim, sizes
         As of `steps`.
     xp : module
-        Of the array.
+        Module of the array.
     """
     part = part_of(argument, array.dtype)
     its = part and steps(part, ndim, sizes, array.shape, array.strides)

@@ -1,6 +1,6 @@
 """Arrays -> `Problem` of a cache: what one call of `decode` asks for, and the errors of its user.
 
-What is on the host is checked here for good. Lengths and tables on the device are read there alone,
+Arrays on the host are checked here for good. Lengths and tables on the device are read there alone,
 so there the kernels keep within the cache, whatever they find.
 """
 
@@ -30,7 +30,7 @@ from cufa.problem.lengths import check_integers, check_lengths
 from cufa.problem.problem import Problem, check_shapes
 
 MAX_UNIFIED = 1e6
-"""Of a preset maximum: of larger scores float32 takes out none exactly enough."""
+"""The largest preset maximum: float32 subtracts no larger score exactly enough."""
 
 
 class DecodeOperands(NamedTuple):

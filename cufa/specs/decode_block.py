@@ -1,4 +1,4 @@
-"""What the kernels that decode share: each team of warps has a ring of its own."""
+"""The base of the kernels that decode: each team of warps has a ring of its own."""
 
 from __future__ import annotations
 

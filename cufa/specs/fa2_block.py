@@ -1,4 +1,4 @@
-"""What the kernels of FlashAttention-2 share: 16 rows a warp, or several times 16."""
+"""The base of the kernels of FlashAttention-2: 16 rows a warp, or several times 16."""
 
 from __future__ import annotations
 

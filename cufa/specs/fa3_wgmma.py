@@ -124,7 +124,7 @@ def _complaint(v: TemplateArguments, device: Device) -> str | None:
         return "Plain with one slot of Q needs rows that begin with the first keys: take General"
     if v.ping_pong and v.bm == 64:
         return "ping_pong needs two warpgroups, bm of 128 or more"
-    # What the system takes of each block comes on top.
+    # The system takes 1 KiB of each block on top.
     at_once = v.blocks_per_sm * (SPEC.smem_bytes(v) + 1024)
     if v.blocks_per_sm > 1 and _pair_bytes(v) and at_once > device.smem_per_sm:
         return f"{v.blocks_per_sm} blocks and their biases or masks do not fit a multiprocessor"

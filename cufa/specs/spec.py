@@ -37,16 +37,16 @@ already.
 """
 
 Costs = Mapping[tuple[int, int, bool], Mapping[TileShape, Cost]]
-"""What tiles cost where that was measured, by padded head dims, and whether scores have an edge."""
+"""Measured costs of tiles, by padded head dims and whether scores have an edge."""
 
 
 class Spec(NamedTuple):
-    """What the rest of the package knows of one kernel.
+    """One kernel, as the rest of the package knows it.
 
     Attributes
     ----------
     name : str
-        Of the ``__global__`` function, of its file, and of that of its spec.
+        Name of the ``__global__`` function, of its file, and of its spec's file.
     dtypes : tuple of str
         The element types that it takes.
     shared_memory : callable

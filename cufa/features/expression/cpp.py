@@ -69,7 +69,7 @@ def of_graph(
     arrays : sequence of ReadArray
         Those that nodes name by their numbers.
     tilt : Tilt, optional
-        Of a score that grows evenly from key to key.
+        The growth of a score that grows evenly from key to key.
     """
     names = {array.number: f"a{i}" for i, array in enumerate(arrays)}
     members = [

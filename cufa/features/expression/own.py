@@ -28,16 +28,16 @@ Read = tuple[int, str]
 
 
 class Own(NamedTuple):
-    """What a call has of its own between Q K^T and the softmax.
+    """The caller's own steps between Q K^T and the softmax.
 
     Attributes
     ----------
     parts : tuple of str
-        Of the score; none of what changes nothing.
+        Parts of the score; a function that changes nothing has none.
     arrays : tuple of array
         That they read, in order.
     names : tuple of str
-        What messages call these.
+        Names of these arrays in messages.
     """
 
     parts: tuple[str, ...] = ()
