@@ -179,7 +179,7 @@ class ParameterLayout:
         strides : tuple of tuple of int
             Those of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
         numbers : tuple of tuple of int
-            Strides of the arrays that parts of the score read, as `cufa.problem.extras.placed` gives.
+            Strides of the arrays that parts of the score read; see `cufa.problem.extras.placed`.
         table_stride : int
             From one row of a block table to the next, in bytes.
         """

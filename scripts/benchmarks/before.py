@@ -19,7 +19,7 @@ from types import ModuleType
 from benchmarks.environment import ROOT
 
 NAME = "cufa_before"
-"""What the older package is called here, so that its imports find its own modules at any time."""
+"""The older package's name here, so that its imports find its own modules at any time."""
 
 
 def resolve(before: str) -> str:

@@ -64,7 +64,7 @@ class Ready(NamedTuple):
         replayed : collection of str
             Those that were timed by graph replay.
         unit : str
-            Of the figures.
+            Unit of the figures.
         """
         return {
             **self.cell.row(),

@@ -39,7 +39,7 @@ class Way(NamedTuple):
     Attributes
     ----------
     name : str
-        Of the contestant.
+        Name of the contestant.
     page_size : int
         0 for a cache in one piece.
     unified_max : float, optional
@@ -181,9 +181,9 @@ def rows(
     cases : iterable of Cell
     clock : Clock
     budget : Budget
-        Of a cell.
+        The budget of a cell.
     seed : int
-        Of the random data.
+        Seed of the random data.
     """
     rng = cupy.random.default_rng(seed)
     l2_bytes = devices.current().l2_bytes

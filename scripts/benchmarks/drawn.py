@@ -10,7 +10,7 @@ from benchmarks.cells import Cell
 Dims = tuple[tuple[int, int], ...]
 
 MOST_OPERATIONS = 2**37
-"""Of both products, counted without a mask."""
+"""Operations of both products, counted without a mask."""
 
 HEAD_DIMS = tuple(
     (d, d) for d in (32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)

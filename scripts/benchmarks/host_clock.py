@@ -1,4 +1,4 @@
-"""What a call takes on the host: calls timed one by one until they return, in turns by batches."""
+"""Time of a call on the host: calls timed one by one until they return, in turns by batches."""
 
 from __future__ import annotations
 

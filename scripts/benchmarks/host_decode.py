@@ -31,7 +31,7 @@ class DecodeCases:
     Parameters
     ----------
     calls : int
-        Of a batch.
+        Calls of a batch.
     batches : int
     beside, by_name : callable
     """

@@ -80,9 +80,9 @@ def rows(peers: Iterable[str], clock: Clock, budget: Budget, seed: int) -> Itera
         Keys of `PEERS`.
     clock : Clock
     budget : Budget
-        Of a case.
+        The budget of a case.
     seed : int
-        Of the random data.
+        Seed of the random data.
     """
     rng = cupy.random.default_rng(seed)
 

@@ -10,7 +10,7 @@ from models import Array
 
 from llama.model import Llama
 
-#: What capacities are rounded up to, so that the next texts, a little longer, have room, too.
+#: Capacities are rounded up to it, so that the next texts, a little longer, have room, too.
 ROUND_TO = 256
 
 

@@ -78,7 +78,7 @@ class Llama:
     Parameters
     ----------
     path : Path
-        Of a folder with config.json and safetensors, or of a GGUF file.
+        Path of a folder with config.json and safetensors, or of a GGUF file.
     device : {"auto", "cpu", "gpu"}
         Where it runs; "auto" prefers the GPU.
     dtype : {"auto", "float32", "float16", "bfloat16"}
@@ -249,12 +249,12 @@ class Llama:
         cache : Cache
             Or a view of some of its sequences.
         ids : array, (sequences, tokens of each)
-            Of the module `xp`.
+            Token numbers, in an array of the module `xp`.
 
         Returns
         -------
         array, (sequences, tokens of each, hidden), float32
-            What `logits` takes.
+            Hidden states, as `logits` takes them.
         """
         cache.extend(ids.shape[1])
         return self.states(cache, ids)

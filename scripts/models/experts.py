@@ -35,7 +35,7 @@ class Route(NamedTuple):
     Attributes
     ----------
     shares : cupy.ndarray, (tokens, chosen) float32
-        Of each expert that a token takes; together 1.
+        The share of each expert that a token takes; together 1.
     pairs : cupy.ndarray, (tokens * chosen,) int32
         Numbers of what tokens take, sorted by expert.
     slots : cupy.ndarray, (slots, 3) int32

@@ -33,9 +33,9 @@ def product(weight: Array, bias: Array | None, x: Array, dtype: np.dtype) -> Arr
     weight : cupy.ndarray, (outputs, inputs)
     bias : cupy.ndarray or None, (outputs,) float32
     x : cupy.ndarray, (rows, inputs)
-        Of the dtype of `weight`.
+        An array of the dtype of `weight`.
     dtype : numpy.dtype
-        Of the result, (rows, outputs).
+        Dtype of the result, (rows, outputs).
     """
     return _launch("STORE", weight, bias, x, cuda.empty((len(x), len(weight)), dtype))
 
@@ -55,7 +55,7 @@ def gated_product(weight: Array, bias: Array | None, x: Array, gate: str = "silu
 
 
 class Tile(NamedTuple):
-    """What a block of flat.cuh has: its template arguments of these names."""
+    """A block of flat.cuh: its template arguments of these names."""
 
     groups: int
     warps: int
