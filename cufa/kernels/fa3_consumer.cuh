@@ -176,8 +176,8 @@ struct Consumer {
                                 operand_v + smem.ring_v.slot(i) * (VTile::bytes >> 4), !first);
         wgmma_commit();
     }
-    // What lies behind a sequence's last key may be anything, and 0 times that NaN: zeros in its
-    // place, from key `end` of the tile on. Each consumer writes its own; the others' are the same.
+    // Puts zeros behind a sequence's last key, from key `end` of the tile on: memory there may hold
+    // anything, and 0 times that NaN. Each consumer writes them; the others write the same.
     __device__ void clear_tail(uint32_t i, int end) const {
         if (end >= BN) return;
         constexpr int CHUNKS = VTile::CHUNKS;

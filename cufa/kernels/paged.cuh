@@ -55,8 +55,8 @@ struct PagedTiles : Paged {
     }
 };
 
-// What the lengths say at a place, as L2 has it; and the keys of a sequence: a length that does not
-// fit the cache is cut.
+// The length at a place, as L2 has it; and the keys of a sequence: a length that does not fit the
+// cache is cut.
 __device__ inline int length_at(const DecodeParams& p, const int* at) {
     return p.lengths ? ld_relaxed(at) : p.seq_kv;
 }

@@ -58,7 +58,7 @@ class Twice {
     }
 };
 
-// What follows takes this value from a register: it is not computed where it is used.
+// Keeps this value in a register from here on: it is not computed where it is used.
 __device__ inline void computed_here(int& x) { asm volatile("mov.b32 %0, %0;" : "+r"(x)); }
 template <class T>
 __device__ void computed_here(T*& p) {

@@ -4,7 +4,7 @@
 #include "ptx_sm90.cuh"
 #include "tile.cuh"
 
-// What a launch passes to kernels that copy by TMA.
+// The tensor maps that a launch passes to kernels that copy by TMA.
 struct TensorMaps {
     TensorMap q, k, v, o;
 };
@@ -119,7 +119,7 @@ struct Ring {
     }
     // The calling thread's part in that.
     __device__ void arrive(uint32_t i) const { mbarrier_arrive(empty + 8 * slot(i)); }
-    // Of a slot that is not read. No lane may still wait when it is released.
+    // Releases a slot that is not read. No lane may still wait then.
     __device__ void pass_over(uint32_t i) const {
         wait(i);
         __syncwarp();

@@ -1,9 +1,9 @@
-// What grows evenly from key to key, such as ALiBi, as a function of the key that a lane's scores
-// of a tile begin with: one multiply-add a score then takes it into the exponent.
+// Terms of the score that grow evenly from key to key, such as ALiBi, as a function of the key that
+// a lane's scores of a tile begin with: one multiply-add a score then takes it into the exponent.
 #pragma once
 #include "score.cuh"
 
-// Of the two rows of a lane, where there is ANY.
+// The tilts of the two rows of a lane, where there is ANY.
 template <bool ANY>
 struct Tilt {
     int pieces = 0;        // as of Score; 0 before any
@@ -48,7 +48,7 @@ struct Tilt {
         settled = finite && pieces_of<BN>(score, sequence, at, 0) == pieces;
         return finite;
     }
-    // What is added to the score of that key, log2 units.
+    // The number added to the score of that key, log2 units.
     __device__ float of(int h, int key) const {
         return fmaf(step[h], static_cast<float>(key - origin), at_origin[h]);
     }

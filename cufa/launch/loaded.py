@@ -117,8 +117,8 @@ class Loaded:
         problem : Problem
             Not empty, and with a scale that is not negative.
         shapes, strides : tuple of tuple of int
-            Those of q, k, v and the result: 4-D (batch, heads, seq, head_dim) arrays, which the kernel
-            takes as they are; strides in bytes.
+            Those of q, k, v and the result: 4-D (batch, heads, seq, head_dim) arrays, which the
+            kernel takes as they are; strides in bytes.
         address : int
             The address of any such array, as the driver needs one; each launch has its own.
         numbers : tuple of tuple of int
