@@ -44,7 +44,7 @@ ENCODE_TILED = ctypes.CFUNCTYPE(
 
 
 class Encoded(NamedTuple):
-    """What a tensor map says, the innermost axis first; strides are in bytes."""
+    """A tensor map, the innermost axis first; strides are in bytes."""
 
     dtype: np.dtype
     address: int
@@ -467,7 +467,7 @@ class Pinned(np.ndarray):
 
 
 class Gpu:
-    """What the played GPU is asked for, and which device and stream are current."""
+    """The calls of the played GPU, and its current device and stream."""
 
     current = 0
     slow = False

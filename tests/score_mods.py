@@ -24,7 +24,7 @@ def no_arrays(rng: np.random.Generator, sizes: Sizes) -> Arrays:
 def slopes(rng: np.random.Generator, sizes: Sizes) -> Arrays:
     """Draw slopes that leave scores of some tens: float32 has 2^-17 of a hundred.
 
-    Of those, the units in which scores are rounded would decide.
+    There, the units in which scores are rounded would decide.
     """
     return {"slopes": rng.random(2 * sizes[1], np.float32)[::2] / 8}
 

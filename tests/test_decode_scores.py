@@ -35,7 +35,7 @@ class Case:
     ----------
     rng : numpy.random.Generator
     name : str
-        Of `DECODE_FEATURES`.
+        A name in `DECODE_FEATURES`.
     page_size : int
         0 for contiguous caches.
     lengths : sequence of int
@@ -256,7 +256,7 @@ def test_out_over_slopes(gpu: Gpu) -> None:
 
 
 def test_pages_in_front_of_a_window_are_not_in_use() -> None:
-    """Of a window of two keys, and two queries more."""
+    """A window of two keys, and two queries more."""
     q = np.repeat(Q, 2, axis=2)
     table = np.array([[99, -1, 2], [99, 4, 0]])
     options: dict[str, Any] = {"block_table": table, "window": (1, 0)}

@@ -363,7 +363,7 @@ def test_scores_at_the_low_end_of_float32(rng: np.random.Generator, form: str) -
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 9])
 @exhaustive("fa3_wgmma", but=lambda heads: heads % 2)
 def test_tiles_for_two_blocks(emulated: Emulator, rng: np.random.Generator, heads: int) -> None:
-    """Of up to six, each block has two of its own; it draws the others, and leaves none drawn."""
+    """Each block has two of up to six; it draws the others, and leaves none drawn."""
     variant = variant_of(FA3_WIDE, True)
     arrays = random_inputs(rng, variant.dtype, hq=heads, sq=20, sk=40, d=128)
     for emulated.last_first in (False, True):

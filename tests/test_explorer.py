@@ -141,7 +141,7 @@ def test_arrays_of_numpy_stand_for_their_problem() -> None:
 
 
 def test_a_softcap_as_exact_as_a_log_sum_exp(rng: np.random.Generator) -> None:
-    """Of arrays and of a problem."""
+    """With arrays, and with a problem."""
     q = np.zeros((1, 2, 100, 32), ml_dtypes.bfloat16)
     for flag, part in ((None, "Softcap"), (True, "FineSoftcap")):
         given: dict[str, Any] = {"softcap": 5.0, "return_lse": flag}

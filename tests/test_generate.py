@@ -323,7 +323,7 @@ def test_defaults(tmp_path: Path) -> None:
 
 
 class Done(NamedTuple):
-    """What a run of the command left."""
+    """The results of a run of the command."""
 
     returncode: int
     stdout: str

@@ -226,7 +226,7 @@ def fa3(d: int, dv: int, bm: int, bn: int, stages: int, blocks: int, turns: bool
     )
 
 
-#: What plans do not have: all numbers of warpgroups, with turns and without; one stage and three,
+#: Variants that no plan has: all numbers of warpgroups, in turns or not; one stage and three,
 #: as few as skipping masked keys allows, too; one block a multiprocessor to three; the narrowest
 #: and the widest tiles, and each swizzle.
 CAUSAL = [

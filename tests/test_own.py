@@ -371,7 +371,7 @@ def test_text_of_own_parts_follows_the_kernel() -> None:
 
 
 def test_parameters_are_laid_out_as_in_the_struct(cupy: Any) -> None:
-    """Of arrays with 0 to 4 axes, in both functions."""
+    """Arrays with 0 to 4 axes, in both functions."""
     arrays = [np.ones((2,) * n, np.float32) for n in (1, 0, 3, 4, 2)]
 
     def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:

@@ -262,7 +262,7 @@ def test_what_is_not_looked_at_is_no_faster(rng: np.random.Generator) -> None:
 
 
 def test_only_bottom_right_masks_hide_rows() -> None:
-    """Of more queries than keys; with another mask it takes longer, as they see keys."""
+    """Queries are more than keys; with another mask it takes longer, as they see keys."""
     causal = Problem.of_shapes((2, 32, 8192, 128), *[(2, 8, 1024, 128)] * 2, dtype="bfloat16")
     causal = causal.having(Causal())
     us = {}

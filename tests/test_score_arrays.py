@@ -211,7 +211,7 @@ def test_what_is_no_array_after_a_call_without_one(
 def test_strides_that_do_not_count(
     gpu: Gpu, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any
 ) -> None:
-    """Of axes that have one element; on a GPU that is played."""
+    """Axes that have one element; on a GPU that is played."""
     q, k = (on_gpu(np.ones((1, 1, n, 64), np.float16)) for n in (5, 7))
     base = on_gpu(np.ones(35, dtype))
     view = np.lib.stride_tricks.as_strided(base.host, shape, strides)
@@ -222,7 +222,7 @@ def test_strides_that_do_not_count(
 
 @pytest.mark.parametrize("changed", ["out", "shape", "dtype", "device", "kind"])
 def test_a_call_that_is_like_another(gpu: Gpu, rng: np.random.Generator, changed: str) -> None:
-    """What a first one refuses, those after it refuse; on a GPU that the host plays."""
+    """Calls refuse what the first one refuses; on a GPU that the host plays."""
     q, k, v = (on_gpu(x) for x in inputs(rng, "float16", (1, 2, 1, 8, 16)))
     bias = on_gpu(rng.standard_normal((2, 8, 16), np.float32))
     for _ in range(2):
@@ -253,7 +253,7 @@ def test_a_call_that_is_like_another(gpu: Gpu, rng: np.random.Generator, changed
 def test_keys_for_which_an_array_is_too_short(
     gpu: Gpu, rng: np.random.Generator, name: str, causal: bool
 ) -> None:
-    """Of a cache that grows, beside an array that does not; on a GPU that the host plays."""
+    """A cache grows, next to an array that does not; on a GPU that the host plays."""
     q, k, v = (on_gpu(x) for x in inputs(rng, "float16", (1, 2, 2, 4, 200), 64))
     arrays = {
         "bias": rng.standard_normal((4, 100), np.float32),

@@ -45,7 +45,7 @@ class Field:
 
     @property
     def ptr(self) -> int:
-        """Of the current stream."""
+        """The number of the current stream."""
         return self.stream
 
     def is_capturing(self) -> bool:

@@ -151,10 +151,10 @@ struct Fa2Block {
     __device__ uint32_t tile_k(int j) const { return sK + j % STAGES * KTile::bytes; }
     __device__ uint32_t tile_v(int j) const { return sV + j % STAGES * VTile::bytes; }
 
-    // Tells of a tile of keys, a bit for each 16-row piece of the warp: whether the piece visits it;
-    // whether O begins with it, or has ended before it; and whether some rows may not see all of
-    // its keys. The warp skips tiles that no piece visits, so that nothing of their V reaches these
-    // rows.
+    // Tells of a tile of keys, a bit for each 16-row piece of the warp: whether the piece visits
+    // it; whether O begins with it, or has ended before it; and whether some rows may not see all
+    // of its keys. The warp skips tiles that no piece visits, so that nothing of their V reaches
+    // these rows.
     struct Edge {
         uint32_t visits = ~0u, begins = 0, ended = 0;
         bool masked = false;

@@ -22,9 +22,9 @@ struct Pair {
     int batch, head, query, key;
 };
 
-// The base of a part, which overrides what it changes. Its members are its run-time parameters: they
-// follow Params in the kernel's parameter, in the order of the parts. A part without any takes no
-// place there: for that, the bases of two parts must not be of one type.
+// The base of a part, which overrides what it changes. Its members are its run-time parameters:
+// they follow Params in the kernel's parameter, in the order of the parts. A part without any takes
+// no place there: for that, the bases of two parts must not be of one type.
 template <class Self>
 struct Part {
     // Whether scores stay proportional to Q K^T, with the scale as the factor. Else the softmax is

@@ -29,7 +29,7 @@ QUICK = Effort(settle_rounds=6, final_rounds=4, busy_s=3.0)
 FINALISTS = 4
 
 ROUNDS = 30
-"""Rounds of the finalists and the planner's choice. Earlier samples do not count, as the variant that
+"""Rounds of the finalists and the planner's choice. Earlier samples do not count, as a variant that
 was lucky there need not be the fastest."""
 
 _COMPILE_S = 2.0  # a variant on a core

@@ -71,7 +71,7 @@ struct Thread {
     Fiber fiber;
     std::unique_ptr<char[]> stack{new char[STACK]};
 };
-// What the lanes of a warp hand in when they meet: of two meetings, for some lanes may be at the next one.
+// Values that the lanes of a warp hand in when they meet: for two meetings, for some lanes may be at the next one.
 struct Meeting {
     uint64_t words[32][6];
     int came = 0, left = 0;
