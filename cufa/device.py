@@ -45,7 +45,7 @@ class Device(NamedTuple):
         return f"sm_{self.compute_capability}{suffix}"
 
 
-# NVRTC before it refuses a second -arch beside the one that CuPy gives.
+# NVRTC before it refuses a second -arch after the one that CuPy gives.
 _NVRTC_TAKES_TWO_ARCH = (12, 9)
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -121,7 +121,7 @@ def of_id(device_id: int) -> Device:
     )
     if device.compute_capability == 90 and not device.compiles_sm90a:
         warnings.warn(
-            f"NVRTC {'.'.join(map(str, nvrtc.getVersion()))} does not compile for sm_90a beside "
+            f"NVRTC {'.'.join(map(str, nvrtc.getVersion()))} does not compile for sm_90a after "
             "CuPy's own sm_90, from 12.9 on it does: the kernels for Hopper are not used",
             RuntimeWarning,
             stacklevel=2,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure cufa beside its peers, and make tables and plots from the results.
+"""Measure cufa against its peers, and make tables and plots from the results.
 
     python scripts/bench.py prefill --kernel fa2_mma
     python scripts/bench.py gqa
@@ -78,7 +78,7 @@ def earlier_part(options: argparse.Namespace, path: Path) -> dict[str, Any] | No
 
 
 def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Run a benchmark, writing the result file anew after every row.
+    """Run a benchmark, writing the result file again after every row.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """Calls with features drawn at random, all of which must go together.
 
 A draw depends on a number alone, so that a call which fails can be made again. Lengths grow
-with `longest`; most else is as of the same number.
+with `longest`; the rest is as in the draw of the same number.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Drawn:
     options : dict
         Arguments that are no arrays, and the same wherever the call runs.
     arrays : dict
-        Those beside q, k and v.
+        Those next to q, k and v.
     own : dict
         The caller's own functions, by argument: what makes options that have them of `own_arrays`.
     block : tuple of int or None

@@ -186,7 +186,7 @@ class Array:
 
     @property
     def data(self) -> Any:
-        """Address and device, as of `cupy.cuda.MemoryPointer`."""
+        """Address and device, as in `cupy.cuda.MemoryPointer`."""
         address = self.host.ctypes.data
 
         def copy_from_host_async(there: int, nbytes: int, stream: Stream) -> None:

@@ -45,7 +45,7 @@ def even_steps(arrays: Arrays) -> Options:
 
 
 def two_distances(arrays: Arrays) -> Options:
-    """Make one that turns where a query does not stand, beside ALiBi, which turns there."""
+    """Make one that turns where a query does not stand; ALiBi turns where it stands."""
     slopes = arrays["slopes"]
 
     def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

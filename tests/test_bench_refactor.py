@@ -41,7 +41,7 @@ def edit(path: Path, pattern: str, text: str) -> None:
     path.write_text(re.sub(pattern, text, path.read_text()))
 
 
-# the older package beside the present one
+# the older package next to the present one
 
 
 def test_both_packages_work_in_one_process(older: Path) -> None:

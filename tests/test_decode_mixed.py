@@ -262,7 +262,7 @@ def test_gpu_a_block_for_each_short_sequence(
 def test_units_for_each_multiprocessor(
     cupy: Any, rng: np.random.Generator, of_each: float, keys: int, dim: int, page_size: int
 ) -> None:
-    """So many, for which blocks of other sizes are planned; of any lengths, and twice."""
+    """As many sequences as have blocks of other sizes planned; of any lengths, and twice."""
     batch, dtype = round(of_each * device.current().sm_count / 8), "bfloat16"
     lengths = rng.integers(0, keys + 1, batch)
     lengths[: batch // 3] = keys

@@ -41,7 +41,7 @@ class Case:
     lengths : sequence of int
     dtype : str
     **sizes
-        As of `random_inputs`.
+        As in `random_inputs`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ def test_on_the_gpu(cupy: Any, rng: np.random.Generator, dtype: str, name: str) 
 @pytest.mark.gpu
 @features
 def test_on_the_gpu_as_attention(cupy: Any, rng: np.random.Generator, name: str) -> None:
-    """A few queries beside as many keys run so, and alone as in any batch."""
+    """A few queries with as many keys run so, and alone as in any batch."""
     case = Case(rng, name, 0, (5001, 5001), hq=8, d=64)
     q, k, v = (cupy.asarray(x) for x in case.host)
     options = {n: cupy.asarray(x) if hasattr(x, "dtype") else x for n, x in case.options.items()}

@@ -121,7 +121,7 @@ def test_whole_units(
     shape: tuple[int, int],
     page_size: int,
 ) -> None:
-    """In blocks of so many warps, with registers for so many on each of three multiprocessors."""
+    """In blocks of `warps`, with registers for them on each of three multiprocessors."""
     few = device.named("h200")._replace(sm_count=3)
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
     lengths = [keys, 0, 1, *rng.integers(1, keys, 30)][:sequences]
@@ -573,7 +573,7 @@ def test_lengths_that_grow_past_a_window(
 
 
 def forbid(array: Array, nbytes: int, how: int) -> None:
-    """Set what may be done with the whole pages of so many bytes of an array."""
+    """Set what may be done with the whole pages of an array's bytes."""
     start = array.data.ptr
     end = (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""The explorer's launches on the host: a variant that is timed reads what stands beside q, k, v."""
+"""The explorer's launches on the host: a variant that is timed reads the arrays next to q, k, v."""
 
 from __future__ import annotations
 

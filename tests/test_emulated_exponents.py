@@ -32,7 +32,7 @@ from cufa.specs.variant import Variant
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
 
-#: Three consumers, whose P is packed beside the curve.
+#: Three consumers, whose P is packed together with the curve.
 FA3_THREE = "fa3_wgmma<bfloat16, 64, 64, 192, 128, 3, 16, 1, true, Score<{score}>, Dense>"
 
 forms = pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def tokens(model: Llama, prompts: list[Prompt], settings: Settings, count: int =
 
 
 def oracle(model: Llama, prompt: Prompt, count: int) -> list[int]:
-    """Return the likeliest tokens, each from the whole text anew."""
+    """Return the likeliest tokens, each from the whole text again."""
     text = list(prompt.tokens)
     for _ in range(count):
         states = model.extend(model.cache([99]), model.xp.asarray([text]))

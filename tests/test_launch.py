@@ -477,7 +477,7 @@ def test_what_is_remembered_is_bounded(
 
 
 def in_threads(count: int, work: Any) -> None:
-    """Call `work` in so many threads at once, each with its number."""
+    """Call `work` in several threads at once, each with its number."""
     errors: list[BaseException] = []
     barrier = threading.Barrier(count)
 
@@ -781,7 +781,7 @@ def test_a_workspace_is_not_captured(gpu: Gpu, rng: np.random.Generator) -> None
 
 
 def long(rng: np.random.Generator, dtype: str = "bfloat16", **sizes: int) -> dict[str, Any]:
-    """Return one query beside many keys."""
+    """Return one query and many keys."""
     return legal(rng, dtype, **{"b": 1, "hq": 4, "hk": 2, "sq": 1, "sk": 2000, "d": 64, **sizes})
 
 

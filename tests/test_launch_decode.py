@@ -29,7 +29,7 @@ class Case:
     lengths : sequence of int
     dtype : str
     **sizes
-        As of `random_inputs`.
+        As in `random_inputs`.
     """
 
     def __init__(

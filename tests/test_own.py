@@ -132,7 +132,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_function_is_traced_once(traces: list[str]) -> None:
-    """And so are those that are made anew in each call, of other arrays."""
+    """And so are those that are made again in each call, of other arrays."""
     for n in range(1, 5):
         slopes, window = np.full(n, 0.5, np.float32), 7
         found = own(

@@ -213,7 +213,7 @@ def test_expected_times() -> None:
 def test_plans_are_the_same_up_to_a_multiple_of_the_step(
     given: Problem, gpu: device.Device
 ) -> None:
-    """A cache that grows is planned anew only beyond, where there is no mask."""
+    """A cache that grows is planned again only beyond, where there is no mask."""
     given = given.without(Causal)
     last = -(-given.seq_kv // KEY_STEP) * KEY_STEP
     first = last - KEY_STEP + 1

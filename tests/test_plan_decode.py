@@ -358,7 +358,7 @@ def test_one_stage_where_much_is_read(dim: int, keys: int) -> None:
 
 @pytest.mark.parametrize(("d", "dv"), [(40, 40), (96, 96), (192, 128)])
 def test_steps_of_keys(d: int, dv: int) -> None:
-    """Within one, a call that is known is not planned anew: its bits would depend on what was."""
+    """Within one, a call that is known is not planned again: its bits would depend on what was."""
     for first in range(1, 14_000, KEY_STEP):
         sizes: Any = {"batch": 132, "heads_q": 8, "heads_kv": 2, "head_dim": d, "head_dim_v": dv}
         ends = (problem(**sizes, capacity=n) for n in (first, first + KEY_STEP - 1))

@@ -1,4 +1,4 @@
-"""Arrays beside q, k and v: slopes, biases, masks, sinks; on the CPU and on a GPU."""
+"""Arrays next to q, k and v: slopes, biases, masks, sinks; on the CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_arrays_of_pairs_however_they_lie(
 
 
 def test_arrays_of_fewer_axes(xp: ModuleType, rng: np.random.Generator) -> None:
-    """Beside 3-D arrays those of pairs are (b, sq, sk), and beside 2-D ones (sq, sk)."""
+    """With 3-D arrays those of pairs are (b, sq, sk), and with 2-D ones (sq, sk)."""
     q, k, v = random_inputs(rng, "float32", b=3, sq=20, sk=30, d=8)
     bias = rng.standard_normal((3, 1, 20, 30), np.float32)
     slopes = np.array([0.5], np.float32)

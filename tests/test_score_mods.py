@@ -289,7 +289,7 @@ def test_new_functions_and_lengths_are_of_one_kind(gpu: Gpu, rng: np.random.Gene
 
 
 def test_attributes_of_functions(gpu: Gpu, rng: np.random.Generator) -> None:
-    """Numbers are constants of a kernel, arrays may change; as of other names."""
+    """Numbers are constants of a kernel, arrays may change; as with other names."""
     arrays = [on_gpu(x) for x in inputs(rng, "float16", (1, 2, 1, 20, 30), 64)]
 
     def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -122,7 +122,7 @@ def attention(
         (ALiBi, Press et al. 2022).
     bias : array, broadcastable to (b, hq, sq, sk)
         Is added to the scores after that: float16, bfloat16 or float32. It and `mask` have the
-        axes (b, sq, sk) beside 3-D arrays, and (sq, sk) beside 2-D ones, whatever the layout.
+        axes (b, sq, sk) with 3-D arrays, and (sq, sk) with 2-D ones, whatever the layout.
     mask : array of bool, broadcastable to (b, hq, sq, sk)
         True where a query sees a key, unless another mask hides it. Or uint8, eight keys a byte as
         `numpy.packbits` packs the last axis, which then is not broadcast. A padding mask
@@ -158,11 +158,11 @@ def attention(
     out : array, optional
         Where the result goes: of its shape and dtype, sharing no memory with the inputs.
     return_lse : bool
-        Whether to return the log-sum-exp of the scores, too. On a GPU, beside a softcap in
+        Whether to return the log-sum-exp of the scores, too. On a GPU, with a softcap in
         bfloat16, the result then has other bits.
     batch_invariant : bool
         Whether a sequence gives the same bits alone and in any batch: the variant, and the number
-        of parts that keys are cut into, are then those of a batch of one. Few queries beside many
+        of parts that keys are cut into, are then those of a batch of one. Few queries with many
         keys need memory for the parts' results then, at most about as much as k and v take. What
         names the sequence, a dropout or a function of `b`, still tells them apart.
     kernel : str or Variant, optional

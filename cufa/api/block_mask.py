@@ -76,7 +76,7 @@ class BlockMask:
         Parameters
         ----------
         mask_mod : function or str
-            As of `cufa.attention`.
+            As in `cufa.attention`.
         batch, heads : int or None
             Sequences and query heads; None where the mask is the same for all.
         seq_q, seq_kv : int

@@ -142,7 +142,7 @@ def attention_varlen(
     out : array, optional
         Where the result goes.
     return_lse : bool
-        Whether to return the log-sum-exp of the scores, too; beside a softcap as in `attention`.
+        Whether to return the log-sum-exp of the scores, too; with a softcap as in `attention`.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32") or one instantiation; GPU only.
 
@@ -274,7 +274,7 @@ def explain_varlen(
     Returns
     -------
     cufa.planner.plan.Plan or cufa.cpu.attention.Plan
-        As of `cufa.explain`. `expected_us`, and the tiles of a plan for NumPy arrays, are those of
+        As in `cufa.explain`. `expected_us`, and the tiles of a plan for NumPy arrays, are those of
         as many sequences of the average length.
 
     Raises
@@ -323,14 +323,14 @@ def _parsed(
     given : mapping
         Those that parts of the score read, by argument.
     lengths : mapping
-        As of `parse_offsets`.
+        As in `parse_offsets`.
     longest : tuple
         `max_seqlen_q` and `max_seqlen_k`.
     mods : Own
         The caller's functions.
     seed : int or None
     **score
-        As of `cufa.problem.parse.parse`.
+        As in `cufa.problem.parse.parse`.
 
     Returns
     -------
@@ -389,7 +389,7 @@ def _with_arrays(
     """Return the problem and its operands with the arrays that parts of the score read."""
     for name in ("bias", "mask"):
         if given[name] is not None and _ANY in (problem.max_seqlen_q, problem.max_seqlen_k):
-            raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed beside it")
+            raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed with it")
     reads, views = parse_beside(given, mods, 4, problem.sizes, xp)
     return problem.reading(*reads), operands._replace(beside=views)
 

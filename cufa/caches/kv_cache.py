@@ -1,4 +1,4 @@
-"""KVCache: each sequence has room for so many tokens."""
+"""KVCache: each sequence has room for a number of tokens."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class OnlineSoftmax(PlainSoftmax):
     ----------
     stacked : tuple of int
     head_dim_v : int
-        As of `PlainSoftmax`.
+        As in `PlainSoftmax`.
     scale : float32
         Positive.
     """

@@ -107,7 +107,7 @@ class Findings:
     compiler : str
         Such as "NVRTC 13.0".
     ceilings : dict of str to float or None
-        "read_gbs", "copy_gbs" and, with cuBLAS, "gemm_tflops", measured beside the variants.
+        "read_gbs", "copy_gbs" and, with cuBLAS, "gemm_tflops", measured with the variants.
     seconds : float
         That it took.
     date : str

@@ -120,7 +120,7 @@ class Run:
     def measure(self, operands: Operands | None, beside: Beside | None = None) -> None:
         """Check the variants that were compiled one by one, then race those that are right.
 
-        `operands` are 4-D CuPy arrays, and `beside` has some, too; None for random ones. ValueError
+        `operands` are 4-D CuPy arrays, and `beside` holds others; None for random ones. ValueError
         where the former hold values that are not finite.
         """
         from cufa.explorer.stage import Stage

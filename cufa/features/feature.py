@@ -245,7 +245,7 @@ class Value(Feature):
     def draw(
         cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
     ) -> Any:
-        """Return a random argument, for tests: beside the `others` that were drawn."""
+        """Return a random argument, for tests: to go with the `others` that were drawn."""
         raise NotImplementedError
 
 

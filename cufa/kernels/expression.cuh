@@ -11,7 +11,7 @@ constexpr float LN_2 = 0.693147180559945309f;
 
 namespace numpy {
 
-// Integers of so many bits that wrap around.
+// Integers of a number of bits that wrap around.
 template <class T>
 struct Wraps {
     using type = T;

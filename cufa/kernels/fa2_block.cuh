@@ -101,7 +101,7 @@ struct Fa2Block {
         for (int j = end - 2; j > end - STAGES; --j) start_k(j), start_v(j);
     }
 
-    // Computed anew at each use, as registers are scarce: the block's tile, its warp's first row,
+    // Computed again at each use, as registers are scarce: the block's tile, its warp's first row,
     // and which tiles of keys the 16-row pieces of the warp visit.
     __device__ Tile tile() const {
         if constexpr (KV::RAGGED) return {sTile()->batch, sTile()->head, sTile()->q_tile};

@@ -26,7 +26,7 @@ struct Paged {
     int table_stride, pages;
     Divisor page_size;
 
-    // So many keys, from a multiple of so many on, lie in one page.
+    // The number of keys, from a multiple of it on, that lie in one page.
     template <int BN>
     static constexpr __device__ int grain() {
         return 1;

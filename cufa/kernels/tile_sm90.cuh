@@ -88,10 +88,10 @@ __device__ void queue_product(float (&d)[NT][4], const uint32_t (&a)[STEPS][4], 
                                   STEPS > 1 || accumulates);
 }
 
-// A ring of slots in shared memory, filled by one thread. A slot is free again after so many
-// arrivals: of a thread a warp of consumers; of Q, of a thread a warpgroup if O leaves through the
-// slot, else of every thread. The counter i of the tiles that pass through the ring says which slot
-// is meant, and how often it has been used before.
+// A ring of slots in shared memory, filled by one thread. A slot is free again when its readers
+// have arrived: a thread of each warp of consumers; for Q, a thread of each warpgroup if O leaves
+// through the slot, else every thread. The counter i of the tiles that pass through the ring says
+// which slot is meant, and how often it has been used before.
 template <int SLOTS>
 struct Ring {
     uint32_t full, empty;  // SLOTS barriers each

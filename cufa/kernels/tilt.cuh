@@ -6,7 +6,7 @@
 // The tilts of the two rows of a lane, where there is ANY.
 template <bool ANY>
 struct Tilt {
-    int pieces = 0;        // as of Score; 0 before any
+    int pieces = 0;        // as in Score; 0 before any
     bool settled = false;  // whether all earlier keys are on them, too
     int origin = 0;        // the key that the function starts at
     float at_origin[2] = {}, step[2] = {};

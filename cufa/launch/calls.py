@@ -224,11 +224,11 @@ def run(
     Parameters
     ----------
     q, k, v, out, return_lse, options
-        As of `replay`.
+        As in `replay`.
     kind : Kind
         Made for this call.
     extras
-        As of `replay`.
+        As in `replay`.
 
     Raises
     ------
@@ -291,7 +291,7 @@ def _run_with_memory(
 def _cannot_be_captured(call: PreparedCall, arrays: dict[str, Array], scale: float) -> ValueError:
     if not call.copies:
         return ValueError(
-            f"kernel: {call.variant.kernel} needs memory beside its arrays, for which "
+            f"kernel: {call.variant.kernel} needs memory of its own, for which "
             "a call that is captured into a CUDA graph has no place"
         )
     name = call.copies[0]

@@ -44,7 +44,7 @@ class Launch:
     Parameters
     ----------
     launch : callable
-        As of `launcher`.
+        As in `launcher`.
     parameter : bytes-like
         The kernel's one parameter.
     places : tuple of Place

@@ -165,7 +165,7 @@ class Loaded:
     def _maps_of(
         self, plan: Plan | DecodePlan, shapes: FourInts, strides: FourInts, address: int
     ) -> bytes:
-        """Return the tensor maps of q, k, v and the result; arguments as of `launch`."""
+        """Return the tensor maps of q, k, v and the result; arguments as in `launch`."""
         assert isinstance(plan, Plan)
         (q, k, v, out), (of_q, of_k, of_v, of_out) = shapes, strides
         columns, columns_v = self._columns, self._columns_v

@@ -244,7 +244,7 @@ class Layout(ParameterLayout):
         super().__init__(variant, tensors, "params.tiles_drawn")
 
     def of_plan(self, plan: Plan, problem: Problem) -> PlanNumbers:
-        """As of `ParameterLayout`."""
+        """As in `ParameterLayout`."""
         heads_q = problem.heads_q
         pack = plan.pack  # to the kernel, heads whose rows are packed are one
         lse = workspace = tiles_drawn = 0  # addresses

@@ -152,7 +152,7 @@ class Kind:
         Parameters
         ----------
         key : tuple
-            As of `Signature`.
+            As in `Signature`.
         address : int
             Address of q.
 
@@ -181,7 +181,7 @@ class Kind:
         Parameters
         ----------
         key, address
-            As of `prepare`.
+            As in `prepare`.
         """
         otherwise = self._planner.otherwise
         return None if otherwise is None else self._prepared(Signature.of(key), address, otherwise)

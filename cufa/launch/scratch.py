@@ -33,8 +33,8 @@ _PER_THREAD = 2
 
 _RESERVES = 8
 _RESERVED = 128 << 20
-"""For so many captures memory is set aside, or for as many as so many bytes hold. Launches that
-need more cannot be captured: those of very many splits."""
+"""Captures that memory is set aside for, and its most bytes, which may be fewer captures' memory.
+Launches that need more cannot be captured: those of very many splits."""
 
 _NUMBER = 4  # bytes
 _ONES = 0xFF  # of a byte
@@ -141,7 +141,7 @@ class Scratch:
         return place
 
     def _set_aside(self, nbytes: int) -> None:
-        """Have memory for the next captures, of launches with so many bytes, if not huge."""
+        """Have memory for the next captures of launches with `nbytes`, if not huge."""
         if not self._largest or self._largest < nbytes <= _RESERVED:
             self._largest = _grown(min(nbytes, _RESERVED))
             self._reserves.clear()  # no launch has used them
@@ -161,7 +161,7 @@ class Scratch:
                     "no memory is set aside for this captured launch, and none can be during a "
                     "capture: make such a call before it, outside of a graph; "
                     f"each call sets some aside for {_RESERVES} captures at most, and none for a "
-                    f"launch that needs more than {_RESERVED >> 20} MiB, as of very many splits, "
+                    f"launch that needs more than {_RESERVED >> 20} MiB, as with very many splits, "
                     "or of many sequences with batch_invariant"
                 )
             if place is None:

@@ -55,10 +55,10 @@ _LEAST_KEYS = 512
 """Keys of a part with `batch_invariant`: with 128, large batches took three times as long."""
 
 _FEWEST_KEYS = 128
-"""Beside fewer all is latency, whatever runs: that needs no second kernel, nor its memory."""
+"""Fewer keys than this are all latency, whatever runs: they need no second kernel."""
 
 _KNOWN = 4096  # sizes, of which plans are remembered
-_MANY_KEYS = 2**30  # of so many, or rows, limits may lie within a step
+_MANY_KEYS = 2**30  # with as many keys or rows, limits may lie within a step
 
 _HEAD_DIMS = (*((n, n) for n in (32, 64, 96, 128, 192, 256)), (192, 128))
 """Head dims of the variants that are taken: few, as all are compiled ahead of time."""
@@ -178,7 +178,7 @@ def plan(
     table: Table | None = None,
     batch_invariant: bool = False,
 ) -> Plan | DecodePlan:
-    """Choose how a call of `attention` runs on a device; arguments and errors as of `Planner`."""
+    """Choose how a call of `attention` runs on a device; arguments and errors as in `Planner`."""
     return Planner(problem, device, kernel, table, batch_invariant)(problem)
 
 

@@ -124,7 +124,7 @@ class TiledPlanner:
     problem : Problem
         One of them.
     device, kernel, table
-        As of `plan_tiles`.
+        As in `plan_tiles`.
 
     Attributes
     ----------

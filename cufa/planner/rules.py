@@ -21,7 +21,7 @@ from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 PACKED_ROWS = 192
-"""Beyond so many no tile holds the rows of several heads."""
+"""Beyond this number no tile holds the rows of several heads."""
 
 _ROW_STEP = 64  # that of the rows; with a causal mask what they see counts, in steps of keys
 _ONE_LENGTH = ("Dense", "Padded")  # of `Problem.kv`, in which tiles are those of one length
@@ -46,7 +46,7 @@ class _Priced(NamedTuple):
     ----------
     variant : Variant
     tile : tuple of int
-        As of `cufa.specs.costs.work`.
+        As in `cufa.specs.costs.work`.
     cost : Cost
     """
 
@@ -95,7 +95,7 @@ class Choice:
     score : tuple of str
     device : Device
     kv : str
-        As of a problem.
+        As in a problem.
 
     Attributes
     ----------

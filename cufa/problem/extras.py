@@ -1,4 +1,4 @@
-"""Arrays beside q, k and v, which parts of a score read: slopes, biases, masks, sinks.
+"""Arrays next to q, k and v, which parts of a score read: slopes, biases, masks, sinks.
 
 They are read where they are, with whatever strides. Along an axis that they lack, or of length 1,
 all is the same. Those that a caller's own expressions read may have any axes.
@@ -35,7 +35,7 @@ _PARTS = {
 _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
 
 NO_ARRAYS: Mapping[str, Array | None] = MappingProxyType({})
-"""Beside q, k and v."""
+"""No arrays next to q, k and v."""
 
 NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 """That ask something of the scores."""
@@ -150,7 +150,7 @@ def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tup
     reads : sequence of str
         The parts.
     ndim, sizes
-        As of `steps`.
+        As in `steps`.
     extras : Extras
         Shapes, strides and dtypes of the arrays; the `key` of a `cufa.BlockMask`.
 
@@ -213,7 +213,7 @@ def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
     Parameters
     ----------
     key : tuple
-        As of `BlockMask`.
+        As in `BlockMask`.
     sizes : mapping
     """
     (batch, heads, _, _), _, seq_q, seq_kv = key
@@ -231,7 +231,7 @@ def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
 def parse_beside(
     arrays: Mapping[str, Array | None], own: Own, ndim: int, sizes: Sizes, xp: ModuleType
 ) -> tuple[tuple[str, ...], dict[str, Array]]:
-    """Check the arrays beside q, k and v.
+    """Check the arrays next to q, k and v.
 
     Parameters
     ----------
@@ -239,7 +239,7 @@ def parse_beside(
         By argument; None where there is none.
     own : Own
     ndim, sizes
-        As of `steps`.
+        As in `steps`.
     xp : module
         That q, k and v belong to.
 
@@ -308,7 +308,7 @@ def all_axes(argument: str, array: Array, ndim: int, sizes: Sizes, xp: Any) -> A
     argument : str
     array : array
     ndim, sizes
-        As of `steps`.
+        As in `steps`.
     xp : module
         Module of the array.
     """

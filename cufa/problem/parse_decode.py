@@ -47,7 +47,7 @@ class DecodeOperands(NamedTuple):
     block_table : array or None
         (batch, pages a sequence) on the device, or int32 on the host.
     beside : mapping
-        NumPy arrays that parts of the score read, as of `cufa.problem.extras.parse_beside`.
+        NumPy arrays that parts of the score read, as in `cufa.problem.extras.parse_beside`.
     """
 
     q: Array
@@ -79,13 +79,13 @@ def parse_decode(
     Parameters
     ----------
     q, k_cache, v_cache, lengths, block_table, scale, layout, out, unified_max
-        As of `cufa.decode`.
+        As in `cufa.decode`.
     asked : mapping
         Its arguments that say what becomes of the scores and are plain values.
     beside : mapping
         Its arrays that parts of the score read, by argument; None where there is none.
     return_lse : bool
-        As of `cufa.decode`.
+        As in `cufa.decode`.
 
     Returns
     -------

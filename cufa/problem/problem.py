@@ -362,7 +362,7 @@ def check_shapes(
     Parameters
     ----------
     kv : str
-        As of `Problem`.
+        As in `Problem`.
     q, k, v : tuple of int
         (batch, heads, seq, head_dim); of "Paged", k and v are (pages, heads, page_size, head_dim).
     shown : tuple of tuple of int, optional

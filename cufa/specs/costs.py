@@ -26,7 +26,7 @@ class Work(NamedTuple):
         drawn.
     keys : tuple of float
         Tiles of keys in each place of the busiest multiprocessor: where there is one block, where
-        there is a second beside it, and so on.
+        there is a second with it, and so on.
     megabytes : float
         Of K, V, O and what of Q is read: no rows of blank tiles.
     blank : float
@@ -58,7 +58,7 @@ class Cost(NamedTuple):
     launch : float
         For a launch, whatever it computes.
     wave : float
-        For a tile of rows, beside its keys.
+        For a tile of rows, in addition to its keys.
     keys : tuple of float
         For a tile of keys where one block runs on a multiprocessor; what it takes longer where two
         do; and so on.
@@ -101,7 +101,7 @@ def memory_us(megabytes: float) -> float:
 
 
 def beside_memory(time: float, megabytes: float) -> float:
-    """Return the time of what multiprocessors do beside what memory does.
+    """Return the time of multiprocessors and memory, which work at the same time.
 
     Neither waits for all of the other: the larger counts, and of the smaller its part the more, the
     nearer it comes.

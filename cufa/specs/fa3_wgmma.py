@@ -111,7 +111,7 @@ def _spare_registers(v: TemplateArguments) -> int:
 
 def _complaint(v: TemplateArguments, device: Device) -> str | None:
     if v.bm % 64 or v.warps != v.bm // 16 + 4:
-        return "bm must be a multiple of 64, and warps bm / 16 + 4: a producer's 4 beside"
+        return "bm must be a multiple of 64, and warps bm / 16 + 4, 4 of them the producer's"
     for name in ("bn", "head_dim_v"):
         if getattr(v, name) not in WGMMA_WIDTHS:
             return f"{name} must be one of {', '.join(map(str, WGMMA_WIDTHS))} in {v.kernel}"

@@ -93,7 +93,7 @@ class Spec(NamedTuple):
         Whether it is launched as `cufa.compiler.dependent` says.
     launch_registers : callable, optional
         Template arguments -> registers of a thread at launch, where the kernel counts on having
-        exactly so many because it moves them between its warps.
+        exactly that many because it moves them between its warps.
     spare_registers : callable, optional
         Template arguments -> how many a thread of those that compute has besides its S, P and O,
         where it has not as many as it may ask for.

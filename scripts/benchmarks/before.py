@@ -1,4 +1,4 @@
-"""The package as it was: an older cufa beside the present one, in one process."""
+"""The package as it was: an older cufa next to the present one, in one process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def loaded(before: str) -> Iterator[ModuleType]:
 
 @contextmanager
 def beside(before: str) -> Iterator[ModuleType]:
-    """Give the older package as `loaded` does, to be timed beside the present one.
+    """Give the older package as `loaded` does, to be timed against the present one.
 
     Neither finds what a user has tuned, or compiled ahead of time, which is one's.
 

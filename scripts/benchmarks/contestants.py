@@ -181,5 +181,5 @@ def reason(error: Exception) -> str:
 
 
 def rounded(value: float, digits: int) -> float:
-    """Return a figure with so many digits."""
+    """Return a figure rounded to `digits`."""
     return float(f"{value:.{digits}g}")

@@ -1,4 +1,4 @@
-"""Decoding: a few new tokens beside a long cache, contiguous and in pages, by graph replay."""
+"""Decoding: a few new tokens and a long cache, contiguous and in pages, by graph replay."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Way(NamedTuple):
     page_size : int
         0 for a cache in one piece.
     unified_max : float, optional
-        As of `cufa.decode`.
+        As in `cufa.decode`.
     """
 
     name: str

@@ -72,7 +72,7 @@ class FreshLengths:
         self._seen: set[tuple[int, int]] = set()
 
     def draw(self, count: int) -> list[tuple[int, int]]:
-        """Return so many pairs."""
+        """Return `count` pairs."""
         found: list[tuple[int, int]] = []
         while len(found) < count:
             pair = self._rng.randint(1, self._longest), self._rng.randint(1, self._longest)

@@ -32,7 +32,7 @@ def medians(
     Parameters
     ----------
     batch : callable
-        Asked for each round anew. What its calls choose, all alike, is chosen once for a batch.
+        Called for each round. A choice that all its calls share is made once for a batch.
     batches : int
         That count, behind those that warm up.
     synchronize : callable

@@ -1,4 +1,4 @@
-"""Host cost of decoding: one new query beside a cache."""
+"""Host cost of decoding: one new query and a cache."""
 
 from __future__ import annotations
 

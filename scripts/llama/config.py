@@ -39,7 +39,7 @@ class Config:
     packed : bool
         Whether the experts' matrices are MXFP4.
     sinks : bool
-        Whether heads have sinks, as of `cufa.attention`.
+        Whether heads have sinks, as in `cufa.attention`.
     tied : bool
         Whether the embedding's matrix gives the logits, too.
     qkv_bias, output_bias, mlp_bias, qk_norm, post_norms : bool

@@ -22,7 +22,7 @@ def borrowed(model: Llama, capacities: Sequence[int], page_size: int | None) -> 
     ----------
     model : Llama
     capacities, page_size
-        As of `Decoder`.
+        As in `Decoder`.
     """
     decoder, model.idle = model.idle, None
     if decoder is None or not decoder.has_room(capacities, page_size):
@@ -48,7 +48,7 @@ class Decoder:
     capacities : sequence of int
         Tokens of each sequence at most.
     page_size : int or None
-        As of `Llama.cache`.
+        As in `Llama.cache`.
 
     Attributes
     ----------

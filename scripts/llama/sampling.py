@@ -17,7 +17,7 @@ class Settings(NamedTuple):
     temperature : float
         Divisor of the logits; 0 takes the likeliest token.
     top_k : int or None
-        Only so many of the likeliest tokens are drawn from.
+        The number of likeliest tokens that are drawn from.
     top_p : float
         Only the likeliest tokens are drawn from, as few as have this probability together.
     repetition_penalty : float

@@ -15,7 +15,7 @@ HEADERS = Path(cufa.__file__).parent / "kernels"
 
 @functools.cache
 def kernel(file: str, expression: str) -> Any:
-    """Return an instantiation of a kernel in a file beside this one, for the current device.
+    """Return an instantiation of a kernel in a file next to this one, for the current device.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ _SINGLE, _INT = np.dtype(np.float32), np.dtype(np.int32)
 
 
 def takes(matrices: Iterable[Array], experts: int, chosen: int, tokens: int) -> bool:
-    """Return whether these kernels are for so many tokens, which take so many experts each.
+    """Return whether these kernels are for `tokens`, which take `chosen` experts each.
 
     `matrices` are those of an expert.
     """

@@ -20,7 +20,7 @@ CPP = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}
 
 
 def takes(weight: Array, rows: int) -> bool:
-    """Return whether the kernel is for a product of this matrix with so many rows."""
+    """Return whether the kernel is for a product of this matrix with `rows`."""
     whole = weight.shape[1] * weight.itemsize % 16 == 0
     return not isinstance(weight, np.ndarray) and whole and 0 < rows <= MOST_ROWS
 
@@ -65,7 +65,7 @@ class Tile(NamedTuple):
 
 
 def tile_of(rows: int, itemsize: int) -> Tile:
-    """Return the tile for so many rows.
+    """Return the tile for a number of rows.
 
     More rows share what is read of the matrix; more outputs, what is read of the rows. The other
     sizes fill the registers.

@@ -104,7 +104,7 @@ inline uint32_t smem_bytes;
 inline uint64_t events;  // after which a thread that waits may go on
 inline Front front;      // null when it has ended
 inline Step kernel;
-inline size_t hurry;  // one in so many loads of TMA ends at once; 0: none
+inline size_t hurry;  // one in `hurry` loads of TMA ends at once; 0: none
 inline std::minstd_rand dice;
 
 inline void yield() { change(thread->fiber, scheduler); }

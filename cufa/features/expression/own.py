@@ -70,7 +70,7 @@ def own(score_mod: object, mask_mod: object) -> Own:
     Parameters
     ----------
     score_mod, mask_mod : callable, str or None
-        As of `cufa.attention`.
+        As in `cufa.attention`.
 
     Raises
     ------

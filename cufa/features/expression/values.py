@@ -76,7 +76,7 @@ class _Traced(NDArrayOperatorsMixin):
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **options: Any
     ) -> Any:
-        """Note a function; with `out`, as of `+=`, what that is from now on."""
+        """Note a function; with `out`, as in `+=`, what that is from now on."""
         if ufunc is np.divmod:
             return np.floor_divide(*operands), np.remainder(*operands)
         if method != "__call__" or options:
