@@ -124,7 +124,7 @@ Place = Callable[[np.ndarray], Any]
 
 
 def _in_rows_of(columns: int, first: int, step: int = 1) -> Callable[[Place, np.ndarray], Any]:
-    """Return a function that places an array in one whose rows are longer, in multiples of elements."""
+    """Return a function that places an array in one whose rows are longer."""
 
     def placed(place: Place, x: np.ndarray) -> Any:
         last = first + step * x.shape[-1]

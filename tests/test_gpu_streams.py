@@ -1,4 +1,4 @@
-"""Streams that are destroyed while kernels that overlap are pending, with other processes running."""
+"""Streams that are destroyed while kernels that overlap are pending."""
 
 from __future__ import annotations
 

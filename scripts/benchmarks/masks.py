@@ -71,7 +71,7 @@ def cases() -> list[Case]:
 def rows(peers: Iterable[str], clock: Clock, budget: Budget, seed: int) -> Iterator[dict[str, Any]]:
     """Yield a result row a case, and print a line for each.
 
-    The peers of cufa with the feature are its causal kernel, and cuDNN: with the bias or the mask where
+    The peers are cufa's causal kernel, and cuDNN: with the bias or the mask where
     the feature is one, and else causal.
 
     Parameters

@@ -161,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="D",
         help="instead, each feature of the table of masks, of these head dims, once",
     )
-    jit.add_argument("--rounds", type=_count, default=3, help="the least of them counts (default: 3)")
+    jit.add_argument("--rounds", type=_count, default=3, help="the least counts (default: 3)")
     jit.add_argument(
         "--at-once", type=_count, default=1, help="processes at the same time (default: 1)"
     )

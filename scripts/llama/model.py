@@ -280,7 +280,7 @@ class Llama:
         return logits if cap is None else ops.softcapped(logits, cap)
 
     def is_capturable(self, tokens: int) -> bool:
-        """Return whether a number of tokens pass the network by kernels that a CUDA graph can hold."""
+        """Return whether `tokens` pass the network by kernels that a CUDA graph can hold."""
         head = flat.takes(self._head.weight, tokens)
         return head and all(layer.is_capturable(tokens) for layer in self._layers)
 
