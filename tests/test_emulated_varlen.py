@@ -96,7 +96,7 @@ def test_warps_that_are_not_in_step(
     monkeypatch: pytest.MonkeyPatch,
     form: str,
 ) -> None:
-    """Of short sequences, a warp is at the next tile while another still writes the one before."""
+    """A warp of short sequences is at the next tile while another writes the one before."""
     one = device.named("h200")._replace(sm_count=1)
     monkeypatch.setattr(device, "of_id", lambda device_id: one)
     variant = Variant.parse(form.format(score=""))

@@ -125,7 +125,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_function_is_traced_once(traces: list[str]) -> None:
-    """And so are those that are made anew in each call, of other arrays."""
+    """And so are those that are made again in each call, of other arrays."""
     for n in range(1, 5):
         slopes, window = np.full(n, 0.5, np.float32), 7
         found = own(
@@ -364,7 +364,7 @@ def test_text_of_own_parts_follows_the_kernel() -> None:
 
 
 def test_parameters_are_laid_out_as_in_the_struct(cupy: Any) -> None:
-    """Of arrays with 0 to 4 axes, in both functions."""
+    """Arrays with 0 to 4 axes, in both functions."""
     arrays = [np.ones((2,) * n, np.float32) for n in (1, 0, 3, 4, 2)]
 
     def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:

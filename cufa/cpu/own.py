@@ -158,7 +158,7 @@ class Own:
 
 
 NO_FUNCTIONS = Own()
-"""Of a caller who gave none."""
+"""The functions of a caller who gave none."""
 
 
 def differentiable(score_mod: object, mask_mod: object, tiles: Tiles | None = None) -> Own:

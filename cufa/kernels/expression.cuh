@@ -9,7 +9,7 @@
 
 namespace numpy {
 
-// Integers of so many bits that wrap around.
+// Integers of a number of bits that wrap around.
 template <class T>
 struct Wraps {
     using type = T;

@@ -22,8 +22,8 @@ struct Pair {
     int batch, head, query, key;
 };
 
-// What a part may say; it overrides what it changes. Its members are its run-time parameters: they
-// follow Params in the kernel's parameter, in the order of the parts, and a part without any takes
+// The base of a part, which overrides what it changes. Its members are its run-time parameters:
+// they follow Params in the kernel's parameter, in the order of the parts. A part without any takes
 // no place there: for that, the bases of two parts must not be of one type.
 template <class Self>
 struct Part {

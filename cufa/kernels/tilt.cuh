@@ -1,12 +1,12 @@
-// What grows evenly from key to key, such as ALiBi, as a function of the key that a lane's scores
-// of a tile begin with: one multiply-add a score then takes it into the exponent.
+// Terms of the score that grow evenly from key to key, such as ALiBi, as a function of the key that
+// a lane's scores of a tile begin with: one multiply-add a score then takes it into the exponent.
 #pragma once
 #include "score.cuh"
 
-// Of the two rows of a lane, where there is ANY.
+// The tilts of the two rows of a lane, where there is ANY.
 template <bool ANY>
 struct Tilt {
-    int pieces = 0;        // as of Score; 0 before any
+    int pieces = 0;        // as in Score; 0 before any
     bool settled = false;  // whether all earlier keys are on them, too
     int origin = 0;        // the key that the function starts at
     float at_origin[2] = {}, step[2] = {};
@@ -50,7 +50,7 @@ struct Tilt {
         settled = small && pieces_of<BN>(score, sequence, at, 0) == pieces;
         return small;
     }
-    // What is added to the score of that key.
+    // The number added to the score of that key.
     __device__ float of(int h, int key) const {
         return fmaf(step[h], static_cast<float>(key - origin), at_origin[h]);
     }

@@ -74,7 +74,7 @@ def of_graph(
     arrays : sequence of ReadArray
         Those that nodes name by their numbers.
     tilt : Tilt, optional
-        Of a score that grows evenly from key to key.
+        The growth of a score that grows evenly from key to key.
     slope : int, optional
         The derivative of the score by what it was before; None for 1.
     """

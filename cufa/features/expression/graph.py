@@ -22,7 +22,7 @@ _INT32, _INT64 = np.iinfo(np.int32), np.iinfo(np.int64)
 
 
 class Node(NamedTuple):
-    """What is computed.
+    """A value that is computed.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Node(NamedTuple):
     operands : tuple of int
         Numbers of nodes.
     text : str
-        Of a constant, as Python reads it: integers in digits, floats in hexadecimal ones.
+        A constant, as Python reads it: integers in digits, floats in hexadecimal ones.
     array, axis : int
         Number of the array that is read, and the axis whose length it is.
     """

@@ -31,16 +31,16 @@ Read = tuple[int, str]
 
 
 class Own(NamedTuple):
-    """What a call has of its own between Q K^T and the softmax.
+    """The caller's own steps between Q K^T and the softmax.
 
     Attributes
     ----------
     parts : tuple of str
-        Of the score; none of what changes nothing.
+        Parts of the score; a function that changes nothing has none.
     arrays : tuple of array
         That they read, in order.
     names : tuple of str
-        What messages call these.
+        Names of these arrays in messages.
     """
 
     parts: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def own(score_mod: object, mask_mod: object) -> Own:
     Parameters
     ----------
     score_mod, mask_mod : callable, str or None
-        As of `cufa.attention`.
+        As in `cufa.attention`.
 
     Raises
     ------

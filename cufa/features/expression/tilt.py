@@ -1,4 +1,4 @@
-"""What is added to a score, if it grows evenly from key to key: by how much.
+"""The growth of a term of the score that grows evenly from key to key.
 
 Kernels then add it without a step of its own, see ``kernels/tilt.cuh``. It may do so in two pieces,
 with a distance: the absolute value of what is linear in the positions of query and key.
@@ -34,7 +34,7 @@ class Tilt(NamedTuple):
     Attributes
     ----------
     step : int
-        What it grows by from a key to the next on the same piece; of `SIDE`.
+        Its growth from a key to the next on the same piece; of `SIDE`.
     turn : int, optional
         An integer whose sign, which is `SIDE`, says on which of two pieces a pair is: linear in
         query and key.
@@ -162,4 +162,4 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
 
 
 class _UnevenError(Exception):
-    """What is added does not grow evenly."""
+    """The term does not grow evenly."""
