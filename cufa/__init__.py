@@ -4,6 +4,7 @@ Start here:
 
 - `attention`: exact attention of arrays (batch, heads, tokens, head_dim)
 - `attention_varlen`: sequences of unequal lengths, packed one after another
+- `attention_backward`, `attention_varlen_backward`: their gradients
 - `KVCache`, `PagedKVCache`, `decode`: keys and values of earlier tokens
 - `BlockMask`: tiles that a mask hides
 - `explain`: the kernel, tile and grid of a call
@@ -12,11 +13,13 @@ Start here:
 """
 
 from cufa.api.attention import attention, explain
+from cufa.api.backward import attention_backward
 from cufa.api.block_mask import BlockMask
 from cufa.api.decode import decode
 from cufa.api.merge import merge
 from cufa.api.rotary import Rotary
 from cufa.api.varlen import attention_varlen, explain_varlen
+from cufa.api.varlen_backward import attention_varlen_backward
 from cufa.caches.full import CacheFullError
 from cufa.caches.kv_cache import KVCache
 from cufa.caches.paged_kv_cache import PagedKVCache
@@ -39,7 +42,9 @@ __all__ = [
     "Rotary",
     "Variant",
     "attention",
+    "attention_backward",
     "attention_varlen",
+    "attention_varlen_backward",
     "decode",
     "dropout_mask",
     "explain",

@@ -132,21 +132,28 @@ def check_seed(seed: object) -> int:
     return int(seed)
 
 
-def check_out(out: Array, shape: tuple[int, ...], inputs: Mapping[str, Array]) -> None:
-    """Refuse an `out` that could not hold the result, or would change the inputs under way."""
+def check_out(
+    out: Array, shape: tuple[int, ...], inputs: Mapping[str, Array], name: str = "out"
+) -> None:
+    """Refuse an `out` that could not hold the result, or would change the inputs under way.
+
+    `name` is that of the argument.
+    """
     if out.shape != shape:
-        given = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
-        raise ValueError(f"out has shape {out.shape}, but the result has shape {shape} ({given})")
+        given = ", ".join(f"{other} {array.shape}" for other, array in inputs.items())
+        raise ValueError(
+            f"{name} has shape {out.shape}, but the result has shape {shape} ({given})"
+        )
     if not getattr(out.flags, "writeable", True):  # CuPy arrays are always writable
-        raise ValueError(f"out (shape {out.shape}) is read-only")
+        raise ValueError(f"{name} (shape {out.shape}) is read-only")
     if overlaps_itself(out.shape, out.strides, out.itemsize):
         raise ValueError(
-            f"out (shape {out.shape}, strides {out.strides}) has elements that share memory"
+            f"{name} (shape {out.shape}, strides {out.strides}) has elements that share memory"
         )
-    for name, array in inputs.items():
+    for other, array in inputs.items():
         if overlap(out, array):
             raise ValueError(
-                f"out (shape {out.shape}) shares memory with {name} (shape {array.shape})"
+                f"{name} (shape {out.shape}) shares memory with {other} (shape {array.shape})"
             )
 
 

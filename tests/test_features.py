@@ -58,9 +58,11 @@ def decode(**options: Any) -> Any:
     ("function", "features"),
     [
         (cufa.attention, ALL),
+        (cufa.attention_backward, ALL),
         (cufa.explain, ALL),
         (cufa.explore, ALL),
         (cufa.attention_varlen, ALL - {"block_mask"}),
+        (cufa.attention_varlen_backward, ALL - {"block_mask"}),
         (cufa.explain_varlen, ALL - {"block_mask"}),
         (cufa.decode, DECODED),
         (cufa.KVCache.decode, DECODED),

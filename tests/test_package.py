@@ -69,7 +69,7 @@ def test_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
 
 
 def test_wheel_is_small_and_for_every_machine(wheel: Path) -> None:
-    assert wheel.stat().st_size < 450_000
+    assert wheel.stat().st_size < 550_000
     assert wheel.name.endswith("-py3-none-any.whl")
 
 
@@ -136,7 +136,8 @@ def test_public_names() -> None:
             "Problem",
         ),
         *("Rotary", "Variant"),
-        *("attention", "attention_varlen", "decode", "dropout_mask"),
+        *("attention", "attention_backward", "attention_varlen", "attention_varlen_backward"),
+        *("decode", "dropout_mask"),
         *("explain", "explain_varlen", "explore", "merge"),
     ]
     for name in cufa.__all__:

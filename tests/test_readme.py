@@ -271,7 +271,7 @@ SNIPPETS = [snippet for page in BOOK if page != "README.md" for snippet in snipp
 SNIPPETS += [snippet for snippet in snippets("docs/exploring.md") if "cufa.Problem" in snippet]
 ON_A_GPU = [snippet for snippet in SNIPPETS if snippet.startswith("import cupy")]
 ON_THE_HOST = [snippet for snippet in SNIPPETS if snippet not in ON_A_GPU]
-FRAMEWORKS = ("torch", "jax")
+FRAMEWORKS = ("torch", "jax", "autograd")
 
 
 def of_the_readme(module: str) -> list[str]:
@@ -330,7 +330,7 @@ def test_snippets_run_on_a_gpu(snippet: str) -> None:
 
 def test_there_are_commands_and_snippets() -> None:
     assert len(of_the_readme("numpy")) == 6
-    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 21, 1)
+    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 24, 1)
 
 
 DOCTESTS = [name for name in cufa.__all__ if ">>> " in (getattr(cufa, name).__doc__ or "")]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from cufa import device as devices
-from cufa.arrays import Array, Operands, array_module, as_bhsd, module_of
+from cufa.api.options import Causal, UserFunction, VarlenOptions, Window
+from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd, module_of
 from cufa.checks import (
     check_devices,
     check_dtypes,
@@ -36,10 +37,46 @@ from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _ANY = 2**31 - 1
-_LAYOUT = "bshd"  # of one sequence, (1, total, heads, head_dim)
+LAYOUT = "bshd"  # of one sequence, (1, total, heads, head_dim)
 
 
+@overload
+def attention_varlen(
+    q: ArrayT,
+    k: AnyArray,
+    v: AnyArray,
+    cu_seqlens_q: AnyArray,
+    cu_seqlens_k: AnyArray,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[VarlenOptions],
+) -> ArrayT: ...
+@overload
+def attention_varlen(
+    q: ArrayT,
+    k: AnyArray,
+    v: AnyArray,
+    cu_seqlens_q: AnyArray,
+    cu_seqlens_k: AnyArray,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[VarlenOptions],
+) -> tuple[ArrayT, ArrayT]: ...
+@overload
+def attention_varlen(
+    q: ArrayT,
+    k: AnyArray,
+    v: AnyArray,
+    cu_seqlens_q: AnyArray,
+    cu_seqlens_k: AnyArray,
+    *,
+    return_lse: bool,
+    **options: Unpack[VarlenOptions],
+) -> ArrayT | tuple[ArrayT, ArrayT]: ...
 def attention_varlen(
     q: Array,
     k: Array,
@@ -50,16 +87,16 @@ def attention_varlen(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_k: Array | None = None,
-    causal: bool | str = False,
-    window: tuple[int | None, int | None] = NO_WINDOW,
+    causal: Causal = False,
+    window: Window = NO_WINDOW,
     attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
-    score_mod: Callable[..., Any] | str | None = None,
-    mask_mod: Callable[..., Any] | str | None = None,
+    score_mod: UserFunction | None = None,
+    mask_mod: UserFunction | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
@@ -168,7 +205,7 @@ def attention_varlen(
         if result is not None:
             return _without_batch(result, out, return_lse)
     check_flag("return_lse", return_lse)
-    problem, operands, lengths, xp = _parsed(
+    problem, operands, lengths, xp = parsed(
         tensors,
         dict(zip(ARRAYS, arrays, strict=True)),
         lengths,
@@ -191,7 +228,7 @@ def attention_varlen(
     planner = Planner(problem, device, kernel)
     there = tuple(calls.on_device(name, array) for name, array in lengths.items())
     extras = extras._replace(lengths=there)
-    kind = Kind(problem, _LAYOUT, device, device_id, planner, extras)
+    kind = Kind(problem, LAYOUT, device, device_id, planner, extras)
     result = calls.run(q1, k1, v1, out1, return_lse, options, kind, extras)
     return _without_batch(result, out, return_lse)
 
@@ -206,16 +243,16 @@ def explain_varlen(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_k: Array | None = None,
-    causal: bool | str = False,
-    window: tuple[int | None, int | None] = NO_WINDOW,
+    causal: Causal = False,
+    window: Window = NO_WINDOW,
     attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
-    score_mod: Callable[..., Any] | str | None = None,
-    mask_mod: Callable[..., Any] | str | None = None,
+    score_mod: UserFunction | None = None,
+    mask_mod: UserFunction | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
@@ -247,7 +284,7 @@ def explain_varlen(
     """
     check_flag("return_lse", return_lse)
     beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    problem, _, _, xp = _parsed(
+    problem, _, _, xp = parsed(
         (q, k, v, out),
         beside,
         {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k},
@@ -268,7 +305,7 @@ def explain_varlen(
     return explained(problem, devices.of_id(xp.cuda.runtime.getDevice()), kernel)
 
 
-def _parsed(
+def parsed(
     arrays: tuple[Array, Array, Array, Array | None],
     given: Mapping[str, Array | None],
     lengths: Mapping[str, Array | None],
@@ -311,7 +348,7 @@ def _parsed(
     q, k, v, out = arrays
     shown = q.shape, k.shape, v.shape
     of_one = q[None], k[None], v[None]
-    problem, operands = parse(*of_one, layout=_LAYOUT, out=None, xp=xp, shown=shown, **score)
+    problem, operands = parse(*of_one, layout=LAYOUT, out=None, xp=xp, shown=shown, **score)
     operands = operands._replace(seed=check_dropout_seed(seed, score["asked"]["dropout_p"]))
     totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
     sequences, lengths = parse_offsets(lengths, totals, xp)
@@ -324,7 +361,7 @@ def _parsed(
         beside = {**given, **lengths, **of_mods}.items()
         there = {n: x for n, x in beside if x is not None and module_of(n, x) is xp}
         check_out(out, (*q.shape[:2], v.shape[2]), {"q": q, "k": k, "v": v, **there})
-        operands = operands._replace(out=as_bhsd(out[None], _LAYOUT))
+        operands = operands._replace(out=as_bhsd(out[None], LAYOUT))
     problem = problem._replace(
         kv="Varlen",
         sequences=sequences,

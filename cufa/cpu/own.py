@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cufa.features.expression.own import check, own
+from cufa.features.expression.own import check, derivative_of, own
 
 Function = Callable[..., Any]
 
@@ -63,6 +63,8 @@ class Own:
         The number of the first sequence.
     tiles : Tiles, optional
         Which tiles `mask_mod` hides, of all sequences and heads.
+    derivative : function, optional
+        Of `score_mod` by the score, with the same arguments.
     """
 
     def __init__(
@@ -73,19 +75,23 @@ class Own:
         heads: slice = slice(0, 0),
         first: int = 0,
         tiles: Tiles | None = None,
+        derivative: Function | None = None,
     ) -> None:
         self.score_mod, self.mask_mod, self._tiles = score_mod, mask_mod, tiles
+        self._derivative = derivative
         self._batch, self._heads, self._first = batch, heads, first
 
     def of(self, batch: slice, heads: slice) -> Own:
         """Return the same for others."""
         first = self._first
         batch = slice(first + batch.start, first + batch.stop)
-        return Own(self.score_mod, self.mask_mod, batch, heads, first, self._tiles)
+        functions = self.score_mod, self.mask_mod
+        return Own(*functions, batch, heads, first, self._tiles, self._derivative)
 
     def beginning_with(self, first: int) -> Own:
         """Return the same for sequences of which the first has this number."""
-        return Own(self.score_mod, self.mask_mod, first=first, tiles=self._tiles)
+        functions = self.score_mod, self.mask_mod
+        return Own(*functions, first=first, tiles=self._tiles, derivative=self._derivative)
 
     @property
     def is_called(self) -> bool:
@@ -105,6 +111,13 @@ class Own:
             np.copyto(scores, changed, casting="same_kind")
         except (TypeError, ValueError) as error:
             raise type(error)(f"score_mod: {error}") from error
+
+    def slope(self, scores: np.ndarray, rows: slice, keys: slice) -> np.ndarray | None:
+        """Return the derivative of `apply` by the scores; None for 1."""
+        if self._derivative is None:
+            return None
+        slope = self._derivative(scores, *self._indices(rows, keys))
+        return np.broadcast_to(slope, scores.shape)
 
     def seen(self, rows: slice, keys: slice) -> np.ndarray | None:
         """Return where `mask_mod` lets queries see keys, (batch, heads, rows, keys).
@@ -146,3 +159,10 @@ class Own:
 
 NO_FUNCTIONS = Own()
 """Of a caller who gave none."""
+
+
+def differentiable(score_mod: object, mask_mod: object, tiles: Tiles | None = None) -> Own:
+    """Return the functions of a call whose gradients are computed on the CPU; as `checked`."""
+    functions = checked("score_mod", score_mod), checked("mask_mod", mask_mod)
+    derivative = None if score_mod is None else derivative_of(functions[0])
+    return Own(*functions, tiles=tiles, derivative=derivative)

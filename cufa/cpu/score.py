@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from cufa.cpu.own import Own
+from cufa.features.dropout import Dropout
 from cufa.features.feature import Tile
 from cufa.features.sinks import Sinks
 from cufa.problem.problem import Problem
@@ -61,9 +62,30 @@ class Score:
             scale = feature.apply(rS, scale, tile)
         if scale != 1:
             rS *= scale
-        batch, heads_kv, _ = tile.stacked
-        shape = (batch, heads_kv * self._problem.group, -1, rS.shape[-1])
-        self._own.apply(rS.reshape(shape), self._rows, keys)
+        self._own.apply(self._by_head(rS), self._rows, keys)
+
+    def slopes(
+        self, rS: np.ndarray, scale: np.floating, keys: slice
+    ) -> list[tuple[str, np.ndarray | None]]:
+        """Do the same; return also the derivative that each feature has, by argument, in order."""
+        tile = self._tile(keys)
+        found: list[tuple[str, np.ndarray | None]] = []
+        for feature in self._problem.features:
+            scale, slope = feature.differentiated(rS, scale, tile)
+            found.append((feature.ARGUMENT, slope))
+        if scale != 1:
+            rS *= scale
+        by_head = self._by_head(rS)
+        if self._own.score_mod is not None:
+            slope = self._own.slope(by_head, self._rows, keys)
+            found.append(("score_mod", None if slope is None else slope.reshape(rS.shape)))
+            self._own.apply(by_head, self._rows, keys)
+        return found
+
+    def _by_head(self, rS: np.ndarray) -> np.ndarray:
+        """Return scores with an axis of query heads."""
+        batch, heads_kv, _ = self._all.stacked
+        return rS.reshape(batch, heads_kv * self._problem.group, -1, rS.shape[-1])
 
     def hidden(self, keys: slice) -> np.ndarray | None:
         """Return where arrays or `mask_mod` hide keys of a tile, in the scores' shape, or None."""
@@ -84,6 +106,16 @@ class Score:
         tile = self._tile(keys)
         for feature in self._problem.features:
             feature.drop(rP, tile)
+
+    def kept(self, keys: slice) -> np.ndarray | None:
+        """Return by what a dropout multiplies a tile's weights; None without any."""
+        dropout = self._problem.of(Dropout)
+        if dropout is None:
+            return None
+        shape = (*self._all.stacked, keys.stop - keys.start)
+        found = np.full(shape, 1 / dropout.keep, np.float32)
+        dropout.drop(found, self._tile(keys))
+        return found
 
     def sinks(self) -> np.ndarray | None:
         """Return the logit that each row has besides its keys, (..., rows, 1); None without any."""

@@ -188,6 +188,12 @@ class Feature:
         """Change scores in place, which are `rS` times `factor`; return the factor that is left."""
         return factor
 
+    def differentiated(
+        self, rS: np.ndarray, factor: np.floating, tile: Tile
+    ) -> tuple[np.floating, np.ndarray | None]:
+        """Do as `apply`; return also the derivative of scores by those before; None for 1."""
+        return self.apply(rS, factor, tile), None
+
     def hidden(self, tile: Tile) -> np.ndarray | None:
         """Return where queries do not see keys, other than by `sees`, or None."""
         return None

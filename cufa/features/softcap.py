@@ -87,6 +87,16 @@ class Softcap(Value):
         rS *= np.float32(self.c)
         return np.float32(1)
 
+    def differentiated(
+        self, rS: np.ndarray, factor: np.floating, tile: Tile
+    ) -> tuple[np.floating, np.ndarray | None]:
+        """Do the same; return also 1 - tanh^2."""
+        rS *= factor / np.float32(self.c)
+        np.tanh(rS, out=rS)
+        slope = np.float32(1) - rS * rS
+        rS *= np.float32(self.c)
+        return np.float32(1), slope
+
     @staticmethod
     def changed(given: Any, scores: Array, at: Places, xp: Any) -> Array:
         """Return bounded scores."""

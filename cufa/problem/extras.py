@@ -164,7 +164,7 @@ def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tup
     for name in reads:
         part = part_named(name)
         if part.source:
-            found.append(_own_numbers(part, islice(mods, len(part.arrays)), sizes))
+            found.append(_own_numbers(islice(mods, len(part.arrays)), sizes))
             continue
         info = extras.arrays[ARRAYS.index(part.argument)]
         its: Sequence[int] | None = None
@@ -180,7 +180,7 @@ def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tup
     return tuple(found)
 
 
-def _own_numbers(part: Part, arrays: Iterable[ArrayInfo], sizes: Sizes) -> Ints:
+def _own_numbers(arrays: Iterable[ArrayInfo], sizes: Sizes) -> Ints:
     """Return the numbers of the arrays that an expression reads."""
     found: list[int] = []
     for shape, strides, dtype in arrays:

@@ -48,6 +48,7 @@ _SAYS = {
 }
 _STEP = "float step(const Pair& pair, int side) const"
 _TURN = "int turn(const Pair& pair) const"
+_SLOPE = "float slope(float s, float changed, const Pair& pair) const"
 _METHODS = {
     SCORE_MOD: "float score(float s, const Pair& pair) const",
     MASK_MOD: "bool hides(const Pair& pair) const",
@@ -55,7 +56,12 @@ _METHODS = {
 
 
 def of_graph(
-    argument: str, graph: Graph, root: int, arrays: Sequence[ReadArray], tilt: Tilt | None = None
+    argument: str,
+    graph: Graph,
+    root: int,
+    arrays: Sequence[ReadArray],
+    tilt: Tilt | None = None,
+    slope: int | None = None,
 ) -> tuple[str, str]:
     """Return name and source of the struct of a traced function.
 
@@ -70,6 +76,8 @@ def of_graph(
         Those that nodes name by their numbers.
     tilt : Tilt, optional
         Of a score that grows evenly from key to key.
+    slope : int, optional
+        The derivative of the score by what it was before; None for 1.
     """
     names = {array.number: f"a{i}" for i, array in enumerate(arrays)}
     members = [
@@ -85,6 +93,8 @@ def of_graph(
         if tilt.turn is not None:
             says += ", BREAKS_ELSEWHERE = true"
             methods.append((_TURN, _returning(graph, tilt.turn, names)))
+    if slope is not None:
+        methods.append((_SLOPE, _returning(graph, slope, names)))
     return _struct(argument, says, members, methods)
 
 

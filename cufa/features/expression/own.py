@@ -9,11 +9,15 @@ from collections.abc import Callable
 from types import FunctionType, MethodType, TracebackType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cufa.arrays import Array
 from cufa.features.expression import cpp
 from cufa.features.expression.closures import Closure, closure, rebuilt
 from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD
+from cufa.features.expression.derivative import derivative
 from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, SCORE_LOG2, Graph, Node
+from cufa.features.expression.on_numpy import evaluated
 from cufa.features.expression.tilt import tilt_of
 from cufa.features.expression.units import in_log2
 from cufa.features.expression.values import Lookup, ReadArray, Value, node_of
@@ -47,6 +51,7 @@ class Own(NamedTuple):
 
 NOTHING = Own()
 
+_SCORE = Node(SCORE, FLOAT)
 _UNCHANGED, _ALL_SEEN = Node(SCORE_LOG2, FLOAT), Node("constant", BOOL, text="1")
 
 
@@ -136,25 +141,64 @@ def _of_text(argument: str, text: str) -> str:
     return traced.part
 
 
-def _traced(argument: str, function: Callable[..., Any], found: Closure) -> _Traced:
+def derivative_of(score_mod: Callable[..., Any]) -> Callable[..., np.ndarray] | None:
+    """Return the derivative of a `score_mod` by the score, for NumPy arrays; None if it is 1.
+
+    It is called with what `score_mod` is called with.
+    """
+    its = _recorded(SCORE_MOD, score_mod, closure(score_mod))
+    slope = _slope(its.graph, its.root)
+    if slope is None:
+        return None
+
+    def of(score: np.ndarray, *pair: np.ndarray) -> np.ndarray:
+        inputs = dict(zip((SCORE, *PAIR), (score, *pair), strict=True))
+        return evaluated(its.graph, slope, inputs, its.arrays)
+
+    return of
+
+
+def _slope(graph: Graph, root: int) -> int | None:
+    """Return the node of the derivative of a node by the score; None if it is 1."""
+    slope = derivative(graph, root, graph.add(_SCORE))
+    return None if slope == graph.constant(1.0) else slope
+
+
+class _Recorded(NamedTuple):
+    """What a function computes: a node of a graph, and the arrays that nodes may read."""
+
+    graph: Graph
+    root: int
+    reads: list[ReadArray]
+    arrays: list[Array]
+
+
+def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _Recorded:
     graph = Graph()
-    arrays = [
+    reads = [
         ReadArray(i, name, array.dtype, array.ndim)
         for i, (array, name) in enumerate(found.arrays.values())
     ]
     numbers = {address: i for i, address in enumerate(found.arrays)}
     inputs = [Value(graph, graph.add(Node(name, INT))) for name in PAIR]
     if argument == SCORE_MOD:
-        inputs.insert(0, Value(graph, graph.add(Node(SCORE, FLOAT))))
+        inputs.insert(0, Value(graph, graph.add(_SCORE)))
     try:
-        traced = rebuilt(function, lambda array: Lookup(graph, arrays[numbers[id(array)]]))
+        traced = rebuilt(function, lambda array: Lookup(graph, reads[numbers[id(array)]]))
         root = node_of(traced(*inputs), graph)
         if argument == MASK_MOD and graph.kind(root) != BOOL:
             raise TypeError(f"it returns what is {graph.kind(root)}: a bool is needed")
     except Exception as error:
         where = _place(error.__traceback__)
         raise TypeError(f"{argument} cannot be traced: {error}{where}") from error
+    return _Recorded(graph, root, reads, [array for array, _ in found.arrays.values()])
+
+
+def _traced(argument: str, function: Callable[..., Any], found: Closure) -> _Traced:
+    graph, root, arrays, _ = _recorded(argument, function, found)
+    slope = None
     if argument == SCORE_MOD:
+        slope = _slope(graph, root)
         root = in_log2(graph, root)
     if graph.nodes[root] in (_UNCHANGED, _ALL_SEEN):
         return _Traced(None, ())
@@ -167,7 +211,7 @@ def _traced(argument: str, function: Callable[..., Any], found: Closure) -> _Tra
             f"{size} bytes: a kernel has room for {_MOST_BYTES}"
         )
     tilt = tilt_of(graph, root) if argument == SCORE_MOD else None
-    name, source = cpp.of_graph(argument, graph, root, used, tilt)
+    name, source = cpp.of_graph(argument, graph, root, used, tilt, slope)
     ndims = tuple(array.ndim for array in used)
     register(Part(name, argument, source=source, arrays=ndims, tilts=tilt is not None))
     return _Traced(name, tuple((a.number, f"{argument}: {a.name}") for a in used))

@@ -1,0 +1,219 @@
+"""`attention_backward`: the gradients of `attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
+from cufa.arrays import Array, as_bhsd, module_of_all
+from cufa.checks import check_flag, refuse_kernel
+from cufa.cpu import own as cpu_own
+from cufa.cpu.backward import attention_backward as on_cpu
+from cufa.cpu.backward_lengths import backward_padded
+from cufa.features.dropout import check_dropout, check_dropout_seed
+from cufa.features.expression.own import NOTHING
+from cufa.features.window import NO_WINDOW
+from cufa.problem.parse import parse, restore_shape
+from cufa.problem.parse_backward import (
+    TENSORS,
+    Gradients,
+    Results,
+    check_gradients,
+    check_results,
+    check_wrt,
+)
+from cufa.specs.variant import Variant
+
+
+def attention_backward(
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    *,
+    wrt: tuple[str, ...] = TENSORS,
+    causal: bool | str = False,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    attention_chunk: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    sinks: Array | None = None,
+    score_mod: Callable[..., Any] | str | None = None,
+    mask_mod: Callable[..., Any] | str | None = None,
+    block_mask: BlockMask | None = None,
+    lengths_k: Array | None = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    dq: Array | None = None,
+    dk: Array | None = None,
+    dv: Array | None = None,
+    deterministic: bool = False,
+    kernel: str | Variant | None = None,
+) -> tuple[Array, ...]:
+    """Compute the gradients of `attention` from that of its result.
+
+    Parameters
+    ----------
+    dout : array, of the shape and dtype of `out`
+        The gradient of a number with respect to the result of `attention`. Any strides.
+    q, k, v : array
+        As of `attention`. Query heads of a group share the gradient of their K/V head: its sum.
+        Axes along which k or v is broadcast (stride 0) have their length in its gradient, too.
+    out, lse : array
+        What `attention` returned with ``return_lse=True`` and the same other arguments.
+    wrt : tuple of str
+        What to differentiate with respect to: some of "q", "k", "v", "bias" and "sinks". Others are
+        not computed.
+    causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
+        As of `attention`.
+    score_mod : function, optional
+        As of `attention`. It is differentiated by the score, operation by operation; where it has
+        a kink, the derivative is that of one of the sides, and rounding and comparing has none.
+        C++ cannot be differentiated.
+    mask_mod, block_mask, lengths_k, dropout_p, seed, scale, layout
+        As of `attention`. Tiles that a `block_mask` hides take no time; the same seed drops the
+        same weights.
+    dq, dk, dv : array, optional
+        Where gradients go: of the shapes and the dtype of q, k and v, sharing no memory with other
+        arrays of the call. For what is in `wrt`.
+    deterministic : bool
+        Whether two identical calls give the same bits. On the CPU they always do.
+    kernel : str or Variant, optional
+        Forces a kernel; GPU only.
+
+    Returns
+    -------
+    tuple of array
+        The gradients in the order of `wrt`, in the shapes and dtypes of these arrays. Sums are
+        float32, and rounded once. Gradients of queries that see no key are 0, and so are those of
+        keys beyond a length. That of a bias is summed over axes along which it is broadcast.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attention`; and for a `wrt`, a `dout`, an `out`, a `lse`, a `dq`, `dk` or `dv` that does
+        not fit. Nothing is written then.
+
+    Notes
+    -----
+    The method is FlashAttention-2 (Dao 2023, algorithm 2): scores are computed again, tile by tile,
+    from the log-sum-exp. The gradient of a score is P (dP - delta), where delta is the sum of
+    dout * out over a row. The gradient of a sink is the sum of -exp(sink - lse) delta over the rows
+    of its head. Beyond the gradients, memory is that of dq in float32.
+
+    ``docs/guide/gradients.md`` gives both functions to a library that differentiates.
+
+    Examples
+    --------
+    >>> import numpy as np, cufa
+    >>> q = np.ones((1, 8, 100, 64), np.float32)
+    >>> k = v = np.ones((1, 2, 100, 64), np.float32)
+    >>> out, lse = cufa.attention(q, k, v, causal=True, return_lse=True)
+    >>> dq, dk, dv = cufa.attention_backward(np.ones_like(out), q, k, v, out, lse, causal=True)
+    >>> dk.shape
+    (1, 2, 100, 64)
+
+    The gradient of a bias alone:
+
+    >>> bias = np.zeros((8, 1, 100), np.float32)
+    >>> out, lse = cufa.attention(q, k, v, bias=bias, return_lse=True)
+    >>> (dbias,) = cufa.attention_backward(out, q, k, v, out, lse, bias=bias, wrt=("bias",))
+    >>> dbias.shape
+    (8, 1, 100)
+    """
+    results = {"dout": dout, "out": out, "lse": lse}
+    into = {"dq": dq, "dk": dk, "dv": dv}
+    beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
+    tensors = {"q": q, "k": k, "v": v}
+    written = {name: array for name, array in into.items() if array is not None}
+    xp = module_of_all({**tensors, **results, **written})
+    if xp is not np:
+        raise TypeError("q is a cupy array: gradients are computed of numpy arrays")
+    if block_mask is not None:
+        mask_mod = mask_mod_of(block_mask, mask_mod)
+    dropout_p = check_dropout(dropout_p)
+    seed = check_dropout_seed(seed, dropout_p)
+    check_flag("deterministic", deterministic)
+    wrt = check_wrt(wrt, {**tensors, **beside, **into})
+    problem, operands = parse(
+        *(q, k, v),
+        asked={
+            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
+            **{"softcap": softcap, "dropout_p": dropout_p},
+        },
+        scale=scale,
+        layout=layout,
+        out=None,
+        xp=xp,
+        beside=beside,
+        own=NOTHING,
+        lengths_k=lengths_k,
+        return_lse=True,
+    )
+    if block_mask is not None:
+        problem = with_block_mask(problem, block_mask, xp)
+    shapes = restore_shape(problem, np.ndim(q), layout)
+    dout, out, lse = check_results(results, q, shapes, xp)
+    its = Results(as_bhsd(dout, layout), as_bhsd(out, layout), lse.reshape(operands.q.shape[:3]))
+    operands = operands._replace(seed=seed, out=its.out)
+    others = {} if lengths_k is None else {"lengths_k": lengths_k}
+    check_gradients(into, {**tensors, **results, **beside, **others}, xp)
+    refuse_kernel(kernel)
+    tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
+    own = cpu_own.differentiable(score_mod, mask_mod, tiles)
+    given = {**tensors, **beside, **into}
+    gradients = made(wrt, given, own.is_called)
+    views = gradients.viewed(lambda x: as_bhsd(x, layout), np.ndim(q))
+    if lengths_k is None:
+        on_cpu(problem, operands, its, views, own)
+    else:
+        backward_padded(problem, operands, its, views, lengths_k, own)
+    return returned(wrt, gradients, given)
+
+
+def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradients:
+    """Return the arrays that gradients are computed in.
+
+    Parameters
+    ----------
+    wrt : tuple of str
+    given : mapping
+        Arguments of the call, by name.
+    apart : bool
+        Whether not in the caller's: whatever a function of the caller's raises, those are whole.
+    """
+    found: dict[str, np.ndarray] = {}
+    for name in wrt:
+        array, its = given[name], given.get(f"d{name}")
+        if name not in TENSORS:
+            found[name] = np.zeros(array.shape, np.float32)
+        elif its is None or apart:
+            found[name] = np.empty(array.shape, array.dtype)
+        else:
+            found[name] = np.asarray(its)
+    return Gradients(**found)
+
+
+def returned(
+    wrt: tuple[str, ...], gradients: Gradients, given: Mapping[str, Any]
+) -> tuple[np.ndarray, ...]:
+    """Return gradients as the caller wants them; arguments as of `made`."""
+    found = []
+    for name in wrt:
+        gradient, its = getattr(gradients, name), given.get(f"d{name}")
+        if its is None:
+            gradient = gradient.astype(given[name].dtype, copy=False)
+        elif gradient is not its:
+            its[...] = gradient
+            gradient = its
+        found.append(gradient)
+    return tuple(found)

@@ -1,0 +1,155 @@
+"""`attention_varlen_backward`: the gradients of `attention_varlen`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cufa.api.backward import made, returned
+from cufa.api.varlen import LAYOUT, parsed
+from cufa.arrays import Array, as_bhsd, module_of_all
+from cufa.checks import check_flag, refuse_kernel
+from cufa.cpu.backward_lengths import backward_varlen
+from cufa.cpu.own import differentiable
+from cufa.features.dropout import check_dropout
+from cufa.features.expression.own import NOTHING
+from cufa.features.window import NO_WINDOW
+from cufa.problem.parse_backward import (
+    TENSORS,
+    Results,
+    check_gradients,
+    check_results,
+    check_wrt,
+)
+from cufa.specs.variant import Variant
+
+
+def attention_varlen_backward(
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    *,
+    wrt: tuple[str, ...] = TENSORS,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_k: Array | None = None,
+    causal: bool | str = False,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    attention_chunk: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    sinks: Array | None = None,
+    score_mod: Callable[..., Any] | str | None = None,
+    mask_mod: Callable[..., Any] | str | None = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    scale: float | None = None,
+    dq: Array | None = None,
+    dk: Array | None = None,
+    dv: Array | None = None,
+    deterministic: bool = False,
+    kernel: str | Variant | None = None,
+) -> tuple[Array, ...]:
+    """Compute the gradients of `attention_varlen` from that of its result.
+
+    Parameters
+    ----------
+    dout : array, shape (total_q, hq, dv)
+        The gradient of a number with respect to the result of `attention_varlen`, of its dtype.
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k
+        As of `attention_varlen`.
+    out, lse : array, shapes (total_q, hq, dv) and (hq, total_q)
+        What `attention_varlen` returned with ``return_lse=True`` and the same other arguments.
+    wrt : tuple of str
+        What to differentiate with respect to: some of "q", "k", "v", "bias" and "sinks".
+    causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod
+        As of `attention_varlen`; a `score_mod` is differentiated, see `attention_backward`.
+    dropout_p, seed, scale
+        As of `attention_varlen`.
+    dq, dk, dv : array, optional
+        Where gradients go, see `attention_backward`.
+    deterministic : bool
+        Whether two identical calls give the same bits. On the CPU they always do.
+    kernel : str or Variant, optional
+        Forces a kernel; GPU only.
+
+    Returns
+    -------
+    tuple of array
+        The gradients in the order of `wrt`, in the shapes and dtypes of these arrays. Those of
+        rows that no sequence has, and of keys that are not in use, are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attention_varlen` and `attention_backward`. Nothing is written then.
+
+    Notes
+    -----
+    The method is that of `attention_backward`: FlashAttention-2 (Dao 2023, algorithm 2).
+
+    Examples
+    --------
+    Sequences of 7, 120 and 33 tokens:
+
+    >>> import numpy as np, cufa
+    >>> q = k = v = np.ones((160, 8, 64), np.float32)
+    >>> ends = np.array([0, 7, 127, 160], np.int32)
+    >>> out, lse = cufa.attention_varlen(q, k, v, ends, ends, causal=True, return_lse=True)
+    >>> dout = np.ones_like(out)
+    >>> found = cufa.attention_varlen_backward(dout, q, k, v, out, lse, ends, ends, causal=True)
+    >>> [x.shape for x in found]
+    [(160, 8, 64), (160, 8, 64), (160, 8, 64)]
+    """
+    results = {"dout": dout, "out": out, "lse": lse}
+    into = {"dq": dq, "dk": dk, "dv": dv}
+    beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
+    tensors = {"q": q, "k": k, "v": v}
+    written = {name: array for name, array in into.items() if array is not None}
+    xp = module_of_all({**tensors, **results, **written})
+    if xp is not np:
+        raise TypeError("q is a cupy array: gradients are computed of numpy arrays")
+    check_flag("deterministic", deterministic)
+    given = {**tensors, **beside, **into}
+    wrt = check_wrt(wrt, given)
+    problem, operands, offsets, _ = parsed(
+        (q, k, v, None),
+        beside,
+        lengths,
+        (max_seqlen_q, max_seqlen_k),
+        NOTHING,
+        seed,
+        asked={
+            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
+            **{"softcap": softcap, "dropout_p": check_dropout(dropout_p)},
+        },
+        scale=scale,
+        return_lse=True,
+    )
+    shape = *q.shape[:2], v.shape[2]
+    dout, out, lse = check_results(results, q, (shape, (q.shape[1], q.shape[0])), xp)
+    check_gradients(into, {**tensors, **results, **beside, **lengths}, xp)
+    refuse_kernel(kernel)
+    its = Results(_of_one(dout), _of_one(out), lse[None])
+    own = differentiable(score_mod, mask_mod)
+    gradients = made(wrt, given, own.is_called)
+    views = gradients.viewed(_of_one, 4)
+    operands = operands._replace(out=its.out)
+    of_sequences: dict[str, Any] = offsets
+    backward_varlen(problem, operands, its, views, **of_sequences, own=own)
+    return returned(wrt, gradients, given)
+
+
+def _of_one(array: Array) -> Array:
+    """View (total, heads, head_dim) as one sequence, (1, heads, total, head_dim)."""
+    return as_bhsd(array[None], LAYOUT)

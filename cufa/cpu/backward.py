@@ -1,0 +1,255 @@
+"""The backward pass on NumPy arrays: scores again, tile by tile, from the log-sum-exp.
+
+The algorithm of the CUDA kernels. A tile of keys stays, with its gradients of K and V, while the
+tiles of queries pass by; those of Q are added up in float32. No more than one tile of scores exists
+at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from cufa.arrays import Operands
+from cufa.cpu.attention import numbers, of_heads, plan
+from cufa.cpu.kv import Dense
+from cufa.cpu.own import NO_FUNCTIONS, Own
+from cufa.cpu.score import Score
+from cufa.cpu.seen import Seen, product
+from cufa.cpu.spans import spans
+from cufa.features.dropout import Dropout
+from cufa.problem.parse_backward import Gradients, Results
+from cufa.problem.problem import Problem
+
+_FLOAT32 = np.dtype(np.float32)
+_ALL = slice(None), slice(None)  # sequences and heads
+
+
+def attention_backward(
+    problem: Problem,
+    operands: Operands,
+    results: Results,
+    into: Gradients,
+    own: Own = NO_FUNCTIONS,
+) -> None:
+    """Compute the gradients of attention.
+
+    Parameters
+    ----------
+    problem : Problem
+    operands : Operands
+        Views as `parse` returns them, any strides.
+    results : Results
+    into : Gradients
+        Where gradients go: those of q, k and v are written, those of a bias and of sinks are added,
+        in float32.
+    own : Own
+        The caller's functions.
+
+    Notes
+    -----
+    FlashAttention-2 (Dao 2023, algorithm 2).
+    """
+    q, k, v, _, beside, seed = operands
+    if problem.of(Dropout) and "numbers" not in beside:
+        beside = {**beside, "numbers": numbers(problem.batch, problem.heads_q)}
+    step = plan(problem)
+    # Infinities and NaN in the inputs, and gradients too large for float16, are the caller's
+    # business.
+    with np.errstate(all="ignore"):
+        for batch in spans(0, problem.batch, step.batch):
+            for kv in spans(0, problem.heads_kv, step.heads_kv):
+                heads = slice(kv.start * step.group, kv.stop * step.group)
+                of_queries, of_keys = (batch, heads), (batch, kv)
+                dQ = _Sum(into.q, of_queries)
+                sinks = None if into.sinks is None else into.sinks[heads]
+                its = Gradients(dQ.sum, into.k, bias=part_of(into.bias, *of_queries), sinks=sinks)
+                its_results = Results(*(x[of_queries] for x in results))
+                its_beside = beside and of_heads(beside, batch, heads)
+                tiles = [
+                    _Queries(
+                        problem,
+                        rows,
+                        q[of_queries],
+                        its_results,
+                        its_beside,
+                        own.of(batch, heads),
+                        seed,
+                        its,
+                    )
+                    for rows in spans(0, problem.seq_q, step.rows)
+                ]
+                tiles_of_keys = Dense(k[of_keys], v[of_keys])
+                for keys in spans(0, problem.seq_kv, step.keys):
+                    dK, dV = (_Sum(x, (*of_keys, keys)) for x in (into.k, into.v))
+                    tK, tV = tiles_of_keys.tiles(keys)
+                    for queries in tiles:
+                        queries.attend(keys, tK, tV, dK.sum, dV.sum)
+                    dK.write(problem.scale)
+                    dV.write()
+                dQ.write(problem.scale)
+
+
+class _Sum:
+    """A part of a gradient that is added up in float32: in its place, if that is float32.
+
+    Attributes
+    ----------
+    sum : ndarray or None
+        None if the gradient is not asked for.
+    """
+
+    def __init__(self, whole: np.ndarray | None, part: tuple[slice, ...]) -> None:
+        self.sum: np.ndarray | None = None
+        if whole is None:
+            return
+        self._place = whole[part]
+        is_there = whole.dtype == _FLOAT32
+        self.sum = self._place if is_there else np.empty(self._place.shape, np.float32)
+        self.sum[...] = 0
+
+    def write(self, factor: float = 1.0) -> None:
+        """Write the sum, multiplied by a factor, to its place."""
+        if self.sum is None:
+            return
+        if factor != 1:
+            self.sum *= np.float32(factor)
+        if self.sum is not self._place:
+            self._place[...] = self.sum
+
+
+def part_of(whole: np.ndarray | None, *part: slice) -> np.ndarray | None:
+    """Return a part of a bias, or of what is of its shape: all along axes of length 1."""
+    if whole is None:
+        return None
+    pairs = zip(part, whole.shape, strict=False)
+    return whole[tuple(span if n > 1 else slice(None) for span, n in pairs)]
+
+
+class _Queries:
+    """A tile of queries of some heads, while tiles of keys pass by.
+
+    Parameters
+    ----------
+    problem : Problem
+    rows : slice
+    q : ndarray, (batch, heads_q, seq_q, head_dim)
+    results : Results
+        Of all queries, too.
+    beside : mapping
+        Arrays of these sequences and heads that parts of the score read, by argument.
+    own : Own
+        The caller's functions, of these sequences and heads.
+    seed : int
+        The seed of a dropout.
+    into : Gradients
+        Of q, a bias and sinks, to which this adds.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        rows: slice,
+        q: np.ndarray,
+        results: Results,
+        beside: Mapping[str, np.ndarray],
+        own: Own,
+        seed: int,
+        into: Gradients,
+    ) -> None:
+        self._problem, self._rows, self._own, self._into = problem, rows, own, into
+        batch, heads_q = q.shape[:2]
+        # The heads of a group lie below each other, so that they share one product with K.
+        self._stacked = (
+            batch,
+            heads_q // problem.group,
+            problem.group * (rows.stop - rows.start),
+        )
+        self._q, self._dout = q[:, :, rows], results.dout[:, :, rows]
+        self._score = Score(problem, rows, self._stacked, beside, own, seed)
+        self._seen = Seen(problem, rows)
+        lse = self._below(results.lse[:, :, rows, None])
+        self._lse = np.where(lse == -np.inf, np.float32(0), lse)  # such a row sees no key
+        if into.needs_scores or into.sinks is not None:
+            rdO, rO = self._below(self._dout), self._below(results.out[:, :, rows])
+            self._delta = np.einsum("...d,...d->...", rdO, rO)[..., None]
+        sinks, dsinks = self._score.sinks(), into.sinks
+        if dsinks is not None and sinks is not None:
+            of_rows = np.exp(sinks - self._lse) * self._delta
+            dsinks -= self._by_head(of_rows).sum(axis=(0, 2, 3))
+
+    def _below(self, x: np.ndarray) -> np.ndarray:
+        """Return rows of heads, with those of a group below each other, float32."""
+        its = np.asarray(x, np.float32).reshape(*self._stacked, x.shape[-1])
+        return np.ascontiguousarray(its)
+
+    def _by_head(self, x: np.ndarray) -> np.ndarray:
+        """Return the opposite: (batch, heads_q, rows, ...)."""
+        return x.reshape(*self._q.shape[:3], x.shape[-1])
+
+    def attend(
+        self,
+        keys: slice,
+        tK: np.ndarray,
+        tV: np.ndarray,
+        dK: np.ndarray | None,
+        dV: np.ndarray | None,
+    ) -> None:
+        """Add the gradients of a tile of scores to all that are asked for.
+
+        Parameters
+        ----------
+        keys : slice
+        tK, tV : ndarray, (batch, heads_kv, keys, ...)
+        dK, dV : ndarray or None
+            Theirs; that of K without the scale, as is that of Q.
+        """
+        first, end = self._seen.by_any
+        if keys.stop <= first or end <= keys.start or self._own.is_hidden(self._rows, keys):
+            return
+        dQ, dB = self._into.q, part_of(self._into.bias, *_ALL, self._rows, keys)
+        needs_scores = not (dQ is dK is dB is None)
+        if dV is None and not needs_scores:
+            return
+        rQ, rdO = self._below(self._q), self._below(self._dout)
+        rS = np.matmul(rQ, tK.swapaxes(-1, -2))
+        slopes = self._score.slopes(rS, np.float32(self._problem.scale), keys)
+        unseen = self._seen.unseen(keys, self._score.hidden(keys))
+        by_key = None if unseen is None else unseen.swapaxes(-1, -2)
+        rS -= self._lse
+        rP = np.exp(rS, out=rS)
+        if unseen is not None:
+            np.copyto(rP, np.float32(0), where=unseen)  # also of a row whose LSE is NaN
+        kept = self._score.kept(keys)
+        if dV is not None:
+            dropped = rP if kept is None else rP * kept
+            dV += product(dropped.swapaxes(-1, -2), rdO, by_key)
+        if not needs_scores:
+            return
+        rdP = np.matmul(rdO, tV.swapaxes(-1, -2))
+        if kept is not None:
+            rdP *= kept
+        rdP -= self._delta
+        rdS = rP
+        rdS *= rdP
+        for name, slope in reversed(slopes):
+            if dB is not None and name == "bias":
+                self._add_bias(dB, rdS, unseen)
+            if slope is not None:
+                rdS *= slope
+        if unseen is not None:
+            np.copyto(rdS, np.float32(0), where=unseen)
+        if dQ is not None:
+            dQ[:, :, self._rows] += self._by_head(product(rdS, tK, unseen))
+        if dK is not None:
+            dK += product(rdS.swapaxes(-1, -2), rQ, by_key)
+
+    def _add_bias(self, dB: np.ndarray, rdS: np.ndarray, unseen: np.ndarray | None) -> None:
+        """Add the gradient of scores to that of a bias, over the axes that it lacks."""
+        if unseen is not None:
+            np.copyto(rdS, np.float32(0), where=unseen)
+        by_head = self._by_head(rdS)
+        pairs = zip(dB.shape, by_head.shape, strict=True)
+        lacks = tuple(i for i, (n, m) in enumerate(pairs) if n == 1 < m)
+        dB += by_head.sum(axis=lacks, keepdims=True)
