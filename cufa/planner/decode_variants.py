@@ -38,9 +38,9 @@ def variant_of(
     whether no item is ever cut.
     """
     bm, dims = tile_rows(problem, kernel), (padded(problem.head_dim), padded(problem.head_dim_v))
-    key_bytes = sum(dims) * DTYPES[problem.dtype].bytes
     blocks, all_rings, aligned = 1, KERNELS[kernel].rings, problem.page_size % 16 == 0
     rings, suits = all_rings[bm], bm == 16 or (whole and bm == 32)
+    asked = rings[1].keys * sum(dims) * DTYPES[problem.dtype].bytes
     reads = problem.batch * problem.heads_kv * items.size / device.sm_count
     large = whole or (aligned and reads > _MUCH and not fixed)
     if whole and suits:
@@ -52,7 +52,7 @@ def variant_of(
         plain = dims == (64, 64) and not (problem.of(Softcap) or problem.of(Alibi))
         if fixed or (whole and items.size <= _MUCH) or not plain or not items.is_apart(1):
             rings = tuple(ring for ring in rings if ring.warps == 8)
-    elif problem.page_size % 32 == 16 and 2 * rings[1].keys * key_bytes >= _full(device):
+    elif bm == 32 and problem.page_size % 32 == 16 and 2 * asked >= _full(device):
         rings = rings[1:]  # a tile of one page each, if two stages ask for half as much as they may
     found, kv = None, "Contiguous" if aligned else "Paged"
     while found is None and blocks:
