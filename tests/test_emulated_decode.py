@@ -19,8 +19,9 @@ from test_emulated import emulator  # noqa: F401
 import cufa
 from cufa import device
 from cufa.launch import scratch
-from cufa.planner import decode_units
+from cufa.planner import decode_model
 from cufa.planner.decode import DecodePlan
+from cufa.planner.decode_model import Items
 
 pytestmark = needs_compiler
 
@@ -31,9 +32,7 @@ SCORE = ("scale", "window", "attention_chunk", "softcap", "alibi_slopes", "sinks
 @pytest.fixture(autouse=True)
 def emulated(gpu: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:  # noqa: F811
     """Play a GPU with thirteen multiprocessors, on which few short units are cut, too."""
-    monkeypatch.setattr(decode_units, "_NEVER_CUT_FEW", 0)
-    monkeypatch.setattr(decode_units, "_NEVER_CUT_ALONE", 0)
-    monkeypatch.setattr(decode_units, "_NEVER_CUT_OF_MANY_HEADS", 0)
+    monkeypatch.setattr(Items, "are_whole", lambda items, element_bytes: items.of_each > 4)
     few = device.named("h200")._replace(sm_count=13)
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
     emulate(monkeypatch, emulator)
@@ -50,9 +49,9 @@ def shares(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     would never be cut.
     """
     if request.param:
-        monkeypatch.setattr(decode_units, "_NEVER_CUT", 0)
-        monkeypatch.setattr(decode_units, "_SECOND_END", 0)
-        monkeypatch.setattr(decode_units, "_SECOND_ROW", 0)
+        monkeypatch.setattr(Items, "are_whole", lambda items, element_bytes: False)
+        for price in ("_END", "_NUMBER", "_WAIT"):
+            monkeypatch.setattr(decode_model, price, 0)
 
 
 def one_look(stale: int, shares: bool) -> bool:
@@ -107,8 +106,8 @@ def checked(
     ("sequences", "d", "keys", "shape"),
     [
         *((3, 128, 350, (4, 2)), (6, 128, 350, (4, 2)), (24, 128, 150, (4, 4))),
-        *((4, 64, 350, (4, 3)), (6, 64, 350, (4, 4)), (18, 64, 80, (2, 8))),
-        *((4, 96, 350, (4, 3)), (1, 32, 350, (12, 1))),
+        *((4, 64, 350, (4, 2)), (6, 64, 350, (4, 2)), (18, 64, 80, (2, 8))),
+        *((4, 96, 350, (4, 2)), (1, 32, 350, (12, 1))),
     ],
 )
 def test_whole_units(

@@ -12,7 +12,8 @@ from test_emulated import emulator  # noqa: F401
 from test_emulated_decode import both_shares, checked, emulated, one_look, shares  # noqa: F401
 
 from cufa import device
-from cufa.planner import decode_units, decode_variants
+from cufa.planner import decode_variants
+from cufa.planner.decode_model import Items
 
 pytestmark = needs_compiler
 
@@ -23,7 +24,6 @@ def one_stage(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator: 
     few = device.named("h200")._replace(sm_count=3)
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
     monkeypatch.setattr(decode_variants, "_MUCH", 0)
-    monkeypatch.setattr(decode_variants, "_LITTLE", 0)
     return emulated
 
 
@@ -91,7 +91,7 @@ def test_a_block_for_each_of_many_units(
     """Which asks for K alone, and then for V, of tiles in one page or in two."""
     few = device.named("h200")._replace(sm_count=10)
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
-    monkeypatch.setattr(decode_units, "_NEVER_CUT", 0)
+    monkeypatch.setattr(Items, "are_whole", lambda items, element_bytes: False)
     lengths = [512] * 40 if equal else [512, *map(int, rng.integers(0, 513, 39))]
     checked(rng, lengths, d=128, dv=128, page_size=page_size)
     ours = [v for v in one_stage._libraries if v.stages == 1 and not v.whole]

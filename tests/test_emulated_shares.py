@@ -16,7 +16,9 @@ from test_emulated_decode import checked, emulated  # noqa: F401
 
 import cufa
 from cufa import device
-from cufa.planner import decode, decode_units, decode_variants
+from cufa.planner import decode
+from cufa.planner.decode import DecodePlan, plan_splits
+from cufa.planner.decode_model import Items
 
 pytestmark = needs_compiler
 
@@ -29,10 +31,8 @@ LENGTHS = [
 @pytest.fixture(autouse=True)
 def shares(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:  # noqa: F811
     """Cut units anywhere, if lengths differ at all."""
-    monkeypatch.setattr(decode, "more_pieces_bytes", lambda *_: 0)
-    for limit in ("_NEVER_CUT", "_NEVER_CUT_FEW", "_NEVER_CUT_ALONE"):
-        monkeypatch.setattr(decode_units, limit, 0)
-    monkeypatch.setattr(decode_variants, "_SHORT_UNIT", 0)
+    for name in ("are_whole", "is_apart", "slack"):
+        monkeypatch.setattr(Items, name, lambda *_: 0)
     return emulated
 
 
@@ -40,8 +40,11 @@ def on(multiprocessors: int, tiles: int, monkeypatch: pytest.MonkeyPatch) -> Non
     """Have a GPU of few multiprocessors, and the end of a unit count as a number of tiles."""
     gpu = device.named("h200")._replace(sm_count=multiprocessors)
     monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
-    monkeypatch.setattr(decode, "shared_end_bytes", lambda *_: tiles)
-    monkeypatch.setattr(decode, "_tile_bytes", lambda variant: 1)
+
+    def plan(*given: Any) -> DecodePlan:
+        return plan_splits(*given)._replace(ends=tiles)
+
+    monkeypatch.setattr(decode, "plan_splits", plan)
 
 
 @pytest.mark.parametrize("tiles", [0, 1, 5, 40])

@@ -11,7 +11,7 @@ from test_emulated import emulator  # noqa: F401
 from test_emulated_decode import checked, emulated  # noqa: F401
 
 from cufa import device
-from cufa.planner import decode, decode_units
+from cufa.planner import decode, decode_model
 from cufa.planner.decode import DecodePlan
 
 pytestmark = needs_compiler
@@ -77,7 +77,7 @@ def test_without_memory_for_pieces(
     d: int,
     page_size: int,
 ) -> None:
-    monkeypatch.setattr(decode_units, "_MOST_PARTIAL", 0)
+    monkeypatch.setattr(decode_model, "_MOST_PARTIAL", 0)
     for emulated.stale in (0, 1):
         checked(rng, lengths_of(rng, 24, 200), d=d, dv=d, page_size=page_size)
     assert_never_cut(plans, 48)

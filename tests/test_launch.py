@@ -22,7 +22,6 @@ from cufa.compiler import jit
 from cufa.features.causal import Causal
 from cufa.features.window import Window
 from cufa.launch import calls, counters, loaded, prepare, scratch
-from cufa.planner import decode_units
 from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
@@ -875,7 +874,6 @@ def test_few_queries_are_captured_by_a_kernel_whose_blocks_draw_tiles(
 ) -> None:
     few = device.named("h200")._replace(sm_count=2)
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
-    monkeypatch.setattr(decode_units, "_NEVER_CUT_OF_MANY_HEADS", 0)
     q, k, v = random_inputs(rng, "bfloat16", b=2, hq=4, hk=4, sq=2, sk=4096, d=64)
     arrays = [on_gpu(x) for x in (q, k, v)]
     out = cufa.attention(*arrays, causal=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from cufa.features.causal import Causal
 from cufa.features.softcap import Softcap
 from cufa.features.window import Window
 from cufa.planner.decode import plan_splits
+from cufa.planner.decode_model import Items
 from cufa.planner.rules import KEY_STEP
 from cufa.problem.problem import Problem
 
@@ -124,13 +126,14 @@ def test_tiles_of_32_rows_are_of_one_page_if_these_are_sixteens(
     assert (found.bm, found.bn) == (32, keys)
 
 
-def test_more_warpgroups_where_no_unit_is_cut() -> None:
+def test_more_warpgroups_where_no_item_is_cut() -> None:
     def warps(batch: int, splits: int | None = None, **sizes: Any) -> int:
         sizes = {"capacity": 4000, **sizes}
         return plan_splits(problem(seq_q=16, batch=batch, **sizes), H200, splits).variant.warps
 
-    assert warps(64) == warps(66) == warps(256) == 16
-    assert warps(62) == warps(67) == warps(64, splits=1) == 8
+    assert warps(64) == warps(66) == warps(256, capacity=9000) == 16
+    assert warps(40) == warps(90) == 8
+    assert {warps(n, splits=3) for n in (1, 64, 66, 256)} == {8}
     assert {warps(64, pages=9000, page_size=n) for n in (16, 32, 48, 64, 128, 256)} == {16}
     assert {warps(64, head_dim=n, head_dim_v=n) for n in (96, 128, 256)} == {8}
 
@@ -147,21 +150,44 @@ WIDE: dict[str, Any] = {"head_dim": 128, "head_dim_v": 128}
 PAGES: dict[str, Any] = {"pages": 9000, "page_size": 16}
 
 
-@pytest.mark.parametrize(("batch", "blocks"), [(132, 2), (126, 2), (198, 3), (192, 3), (264, 4)])
-def test_each_multiprocessor_has_all_its_units_at_once(batch: int, blocks: int) -> None:
-    """Of 64 columns four at most."""
-    sizes: dict[str, Any] = {"batch": batch, "capacity": 4096}
-    assert small(**sizes) == (4, blocks)
-    for other in ({"batch": batch - 20}, {"batch": batch + 7}, {"capacity": 20_000}):
-        assert small(**{**sizes, **other}) != (4, blocks)
-    assert tile(splits=1, **sizes) == (16, 1)
+@pytest.mark.parametrize(
+    ("batch", "keys", "blocks"),
+    [
+        (64, 4096, 0),  # 0.97 items a multiprocessor: equal parts, if lengths differ little
+        (132, 4096, 2),
+        (126, 4096, 2),
+        (128, 20_000, 1),  # a second end takes less than what two places leave idle
+        (99, 20_000, 0),  # a wave and a half
+        (150, 20_000, 0),
+        (192, 4096, 1),
+        (260, 20_000, 2),
+    ],
+)
+def test_each_item_has_a_block_where_few_multiprocessors_idle(
+    batch: int, keys: int, blocks: int
+) -> None:
+    """As many at a time as cost least; else blocks share all keys out, one a multiprocessor."""
+    found = plan_splits(problem(batch=batch, capacity=keys), H200)
+    assert not found.variant.whole
+    apart = (found.grid, found.parts, found.splits) == (2 * batch, 1, 0)
+    assert (apart and found.variant.blocks_per_sm) == blocks
+    assert apart or found.grid == 132
+    assert tile(splits=1, batch=batch, capacity=keys) == (16, 1)
 
 
-def test_less_units_suffice_where_the_end_of_one_takes_as_long_as_its_reading() -> None:
-    assert small(batch=228, capacity=2100, heads_q=32) == (4, 4)
-    assert small(batch=228, capacity=8192, heads_q=32) == (8, 1)  # one after the other
-    assert small(batch=120, **WIDE, capacity=1100, heads_q=32) == (4, 2)
-    assert small(batch=120, **WIDE, capacity=4000, heads_q=32) == (0, 0)
+def test_prices_of_a_block_each() -> None:
+    """What idles is lost, the less the more waves there are; shares cost ends and waits."""
+
+    def items(batch: int) -> Items:
+        return Items.of(problem(batch=batch, capacity=8192), H200, 16)
+
+    for blocks in (1, 2):
+        full, more = items(132 * blocks // 2), items(132 * blocks // 2 + 1)
+        assert full.apart(blocks) == pytest.approx(blocks * full.size + full.end)
+        assert more.apart(blocks) > full.apart(blocks) * 1.2
+    assert items(66 * 4).apart(1) < items(66 * 4 + 1).apart(1) < items(66 * 4).apart(1) * 1.1
+    assert [items(n).is_apart(1) for n in (66, 660, 99)] == [True, True, False]
+    assert not items(660)._replace(has_memory=False).is_apart(1)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +246,7 @@ def test_blocks_of_many_short_units_of_many_rows() -> None:
     assert ring(seq_q=4, page_size=20, pages=9, **sizes) == (16, 2, 8, 2)
 
 
-def test_short_units_are_never_cut_however_few() -> None:
+def test_short_items_are_never_cut_however_few() -> None:
     def splits(capacity: int, **sizes: Any) -> int:
         return plan_splits(problem(capacity=capacity, **sizes), H200).splits
 
@@ -231,26 +257,36 @@ def test_short_units_are_never_cut_however_few() -> None:
     assert (splits(128, dtype="float32"), splits(144, dtype="float32")) == (1, 0)
 
 
+@pytest.mark.parametrize("name", ["h200", "a100", "rtx4090"])
+def test_an_item_that_is_never_cut_is_no_longer_than_what_cutting_costs(name: str) -> None:
+    """Where all others are short, it takes up to 4 us, and 3.5 for each item a multiprocessor."""
+    gpu = device.named(name)
+    for batch, keys, dim, rows in itertools.product(
+        (1, 30, 66, 67, 150, 500, 3000), (64, 300, 1000, 3000, 10_000, 40_000), (64, 128), (1, 4)
+    ):
+        sizes: dict[str, Any] = {"batch": batch, "capacity": keys, "seq_q": rows}
+        found = plan_splits(problem(head_dim=dim, head_dim_v=dim, **sizes), gpu)
+        size, of_each = keys * 4 * dim, 2 * batch / gpu.sm_count
+        several = math.ceil(of_each) if of_each > 1 else 0
+        if found.splits == 1:
+            assert size / 85_000 < 4 + 3.5 * several
+        else:
+            assert size / 85_000 > 1 + 2 * several
+
+
 @pytest.mark.parametrize(
-    ("batch", "heads", "keys", "whole"),
-    [
-        (8, 32, 8192, True),
-        (8, 32, 9000, False),  # more than 4 MB
-        (4, 64, 8192, True),
-        (16, 16, 8192, False),  # heads for less than a fifth of the multiprocessors
-        (6, 32, 8192, False),  # a wave and a half
-    ],
+    ("batch", "heads", "keys", "apart"),
+    [(8, 32, 8192, True), (4, 64, 8192, True), (16, 16, 8192, True), (6, 32, 8192, False)],
 )
 @pytest.mark.parametrize("pages", [{}, PAGES])
-def test_units_of_many_heads_are_never_cut(
-    batch: int, heads: int, keys: int, whole: bool, pages: dict[str, Any]
+def test_long_items_have_a_block_each_and_may_be_cut(
+    batch: int, heads: int, keys: int, apart: bool, pages: dict[str, Any]
 ) -> None:
-    """One long sequence alone reads at half speed with them."""
     sizes: dict[str, Any] = {"batch": batch, "heads_q": heads, "heads_kv": heads}
     found = plan_splits(problem(capacity=keys, **sizes, **WIDE, **pages), H200)
-    assert (found.variant.whole, found.splits == 1) == (whole, whole)
-    if whole:
-        assert ring(capacity=keys, **sizes, **WIDE, **pages) == (32, 1, 8, 1)
+    assert (found.variant.whole, found.splits, found.parts) == (False, 0, 1)
+    assert found.grid == (batch * heads if apart else 132)
+    assert found.variant[5:9] == (32, 1, 8, 1)
 
 
 def test_what_is_never_cut_is_whole_when_compiled() -> None:
@@ -274,12 +310,12 @@ def test_a_named_variant_that_is_whole() -> None:
         assert not general.variant.whole
 
 
-def test_whole_units_only_where_there_is_memory_for_pieces() -> None:
+def test_a_block_each_only_where_there_is_memory_for_pieces() -> None:
     """Which blocks leave, where lengths differ much."""
-    sizes: dict[str, Any] = {"heads_q": 24, "capacity": 4096, **WIDE}
-    assert small(batch=1024, **sizes) == (4, 2)
-    assert small(batch=4096, **sizes) == (0, 0)
-    assert plan_splits(problem(batch=4096, **sizes), H200).grid == 264  # which share all equally
+    sizes: dict[str, Any] = {"heads_q": 24, "capacity": 70_000, **WIDE}
+    for batch, grid in ((660, 2 * 660), (2310, 132)):
+        found = plan_splits(problem(batch=batch, **sizes), H200)
+        assert (found.splits, found.grid) == (0, grid)
 
 
 @pytest.mark.parametrize("batch", [4096, 1024])  # without and with memory for pieces
@@ -291,26 +327,26 @@ def test_many_short_units_are_never_cut(batch: int) -> None:
 
 
 def test_many_rows_of_short_units_are_never_cut() -> None:
-    """More than two units a multiprocessor, where pieces of all have no memory."""
-    sizes: dict[str, Any] = {"heads_q": 4, "heads_kv": 1, "seq_q": 16, "capacity": 1500, **WIDE}
-    for batch, splits in ((400, 0), (500, 1), (600, 1)):
-        found = plan_splits(problem(batch=batch, **sizes), H200)
-        assert (found.grid, found.splits, found.variant.whole) == (batch, splits, splits == 1)
+    """Their ends take long."""
+    sizes: dict[str, Any] = {"heads_q": 4, "heads_kv": 1, "seq_q": 16, **WIDE}
+    for batch, keys, splits in ((120, 1500, 0), (400, 1500, 1), (400, 9000, 0), (600, 1500, 1)):
+        found = plan_splits(problem(batch=batch, capacity=keys, **sizes), H200)
+        assert (found.splits, found.variant.whole) == (splits, splits == 1)
 
 
-def test_sixteen_warps_only_of_units_that_are_not_cut() -> None:
+def test_sixteen_warps_only_of_items_that_are_not_cut() -> None:
     sizes: dict[str, Any] = {"heads_q": 64, "heads_kv": 8, "seq_q": 8}
     assert plan_splits(problem(batch=16, capacity=1024, **sizes), H200).variant.warps == 16
-    found = plan_splits(problem(batch=124, capacity=8192, **sizes), H200)  # pieces have no memory
+    found = plan_splits(problem(batch=124, capacity=40_000, **sizes), H200)  # no memory for pieces
     assert (found.variant.warps, found.grid) == (8, 132)
 
 
 def test_others_may_be_cut_where_lengths_differ() -> None:
     """Few short ones, and long ones."""
     sizes: dict[str, Any] = {"heads_q": 24, **WIDE}
-    assert plan_splits(problem(batch=264, capacity=1200, **sizes), H200).splits == 0
+    assert plan_splits(problem(batch=264, capacity=4096, **sizes), H200).splits == 0
     assert plan_splits(problem(batch=60, capacity=300, **sizes), H200).splits == 0
-    assert plan_splits(problem(batch=1024, capacity=4096, **sizes), H200).splits == 0
+    assert plan_splits(problem(batch=1024, capacity=40_000, **sizes), H200).splits == 0
 
 
 @pytest.mark.parametrize("name", ["h200", "a100", "rtx4090"])
@@ -335,9 +371,20 @@ def test_deeper_rings_where_little_is_read() -> None:
         variant = plan_splits(problem(batch=batch, **sizes), H200).variant
         return variant.stages, variant.warps
 
-    assert (ring(1), ring(8), ring(9), ring(16)) == ((3, 8), (3, 8), (2, 8), (2, 8))
+    assert (ring(1), ring(16), ring(17)) == ((3, 8), (3, 8), (1, 8))
     assert ring(1, 32) == ring(60, 32) == (3, 12)
     assert ring(1, 128) == ring(8, 128) == (2, 8)
+
+
+@pytest.mark.parametrize("name", ["h200", "a100", "rtx4090"])
+def test_rings_ask_for_what_is_read_at_full_speed(name: str) -> None:
+    """30 KB a multiprocessor at least, and no more than a power of two that shared memory holds."""
+    gpu = device.named(name)
+    for dim, batch, keys in itertools.product((64, 96, 128, 192, 256), (1, 60, 900), (300, 9000)):
+        sizes: dict[str, Any] = {"head_dim": dim, "head_dim_v": dim, "capacity": keys}
+        found = plan_splits(problem(batch=batch, **sizes), gpu).variant
+        asked = found.blocks_per_sm * found.warps * found.stages * found.bn * dim * 4
+        assert 30 << 10 <= asked <= (128 << 10 if gpu.smem_per_sm >= 128 << 10 else 64 << 10)
 
 
 @pytest.mark.parametrize(("dim", "keys"), [(64, 64), (128, 32), (256, 16)])
@@ -352,8 +399,11 @@ def test_one_stage_where_much_is_read(dim: int, keys: int) -> None:
 
     assert ring(batch=20) == ring(keys, batch=20) == ring(2 * keys, batch=20) == (keys, 1)
     assert ring(16, batch=20) == ring(48, batch=20) == (keys, 1)
-    assert ring(keys + 8, batch=20) == (16, 2)
-    assert plan_splits(problem(batch=20, capacity=40_000), H200, 7).variant.stages == 2
+    small = 16, 3 if dim == 64 else 2
+    assert ring(keys + 8, batch=20) == small
+    sizes: dict[str, Any] = {"head_dim": dim, "head_dim_v": dim, "capacity": 40_000}
+    split = plan_splits(problem(batch=20, **sizes), H200, 7).variant
+    assert (split.bn, split.stages) == small
 
 
 @pytest.mark.parametrize(("d", "dv"), [(40, 40), (96, 96), (192, 128)])
@@ -447,7 +497,7 @@ def test_lengths_beyond_which_a_window_is_not_for() -> None:
 
 
 def test_equal_parts_may_take_as_much_longer_as_more_pieces_do() -> None:
-    """A second end takes 60 KB and 12 KB a row; to merge more pieces, or to find pages, more."""
+    """A further item costs 112 KB and 27 bytes a number of O; to find pages, or to merge, more."""
 
     def slack(heads_q: int, seq_q: int = 1, **sizes: Any) -> int:
         sizes |= {"heads_q": heads_q, "heads_kv": 8, "head_dim": 256, "head_dim_v": 256}
@@ -455,36 +505,30 @@ def test_equal_parts_may_take_as_much_longer_as_more_pieces_do() -> None:
         assert (found.variant.bn, found.grid) == (16, 132)  # tiles of 16 KB
         return found.slack
 
-    assert slack(8) == 72 // 16
-    assert slack(16) == 84 // 16
-    assert slack(16, 8) == slack(16, 9, batch=4) == (60 + 16 * 12) // 16
-    assert slack(16, **PAGES) == (84 + 84) // 16
-    assert slack(16, batch=16) == slack(16, batch=20) == (84 + 100) // 16  # in one part, two pieces
-    assert slack(16, batch=5) == slack(16, batch=4) == (84 + 48) // 16  # in three, or four
-    assert slack(16, batch=3) == 84 // 16
-    assert slack(16, batch=35) == (84 + 200) // 16  # of which not all are in a warp
+    row = 27 / 4  # KB
+    assert slack(8) == int(112 + row) // 16
+    assert slack(16) == int(112 + 2 * row) // 16
+    assert slack(16, 8) == int(112 + 16 * row) // 16
+    assert slack(16, **PAGES) == int(112 + 104 + 2 * row) // 16
+    assert slack(16, batch=16) == int(112 + 52 + 2 * row) // 16  # in one part, two pieces
+    assert slack(16, batch=3) == slack(16, batch=5) == slack(16)
+    assert slack(16, batch=35) == int(112 + 104 + 2 * row) // 16  # of which not all are in a warp
 
 
 @pytest.mark.parametrize(
-    ("heads_q", "seq_q", "dim", "more", "size"),
+    ("heads_q", "seq_q", "dim", "more"),
     [
-        (8, 1, 256, {}, 90),
-        (16, 1, 256, {}, 105),
-        (16, 8, 256, {}, 315),
-        (16, 1, 256, PAGES, 105 + 84),
-        (32, 8, 128, {}, 96 + 36 * 4),
-        (32, 16, 128, {}, 96 + 36 * 8),
-        (32, 16, 128, PAGES, 96 + 36 * 8),
-        (64, 8, 64, {}, 96 + 36 * 4),
+        *((8, 1, 256, {}), (16, 1, 256, {}), (16, 8, 256, {}), (16, 1, 256, PAGES)),
+        *((32, 8, 128, {}), (32, 16, 128, {}), (32, 16, 128, PAGES), (64, 8, 64, {})),
     ],
 )
 def test_as_how_many_tiles_the_end_of_a_unit_counts(
-    heads_q: int, seq_q: int, dim: int, more: dict[str, Any], size: int
+    heads_q: int, seq_q: int, dim: int, more: dict[str, Any]
 ) -> None:
     sizes: dict[str, Any] = {"heads_q": heads_q, "heads_kv": 8, "head_dim": dim, "head_dim_v": dim}
     found = plan_splits(problem(batch=8, capacity=8192, seq_q=seq_q, **sizes, **more), H200)
-    tile_bytes = found.variant.bn * dim * 2 * 2
-    assert found.ends == (size << 10) // tile_bytes
+    price = ((112 + (104 if more else 0)) << 10) + 27 * found.rows * dim
+    assert found.ends == price // (found.variant.bn * dim * 2 * 2)
 
 
 def test_as_many_blocks_as_run_at_once() -> None:
@@ -500,14 +544,14 @@ def test_as_many_blocks_as_run_at_once() -> None:
 
 
 def test_how_unequal_sequences_may_be_that_no_blocks_share() -> None:
-    """The longest may take three quarters of the time of all, if there are more than two each."""
+    """The longest may be as long as all items of a multiprocessor but one: others fill the time."""
 
     def spread(batch: int, splits: int | None = None) -> int:
         sizes = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "head_dim_v": 128}
         return plan_splits(problem(batch=batch, capacity=20_000, **sizes), H200, splits).spread
 
-    assert spread(64) == spread(64, splits=1) == 6 * 64 * 8 // 132
-    assert spread(48) == 6 * 48 * 8 // 132
+    assert spread(64) == spread(64, splits=1) == 8 * (64 * 8 - 132) // 132
+    assert spread(48) == 8 * (48 * 8 - 132) // 132
     assert spread(32) == spread(1) == spread(64, splits=2) == 8
 
 
@@ -517,8 +561,8 @@ def test_ends_count_where_units_may_be_cut_anywhere() -> None:
     assert (
         plan_splits(problem(**sizes), H200).ends == plan_splits(problem(**sizes), H200, 1).ends == 0
     )
-    sizes |= {"batch": 2**15}
-    keys = plan_splits(problem(**{**sizes, "capacity": 2**15}), H200).variant.bn
-    assert plan_splits(problem(**{**sizes, "capacity": 1900 * keys}), H200).ends > 0
-    with pytest.raises(ValueError, match=r"k_cache: 1048576 x 2047 tiles .* for the end of each"):
-        plan_splits(problem(**{**sizes, "capacity": 2047 * keys}), H200)
+    sizes |= {"batch": 2**10}
+    keys = plan_splits(problem(**{**sizes, "capacity": 2**21}), H200).variant.bn
+    assert plan_splits(problem(**{**sizes, "capacity": 65_000 * keys}), H200).ends > 0
+    with pytest.raises(ValueError, match=r"k_cache: 32768 x 65534 tiles .* for the end of each"):
+        plan_splits(problem(**{**sizes, "capacity": 65_534 * keys}), H200)

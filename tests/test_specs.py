@@ -24,12 +24,8 @@ NO_SM90A = H200._replace(compiles_sm90a=False)
 
 ALL: dict[str, Spec | AuxiliarySpec] = {**KERNELS, **AUXILIARY_KERNELS}
 
-#: Where kernels have names besides their specs: the tiles of those that decode; and the package,
-#: some of whose functions have a kernel's name.
-BY_NAME = {
-    *("planner/decode_variants.py", "planner/decode_whole.py"),
-    "__init__.py",
-}
+#: Where kernels have names besides their specs: the package, some of whose functions have one.
+BY_NAME = {"__init__.py"}
 
 
 def strings(path: Path) -> Iterator[str]:

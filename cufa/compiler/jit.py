@@ -59,7 +59,7 @@ def _allow_shared_memory(function: Any, smem_bytes: int) -> None:
 def _most_shared_memory(variant: Variant | Instance, device: Device) -> int:
     """Return what launches may ask for: those that decode, for more than the kernel uses.
 
-    See ``_kept_apart`` of cufa/planner/decode.py.
+    See ``kept_apart`` of cufa/planner/residency.py.
     """
     decodes = isinstance(variant, Variant) and KERNELS[variant.kernel].decodes
     return device.smem_per_block if decodes else variant.smem_bytes

@@ -13,37 +13,23 @@ from cufa.features.parts import is_uneven
 from cufa.planner import decode, rules
 from cufa.planner import plan as tiled
 from cufa.planner.decode import DecodePlan
-from cufa.planner.decode_units import NEARLY_ALL
+from cufa.planner.decode_model import BYTES_A_US, Items
 from cufa.planner.decode_variants import tile_rows
 from cufa.planner.plan import Plan
 from cufa.planner.rules import PACKED_ROWS
 from cufa.planner.scheduler import KEY_STEP
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import CACHES, MAX_KEYS, Problem
-from cufa.specs import KERNELS
+from cufa.specs import KERNELS, default_decoder
 from cufa.specs.decode_block import DECODE_SCORE
 from cufa.specs.variant import Variant
 
 # A kernel of attention gives each tile of rows to one multiprocessor, whatever the keys. Few tiles
 # leave the others idle, which `decode` does not; but it reads K and V once for each of its small
-# tiles of rows, and a unit of many rows takes long to end. What both take, in microseconds, is
-# fitted to an H200's times of 161 problems of 1 to 64 queries: what is chosen
-# takes 1.005 times as long as the faster one. On other GPUs arithmetic and reading are in much the
-# same ratio.
-_BYTES_A_US = 34_000
-"""That a multiprocessor reads."""
-
-_ALONE = 2.5
-"""How much more it reads where few others do: whole units of 256 KB took 1.5 us longer than of 128
-with 8 heads, on an H100."""
-
-_DECODE_BEGINS = 2.5
-_DECODE_ROW = 0.08
-"""A unit's queries, softmax and output on a multiprocessor; four times that with 256 columns."""
-
-_DECODE_PIECES = 0.05
-"""The time that a row takes longer where units are cut."""
-
+# tiles of rows, and a work item of many rows takes long to end. `decode_model` prices `decode`, and
+# the numbers below the others, in microseconds. For 158 problems of 1 to 64 queries and at least
+# 256 keys on an H200, the choice takes 1.005 times as long as the faster one. On other GPUs
+# arithmetic and reading are in much the same ratio.
 _OTHERS_BEGIN = 3.5
 _OTHERS_READ = 1.12
 """The factor by which the others take longer where all wait for memory."""
@@ -203,7 +189,9 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
         return other
     others = _tiled_us(problem, device, other, us)
     # Most are slower whatever the grid, which takes long to plan
-    if _decode_us(problem, device, tile_rows(problem, device)) >= others:
+    rows = problem.group * problem.seq_q
+    kernel = default_decoder(rows, problem.dtype, False, device).name
+    if Items.of(problem, device, tile_rows(problem, kernel)).expected_us() >= others:
         return other
     try:
         found = decode.plan_splits(problem.in_cache, device)
@@ -211,7 +199,7 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
         return other
     if (found.variant.head_dim, found.variant.head_dim_v) not in _HEAD_DIMS:
         return other
-    if _decode_us(problem, device, found.variant.bm, found.grid) >= others:
+    if Items.of(problem, device, found.variant.bm).expected_us(found.grid) >= others:
         return other
     return found._replace(reason=_REASON)
 
@@ -225,7 +213,7 @@ def _read_us(problem: Problem, device: Device) -> float:
     """Return what it takes all multiprocessors to read K and V once, of a multiple of the step."""
     columns = problem.head_dim + problem.head_dim_v
     cache = problem.batch * problem.heads_kv * _keys(problem) * columns
-    return cache * DTYPES[problem.dtype].bytes / (device.sm_count * _BYTES_A_US)
+    return cache * DTYPES[problem.dtype].bytes / (device.sm_count * BYTES_A_US)
 
 
 def _tiled_us(problem: Problem, device: Device, plan: Plan, us: float) -> float:
@@ -235,25 +223,9 @@ def _tiled_us(problem: Problem, device: Device, plan: Plan, us: float) -> float:
         tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
         busiest = -(-tiles // device.sm_count) * variant.bm * keys
         flops = 2 * busiest * (variant.head_dim + variant.head_dim_v)
-        flops_a_us = KERNELS[variant.kernel].flops_per_byte * _BYTES_A_US
+        flops_a_us = KERNELS[variant.kernel].flops_per_byte * BYTES_A_US
         us = _OTHERS_BEGIN + flops / flops_a_us
     return max(us, _OTHERS_BEGIN + _OTHERS_READ * _read_us(problem, device))
-
-
-def _decode_us(problem: Problem, device: Device, bm: int, grid: int | None = None) -> float:
-    """Return what `decode` takes in tiles of `bm` rows; without a grid, at least."""
-    rows = problem.group * problem.seq_q
-    row_tiles = -(-rows // bm)
-    units = problem.batch * problem.heads_kv * row_tiles
-    wide = max(1.0, (problem.head_dim + problem.head_dim_v) / 256)
-    of_row = -(-units // device.sm_count) * _DECODE_ROW * wide**2
-    idle = 1.0
-    if grid is not None:
-        # With nearly as many units as blocks, these have one each.
-        of_row += (not NEARLY_ALL * grid < units <= grid) * _DECODE_PIECES
-        idle = max(1.0, device.sm_count / (_ALONE * grid))
-    read = row_tiles * _read_us(problem, device) * idle
-    return _DECODE_BEGINS + read + min(rows, bm) * of_row
 
 
 def explained(
@@ -274,7 +246,7 @@ def explained(
     if isinstance(found, DecodePlan):
         own, us = tiled.TiledPlanner(problem, device, kernel, table).timed(problem)
         times = {own.variant: _tiled_us(problem, device, own, us)}
-        times[found.variant] = _decode_us(problem, device, found.variant.bm, found.grid)
+        times[found.variant] = Items.of(problem, device, found.variant.bm).expected_us(found.grid)
     else:
         times = rules.times(problem, device, found.variant.kernel)
     return found._replace(expected_us=tuple(sorted(times.items(), key=lambda item: item[1])))

@@ -6,34 +6,17 @@ from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.planner.decode_units import (
-    SOME_UNITS,
-    SYSTEM_SMEM,
-    can_be_whole,
-    in_waves,
-    keys_of,
-    more_pieces_bytes,
-    never_cut,
-    partial_floats,
-    resident,
-    shared_end_bytes,
-    units_of,
-)
-from cufa.planner.decode_variants import small_blocks, variant_of
+from cufa.planner.checks import check_decoding, check_tiles
+from cufa.planner.decode_model import Items
+from cufa.planner.decode_variants import tile_rows, variant_of
+from cufa.planner.residency import kept_apart, resident
 from cufa.problem.problem import Problem
+from cufa.specs import default_decoder
+from cufa.specs.decode_block import partial_floats
 from cufa.specs.variant import Variant
 
-MAX_TILES = 2**31 - 2**16
-"""Tiles of keys of all sequences together, and what counts as such: they have 32-bit numbers."""
-
-_MAX_ROWS = 2**31 - 2**8
-"""Rows that share a K/V head, and heads of all sequences: 32-bit numbers, rounded up to tiles."""
-
-_SMEM_UNIT = 128  # bytes, in which shared memory comes
-_SHORT_PART = 1024  # keys: of 560, 15 parts of 8192 keys were faster than 16, of 2192 slower
-_ROW_PART = 64  # keys for each row that a piece has: 128 pieces of 32 rows took longer than 64
-_SOME_PARTS = 12  # one less is not much more for the others
-_MANY_PARTS = 32  # of 1, 2 and 4 units of 8192 keys, more were slower, as pieces have to be merged
+_MANY_PARTS, _SHORT_PART = 12, 1024
+"""Of so many parts of so few keys one is left out: then multiprocessors are free for the merge."""
 
 
 class DecodePlan(NamedTuple):
@@ -41,30 +24,18 @@ class DecodePlan(NamedTuple):
 
     Attributes
     ----------
-    variant : Variant
-    grid, block : int
-        Blocks, and threads of a block.
-    smem_bytes : int
-        Of a block.
-    row_tiles : int
-        Tiles of the rows that share a K/V head.
+    variant, grid, block, smem_bytes, reason, expected_us
+        Those of `cufa.planner.plan.Plan`.
+    row_tiles, rows : int
+        Tiles of the rows that share a K/V head, and rows of one that are used, at most.
     splits : int
-        Parts of every sequence, 1 also where units are never cut; 0 where blocks share out all keys
-        evenly, if lengths differ much.
+        Parts of every sequence, 1 also where items are never cut; 0 where lengths decide.
     parts : int
         The same, or into how many each can be cut where lengths differ little.
-    rows : int
-        Rows of a tile that are used, at most.
-    slack : int
-        By how many tiles of keys an equal part may exceed `spread` of an equal share of all keys.
+    slack, spread : int
+        By how many tiles of keys an equal part may exceed so many eighths of an equal share of all.
     ends : int
-        As how many tiles the end of a unit counts in equal shares of all keys.
-    spread : int
-        Eighths; more than 8 where whole units follow each other on a multiprocessor.
-    reason : str
-        Why it is not a kernel of attention's own, for a call of `attention`.
-    expected_us : tuple of (Variant, float)
-        As of `cufa.planner.plan.Plan`.
+        As how many tiles the end of an item counts in equal shares of all keys.
     """
 
     variant: Variant
@@ -95,13 +66,9 @@ class DecodePlan(NamedTuple):
 
     @property
     def partial_floats(self) -> int:
-        """float32 numbers that pieces of sequences need: two places a block, if there are any.
-
-        ``kernels/decode_merge.cuh`` says where they are.
-        """
-        if self.splits == 1:
-            return 0
-        return partial_floats(self.grid, self.rows, self.variant.head_dim_v)
+        """float32 numbers that pieces of sequences need, see ``kernels/decode_merge.cuh``."""
+        floats = partial_floats(self.grid, self.rows, self.variant.head_dim_v)
+        return floats if self.splits != 1 else 0
 
 
 def plan_splits(
@@ -110,131 +77,59 @@ def plan_splits(
     num_splits: int | None = None,
     kernel: str | Variant | None = None,
 ) -> DecodePlan:
-    """Choose how a problem runs on a device.
+    """Choose how a problem, which is not empty, runs on a device.
 
-    Without `num_splits` there are as many blocks as run at once, but no more than there are tiles
-    of keys, or a block for each unit: a sequence, K/V head and tile of rows. How they share the
-    keys out is found where lengths are known, on the device, unless no unit is ever cut.
+    Each work item has a block, or as many blocks as run at once share all keys out: what costs less
+    if all sequences are as long as can be. How items are cut is found from lengths, on the device.
 
     Parameters
     ----------
-    problem : Problem
-        Not empty.
-    device : Device
+    problem, device
     num_splits : int, optional
-        Parts of every sequence.
+        Parts of every sequence; then nothing that changes bits depends on the batch.
     kernel : str or Variant, optional
-        Forces a kernel, or one instantiation of it.
-
-    Raises
-    ------
-    TypeError
-        `kernel` is neither.
-    ValueError
-        `kernel` is unknown or cannot run this problem on this device, or the problem is too large.
+        Forces a kernel, or one instantiation of it; errors are those of `check_decoding`.
     """
-    if device.compute_capability < 80:
-        raise ValueError(
-            f"device: {device.name} has compute capability {device.compute_capability / 10}, "
-            "8.0 is needed"
-        )
-    rows, heads = problem.group * problem.seq_q, problem.batch * problem.heads_q
-    if max(rows, heads) > _MAX_ROWS:
-        raise ValueError(
-            f"q: {rows} rows that share a K/V head, or {heads} heads of all sequences, are more "
-            f"than {_MAX_ROWS}"
-        )
-    length, (longest, argument) = max(problem.capacity, problem.seq_q), problem.longest
-    if length > longest:
-        raise ValueError(
-            f"{argument}: {length} keys a sequence, or queries, are more than {longest}"
-        )
-    small = small_blocks(problem, device) if num_splits is None else None
-    variant = variant_of(problem, device, num_splits, kernel, small)
-    row_tiles = -(-rows // variant.bm)
-    units = units_of(problem, variant.bm)
-    tiles, used = _tiles(problem, variant), min(rows, variant.bm)
-    if variant.whole and min(num_splits or 1, tiles) > 1:
-        raise ValueError(f"num_splits: {variant!r} cuts nothing, {num_splits} parts are asked for")
-    if num_splits is None:
-        never = variant.whole or never_cut(problem, device, variant.bm)
-        # One that is named may have another score.
-        whole = small is not None and variant == small._replace(score=variant.score)
-        whole = never or (whole and can_be_whole(problem, device, variant.bm))
-        grid, parts = (units, 1) if whole else _shares(problem, device, variant, units)
-        splits = int(never)
-        smem_bytes = max(variant.smem_bytes, _kept_apart(grid, variant, device))
+    check_decoding(problem, device, kernel)
+    rows = problem.group * problem.seq_q
+    if kernel is None:
+        has_max = problem.unified_max is not None
+        kernel = default_decoder(rows, problem.dtype, has_max, device).name
+    bm = kernel.bm if isinstance(kernel, Variant) else tile_rows(problem, kernel)
+    items = Items.of(problem, device, bm)
+    never = num_splits is None and items.are_whole(DTYPES[problem.dtype].bytes)
+    if isinstance(kernel, Variant):
+        variant, never = kernel, never or kernel.whole
     else:
+        variant = variant_of(problem, device, kernel, items, num_splits is not None, never)
+    # Those of a window may begin and end anywhere.
+    bn = variant.bn
+    tiles = max(1, min(-(-problem.capacity // bn), -(-(problem.visited - 1) // bn) + 1))
+    grid, parts, splits, smem_bytes = items.number, 1, int(never), variant.smem_bytes
+    if num_splits is not None:
         splits = parts = min(num_splits, tiles)  # others would have no key in any sequence
-        grid, smem_bytes = units * splits, variant.smem_bytes
-    ends = 0 if splits else shared_end_bytes(problem, variant.bm, used) // _tile_bytes(variant)
-    if units * (tiles + ends) > MAX_TILES:
-        raise ValueError(
-            f"k_cache: {units} x {tiles} tiles of keys, of all sequences and heads, and {ends} for "
-            f"the end of each are more than {MAX_TILES}"
-        )
+        grid *= parts
+        if variant.whole and parts > 1:
+            raise ValueError(f"num_splits: {variant!r} cuts nothing, {parts} parts are asked for")
+    else:
+        blocks = resident(variant, device)
+        if not never and not (items.of_each > 1 and items.is_apart(blocks)):
+            grid = min(device.sm_count * blocks, items.number * -(-items.keys // bn))
+            parts = items.parts(grid)
+            if parts < grid // items.number:
+                grid = items.number * parts
+            elif parts >= _MANY_PARTS and items.keys <= _SHORT_PART * parts:
+                parts -= 1
+        smem_bytes = max(smem_bytes, kept_apart(grid, variant, device))
+    tile_bytes = bn * (items.size // items.keys)
+    ends = 0 if splits else items.next // tile_bytes
+    check_tiles(items.number, tiles, ends)
     if not isinstance(kernel, Variant):
         variant = variant._replace(whole=splits == 1)
-    slack = more_pieces_bytes(problem, variant.bm, used, parts) // _tile_bytes(variant)
     return DecodePlan(
-        *(variant, grid, variant.threads, smem_bytes, row_tiles, splits, parts, used, slack, ends),
-        spread=_spread(units / device.sm_count, parts),
+        *(variant, grid, variant.threads, smem_bytes, -(-rows // bm), splits, parts, min(rows, bm)),
+        slack=items.slack(parts, problem.batch) // tile_bytes,
+        ends=ends,
+        # An item may be as long as all that its place reads but one: others fill the time.
+        spread=int(8 * max(1.0, items.of_each - 1)) if parts == 1 else 8,
     )
-
-
-def _kept_apart(grid: int, variant: Variant, device: Device) -> int:
-    """Return the bytes of shared memory with which each multiprocessor has as many blocks.
-
-    Where all run at once, they begin while those of the kernel in front end, so that some would
-    have more otherwise, and others less: 32 sequences of 4096 keys with 8 heads of 64 columns, a
-    block each, took 1.34 times as long.
-    """
-    each = -(-grid // device.sm_count)
-    if each > resident(variant, device):
-        return 0
-    least = device.smem_per_sm // (each + 1) - SYSTEM_SMEM  # and a bit more
-    return min(_SMEM_UNIT * (least // _SMEM_UNIT + 1), device.smem_per_block)
-
-
-def _tile_bytes(variant: Variant) -> int:
-    """Return the bytes of K and V in a tile of keys."""
-    columns = variant.head_dim + variant.head_dim_v
-    return variant.bn * columns * DTYPES[variant.dtype].bytes
-
-
-def _shares(problem: Problem, device: Device, variant: Variant, units: int) -> tuple[int, int]:
-    """Return how many blocks share out all keys, and into how many parts each unit can be cut."""
-    at_once = device.sm_count * resident(variant, device)
-    tiles = _tiles(problem._replace(seq_kv=keys_of(problem)), variant)
-    if in_waves(units, at_once) and can_be_whole(problem, device, variant.bm):
-        return units, 1
-    grid = min(at_once, units * tiles)
-    parts = max(1, grid // max(1, units))
-    # To merge many pieces takes longer than to read long ones.
-    long_parts = tiles * variant.bn // (_ROW_PART * variant.bm)
-    if parts > max(_MANY_PARTS, long_parts):
-        parts = max(_MANY_PARTS, long_parts)
-        return units * parts, parts
-    # The blocks that merge end last, and blocks of the next launch on their multiprocessors would
-    # begin late: there is no work for those, if it is no part of much.
-    if parts >= _SOME_PARTS and tiles * variant.bn <= _SHORT_PART * parts:
-        parts -= 1
-    return grid, parts
-
-
-def _spread(of_each: float, parts: int) -> int:
-    """Return how long a unit may be that no blocks share, in eighths of an equal share of all keys.
-
-    There are so many for each multiprocessor. Blocks that follow each other end together but for
-    the last: no unit should take more than three quarters of the time of all.
-    """
-    return int(6 * of_each) if parts == 1 and of_each > SOME_UNITS else 8
-
-
-def _tiles(problem: Problem, variant: Variant) -> int:
-    """Return the most tiles of keys that a sequence's queries visit: at least one.
-
-    Those of a window may begin and end anywhere.
-    """
-    tiles = -(-problem.capacity // variant.bn)
-    return max(1, min(tiles, -(-(problem.visited - 1) // variant.bn) + 1))

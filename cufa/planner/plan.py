@@ -9,6 +9,7 @@ from typing import NamedTuple
 from cufa.device import Device
 from cufa.features.parts import kind_of, part_named
 from cufa.planner import rules, scheduler
+from cufa.planner.checks import check_device, check_kv, check_variant
 from cufa.planner.problem_class import problem_class
 from cufa.planner.scheduler import Order
 from cufa.planner.tuned_table import Table
@@ -95,7 +96,8 @@ def plan_tiles(
     """
     _check_limits(problem, device)
     if isinstance(kernel, Variant):
-        _check_variant(problem, kernel, device)
+        check_variant(problem, kernel, device, decodes=False)
+        check_kv(kernel, problem.kv)
         return _planned(problem, kernel, _block(kernel, device), device, "forced variant")
     if kernel is None:
         chosen = default_kernel(problem.dtype, device, problem.seq_kv > 0)
@@ -177,39 +179,13 @@ class TiledPlanner:
 
 
 def _check_limits(problem: Problem, device: Device) -> None:
-    if device.compute_capability < 80:
-        raise ValueError(
-            f"device: {device.name} has compute capability {device.compute_capability / 10}, "
-            "8.0 is needed"
-        )
+    check_device(device)
     longest, argument = problem.longest
     for name, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
         if length > _MAX_LENGTH:
             raise ValueError(f"{name} has seq {length}, more than the kernels' {_MAX_LENGTH}")
         if length > longest:
             raise ValueError(f"{argument}: {name} has seq {length}, more than {longest}")
-
-
-def _check_variant(problem: Problem, variant: Variant, device: Device) -> None:
-    complaint = variant.illegal(device)
-    if variant.kernel in KERNELS and variant.kernel not in ATTENTION_KERNELS:
-        complaint = f"{variant.kernel} is for cufa.decode"
-    if complaint is None and variant.dtype != problem.dtype:
-        complaint = f"it is for {variant.dtype}, q has {problem.dtype}"
-    tile_dims = (variant.head_dim, variant.head_dim_v)
-    dims = (problem.head_dim, problem.head_dim_v)
-    if complaint is None and (tile_dims[0] < dims[0] or tile_dims[1] < dims[1]):
-        complaint = f"its head dims {tile_dims} are less than the problem's {dims}"
-    if complaint is None and KERNELS[variant.kernel].needs_keys and problem.seq_kv == 0:
-        complaint = "it needs at least one key"
-    # One that is named may cap scores as it does where no log-sum-exp is asked for.
-    scores = problem.score, problem._replace(returns_lse=False).score
-    if complaint is None and variant.score not in scores:
-        complaint = f"its score is {variant.score}, the call's {problem.score}"
-    if complaint is None and variant.kv != problem.kv:
-        complaint = f"it finds K and V by {variant.kv}, the call by {problem.kv}"
-    if complaint is not None:
-        raise ValueError(f"kernel: {variant!r}: {complaint}")
 
 
 def _checked_kernel(problem: Problem, name: object, device: Device) -> Spec:

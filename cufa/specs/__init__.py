@@ -61,3 +61,24 @@ def default_kernel(dtype: str, device: Device, keys: bool = True) -> Spec:
         for spec in ATTENTION_KERNELS.values()
         if dtype in spec.dtypes and spec.runs_on(device) and (keys or not spec.needs_keys)
     )
+
+
+@functools.cache
+def default_decoder(rows: int, dtype: str, has_max: bool, device: Device) -> Spec:
+    """Return the kernel that a call of `decode` uses unless it names another.
+
+    It is that of the largest tiles of rows that are more than half full.
+
+    Parameters
+    ----------
+    rows : int
+        That share a K/V head.
+    dtype : str
+    has_max : bool
+        Whether the call has a `unified_max`.
+    device : Device
+    """
+    can = [spec for spec in KERNELS.values() if spec.decodes and dtype in spec.dtypes]
+    can = [spec for spec in can if spec.runs_on(device)]
+    can = [spec for spec in can if not has_max or "unified" in spec.arguments]
+    return next((spec for spec in can[::-1] if 2 * rows > min(spec.rings)), can[0])

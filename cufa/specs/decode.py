@@ -5,6 +5,11 @@ from __future__ import annotations
 from cufa.device import Device
 from cufa.specs import decode_block
 from cufa.specs.arguments import NUMBERS, TemplateArguments
+from cufa.specs.rings import Ring
+
+_LARGE = ((64, 1, 8), (32, 2, 8), (32, 1, 8))
+_SMALL = ((16, 3, 12), (16, 3, 8), (16, 2, 8), (16, 1, 8), (16, 2, 4), (16, 1, 4), (16, 1, 2))
+_OF_TWO = ((32, 2, 8), (16, 2, 8), (16, 2, 4))
 
 
 def _team(v: TemplateArguments) -> int:
@@ -35,4 +40,9 @@ SPEC = decode_block.spec(
     shared_memory=_shared_memory,
     complaint=_complaint,
     arguments=(*NUMBERS, "unified", "whole"),
+    rings={
+        16: tuple(Ring(*shape, team=1) for shape in (*_LARGE, *_SMALL)),
+        32: tuple(Ring(*shape, team=2) for shape in (*_OF_TWO, (16, 3, 8))),
+        64: tuple(Ring(*shape, team=2) for shape in _OF_TWO),
+    },
 )

@@ -30,6 +30,22 @@ DECODE_SCORE = tuple(part.name for part in PARTS.values() if part.decodes)
 """The parts of a score that `decode` takes."""
 
 
+_HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+
+
+def padded(head_dim: int) -> int:
+    """Return the head dim that is compiled."""
+    return next(n for n in _HEAD_DIMS if head_dim <= n)
+
+
+def partial_floats(blocks: int, rows: int, columns: int) -> int:
+    """Return the float32 numbers that the pieces of so many blocks take, two places each.
+
+    ``kernels/decode_merge.cuh`` says where they are.
+    """
+    return 2 * blocks * rows * (columns + 4 * -(-columns // 64))
+
+
 def shared_memory(v: TemplateArguments, team: int) -> dict[str, int]:
     """Return the bytes that a block holds, if `team` of its warps share a ring."""
     element, teams = DTYPES[v.dtype].bytes, v.warps // team

@@ -5,8 +5,10 @@ from __future__ import annotations
 from cufa.device import Device
 from cufa.specs import decode_block
 from cufa.specs.arguments import NUMBERS, TemplateArguments
+from cufa.specs.rings import Ring
 
 _TEAM = 4  # warps
+_SHAPES = ((64, 2, 16), (64, 3, 8), (64, 2, 8), (32, 2, 8))
 
 
 def _shared_memory(v: TemplateArguments) -> dict[str, int]:
@@ -26,4 +28,5 @@ SPEC = decode_block.spec(
     complaint=_complaint,
     arguments=(*NUMBERS, "whole"),
     archs=("sm_90a",),
+    rings={64: tuple(Ring(*shape, _TEAM) for shape in _SHAPES)},
 )

@@ -27,6 +27,14 @@ PAGED = np.dtype(
 PAGES = ("Paged", "PagedSixteens", "PagedTiles")
 """The ways of finding them in pages."""
 
+
+def in_cache(page_size: int, bn: int) -> str:
+    """Return how tiles of `bn` keys are found in pages of a size, or in no pages, if that is 0."""
+    if page_size == 0:
+        return "Contiguous"
+    return "PagedTiles" if page_size % bn == 0 else "Paged" if page_size % 16 else "PagedSixteens"
+
+
 PARAMETERS: dict[str, np.dtype] = {
     **{name: np.dtype(list(numbers), align=True) for name, numbers in LENGTHS.items()},
     **dict.fromkeys(PAGES, PAGED),

@@ -16,6 +16,7 @@ from cufa.specs.arguments import NUMBERS, SWITCHES, TemplateArguments
 from cufa.specs.costs import Cost
 from cufa.specs.layout import of_parts, structure
 from cufa.specs.params import MAPS, MAPS_ALIGNMENT, PARAMS
+from cufa.specs.rings import Ring
 from cufa.specs.space import Space
 from cufa.specs.tile_shape import TileShape
 
@@ -98,8 +99,9 @@ class Spec(NamedTuple):
         Template arguments -> how many a thread of those that compute has besides its S, P and O,
         where it has not as many as it may ask for.
     tile_tables : mapping of int to Tiles
-        By the compute capability from which on they hold; none of those that decode, see
-        ``cufa/planner/decode_variants.py``.
+        By the compute capability from which on they hold; none of those that decode.
+    rings : mapping of int to tuple of Ring
+        What the planner chooses from, by the rows of a tile; none but for kernels that decode.
     costs : Costs
     space : Space, optional
         The explorer's; none of those that decode.
@@ -132,6 +134,7 @@ class Spec(NamedTuple):
     launch_registers: Callable[[TemplateArguments], int] | None = None
     spare_registers: Callable[[TemplateArguments], int] | None = None
     tile_tables: Mapping[int, Tiles] = MappingProxyType({})
+    rings: Mapping[int, tuple[Ring, ...]] = MappingProxyType({})
     costs: Costs = MappingProxyType({})
     space: Space | None = None
 

@@ -1,0 +1,113 @@
+"""What `attention` and `decode` check of a call's device, and of the kernel that it names."""
+
+from __future__ import annotations
+
+from cufa.device import Device
+from cufa.problem.problem import Problem
+from cufa.specs import KERNELS
+from cufa.specs.kv import in_cache
+from cufa.specs.variant import Variant
+
+_MAX_ROWS = 2**31 - 2**8
+"""Rows that share a K/V head, and heads of all sequences: 32-bit numbers, rounded up to tiles."""
+
+MAX_TILES = 2**31 - 2**16
+"""Tiles of keys of all sequences together, and what counts as such: they have 32-bit numbers."""
+
+
+def check_device(device: Device) -> None:
+    """Raise ValueError if no kernel runs on a device."""
+    if device.compute_capability < 80:
+        raise ValueError(
+            f"device: {device.name} has compute capability {device.compute_capability / 10}, "
+            "8.0 is needed"
+        )
+
+
+def check_decoding(problem: Problem, device: Device, kernel: str | Variant | None) -> None:
+    """Raise TypeError or ValueError if `decode` cannot run a problem, by the kernel that is named.
+
+    Parameters
+    ----------
+    problem : Problem
+    device : Device
+    kernel : str or Variant, optional
+        What the call names.
+    """
+    check_device(device)
+    rows, heads = problem.group * problem.seq_q, problem.batch * problem.heads_q
+    if max(rows, heads) > _MAX_ROWS:
+        raise ValueError(
+            f"q: {rows} rows that share a K/V head, or {heads} heads of all sequences, are more "
+            f"than {_MAX_ROWS}"
+        )
+    length, (longest, argument) = max(problem.capacity, problem.seq_q), problem.longest
+    if length > longest:
+        raise ValueError(
+            f"{argument}: {length} keys a sequence, or queries, are more than {longest}"
+        )
+    if isinstance(kernel, Variant):
+        check_variant(problem, kernel, device, decodes=True)
+        check_kv(kernel, in_cache(problem.page_size, kernel.bn))
+    elif kernel is not None:
+        _check_name(problem, kernel)
+
+
+def check_tiles(items: int, tiles: int, ends: int) -> None:
+    """Raise ValueError if `decode` has no numbers for all tiles of keys, and what ends count as."""
+    if items * (tiles + ends) > MAX_TILES:
+        raise ValueError(
+            f"k_cache: {items} x {tiles} tiles of keys, of all sequences and heads, and {ends} for "
+            f"the end of each are more than {MAX_TILES}"
+        )
+
+
+def _check_name(problem: Problem, name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"kernel must be a str or a Variant, not {type(name).__name__}")
+    if name not in KERNELS or not KERNELS[name].decodes:
+        names = ", ".join(each.name for each in KERNELS.values() if each.decodes)
+        raise ValueError(f"kernel must be one of {names}, not {name!r}")
+    if problem.dtype not in KERNELS[name].dtypes:
+        takes = " or ".join(KERNELS[name].dtypes)
+        raise ValueError(f"kernel: {name} takes {takes}, q has {problem.dtype}")
+    if problem.unified_max is not None and "unified" not in KERNELS[name].arguments:
+        raise ValueError(f"kernel: {name} has no unified_max")
+
+
+def check_variant(problem: Problem, variant: Variant, device: Device, decodes: bool) -> None:
+    """Raise ValueError if a variant cannot run a problem; `check_kv` is the last of the checks.
+
+    Parameters
+    ----------
+    problem : Problem
+    variant : Variant
+    device : Device
+    decodes : bool
+        Whether the call is one of `decode`.
+    """
+    complaint = variant.illegal(device)
+    if variant.kernel in KERNELS and KERNELS[variant.kernel].decodes != decodes:
+        complaint = "it is not for decode" if decodes else f"{variant.kernel} is for cufa.decode"
+    if complaint is None and variant.dtype != problem.dtype:
+        complaint = f"it is for {variant.dtype}, q has {problem.dtype}"
+    tile_dims = (variant.head_dim, variant.head_dim_v)
+    dims = (problem.head_dim, problem.head_dim_v)
+    if complaint is None and (tile_dims[0] < dims[0] or tile_dims[1] < dims[1]):
+        complaint = f"its head dims {tile_dims} are less than the problem's {dims}"
+    if complaint is None and KERNELS[variant.kernel].needs_keys and problem.seq_kv == 0:
+        complaint = "it needs at least one key"
+    # One that is named may cap scores as it does where no log-sum-exp is asked for.
+    scores = problem.score, problem._replace(returns_lse=False).score
+    if complaint is None and variant.score not in scores:
+        complaint = f"its score is {variant.score}, the call's {problem.score}"
+    if complaint is None and variant.unified != (problem.unified_max is not None):
+        complaint = "unified is for calls with unified_max, and these need it"
+    if complaint is not None:
+        raise ValueError(f"kernel: {variant!r}: {complaint}")
+
+
+def check_kv(variant: Variant, kv: str) -> None:
+    """Raise ValueError if a variant does not find K and V as a call does."""
+    if variant.kv != kv:
+        raise ValueError(f"kernel: {variant!r}: it finds K and V by {variant.kv}, the call by {kv}")
