@@ -215,8 +215,9 @@ class _Queries:
         rQ, rdO = self._below(self._q), self._below(self._dout)
         rS = np.matmul(rQ, tK.swapaxes(-1, -2))
         slopes = self._score.slopes(rS, np.float32(self._problem.scale), keys)
-        unseen = self._seen.unseen(keys, self._score.hidden(keys))
-        by_key = None if unseen is None else unseen.swapaxes(-1, -2)
+        unseen = self._score.hidden(keys)
+        if not self._seen.are_seen(keys):
+            unseen = self._seen.unseen(keys, unseen)
         rS -= self._lse
         rP = np.exp(rS, out=rS)
         if unseen is not None:
@@ -224,7 +225,7 @@ class _Queries:
         kept = self._score.kept(keys)
         if dV is not None:
             dropped = rP if kept is None else rP * kept
-            dV += product(dropped.swapaxes(-1, -2), rdO, by_key)
+            dV += _by_key(dropped, rdO, unseen)
         if not needs_scores:
             return
         rdP = np.matmul(rdO, tV.swapaxes(-1, -2))
@@ -241,9 +242,9 @@ class _Queries:
         if unseen is not None:
             np.copyto(rdS, np.float32(0), where=unseen)
         if dQ is not None:
-            dQ[:, :, self._rows] += self._by_head(product(rdS, tK, unseen))
+            dQ[:, :, self._rows] += self._by_head(_product(rdS, tK, unseen))
         if dK is not None:
-            dK += product(rdS.swapaxes(-1, -2), rQ, by_key)
+            dK += _by_key(rdS, rQ, unseen)
 
     def _add_bias(self, dB: np.ndarray, rdS: np.ndarray, unseen: np.ndarray | None) -> None:
         """Add the gradient of scores to that of a bias, over the axes that it lacks."""
@@ -253,3 +254,16 @@ class _Queries:
         pairs = zip(dB.shape, by_head.shape, strict=True)
         lacks = tuple(i for i, (n, m) in enumerate(pairs) if n == 1 < m)
         dB += by_head.sum(axis=lacks, keepdims=True)
+
+
+def _product(weights: np.ndarray, values: np.ndarray, unseen: np.ndarray | None) -> np.ndarray:
+    """Return weights times values, as `product` does where any key is unseen."""
+    if unseen is None:
+        return np.matmul(weights, values)
+    return product(weights, values, lambda: unseen)
+
+
+def _by_key(weights: np.ndarray, values: np.ndarray, unseen: np.ndarray | None) -> np.ndarray:
+    """Return transposed weights times values of rows."""
+    turned = None if unseen is None else unseen.swapaxes(-1, -2)
+    return _product(weights.swapaxes(-1, -2), values, turned)
