@@ -351,6 +351,27 @@ def _of_sequence(options: Options, i: int, rows: int, keys: int, sizes: Any) -> 
     return found
 
 
+@pytest.mark.parametrize("hiding", [-1e9, -1e30, float(np.finfo(np.float32).min), 3e4])
+def test_scores_that_are_all_large(rng: np.random.Generator, hiding: float) -> None:
+    """A row of which all scores are lowered alike has the mean of its values, and its gradient."""
+    sizes = (1, 2, 1, 40, 70)
+    dout, q, k, v = drawn(rng, "float32", sizes)
+    q[:, :, 5] = 0
+    bias = np.zeros((40, 70), np.float32)
+    bias[9, ::2], bias[11] = hiding, -np.inf
+    rough = 1e-5 if hiding < 0 else 2e-2  # float32 has 2^-10 of the scores of a row
+    exact = ExpectedGradients(dout, q, k, v, bias=bias).exact
+    lowered = bias.copy()
+    lowered[5] = hiding
+    for name, gradient in differentiated(dout, q, k, v, bias=lowered).items():
+        np.testing.assert_allclose(gradient, exact[name], rtol=1e-4, atol=rough, err_msg=name)
+    sinks = np.array([-np.inf, 0], np.float32)
+    found = differentiated(dout, q, k, v, bias=lowered, sinks=sinks)
+    exact = ExpectedGradients(dout, q, k, v, bias=lowered, sinks=sinks).exact
+    for name in ("k", "v", "sinks"):
+        np.testing.assert_allclose(found[name], exact[name], rtol=1e-4, atol=rough, err_msg=name)
+
+
 # --- what is refused ---
 
 Call = dict[str, Any]

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from cufa.arrays import Operands
-from cufa.cpu.attention import numbers, of_heads, plan
+from cufa.cpu.attention import KEYS, numbers, of_heads, plan
 from cufa.cpu.kv import Dense
 from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.score import Score
 from cufa.cpu.seen import Seen, product
+from cufa.cpu.softmax import OnlineSoftmax
 from cufa.cpu.spans import spans
 from cufa.features.dropout import Dropout
 from cufa.problem.parse_backward import Gradients, Results
@@ -24,6 +25,9 @@ from cufa.problem.problem import Problem
 
 _FLOAT32 = np.dtype(np.float32)
 _ALL = slice(None), slice(None)  # sequences and heads
+
+#: Beyond this, float32 leaves less than 2^-17 of exp(lse): of scores of -1e9 it leaves nothing.
+_LARGE_LSE = 128
 
 
 def attention_backward(
@@ -81,6 +85,12 @@ def attention_backward(
                     for rows in spans(0, problem.seq_q, step.rows)
                 ]
                 tiles_of_keys = Dense(k[of_keys], v[of_keys])
+                large = [queries for queries in tiles if queries.is_large.any()]
+                for keys in spans(0, problem.seq_kv if large else 0, step.keys):
+                    for queries in large:
+                        queries.add_up(keys, tiles_of_keys.tiles(keys)[0])
+                for queries in tiles:
+                    queries.begin()
                 for keys in spans(0, problem.seq_kv, step.keys):
                     dK, dV = (_Sum(x, (*of_keys, keys)) for x in (into.k, into.v))
                     tK, tV = tiles_of_keys.tiles(keys)
@@ -145,6 +155,12 @@ class _Queries:
         The seed of a dropout.
     into : Gradients
         Of q, a bias and sinks, to which this adds.
+
+    Attributes
+    ----------
+    is_large : ndarray of bool
+        Which rows have a log-sum-exp that says too little of their weights: `add_up` is to be
+        called with all keys.
     """
 
     def __init__(
@@ -171,13 +187,12 @@ class _Queries:
         self._seen = Seen(problem, rows)
         lse = self._below(results.lse[:, :, rows, None])
         self._lse = np.where(lse == -np.inf, np.float32(0), lse)  # such a row sees no key
+        self._growth: np.ndarray | None = None
+        self.is_large = np.isfinite(lse) & (np.abs(lse) > _LARGE_LSE)
+        self._softmax = OnlineSoftmax(self._stacked, 0, KEYS, np.float32(1))
         if into.needs_scores or into.sinks is not None:
             rdO, rO = self._below(self._dout), self._below(results.out[:, :, rows])
             self._delta = np.einsum("...d,...d->...", rdO, rO)[..., None]
-        sinks, dsinks = self._score.sinks(), into.sinks
-        if dsinks is not None and sinks is not None:
-            of_rows = np.exp(sinks - self._lse) * self._delta
-            dsinks -= self._by_head(of_rows).sum(axis=(0, 2, 3))
 
     def _below(self, x: np.ndarray) -> np.ndarray:
         """Return rows of heads, with those of a group below each other, float32."""
@@ -187,6 +202,52 @@ class _Queries:
     def _by_head(self, x: np.ndarray) -> np.ndarray:
         """Return the opposite: (batch, heads_q, rows, ...)."""
         return x.reshape(*self._q.shape[:3], x.shape[-1])
+
+    def add_up(self, keys: slice, tK: np.ndarray) -> None:
+        """Add the weights of a tile of keys to the rows' sums."""
+        if not self._sees(keys):
+            return
+        rS, _, unseen = self._scores(self._below(self._q), keys, tK)
+        if unseen is not None:
+            np.copyto(rS, -np.inf, where=unseen)
+        self._softmax.weigh(rS)
+
+    def begin(self) -> None:
+        """Put the sums of large rows in the place of their log-sum-exp; add gradients of sinks."""
+        sinks, dsinks = self._score.sinks(), self._into.sinks
+        if self.is_large.any():
+            m, total = self._softmax.m, self._softmax.row_sum
+            if sinks is not None:
+                of_keys, m = m, np.maximum(m, sinks)
+                total = total * np.exp(of_keys - m) + np.exp(sinks - m)
+            self._lse = np.where(self.is_large, m, self._lse)
+            self._growth = np.where(self.is_large, 1 / total, np.float32(1))
+        if dsinks is not None and sinks is not None:
+            of_rows = self._weights(sinks - self._lse) * self._delta
+            dsinks -= self._by_head(of_rows).sum(axis=(0, 2, 3))
+
+    def _weights(self, above_lse: np.ndarray) -> np.ndarray:
+        """Make scores less the log-sum-exp weights, in place."""
+        np.exp(above_lse, out=above_lse)
+        if self._growth is not None:
+            above_lse *= self._growth
+        return above_lse
+
+    def _sees(self, keys: slice) -> bool:
+        first, end = self._seen.by_any
+        is_far = keys.stop <= first or end <= keys.start
+        return not (is_far or self._own.is_hidden(self._rows, keys))
+
+    def _scores(
+        self, rQ: np.ndarray, keys: slice, tK: np.ndarray
+    ) -> tuple[np.ndarray, list[tuple[str, np.ndarray | None]], np.ndarray | None]:
+        """Return scores of a tile, derivatives as `Score.slopes`, and where keys are unseen."""
+        rS = np.matmul(rQ, tK.swapaxes(-1, -2))
+        slopes = self._score.slopes(rS, np.float32(self._problem.scale), keys)
+        unseen = self._score.hidden(keys)
+        if not self._seen.are_seen(keys):
+            unseen = self._seen.unseen(keys, unseen)
+        return rS, slopes, unseen
 
     def attend(
         self,
@@ -205,21 +266,16 @@ class _Queries:
         dK, dV : ndarray or None
             Theirs; that of K without the scale, as is that of Q.
         """
-        first, end = self._seen.by_any
-        if keys.stop <= first or end <= keys.start or self._own.is_hidden(self._rows, keys):
+        if not self._sees(keys):
             return
         dQ, dB = self._into.q, part_of(self._into.bias, *_ALL, self._rows, keys)
         needs_scores = not (dQ is dK is dB is None)
         if dV is None and not needs_scores:
             return
         rQ, rdO = self._below(self._q), self._below(self._dout)
-        rS = np.matmul(rQ, tK.swapaxes(-1, -2))
-        slopes = self._score.slopes(rS, np.float32(self._problem.scale), keys)
-        unseen = self._score.hidden(keys)
-        if not self._seen.are_seen(keys):
-            unseen = self._seen.unseen(keys, unseen)
+        rS, slopes, unseen = self._scores(rQ, keys, tK)
         rS -= self._lse
-        rP = np.exp(rS, out=rS)
+        rP = self._weights(rS)
         if unseen is not None:
             np.copyto(rP, np.float32(0), where=unseen)  # also of a row whose LSE is NaN
         kept = self._score.kept(keys)
