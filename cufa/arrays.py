@@ -8,12 +8,38 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-#: A NumPy or a CuPy array. CuPy is optional, so its type cannot be named here.
+#: A NumPy or a CuPy array inside the package, where no type checker tells them apart.
 Array = Any
+
+
+class CuPyArray(Protocol):
+    """A CuPy array as type checkers see it: CuPy is optional, and has no types of its own."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Return its address and layout."""
+
+    @property
+    def shape(self) -> Ints:
+        """Return the length of each axis."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Return the type of an element."""
+
+    def get(self) -> np.ndarray:
+        """Return a copy on the host."""
+
+
+#: An array that a public function takes.
+AnyArray = np.ndarray | CuPyArray
+
+#: The array whose kind the result has: ``numpy.ndarray``, of any shape and dtype, or CuPy's.
+ArrayT = TypeVar("ArrayT", np.ndarray, CuPyArray)
 
 Ints = tuple[int, ...]
 

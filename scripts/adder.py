@@ -12,6 +12,17 @@ DIGITS = 4
 #: One sum in this many is kept for tests.
 HELD_OUT_EVERY = 16
 
+BOS, EOS = "<s>", "</s>"
+
+#: Tokens: a mark at each end of a line, and its characters.
+VOCABULARY = {token: i for i, token in enumerate([BOS, EOS, *"0123456789+= "])}
+
+#: Positions of the longest line: two numbers, two signs, the sum twice, a space, the marks.
+LENGTH = 2 * DIGITS + 2 + 2 * (DIGITS + 1) + 1 + 2
+
+_TOKENS = np.zeros(128, np.int32)
+_TOKENS[[ord(token) for token in VOCABULARY if len(token) == 1]] = np.arange(2, len(VOCABULARY))
+
 
 def prompt(a: int, b: int) -> str:
     """Return the sum as the model reads it."""
@@ -42,3 +53,29 @@ def draw(rng: np.random.Generator, count: int, *, held_out: bool) -> np.ndarray:
         pairs = rng.integers(low, 10**digits)
         found = np.concatenate([found, pairs[is_held_out(*pairs.T) == held_out]])
     return found[:count]
+
+
+def lines(pairs: np.ndarray, ignored: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of lines, and at each the next one if it belongs to the answer.
+
+    Parameters
+    ----------
+    pairs : ndarray, (sums, 2)
+    ignored : int
+        Stands for the other targets.
+
+    Returns
+    -------
+    ids, targets : ndarray, (sums, LENGTH) int32
+        Lines begin with `BOS`; from their end on, they hold `EOS`.
+    """
+    prompts = [prompt(a, b) for a, b in pairs.tolist()]
+    texts = [text + answer(a, b) for text, (a, b) in zip(prompts, pairs.tolist(), strict=True)]
+    begins, ends = (np.array([[len(t)] for t in each]) for each in (prompts, texts))
+    codes = np.array(texts, f"S{LENGTH}").view(np.uint8).reshape(len(pairs), LENGTH)
+    places = np.arange(LENGTH)
+    following = np.where(places < ends, _TOKENS[codes], np.int32(VOCABULARY[EOS]))
+    ids = np.roll(following, 1, axis=1)
+    ids[:, 0] = VOCABULARY[BOS]
+    is_answer = (places >= begins) & (places <= ends)
+    return ids, np.where(is_answer, following, np.int32(ignored))

@@ -11,15 +11,17 @@
     python scripts/bench.py generate
     python scripts/bench.py host
     python scripts/bench.py jit
+    python scripts/bench.py cpu
     python scripts/bench.py regret
     python scripts/bench.py refactor --before v0.2
     python scripts/bench.py costs
     python scripts/bench.py fit docs/benchmarks/h200-costs.json
     python scripts/bench.py report
 
-All but the last two need a CUDA GPU and write ``docs/benchmarks/<gpu>-<bench>.json``; ``fit``
-derives the planner's costs from such a file, and ``report`` makes a Markdown page and a PNG plot
-of each, which needs matplotlib. The method is described in ``docs/benchmarks/README.md``.
+All but the last two write ``docs/benchmarks/<gpu>-<bench>.json`` and need a CUDA GPU; ``cpu`` needs
+none and writes ``docs/benchmarks/cpu.json``. ``fit`` derives the planner's costs from such a file.
+``report`` makes a Markdown page and a PNG plot of each, which needs matplotlib. The method is
+described in ``docs/benchmarks/README.md``.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ def result_path(options: argparse.Namespace) -> Path:
     """Return the file that a run writes."""
     if options.out is not None:
         return Path(options.out)
+    if options.bench == "cpu":
+        return RESULTS / "cpu.json"
     return results.default_path(
         RESULTS, environment.device_name(), options.bench, forced_kernel(options)
     )
@@ -86,7 +90,7 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     started = time.perf_counter()
     path = result_path(options)
     earlier = earlier_part(options, path)
-    measured = _ceilings()
+    measured = {} if options.bench == "cpu" else _ceilings()
     rows: list[dict[str, Any]] = []
     head: dict[str, Any] = {}
     with ExitStack() as held:
@@ -125,6 +129,10 @@ def _rows(
         from benchmarks import host
 
         return host.rows(kernel), None
+    if o.bench == "cpu":
+        from benchmarks import cpu
+
+        return cpu.rows(cpu.cells(), o.rounds, o.seed), None
     if o.bench == "jit":
         from benchmarks import jit
 
@@ -217,6 +225,10 @@ def main(arguments: Sequence[str]) -> int:
         top.error(str(error))
     except CommandError as failure:
         top.exit(failure.status, f"{top.prog}: error: {failure}\n")
+    if options.bench == "cpu":
+        from benchmarks import cpu
+
+        cpu.take_one_thread()
     return measure(options, arguments)
 
 

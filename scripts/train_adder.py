@@ -1,254 +1,266 @@
 """Train the tiny Llama of scripts/data/adder, which adds two numbers, and save it as Llamas are.
 
-    python scripts/train_adder.py scripts/data/adder
+    python scripts/train_adder.py build/adder
 
-Needs PyTorch, safetensors and tokenizers, and half an hour of one core where there is no GPU. Sums
-that `adder.is_held_out` names are never trained on.
+Attention and its gradients run on `cufa`: on a GPU with CuPy, on the CPU with NumPy, the same code;
+the latter takes half an hour of one core. Needs the extra "train". Sums that `adder.is_held_out`
+names are never trained on.
 """
 
 import argparse
+import importlib
 import json
 import math
+import os
+import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import adder
+import ml_dtypes
 import numpy as np
-import torch
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, processors
-from torch import nn
-from torch.nn import functional
+from llama.train import IGNORED, AdamW, Sizes, TrainedLlama, clip, cross_entropy, learning_rate
+from models import Array, FileError, ModelError, choose_array_module, missing_package
 
-HIDDEN, INNER, LAYERS = 96, 256, 3
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
-EPS, THETA = 1e-5, 10000.0
-BOS, EOS = "<s>", "</s>"
-VOCABULARY = {token: i for i, token in enumerate([BOS, EOS, *"0123456789+= "])}
-# Positions of the longest line: two numbers, two signs, the sum twice, a space, a mark at each end.
-LENGTH = 2 * adder.DIGITS + 2 + 2 * (adder.DIGITS + 1) + 1 + 2
-IGNORED = -100  # cross_entropy's own mark
+SIZES = Sizes(
+    vocabulary=len(adder.VOCABULARY),
+    hidden=96,
+    inner=256,
+    layers=3,
+    heads=4,
+    kv_heads=2,
+    head_dim=32,
+    positions=adder.LENGTH,
+)
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": len(VOCABULARY),
-    "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "head_dim": HEAD_DIM,
-    "hidden_act": "silu",
-    "max_position_embeddings": LENGTH,
-    "rms_norm_eps": EPS,
-    "rope_theta": THETA,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "bos_token_id": VOCABULARY[BOS],
-    "eos_token_id": VOCABULARY[EOS],
-    "torch_dtype": "bfloat16",
-}
+# Steps from one line of progress to the next.
+EVERY = 100
+
+# Sums held out: of each line of progress, and of the measurement at the end.
+CHECKED, MEASURED = 2000, 20000
+
+PACKAGES = ("matplotlib", "safetensors", "tokenizers", "tqdm")
 
 
-class Attention(nn.Module):
-    """Grouped-query attention with rotary positions."""
+class History(NamedTuple):
+    """How a training went.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.q_proj = nn.Linear(HIDDEN, HEADS * HEAD_DIM, bias=False)
-        self.k_proj = nn.Linear(HIDDEN, KV_HEADS * HEAD_DIM, bias=False)
-        self.v_proj = nn.Linear(HIDDEN, KV_HEADS * HEAD_DIM, bias=False)
-        self.o_proj = nn.Linear(HEADS * HEAD_DIM, HIDDEN, bias=False)
+    Attributes
+    ----------
+    losses : ndarray, (steps,)
+    checks : list of (int, float)
+        Steps, and the share of sums held out that was right after them.
+    """
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Return the attended `x`, (batch, seq, hidden) as it is."""
-        batch, seq, _ = x.shape
-        q, k, v = (
-            proj(x).view(batch, seq, -1, HEAD_DIM).transpose(1, 2)
-            for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        k, v = (t.repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (k, v))
-        # By its formula: for lines this short it is faster than PyTorch's fused kernels.
-        scores = q @ k.transpose(-1, -2) * HEAD_DIM**-0.5
-        hidden = torch.ones(seq, seq, dtype=torch.bool, device=x.device).triu(1)
-        out = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
-        return self.o_proj(out.transpose(1, 2).reshape(batch, seq, -1))
+    losses: np.ndarray
+    checks: list[tuple[int, float]]
 
 
-class Perceptron(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(HIDDEN, INNER, bias=False)
-        self.up_proj = nn.Linear(HIDDEN, INNER, bias=False)
-        self.down_proj = nn.Linear(INNER, HIDDEN, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the perceptron of `x`, of the same shape."""
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Layer(nn.Module):
-    """One decoder layer; its parameters have the names that Llama's have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.input_layernorm = nn.RMSNorm(HIDDEN, EPS)
-        self.self_attn = Attention()
-        self.post_attention_layernorm = nn.RMSNorm(HIDDEN, EPS)
-        self.mlp = Perceptron()
-
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output, of the shape of `x`."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class Decoder(nn.Module):
-    """Embedding, layers, last norm; the embedding's matrix gives the logits, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(len(VOCABULARY), HIDDEN)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.norm = nn.RMSNorm(HIDDEN, EPS)
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.05)
-        steps = torch.arange(0, HEAD_DIM, 2) / HEAD_DIM
-        angles = torch.arange(LENGTH)[:, None] * THETA**-steps
-        self.register_buffer("cos", torch.cat([angles.cos()] * 2, -1), persistent=False)
-        self.register_buffer("sin", torch.cat([angles.sin()] * 2, -1), persistent=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the logits, (batch, seq, vocabulary), of token ids (batch, seq)."""
-        x = self.embed_tokens(ids)
-        cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        return self.norm(x) @ self.embed_tokens.weight.T
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return `x` with the rotary embedding applied, in its half-split form."""
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
-
-
-def lines(pairs: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids (sums, LENGTH) and the targets: each next token of the answers alone."""
-    ids = np.full((len(pairs), LENGTH + 1), VOCABULARY[EOS])
-    targets = np.full_like(ids, IGNORED)
-    for row, (a, b) in enumerate(pairs.tolist()):
-        question, answer = adder.prompt(a, b), adder.answer(a, b)
-        line = [VOCABULARY[c] for c in question + answer]
-        ids[row, 0] = VOCABULARY[BOS]
-        ids[row, 1 : len(line) + 1] = line
-        targets[row, len(question) : len(line) + 1] = [*line[len(question) :], VOCABULARY[EOS]]
-    return torch.from_numpy(ids[:, :LENGTH]), torch.from_numpy(targets[:, :LENGTH])
-
-
-@torch.no_grad()
-def accuracy(model: Decoder, pairs: np.ndarray, device: str) -> float:
+def accuracy(model: TrainedLlama, pairs: np.ndarray) -> float:
     """Return the share of sums of which every token of the answer is the likeliest.
 
     That is whether greedy generation gives the answer: up to a first wrong token it is the same.
     """
     right = 0
     for chunk in np.array_split(pairs, max(1, len(pairs) // 1000)):
-        ids, targets = (t.to(device) for t in lines(chunk))
-        guessed = model(ids).argmax(-1)
+        ids, targets = map(model.xp.asarray, adder.lines(chunk, IGNORED))
+        guessed = model.forward(ids).argmax(-1).reshape(targets.shape)
         right += int(((guessed == targets) | (targets == IGNORED)).all(-1).sum())
     return right / len(pairs)
 
 
-def train(model: Decoder, steps: int, batch: int, rate: float, seed: int, device: str) -> None:
-    """Train by AdamW, with a linear warm-up and a cosine's fall of the learning rate."""
+def train_step(model: TrainedLlama, optimizer: AdamW, pairs: np.ndarray, rate: float) -> Array:
+    """Take one step, without waiting for a GPU; return the mean loss of the answers' tokens."""
+    ids, targets = map(model.xp.asarray, adder.lines(pairs, IGNORED))
+    loss, gradient = cross_entropy(model.forward(ids), targets.reshape(-1))
+    model.backward(gradient)
+    clip(model.parameters.gradients, 1.0)
+    optimizer.step(rate)
+    return loss
+
+
+def train(model: TrainedLlama, steps: int, batch: int, rate: float, seed: int) -> History:
+    """Train, with a line of progress each `EVERY` steps, and a bar on a terminal."""
+    from tqdm import tqdm
+
     rng = np.random.default_rng(seed)
-    check = adder.draw(rng, 2000, held_out=True)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
-    start, warm_up = time.perf_counter(), max(1, steps // 40)
-    for step in range(1, steps + 1):
-        fall = 0.5 + 0.5 * math.cos(math.pi * step / steps)
-        for group in optimiser.param_groups:
-            group["lr"] = rate * min(step / warm_up, max(fall, 0.01))
-        ids, targets = (t.to(device) for t in lines(adder.draw(rng, batch, held_out=False)))
-        loss = functional.cross_entropy(
-            model(ids).flatten(0, 1), targets.flatten(), ignore_index=IGNORED
-        )
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        if step % 100 == 0 or step == steps:
-            seconds = time.perf_counter() - start
-            share = accuracy(model, check, device)
-            print(
-                f"{step:6} {seconds:6.0f} s  loss {loss.item():.4f}  right {share:.2%}", flush=True
-            )
+    check = adder.draw(rng, CHECKED, held_out=True)
+    optimizer = AdamW(model.parameters)
+    losses = model.xp.empty(steps, np.float32)
+    checks = []
+    start = time.perf_counter()
+    # disable=None: no bar where standard error is no terminal.
+    with tqdm(total=steps, unit=" steps", disable=None, leave=False) as bar:
+        for step in range(1, steps + 1):
+            pairs = adder.draw(rng, batch, held_out=False)
+            now = learning_rate(step, steps, rate)
+            losses[step - 1] = train_step(model, optimizer, pairs, now)
+            bar.update()
+            if step % EVERY == 0 or step == steps:
+                checks.append((step, accuracy(model, check)))
+                seconds, loss = time.perf_counter() - start, float(losses[step - 1])
+                bar.write(f"{step:6} {seconds:6.0f} s  loss {loss:.4f}  right {checks[-1][1]:.2%}")
+                sys.stdout.flush()
+    return History(to_numpy(losses), checks)
 
 
-def save(model: Decoder, folder: Path) -> None:
-    """Write the model's folder as Hugging Face's are."""
-    folder.mkdir(parents=True, exist_ok=True)
+def round_to_bfloat16(model: TrainedLlama) -> None:
+    """Give the parameters the values that `save` writes."""
+    values = model.parameters.values
+    rounded = to_numpy(values).astype(ml_dtypes.bfloat16).astype(np.float32)
+    values[...] = model.xp.asarray(rounded)
+
+
+def to_numpy(array: Array) -> np.ndarray:
+    """Return a NumPy or CuPy array as a NumPy array."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def save(model: TrainedLlama, folder: Path) -> None:
+    """Write the model's folder as Hugging Face's are, in bfloat16."""
+    from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, decoders, models, processors
+
     weights = {
-        f"model.{name}": value.detach().cpu().contiguous()
-        for name, value in model.state_dict().items()
+        name: to_numpy(value).astype(ml_dtypes.bfloat16)
+        for name, value in model.parameters.tensors().items()
     }
+    # "pt" says that matrices are (outputs, inputs); transformers wants to read it.
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    tokenizer = Tokenizer(models.BPE(VOCABULARY, []))  # without merges: a token a character
-    tokenizer.add_special_tokens([BOS, EOS])
+    bos, eos = (adder.VOCABULARY[mark] for mark in (adder.BOS, adder.EOS))
+    tokenizer = Tokenizer(models.BPE(adder.VOCABULARY, []))  # without merges: a token a character
+    tokenizer.add_special_tokens([adder.BOS, adder.EOS])
     tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, VOCABULARY[BOS])]
+        single=f"{adder.BOS} $A", pair=f"{adder.BOS} $A $B", special_tokens=[(adder.BOS, bos)]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
+    ends = {"bos_token_id": bos, "eos_token_id": eos}
     for name, content in {
-        "config.json": CONFIG,
-        "tokenizer_config.json": {"bos_token": BOS, "eos_token": EOS},
-        "generation_config.json": {
-            "bos_token_id": VOCABULARY[BOS],
-            "eos_token_id": VOCABULARY[EOS],
-            "do_sample": False,
-        },
+        "config.json": SIZES.config() | ends,
+        "tokenizer_config.json": {"bos_token": adder.BOS, "eos_token": adder.EOS},
+        "generation_config.json": {**ends, "do_sample": False},
     }.items():
         text = json.dumps(content, indent=2) + "\n"
         (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
 
-def main() -> None:
-    """Train, round to bfloat16, measure on sums that were held out, save."""
-    parser = argparse.ArgumentParser(description="Train the tiny Llama that adds two numbers.")
-    parser.add_argument("folder", type=Path, help="where the model is saved")
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--rate", type=float, default=2e-3, help="learning rate")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    arguments = parser.parse_args()
+def draw(history: History, path: Path) -> None:
+    """Draw the loss of each step, and the share of wrong sums, into a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    torch.manual_seed(arguments.seed)
-    model = Decoder().to(arguments.device)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, on {arguments.device}")
-    train(
-        model,
-        arguments.steps,
-        arguments.batch,
-        arguments.rate,
-        arguments.seed,
-        arguments.device,
+    figure = Figure(figsize=(6.4, 4.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    loss, wrong = figure.subplots(2, 1, sharex=True)
+    loss.plot(np.arange(1, len(history.losses) + 1), history.losses, lw=0.8)
+    loss.set(ylabel="loss", yscale="log")
+    steps, shares = zip(*history.checks, strict=True)
+    wrong.plot(steps, [100 * (1 - share) for share in shares], "o-", ms=3)
+    wrong.set(ylabel="wrong sums, held out (%)", xlabel="step", ylim=(0, None))
+    for axes in (loss, wrong):
+        axes.grid(alpha=0.3)
+    # Without the version that would make each drawing another file.
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def check_packages() -> None:
+    """Raise ModelError if a package is missing that is used at the end."""
+    for package in PACKAGES:
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise missing_package(package, "train") from None
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, before the training whose results go there.
+
+    Raises
+    ------
+    FileError
+        It cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot make the folder {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise FileError(f"cannot write to the folder {folder}: give one that you may write to")
+
+
+def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """Return a function for argparse that reads a positive number of this type."""
+
+    def number(text: str) -> float:
+        value = kind(text)
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not positive and finite")
+        return value
+
+    return number
+
+
+def natural(text: str) -> int:
+    """Return the integer of 0 or more that `text` says, for argparse."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command line's arguments, or exit with status 2 and the reason."""
+    parser = argparse.ArgumentParser(
+        prog="train_adder.py", description="Train the tiny Llama that adds two numbers."
     )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.bfloat16())
-    pairs = adder.draw(np.random.default_rng(arguments.seed + 1), 20000, held_out=True)
-    print(f"of 20,000 sums held out, in bfloat16: {accuracy(model, pairs, arguments.device):.3%}")
-    save(model.bfloat16(), arguments.folder)
+    parser.add_argument(
+        "folder", type=Path, help="where the model is saved, with loss.png, a picture of the loss"
+    )
+    parser.add_argument("--steps", type=positive(int), default=4000)
+    parser.add_argument("--batch", type=positive(int), default=256, help="sums a step")
+    parser.add_argument("--rate", type=positive(float), default=2e-3, help="learning rate")
+    parser.add_argument("--seed", type=natural, default=0)
+    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    return parser.parse_args(argv)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train, round to bfloat16, measure on sums that were held out, save.
+
+    Raises
+    ------
+    FileError
+        The folder cannot be made or written.
+    ModelError
+        A package is missing, or a GPU was asked for and cannot be used.
+    """
+    check_packages()
+    xp, seed = choose_array_module(arguments.device), arguments.seed
+    make_folder(arguments.folder)
+    # The parameters' own numbers: those of `seed` are the sums.
+    model = TrainedLlama(SIZES, xp, np.random.default_rng([seed, 1]))
+    print(f"{model.parameters.values.size:,} parameters, on {xp.__name__} arrays")
+    history = train(model, arguments.steps, arguments.batch, arguments.rate, seed)
+    round_to_bfloat16(model)
+    pairs = adder.draw(np.random.default_rng(seed + 1), MEASURED, held_out=True)
+    print(f"right of {MEASURED:,} sums held out, in bfloat16: {accuracy(model, pairs):.3%}")
+    save(model, arguments.folder)
+    draw(history, arguments.folder / "loss.png")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    arguments = parse_arguments(argv)
+    try:
+        run(arguments)
+    except (FileError, ModelError, OSError) as error:
+        print(f"train_adder.py: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

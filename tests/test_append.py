@@ -13,6 +13,7 @@ from reference import DTYPES
 
 import cufa
 from cufa import device
+from cufa.api.options import Layout
 from cufa.compiler import jit, nvrtc
 from cufa.cpu import append as cpu
 from cufa.launch import append as launch
@@ -180,7 +181,7 @@ def test_tokens_are_turned_without_a_cache(
     gpu: played_gpu.Gpu,
     rng: np.random.Generator,
     played: list[Instance],
-    layout: str,
+    layout: Layout,
     interleaved: bool,
     dtype: str,
 ) -> None:
@@ -197,9 +198,9 @@ def test_tokens_are_turned_without_a_cache(
                 on_host = given.get() if isinstance(given, played_gpu.Array) else given
                 expected = here.apply(x, on_host, layout=layout).astype(np.float32)
                 for put in (played_gpu.on_gpu, played_gpu.one_in, apart):
-                    got = there.apply(put(x), given, layout=layout)
+                    got = there.apply(put(x), given, layout=layout).get()
                     np.testing.assert_allclose(
-                        got.get().astype(np.float32), expected, eps, eps, err_msg=str(given)
+                        got.astype(np.float32), expected, eps, eps, err_msg=str(given)
                     )
     outside = played_gpu.on_gpu(np.array([-1, 50, 2**31 - 1, 2**40, -(2**40), 49, 0]))
     x = rng.standard_normal((7, 11), np.float32).astype(DTYPES[dtype])

@@ -10,6 +10,7 @@ import pytest
 from reference import DTYPES, assert_accepted, oracle, random_inputs, to_host
 
 import cufa
+from cufa.api.options import Layout
 
 HEAD_DIMS = (1, 8, 24, 32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256)
 
@@ -148,7 +149,7 @@ def test_layout_bshd(xp: ModuleType, rng: np.random.Generator, dtype: str) -> No
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-def test_missing_axes(xp: ModuleType, rng: np.random.Generator, layout: str) -> None:
+def test_missing_axes(xp: ModuleType, rng: np.random.Generator, layout: Layout) -> None:
     q, k, v = random_inputs(rng, "float16", b=3, sq=67, sk=93, d=64, dv=40)
     three = [xp.asarray(x[:, 0]) for x in (q, k, v)]
     out, lse = cufa.attention(*three, layout=layout, return_lse=True)

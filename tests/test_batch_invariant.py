@@ -72,9 +72,10 @@ def test_it_is_a_flag_of_its_own(xp: ModuleType, rng: np.random.Generator) -> No
     q, k, v = (xp.asarray(x) for x in random_inputs(rng, "float16", b=2, hq=4, hk=2, sq=3, d=64))
     for flag in (False, True, False):
         cufa.attention(q, k, v, batch_invariant=flag)
-        for function in (cufa.attention, cufa.explain):
+        functions: Any = cufa.attention, cufa.explain
+        for function in functions:
             with pytest.raises(TypeError, match=r"^batch_invariant must be"):
-                function(q, k, v, batch_invariant=int(flag))  # type: ignore[arg-type]
+                function(q, k, v, batch_invariant=int(flag))
 
 
 @pytest.mark.gpu

@@ -378,7 +378,8 @@ def test_what_is_printed() -> None:
 
 @pytest.mark.parametrize("there", [False, True], ids=["numpy", "cupy"])
 def test_calls_that_it_is_not_for(played_cupy: Any, rng: np.random.Generator, there: bool) -> None:
-    xp, made = (played_cupy, on_gpu) if there else (np, np.asarray)
+    xp: Any = played_cupy if there else np
+    made: Any = on_gpu if there else np.asarray
     q, k, v = map(made, random_inputs(rng, "float32", b=2, hq=4, sq=100, sk=150, d=8))
     tiles = cufa.BlockMask.of(within, 2, 4, 100, 150, xp=xp)
     other = cufa.BlockMask.of(within, 2, 4, 100, 150, xp=np if there else played_cupy)

@@ -22,6 +22,7 @@ from test_decode import (
 )
 
 import cufa
+from cufa.api.options import Layout
 
 LENGTHS = (0, 1, 3, 97, 339)
 features = pytest.mark.parametrize("name", DECODE_FEATURES)
@@ -298,7 +299,9 @@ def test_a_call_that_comes_again(gpu: Gpu, rng: np.random.Generator, name: str) 
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-def test_a_cache_that_outgrows_its_window(gpu: Gpu, rng: np.random.Generator, layout: str) -> None:
+def test_a_cache_that_outgrows_its_window(
+    gpu: Gpu, rng: np.random.Generator, layout: Layout
+) -> None:
     """By its shape: the window is none before."""
     q, k, v = random_inputs(rng, "float16", b=2, hq=4, hk=2, sq=2, sk=60, d=64)
     options: dict[str, Any] = {"window": (31, 0)}

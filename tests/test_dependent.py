@@ -90,7 +90,7 @@ def test_the_driver_is_told_of_attention(
     gpu.stream.ptr = 1
     q, k, v = (on_gpu(np.ones((1, 2, 300, 64), np.float16)) for _ in "qkv")
     for other in (k, v, k):
-        out = cufa.attention(q, other, v, kernel=variant)
+        out: Any = cufa.attention(q, other, v, kernel=variant)
         assert found.pop() == [x.data.ptr for x in (q, other, v, out, out)]
         *told, address = driver.launches.pop()
         assert told == [(6, 1, 1), (384, 1, 1), variant.smem_bytes, 1, [(6, 1)], 123]

@@ -17,6 +17,7 @@ from reference import DTYPES, assert_accepted, random_inputs
 
 import cufa
 from cufa import device
+from cufa.api.options import Layout
 from cufa.compiler import jit
 from cufa.features.causal import Causal
 from cufa.features.window import Window
@@ -395,7 +396,7 @@ def test_a_tuple_is_no_variant(gpu: Gpu, rng: np.random.Generator) -> None:
     cufa.attention(**call, kernel=variant)
     assert gpu.launches[-1] == variant
     with pytest.raises(TypeError, match=r"^kernel must be a str or a Variant, not tuple"):
-        cufa.attention(**call, kernel=tuple(variant))  # type: ignore[arg-type]
+        cufa.attention(**call, kernel=tuple(variant))  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -631,7 +632,7 @@ def test_new_lengths_are_launched_as_in_a_first_call(
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-def test_a_cache_that_grows(gpu: Gpu, rng: np.random.Generator, layout: str) -> None:
+def test_a_cache_that_grows(gpu: Gpu, rng: np.random.Generator, layout: Layout) -> None:
     """Only the map of K is made, which is that of V where it lies alike."""
     q, k, v = random_inputs(rng, "bfloat16", b=2, hq=8, hk=2, sq=1, sk=40, d=64)
     given = [on_gpu(x if layout == "bhsd" else x.swapaxes(1, 2).copy()) for x in (q, k, v)]
@@ -639,7 +640,8 @@ def test_a_cache_that_grows(gpu: Gpu, rng: np.random.Generator, layout: str) -> 
         parts = [x[:, :, :n] if layout == "bhsd" else x[:, :n] for x in given[1:]]
         encoded = len(gpu.driver.encoded)
         for _ in range(3):  # layers
-            out, lse = cufa.attention(given[0], *parts, layout=layout, return_lse=True)
+            both: Any = cufa.attention(given[0], *parts, layout=layout, return_lse=True)
+            out, lse = both
             out = out if layout == "bhsd" else out.swapaxes(1, 2)
             assert_accepted(out, lse, q, k[:, :, :n], v[:, :, :n])
         # Where the number of keys comes to the next step, another variant may take the call.

@@ -12,6 +12,7 @@ from test_decode import assert_each_accepted, in_pages, poisoned
 from test_launch import broadcast, in_threads, odd_bytes
 
 import cufa
+from cufa.api.options import Layout
 from cufa.launch import scratch
 
 LENGTHS = (0, 1, 37, 50)
@@ -120,7 +121,7 @@ def test_what_is_read_on_the_device_may_change(
 @page_sizes
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_new_shapes_are_patched_in(
-    gpu: Gpu, rng: np.random.Generator, layout: str, page_size: int
+    gpu: Gpu, rng: np.random.Generator, layout: Layout, page_size: int
 ) -> None:
     """Checks in full are for the first call of a kind only."""
     for n in range(12):
@@ -356,7 +357,7 @@ def test_numbers_after_calls_without_arrays(gpu: Gpu, rng: np.random.Generator) 
     cufa.decode(q, k, v)
     launches = len(gpu.launches)
     with pytest.raises(TypeError, match=r"^lengths must be a NumPy or a CuPy array, not int"):
-        cufa.decode(q, k, v, lengths=5)  # type: ignore[arg-type]
+        cufa.decode(q, k, v, lengths=5)  # type: ignore[call-overload]
     assert len(gpu.launches) == launches
 
 

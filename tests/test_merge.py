@@ -258,5 +258,6 @@ def test_gpu_takes_any_strides(cupy: ModuleType, rng: np.random.Generator) -> No
     outs, lses = some_parts(rng, 2, 16, "float16")
     turned = [cupy.asarray(np.asfortranarray(x)) for x in outs]
     mixed = [cupy.asarray(outs[0]), cupy.asarray(outs[1].swapaxes(1, 2).copy()).swapaxes(1, 2)]
-    for parts in (turned, mixed):
+    cases: Any = turned, mixed
+    for parts in cases:
         assert_agrees(*cufa.merge(parts, [cupy.asarray(x) for x in lses]), outs, lses)

@@ -12,6 +12,7 @@ from test_problem import problems
 
 import cufa
 from cufa import device
+from cufa.api.options import Layout
 from cufa.cpu import attention as cpu
 from cufa.device import Device
 from cufa.features.causal import Causal
@@ -487,7 +488,7 @@ def test_forced_tiles_stay_within_32_bits(problem: Problem, field: str, size: in
     ("shape", "layout"),
     [((7, 8), "bhsd"), ((2, 7, 8), "bhsd"), ((2, 3, 7, 8), "bhsd"), ((2, 3, 7, 8), "bshd")],
 )
-def test_explain_on_numpy_arrays(shape: tuple[int, ...], layout: str) -> None:
+def test_explain_on_numpy_arrays(shape: tuple[int, ...], layout: Layout) -> None:
     x = np.ones(shape, np.float32)
     out = np.full(shape, 7, np.float32)
     chosen = cufa.explain(x, x, x, layout=layout, causal=True, out=out, return_lse=True)

@@ -10,6 +10,7 @@ import pytest
 from reference import DTYPES, to_host
 
 import cufa
+from cufa.api.options import Layout
 
 
 def turned(x: np.ndarray, first: int, angles: np.ndarray, interleaved: bool) -> np.ndarray:
@@ -76,7 +77,7 @@ def test_each_layer_may_have_its_own(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_apply_is_what_a_cache_does(
-    xp: ModuleType, rng: np.random.Generator, layout: str, interleaved: bool, dtype: str
+    xp: ModuleType, rng: np.random.Generator, layout: Layout, interleaved: bool, dtype: str
 ) -> None:
     """Bit by bit, at the positions that a cache would have them at."""
     rotary = cufa.Rotary.of_theta(100.0, 8, 50, interleaved=interleaved, xp=xp)
@@ -103,7 +104,7 @@ def test_apply_is_what_a_cache_does(
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-def test_apply_at_any_positions(xp: ModuleType, rng: np.random.Generator, layout: str) -> None:
+def test_apply_at_any_positions(xp: ModuleType, rng: np.random.Generator, layout: Layout) -> None:
     frequencies = rng.random(3)
     rotary = cufa.Rotary.of_frequencies(frequencies, 50, xp=xp)
     angles = np.arange(50)[:, None] * frequencies

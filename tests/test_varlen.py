@@ -424,12 +424,13 @@ def test_lengths_on_the_host(gpu: Gpu, rng: np.random.Generator, dtype: str) -> 
 
 def test_bad_lengths(xp: ModuleType) -> None:
     q = xp.ones((2, 1, 4, 8), np.float16)
-    for bad, error, message in (
+    cases: Any = (
         (np.array([4]), ValueError, "lengths_k has shape"),
         (np.array([4, 5]), ValueError, r"lengths_k\[1\] is 5: it must be 0 to 4"),
         (np.array([4.0, 3]), TypeError, "lengths_k has dtype"),
         ([4, 4], TypeError, "lengths_k must be a NumPy or a CuPy array"),
-    ):
+    )
+    for bad, error, message in cases:
         for function in (cufa.attention, cufa.explain):
             with pytest.raises(error, match=f"^{message}"):
                 function(q, q, q, lengths_k=bad)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from cufa import device as devices
 from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
-from cufa.arrays import Array, Operands, array_module, as_bhsd
+from cufa.api.options import AttentionOptions, Causal, Layout, UserFunction, Window
+from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.cpu import own as cpu_own
@@ -28,28 +28,58 @@ from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+
+@overload
+def attention(
+    q: ArrayT,
+    k: AnyArray,
+    v: AnyArray,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> ArrayT: ...
+@overload
+def attention(
+    q: ArrayT,
+    k: AnyArray,
+    v: AnyArray,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[ArrayT, ArrayT]: ...
+@overload
+def attention(
+    q: ArrayT,
+    k: AnyArray,
+    v: AnyArray,
+    *,
+    return_lse: bool,
+    **options: Unpack[AttentionOptions],
+) -> ArrayT | tuple[ArrayT, ArrayT]: ...
 def attention(
     q: Array,
     k: Array,
     v: Array,
     *,
-    causal: bool | str = False,
-    window: tuple[int | None, int | None] = NO_WINDOW,
+    causal: Causal = False,
+    window: Window = NO_WINDOW,
     attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
-    score_mod: Callable[..., Any] | str | None = None,
-    mask_mod: Callable[..., Any] | str | None = None,
+    score_mod: UserFunction | None = None,
+    mask_mod: UserFunction | None = None,
     block_mask: BlockMask | None = None,
     lengths_k: Array | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
-    layout: str = "bhsd",
+    layout: Layout = "bhsd",
     out: Array | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
@@ -257,22 +287,22 @@ def explain(
     k: Array,
     v: Array,
     *,
-    causal: bool | str = False,
-    window: tuple[int | None, int | None] = NO_WINDOW,
+    causal: Causal = False,
+    window: Window = NO_WINDOW,
     attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
-    score_mod: Callable[..., Any] | str | None = None,
-    mask_mod: Callable[..., Any] | str | None = None,
+    score_mod: UserFunction | None = None,
+    mask_mod: UserFunction | None = None,
     block_mask: BlockMask | None = None,
     lengths_k: Array | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
-    layout: str = "bhsd",
+    layout: Layout = "bhsd",
     out: Array | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,

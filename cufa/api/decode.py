@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from cufa import device as devices
-from cufa.arrays import Array, as_bhsd
+from cufa.api.options import DecodeOptions, Layout, Window
+from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import decode as cpu
 from cufa.features.parts import ARRAYS
@@ -21,7 +22,37 @@ from cufa.problem.parse_decode import DecodeOperands, parse_decode
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+
+@overload
+def decode(
+    q: ArrayT,
+    k_cache: AnyArray,
+    v_cache: AnyArray,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[DecodeOptions],
+) -> ArrayT: ...
+@overload
+def decode(
+    q: ArrayT,
+    k_cache: AnyArray,
+    v_cache: AnyArray,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[DecodeOptions],
+) -> tuple[ArrayT, ArrayT]: ...
+@overload
+def decode(
+    q: ArrayT,
+    k_cache: AnyArray,
+    v_cache: AnyArray,
+    *,
+    return_lse: bool,
+    **options: Unpack[DecodeOptions],
+) -> ArrayT | tuple[ArrayT, ArrayT]: ...
 def decode(
     q: Array,
     k_cache: Array,
@@ -30,13 +61,13 @@ def decode(
     lengths: Array | None = None,
     block_table: Array | None = None,
     causal: bool = True,
-    window: tuple[int | None, int | None] = NO_WINDOW,
+    window: Window = NO_WINDOW,
     attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     sinks: Array | None = None,
     scale: float | None = None,
-    layout: str = "bhsd",
+    layout: Layout = "bhsd",
     out: Array | None = None,
     return_lse: bool = False,
     num_splits: int | None = None,
@@ -182,7 +213,7 @@ def decode_padded(
     lengths: Array | None,
     block_table: Array | None,
     causal: bool,
-    window: tuple[int | None, int | None],
+    window: Window,
     attention_chunk: int | None,
     softcap: float | None,
     alibi_slopes: Array | None,

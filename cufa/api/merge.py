@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cufa.arrays import Array, as_bhsd, module_of, module_of_all
+from cufa.api.options import Layout
+from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd, module_of, module_of_all
 from cufa.checks import (
     check_devices,
     check_dtype,
@@ -23,12 +24,12 @@ _MAX_ROWS = 2**31 - 1  # 32-bit numbers in the kernel
 
 
 def merge(
-    outs: Sequence[Array] | Array,
-    lses: Sequence[Array] | Array,
+    outs: Sequence[ArrayT] | ArrayT,
+    lses: Sequence[AnyArray] | AnyArray,
     *,
-    layout: str = "bhsd",
-    out: Array | None = None,
-) -> tuple[Array, Array]:
+    layout: Layout = "bhsd",
+    out: AnyArray | None = None,
+) -> tuple[ArrayT, ArrayT]:
     """Merge attentions of the same queries over disjoint sets of keys into that over all of them.
 
     Parameters
@@ -84,8 +85,8 @@ def merge(
     (3, 8, 1, 64)
     """
     check_layout(layout)
-    arrays = {f"outs[{i}]": each for i, each in enumerate(_parts("outs", outs))}
-    of_lses = {f"lses[{i}]": each for i, each in enumerate(_parts("lses", lses))}
+    arrays: dict[str, Array] = {f"outs[{i}]": each for i, each in enumerate(_parts("outs", outs))}
+    of_lses: dict[str, Array] = {f"lses[{i}]": each for i, each in enumerate(_parts("lses", lses))}
     if len(arrays) != len(of_lses):
         raise ValueError(
             f"lses has {len(of_lses)} parts, but outs has {len(arrays)}: as many are needed"
@@ -103,18 +104,18 @@ def merge(
                 f"outs[0] has shape {arrays['outs[0]'].shape}: more rows than {_MAX_ROWS}"
             )
     first, first_lse = arrays["outs[0]"], of_lses["lses[0]"]
-    if out is None:
-        out = xp.empty(first.shape, first.dtype)
+    result: Array = given.get("out")
+    if result is None:
+        result = xp.empty(first.shape, first.dtype)
     else:
-        out = given["out"]
-        check_dtype("out", out)
-        check_out(out, first.shape, {**arrays, **of_lses})
+        check_dtype("out", result)
+        check_out(result, first.shape, {**arrays, **of_lses})
     lse = xp.empty(first_lse.shape, np.float32)
     views = [as_bhsd(array, layout) for array in arrays.values()]
     lse_views = [_as_bhs(array) for array in (*of_lses.values(), lse)]
     run = cpu.merge if xp is np else launch.merge
-    run(views, lse_views[:-1], as_bhsd(out, layout), lse_views[-1])
-    return out, lse
+    run(views, lse_views[:-1], as_bhsd(result, layout), lse_views[-1])
+    return result, lse
 
 
 def _parts(name: str, parts: Sequence[Array] | Array) -> list[Array]:

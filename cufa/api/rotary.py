@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cufa.arrays import Array, as_bhsd, check_unmasked, module_of, module_of_all
+from cufa.api.options import Layout
+from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd, check_unmasked, module_of, module_of_all
 from cufa.checks import (
     as_float,
     check_devices,
@@ -185,7 +186,9 @@ class Rotary(RotaryTables):
         xp = module_of("cos", self.cos).__name__
         return f"Rotary of {self.positions} positions, {self.dim} elements {pairs}, {xp}"
 
-    def apply(self, x: Array, positions: int | Array, *, layout: str = "bhsd") -> Array:
+    def apply(
+        self, x: ArrayT, positions: int | np.integer | AnyArray, *, layout: Layout = "bhsd"
+    ) -> ArrayT:
         """Turn queries or keys by their positions.
 
         Parameters
@@ -238,31 +241,31 @@ class Rotary(RotaryTables):
         """
         check_layout(layout)
         xp = module_of_all({"the rotary": self.cos, "x": x})
-        if xp is np:
-            x = np.asarray(x)
-        check_dtype("x", x)
-        if not 2 <= x.ndim <= 4:
-            raise ValueError(f"x has shape {x.shape}: 2 to 4 axes are needed")
-        view = as_bhsd(x, layout)
+        given: Array = np.asarray(x) if xp is np else x
+        check_dtype("x", given)
+        if not 2 <= given.ndim <= 4:
+            raise ValueError(f"x has shape {given.shape}: 2 to 4 axes are needed")
+        view = as_bhsd(given, layout)
         batch, _, seq, head_dim = view.shape
         if self.dim > head_dim:
             raise ValueError(
-                f"x has shape {x.shape}: the rotary turns {self.dim} elements, but head_dim is "
+                f"x has shape {given.shape}: the rotary turns {self.dim} elements, but head_dim is "
                 f"{head_dim}"
             )
         places = self._places(positions, batch, seq, xp)
+        out: Array
         if xp is np:
-            out = np.empty(x.shape, x.dtype)
+            out = np.empty(given.shape, given.dtype)
             as_bhsd(out, layout)[...] = cpu.turned(view, places, self)
             return out
-        check_devices({"x": x, "the rotary": self.cos}, xp)
+        check_devices({"x": given, "the rotary": self.cos}, xp)
         launch.refuse_capture()
-        out = xp.empty(x.shape, x.dtype)
+        out = xp.empty(given.shape, given.dtype)
         if out.size:
             launch.turn(view, as_bhsd(out, layout), places, self)
         return out
 
-    def _places(self, positions: int | Array, batch: int, seq: int, xp: Any) -> Array:
+    def _places(self, positions: int | np.integer | Array, batch: int, seq: int, xp: Any) -> Array:
         """Return the position of each token, (batch, seq), on the host or the device."""
         if isinstance(positions, (int, np.integer)) and not isinstance(positions, bool):
             if not 0 <= positions <= self.positions - seq:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from cufa import device as devices
-from cufa.arrays import Array, Operands, array_module, as_bhsd, module_of
+from cufa.api.options import Causal, UserFunction, VarlenOptions, Window
+from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd, module_of
 from cufa.checks import (
     check_devices,
     check_dtypes,
@@ -36,10 +37,46 @@ from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _ANY = 2**31 - 1
 LAYOUT = "bshd"  # of one sequence, (1, total, heads, head_dim)
 
 
+@overload
+def attention_varlen(
+    q: ArrayT,
+    k: AnyArray,
+    v: AnyArray,
+    cu_seqlens_q: AnyArray,
+    cu_seqlens_k: AnyArray,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[VarlenOptions],
+) -> ArrayT: ...
+@overload
+def attention_varlen(
+    q: ArrayT,
+    k: AnyArray,
+    v: AnyArray,
+    cu_seqlens_q: AnyArray,
+    cu_seqlens_k: AnyArray,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[VarlenOptions],
+) -> tuple[ArrayT, ArrayT]: ...
+@overload
+def attention_varlen(
+    q: ArrayT,
+    k: AnyArray,
+    v: AnyArray,
+    cu_seqlens_q: AnyArray,
+    cu_seqlens_k: AnyArray,
+    *,
+    return_lse: bool,
+    **options: Unpack[VarlenOptions],
+) -> ArrayT | tuple[ArrayT, ArrayT]: ...
 def attention_varlen(
     q: Array,
     k: Array,
@@ -50,16 +87,16 @@ def attention_varlen(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_k: Array | None = None,
-    causal: bool | str = False,
-    window: tuple[int | None, int | None] = NO_WINDOW,
+    causal: Causal = False,
+    window: Window = NO_WINDOW,
     attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
-    score_mod: Callable[..., Any] | str | None = None,
-    mask_mod: Callable[..., Any] | str | None = None,
+    score_mod: UserFunction | None = None,
+    mask_mod: UserFunction | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
@@ -206,16 +243,16 @@ def explain_varlen(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_k: Array | None = None,
-    causal: bool | str = False,
-    window: tuple[int | None, int | None] = NO_WINDOW,
+    causal: Causal = False,
+    window: Window = NO_WINDOW,
     attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
-    score_mod: Callable[..., Any] | str | None = None,
-    mask_mod: Callable[..., Any] | str | None = None,
+    score_mod: UserFunction | None = None,
+    mask_mod: UserFunction | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from cufa.api.decode import decode_padded
-from cufa.arrays import Array
+from cufa.api.options import CacheOptions, Window
+from cufa.arrays import AnyArray, Array, ArrayT
 from cufa.caches.counts import Counts, counts_of, integers, none_allocated
 from cufa.caches.full import CacheFullError
 from cufa.caches.layer import Layer
@@ -18,6 +19,9 @@ from cufa.caches.pages import Taken
 from cufa.caches.store import Store
 from cufa.features.window import NO_WINDOW
 from cufa.specs.variant import Variant
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _SHOWN = 16  # lengths
 
@@ -321,6 +325,14 @@ class Cache:
 
     # --- tokens ---
 
+    @overload
+    def append(
+        self, k: AnyArray, v: AnyArray, *, q: None = None, counts: Counts | None = None
+    ) -> None: ...
+    @overload
+    def append(
+        self, k: AnyArray, v: AnyArray, *, q: ArrayT, counts: Counts | None = None
+    ) -> ArrayT: ...
     def append(
         self, k: Array, v: Array, *, q: Array | None = None, counts: Counts | None = None
     ) -> Array:
@@ -358,6 +370,10 @@ class Cache:
             self._unwritten[0] = False
         return new.q
 
+    @overload
+    def write(self, k: AnyArray, v: AnyArray, *, q: None = None, layer: int = 0) -> None: ...
+    @overload
+    def write(self, k: AnyArray, v: AnyArray, *, q: ArrayT, layer: int = 0) -> ArrayT: ...
     def write(self, k: Array, v: Array, *, q: Array | None = None, layer: int = 0) -> Array:
         """Write the newest tokens, for which `extend` has made room, into one layer.
 
@@ -429,13 +445,25 @@ class Cache:
                 "new tokens"
             )
 
+    @overload
+    def decode(
+        self, q: ArrayT, *, return_lse: Literal[False] = False, **options: Unpack[CacheOptions]
+    ) -> ArrayT: ...
+    @overload
+    def decode(
+        self, q: ArrayT, *, return_lse: Literal[True], **options: Unpack[CacheOptions]
+    ) -> tuple[ArrayT, ArrayT]: ...
+    @overload
+    def decode(
+        self, q: ArrayT, *, return_lse: bool, **options: Unpack[CacheOptions]
+    ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
     def decode(
         self,
         q: Array,
         *,
         layer: int = 0,
         causal: bool = True,
-        window: tuple[int | None, int | None] = NO_WINDOW,
+        window: Window = NO_WINDOW,
         attention_chunk: int | None = None,
         softcap: float | None = None,
         alibi_slopes: Array | None = None,

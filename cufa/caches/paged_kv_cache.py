@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cufa.api.options import Layout
 from cufa.api.rotary import Rotary
 from cufa.caches.cache import Cache
 from cufa.caches.counts import check_sequence
@@ -80,7 +81,7 @@ class PagedKVCache(Cache):
         head_dim_v: int | None = None,
         dtype: Any,
         layers: int = 1,
-        layout: str = "bhsd",
+        layout: Layout = "bhsd",
         rotary: Rotary | Sequence[Rotary] | None = None,
         xp: Any = np,
     ) -> None:

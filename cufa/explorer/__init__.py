@@ -10,6 +10,7 @@ import numpy as np
 from cufa import device as devices
 from cufa import optional
 from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
+from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.arrays import Array, Operands, array_module
 from cufa.checks import check_flag, check_seed
 from cufa.device import Device
@@ -34,21 +35,21 @@ def explore(
     k: Array | None = None,
     v: Array | None = None,
     *,
-    causal: bool | str | None = None,
-    window: tuple[int | None, int | None] | None = None,
+    causal: Causal | None = None,
+    window: Window | None = None,
     attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
-    score_mod: Callable[..., Any] | str | None = None,
-    mask_mod: Callable[..., Any] | str | None = None,
+    score_mod: UserFunction | None = None,
+    mask_mod: UserFunction | None = None,
     block_mask: BlockMask | None = None,
     dropout_p: float | None = None,
     seed: int | None = None,
     scale: float | None = None,
-    layout: str | None = None,
+    layout: Layout | None = None,
     return_lse: bool | None = None,
     kernels: Iterable[str] | None = None,
     space: Space | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -37,10 +38,31 @@ def describe(bench: str, arguments: list[str], commit: str | None) -> dict[str, 
         "command": command_line(arguments),
         "commit": commit or git_commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": device_name(),
-        "driver": driver_version(),
-        "versions": versions(),
+        **(_cpu() if bench == "cpu" else _gpu()),
     }
+
+
+def _gpu() -> dict[str, Any]:
+    return {"device": device_name(), "driver": driver_version(), "versions": versions()}
+
+
+def _cpu() -> dict[str, Any]:
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    found = {"python": platform.python_version(), "numpy": np.__version__}
+    found[blas["name"]] = blas["version"]
+    if sys.modules.get("torch") is not None:
+        found["torch"] = str(sys.modules["torch"].__version__)
+    return {"device": cpu_name(), "driver": "", "versions": found}
+
+
+def cpu_name() -> str:
+    """Return the name of the processor."""
+    try:
+        told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        told = ""
+    found = re.search(r"^model name\s*: (.+)$", told, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def command_line(arguments: list[str]) -> str:

@@ -144,6 +144,11 @@ def parser() -> argparse.ArgumentParser:
     host = commands.add_parser("host", parents=[run], help="host cost of small calls")
     host.add_argument("--kernel", default="auto", help="kernel forced on cufa (default: auto)")
 
+    cpu = commands.add_parser(
+        "cpu", parents=[run, data], help="NumPy arrays on one thread of the CPU; needs no GPU"
+    )
+    cpu.add_argument("--rounds", type=_count, default=9, help="calls of each (default: 9)")
+
     jit = commands.add_parser("jit", parents=[run], help="first call in a new process")
     jit.add_argument(
         "--kernel", nargs="+", default=["auto", "fa2_mma"], help="kernels for bfloat16"
@@ -264,6 +269,8 @@ def check(options: argparse.Namespace) -> None:
     CommandError
         CuPy, NVRTC or a GPU is missing.
     """
+    if options.bench == "cpu":
+        return
     if options.bench in _TABLES:
         cells_of(options)
     if options.bench == "regret":

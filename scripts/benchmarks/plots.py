@@ -26,6 +26,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         _draw_models(figure, rows)
     elif result["bench"] == "decode":
         _draw_decode(figure, rows)
+    elif result["bench"] == "cpu":
+        _draw_cpu(figure, rows)
     elif result["bench"] == "masks":
         _draw_masks(figure, rows)
     elif result["bench"] == "generate":
@@ -174,6 +176,15 @@ def _draw_decode(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     labels = [
         f"{row['b']} x {row['kv']} keys, {row['hq']}/{row['hk']} heads of {row['d']}"
         + (f", {row['sq']} new tokens" if row["sq"] > 1 else "")
+        for row in rows
+    ]
+    _draw_peers(figure, labels, rows)
+
+
+def _draw_cpu(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a line a shape, and on it a point a peer: how many times as fast cufa is."""
+    labels = [
+        f"{row['b']} x {row['sq']}, {row['hq']} heads of {row['d']}" + ", causal" * row["causal"]
         for row in rows
     ]
     _draw_peers(figure, labels, rows)

@@ -45,6 +45,7 @@ _TITLES = {
     "regret": "The planner's choice and the fastest variant",
     "costs": "What the planner's costs are found from",
     "refactor": "The standard tables before and after",
+    "cpu": "NumPy arrays, one thread,",
 }
 
 
@@ -107,7 +108,8 @@ def _origin(result: dict[str, Any], source: str) -> str:
     ]
     if "before" in result:
         lines.append(f"- before: {result['before']}")
-    lines.append(f"- driver {result['driver']}; {software}")
+    driver = f"driver {result['driver']}; " if result["driver"] else ""
+    lines.append(f"- {driver}{software}")
     if ceilings:
         lines.append(
             f"- ceilings in the same run: read {ceilings['read_gbs']:.0f} GB/s, copy "

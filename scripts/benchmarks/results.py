@@ -69,8 +69,8 @@ _OTHER_ROWS: dict[str, dict[str, Any]] = {
     "costs": {**_CELL, "us": dict},
 }
 _OF_ONE_KERNEL = ("prefill", "gqa", "models")
-_WITHOUT_CEILINGS = ("costs",)
-"""Only quotients of these times count."""
+_WITHOUT_CEILINGS = ("costs", "cpu")
+"""Only quotients of the times of costs count, and those of cpu are not of a GPU."""
 _MORE = ("family", "label", "kernel", "model", "seed", "page_size", "feature")
 """What tells rows of one cell apart, where they have it."""
 

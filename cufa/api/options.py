@@ -1,0 +1,80 @@
+"""Types of the public functions' arguments, and the keywords that a function's overloads share.
+
+An overload names the arguments that decide the type of its result. It takes the others as
+``**options`` of a class below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from cufa.arrays import AnyArray
+
+if TYPE_CHECKING:
+    from cufa.api.block_mask import BlockMask
+    from cufa.specs.variant import Variant
+
+Causal = bool | Literal["bottom-right", "top-left"]
+Layout = Literal["bhsd", "bshd"]
+Window = tuple[int | None, int | None]
+#: A Python function, or C++ for the GPU.
+UserFunction = Callable[..., Any] | str
+
+
+class _Options(TypedDict, total=False):
+    window: Window
+    attention_chunk: int | None
+    softcap: float | None
+    alibi_slopes: AnyArray | None
+    sinks: AnyArray | None
+    scale: float | None
+    out: AnyArray | None
+    kernel: str | Variant | None
+
+
+class _OfAttention(_Options, total=False):
+    causal: Causal
+    bias: AnyArray | None
+    mask: AnyArray | None
+    score_mod: UserFunction | None
+    mask_mod: UserFunction | None
+    dropout_p: float
+    seed: int | None
+
+
+class AttentionOptions(_OfAttention, total=False):
+    """Keywords of `attention`."""
+
+    block_mask: BlockMask | None
+    lengths_k: AnyArray | None
+    layout: Layout
+    batch_invariant: bool
+
+
+class VarlenOptions(_OfAttention, total=False):
+    """Keywords of `attention_varlen`."""
+
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    seqused_k: AnyArray | None
+
+
+class _OfDecoding(_Options, total=False):
+    causal: bool
+    num_splits: int | None
+    unified_max: float | None
+
+
+class DecodeOptions(_OfDecoding, total=False):
+    """Keywords of `decode`."""
+
+    lengths: AnyArray | None
+    block_table: AnyArray | None
+    layout: Layout
+
+
+class CacheOptions(_OfDecoding, total=False):
+    """Keywords of the `decode` of a cache."""
+
+    layer: int
