@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
+from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.arrays import Array, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import own as cpu_own
@@ -37,22 +38,22 @@ def attention_backward(
     lse: Array,
     *,
     wrt: tuple[str, ...] = TENSORS,
-    causal: bool | str = False,
-    window: tuple[int | None, int | None] = NO_WINDOW,
+    causal: Causal = False,
+    window: Window = NO_WINDOW,
     attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
-    score_mod: Callable[..., Any] | str | None = None,
-    mask_mod: Callable[..., Any] | str | None = None,
+    score_mod: UserFunction | None = None,
+    mask_mod: UserFunction | None = None,
     block_mask: BlockMask | None = None,
     lengths_k: Array | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
-    layout: str = "bhsd",
+    layout: Layout = "bhsd",
     dq: Array | None = None,
     dk: Array | None = None,
     dv: Array | None = None,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from cufa.api.backward import made, returned
+from cufa.api.options import Causal, UserFunction, Window
 from cufa.api.varlen import LAYOUT, parsed
 from cufa.arrays import Array, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
@@ -40,16 +40,16 @@ def attention_varlen_backward(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_k: Array | None = None,
-    causal: bool | str = False,
-    window: tuple[int | None, int | None] = NO_WINDOW,
+    causal: Causal = False,
+    window: Window = NO_WINDOW,
     attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
-    score_mod: Callable[..., Any] | str | None = None,
-    mask_mod: Callable[..., Any] | str | None = None,
+    score_mod: UserFunction | None = None,
+    mask_mod: UserFunction | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
