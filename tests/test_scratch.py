@@ -41,7 +41,7 @@ class Field:
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         monkeypatch.setattr(scratch, "_capture", lambda: self.capture)
         monkeypatch.setattr(scratch.counters, "filled", self._filled)
-        self.memory = scratch.Scratch(0)
+        self.memory = scratch.Scratch()
 
     @property
     def ptr(self) -> int:

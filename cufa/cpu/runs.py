@@ -73,6 +73,8 @@ def runs(
     sizes = np.stack(
         [rows, keys, np.minimum(rows, problem.max_seqlen_q), np.minimum(used, problem.max_seqlen_k)]
     )
+    if sizes.size == 0:
+        return
     changes = np.flatnonzero((sizes[:, 1:] != sizes[:, :-1]).any(axis=0)) + 1
     ends = [*changes.tolist(), sizes.shape[1]]
     for start, end in zip([0, *ends], ends, strict=False):

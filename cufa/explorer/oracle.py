@@ -214,6 +214,6 @@ def _finite(xp: Any, array: Any) -> bool:
     return all(bool(xp.isfinite(part).all()) for part in parts)
 
 
-def same_bits(xp: Any, a: Any, b: Any) -> bool:
+def same_bits(a: Any, b: Any) -> bool:
     """Whether two contiguous arrays are the same to the last bit."""
     return bool((a.view(np.uint8) == b.view(np.uint8)).all())

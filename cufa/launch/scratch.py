@@ -64,14 +64,9 @@ class Place(NamedTuple):
 
 
 class Scratch:
-    """The memory of one device.
+    """The memory of one device."""
 
-    Parameters
-    ----------
-    device_id : int
-    """
-
-    def __init__(self, device_id: int) -> None:
+    def __init__(self) -> None:
         import cupy
 
         self._current_stream = cupy.cuda.get_current_stream
@@ -206,4 +201,4 @@ _of_device: dict[int, Scratch] = {}
 def of_device(device_id: int) -> Scratch:
     """Return the memory of a device."""
     found = _of_device.get(device_id)
-    return found or _of_device.setdefault(device_id, Scratch(device_id))
+    return found or _of_device.setdefault(device_id, Scratch())
