@@ -47,7 +47,11 @@ extern "C" bool run(const {arguments}& arguments, int grid, int threads, unsigne
 }}
 """
 #: Of kernels beside attention's.
-ARGUMENTS = {"block_mask": "BlockMaskArguments<{}>", "block_lists": "BlockListsParams"}
+ARGUMENTS = {
+    "block_mask": "BlockMaskArguments<{}>",
+    "block_lists": "BlockListsParams",
+    "clear_rows": "ClearRowsParams",
+}
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
 

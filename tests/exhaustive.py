@@ -12,7 +12,7 @@ import pytest
 FAMILIES = {
     **{kernel: (kernel,) for kernel in ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32")},
     "decode": ("decode", "decode_wgmma"),
-    "others": ("append", "merge", "block_mask", "block_lists"),
+    "others": ("append", "merge", "block_mask", "block_lists", "clear_rows"),
 }
 
 

@@ -75,6 +75,33 @@ def test_arrays_of_pairs_however_they_lie(
             assert_accepted(*found[0], *arrays, what=f"{sk} keys", **options | {argument: host})
 
 
+def test_arrays_of_more_axes(xp: ModuleType, rng: np.random.Generator) -> None:
+    """Than q has: those have length 1."""
+    q, k, v = random_inputs(rng, "float32", b=2, sq=40, sk=70, d=16)
+    mask = rng.random((2, 1, 40, 70)) < 0.5
+    arrays = (
+        ("bias", rng.standard_normal((2, 1, 40, 70), np.float32)),
+        ("bias", rng.standard_normal((1, 1, 40, 1), np.float32)),
+        *(("mask", mask), ("mask", np.packbits(mask, axis=-1))),
+    )
+    for name, array in arrays:
+        three, two = ([xp.asarray(x[at]) for x in (q, k, v)] for at in (np.s_[:, 0], (0, 0)))
+        for given, same, more in (
+            (three, array[:, 0], [array]),
+            (two, array[0, 0], [array[:1, 0], array[:1]]),
+        ):
+            call: dict[str, Any] = {name: xp.asarray(same)}
+            expected = cufa.attention(*given, **call)
+            for axes in more:
+                call = {name: xp.asarray(axes)}
+                found = cufa.attention(*given, **call)
+                np.testing.assert_array_equal(to_host(found), to_host(expected))
+            for bad in (more[-1][None], np.repeat(more[-1], 3, axis=0)):
+                call = {name: xp.asarray(bad)}
+                with pytest.raises(ValueError, match=f"^{name} has shape"):
+                    cufa.attention(*given, **call)
+
+
 def test_arrays_of_fewer_axes(xp: ModuleType, rng: np.random.Generator) -> None:
     """Beside 3-D arrays those of pairs are (b, sq, sk), and beside 2-D ones (sq, sk)."""
     q, k, v = random_inputs(rng, "float32", b=3, sq=20, sk=30, d=8)
@@ -190,7 +217,7 @@ def test_what_is_no_array_after_a_call_without_one(
     options: dict[str, Any] = {"bias": bias, "dropout_p": dropout_p, "seed": 3}
     cufa.attention(q, k, v, **options)
     launches = len(gpu.launches)
-    for name in ("alibi_slopes", "mask", "sinks", "lengths_k"):
+    for name in ("alibi_slopes", "mask", "sinks", "lengths_k", "lengths_q"):
         for bad in (0, 5, True, tiles):
             with pytest.raises(TypeError, match=f"^{name} must be a NumPy or a CuPy array"):
                 cufa.attention(q, k, v, **(options | {name: bad}))

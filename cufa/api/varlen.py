@@ -27,6 +27,7 @@ from cufa.features.expression.own import Own as Traced
 from cufa.features.parts import ARRAYS
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
+from cufa.launch.clear_rows import clear_rows
 from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
@@ -122,11 +123,11 @@ def attention_varlen(
         and none is less than the one before it, nor more than there are rows. On the host, the last
         one of `cu_seqlens_q` must be the number of queries. On the device, what is not contiguous
         int32 is converted first, and offsets that are otherwise give some result, but read and
-        write nothing outside of the arrays; queries that no sequence has are not written there.
+        write nothing outside of the arrays. There may be no sequences.
     max_seqlen_q, max_seqlen_k : int, optional
         0 or more: the longest sequence's queries and keys, or more; needed with `bias` and `mask`
         only. Where offsets on the device exceed them, the first queries and keys of a sequence
-        count, and other queries are not written.
+        count.
     seqused_k : array, shape (sequences,), of integers, optional
         How many of each sequence's keys are in use, the first ones.
     causal, window, attention_chunk, softcap, scale
@@ -149,9 +150,11 @@ def attention_varlen(
     Returns
     -------
     out : array, shape (total_q, hq, dv)
-        In q's dtype. Rows that see no key are 0.
+        In q's dtype. Rows that see no key are 0, and so are queries that no sequence has; in an
+        `out` that is given, the latter are left as they are.
     lse : array, shape (hq, total_q), float32
-        With `return_lse`: natural logarithm; -inf for rows that see no key.
+        With `return_lse`: natural logarithm; -inf for rows that see no key, and for queries that no
+        sequence has.
 
     Raises
     ------
@@ -164,7 +167,8 @@ def attention_varlen(
     Notes
     -----
     The method is that of `cufa.attention`. Variants are chosen as for as many sequences of the
-    average length.
+    average length. Offsets on the device may leave out queries: one small kernel more then looks
+    for them, unless `out` is given and no log-sum-exp asked for.
 
     Examples
     --------
@@ -203,7 +207,8 @@ def attention_varlen(
         )
         result = calls.replay(q1, k1, v1, out1, return_lse, options, extras)
         if result is not None:
-            return _without_batch(result, out, return_lse)
+            result = _without_batch(result, out, return_lse)
+            return _cleared(result, out, return_lse, cu_seqlens_q, max_seqlen_q)
     check_flag("return_lse", return_lse)
     problem, operands, lengths, xp = parsed(
         tensors,
@@ -226,11 +231,16 @@ def attention_varlen(
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel)
+    if problem.sequences == 0:
+        return _of_no_sequence(problem, q, out, return_lse, xp)
     there = tuple(calls.on_device(name, array) for name, array in lengths.items())
     extras = extras._replace(lengths=there)
     kind = Kind(problem, LAYOUT, device, device_id, planner, extras)
     result = calls.run(q1, k1, v1, out1, return_lse, options, kind, extras)
-    return _without_batch(result, out, return_lse)
+    result = _without_batch(result, out, return_lse)
+    if isinstance(cu_seqlens_q, np.ndarray):  # which is known to cover all queries
+        return result
+    return _cleared(result, out, return_lse, there[0], max_seqlen_q)
 
 
 def explain_varlen(
@@ -399,6 +409,29 @@ def _without_batch(result: Any, out: Array | None, return_lse: bool) -> Any:
     if not return_lse:
         return result[0] if out is None else out
     return (result[0][0] if out is None else out), result[1][0]
+
+
+def _of_no_sequence(
+    problem: Problem, q: Array, out: Array | None, return_lse: bool, xp: Any
+) -> Any:
+    """Return the result of a call on the GPU whose queries no sequence has."""
+    if out is None:
+        out = xp.zeros((*q.shape[:2], problem.head_dim_v), q.dtype)
+    if not return_lse:
+        return out
+    lse = xp.empty((problem.heads_q, problem.seq_q), np.float32)
+    lse.fill(-np.inf)
+    return out, lse
+
+
+def _cleared(
+    result: Any, out: Array | None, return_lse: bool, offsets: Array, longest: int | None
+) -> Any:
+    """Clear the rows that no sequence has, of arrays that are made here; return the result."""
+    made, lse = result if return_lse else (result, None)
+    most = _ANY if longest is None else int(longest)
+    clear_rows(made if out is None else None, lse, offsets, most)
+    return result
 
 
 def _on_cpu(

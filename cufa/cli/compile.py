@@ -93,7 +93,8 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--lengths",
         choices=("padded", "varlen"),
-        help="with --for: such problems with lengths_k, or as batches of cufa.attention_varlen",
+        help="with --for: such problems with lengths_k or lengths_q, or as batches of "
+        "cufa.attention_varlen",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="one element type (default: all)")
     parser.add_argument(

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const long long head_rows = static_cast<long long>(blockIdx.x) * p.seq_q;
     float* gM = p.workspace + head_rows;  // of unscaled scores
     float* gL = gM + static_cast<long long>(p.heads) * p.seq_q;
-    const Sequence sequence = KV::sequence(p, batch);
+    const Sequence sequence = KV::sequence(p, batch, 0);
 
     // O = 0, l = 0, m = -inf
     for (int row = row0; row < p.seq_q; row += ROW_STEP)

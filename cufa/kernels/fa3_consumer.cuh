@@ -252,6 +252,13 @@ struct Consumer {
 #pragma unroll
             for (int h = 0; h < 2; ++h) p.end_row(divisor[0][h], lse[0][h], rows.head[h]);
         }
+        if constexpr (KV::PADS_ROWS) {  // rows that follow the last query; divided by 0, O is 0
+            const PackedRows rows = here.packed_rows();
+            const int end = KV::queries(p, rows.batch);
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                if (rows.query[h] >= end) divisor[0][h] = 0.f, lse[0][h] = -INF;
+        }
         if (p.lse) store_lse(lse[0], p, here.packed_rows());
     }
     // Writes O / l of the tile before.

@@ -267,6 +267,7 @@ def _run_with_memory(
     arrays = dict(zip(kind.names, (q, k, v, out), strict=True))
     if is_capturing():
         raise _cannot_be_captured(call, arrays, kind.problem.scale)
+    keeps_rows = out is not None and kind.problem.kv == "Varlen"  # those that no sequence has
     if out is None:
         arrays["out"] = out = _ndarray(call.shape, q.dtype)
     lse = _ndarray(call.lse_shape, np.float32) if return_lse else None
@@ -275,6 +276,8 @@ def _run_with_memory(
         view = as_bhsd(arrays[name], kind.layout)
         if name == "out":
             taken[name] = padded(view.shape, view.dtype, _ndarray)
+            if keeps_rows:
+                taken[name][...] = view
         else:
             taken[name] = copied(view, negate=name == "q" and kind.problem.scale < 0)
     if call.workspace_floats:

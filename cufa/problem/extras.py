@@ -33,6 +33,7 @@ _PARTS = {
 
 #: Of the axes that arrays of so many have: (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
 _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
+_MOST_AXES = max(_PAIRS)
 
 NO_ARRAYS: Mapping[str, Array | None] = MappingProxyType({})
 """Beside q, k and v."""
@@ -52,8 +53,9 @@ class Extras(NamedTuple):
     arrays : tuple
         All of `cufa.features.parts.ARRAYS`, or nothing if there is none of them.
     lengths : tuple
-        Those that say how long sequences are, and where: ``lengths_k``; or ``cu_seqlens_q``,
-        ``cu_seqlens_k`` and ``seqused_k``; or the lengths and the block table of `decode`.
+        Those that say how long sequences are, and where: ``lengths_k`` and ``lengths_q``; or
+        ``cu_seqlens_q``, ``cu_seqlens_k`` and ``seqused_k``; or the lengths and the block table of
+        `decode`.
     mods : tuple
         Those that the caller's own functions read.
     seed : int or None
@@ -73,7 +75,8 @@ class Extras(NamedTuple):
     @property
     def table(self) -> ArrayInfo | None:
         """The block table of `decode`."""
-        return self.lengths[1] if len(self.lengths) == _CACHE_LENGTHS else None
+        tables = (info for info in self.lengths if info is not None and len(info.shape) == 2)
+        return next(tables, None)
 
     def described(self, infos: tuple[Any, ...]) -> Extras:
         """Return by name what each of `flat` is like."""
@@ -96,7 +99,6 @@ class Extras(NamedTuple):
 
 
 NO_EXTRAS = Extras()
-_CACHE_LENGTHS = 2  # arrays
 _INFO = len(ArrayInfo._fields)  # a `BlockMask`'s key has more
 
 
@@ -123,7 +125,9 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
         0 along axes on which nothing depends; None for a shape that does not fit.
     """
     of_pairs = "q" in part.axes
-    axes = _PAIRS[ndim] if of_pairs else part.axes
+    if len(shape) > _MOST_AXES:
+        return None
+    axes = _PAIRS[max(ndim, len(shape))] if of_pairs else part.axes
     first = len(axes) - len(shape)
     # What has keys as bits, and what each head has one of, says so itself.
     if not 0 <= first <= len(axes) - (not of_pairs or part.dtype == "uint8"):

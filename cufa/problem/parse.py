@@ -31,6 +31,7 @@ def parse(
     asked: Mapping[str, object] = NO_ARGUMENTS,
     beside: Mapping[str, Array | None] = NO_ARRAYS,
     lengths_k: Array | None = None,
+    lengths_q: Array | None = None,
     own: Own = NOTHING,
     shown: tuple[Ints, ...] | None = None,
     return_lse: bool = False,
@@ -55,7 +56,7 @@ def parse(
         Arguments of `attention` that say what becomes of the scores and are plain values.
     beside : mapping
         Arguments of `attention` that are other arrays, or None.
-    lengths_k : array or None
+    lengths_k, lengths_q : array or None
         As in `attention`.
     own : Own
         What was made of its `score_mod` and `mask_mod`.
@@ -104,13 +105,19 @@ def parse(
         inputs |= {name: array for name, array in beside.items() if array is not None}
         inputs |= dict(zip(own.names, own.arrays, strict=True))
     problem = problem._replace(returns_lse=bool(return_lse))
-    if lengths_k is not None:
-        check_integers("lengths_k", lengths_k, (problem.batch,), xp)
+    given = {
+        "lengths_k": (lengths_k, problem.seq_kv),
+        "lengths_q": (lengths_q, problem.seq_q),
+    }
+    for name, (lengths, most) in given.items():
+        if lengths is None:
+            continue
+        check_integers(name, lengths, (problem.batch,), xp)
         problem = problem._replace(kv="Padded")
-        if isinstance(lengths_k, np.ndarray):
-            check_lengths("lengths_k", lengths_k, problem.seq_kv)
-        if not isinstance(lengths_k, np.ndarray) or xp is np:  # else its copy is read
-            inputs["lengths_k"] = lengths_k
+        if isinstance(lengths, np.ndarray):
+            check_lengths(name, lengths, most)
+        if not isinstance(lengths, np.ndarray) or xp is np:  # else its copy is read
+            inputs[name] = lengths
     if out is not None:
         check_out(out, restore_shape(problem, q.ndim, layout)[0], inputs)
         operands = operands._replace(out=as_bhsd(out, layout))

@@ -48,10 +48,11 @@ class Problem(NamedTuple):
     features : tuple of Feature
         What else the call asks of its scores, in the order of `cufa.features.FEATURES`.
     kv : str
-        "Dense"; "Padded", if each sequence has only the first ones of the keys, up to its length;
-        "Varlen", if sequences of any lengths follow each other: then `batch` is 1, and `seq_q` and
-        `seq_kv` are those of all together; or "Contiguous" and "Paged" for the caches of `decode`,
-        where a sequence has up to `seq_kv` keys, and its queries are the newest positions.
+        "Dense"; "Padded", if each sequence has only the first ones of the queries and keys, up to
+        its lengths; "Varlen", if sequences of any lengths follow each other: then `batch` is 1, and
+        `seq_q` and `seq_kv` are those of all together; or "Contiguous" and "Paged" for the caches
+        of `decode`, where a sequence has up to `seq_kv` keys, and its queries are the newest
+        positions.
     sequences, max_seqlen_q, max_seqlen_k : int
         Of "Varlen": how many there are, and the longest that count.
     returns_lse : bool

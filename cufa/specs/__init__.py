@@ -12,6 +12,7 @@ from cufa.specs import (
     append,
     block_lists,
     block_mask,
+    clear_rows,
     decode,
     decode_wgmma,
     fa1_fp32,
@@ -36,7 +37,7 @@ ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.de
 """Those that are for `attention`; the others are for `decode`."""
 
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
-    module.SPEC.name: module.SPEC for module in (append, merge, block_mask, block_lists)
+    module.SPEC.name: module.SPEC for module in (append, merge, block_mask, block_lists, clear_rows)
 }
 """The kernels that compute no attention, by name."""
 
