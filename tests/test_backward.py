@@ -242,33 +242,38 @@ def test_what_is_hidden_reaches_nothing(rng: np.random.Generator, bad: float) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_lengths_of_padded_sequences(rng: np.random.Generator, dtype: str) -> None:
+@pytest.mark.parametrize("given", ["lengths_k", "lengths_q", "both"])
+def test_lengths_of_padded_sequences(rng: np.random.Generator, dtype: str, given: str) -> None:
     """What is behind a length is not read, and has no gradient."""
     sizes = (4, 4, 2, 45, 90)
     dout, q, k, v = drawn(rng, dtype, sizes)
     bias, sinks = score_arrays.bias(rng, sizes, np.float32), score_arrays.sinks(rng, sizes)
-    lengths = np.array([90, 1, 0, 57])
-    for i, n in enumerate(lengths):
-        k[i, :, n:], v[i, :, n:], bias[i, :, :, n:] = np.nan, np.nan, np.nan
+    keys = np.array([90, 1, 0, 57]) if given != "lengths_q" else np.full(4, 90)
+    rows = np.array([45, 3, 20, 0]) if given != "lengths_k" else np.full(4, 45)
+    for i, (n, m) in enumerate(zip(rows, keys, strict=True)):
+        q[i, :, n:], dout[i, :, n:], bias[i, :, n:] = np.nan, np.nan, np.nan
+        k[i, :, m:], v[i, :, m:], bias[i, :, :, m:] = np.nan, np.nan, np.nan
+    lengths = {"lengths_k": keys, "lengths_q": rows}
+    lengths = lengths if given == "both" else {given: lengths[given]}
     options: Options = {"causal": True, "sinks": sinks, "dropout_p": 0.1, "seed": 5}
-    found = differentiated(dout, q, k, v, bias=bias, lengths_k=lengths, **options)
+    found = differentiated(dout, q, k, v, bias=bias, **lengths, **options)
     total = np.zeros_like(sinks)
-    for i, n in enumerate(lengths.tolist()):
+    for i, (n, m) in enumerate(zip(rows.tolist(), keys.tolist(), strict=True)):
         one = slice(i, i + 1)
-        its = {**options, "bias": bias[one, :, :, :n]}
-        keep = cufa.dropout_mask((4, 4, 45, 90), 0.1, 5)[one, :, :, :n] / 0.9
-        del its["dropout_p"], its["seed"]
-        if n:
+        its: Options = {"causal": True, "sinks": sinks, "bias": bias[one, :, :n, :m]}
+        keep = cufa.dropout_mask((4, 4, 45, 90), 0.1, 5)[one, :, :n, :m] / 0.9
+        if n and m:
             expected = ExpectedGradients(
-                *(dout[one], q[one], k[one, :, :n], v[one, :, :n]), keep=keep, **its
+                *(dout[one, :, :n], q[one, :, :n], k[one, :, :m], v[one, :, :m]), keep=keep, **its
             )
             total += expected.exact["sinks"].astype(np.float32)
-            rows = {"q": 45, "k": n, "v": n}
-            parts = {name: found[name][one, :, :end] for name, end in rows.items()}
-            expected.assert_accepts({**parts, "bias": found["bias"][one, :, :, :n]}, f"length {n}")
-        for name in ("k", "v"):
-            assert not found[name][i, :, n:].any()
-        assert not found["bias"][i, :, :, n:].any()
+            ends = {"q": n, "k": m, "v": m}
+            parts = {name: found[name][one, :, :end] for name, end in ends.items()}
+            parts["bias"] = found["bias"][one, :, :n, :m]
+            expected.assert_accepts(parts, f"lengths {n}, {m}")
+        for name, end in (("q", n), ("k", m), ("v", m), ("bias", n)):
+            assert not found[name][i, :, end:].any()
+        assert not found["bias"][i, :, :, m:].any()
     rough = 1e-4 if dtype == "float32" else 2e-2
     np.testing.assert_allclose(found["sinks"], total, rtol=rough, atol=rough)
 

@@ -261,13 +261,14 @@ def test_lengths_of_any_kind(gpu: Gpu, rng: np.random.Generator, dtype: str) -> 
 
 def test_bad_lengths(xp: ModuleType) -> None:
     q, k = xp.ones((2, 1, 4, 8), np.float16), xp.ones((2, 1, 9, 8), np.float16)
-    for bad, error, message in (
+    cases: tuple[tuple[Any, type[Exception], str], ...] = (
         (np.array([4]), ValueError, "lengths_q has shape"),
         (np.array([4, 5]), ValueError, r"lengths_q\[1\] is 5: it must be 0 to 4"),
         (np.array([4, -1]), ValueError, r"lengths_q\[1\] is -1: it must be 0 to 4"),
         (np.array([4.0, 3]), TypeError, "lengths_q has dtype"),
         ([4, 4], TypeError, "lengths_q must be a NumPy or a CuPy array"),
-    ):
+    )
+    for bad, error, message in cases:
         for function in (cufa.attention, cufa.explain):
             with pytest.raises(error, match=f"^{message}"):
                 function(q, k, k, lengths_q=bad)

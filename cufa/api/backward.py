@@ -50,6 +50,7 @@ def attention_backward(
     mask_mod: UserFunction | None = None,
     block_mask: BlockMask | None = None,
     lengths_k: Array | None = None,
+    lengths_q: Array | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
@@ -80,7 +81,7 @@ def attention_backward(
         As of `attention`. It is differentiated by the score, operation by operation; where it has
         a kink, the derivative is that of one of the sides, and rounding and comparing has none.
         C++ cannot be differentiated.
-    mask_mod, block_mask, lengths_k, dropout_p, seed, scale, layout
+    mask_mod, block_mask, lengths_k, lengths_q, dropout_p, seed, scale, layout
         As of `attention`. Tiles that a `block_mask` hides take no time; the same seed drops the
         same weights.
     dq, dk, dv : array, optional
@@ -95,8 +96,8 @@ def attention_backward(
     -------
     tuple of array
         The gradients in the order of `wrt`, in the shapes and dtypes of these arrays. Sums are
-        float32, and rounded once. Gradients of queries that see no key are 0, and so are those of
-        keys beyond a length. That of a bias is summed over axes along which it is broadcast.
+        float32, and rounded once. Gradients of queries that see no key are 0, and so are those
+        beyond a length. That of a bias is summed over axes along which it is broadcast.
 
     Raises
     ------
@@ -158,6 +159,7 @@ def attention_backward(
         beside=beside,
         own=NOTHING,
         lengths_k=lengths_k,
+        lengths_q=lengths_q,
         return_lse=True,
     )
     if block_mask is not None:
@@ -166,18 +168,18 @@ def attention_backward(
     dout, out, lse = check_results(results, q, shapes, xp)
     its = Results(as_bhsd(dout, layout), as_bhsd(out, layout), lse.reshape(operands.q.shape[:3]))
     operands = operands._replace(seed=seed, out=its.out)
-    others = {} if lengths_k is None else {"lengths_k": lengths_k}
-    check_gradients(into, {**tensors, **results, **beside, **others}, xp)
+    lengths = {"lengths_k": lengths_k, "lengths_q": lengths_q}
+    check_gradients(into, {**tensors, **results, **beside, **lengths}, xp)
     refuse_kernel(kernel)
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
     own = cpu_own.differentiable(score_mod, mask_mod, tiles)
     given = {**tensors, **beside, **into}
     gradients = made(wrt, given, own.is_called)
     views = gradients.viewed(lambda x: as_bhsd(x, layout), np.ndim(q))
-    if lengths_k is None:
-        on_cpu(problem, operands, its, views, own)
+    if problem.kv == "Padded":
+        backward_padded(problem, operands, its, views, lengths_k, lengths_q, own)
     else:
-        backward_padded(problem, operands, its, views, lengths_k, own)
+        on_cpu(problem, operands, its, views, own)
     return returned(wrt, gradients, given)
 
 
