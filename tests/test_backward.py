@@ -377,6 +377,25 @@ def test_scores_that_are_all_large(rng: np.random.Generator, hiding: float) -> N
         np.testing.assert_allclose(found[name], exact[name], rtol=1e-4, atol=rough, err_msg=name)
 
 
+def test_tiles_that_a_block_mask_hides_are_skipped(rng: np.random.Generator) -> None:
+    arrays = drawn(rng, "float32", (1, 2, 1, 1024, 1024), 16, 16)
+    documents = np.repeat(np.arange(8), 128)
+    calls = []
+
+    def within(b: Any, h: Any, i: Any, j: Any) -> Any:
+        if isinstance(i, np.ndarray):
+            calls.append(i.size * j.size)
+        return documents[i] == documents[j]
+
+    expected = differentiated(*arrays, mask_mod=within)
+    tiles = cufa.BlockMask.of(within, None, None, 1024, 1024, block=(64, 64))
+    called_without, calls[:] = sum(calls), []
+    found = differentiated(*arrays, block_mask=tiles)
+    assert sum(calls) < called_without / 2
+    for name, gradient in found.items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-6)
+
+
 # --- what is refused ---
 
 Call = dict[str, Any]

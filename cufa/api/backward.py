@@ -168,15 +168,16 @@ def attention_backward(
     dout, out, lse = check_results(results, q, shapes, xp)
     its = Results(as_bhsd(dout, layout), as_bhsd(out, layout), lse.reshape(operands.q.shape[:3]))
     operands = operands._replace(seed=seed, out=its.out)
-    lengths = {"lengths_k": lengths_k, "lengths_q": lengths_q}
-    check_gradients(into, {**tensors, **results, **beside, **lengths}, xp)
+    is_padded = problem.kv == "Padded"
+    others = {"lengths_k": lengths_k, "lengths_q": lengths_q} if is_padded else {}
+    check_gradients(into, {**tensors, **results, **beside, **others}, xp)
     refuse_kernel(kernel)
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
     own = cpu_own.differentiable(score_mod, mask_mod, tiles)
     given = {**tensors, **beside, **into}
     gradients = made(wrt, given, own.is_called)
     views = gradients.viewed(lambda x: as_bhsd(x, layout), np.ndim(q))
-    if problem.kv == "Padded":
+    if is_padded:
         backward_padded(problem, operands, its, views, lengths_k, lengths_q, own)
     else:
         on_cpu(problem, operands, its, views, own)
