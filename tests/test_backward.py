@@ -19,6 +19,8 @@ HEAD_DIMS = ((24, 24), (64, 40), (128, 128))
 
 Options = dict[str, Any]
 
+NUMBERS = np.arange(11)
+
 
 def features(rng: np.random.Generator, name: str, sizes: Any) -> Options:
     """Return the options of a call with a feature, by name."""
@@ -396,6 +398,50 @@ def test_tiles_that_a_block_mask_hides_are_skipped(rng: np.random.Generator) -> 
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-6)
 
 
+#: Which arrays a function reads that may be differentiated by.
+READ = {
+    "alibi": ("slopes",),
+    "even steps": ("slopes",),
+    "relative positions": ("table",),
+    "all": ("slopes", "strength"),
+}
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize("name", READ)
+def test_arrays_that_a_function_reads(rng: np.random.Generator, name: str, varlen: bool) -> None:
+    """Against differences of the forward pass in float64, along random directions."""
+    sizes = (2, 4, 2, 19, 37)
+    dout, *tensors = drawn(rng, "float32", sizes, 12, 20)
+    draw, make = score_mods.FEATURES[name]
+    arrays = {each: np.asarray(array) for each, array in draw(rng, sizes).items()}
+    options, wrt = make(arrays), READ[name]
+    if varlen:
+        flat = [x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (dout, *tensors)]
+        ends = {"cu_seqlens_q": np.array([0, 19, 38]), "cu_seqlens_k": np.array([0, 37, 74])}
+        given = {"max_seqlen_q": 19, "max_seqlen_k": 37, **ends, **options}
+        out, lse = cufa.attention_varlen(*flat[1:], return_lse=True, **given)
+        call: Any = cufa.attention_varlen_backward
+        both = call(*flat, out, lse, wrt=(*wrt, "q"), **given)
+        found = gradients_of(wrt, both[:-1])
+    else:
+        found = differentiated(dout, *tensors, wrt=wrt, **options)
+
+    def loss(of: str, moved: np.ndarray) -> float:
+        its = formula_options(make({**arrays, of: moved}), sizes)
+        return float((oracle(*tensors, **its)[0] * dout).sum())
+
+    for each, gradient in found.items():
+        assert gradient.dtype == arrays[each].dtype
+        assert gradient.shape == arrays[each].shape
+        wide = arrays[each].astype(np.float64)
+        step = 1e-6 * rng.standard_normal(wide.shape)
+        difference = (loss(each, wide + step) - loss(each, wide - step)) / 2
+        along = float((gradient.astype(np.float64) * step).sum())
+        rough = 1e-3 if gradient.dtype != np.float32 else 1e-4
+        assert abs(difference - along) <= rough * np.linalg.norm(gradient.astype(float)) * 1e-6
+
+
 # --- what is refused ---
 
 Call = dict[str, Any]
@@ -496,6 +542,11 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
         {"score_mod": lambda s, b, h, i, j: s if i > j else 0},
         TypeError,
         "score_mod cannot be traced",
+    ),
+    "an array of integers": (
+        {"wrt": ("NUMBERS",), "score_mod": lambda s, b, h, i, j: s + NUMBERS[j]},
+        ValueError,
+        "wrt has 'NUMBERS', which is none of 'q', 'k', 'v', 'bias', 'sinks'",
     ),
     "seed": ({"dropout_p": 0.5}, ValueError, "seed is needed with dropout_p"),
     "window": ({"window": (-1, 0)}, ValueError, "window"),

@@ -15,11 +15,12 @@ from cufa.cpu import own as cpu_own
 from cufa.cpu.backward import attention_backward as on_cpu
 from cufa.cpu.backward_lengths import backward_padded
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.own import NOTHING
+from cufa.features.expression.own import NOTHING, check, read_by
 from cufa.features.window import NO_WINDOW
 from cufa.problem.parse import parse, restore_shape
 from cufa.problem.parse_backward import (
     TENSORS,
+    WRT,
     Gradients,
     Results,
     check_gradients,
@@ -73,8 +74,8 @@ def attention_backward(
     out, lse : array
         What `attention` returned with ``return_lse=True`` and the same other arguments.
     wrt : tuple of str
-        What to differentiate with respect to: some of "q", "k", "v", "bias" and "sinks". Others are
-        not computed.
+        What to differentiate with respect to: some of "q", "k", "v", "bias" and "sinks", and of the
+        names of arrays of floats that `score_mod` reads. Others are not computed.
     causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
         As of `attention`.
     score_mod : function, optional
@@ -145,7 +146,9 @@ def attention_backward(
     dropout_p = check_dropout(dropout_p)
     seed = check_dropout_seed(seed, dropout_p)
     check_flag("deterministic", deterministic)
-    wrt = check_wrt(wrt, {**tensors, **beside, **into})
+    read = read_by_function(score_mod)
+    given = {**tensors, **beside, **into, **read}
+    wrt = check_wrt(wrt, given, read)
     problem, operands = parse(
         *(q, k, v),
         asked={
@@ -173,8 +176,7 @@ def attention_backward(
     check_gradients(into, {**tensors, **results, **beside, **others}, xp)
     refuse_kernel(kernel)
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
-    own = cpu_own.differentiable(score_mod, mask_mod, tiles)
-    given = {**tensors, **beside, **into}
+    own = cpu_own.differentiable(score_mod, mask_mod, read.keys() & {*wrt}, tiles)
     gradients = made(wrt, given, own.is_called)
     views = gradients.viewed(lambda x: as_bhsd(x, layout), np.ndim(q))
     if is_padded:
@@ -182,6 +184,15 @@ def attention_backward(
     else:
         on_cpu(problem, operands, its, views, own)
     return returned(wrt, gradients, given)
+
+
+def read_by_function(score_mod: object) -> dict[str, Any]:
+    """Return what a `score_mod` can be differentiated by: arrays of floats, by name."""
+    if score_mod is None or isinstance(score_mod, str):
+        return {}
+    found = read_by(check("score_mod", score_mod))
+    taken = {*WRT, *(f"d{name}" for name in TENSORS)}
+    return {name: array for name, array in found.items() if name not in taken}
 
 
 def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradients:
@@ -204,7 +215,8 @@ def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradien
             found[name] = np.empty(array.shape, array.dtype)
         else:
             found[name] = np.asarray(its)
-    return Gradients(**found)
+    read = {name: found.pop(name) for name in wrt if name not in WRT}
+    return Gradients(**found, read=read)
 
 
 def returned(
@@ -213,7 +225,8 @@ def returned(
     """Return gradients as the caller wants them; arguments as of `made`."""
     found = []
     for name in wrt:
-        gradient, its = getattr(gradients, name), given.get(f"d{name}")
+        its = given.get(f"d{name}") if name in TENSORS else None
+        gradient = getattr(gradients, name) if name in WRT else gradients.read[name]
         if its is None:
             gradient = gradient.astype(given[name].dtype, copy=False)
         elif gradient is not its:

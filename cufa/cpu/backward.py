@@ -46,8 +46,7 @@ def attention_backward(
         Views as `parse` returns them, any strides.
     results : Results
     into : Gradients
-        Where gradients go: those of q, k and v are written, those of a bias and of sinks are added,
-        in float32.
+        Where gradients go: those of q, k and v are written, others are added, in float32.
     own : Own
         The caller's functions.
 
@@ -68,7 +67,8 @@ def attention_backward(
                 of_queries, of_keys = (batch, heads), (batch, kv)
                 dQ = _Sum(into.q, of_queries)
                 sinks = None if into.sinks is None else into.sinks[heads]
-                its = Gradients(dQ.sum, into.k, bias=part_of(into.bias, *of_queries), sinks=sinks)
+                bias = part_of(into.bias, *of_queries)
+                its = Gradients(dQ.sum, into.k, bias=bias, sinks=sinks, read=into.read)
                 its_results = Results(*(x[of_queries] for x in results))
                 its_beside = beside and of_heads(beside, batch, heads)
                 tiles = [
@@ -271,7 +271,7 @@ class _Queries:
         if not self._sees(keys):
             return
         dQ, dB = self._into.q, part_of(self._into.bias, *_ALL, self._rows, keys)
-        needs_scores = not (dQ is dK is dB is None)
+        needs_scores = not (dQ is dK is dB is None) or bool(self._into.read)
         if dV is None and not needs_scores:
             return
         rQ, rdO = self._below(self._q), self._below(self._dout)
@@ -293,8 +293,12 @@ class _Queries:
         rdS = rP
         rdS *= rdP
         for name, slope in reversed(slopes):
+            if unseen is not None and name in ("bias", "score_mod"):
+                np.copyto(rdS, np.float32(0), where=unseen)
             if dB is not None and name == "bias":
-                self._add_bias(dB, rdS, unseen)
+                self._add_bias(dB, rdS)
+            if self._into.read and name == "score_mod":
+                self._score.gather(rdS, keys, self._into.read)
             if slope is not None:
                 rdS *= slope
         if unseen is not None:
@@ -304,10 +308,8 @@ class _Queries:
         if dK is not None:
             dK += _by_key(rdS, rQ, unseen)
 
-    def _add_bias(self, dB: np.ndarray, rdS: np.ndarray, unseen: np.ndarray | None) -> None:
+    def _add_bias(self, dB: np.ndarray, rdS: np.ndarray) -> None:
         """Add the gradient of scores to that of a bias, over the axes that it lacks."""
-        if unseen is not None:
-            np.copyto(rdS, np.float32(0), where=unseen)
         by_head = self._by_head(rdS)
         pairs = zip(dB.shape, by_head.shape, strict=True)
         lacks = tuple(i for i, (n, m) in enumerate(pairs) if n == 1 < m)

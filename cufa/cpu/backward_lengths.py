@@ -52,6 +52,7 @@ def backward_padded(
             v=None if into.v is None else into.v[keys],
             bias=part_of(into.bias, *rows, keys[2]),
             sinks=into.sinks,
+            read=into.read,
         )
         attention_backward(its_problem, its_operands, its_results, its, own.beginning_with(i))
 
@@ -95,6 +96,7 @@ def backward_varlen(
             v=None if into.v is None else keys.of(into.v),
             bias=part_of(into.bias, some, slice(None), slice(queries.used), slice(keys.used)),
             sinks=into.sinks,
+            read=into.read,
         )
         its_own = own.beginning_with(some.start)
         attention_backward(its_problem, its_operands, its_results, its, its_own)
