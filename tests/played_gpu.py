@@ -45,7 +45,7 @@ ENCODE_TILED = ctypes.CFUNCTYPE(
 
 
 class Encoded(NamedTuple):
-    """What a tensor map says, the innermost axis first; strides are in bytes."""
+    """A tensor map, the innermost axis first; strides are in bytes."""
 
     dtype: np.dtype
     address: int
@@ -187,7 +187,7 @@ class Array:
 
     @property
     def data(self) -> Any:
-        """Address and device, as of `cupy.cuda.MemoryPointer`."""
+        """Address and device, as in `cupy.cuda.MemoryPointer`."""
         address = self.host.ctypes.data
 
         def copy_from_host_async(there: int, nbytes: int, stream: Stream) -> None:
@@ -468,7 +468,7 @@ class Pinned(np.ndarray):
 
 
 class Gpu:
-    """What the played GPU is asked for, and which device and stream are current."""
+    """The calls of the played GPU, and its current device and stream."""
 
     current = 0
     slow = False

@@ -249,7 +249,7 @@ def test_beside_other_parts(
 def test_padded_batches(
     played_cupy: Any, rng: np.random.Generator, form: str, causal: bool
 ) -> None:
-    """What a sequence has not is not read, nor is the list of tiles another one for it."""
+    """Keys that a sequence has not are not read, and its list of tiles stays as it is."""
     variant = Variant.parse(form)._replace(kv="Padded")
     d, dv = variant.head_dim, variant.head_dim_v
     lengths = np.array([390, 0, 1, 127, 128, 300], np.int32)
@@ -296,7 +296,7 @@ def test_padded_batches_on_the_cpu(rng: np.random.Generator) -> None:
 
 
 def test_tiles_that_are_known_are_not_asked_for(rng: np.random.Generator) -> None:
-    """Of hidden ones nothing is read, and whole ones are not masked."""
+    """Nothing is read of hidden tiles, and whole ones are not masked."""
     arrays = random_inputs(rng, "float32", sq=512, sk=768, d=16)
     asked = []
 

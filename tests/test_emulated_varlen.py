@@ -96,7 +96,7 @@ def test_warps_that_are_not_in_step(
     monkeypatch: pytest.MonkeyPatch,
     form: str,
 ) -> None:
-    """Of short sequences, a warp is at the next tile while another still writes the one before."""
+    """A warp of short sequences is at the next tile while another writes the one before."""
     one = device.named("h200")._replace(sm_count=1)
     monkeypatch.setattr(device, "of_id", lambda device_id: one)
     variant = Variant.parse(form.format(score=""))
@@ -276,3 +276,23 @@ def test_a_call_that_is_like_another(rng: np.random.Generator) -> None:
         arrays = ragged(rng, "float16", lengths, d=64)
         out, lse = cufa.attention_varlen(*map(on_gpu, arrays), causal=True, return_lse=True)
         assert_each_is_right((out.get(), lse.get()), arrays, causal=True)
+
+
+@pytest.mark.parametrize("form", [FA3, FA3_TURNS, MMA, FP32], ids=lambda f: f[:50])
+@pytest.mark.parametrize("softcap", [3.0, None])
+def test_the_next_sequence_changes_no_bit(
+    rng: np.random.Generator, form: str, softcap: float | None
+) -> None:
+    """Where scores are small, a softcap is a polynomial: the next sequence's may be large."""
+    variant = Variant.parse(form.format(score=""))
+    lengths = ((70, 70), (150, 80))
+    arrays = ragged(rng, variant.dtype, lengths, d=64)
+    arrays[0][:70] /= 8  # scores are small
+    found = set()
+    for value in (None, 100.0, np.inf, np.nan):
+        q, k, v = (x.copy() for x in arrays[:3])
+        if value is not None:
+            q[70:140], k[150:230], v[150:230] = value, value, value
+        out, lse = varlen(form, (q, k, v, *arrays[3:]), softcap=softcap)
+        found.add(out[:70].tobytes() + lse[:, :70].tobytes())
+    assert len(found) == 1

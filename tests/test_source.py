@@ -18,7 +18,7 @@ SOURCES = Path(cufa.__file__).parent / "kernels"
 
 kernels = pytest.mark.parametrize("kernel", [*sorted(KERNELS), *AUXILIARY_KERNELS])
 
-#: What lines begin with that the bundle has no use for.
+#: Beginnings of lines that the bundle has no use for.
 REPLACED = ("#include", "#pragma once")
 
 

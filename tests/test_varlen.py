@@ -272,7 +272,7 @@ def test_no_sequences(xp: ModuleType) -> None:
 
 
 def test_functions_of_the_caller(xp: ModuleType, rng: np.random.Generator) -> None:
-    """Of the sequence's number, and of its own queries and keys."""
+    """They take the sequence's number, and its own queries and keys."""
     arrays = ragged(rng, "float16", ((30, 61, 100), (40, 61, 150)), xp=xp)
     table = rng.standard_normal((3, 4), np.float32)
     there = xp.asarray(table)

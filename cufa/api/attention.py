@@ -165,11 +165,11 @@ def attention(
     out : array, optional
         Where the result goes: of its shape and dtype, sharing no memory with the inputs.
     return_lse : bool
-        Whether to return the log-sum-exp of the scores, too. On a GPU, beside a softcap in
+        Whether to return the log-sum-exp of the scores, too. On a GPU, with a softcap in
         bfloat16, the result then has other bits.
     batch_invariant : bool
         Whether a sequence gives the same bits alone and in any batch: the variant, and the number
-        of parts that keys are cut into, are then those of a batch of one. Few queries beside many
+        of parts that keys are cut into, are then those of a batch of one. Few queries with many
         keys need memory for the parts' results then, at most about as much as k and v take. What
         names the sequence, a dropout or a function of `b`, still tells them apart.
     kernel : str or Variant, optional

@@ -76,7 +76,7 @@ class BlockMask:
         Parameters
         ----------
         mask_mod : function or str
-            As of `cufa.attention`.
+            As in `cufa.attention`.
         batch, heads : int or None
             Sequences and query heads; None where the mask is the same for all.
         seq_q, seq_kv : int
@@ -119,7 +119,7 @@ class BlockMask:
         )
         if not isinstance(block, tuple) or len(block) != 2:
             raise TypeError(f"block must be a tuple (queries, keys), not {block!r}")
-        # Of plain integers: those of NumPy may have too few bits, or no sign.
+        # Plain integers, as those of NumPy may have too few bits, or no sign.
         queries, keys = (check_size("block", n, 1024) for n in block)
         if min(queries, keys) < 16:
             raise ValueError(f"block must be 16 to 1024, not {min(queries, keys)}")

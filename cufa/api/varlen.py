@@ -136,14 +136,14 @@ def attention_varlen(
     bias, mask : array, broadcastable to (sequences, hq, max_seqlen_q, max_seqlen_k)
     sinks : array, shape (hq,), float32
     score_mod, mask_mod : function or str
-        Of the number of the sequence, and of queries and keys counted from its first ones. There is
+        Take the number of the sequence, and count queries and keys from its first ones. There is
         no `block_mask`: `cufa.attention` takes one, of documents in one sequence, say.
     dropout_p, seed
         As in `cufa.attention`.
     out : array, optional
         Where the result goes.
     return_lse : bool
-        Whether to return the log-sum-exp of the scores, too; beside a softcap as in `attention`.
+        Whether to return the log-sum-exp of the scores, too; with a softcap as in `attention`.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32") or one instantiation; GPU only.
 
@@ -284,7 +284,7 @@ def explain_varlen(
     Returns
     -------
     cufa.planner.plan.Plan or cufa.cpu.attention.Plan
-        As of `cufa.explain`. `expected_us`, and the tiles of a plan for NumPy arrays, are those of
+        As in `cufa.explain`. `expected_us`, and the tiles of a plan for NumPy arrays, are those of
         as many sequences of the average length.
 
     Raises
@@ -333,14 +333,14 @@ def parsed(
     given : mapping
         Those that parts of the score read, by argument.
     lengths : mapping
-        As of `parse_offsets`.
+        As in `parse_offsets`.
     longest : tuple
         `max_seqlen_q` and `max_seqlen_k`.
     mods : Own
         The caller's functions.
     seed : int or None
     **score
-        As of `cufa.problem.parse.parse`.
+        As in `cufa.problem.parse.parse`.
 
     Returns
     -------
@@ -399,7 +399,7 @@ def _with_arrays(
     """Return the problem and its operands with the arrays that parts of the score read."""
     for name in ("bias", "mask"):
         if given[name] is not None and _ANY in (problem.max_seqlen_q, problem.max_seqlen_k):
-            raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed beside it")
+            raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed with it")
     reads, views = parse_beside(given, mods, 4, problem.sizes, xp)
     return problem.reading(*reads), operands._replace(beside=views)
 

@@ -105,7 +105,7 @@ def add(commands: Commands) -> None:
     add_jobs(parser)
     add_device(
         parser,
-        "What to compile for: this machine's by default.",
+        "GPU to compile for: this machine's by default.",
         of_arch="all well-known GPUs of it",
     )
 
@@ -205,7 +205,7 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
             *(
                 found.variant
                 for each in _with_lengths(problems(options.problems), options.lengths)
-                # What takes the place of decode in a capture without memory for it, too.
+                # And the kernel that replaces decode in a capture without memory for it.
                 for found in (
                     plan(each, device, table=table),
                     plan_tiles(each, device, table=table),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from cufa.arrays import Operands
-from cufa.cpu.attention import KEYS, numbers, of_heads, plan
+from cufa.cpu.attention import numbers, of_heads, plan
 from cufa.cpu.kv import Dense
 from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.score import Score
@@ -191,7 +191,7 @@ class _Queries:
         self._is_large = np.isfinite(lse) & (np.abs(lse) > _LARGE_LSE)
         self.softmax: OnlineSoftmax | None = None
         if self._is_large.any():
-            self.softmax = OnlineSoftmax(self._stacked, 0, KEYS, np.float32(1))
+            self.softmax = OnlineSoftmax(self._stacked, 0, np.float32(1))
         if into.needs_scores or into.sinks is not None:
             rdO, rO = self._below(self._dout), self._below(results.out[:, :, rows])
             self._delta = np.einsum("...d,...d->...", rdO, rO)[..., None]

@@ -199,7 +199,7 @@ class Own:
 
 
 NO_FUNCTIONS = Own()
-"""Of a caller who gave none."""
+"""The functions of a caller who gave none."""
 
 
 def differentiable(

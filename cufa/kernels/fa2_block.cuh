@@ -1,5 +1,5 @@
-// What fa2_mma.cu and fa2_fp32.cu share: which rows and keys a block works on, and the ring through
-// which K and V arrive.
+// The part that fa2_mma.cu and fa2_fp32.cu share: which rows and keys a block works on, and the
+// ring through which K and V arrive.
 #pragma once
 #include "epilogue.cuh"
 #include "kv.cuh"
@@ -8,7 +8,7 @@
 #include "score.cuh"
 #include "tile.cuh"
 
-// What copies tiles of BN keys: those that are visited, where a map leaves out others.
+// Copies tiles of BN keys: those that are visited, where a map leaves out others.
 template <class Loader, int BN, bool BLOCKS>
 struct OfVisits {
     using type = Loader;
@@ -101,7 +101,7 @@ struct Fa2Block {
         for (int j = end - 2; j > end - STAGES; --j) start_k(j), start_v(j);
     }
 
-    // Computed anew at each use, as registers are scarce: the block's tile, its warp's first row,
+    // Computed again at each use, as registers are scarce: the block's tile, its warp's first row,
     // and which tiles of keys the 16-row pieces of the warp visit.
     __device__ Tile tile() const {
         if constexpr (KV::RAGGED) return {sTile()->batch, sTile()->head, sTile()->q_tile};
@@ -152,10 +152,10 @@ struct Fa2Block {
     __device__ uint32_t tile_k(int j) const { return sK + j % STAGES * KTile::bytes; }
     __device__ uint32_t tile_v(int j) const { return sV + j % STAGES * VTile::bytes; }
 
-    // What a tile of keys is to the 16-row pieces of the warp, a bit a piece: whether it visits it;
-    // whether O begins with it, or has ended before it; and whether some rows may not see all of
-    // its keys. The warp skips tiles that none visits, so that nothing of their V reaches these
-    // rows.
+    // Tells of a tile of keys, a bit for each 16-row piece of the warp: whether the piece visits
+    // it; whether O begins with it, or has ended before it; and whether some rows may not see all
+    // of its keys. The warp skips tiles that no piece visits, so that nothing of their V reaches
+    // these rows.
     struct Edge {
         uint32_t visits = ~0u, begins = 0, ended = 0;
         bool masked = false;

@@ -41,7 +41,7 @@ struct Place {
 
     __device__ bool at_first_keys() const { return j == j_begin; }
     __device__ bool has_next_keys() const { return j > keys.first; }
-    // What of the keys at hand needs a mask; and of those that need no row maxima.
+    // The part of the keys at hand that needs a mask; and that part of keys without row maxima.
     __device__ Masked masked() const { return SCORE::masked(keys, key_tile()); }
     __device__ Masked masked_left() const { return {false, masked().left}; }
 

@@ -1,4 +1,4 @@
-"""Arrays beside q, k and v, which parts of a score read: slopes, biases, masks, sinks.
+"""Arrays next to q, k and v, which parts of a score read: slopes, biases, masks, sinks.
 
 They are read where they are, with whatever strides. Along an axis that they lack, or of length 1,
 all is the same. Those that a caller's own expressions read may have any axes.
@@ -31,12 +31,12 @@ _PARTS = {
     for argument in ARRAYS
 }
 
-#: Of the axes that arrays of so many have: (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
+#: Axes by their number: (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
 _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
 _MOST_AXES = max(_PAIRS)
 
 NO_ARRAYS: Mapping[str, Array | None] = MappingProxyType({})
-"""Beside q, k and v."""
+"""No arrays next to q, k and v."""
 
 NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 """That ask something of the scores."""
@@ -114,10 +114,10 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
     ----------
     part : Part
     ndim : int
-        Of q.
+        Axes of q.
     sizes : mapping
     shape, strides : tuple of int
-        Of the array.
+        Those of the array.
 
     Returns
     -------
@@ -129,7 +129,7 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
         return None
     axes = _PAIRS[max(ndim, len(shape))] if of_pairs else part.axes
     first = len(axes) - len(shape)
-    # What has keys as bits, and what each head has one of, says so itself.
+    # An array with keys as bits, or with a number a head, has no missing axes.
     if not 0 <= first <= len(axes) - (not of_pairs or part.dtype == "uint8"):
         return None
     found = dict.fromkeys(part.axes, 0)
@@ -154,9 +154,9 @@ def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tup
     reads : sequence of str
         The parts.
     ndim, sizes
-        As of `steps`.
+        As in `steps`.
     extras : Extras
-        What the arrays are like; of a `cufa.BlockMask` its `key`.
+        Shapes, strides and dtypes of the arrays; the `key` of a `cufa.BlockMask`.
 
     Raises
     ------
@@ -217,7 +217,7 @@ def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
     Parameters
     ----------
     key : tuple
-        As of `BlockMask`.
+        As in `BlockMask`.
     sizes : mapping
     """
     (batch, heads, _, _), _, seq_q, seq_kv = key
@@ -235,7 +235,7 @@ def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
 def parse_beside(
     arrays: Mapping[str, Array | None], own: Own, ndim: int, sizes: Sizes, xp: ModuleType
 ) -> tuple[tuple[str, ...], dict[str, Array]]:
-    """Check the arrays beside q, k and v.
+    """Check the arrays next to q, k and v.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ def parse_beside(
         By argument; None where there is none.
     own : Own
     ndim, sizes
-        As of `steps`.
+        As in `steps`.
     xp : module
         That q, k and v belong to.
 
@@ -312,9 +312,9 @@ def all_axes(argument: str, array: Array, ndim: int, sizes: Sizes, xp: Any) -> A
     argument : str
     array : array
     ndim, sizes
-        As of `steps`.
+        As in `steps`.
     xp : module
-        Of the array.
+        Module of the array.
     """
     part = part_of(argument, array.dtype)
     its = part and steps(part, ndim, sizes, array.shape, array.strides)

@@ -1,6 +1,6 @@
 """Arrays -> `Problem`, and the errors that a user can make.
 
-What comes out are integers that have been checked, and 4-D views in (batch, heads, seq, head_dim)
+The results are integers that have been checked, and 4-D views in (batch, heads, seq, head_dim)
 order.
 """
 
@@ -51,7 +51,7 @@ def parse(
         Where the result shall go: q's shape with v's last axis, q's dtype, writable, and
         sharing no element with q, k, v or itself.
     xp : module
-        What `array_module` returned for these arrays.
+        The result of `array_module` for these arrays.
     asked : mapping
         Arguments of `attention` that say what becomes of the scores and are plain values.
     beside : mapping
@@ -59,7 +59,7 @@ def parse(
     lengths_k, lengths_q : array or None
         As in `attention`.
     own : Own
-        What was made of its `score_mod` and `mask_mod`.
+        Its `score_mod` and `mask_mod`, traced.
     shown : tuple of tuple of int, optional
         Shapes of q, k and v that errors quote, if the caller's arrays have others.
     return_lse : bool
@@ -140,9 +140,9 @@ def restore_shape(
     Returns
     -------
     tuple of int
-        Of the result: (sq, dv), (b, sq, dv), (b, hq, sq, dv) or (b, sq, hq, dv).
+        Shape of the result: (sq, dv), (b, sq, dv), (b, hq, sq, dv) or (b, sq, hq, dv).
     tuple of int
-        Of the LSE: (sq,), (b, sq) or (b, hq, sq).
+        Shape of the LSE: (sq,), (b, sq) or (b, hq, sq).
     """
     b, h, s, d = problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v
     if ndim == 2:

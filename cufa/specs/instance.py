@@ -1,4 +1,4 @@
-"""Instance: one template instantiation of a kernel beside attention's, which needs no plan."""
+"""Instance: one template instantiation of a kernel other than attention's, which needs no plan."""
 
 from __future__ import annotations
 
