@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from cufa.api.backward import made, returned
+from cufa.api.backward import made, read_by_function, returned
+from cufa.api.options import Causal, UserFunction, Window
 from cufa.api.varlen import LAYOUT, parsed
 from cufa.arrays import Array, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
@@ -40,16 +40,16 @@ def attention_varlen_backward(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_k: Array | None = None,
-    causal: bool | str = False,
-    window: tuple[int | None, int | None] = NO_WINDOW,
+    causal: Causal = False,
+    window: Window = NO_WINDOW,
     attention_chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
     mask: Array | None = None,
     sinks: Array | None = None,
-    score_mod: Callable[..., Any] | str | None = None,
-    mask_mod: Callable[..., Any] | str | None = None,
+    score_mod: UserFunction | None = None,
+    mask_mod: UserFunction | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
@@ -70,7 +70,7 @@ def attention_varlen_backward(
     out, lse : array, shapes (total_q, hq, dv) and (hq, total_q)
         What `attention_varlen` returned with ``return_lse=True`` and the same other arguments.
     wrt : tuple of str
-        What to differentiate with respect to: some of "q", "k", "v", "bias" and "sinks".
+        What to differentiate with respect to, see `attention_backward`.
     causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod
         As of `attention_varlen`; a `score_mod` is differentiated, see `attention_backward`.
     dropout_p, seed, scale
@@ -120,8 +120,9 @@ def attention_varlen_backward(
     if xp is not np:
         raise TypeError("q is a cupy array: gradients are computed of numpy arrays")
     check_flag("deterministic", deterministic)
-    given = {**tensors, **beside, **into}
-    wrt = check_wrt(wrt, given)
+    read = read_by_function(score_mod)
+    given = {**tensors, **beside, **into, **read}
+    wrt = check_wrt(wrt, given, read)
     problem, operands, offsets, _ = parsed(
         (q, k, v, None),
         beside,
@@ -141,7 +142,7 @@ def attention_varlen_backward(
     check_gradients(into, {**tensors, **results, **beside, **lengths}, xp)
     refuse_kernel(kernel)
     its = Results(_of_one(dout), _of_one(out), lse[None])
-    own = differentiable(score_mod, mask_mod)
+    own = differentiable(score_mod, mask_mod, read.keys() & {*wrt})
     gradients = made(wrt, given, own.is_called)
     views = gradients.viewed(_of_one, 4)
     operands = operands._replace(out=its.out)

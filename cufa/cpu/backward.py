@@ -17,6 +17,7 @@ from cufa.cpu.kv import Dense
 from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.score import Score
 from cufa.cpu.seen import Seen, product
+from cufa.cpu.softmax import OnlineSoftmax
 from cufa.cpu.spans import spans
 from cufa.features.dropout import Dropout
 from cufa.problem.parse_backward import Gradients, Results
@@ -24,6 +25,9 @@ from cufa.problem.problem import Problem
 
 _FLOAT32 = np.dtype(np.float32)
 _ALL = slice(None), slice(None)  # sequences and heads
+
+#: Beyond this, float32 leaves less than 2^-17 of exp(lse): of scores of -1e9 it leaves nothing.
+_LARGE_LSE = 128
 
 
 def attention_backward(
@@ -42,8 +46,7 @@ def attention_backward(
         Views as `parse` returns them, any strides.
     results : Results
     into : Gradients
-        Where gradients go: those of q, k and v are written, those of a bias and of sinks are added,
-        in float32.
+        Where gradients go: those of q, k and v are written, others are added, in float32.
     own : Own
         The caller's functions.
 
@@ -64,7 +67,8 @@ def attention_backward(
                 of_queries, of_keys = (batch, heads), (batch, kv)
                 dQ = _Sum(into.q, of_queries)
                 sinks = None if into.sinks is None else into.sinks[heads]
-                its = Gradients(dQ.sum, into.k, bias=part_of(into.bias, *of_queries), sinks=sinks)
+                bias = part_of(into.bias, *of_queries)
+                its = Gradients(dQ.sum, into.k, bias=bias, sinks=sinks, read=into.read)
                 its_results = Results(*(x[of_queries] for x in results))
                 its_beside = beside and of_heads(beside, batch, heads)
                 tiles = [
@@ -81,6 +85,12 @@ def attention_backward(
                     for rows in spans(0, problem.seq_q, step.rows)
                 ]
                 tiles_of_keys = Dense(k[of_keys], v[of_keys])
+                large = [queries for queries in tiles if queries.softmax is not None]
+                for keys in spans(0, problem.seq_kv if large else 0, step.keys):
+                    for queries in large:
+                        queries.add_up(keys, tiles_of_keys.tiles(keys)[0])
+                for queries in tiles:
+                    queries.begin()
                 for keys in spans(0, problem.seq_kv, step.keys):
                     dK, dV = (_Sum(x, (*of_keys, keys)) for x in (into.k, into.v))
                     tK, tV = tiles_of_keys.tiles(keys)
@@ -145,6 +155,12 @@ class _Queries:
         The seed of a dropout.
     into : Gradients
         Of q, a bias and sinks, to which this adds.
+
+    Attributes
+    ----------
+    softmax : OnlineSoftmax or None
+        The sums of rows, where the log-sum-exp of one says too little of its weights: `add_up` is
+        to be called with all keys then.
     """
 
     def __init__(
@@ -171,13 +187,14 @@ class _Queries:
         self._seen = Seen(problem, rows)
         lse = self._below(results.lse[:, :, rows, None])
         self._lse = np.where(lse == -np.inf, np.float32(0), lse)  # such a row sees no key
+        self._growth: np.ndarray | None = None
+        self._is_large = np.isfinite(lse) & (np.abs(lse) > _LARGE_LSE)
+        self.softmax: OnlineSoftmax | None = None
+        if self._is_large.any():
+            self.softmax = OnlineSoftmax(self._stacked, 0, np.float32(1))
         if into.needs_scores or into.sinks is not None:
             rdO, rO = self._below(self._dout), self._below(results.out[:, :, rows])
             self._delta = np.einsum("...d,...d->...", rdO, rO)[..., None]
-        sinks, dsinks = self._score.sinks(), into.sinks
-        if dsinks is not None and sinks is not None:
-            of_rows = np.exp(sinks - self._lse) * self._delta
-            dsinks -= self._by_head(of_rows).sum(axis=(0, 2, 3))
 
     def _below(self, x: np.ndarray) -> np.ndarray:
         """Return rows of heads, with those of a group below each other, float32."""
@@ -187,6 +204,52 @@ class _Queries:
     def _by_head(self, x: np.ndarray) -> np.ndarray:
         """Return the opposite: (batch, heads_q, rows, ...)."""
         return x.reshape(*self._q.shape[:3], x.shape[-1])
+
+    def add_up(self, keys: slice, tK: np.ndarray) -> None:
+        """Add the weights of a tile of keys to the rows' sums."""
+        if self.softmax is None or not self._sees(keys):
+            return
+        rS, _, unseen = self._scores(self._below(self._q), keys, tK)
+        if unseen is not None:
+            np.copyto(rS, -np.inf, where=unseen)
+        self.softmax.weigh(rS)
+
+    def begin(self) -> None:
+        """Put the sums of large rows in the place of their log-sum-exp; add gradients of sinks."""
+        sinks, dsinks = self._score.sinks(), self._into.sinks
+        if self.softmax is not None:
+            m, total = self.softmax.m, self.softmax.row_sum
+            if sinks is not None:
+                of_keys, m = m, np.maximum(m, sinks)
+                total = total * np.exp(of_keys - m) + np.exp(sinks - m)
+            self._lse = np.where(self._is_large, m, self._lse)
+            self._growth = np.where(self._is_large, 1 / total, np.float32(1))
+        if dsinks is not None and sinks is not None:
+            of_rows = self._weights(sinks - self._lse) * self._delta
+            dsinks -= self._by_head(of_rows).sum(axis=(0, 2, 3))
+
+    def _weights(self, above_lse: np.ndarray) -> np.ndarray:
+        """Make scores less the log-sum-exp weights, in place."""
+        np.exp(above_lse, out=above_lse)
+        if self._growth is not None:
+            above_lse *= self._growth
+        return above_lse
+
+    def _sees(self, keys: slice) -> bool:
+        first, end = self._seen.by_any
+        is_far = keys.stop <= first or end <= keys.start
+        return not (is_far or self._own.is_hidden(self._rows, keys))
+
+    def _scores(
+        self, rQ: np.ndarray, keys: slice, tK: np.ndarray
+    ) -> tuple[np.ndarray, list[tuple[str, np.ndarray | None]], np.ndarray | None]:
+        """Return scores of a tile, derivatives as `Score.slopes`, and where keys are unseen."""
+        rS = np.matmul(rQ, tK.swapaxes(-1, -2))
+        slopes = self._score.slopes(rS, np.float32(self._problem.scale), keys)
+        unseen = self._score.hidden(keys)
+        if not self._seen.are_seen(keys):
+            unseen = self._seen.unseen(keys, unseen)
+        return rS, slopes, unseen
 
     def attend(
         self,
@@ -205,26 +268,22 @@ class _Queries:
         dK, dV : ndarray or None
             Theirs; that of K without the scale, as is that of Q.
         """
-        first, end = self._seen.by_any
-        if keys.stop <= first or end <= keys.start or self._own.is_hidden(self._rows, keys):
+        if not self._sees(keys):
             return
         dQ, dB = self._into.q, part_of(self._into.bias, *_ALL, self._rows, keys)
-        needs_scores = not (dQ is dK is dB is None)
+        needs_scores = not (dQ is dK is dB is None) or bool(self._into.read)
         if dV is None and not needs_scores:
             return
         rQ, rdO = self._below(self._q), self._below(self._dout)
-        rS = np.matmul(rQ, tK.swapaxes(-1, -2))
-        slopes = self._score.slopes(rS, np.float32(self._problem.scale), keys)
-        unseen = self._seen.unseen(keys, self._score.hidden(keys))
-        by_key = None if unseen is None else unseen.swapaxes(-1, -2)
+        rS, slopes, unseen = self._scores(rQ, keys, tK)
         rS -= self._lse
-        rP = np.exp(rS, out=rS)
+        rP = self._weights(rS)
         if unseen is not None:
             np.copyto(rP, np.float32(0), where=unseen)  # also of a row whose LSE is NaN
         kept = self._score.kept(keys)
         if dV is not None:
             dropped = rP if kept is None else rP * kept
-            dV += product(dropped.swapaxes(-1, -2), rdO, by_key)
+            dV += _by_key(dropped, rdO, unseen)
         if not needs_scores:
             return
         rdP = np.matmul(rdO, tV.swapaxes(-1, -2))
@@ -234,22 +293,37 @@ class _Queries:
         rdS = rP
         rdS *= rdP
         for name, slope in reversed(slopes):
+            if unseen is not None and name in ("bias", "score_mod"):
+                np.copyto(rdS, np.float32(0), where=unseen)
             if dB is not None and name == "bias":
-                self._add_bias(dB, rdS, unseen)
+                self._add_bias(dB, rdS)
+            if self._into.read and name == "score_mod":
+                self._score.gather(rdS, keys, self._into.read)
             if slope is not None:
                 rdS *= slope
         if unseen is not None:
             np.copyto(rdS, np.float32(0), where=unseen)
         if dQ is not None:
-            dQ[:, :, self._rows] += self._by_head(product(rdS, tK, unseen))
+            dQ[:, :, self._rows] += self._by_head(_product(rdS, tK, unseen))
         if dK is not None:
-            dK += product(rdS.swapaxes(-1, -2), rQ, by_key)
+            dK += _by_key(rdS, rQ, unseen)
 
-    def _add_bias(self, dB: np.ndarray, rdS: np.ndarray, unseen: np.ndarray | None) -> None:
+    def _add_bias(self, dB: np.ndarray, rdS: np.ndarray) -> None:
         """Add the gradient of scores to that of a bias, over the axes that it lacks."""
-        if unseen is not None:
-            np.copyto(rdS, np.float32(0), where=unseen)
         by_head = self._by_head(rdS)
         pairs = zip(dB.shape, by_head.shape, strict=True)
         lacks = tuple(i for i, (n, m) in enumerate(pairs) if n == 1 < m)
         dB += by_head.sum(axis=lacks, keepdims=True)
+
+
+def _product(weights: np.ndarray, values: np.ndarray, unseen: np.ndarray | None) -> np.ndarray:
+    """Return weights times values, as `product` does where any key is unseen."""
+    if unseen is None:
+        return np.matmul(weights, values)
+    return product(weights, values, lambda: unseen)
+
+
+def _by_key(weights: np.ndarray, values: np.ndarray, unseen: np.ndarray | None) -> np.ndarray:
+    """Return transposed weights times values of rows."""
+    turned = None if unseen is None else unseen.swapaxes(-1, -2)
+    return _product(weights.swapaxes(-1, -2), values, turned)

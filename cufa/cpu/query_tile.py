@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,6 +11,7 @@ import numpy as np
 from cufa.cpu.kv import KV
 from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.score import Score
+from cufa.cpu.seen import Seen, product
 from cufa.cpu.softmax import OnlineSoftmax, PlainSoftmax
 from cufa.cpu.spans import spans
 from cufa.features.dropout import Dropout
@@ -94,13 +94,6 @@ def query_tile(
     lse[...] = log_sum.reshape(lse.shape)
 
 
-@functools.lru_cache(maxsize=256)
-def _sees(problem: Problem, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return `Problem.sees`, which the tiles of all heads share, and the fewest keys of a row."""
-    first, end = problem.sees(slice(start, stop))
-    return first, end, int((end - first).min())
-
-
 class _Tile:
     """The sums of `query_tile`, once without row maxima and, where needed, once with them.
 
@@ -130,10 +123,8 @@ class _Tile:
         self._stacked = (batch, heads_q // problem.group, problem.group * positions)
         self._by_position = (*self._stacked[:2], problem.group, positions)
         self.score = Score(problem, rows, self._stacked, beside, own, seed)
-        self._first, self._end, self._fewest = _sees(problem, rows.start, rows.stop)
-        # Both rise from row to row.
-        self._seen_by_any = int(self._first[0]), int(self._end[-1])
-        self._seen_by_all = int(self._first[-1]), int(self._end[0])
+        self._seen = Seen(problem, rows)
+        self._first, self._end = self._seen.first, self._seen.end
         self.sees_any = np.zeros((*self._stacked, 1), bool)
         self._all_see_any = False
         self._buffer = np.empty(columns * math.prod(self._stacked), np.float32)
@@ -142,7 +133,7 @@ class _Tile:
     @property
     def may_be_plain(self) -> bool:
         """Whether scores in natural units are as exact as differences of scores."""
-        return self._fewest >= _FEW_KEYS and _LEAST_SCALE <= abs(self._problem.scale) <= 1
+        return self._seen.fewest >= _FEW_KEYS and _LEAST_SCALE <= abs(self._problem.scale) <= 1
 
     def attended(self, is_plain: bool) -> PlainSoftmax:
         """Return sums over all keys that the rows see."""
@@ -162,7 +153,7 @@ class _Tile:
         else:
             remains = np.float32(1) if score.is_more_than_scaled else scale
             softmax = OnlineSoftmax(self._stacked, p.head_dim_v, remains)
-        for keys in spans(*self._seen_by_any, self._columns):
+        for keys in spans(*self._seen.by_any, self._columns):
             if self._own.is_hidden(self._rows, keys):
                 continue
             tK, tV = self._kv.tiles(keys)
@@ -177,7 +168,7 @@ class _Tile:
             self._hide(rS, keys, hidden)
             softmax.weigh(rS)
             score.drop(rS, keys)
-            if keys.start == self._seen_by_any[0]:
+            if keys.start == self._seen.by_any[0]:
                 self._times_values(rS, tV, keys, hidden, softmax.acc)
             else:
                 softmax.acc += self._times_values(rS, tV, keys, hidden, self._product)
@@ -187,7 +178,7 @@ class _Tile:
         """Put -inf where a row does not see a key, by `hidden` or by its position."""
         if hidden is not None:
             np.copyto(rS, -np.inf, where=hidden)
-        first, end = self._seen_by_all
+        first, end = self._seen.by_all
         if keys.stop > end:
             j = np.arange(max(keys.start, end), keys.stop)
             part = rS.reshape(*self._by_position, -1)[..., -len(j) :]
@@ -205,15 +196,9 @@ class _Tile:
             sees = np.minimum(self._end, keys.stop) > np.maximum(self._first, keys.start)
             self.sees_any |= np.tile(sees, self._problem.group)[:, None]
         else:
-            self.sees_any |= ~self._unseen(keys, hidden).all(axis=-1, keepdims=True)
+            unseen = self._seen.unseen(keys, hidden)
+            self.sees_any |= ~unseen.all(axis=-1, keepdims=True)
         self._all_see_any = bool(self.sees_any.all())
-
-    def _unseen(self, keys: slice, hidden: np.ndarray | None) -> np.ndarray:
-        """Return where a row does not see a key, by `hidden` or by its position."""
-        j = np.arange(keys.start, keys.stop)
-        outside = (j < self._first[:, None]) | (j >= self._end[:, None])
-        outside = np.tile(outside, (self._problem.group, 1))[None, None]
-        return outside if hidden is None else outside | hidden
 
     def _times_values(
         self,
@@ -221,20 +206,9 @@ class _Tile:
         tV: np.ndarray,
         keys: slice,
         hidden: np.ndarray | None,
-        product: np.ndarray,
+        out: np.ndarray,
     ) -> np.ndarray:
         """Compute P V where P is 0 at hidden places, also if V is infinite or NaN there."""
-        np.matmul(rP, tV, out=product)
-        first, end = self._seen_by_all
-        if hidden is None and first <= keys.start and keys.stop <= end:
-            return product
-        if np.isfinite(product).all():
-            return product
-        unseen = self._unseen(keys, hidden)
-        bad = ~np.isfinite(tV).all(axis=-1)
-        np.matmul(rP, np.where(bad[..., None], np.float32(0), tV), out=product)
-        for j in np.flatnonzero(bad.any(axis=(0, 1))):
-            value = np.where(bad[:, :, j, None], tV[:, :, j], np.float32(0))[:, :, None]
-            weighted = rP[..., j, None] * value
-            product += np.where(unseen[..., j, None], np.float32(0), weighted)
-        return product
+        if hidden is None and self._seen.are_seen(keys):
+            return np.matmul(rP, tV, out=out)
+        return product(rP, tV, lambda: self._seen.unseen(keys, hidden), out)

@@ -69,6 +69,8 @@ def runs(
         Where sequences begin, and how many of their keys are in use.
     """
     rows, keys = (np.diff(x) for x in (cu_seqlens_q, cu_seqlens_k))
+    if rows.size == 0:
+        return
     used = keys if seqused_k is None else np.minimum(keys, seqused_k)
     sizes = np.stack(
         [rows, keys, np.minimum(rows, problem.max_seqlen_q), np.minimum(used, problem.max_seqlen_k)]

@@ -80,10 +80,16 @@ class Score:
             rS *= scale
         by_head = self._by_head(rS)
         if self._own.score_mod is not None:
+            if self._own.partials:
+                self._before = by_head.copy()
             slope = self._own.slope(by_head, self._rows, keys)
             found.append(("score_mod", None if slope is None else slope.reshape(rS.shape)))
             self._own.apply(by_head, self._rows, keys)
         return found
+
+    def gather(self, rdS: np.ndarray, keys: slice, into: Mapping[str, np.ndarray]) -> None:
+        """Add gradients of arrays that `score_mod` reads, from that of the scores of `slopes`."""
+        self._own.gather(self._by_head(rdS), self._before, self._rows, keys, into)
 
     def _by_head(self, rS: np.ndarray) -> np.ndarray:
         """Return scores with an axis of query heads."""

@@ -75,23 +75,28 @@ class OnlineSoftmax(PlainSoftmax):
         As in `PlainSoftmax`.
     scale : float32
         Positive.
+
+    Attributes
+    ----------
+    m : ndarray, (*stacked, 1)
+        The largest score of a row, not yet scaled.
     """
 
     def __init__(self, stacked: tuple[int, int, int], head_dim_v: int, scale: np.float32) -> None:
         super().__init__(stacked, head_dim_v)
-        self._m = np.full((*stacked, 1), -np.inf, np.float32)
+        self.m = np.full((*stacked, 1), -np.inf, np.float32)
         self._scale = scale
 
     def weigh(self, rS: np.ndarray) -> None:
         """Replace a tile of scores, not yet scaled, by their weights, and add up these."""
-        m_new = np.maximum(self._m, rS.max(axis=-1, keepdims=True))
+        m_new = np.maximum(self.m, rS.max(axis=-1, keepdims=True))
         # A row that has seen no key keeps m = -inf; -inf - 0 avoids the NaN of -inf - (-inf).
         m_safe = np.where(m_new == -np.inf, np.float32(0), m_new)
         rS -= m_safe
         if self._scale != 1:
             rS *= self._scale  # not before: a scaled Q, or scores, may not fit float32
-        rescale = np.exp((self._m - m_safe) * self._scale)
-        self._m = m_new
+        rescale = np.exp((self.m - m_safe) * self._scale)
+        self.m = m_new
         self.row_sum *= rescale
         self.acc *= rescale
         super().weigh(rS)
@@ -99,5 +104,5 @@ class OnlineSoftmax(PlainSoftmax):
     @property
     def log_sum(self) -> np.ndarray:
         """Logarithm of the sum of the exponentials of a row's scores."""
-        log_sum: np.ndarray = self._m * self._scale + np.log(self.row_sum)
+        log_sum: np.ndarray = self.m * self._scale + np.log(self.row_sum)
         return log_sum

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array
+from cufa.arrays import Array, Ints
 from cufa.features.expression import cpp
 from cufa.features.expression.closures import Closure, closure, rebuilt
 from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD
@@ -19,7 +19,7 @@ from cufa.features.expression.derivative import derivative
 from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, Graph, Node
 from cufa.features.expression.on_numpy import evaluated
 from cufa.features.expression.tilt import tilt_of
-from cufa.features.expression.values import Lookup, ReadArray, Value, node_of
+from cufa.features.expression.values import ELEMENTS, Lookup, ReadArray, Value, node_of
 from cufa.features.part import Part
 from cufa.features.parts import register
 
@@ -155,6 +155,49 @@ def derivative_of(score_mod: Callable[..., Any]) -> Callable[..., np.ndarray] | 
         return evaluated(its.graph, slope, inputs, its.arrays)
 
     return of
+
+
+class Partial(NamedTuple):
+    """The derivative of a `score_mod` by an element of an array that it reads, for NumPy arrays.
+
+    Attributes
+    ----------
+    of, at : callable
+        Called as the function is: the derivative, and the indices of the element.
+    """
+
+    of: Callable[..., np.ndarray]
+    at: Callable[..., tuple[np.ndarray, ...]]
+
+
+def read_by(score_mod: Callable[..., Any]) -> dict[str, Array]:
+    """Return the arrays of floats to which a `score_mod` refers, by name."""
+    arrays = closure(score_mod).arrays.values()
+    return {name: array for array, name in arrays if ELEMENTS.get(array.dtype) == FLOAT}
+
+
+def partials_of(score_mod: Callable[..., Any], name: str) -> list[Partial]:
+    """Return the derivatives of a `score_mod` by what it reads of an array, a place each."""
+    graph, root, reads, arrays = _recorded(SCORE_MOD, score_mod, closure(score_mod))
+    (number,) = (each.number for each in reads if each.name == name)
+
+    def value(node: int, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
+        return evaluated(graph, node, dict(zip((SCORE, *PAIR), inputs, strict=True)), arrays)
+
+    found = []
+    for i in graph.reachable(root):
+        node = graph.nodes[i]
+        if node.name == "load" and node.array == number:
+            slope, indices = derivative(graph, root, i), node.operands
+
+            def of(*inputs: np.ndarray, slope: int = slope) -> np.ndarray:
+                return value(slope, inputs)
+
+            def at(*inputs: np.ndarray, nodes: Ints = indices) -> tuple[np.ndarray, ...]:
+                return tuple(value(node, inputs) for node in nodes)
+
+            found.append(Partial(of, at))
+    return found
 
 
 def _slope(graph: Graph, root: int) -> int | None:
