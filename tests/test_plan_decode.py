@@ -149,7 +149,7 @@ PAGES: dict[str, Any] = {"pages": 9000, "page_size": 16}
 
 @pytest.mark.parametrize(("batch", "blocks"), [(132, 2), (126, 2), (198, 3), (192, 3), (264, 4)])
 def test_each_multiprocessor_has_all_its_units_at_once(batch: int, blocks: int) -> None:
-    """Of 64 columns four at most."""
+    """Four at most, with 64 columns."""
     sizes: dict[str, Any] = {"batch": batch, "capacity": 4096}
     assert small(**sizes) == (4, blocks)
     for other in ({"batch": batch - 20}, {"batch": batch + 7}, {"capacity": 20_000}):

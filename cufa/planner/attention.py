@@ -26,9 +26,9 @@ from cufa.specs.variant import Variant
 
 # A kernel of attention gives each tile of rows to one multiprocessor, whatever the keys. Few tiles
 # leave the others idle, which `decode` does not; but it reads K and V once for each of its small
-# tiles of rows, and a unit of many rows takes long to end. What both take, in microseconds, is
-# fitted to an H200's times of 161 problems of 1 to 64 queries: what is chosen
-# takes 1.005 times as long as the faster one. On other GPUs arithmetic and reading are in much the
+# tiles of rows, and a unit of many rows takes long to end. The times of both, in microseconds,
+# are fitted to an H200's times of 161 problems of 1 to 64 queries: the choice takes 1.005 times as
+# long as the faster one. On other GPUs arithmetic and reading are in much the
 # same ratio.
 _BYTES_A_US = 34_000
 """That a multiprocessor reads."""
