@@ -1,4 +1,4 @@
-"""What NumPy arrays do not need: CuPy, for arrays on a GPU and the compiler, and other extras."""
+"""Packages that NumPy arrays do not need: CuPy, for a GPU and the compiler, and other extras."""
 
 from __future__ import annotations
 

@@ -232,8 +232,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="generate.py",
         description="Generate text with a Llama, Mistral, Qwen, Gemma, gpt-oss or SmolLM.",
-        epilog="Without prompts, on a terminal, each line that you type is answered. What is not "
-        "said here is as the folder's generation_config.json says.",
+        epilog="Without prompts, on a terminal, each line that you type is answered. Defaults "
+        "are those of the folder's generation_config.json.",
     )
     parser.add_argument(
         "model",

@@ -75,7 +75,7 @@ class Drawn:
         For a call on a GPU; for one that decodes. None for any, and for none.
     q, k, v : ndarray
         (batch, heads, seq, head_dim), where of `attention_varlen` the batch is 1 and there are
-        three rows behind the last sequence. What is no key in use is NaN.
+        three rows behind the last sequence. Keys that are not in use are NaN.
     """
 
     def __init__(self, number: int, longest: int) -> None:

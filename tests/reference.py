@@ -190,8 +190,8 @@ class Expected:
         rounded = partial(_rounded, dtype=q.dtype)
         noise = formula.rounding_noise(rounded(self._out), rounded)
         # How float32 sums are rounded depends on their order, and that on the product's size, and
-        # on the processor. Of few results, of which the largest error is a matter of chance, those
-        # of a plain loop count, too.
+        # on the processor. With few results, whose largest error is a matter of chance, those of
+        # a plain loop count, too.
         ways = ("apart", "stacked") if q.dtype == np.float32 else ("apart",)
         if q.dtype == np.float32 and self._out.size <= _FEW:
             ways = (*ways, "in turn")
@@ -217,7 +217,7 @@ class Expected:
         what : str
             Names the case when it fails.
         bound : float, optional
-            In place of its own: the largest of those over the same keys. Of few numbers, the
+            In place of its own: the largest of those over the same keys. With few numbers, the
             largest error is a matter of chance.
         lse_slack : float
             Error that the LSE may have beyond the rule.

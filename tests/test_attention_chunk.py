@@ -120,7 +120,7 @@ def test_sequences_that_follow_each_other(xp: ModuleType, rng: np.random.Generat
 def test_tiles_of_other_chunks_are_skipped(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 16 tiles of queries, each one looks at the two of keys that are its chunk's."""
+    """Each of 16 tiles of queries looks at the two of keys that are its chunk's."""
     looked_at = []
     tiles = cpu.Dense.tiles
     monkeypatch.setattr(cpu, "ROWS", 128)

@@ -18,7 +18,7 @@ def compiled(request: pytest.FixtureRequest) -> bytes:
 
 
 def test_symbol(compiled: bytes) -> None:
-    """Of C++: the name's length, the name and the template arguments."""
+    """Names of C++: the name's length, the name and the template arguments."""
     symbol = elf.symbol(compiled)
     assert symbol.startswith("_Z7fa2_mmaI7float16Li32ELi32ELi64ELi16E")
     assert f".text.{symbol}".encode() in compiled

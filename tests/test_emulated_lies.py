@@ -40,7 +40,7 @@ def test_lengths_and_tables_that_lie(
 
 
 def test_a_number_of_splits_of_few_bits(rng: np.random.Generator) -> None:
-    """Of 2 x 2 units there are 200 pieces, which 8 bits cannot count."""
+    """2 x 2 units have 200 pieces, which 8 bits cannot count."""
     splits: Any = np.int8(50)
     checked(rng, [1700, 10], hq=2, num_splits=splits)
 

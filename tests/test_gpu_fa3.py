@@ -513,7 +513,7 @@ def random_sizes(rng: np.random.Generator) -> Sizes:
 
 
 def test_10000_launches(cupy: Any, rng: np.random.Generator) -> None:
-    """Of 200 random problems, 50 times each, with the same bits every time."""
+    """200 random problems, 50 times each, with the same bits every time."""
     for _ in range(200):
         b, hq, hk, sq, sk = random_sizes(rng)
         d, dv = [(64, 64), (128, 128), (192, 128), (256, 256)][rng.integers(4)]

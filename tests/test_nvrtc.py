@@ -227,7 +227,7 @@ def test_spills_are_seen() -> None:
 
 
 def test_code_bytes_are_those_of_the_instructions() -> None:
-    """Of 16 bytes each; more of them where loops are unrolled further."""
+    """They load 16 bytes each; more of them where loops are unrolled further."""
     small = nvrtc.compile_variant(SMALL, "sm_90a")
     large = nvrtc.compile_variant(SMALL._replace(bn=64), "sm_90a")
     assert small.code_bytes % 16 == 0

@@ -132,7 +132,7 @@ def _flat(cost: Cost) -> list[float]:
 
 
 def test_rows_that_a_tile_has_and_the_problem_has_not() -> None:
-    """Of 197 and of 128 rows, tiles of 192 compute 384 and 192."""
+    """Tiles of 192 rows compute 384 of 197 rows, and 192 of 128."""
     for heads, seq, head_dim in ((64 * 12, 197, 64), (64 * 12, 128, 32), (32 * 12, 128, 64)):
         shape = (1, heads, seq, head_dim)
         problem = Problem.of_shapes(shape, shape, shape, dtype="bfloat16")

@@ -155,7 +155,7 @@ def decode(
         softcap outside 1e-6 to 1e4; `num_splits` below 1, a kernel that cannot take the call; in a
         capture into a CUDA graph, an array that would be copied.
         Lengths out of range in a NumPy array; pages in use that do not exist, if both table and
-        lengths are on the host. What the device alone knows is not checked: there, lengths out of
+        lengths are on the host. Arrays on the device are not checked: there, lengths out of
         range and pages that do not exist give results that mean nothing, and no read outside the
         caches.
     RuntimeError

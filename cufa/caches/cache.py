@@ -410,8 +410,8 @@ class Cache:
         -----
         A layer is written once for each `extend`; what a replay of a graph writes does not count.
 
-        One kernel on the current stream, which can be captured into a CUDA graph. What a rotary
-        embedding turns is computed in float32 and rounded once (Su et al. 2021, RoFormer).
+        One kernel on the current stream, which can be captured into a CUDA graph. The
+        rotary embedding computes in float32 and rounds once (Su et al. 2021, RoFormer).
         """
         new = self._layer(layer).new(k, v, q)
         grown = self._ends - self._starts

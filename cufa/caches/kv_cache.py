@@ -134,8 +134,8 @@ class KVCache(Cache):
 
         Notes
         -----
-        The copy is in new memory: `PagedKVCache` shares pages in its place. What `extend` has made
-        room for must have been written.
+        The copy is in new memory: `PagedKVCache` shares pages in its place. Tokens that
+        `extend` has made room for must have been written.
         """
         self._store.refuse_capture("fork")
         check_sequence(sequence, self._store.in_use)

@@ -13,7 +13,7 @@ from cufa.cli.parser import CommandError
 from cufa.compiler import nvrtc
 from cufa.device import Device
 
-# What CuPy and its loader of CUDA's libraries raise where one is not there, or is too old.
+# Errors of CuPy and its loader of CUDA's libraries where one is not there, or is too old.
 MISSING = (ImportError, OSError, RuntimeError)
 
 

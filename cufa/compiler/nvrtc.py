@@ -18,7 +18,7 @@ from cufa.specs.variant import Variant
 _MINIMAL = (12, 4)
 
 CUPYS_OPTIONS = ("--device-as-default-execution-space", "-ftz=true")
-"""What CuPy gives to all modules: what is compiled otherwise is to compute the same."""
+"""Options that CuPy gives to all modules: code compiled otherwise must compute the same."""
 
 # From which version on a compilation can be answered from the driver's cache.
 _CACHES = (13, 0)

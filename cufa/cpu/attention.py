@@ -27,8 +27,9 @@ from cufa.problem.problem import Problem
 ROWS = 512
 KEYS = 256
 
-#: Rows where a mask bounds the keys: fewer, so that fewer scores are computed that it hides.
-BOUNDED_ROWS = 128
+#: Bounds of the rows where a mask bounds the keys, which are an eighth of the keys that a row may
+#: see: fewer rows, so that fewer scores are computed that the mask hides.
+BOUNDED_ROWS = 128, 256
 
 #: Elements of float32 that a step works on, the scores and the tiles of K and V: 1 MiB, a usual
 #: level-2 cache. Where one (batch, head) pair needs less, several share a step, which spreads the
@@ -75,7 +76,11 @@ def plan(problem: Problem) -> Plan:
     Plan
         `str` of it is one line.
     """
-    most_rows = BOUNDED_ROWS if edges(problem.score) else ROWS
+    most_rows = ROWS
+    if edges(problem.score):
+        fewest, most = BOUNDED_ROWS
+        seen = problem.seq_kv if problem.most_seen is None else problem.most_seen
+        most_rows = min(max(seen // 8, fewest), most)
     rows = max(1, min(problem.seq_q, most_rows // problem.group))
     keys = max(1, min(problem.seq_kv, KEYS))
     head_dims = problem.head_dim + problem.head_dim_v

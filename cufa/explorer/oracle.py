@@ -42,9 +42,9 @@ def sampled_heads(batch: int, heads: int, count: int = _PAIRS) -> list[tuple[int
 def sampled_rows(seq: int, pairs: int) -> np.ndarray:
     """Return the rows that are checked, (pairs, rows): all rows of a tile come up among the pairs.
 
-    Short sequences are checked whole. Of others the first row, the last row, and rows in steps that
-    have no divisor in common with the rows of a tile, each pair going on where the one before it
-    would have come to.
+    Short sequences are checked whole. In others these are the first row, the last row, and rows in
+    steps that have no divisor in common with the rows of a tile. Each pair goes on where the one
+    before it would have come to.
     """
     count = _ROWS // pairs
     step = max(1, (seq - _PERIOD) // count)

@@ -113,7 +113,7 @@ struct Exponent {
     // --- when to look for row maxima ---
 
     // Whether m may have to move a long way at the keys after the present ones: some rows have seen
-    // none. Of two loops, the first ends where all have; with a map, they take turns.
+    // none. The first of two loops ends where all have; with a map, the loops take turns.
     __device__ bool needs_maxima(const Here& here) const {
         if constexpr (!SCORE::FIRST_TILE_BOUNDS_MAX)
             return true;
@@ -194,8 +194,8 @@ struct Exponent {
             score.mask(rS, here.sequence(at.batch), at, masked);
         }
     }
-    // The scores of keys from the tile's `column` on, as the softmax takes them. What has `tiles`
-    // is read there.
+    // The scores of keys from the tile's `column` on, as the softmax takes them. Arrays that
+    // have `tiles` are read there.
     template <class Scores, class Tiles>
     __device__ void apply_score(Scores& rS, int column, Masked masked, const Tiles& tiles,
                                 const Here& here) const {

@@ -130,7 +130,7 @@ __device__ inline void wgmma_wait() {
 
 // wgmma.mma_async, m64 nN k16, float32 accumulators: d[i] are the columns 8 i .. 8 i + 7. D = A B,
 // or D += A B. ss: A and B in shared memory, K along the columns of both. rs: A in registers, B in
-// shared memory, K along its rows. Of a step of K, or two in one statement: each statement hands on
+// shared memory, K along its rows. A statement does one step of K, or two: each statement hands on
 // all accumulators, which takes the compiler time.
 template <class T, int N>
 struct Wgmma;

@@ -8,9 +8,9 @@
 #include "softmax.cuh"
 
 // A warp computes four rows of the output from `row0` on, 32 columns from `col0` on, and writes the
-// `wanted` ones, a bit a row. Of a row, eight lanes hold S of a key each, and four neighbouring
-// columns of O. m is the true row maximum, and a key whose P is 0 takes no part: what is infinite,
-// or nearly so, gives what it gives in NumPy.
+// `wanted` ones, a bit a row. Eight lanes share a row: each holds S of a key, and four neighbouring
+// columns of O. m is the true row maximum, and a key whose P is 0 takes no part: infinite and
+// nearly infinite values give the results of NumPy.
 template <class SCORE, class KV>
 __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int row0,
                             uint32_t wanted, int col0) {

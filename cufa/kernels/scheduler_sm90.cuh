@@ -34,7 +34,7 @@ __device__ inline Tile by_heads(const Params& p, const Tile& tile) {
 
 // The tile that follows `tile`, the round-th of a block that takes one after the other. Where tiles
 // differ in length, blocks draw them, one tile ahead, the first of each being its own number: those
-// whose tiles are short draw more. Of few tiles the second of each is its own, too, numbered
+// whose tiles are short draw more. With few tiles the second of each is its own, too, numbered
 // backwards, so that the longest first tile goes with the shortest second: when it is asked for, no
 // first one has ended. Whoever draws the last number leaves 0 behind.
 template <bool UNEVEN>

@@ -73,8 +73,8 @@ struct TileLoader {
         return gmem + (row + thread / Tile::PANEL) * stride + thread % Tile::PANEL * Tile::CHUNK;
     }
 
-    // Starts the copy of the tile that begins at `row`, `src` being its source. What lies beyond
-    // the matrix is not read: zeros stand for it. Rows are made of whole chunks:
+    // Starts the copy of the tile that begins at `row`, `src` being its source. Zeros stand for
+    // elements beyond the matrix, which are not read. Rows are made of whole chunks:
     // cufa/arrays.py pads others with zeros.
     __device__ void start(uint32_t tile, int row, const T* src) const {
         const int thread = thread_index();

@@ -22,7 +22,7 @@ _ALIGNED = (True, True, True)
 
 _kinds: dict[Key, Kind] = {}
 
-# Of CuPy, imported by the first call.
+# CuPy's, imported by the first call.
 _ndarray: Any = None
 _current_device: Any = None
 

@@ -24,7 +24,7 @@ MAX_TILE = 256
 """Rows and columns of a tile at most: lengths are rounded up to it in 32 bits."""
 
 HeadDims = tuple[int, int]
-"""Of Q and K, and of V and O."""
+"""Head dims of Q and K, and of V and O."""
 
 Tiles = Mapping[HeadDims, tuple[TileShape, ...]]
 """The tiles that the planner chooses from, by the padded head dims that are compiled.

@@ -15,7 +15,7 @@ MOST_OPERATIONS = 2**37
 HEAD_DIMS = tuple(
     (d, d) for d in (32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
 )
-"""Of Q and K, and of V. All are as likely; the usual ones are there more often."""
+"""Head dims of Q and K, and of V. All are as likely; the usual ones are there more often."""
 
 
 def cells(seed: int, count: int, head_dims: Dims = HEAD_DIMS) -> list[Cell]:

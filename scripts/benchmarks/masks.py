@@ -31,7 +31,7 @@ _SOFTCAP = 30.0
 _LENGTHS = (
     *(1034, 898, 270, 1978, 2040, 1145, 373, 380, 1208, 1350, 1792, 46, 409, 222, 740, 2499),
 )
-"""Of 16 sequences of 16384 tokens."""
+"""Lengths of 16 sequences, 16384 tokens together."""
 
 Arrays = Mapping[str, Any]
 

@@ -44,7 +44,7 @@ def generate(
     """Yield the next token of each prompt, (len(prompts),) integers, as often as one may have more.
 
     Prompts run as one batch whatever their lengths; none is padded, and each sees its own tokens
-    alone. What follows an end token, or a prompt's maximum, is for the caller to ignore; closing
+    alone. Tokens after an end token, or a prompt's maximum, are for the caller to ignore; closing
     the iterator ends the work.
 
     Parameters

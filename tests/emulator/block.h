@@ -1,6 +1,6 @@
 // CUDA blocks on the host, one after the other or by turns. Their threads are fibers of one thread of the host: each runs until
-// it has to wait for others, at a barrier or at an instruction that a warp executes together. What nothing can end is a
-// deadlock, and reported.
+// it has to wait for others, at a barrier or at an instruction that a warp executes together. A wait that nothing can
+// end is a deadlock, and reported.
 #pragma once
 #include <sys/mman.h>
 

@@ -8,7 +8,7 @@
 namespace emulator {
 
 #ifdef __x86_64__
-// swapcontext makes two system calls a change. What a call must keep is all that a change must.
+// swapcontext makes two system calls a change. A change must keep only what a call must keep.
 struct Fiber {
     void* sp;
 

@@ -1,4 +1,4 @@
-"""What NumPy's functions give, in the types of an expression: which of C++, and of which type."""
+"""Results of NumPy's functions in an expression: the function of C++, and the type."""
 
 from __future__ import annotations
 
