@@ -28,7 +28,7 @@ _STREAMS = 64
 _KEPT = 32 << 20
 """Bytes that are kept for a stream, at most: more come from CuPy's pool for each launch."""
 
-_PER_THREAD = 2
+PER_THREAD = 2
 """What stands for the default stream of each thread: ``cudaStreamPerThread``."""
 
 _RESERVES = 8
@@ -102,7 +102,7 @@ class Scratch:
         if stream.is_capturing():
             return self._take_for_capture(nbytes)
         key = stream.ptr
-        if key == _PER_THREAD:
+        if key == PER_THREAD:
             key = self._of_thread()
         place = self._of_stream.get(key)
         if place is None or place.nbytes < nbytes or not self._has_reserves:
@@ -152,7 +152,7 @@ class Scratch:
 
     def _take_for_capture(self, nbytes: int) -> Place:
         """Return memory that a capture has for itself."""
-        key = _capture()
+        key = current_capture()
         with self._lock:
             place = self._of_capture.get(key)
             of_capture = place or (self._reserves[-1] if self._reserves else None)
@@ -186,7 +186,7 @@ def _capture_info() -> Any:
     return driver.function("cuStreamGetCaptureInfo_v2", keeps_lock=True)
 
 
-def _capture() -> tuple[int, int]:
+def current_capture() -> tuple[int, int]:
     """Return which capture the current stream is part of, and the stream."""
     import cupy
 
