@@ -28,7 +28,7 @@ _STREAMS = 64
 _KEPT = 32 << 20
 """Bytes that are kept for a stream, at most: more come from CuPy's pool for each launch."""
 
-PER_THREAD = 2
+_PER_THREAD = 2
 """What stands for the default stream of each thread: ``cudaStreamPerThread``."""
 
 _RESERVES = 8
@@ -102,7 +102,7 @@ class Scratch:
         if stream.is_capturing():
             return self._take_for_capture(nbytes)
         key = stream.ptr
-        if key == PER_THREAD:
+        if key == _PER_THREAD:
             key = self._of_thread()
         place = self._of_stream.get(key)
         if place is None or place.nbytes < nbytes or not self._has_reserves:

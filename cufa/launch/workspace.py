@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from cufa.arrays import Array
-from cufa.launch.scratch import PER_THREAD, current_capture
+from cufa.launch.scratch import current_capture
 
 _STREAMS = 8  # whose memory is kept, and of all captures under way
+_PER_THREAD = 2  # the handle of each thread's default stream
 
 
 class Workspace:
@@ -59,7 +60,7 @@ class Workspace:
 
     def _key(self, stream: int) -> int:
         """Return what stands for a stream: each thread's own has the same number."""
-        if stream != PER_THREAD:
+        if stream != _PER_THREAD:
             return stream
         key = getattr(self._thread, "key", None)
         if key is None:

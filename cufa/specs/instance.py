@@ -1,4 +1,4 @@
-"""Instance: one template instantiation of a kernel that has no plan of `attention` or `decode`."""
+"""Instance: one template instantiation of a kernel other than attention's, which needs no plan."""
 
 from __future__ import annotations
 
