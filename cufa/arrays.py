@@ -52,7 +52,7 @@ _OVERLAP_WORK: Any = 10_000  # NumPy's stub knows only its two special values
 
 
 class ArrayInfo(NamedTuple):
-    """What an array is like, but for its address."""
+    """Shape, strides and dtype of an array, without its address."""
 
     shape: Ints
     strides: Ints
@@ -263,7 +263,7 @@ def readable(
 
 
 def as_readable(view: Array, tma: bool = False, repeats: bool = False) -> Array:
-    """Return a 4-D CuPy array as kernels read it, or else a copy; arguments as of `readable`."""
+    """Return a 4-D CuPy array as kernels read it, or else a copy; arguments as in `readable`."""
     aligned = view.data.ptr % ALIGNMENT == 0
     if aligned and readable(view.shape, view.strides, view.itemsize, tma, repeats):
         return view

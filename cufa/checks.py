@@ -1,4 +1,4 @@
-"""What the public functions ask of their arrays: dtype, device, and where the result goes.
+"""Checks of the public functions' arrays: dtype, device, and where the result goes.
 
 Arrays come by name, the one that the others must agree with first; errors name the argument.
 """

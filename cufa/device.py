@@ -21,7 +21,7 @@ class Device(NamedTuple):
         Shared memory that a block can opt in to, and that a multiprocessor has, in bytes.
     l2_bytes : int
     threads_per_sm, registers_per_sm, max_blocks_per_sm : int
-        What a multiprocessor holds at once.
+        Limits of a multiprocessor.
     compiles_sm90a : bool
         False where NVRTC does not compile for sm_90a through CuPy; it matters on sm_90 only.
     """
@@ -45,7 +45,7 @@ class Device(NamedTuple):
         return f"sm_{self.compute_capability}{suffix}"
 
 
-# NVRTC before it refuses a second -arch beside the one that CuPy gives.
+# NVRTC before it refuses a second -arch after the one that CuPy gives.
 _NVRTC_TAKES_TWO_ARCH = (12, 9)
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -121,7 +121,7 @@ def of_id(device_id: int) -> Device:
     )
     if device.compute_capability == 90 and not device.compiles_sm90a:
         warnings.warn(
-            f"NVRTC {'.'.join(map(str, nvrtc.getVersion()))} does not compile for sm_90a beside "
+            f"NVRTC {'.'.join(map(str, nvrtc.getVersion()))} does not compile for sm_90a after "
             "CuPy's own sm_90, from 12.9 on it does: the kernels for Hopper are not used",
             RuntimeWarning,
             stacklevel=2,

@@ -43,7 +43,7 @@ def user_path(device: Device, folder: Path | None = None) -> Path:
 
 def _ignored(path: Path, why: str) -> None:
     warnings.warn(
-        f"{path} is ignored: {why}. Write it anew with python -m cufa tune, or delete it",
+        f"{path} is ignored: {why}. Write it again with python -m cufa tune, or delete it",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -91,7 +91,7 @@ def user_table(device: Device) -> Table | None:
 
 
 def forget() -> None:
-    """Read the tables anew for the next plan; calls like those already made keep their plans."""
+    """Read the tables again for the next plan; calls like those already made keep their plans."""
     user_table.cache_clear()
 
 
@@ -110,7 +110,7 @@ def store(
     device : Device
     entries : mapping of ProblemClass to Entry
     command : str
-        What found them, for the reader of the file.
+        The command that found them, for the reader of the file.
     drop : collection of ProblemClass
         Classes whose older entries no longer win.
 

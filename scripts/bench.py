@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure cufa beside its peers, and make tables and plots from the results.
+"""Measure cufa against its peers, and make tables and plots from the results.
 
     python scripts/bench.py prefill --kernel fa2_mma
     python scripts/bench.py gqa
@@ -38,7 +38,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "benchmarks"
 
-# What is measured is this checkout, whether or not a cufa is installed.
+# Measure this checkout, whether or not a cufa is installed.
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import before, environment, results  # noqa: E402
@@ -78,7 +78,7 @@ def earlier_part(options: argparse.Namespace, path: Path) -> dict[str, Any] | No
 
 
 def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Run a benchmark, writing the result file anew after every row.
+    """Run a benchmark, writing the result file again after every row.
 
     Returns
     -------
@@ -122,7 +122,7 @@ def _rows(
 ) -> tuple[Iterable[dict[str, Any]], Any]:
     """Return the rows of a benchmark as they come, and who counts the cells that failed.
 
-    What the rows need until all have come is entered into `held`.
+    Context managers that the rows need until the last one are entered into `held`.
     """
     o, kernel = options, forced_kernel(options)
     if o.bench == "host":

@@ -176,7 +176,7 @@ def read_prompts(arguments: argparse.Namespace) -> list[str]:
 
 
 def answer_all(assistant: Assistant, texts: Sequence[str], batch: int) -> None:
-    """Answer each text by itself, so many at a time."""
+    """Answer each text by itself, a batch at a time."""
     prompts = [
         assistant.prompt([{"role": "user", "content": text}], number)
         for number, text in enumerate(texts)
@@ -298,7 +298,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--page-size",
         type=positive,
         metavar="N",
-        help="keep keys and values in pages of N tokens, so many as each sequence needs",
+        help="keep keys and values in pages of N tokens, as many as each sequence needs",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument(

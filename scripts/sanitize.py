@@ -137,8 +137,10 @@ def varlen() -> Iterator[cupy.ndarray]:
                 of_q, of_k = (cupy.asarray(each) for each in offsets)
                 yield cufa.attention_varlen(q, k, v, of_q, of_k, **options)
             dense = [_random(dtype, 3, 2, n, d) for n in (150, 200, 200)]
-            there = cupy.asarray(np.array([200, 0, 77], np.int32))
-            yield cufa.attention(*dense, lengths_k=there, **options)
+            keys = cupy.asarray(np.array([200, 0, 77], np.int32))
+            queries = cupy.asarray(np.array([40, 150, 0], np.int32))
+            for its in (None, queries):
+                yield cufa.attention(*dense, lengths_k=keys, lengths_q=its, **options)
 
 
 def decode() -> Iterator[cupy.ndarray]:

@@ -21,7 +21,7 @@ find_python() {
 }
 
 make_venv() {
-    # A run that was cut short may have left half a folder: make that anew.
+    # A run that was cut short may have left half a folder: make that again.
     if [ -d .venv ] && "$VENV_PYTHON" -m pip --version >/dev/null 2>&1; then
         return
     fi

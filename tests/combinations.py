@@ -182,7 +182,7 @@ def checked(number: int, longest: int, xp: Any, times: int = 1) -> None:
     Parameters
     ----------
     number, longest : int
-        As of `Drawn`.
+        As in `Drawn`.
     xp : module
     times : int
     """

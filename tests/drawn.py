@@ -1,7 +1,7 @@
 """Calls with features drawn at random, all of which must go together.
 
-What is drawn depends on a number alone, so that a call which fails can be made again. Lengths grow
-with `longest`; most else is as of the same number.
+A draw depends on a number alone, so that a call which fails can be made again. Lengths grow
+with `longest`; the rest is as in the draw of the same number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEAD_DIMS = (
     *((192, 128), (256, 256), (33, 57), (1, 8)),
 )
 HEADS = ((1, 1), (2, 2), (4, 2), (4, 1), (6, 2), (7, 1), (8, 2))
-#: Of a caller's own functions, see `score_mods.FEATURES`.
+#: Names of a caller's own functions, see `score_mods.FEATURES`.
 OWN = {
     "score_mod": (
         "alibi",
@@ -43,14 +43,14 @@ KERNELS = {
 
 
 class Drawn:
-    """What a call of `cufa.attention`, `attention_varlen` or `decode` is made of.
+    """The arguments of a call of `cufa.attention`, `attention_varlen` or `decode`.
 
     Parameters
     ----------
     number : int
-        Of the draw.
+        Number of the draw.
     longest : int
-        What sequences are at most as long as: 64 or more.
+        Length of the longest sequence, at most: 64 or more.
 
     Attributes
     ----------
@@ -60,19 +60,19 @@ class Drawn:
     batch, heads_q, heads_kv, seq_q, seq_kv : int
         Sequences, heads, and the longest sequences that there may be.
     rows, keys : ndarray or None
-        Of `attention_varlen`: how many each sequence has.
+        For `attention_varlen`: how many each sequence has.
     lengths : ndarray or None
         How many of the keys each sequence has in use.
     options : dict
         Arguments that are no arrays, and the same wherever the call runs.
     arrays : dict
-        Those beside q, k and v.
+        Those next to q, k and v.
     own : dict
         The caller's own functions, by argument: what makes options that have them of `own_arrays`.
     block : tuple of int or None
-        Of the tiles of a `block_mask`.
+        Sizes of the tiles of a `block_mask`.
     kernel, page_size
-        Of a call on a GPU; of one that decodes. None for any, and for none.
+        For a call on a GPU; for one that decodes. None for any, and for none.
     q, k, v : ndarray
         (batch, heads, seq, head_dim), where of `attention_varlen` the batch is 1 and there are
         three rows behind the last sequence. What is no key in use is NaN.

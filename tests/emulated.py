@@ -25,7 +25,7 @@ from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
 FOLDERS = Path(cufa.__file__).parent / "kernels", Path(__file__).parent / "emulator"
-#: What a GPU refuses, this processor would do: to read or write four bytes anywhere.
+#: This processor would read or write four bytes anywhere, which a GPU refuses.
 CHECKED = "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"
 
 needs_compiler = pytest.mark.skipif(
@@ -46,8 +46,12 @@ extern "C" bool run(const {arguments}& arguments, int grid, int threads, unsigne
                          seed, front);
 }}
 """
-#: Of kernels beside attention's.
-ARGUMENTS = {"block_mask": "BlockMaskArguments<{}>", "block_lists": "BlockListsParams"}
+#: Arguments of kernels other than attention's.
+ARGUMENTS = {
+    "block_mask": "BlockMaskArguments<{}>",
+    "block_lists": "BlockListsParams",
+    "clear_rows": "ClearRowsParams",
+}
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
 

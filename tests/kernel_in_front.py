@@ -81,7 +81,10 @@ def _of_attention(variant: Variant, parameter: np.void) -> Iterator[Integers]:
     if p["tiles_drawn"]:
         yield _row(p["tiles_drawn"], 1), int(p["heads"]) * int(p["q_tiles"])
     if variant.kv == "Padded":
-        yield _row(parameter["kv"]["lengths_k"], int(p["heads"]) // int(p["heads_q"])), keys
+        batch = int(p["heads"]) // int(p["heads_q"])
+        for name, most in (("lengths_k", keys), ("lengths_q", queries)):
+            if parameter["kv"][name]:
+                yield _row(parameter["kv"][name], batch), most
     if variant.kv == "Varlen":
         kv = parameter["kv"]
         sequences = int(kv["sequences"])

@@ -18,7 +18,7 @@ class LaidOut(NamedTuple):
     base : ndarray
         In whose gaps is NaN, if its dtype has one.
     view : callable
-        Of a copy of `base`, the view.
+        Returns the view of a copy of `base`.
     """
 
     base: np.ndarray

@@ -201,7 +201,7 @@ TOKENS = np.random.default_rng(7).integers(0, VOCABULARY, (2, 40))
 
 
 def packed(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a tensor of MXFP4: any numbers, and scales that give them sizes as of others."""
+    """Return a tensor of MXFP4: any numbers, and scales that give them the sizes of others."""
     low, high = (0, 256) if name.endswith(BLOCKS) else (122, 126)
     return rng.integers(low, high, shape, np.uint8)
 

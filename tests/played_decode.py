@@ -95,7 +95,7 @@ class DecodeKernel:
                 ]
             else:
                 own = [x[i : i + 1] for x in (k, v)]
-            # What no query's window reaches is not read, nor what is in front of all chunks.
+            # No key is read that no query's window reaches, or that is in front of all chunks.
             left, chunk = score["window"][0], score.get("attention_chunk", capacity + 1)
             stands = int(length) - rows
             first = max(0 if left is None else stands - left, stands // chunk * chunk)

@@ -21,7 +21,7 @@ CEILINGS = {"read_gbs": 4000.0, "copy_gbs": 4000.0, "gemm_tflops": 700.0}
 class PlayedStage:
     """In place of `cufa.explorer.stage.Stage`.
 
-    What a variant does is decided by `said`: a word, such as "right" or "wrong", and perhaps the
+    `said` decides the result of a variant: a word, such as "right" or "wrong", and perhaps the
     milliseconds of a call. By default its cubin says so.
     """
 

@@ -163,7 +163,7 @@ def _largest_error(x: np.ndarray, expected: np.ndarray) -> float:
 
 
 class Expected:
-    """What the results of a call are held to: computed once, however many there are.
+    """The reference of a call's results: computed once, however many there are.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ class Expected:
             In place of its own: the largest of those over the same keys. Of few numbers, the
             largest error is a matter of chance.
         lse_slack : float
-            What the LSE may be wrong by, beyond the rule.
+            Error that the LSE may have beyond the rule.
         """
         out = to_host(out)
         bound = self.bound if bound is None else bound

@@ -1,4 +1,4 @@
-"""Arrays beside q, k and v for tests: what calls of some sizes may have."""
+"""Arrays next to q, k and v for tests: those that calls of some sizes may have."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ Place = Callable[[np.ndarray], Any]
 
 
 def _in_rows_of(columns: int, first: int, step: int = 1) -> Callable[[Place, np.ndarray], Any]:
-    """Return what places an array in one whose rows are longer, multiples of so many elements."""
+    """Return a function that places an array in one whose rows are longer."""
 
     def placed(place: Place, x: np.ndarray) -> Any:
         last = first + step * x.shape[-1]
@@ -143,7 +143,7 @@ LIES: dict[str, Callable[[Place, np.ndarray], Any]] = {
     "rows of odd lengths": _in_rows_of(17, 0),
     "every other element": _in_rows_of(16, 0, 2),
     "backwards": lambda place, x: place(x[..., ::-1].copy())[..., ::-1],
-    "queries beside each other": lambda place, x: place(x.swapaxes(2, 3).copy()).swapaxes(2, 3),
-    "heads beside each other": lambda place, x: place(x.swapaxes(1, 3).copy()).swapaxes(1, 3),
+    "queries next to each other": lambda place, x: place(x.swapaxes(2, 3).copy()).swapaxes(2, 3),
+    "heads next to each other": lambda place, x: place(x.swapaxes(1, 3).copy()).swapaxes(1, 3),
 }
 """Ways in which an array can lie in memory."""

@@ -24,7 +24,7 @@ def no_arrays(rng: np.random.Generator, sizes: Sizes) -> Arrays:
 def slopes(rng: np.random.Generator, sizes: Sizes) -> Arrays:
     """Draw slopes that leave scores of some tens: float32 has 2^-17 of a hundred.
 
-    Of those, the units in which scores are rounded would decide.
+    There, the units in which scores are rounded would decide.
     """
     return {"slopes": rng.random(2 * sizes[1], np.float32)[::2] / 8}
 
@@ -45,7 +45,7 @@ def even_steps(arrays: Arrays) -> Options:
 
 
 def two_distances(arrays: Arrays) -> Options:
-    """Make one that turns where a query does not stand, beside ALiBi, which turns there."""
+    """Make one that turns where a query does not stand; ALiBi turns where it stands."""
     slopes = arrays["slopes"]
 
     def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -13,7 +13,7 @@ from models import cuda
 from models.flat import CPP, MOST_ROWS, tile_of
 from shared_libraries import Sources
 
-#: What stands for PTX that ``tests/emulator`` does not have.
+#: Stand-ins for PTX that ``tests/emulator`` does not have.
 HEADERS = {
     "ptx_convert.cuh": """
 #pragma once

@@ -294,7 +294,7 @@ def test_identical_calls_are_bit_identical(
 def test_calls_that_differ_in_one_thing_do_not_share_a_result(
     xp: ModuleType, rng: np.random.Generator
 ) -> None:
-    """What is remembered of a call must not be used for another one."""
+    """Memory of a call must not be used for another one."""
     q, k, v = random_inputs(rng, "float16", b=2, hq=4, sq=64, d=64)
     device = [xp.asarray(x) for x in (q, k, v)]
     for _ in range(2):

@@ -52,7 +52,7 @@ def bound_of_few_keys(expected: Expected, arrays: Any, chunk: int, **options: An
 
 
 def test_what_is_seen() -> None:
-    """Of four keys and chunks of two; two queries stand in front of the first key."""
+    """Four keys, chunks of two; two queries stand in front of the first key."""
     eye = np.eye(4, dtype=np.float32)
     q = np.zeros((6, 4), np.float32)
     out = cufa.attention(q, eye, eye, attention_chunk=2)

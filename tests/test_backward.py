@@ -19,6 +19,8 @@ HEAD_DIMS = ((24, 24), (64, 40), (128, 128))
 
 Options = dict[str, Any]
 
+NUMBERS = np.arange(11)
+
 
 def features(rng: np.random.Generator, name: str, sizes: Any) -> Options:
     """Return the options of a call with a feature, by name."""
@@ -242,33 +244,38 @@ def test_what_is_hidden_reaches_nothing(rng: np.random.Generator, bad: float) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_lengths_of_padded_sequences(rng: np.random.Generator, dtype: str) -> None:
+@pytest.mark.parametrize("given", ["lengths_k", "lengths_q", "both"])
+def test_lengths_of_padded_sequences(rng: np.random.Generator, dtype: str, given: str) -> None:
     """What is behind a length is not read, and has no gradient."""
     sizes = (4, 4, 2, 45, 90)
     dout, q, k, v = drawn(rng, dtype, sizes)
     bias, sinks = score_arrays.bias(rng, sizes, np.float32), score_arrays.sinks(rng, sizes)
-    lengths = np.array([90, 1, 0, 57])
-    for i, n in enumerate(lengths):
-        k[i, :, n:], v[i, :, n:], bias[i, :, :, n:] = np.nan, np.nan, np.nan
+    keys = np.array([90, 1, 0, 57]) if given != "lengths_q" else np.full(4, 90)
+    rows = np.array([45, 3, 20, 0]) if given != "lengths_k" else np.full(4, 45)
+    for i, (n, m) in enumerate(zip(rows, keys, strict=True)):
+        q[i, :, n:], dout[i, :, n:], bias[i, :, n:] = np.nan, np.nan, np.nan
+        k[i, :, m:], v[i, :, m:], bias[i, :, :, m:] = np.nan, np.nan, np.nan
+    lengths = {"lengths_k": keys, "lengths_q": rows}
+    lengths = lengths if given == "both" else {given: lengths[given]}
     options: Options = {"causal": True, "sinks": sinks, "dropout_p": 0.1, "seed": 5}
-    found = differentiated(dout, q, k, v, bias=bias, lengths_k=lengths, **options)
+    found = differentiated(dout, q, k, v, bias=bias, **lengths, **options)
     total = np.zeros_like(sinks)
-    for i, n in enumerate(lengths.tolist()):
+    for i, (n, m) in enumerate(zip(rows.tolist(), keys.tolist(), strict=True)):
         one = slice(i, i + 1)
-        its = {**options, "bias": bias[one, :, :, :n]}
-        keep = cufa.dropout_mask((4, 4, 45, 90), 0.1, 5)[one, :, :, :n] / 0.9
-        del its["dropout_p"], its["seed"]
-        if n:
+        its: Options = {"causal": True, "sinks": sinks, "bias": bias[one, :, :n, :m]}
+        keep = cufa.dropout_mask((4, 4, 45, 90), 0.1, 5)[one, :, :n, :m] / 0.9
+        if n and m:
             expected = ExpectedGradients(
-                *(dout[one], q[one], k[one, :, :n], v[one, :, :n]), keep=keep, **its
+                *(dout[one, :, :n], q[one, :, :n], k[one, :, :m], v[one, :, :m]), keep=keep, **its
             )
             total += expected.exact["sinks"].astype(np.float32)
-            rows = {"q": 45, "k": n, "v": n}
-            parts = {name: found[name][one, :, :end] for name, end in rows.items()}
-            expected.assert_accepts({**parts, "bias": found["bias"][one, :, :, :n]}, f"length {n}")
-        for name in ("k", "v"):
-            assert not found[name][i, :, n:].any()
-        assert not found["bias"][i, :, :, n:].any()
+            ends = {"q": n, "k": m, "v": m}
+            parts = {name: found[name][one, :, :end] for name, end in ends.items()}
+            parts["bias"] = found["bias"][one, :, :n, :m]
+            expected.assert_accepts(parts, f"lengths {n}, {m}")
+        for name, end in (("q", n), ("k", m), ("v", m), ("bias", n)):
+            assert not found[name][i, :, end:].any()
+        assert not found["bias"][i, :, :, m:].any()
     rough = 1e-4 if dtype == "float32" else 2e-2
     np.testing.assert_allclose(found["sinks"], total, rtol=rough, atol=rough)
 
@@ -372,6 +379,69 @@ def test_scores_that_are_all_large(rng: np.random.Generator, hiding: float) -> N
         np.testing.assert_allclose(found[name], exact[name], rtol=1e-4, atol=rough, err_msg=name)
 
 
+def test_tiles_that_a_block_mask_hides_are_skipped(rng: np.random.Generator) -> None:
+    arrays = drawn(rng, "float32", (1, 2, 1, 1024, 1024), 16, 16)
+    documents = np.repeat(np.arange(8), 128)
+    calls = []
+
+    def within(b: Any, h: Any, i: Any, j: Any) -> Any:
+        if isinstance(i, np.ndarray):
+            calls.append(i.size * j.size)
+        return documents[i] == documents[j]
+
+    expected = differentiated(*arrays, mask_mod=within)
+    tiles = cufa.BlockMask.of(within, None, None, 1024, 1024, block=(64, 64))
+    called_without, calls[:] = sum(calls), []
+    found = differentiated(*arrays, block_mask=tiles)
+    assert sum(calls) < called_without / 2
+    for name, gradient in found.items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-6)
+
+
+#: Which arrays a function reads that may be differentiated by.
+READ = {
+    "alibi": ("slopes",),
+    "even steps": ("slopes",),
+    "relative positions": ("table",),
+    "all": ("slopes", "strength"),
+}
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize("name", READ)
+def test_arrays_that_a_function_reads(rng: np.random.Generator, name: str, varlen: bool) -> None:
+    """Against differences of the forward pass in float64, along random directions."""
+    sizes = (2, 4, 2, 19, 37)
+    dout, *tensors = drawn(rng, "float32", sizes, 12, 20)
+    draw, make = score_mods.FEATURES[name]
+    arrays = {each: np.asarray(array) for each, array in draw(rng, sizes).items()}
+    options, wrt = make(arrays), READ[name]
+    if varlen:
+        flat = [x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (dout, *tensors)]
+        ends = {"cu_seqlens_q": np.array([0, 19, 38]), "cu_seqlens_k": np.array([0, 37, 74])}
+        given = {"max_seqlen_q": 19, "max_seqlen_k": 37, **ends, **options}
+        out, lse = cufa.attention_varlen(*flat[1:], return_lse=True, **given)
+        call: Any = cufa.attention_varlen_backward
+        both = call(*flat, out, lse, wrt=(*wrt, "q"), **given)
+        found = gradients_of(wrt, both[:-1])
+    else:
+        found = differentiated(dout, *tensors, wrt=wrt, **options)
+
+    def loss(of: str, moved: np.ndarray) -> float:
+        its = formula_options(make({**arrays, of: moved}), sizes)
+        return float((oracle(*tensors, **its)[0] * dout).sum())
+
+    for each, gradient in found.items():
+        assert gradient.dtype == arrays[each].dtype
+        assert gradient.shape == arrays[each].shape
+        wide = arrays[each].astype(np.float64)
+        step = 1e-6 * rng.standard_normal(wide.shape)
+        difference = (loss(each, wide + step) - loss(each, wide - step)) / 2
+        along = float((gradient.astype(np.float64) * step).sum())
+        rough = 1e-3 if gradient.dtype != np.float32 else 1e-4
+        assert abs(difference - along) <= rough * np.linalg.norm(gradient.astype(float)) * 1e-6
+
+
 # --- what is refused ---
 
 Call = dict[str, Any]
@@ -472,6 +542,11 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
         {"score_mod": lambda s, b, h, i, j: s if i > j else 0},
         TypeError,
         "score_mod cannot be traced",
+    ),
+    "an array of integers": (
+        {"wrt": ("NUMBERS",), "score_mod": lambda s, b, h, i, j: s + NUMBERS[j]},
+        ValueError,
+        "wrt has 'NUMBERS', which is none of 'q', 'k', 'v', 'bias', 'sinks'",
     ),
     "seed": ({"dropout_p": 0.5}, ValueError, "seed is needed with dropout_p"),
     "window": ({"window": (-1, 0)}, ValueError, "window"),

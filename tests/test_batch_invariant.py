@@ -24,7 +24,7 @@ CASES = [
 
 
 def random_sizes(rng: np.random.Generator, longest: int) -> dict[str, int]:
-    """Return a problem: self-attention, a part of a prompt, or a few queries beside many keys."""
+    """Return a problem: self-attention, a part of a prompt, or a few queries with many keys."""
     hk, group = int(rng.choice([1, 2, 4, 8])), int(rng.choice([1, 2, 4, 7]))
     sk = int(np.exp(rng.uniform(0, np.log(longest))))
     sq = {0: sk, 1: int(rng.integers(1, 9)), 2: int(rng.integers(1, sk + 1))}[int(rng.integers(3))]

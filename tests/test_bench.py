@@ -31,7 +31,7 @@ def _row(sq: int, cufa: float, peers: dict[str, float], **more: Any) -> dict[str
     }
 
 
-#: What all result files begin with.
+#: The head of all result files.
 HEAD = {
     "command": "python scripts/bench.py prefill",
     "commit": "0" * 40,

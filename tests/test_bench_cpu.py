@@ -25,7 +25,7 @@ def test_cells() -> None:
 def test_a_run(
     has_torch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Of a small shape, with all that follows: the file, and its page."""
+    """A small shape gives the file, and its page."""
     monkeypatch.setattr(cpu, "SHAPES", ((1, 2, 70, 16),))
     monkeypatch.setattr(cpu, "take_one_thread", lambda: None)
     if has_torch:

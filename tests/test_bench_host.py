@@ -1,4 +1,4 @@
-"""bench.py host: contestants take turns by batches that are made anew, and lengths are new."""
+"""bench.py host: contestants take turns by batches that are made each time, and lengths are new."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_cache_is_not_in_l2() -> None:
         cache_bytes = cell.b * cell.hk * cell.sk * (cell.d + cell.dv) * 2
         count = sets_of(cell, L2_BYTES)
         if kind_of(cell.row()) == "cache":
-            # What is read between two uses of a set.
+            # The bytes that are read between two uses of a set.
             assert (count - 1) * cache_bytes >= 32 * L2_BYTES > (count - 2) * cache_bytes
         else:
             assert count == 1
@@ -112,7 +112,7 @@ def test_rows(rows_of: Callable[..., list[dict[str, Any]]]) -> None:
     prompt, chunk = rows_of(PROMPT, CHUNK)
     assert {name: prompt[name] for name in Cell._fields} == PROMPT.cell.row()
     assert (prompt["model"], prompt["unit"], prompt["kernel"]) == ("llama3-8b", "us", "fa3_wgmma")
-    # What no graph takes is timed by events.
+    # Calls that no graph takes are timed by events.
     assert (prompt["cufa"], prompt["peers"]) == (20.0, {"cudnn": 30.0, "fa2": 100.0})
     assert prompt["replayed"] == ["cufa", "cudnn"]
     assert prompt["cufa_host_us"] == 10.0

@@ -41,7 +41,7 @@ def edit(path: Path, pattern: str, text: str) -> None:
     path.write_text(re.sub(pattern, text, path.read_text()))
 
 
-# the older package beside the present one
+# the older package next to the present one
 
 
 def test_both_packages_work_in_one_process(older: Path) -> None:
@@ -99,7 +99,7 @@ def test_what_the_older_package_is_called(older: Path, tmp_path: Path) -> None:
 
 
 def test_a_revision(monkeypatch: pytest.MonkeyPatch, older: Path) -> None:
-    """What git has of it, and not what lies in the folder."""
+    """The package as git has it, and not as it lies in the folder."""
 
     def git(*arguments: str) -> str:
         identity = ("-c", "user.name=n", "-c", "user.email=e")

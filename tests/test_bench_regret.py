@@ -179,7 +179,7 @@ def test_page(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_a_race(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of few variants, as others take long to compile."""
+    """Few variants race, as others take long to compile."""
     from benchmarks import regret
 
     from cufa.explorer.space import variants

@@ -249,7 +249,7 @@ def test_beside_other_parts(
 def test_padded_batches(
     played_cupy: Any, rng: np.random.Generator, form: str, causal: bool
 ) -> None:
-    """What a sequence has not is not read, nor is the list of tiles another one for it."""
+    """Keys that a sequence has not are not read, and its list of tiles stays as it is."""
     variant = Variant.parse(form)._replace(kv="Padded")
     d, dv = variant.head_dim, variant.head_dim_v
     lengths = np.array([390, 0, 1, 127, 128, 300], np.int32)
@@ -296,7 +296,7 @@ def test_padded_batches_on_the_cpu(rng: np.random.Generator) -> None:
 
 
 def test_tiles_that_are_known_are_not_asked_for(rng: np.random.Generator) -> None:
-    """Of hidden ones nothing is read, and whole ones are not masked."""
+    """Nothing is read of hidden tiles, and whole ones are not masked."""
     arrays = random_inputs(rng, "float32", sq=512, sk=768, d=16)
     asked = []
 
@@ -329,9 +329,9 @@ def seen_by_all(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        ((1, 1, 0, 5), {}, ValueError, "seq_q must be 1 to"),
+        ((1, 1, -1, 5), {}, ValueError, "seq_q must be 0 to"),
         ((1, 1, 5, 2.0), {}, TypeError, "seq_kv must be an integer"),
-        ((0, 1, 5, 5), {}, ValueError, "batch must be 1 to"),
+        ((-1, 1, 5, 5), {}, ValueError, "batch must be 0 to"),
         ((1, True, 5, 5), {}, TypeError, "heads must be an integer"),
         ((1, 1, 5, 5), {"block": 128}, TypeError, r"block must be a tuple \(queries, keys\)"),
         ((1, 1, 5, 5), {"block": (128, 15)}, ValueError, "block must be 16 to 1024, not 15"),
@@ -353,6 +353,42 @@ def test_sizes_that_are_integers_of_numpy(kind: Any) -> None:
     expected = cufa.BlockMask.of(within, None, None, 100, 120, block=(16, 48))
     assert found.key == expected.key
     np.testing.assert_array_equal(found.kinds, expected.kinds)
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 5, 7), (2, 0, 5, 7), (2, 1, 0, 7), (2, 1, 5, 0)])
+def test_nothing_to_look_at(sizes: tuple[int, ...]) -> None:
+    b, h, sq, sk = sizes
+    tiles = cufa.BlockMask.of(within, *sizes)
+    assert tiles.kinds.size == 0
+    assert repr(tiles).endswith("tiles of 128 x 128: none")
+    q, k = np.ones((b, h, sq, 8), np.float32), np.ones((b, h, sk, 8), np.float32)
+    out, lse = cufa.attention(q, k, k, block_mask=tiles, return_lse=True)
+    assert out.shape == q.shape
+    assert not out.any()
+    assert np.isneginf(lse).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_nothing_to_look_at_on_a_gpu(
+    played_cupy: Any, rng: np.random.Generator, dtype: str
+) -> None:
+    """Calls with keys, of the same arguments otherwise, come before and after; with a bias, too."""
+    for keys in (0, 70, 0):
+        q, k, v = random_inputs(rng, dtype, b=2, hq=2, sq=30, sk=keys, d=64)
+        bias = np.ones((2, 2, 30, keys), np.float32)
+        tiles = cufa.BlockMask.of(halves, 2, 2, 30, keys, xp=played_cupy)
+        either: tuple[dict[str, Any], ...] = {}, {"bias": bias}
+        for options in either:
+            there: dict[str, Any] = {name: on_gpu(x) for name, x in options.items()}
+            given = (on_gpu(x) for x in (q, k, v))
+            out, lse = cufa.attention(*given, block_mask=tiles, return_lse=True, **there)
+            assert_accepted(out.get(), lse.get(), q, k, v, mask_mod=halves, **options)
+    for b, h, sq in ((0, 2, 30), (2, 0, 30), (2, 2, 0)):
+        tiles = cufa.BlockMask.of(halves, b, h, sq, 70, xp=played_cupy)
+        rows, columns = (on_gpu(np.ones((b, h, n, 64), dtype)) for n in (sq, 70))
+        out = cufa.attention(rows, columns, columns, block_mask=tiles)
+        assert out.shape == (b, h, sq, 64)
 
 
 def test_bad_functions() -> None:

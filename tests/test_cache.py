@@ -244,7 +244,7 @@ def test_where_nothing_is_there_is_nothing_to_warn_of() -> None:
 
 @posix
 def test_links_are_followed(tmp_path: Path) -> None:
-    """What they lead to counts."""
+    """Their targets count."""
     path = cubins.store(*KEY, b"\x7fELF")
     path.parent.rename(tmp_path / "elsewhere")
     path.parent.symlink_to(tmp_path / "elsewhere")

@@ -339,7 +339,7 @@ def test_explain_persistent_blocks(capsys: Captured) -> None:
 
 
 def test_explain_few_queries(capsys: Captured) -> None:
-    """Of many sequences nothing is split."""
+    """Many sequences are not split."""
     found = {}
     for batch in (2, 256):
         q, k = (f"{batch},{heads}" for heads in ("32,1,128", "8,512,128"))

@@ -134,7 +134,7 @@ def test_without_problems_all_that_the_planner_can_choose(builder: Builder) -> N
 
 @pytest.mark.parametrize("page_size", [0, 16])
 def test_kernels_of_decode(builder: Builder, page_size: int) -> None:
-    """For caches of both kinds, and beside those of attention."""
+    """For caches of both kinds, and with those of attention."""
     words = ["compile", "--gpu", "a100", "--dtype", "float16", "--for", "1,8,64,32"]
     words += ["--decode", "3,8,1,128:3,2,100,128", "3,8,4,64:3,2,100,64:3,2,100,40"]
     assert cli.main([*words, *(["--page-size", str(page_size)] if page_size else ())]) == 0
@@ -365,7 +365,7 @@ def test_the_source_compiles_to_the_one_variant(kernel: str, capsys: Captured) -
     out, _ = capsys.readouterr()
     program = compiler.createProgram(out, "inspected.cu", (), ())
     compiler.compileProgram(program, ("-std=c++17", "-arch=compute_90a"))
-    # No more of the text: the compiler numbers registers anew from time to time.
+    # No more of the text: the compiler numbers registers in another way from time to time.
     entries = re.findall(r"\.entry (\w+)", compiler.getPTX(program).decode())
     assert entries == re.findall(r"\.entry (\w+)", nvrtc.ptx(variant, gpu.arch))
     assert len(entries) == 1

@@ -84,7 +84,7 @@ def test_each_device_has_its_counters(small: Gpu, rng: np.random.Generator) -> N
 
 
 def test_captured_launches_have_words_for_good(small: Gpu, rng: np.random.Generator) -> None:
-    """A graph may be replayed at any time, beside whatever else runs."""
+    """A graph may be replayed at any time, while anything else runs."""
     call = many(rng)
     usual = {drawn(small, call)}
     captured: list[int] = []

@@ -1,6 +1,6 @@
 """decode over caches of which little is in use: any lengths, pages, queries and groups together.
 
-What is not in use is NaN, and no page; on a GPU, so is the memory around the arrays.
+Memory that is not in use is NaN, and no page; on a GPU, so is the memory around the arrays.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_all_lengths_together(
 def test_all_numbers_of_queries(
     xp: ModuleType, rng: np.random.Generator, group: int, dtype: str
 ) -> None:
-    """Of sequences that are shorter, too; each in another cache."""
+    """Shorter sequences too, each in another cache."""
     lengths = (0, 1, 3, 97, 130)
     d, dv = (16, 16) if xp is np else (64, 64)
     sequences = drawn(rng, dtype, lengths, hk=1, d=d, dv=dv)
@@ -262,7 +262,7 @@ def test_gpu_a_block_for_each_short_sequence(
 def test_units_for_each_multiprocessor(
     cupy: Any, rng: np.random.Generator, of_each: float, keys: int, dim: int, page_size: int
 ) -> None:
-    """So many, for which blocks of other sizes are planned; of any lengths, and twice."""
+    """As many sequences as have blocks of other sizes planned; of any lengths, and twice."""
     batch, dtype = round(of_each * device.current().sm_count / 8), "bfloat16"
     lengths = rng.integers(0, keys + 1, batch)
     lengths[: batch // 3] = keys

@@ -35,13 +35,13 @@ class Case:
     ----------
     rng : numpy.random.Generator
     name : str
-        Of `DECODE_FEATURES`.
+        A name in `DECODE_FEATURES`.
     page_size : int
         0 for contiguous caches.
     lengths : sequence of int
     dtype : str
     **sizes
-        As of `random_inputs`.
+        As in `random_inputs`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ def test_on_the_gpu(cupy: Any, rng: np.random.Generator, dtype: str, name: str) 
 @pytest.mark.gpu
 @features
 def test_on_the_gpu_as_attention(cupy: Any, rng: np.random.Generator, name: str) -> None:
-    """A few queries beside as many keys run so, and alone as in any batch."""
+    """A few queries with as many keys run so, and alone as in any batch."""
     case = Case(rng, name, 0, (5001, 5001), hq=8, d=64)
     q, k, v = (cupy.asarray(x) for x in case.host)
     options = {n: cupy.asarray(x) if hasattr(x, "dtype") else x for n, x in case.options.items()}
@@ -256,7 +256,7 @@ def test_out_over_slopes(gpu: Gpu) -> None:
 
 
 def test_pages_in_front_of_a_window_are_not_in_use() -> None:
-    """Of a window of two keys, and two queries more."""
+    """A window of two keys, and two queries more."""
     q = np.repeat(Q, 2, axis=2)
     table = np.array([[99, -1, 2], [99, 4, 0]])
     options: dict[str, Any] = {"block_table": table, "window": (1, 0)}

@@ -36,7 +36,7 @@ FA3 = "fa3_wgmma<bfloat16, 64, 64, 64, 64, 3, 8, 3, false, Score<{score}>, Dense
 FA3_TURNS = "fa3_wgmma<float16, 64, 64, 192, 128, 3, 16, 1, true, Score<{score}>, Dense>"
 FA3_WIDE = "fa3_wgmma<bfloat16, 128, 128, 128, 128, 2, 12, 1, true, Score<{score}>, Dense>"
 FA3_TWO_SLOTS = "fa3_wgmma<bfloat16, 192, 192, 128, 80, 2, 12, 1, false, Score<{score}>, Dense>"
-#: Without room for arrays: two slots, with which O leaves as of three, and one.
+#: Without room for arrays: two slots, with which O leaves as with three, and one.
 FA3_TWO_OF_THREE = "fa3_wgmma<float16, 128, 128, 192, 80, 3, 16, 1, true, Score<{score}>, Dense>"
 FA3_ONE_SLOT = "fa3_wgmma<bfloat16, 192, 192, 128, 112, 2, 12, 1, false, Score<{score}>, Dense>"
 FA3_ONE_OF_THREE = "fa3_wgmma<float16, 128, 128, 192, 144, 2, 16, 1, true, Score<{score}>, Dense>"
@@ -187,7 +187,7 @@ def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
         plan: Any = cufa.explain(*given, **there)
         chosen = variant._replace(score=plan.variant.score)
         if form is FA3_ONE_SLOT and chosen.illegal(device.named("h200")):
-            pytest.skip("there is no room for biases and masks beside its K and V")
+            pytest.skip("there is no room for biases and masks next to its K and V")
         out, lse = cufa.attention(*given, kernel=chosen, return_lse=True, **there)
         assert_accepted(out.get(), lse.get(), *arrays, what=str(chosen), **options)
 
@@ -363,7 +363,7 @@ def test_scores_at_the_low_end_of_float32(rng: np.random.Generator, form: str) -
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 9])
 @exhaustive("fa3_wgmma", but=lambda heads: heads % 2)
 def test_tiles_for_two_blocks(emulated: Emulator, rng: np.random.Generator, heads: int) -> None:
-    """Of up to six, each block has two of its own; it draws the others, and leaves none drawn."""
+    """Each block has two of up to six; it draws the others, and leaves none drawn."""
     variant = variant_of(FA3_WIDE, True)
     arrays = random_inputs(rng, variant.dtype, hq=heads, sq=20, sk=40, d=128)
     for emulated.last_first in (False, True):

@@ -121,7 +121,7 @@ def test_whole_units(
     shape: tuple[int, int],
     page_size: int,
 ) -> None:
-    """In blocks of so many warps, with registers for so many on each of three multiprocessors."""
+    """In blocks of `warps`, with registers for them on each of three multiprocessors."""
     few = device.named("h200")._replace(sm_count=3)
     monkeypatch.setattr(device, "of_id", lambda device_id: few)
     lengths = [keys, 0, 1, *rng.integers(1, keys, 30)][:sequences]
@@ -244,7 +244,7 @@ def test_units_in_few_pieces(
 def test_rows_of_a_result_that_lie_anywhere(
     emulated: Emulator, rng: np.random.Generator, dv: int, splits: int, sq: int
 ) -> None:
-    """Of a warp, two, and a warpgroup: what lies beside a row, or behind the last, stays."""
+    """By a warp, two, and a warpgroup: memory next to a row, or behind the last, stays as it is."""
     sizes = {"b": 2, "hq": 8, "hk": 2, "sq": sq, "sk": 90, "d": 64, "dv": dv}
     arrays = [on_gpu(x) for x in random_inputs(rng, "bfloat16", **sizes)]
     checked(rng, [90, 70], num_splits=splits, sq=sq, dv=dv)
@@ -276,7 +276,7 @@ def test_whole_units_of_four_warpgroups(
 def test_many_sequences(
     emulated: Emulator, rng: np.random.Generator, lengths: list[int], stale: int
 ) -> None:
-    """Of which a block does not look up all lengths before it asks for keys."""
+    """A block does not look up all lengths before it asks for keys."""
     emulated.stale = stale
     checked(rng, lengths)
     checked(rng, lengths, page_size=16, num_splits=2)
@@ -323,7 +323,7 @@ def test_head_dims(emulated: Emulator, rng: np.random.Generator, d: int, dv: int
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_what_causal_hides(emulated: Emulator, rng: np.random.Generator, dtype: str) -> None:
-    """Of keys it may be anything; of values, NaN spreads, but not to queries that see no key."""
+    """Hidden keys may be anything; NaN of values spreads, but not to queries that see no key."""
     q, k, v = random_inputs(rng, dtype, b=2, hq=4, hk=1, sq=4, sk=100, d=64)
     lengths = np.array([100, 2], np.int32)
 
@@ -384,7 +384,7 @@ def test_a_cache_of_odd_head_dims_is_not_copied(
 def test_a_table_on_the_host_with_lengths_on_the_device(
     emulated: Emulator, rng: np.random.Generator, unused: int
 ) -> None:
-    """What it says of pages that are not in use is not read."""
+    """Entries of pages that are not in use are not read."""
     lengths = (40, 17)
     q, k, v = random_inputs(rng, "float16", b=2, hq=4, hk=2, sq=1, sk=64, d=64)
     seed = int(rng.integers(1 << 30))
@@ -573,7 +573,7 @@ def test_lengths_that_grow_past_a_window(
 
 
 def forbid(array: Array, nbytes: int, how: int) -> None:
-    """Set what may be done with the whole pages of so many bytes of an array."""
+    """Set what may be done with the whole pages of an array's bytes."""
     start = array.data.ptr
     end = (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""The explorer's launches on the host: a variant that is timed reads what stands beside q, k, v."""
+"""The explorer's launches on the host: a variant that is timed reads the arrays next to q, k, v."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Judged = Callable[[str, dict[str, Any], dict[str, Any]], Verdict]
 def judged(gpu: Gpu, emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Judged:  # noqa: F811
     """Return what the oracle says of a launch of the explorer.
 
-    Of a form, and of the options of a call, with arrays of the host and with those of the GPU.
+    It takes a form and the options of a call, with arrays of the host and with those of the GPU.
     """
     import cupy
 

@@ -1,4 +1,4 @@
-"""What the exponent takes in without row maxima, over many tiles of keys, by fa3_wgmma's source.
+"""The exponent without row maxima, over many tiles of keys, by fa3_wgmma's source.
 
 ALiBi and other functions that grow evenly from key to key; a polynomial in place of a softcap, of
 whose range row sums tell; the left edges of windows.
@@ -32,7 +32,7 @@ from cufa.specs.variant import Variant
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
 
-#: Three consumers, whose P is packed beside the curve.
+#: Three consumers, whose P is packed together with the curve.
 FA3_THREE = "fa3_wgmma<bfloat16, 64, 64, 192, 128, 3, 16, 1, true, Score<{score}>, Dense>"
 
 forms = pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_keys_on_both_sides_of_a_turn_are_not_computed_once_more(
 def test_even_steps(
     rng: np.random.Generator, form: str, options: dict[str, Any], alibi: bool, turns: bool
 ) -> None:
-    """Of a caller's own function, and beside ALiBi, whose slopes change their sign."""
+    """A caller's own function, and ALiBi with it, whose slopes change their sign."""
     for shape in SHAPES:
         arrays = drawn(rng, form, shape)
         slopes = rng.standard_normal(shape[0]).astype(np.float32)

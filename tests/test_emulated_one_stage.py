@@ -50,7 +50,7 @@ def assert_waited(emulator: Emulator) -> None:  # noqa: F811
 def test_lengths(
     one_stage: Emulator, rng: np.random.Generator, options: dict[str, Any], stale: int
 ) -> None:
-    """Of no keys, of some that not each warp has a tile of, and of many."""
+    """No keys, few keys so that some warps have no tile, and many keys."""
     one_stage.stale = stale
     options = {"dv": 64, **options}
     checked(rng, [700], **options)

@@ -37,7 +37,7 @@ def shares(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:  # 
 
 
 def on(multiprocessors: int, tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a GPU of few multiprocessors, and the end of a unit count as so many tiles."""
+    """Have a GPU of few multiprocessors, and the end of a unit count as a number of tiles."""
     gpu = device.named("h200")._replace(sm_count=multiprocessors)
     monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
     monkeypatch.setattr(decode, "shared_end_bytes", lambda *_: tiles)

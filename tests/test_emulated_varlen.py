@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def test_warps_that_are_not_in_step(
     monkeypatch: pytest.MonkeyPatch,
     form: str,
 ) -> None:
-    """Of short sequences, a warp is at the next tile while another still writes the one before."""
+    """A warp of short sequences is at the next tile while another writes the one before."""
     one = device.named("h200")._replace(sm_count=1)
     monkeypatch.setattr(device, "of_id", lambda device_id: one)
     variant = Variant.parse(form.format(score=""))
@@ -119,8 +120,8 @@ def test_nothing_reaches_another_sequence(rng: np.random.Generator, form: str) -
         assert np.isnan(out[70:140]).all()
         assert np.isfinite(out[:70]).all()
         assert np.isfinite(out[140:345]).all()
-        assert np.isnan(out[345:]).all()  # as new memory is
-        assert np.isnan(lse[:, 345:]).all()
+        assert (out[345:] == 0).all()  # rows that no sequence has
+        assert np.isneginf(lse[:, 345:]).all()
 
 
 def test_heads_that_share_a_tile(rng: np.random.Generator) -> None:
@@ -175,8 +176,53 @@ def test_longest_lengths_of_nothing(rng: np.random.Generator, form: str) -> None
     out, lse = varlen(form, arrays, max_seqlen_k=0)
     assert not out[:25].astype(np.float32).any()
     assert np.isneginf(lse[:, :25]).all()
-    out, _ = varlen(form, arrays, max_seqlen_q=0)
-    assert np.isnan(out.astype(np.float32)).all()  # as the played memory was
+    out, lse = varlen(form, arrays, max_seqlen_q=0)
+    assert not out.astype(np.float32).any()
+    assert np.isneginf(lse).all()
+
+
+@pytest.mark.parametrize(("dtype", "heads", "d"), [("bfloat16", 4, 64), ("float16", 1, 9)])
+def test_rows_that_no_sequence_has(
+    rng: np.random.Generator, dtype: str, heads: int, d: int
+) -> None:
+    """In front, behind, and behind the longest; of rows of whole chunks, and of an odd size."""
+    arrays = ragged(rng, dtype, ((300,), (80,)), hq=heads, hk=1, d=d)
+    q, k, v = (on_gpu(x) for x in arrays[:3])
+    keys = on_gpu(np.array([0, 20, 20, 60, 80], np.int32))
+    for ends, most in (
+        ([0, 40, 100, 103, 303], None),
+        ([70, 72, 72, 150, 299], None),
+        ([0, 40, 40, 103, 290], 33),
+        ([5, 5, 5, 5, 5], 7),
+    ):
+        offsets = np.array(ends, np.int32)
+        has = np.zeros(303, bool)
+        for first, end in itertools.pairwise(ends):
+            has[first : end if most is None else min(end, first + most)] = True
+        call: dict[str, Any] = {"max_seqlen_q": most, "return_lse": True}
+        found = cufa.attention_varlen(q, k, v, on_gpu(offsets), keys, **call)
+        out, lse = (x.get() for x in found)
+        assert not out[~has].astype(np.float32).any()
+        assert np.isneginf(lse[:, ~has]).all()
+        assert np.isfinite(out[has].astype(np.float32)).all()
+        mine = on_gpu(np.full(out.shape, 7, out.dtype))
+        _, lse = cufa.attention_varlen(q, k, v, on_gpu(offsets), keys, out=mine, **call)
+        assert (mine.get()[~has] == 7).all()
+        np.testing.assert_array_equal(mine.get()[has], out[has])
+        assert np.isneginf(lse.get()[:, ~has]).all()
+
+
+def test_no_sequences(rng: np.random.Generator) -> None:
+    q, k = on_gpu(np.ones((5, 4, 64), np.float16)), on_gpu(np.ones((7, 2, 64), np.float16))
+    for n in (0, 1, 0):
+        offsets = on_gpu(np.zeros(n + 1, np.int32))
+        out, lse = cufa.attention_varlen(q, k, k, offsets, offsets, return_lse=True)
+        assert not out.get().any()
+        assert np.isneginf(lse.get()).all()
+        mine = on_gpu(np.full((5, 4, 64), 7, np.float16))
+        cufa.attention_varlen(q, k, k, offsets, offsets, out=mine)
+        assert (mine.get() == 7).all()
+        assert "\n" not in str(cufa.explain_varlen(q, k, k, offsets, offsets))
 
 
 @pytest.mark.parametrize("keys", [150, 160])  # 160: rows begin with whole chunks
@@ -230,3 +276,23 @@ def test_a_call_that_is_like_another(rng: np.random.Generator) -> None:
         arrays = ragged(rng, "float16", lengths, d=64)
         out, lse = cufa.attention_varlen(*map(on_gpu, arrays), causal=True, return_lse=True)
         assert_each_is_right((out.get(), lse.get()), arrays, causal=True)
+
+
+@pytest.mark.parametrize("form", [FA3, FA3_TURNS, MMA, FP32], ids=lambda f: f[:50])
+@pytest.mark.parametrize("softcap", [3.0, None])
+def test_the_next_sequence_changes_no_bit(
+    rng: np.random.Generator, form: str, softcap: float | None
+) -> None:
+    """Where scores are small, a softcap is a polynomial: the next sequence's may be large."""
+    variant = Variant.parse(form.format(score=""))
+    lengths = ((70, 70), (150, 80))
+    arrays = ragged(rng, variant.dtype, lengths, d=64)
+    arrays[0][:70] /= 8  # scores are small
+    found = set()
+    for value in (None, 100.0, np.inf, np.nan):
+        q, k, v = (x.copy() for x in arrays[:3])
+        if value is not None:
+            q[70:140], k[150:230], v[150:230] = value, value, value
+        out, lse = varlen(form, (q, k, v, *arrays[3:]), softcap=softcap)
+        found.add(out[:70].tobytes() + lse[:, :70].tobytes())
+    assert len(found) == 1

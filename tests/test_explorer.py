@@ -141,7 +141,7 @@ def test_arrays_of_numpy_stand_for_their_problem() -> None:
 
 
 def test_a_softcap_as_exact_as_a_log_sum_exp(rng: np.random.Generator) -> None:
-    """Of arrays and of a problem."""
+    """With arrays, and with a problem."""
     q = np.zeros((1, 2, 100, 32), ml_dtypes.bfloat16)
     for flag, part in ((None, "Softcap"), (True, "FineSoftcap")):
         given: dict[str, Any] = {"softcap": 5.0, "return_lse": flag}
@@ -241,10 +241,10 @@ def test_without_gpu_an_architecture_is_needed() -> None:
         ({"kernels": "fa2_mma"}, TypeError, "^kernels must be a sequence of names, not 'fa2_mma'"),
         ({"kernels": [3]}, TypeError, "^kernels must be a sequence of names, not"),
         ({"kernels": ()}, ValueError, "^kernels has no name"),
-        ({"arch": "sm_90a", "causal": True}, TypeError, "causal must not be given beside"),
-        ({"arch": "sm_90a", "layout": "bhsd"}, TypeError, "^layout must not be given beside"),
+        ({"arch": "sm_90a", "causal": True}, TypeError, "causal must not be given with"),
+        ({"arch": "sm_90a", "layout": "bhsd"}, TypeError, "^layout must not be given with"),
         ({"arch": "sm_90a", "space": 3}, TypeError, "^space must map template arguments"),
-        ({"arch": "sm_90a", "k": 1}, TypeError, "k must not be given beside"),
+        ({"arch": "sm_90a", "k": 1}, TypeError, "k must not be given with"),
         ({"arch": "sm_90a", "space": {"bk": (1,)}}, ValueError, "'bk' is none of"),
         ({"arch": "sm_90a", "kernels": ["fa2_fp32"]}, ValueError, "takes float32"),
     ],

@@ -43,7 +43,7 @@ Contestant = tuple[Variant, bytes]
 
 
 class World:
-    """What the played GPU does.
+    """The behaviour of the played GPU.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class World:
     ratios : dict of Variant to float
         Outcome of a duel against the planned variant.
     errors : dict of Variant to str
-        What launches raise.
+        Errors that launches raise.
     fails : set of Problem
         That do not fit in memory.
     compiled : list of Variant

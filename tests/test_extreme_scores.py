@@ -1,4 +1,4 @@
-"""Scores as users hide keys with: rows whose scores are all very low, on the CPU."""
+"""Scores as users hide keys with: rows whose scores are all very low."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import random_inputs
+from kernel_cases import KERNELS
+from low_scores import VALUES, WAYS, assert_right
+from reference import random_inputs, to_host
 
 import cufa
 
@@ -70,3 +72,51 @@ def test_a_row_of_infinitely_low_scores_is_zero(
     others = np.arange(9) != ROW
     assert np.isfinite(lse[:, :, others]).all()
     assert out[:, :, others].astype(np.float32).any(axis=-1).all()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_masks_of_low_numbers(rng: np.random.Generator, dtype: str, way: Any) -> None:
+    """On the CPU, in 2 to 4 axes, and of a prompt, of one query and of several sequences."""
+    of_masks(rng, dtype, way, lambda x: x, {})
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernel_runs_here")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
+def test_masks_of_low_numbers_on_the_gpu(
+    cupy: Any, rng: np.random.Generator, kernel: str, dtype: str, way: Any
+) -> None:
+    of_masks(rng, dtype, way, cupy.asarray, {"kernel": kernel})
+
+
+def of_masks(
+    rng: np.random.Generator, dtype: str, way: Any, on: Any, options: dict[str, Any]
+) -> None:
+    """Compare `attention` and `attention_varlen` to what float32 arithmetic gives."""
+    for value in VALUES:
+        for sq, sk, d, causal in ((150, 150, 64, True), (40, 600, 128, False), (1, 300, 64, False)):
+            arrays = random_inputs(rng, dtype, hq=2, hk=1, sq=sq, sk=sk, d=d)
+            asked: dict[str, Any] = {"causal": causal, "return_lse": True, **options}
+            asked |= way(value, (sq, sk), on)
+            q, k, v = map(on, arrays)
+            out, lse = map(to_host, cufa.attention(q, k, v, **asked))
+            assert_right(out, lse, arrays, way, value, causal)
+
+            a, b, c = arrays
+            one = a[:, :1], b, c
+            for given in ((a[0, :1], b[0], c[0]), (a[0, 0], b[0, 0], c[0, 0])):  # without heads
+                q, k, v = map(on, given)
+                out, lse = map(to_host, cufa.attention(q, k, v, **asked))
+                assert out.ndim == given[0].ndim
+                out, lse = out.reshape(1, 1, sq, d), lse.reshape(1, 1, sq)
+                assert_right(out, lse, one, way, value, causal)
+
+            q, k, v = (on(np.concatenate([x[0].swapaxes(0, 1)] * 2)) for x in arrays)
+            cu_q, cu_k = (on(np.array([0, n, 2 * n], np.int32)) for n in (sq, sk))
+            asked |= {"max_seqlen_q": sq, "max_seqlen_k": sk}
+            out, lse = map(to_host, cufa.attention_varlen(q, k, v, cu_q, cu_k, **asked))
+            for its in (slice(sq), slice(sq, None)):
+                its_out, its_lse = out[its].swapaxes(0, 1)[None], lse[None, :, its]
+                assert_right(its_out, its_lse, arrays, way, value, causal)

@@ -17,7 +17,7 @@ from cufa.launch import calls
 from cufa.problem.problem import Problem, checked
 
 ALL = {kind.ARGUMENT for kind in FEATURES}
-#: Of `cufa.decode`.
+#: Arguments of `cufa.decode`.
 DECODED = {kind.ARGUMENT for kind in FEATURES if any(part.decodes for part in kind.PARTS)}
 
 values = pytest.mark.parametrize("name", VALUES)

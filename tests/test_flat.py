@@ -35,7 +35,7 @@ def opened(gate: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return GATES[gate](a) * (b.clip(-7, 7) + 1 if gate == "clamped" else b)
 
 
-#: Of numbers of magnitude 1.
+#: Tolerances of numbers of magnitude 1.
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
 
 

@@ -57,7 +57,7 @@ def tokens(model: Llama, prompts: list[Prompt], settings: Settings, count: int =
 
 
 def oracle(model: Llama, prompt: Prompt, count: int) -> list[int]:
-    """Return the likeliest tokens, each from the whole text anew."""
+    """Return the likeliest tokens, each from the whole text again."""
     text = list(prompt.tokens)
     for _ in range(count):
         states = model.extend(model.cache([99]), model.xp.asarray([text]))
@@ -323,7 +323,7 @@ def test_defaults(tmp_path: Path) -> None:
 
 
 class Done(NamedTuple):
-    """What a run of the command left."""
+    """The results of a run of the command."""
 
     returncode: int
     stdout: str

@@ -76,7 +76,7 @@ TEXT = """It's 1234567 o'clock, we'LL see: naïve café,  日本語 😀👩‍�
 
 \tfoo_bar(x1, y22)   == "quoted"... \r\n\r\n  end e\u0301 \u00a0x """
 
-#: What is trained on.
+#: The training text.
 SENTENCES = Path(__file__).resolve().parent.parent / "scripts" / "data" / "sentences.txt"
 SAMPLE = [TEXT, *SENTENCES.read_text(encoding="utf-8").splitlines()]
 

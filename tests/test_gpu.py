@@ -155,7 +155,7 @@ def test_long(cupy: Any, rng: np.random.Generator, kernel: str, dtype: str) -> N
 
 
 def test_more_rows_of_heads_than_a_grid_axis(cupy: Any, rng: np.random.Generator) -> None:
-    """65,536 and more (batch, head) pairs: only the first axis of a grid takes so many."""
+    """65,536 and more (batch, head) pairs: only the first axis of a grid takes as many."""
     q, k, v = random_inputs(rng, "float16", b=4100, hq=16, sq=3, sk=5, d=8)
     out, lse = cufa.attention(*on_device(cupy, q, k, v), return_lse=True)
     assert_accepted(out, lse, q, k, v)

@@ -226,7 +226,7 @@ def fa3(d: int, dv: int, bm: int, bn: int, stages: int, blocks: int, turns: bool
     )
 
 
-#: What plans do not have: all numbers of warpgroups, with turns and without; one stage and three,
+#: Variants that no plan has: all numbers of warpgroups, in turns or not; one stage and three,
 #: as few as skipping masked keys allows, too; one block a multiprocessor to three; the narrowest
 #: and the widest tiles, and each swizzle.
 CAUSAL = [
@@ -352,7 +352,7 @@ def same(cupy: Any, a: Any, b: Any) -> Any:
 
 
 def test_graph_of_a_causal_call(cupy: Any, rng: np.random.Generator, hopper: Device) -> None:
-    """It is replayed with other inputs, and beside calls on the stream that it comes from."""
+    """It is replayed with other inputs, and with calls on the stream that it comes from."""
     (q, k, v), given, options = many_tiles(cupy, rng, hopper)
     with cupy.cuda.Stream(non_blocking=True) as stream:
         out = cupy.zeros(q.shape, q.dtype)
@@ -501,7 +501,7 @@ def test_threads_on_one_stream(cupy: Any, rng: np.random.Generator, hopper: Devi
 
 
 def random_sizes(rng: np.random.Generator) -> Sizes:
-    """Draw few long sequences, or so many short ones that blocks take several tiles."""
+    """Draw few long sequences, or short ones, enough for several tiles a block."""
     while True:
         sq, sk = (int(rng.choice([rng.integers(1, 20), rng.integers(1, 700)])) for _ in range(2))
         hk = int(rng.choice([1, 2, 3, 16, 40]))

@@ -71,9 +71,9 @@ def test_new_lengths(cupy: Any, rng: np.random.Generator, d: int, kernel: str, d
 def test_a_cache_that_grows(
     cupy: Any, rng: np.random.Generator, causal: bool, layout: str, kernel: str, dtype: str
 ) -> None:
-    """What will be there later is NaN until then."""
+    """Keys that will be there later are NaN until then."""
     length = 150
-    # Of fewer results, the largest error of float32, the twin's too, is chance.
+    # With fewer results, the largest error of float32, the twin's too, is chance.
     q, k, v = random_inputs(rng, dtype, b=24, hq=8, hk=2, sq=1, sk=length, d=64)
     axes = (0, 1, 2, 3) if layout == "bhsd" else (0, 2, 1, 3)
     query = cupy.asarray(q.transpose(axes).copy())
@@ -88,7 +88,7 @@ def test_a_cache_that_grows(
             parts.append(there[:, :, :n] if layout == "bhsd" else there[:, :n])
         found.append(cufa.attention(query, *parts, **options, return_lse=True))
     for n, (out, lse) in enumerate(found, 1):
-        # Of one key the twin makes no error at all, and the split products one of the last bit.
+        # With one key the twin makes no error at all, and the split products one of the last bit.
         if n in (2, 3, 15, 16, 17, 64, 65, 128, 129, length):
             result = to_host(out).transpose(axes)
             assert_accepted(result, lse, q, k[:, :, :n], v[:, :, :n], what=f"{n} keys")

@@ -85,7 +85,7 @@ def test_threads_at_once(cupy: Any, rng: np.random.Generator, per_thread: bool) 
 
 
 def test_more_numbers_than_before(cupy: Any, rng: np.random.Generator, stream: Any) -> None:
-    """What was kept for the stream goes back to the pool while launches wait for it."""
+    """The stream's memory goes back to the pool while launches wait for it."""
     given = [Call(cupy, rng, b) for b in (1, 3, 40)]
     results = [[call() for splits in range(50)] for call in given for _ in range(2)]
     many = [

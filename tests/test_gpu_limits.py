@@ -1,4 +1,4 @@
-"""The kernels at the limits of values: large and infinite ones, NaN, and rows beside such."""
+"""The kernels at the limits of values: large and infinite ones, NaN, and rows next to such."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that are destroyed while kernels that overlap are pending, beside other processes."""
+"""Streams that are destroyed while kernels that overlap are pending."""
 
 from __future__ import annotations
 

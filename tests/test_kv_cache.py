@@ -578,7 +578,7 @@ def test_sequences_come_and_go(rng: np.random.Generator) -> None:
 
 
 def test_no_sequence_has_been_allocated(rng: np.random.Generator) -> None:
-    """What is given for nobody is not dropped without a word."""
+    """Tokens for no sequence are not dropped without a word."""
     cache = PagedKVCache(6, 4, 3, H, D, head_dim_v=DV, dtype="float32")
     k, v, q = drawn(rng, 3, H, 2, D), drawn(rng, 3, H, 2, DV), drawn(rng, 3, H, 1, D)
     message = r"none of the sequences 0 to 2 has been allocated: call allocate\(\) first"

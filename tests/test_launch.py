@@ -141,7 +141,7 @@ def test_broadcast_keys_and_values_are_read_in_place(
 
 
 def test_out_beside_and_over_broadcast_keys(gpu: Gpu, rng: np.random.Generator) -> None:
-    """Of a broadcast array there is only one copy to overlap."""
+    """A broadcast array has only one copy to overlap."""
     memory = on_gpu(np.zeros((3, 1, 8, 64), np.float16))
     q = on_gpu(random_inputs(rng, "float16", b=3, hq=1, sq=8, d=64)[0])
     k = broadcast(memory[:1], (3, 1, 8, 64))
@@ -436,7 +436,7 @@ def test_what_comes_again_is_remembered(rng: np.random.Generator) -> None:
 def test_tensor_maps_are_remembered(
     gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of arrays of a shape that there has been, with others or not; the oldest go."""
+    """Arrays of an earlier shape, with others or not, have maps; the oldest go."""
     monkeypatch.setattr(loaded, "_MAPS", 8)
     for sq, sk, maps in ((5, 7, 2), (6, 7, 1), (5, 8, 1), (6, 8, 0), (6, 6, 1), (8, 7, 1)):
         encoded = len(gpu.driver.encoded)
@@ -477,7 +477,7 @@ def test_what_is_remembered_is_bounded(
 
 
 def in_threads(count: int, work: Any) -> None:
-    """Call `work` in so many threads at once, each with its number."""
+    """Call `work` in several threads at once, each with its number."""
     errors: list[BaseException] = []
     barrier = threading.Barrier(count)
 
@@ -511,7 +511,7 @@ def test_threads_share_what_is_remembered(gpu: Gpu, rng: np.random.Generator) ->
 
 
 def test_threads_that_take_turns_at_every_line(gpu: Gpu, rng: np.random.Generator) -> None:
-    """What is remembered of the latest call may be another thread's a moment later."""
+    """The memory of the latest call may be another thread's a moment later."""
     queries = on_gpu(rng.standard_normal((1, 16, 1, 64)).astype(np.float16))
     cache = on_gpu(rng.standard_normal((1, 8, 600, 64)).astype(np.float16))
 
@@ -586,7 +586,7 @@ LENGTHS: dict[str, dict[str, Any]] = {
 def test_new_lengths_are_launched_as_in_a_first_call(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, kind: str, layout: str
 ) -> None:
-    """Of hundreds of calls, that take over what earlier ones of the kind have found."""
+    """Hundreds of calls, which take over the findings of earlier ones of the kind."""
     rng = random.Random(kind)
     told: list[Any] = []
 
@@ -658,7 +658,7 @@ def test_v_that_lies_unlike_k(gpu: Gpu, rng: np.random.Generator) -> None:
             assert_accepted(cufa.attention(on_gpu(q), on_gpu(k), apart), None, q, k, v)
 
 
-#: What changes a legal call of new lengths into an illegal one, the error and what it begins with.
+#: Changes that make a legal call of new lengths illegal, the error and how it begins.
 SPOILERS: dict[str, tuple[Any, type[Exception], str]] = {
     "q rank": (lambda c: {"q": c["q"][0]}, ValueError, "k has shape"),
     "vectors": (lambda c: {n: c[n][0, 0, 0] for n in "qkv"}, ValueError, "q has shape"),
@@ -781,7 +781,7 @@ def test_a_workspace_is_not_captured(gpu: Gpu, rng: np.random.Generator) -> None
 
 
 def long(rng: np.random.Generator, dtype: str = "bfloat16", **sizes: int) -> dict[str, Any]:
-    """Return one query beside many keys."""
+    """Return one query and many keys."""
     return legal(rng, dtype, **{"b": 1, "hq": 4, "hk": 2, "sq": 1, "sk": 2000, "d": 64, **sizes})
 
 

@@ -29,7 +29,7 @@ class Case:
     lengths : sequence of int
     dtype : str
     **sizes
-        As of `random_inputs`.
+        As in `random_inputs`.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ def test_sequences_that_share_a_cache(gpu: Gpu, rng: np.random.Generator) -> Non
         assert k.shape not in gpu.allocated
 
 
-#: What makes a legal call illegal: changes of a paged call, the error and what it begins with.
+#: Changes that make a legal paged call illegal, the error and how it begins.
 SPOILERS: dict[str, tuple[Any, type[Exception], str]] = {
     "q rank": (lambda c: {"q": c["q"][0]}, ValueError, "q has shape"),
     "q batch": (lambda c: {"q": c["q"][:3]}, ValueError, "block_table has shape"),

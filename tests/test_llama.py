@@ -35,7 +35,7 @@ def as_numpy(array: Any) -> np.ndarray:
 
 
 def logits(model: Llama, tokens: np.ndarray, steps: list[int]) -> np.ndarray:
-    """Return the logits of all tokens, which pass the network so many at a time."""
+    """Return the logits of all tokens, which pass the network in `steps`."""
     cache = model.cache([tokens.shape[1]] * len(tokens))
     found, start = [], 0
     for count in steps:

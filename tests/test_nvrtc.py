@@ -46,7 +46,7 @@ ENTRIES = [
 #: bytes took the time of 68 (0.999 to 1.001, both 16-bit types, 1024 and 8192 keys).
 MOST_SPILLED = 88
 
-#: What ptxas says when it puts wgmma instructions one after the other, or waits between them.
+#: Remarks of ptxas when it puts wgmma instructions one after the other, or waits between them.
 SERIALIZED = re.compile(r"\bC75\d\d\b|serializ", re.IGNORECASE)
 
 #: The number of an instruction that copies to shared memory at an address whose one part is the

@@ -39,7 +39,7 @@ def has_setuptools() -> bool:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel from a copy, because setuptools writes beside what it builds."""
+    """Build the wheel from a copy, because setuptools writes next to what it builds."""
     copy = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)

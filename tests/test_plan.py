@@ -268,7 +268,7 @@ def test_all_variants_are_those_of_the_tables(gpu: Device) -> None:
 
 
 def test_all_variants_for_hopper() -> None:
-    """Its own kernel is one of sm_90a, and comes beside the others."""
+    """Its own kernel is one of sm_90a, and comes with the others."""
     others = all_variants(NO_SM90A)
     assert "fa3_wgmma" not in {v.kernel for v in others}
     own = [v for v in all_variants(H200) if v not in others]

@@ -150,7 +150,7 @@ KINDS: dict[str, Callable[[Problem], Problem]] = {
 @pytest.mark.parametrize("name", ["h200", "a100"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_planned_before_changes_no_plan(kind: str, name: str) -> None:
-    """Of hundreds of calls, many of which the planner takes for those of other lengths."""
+    """Hundreds of calls, many of which the planner takes for those of other lengths."""
     gpu, rng = device.named(name), random.Random(kind)
     base = KINDS[kind](problem(1, 8, 8, 1, 1, 64))
     for alone in (False, True):
@@ -167,7 +167,7 @@ def test_what_was_planned_before_changes_no_plan(kind: str, name: str) -> None:
 
 @given(problems(st.integers(1, 1 << 15)), devices, st.integers(1, 300))
 def test_batch_invariant(given: Problem, gpu: device.Device, batch: int) -> None:
-    """What bits depend on is that of a batch of one."""
+    """Bits depend on the same choices as those of a batch of one."""
     planner = attention.Planner(given, gpu, batch_invariant=True)
     one, many = (planner(given._replace(batch=b)) for b in (1, batch))
     assert planner.otherwise is None
@@ -213,7 +213,7 @@ def test_expected_times() -> None:
 def test_plans_are_the_same_up_to_a_multiple_of_the_step(
     given: Problem, gpu: device.Device
 ) -> None:
-    """A cache that grows is planned anew only beyond, where there is no mask."""
+    """A cache that grows is planned again only beyond, where there is no mask."""
     given = given.without(Causal)
     last = -(-given.seq_kv // KEY_STEP) * KEY_STEP
     first = last - KEY_STEP + 1

@@ -291,7 +291,7 @@ def test_many_short_units_are_never_cut(batch: int) -> None:
 
 
 def test_many_rows_of_short_units_are_never_cut() -> None:
-    """Of more than two a multiprocessor, where pieces of all have no memory."""
+    """More than two units a multiprocessor, where pieces of all have no memory."""
     sizes: dict[str, Any] = {"heads_q": 4, "heads_kv": 1, "seq_q": 16, "capacity": 1500, **WIDE}
     for batch, splits in ((400, 0), (500, 1), (600, 1)):
         found = plan_splits(problem(batch=batch, **sizes), H200)
@@ -358,7 +358,7 @@ def test_one_stage_where_much_is_read(dim: int, keys: int) -> None:
 
 @pytest.mark.parametrize(("d", "dv"), [(40, 40), (96, 96), (192, 128)])
 def test_steps_of_keys(d: int, dv: int) -> None:
-    """Within one, a call that is known is not planned anew: its bits would depend on what was."""
+    """Within one, a call that is known is not planned again: its bits would depend on what was."""
     for first in range(1, 14_000, KEY_STEP):
         sizes: Any = {"batch": 132, "heads_q": 8, "heads_kv": 2, "head_dim": d, "head_dim_v": dv}
         ends = (problem(**sizes, capacity=n) for n in (first, first + KEY_STEP - 1))
@@ -387,7 +387,7 @@ def test_what_is_planned_fits(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("bn", [0, "x"])
 def test_a_variant_that_cannot_be(bn: Any) -> None:
-    """Of a problem in pages, which must be multiples of its tiles."""
+    """A problem in pages, which must be multiples of its tiles."""
     gpu, paged = device.named("h200"), problem(pages=100, page_size=16)
     variant = plan_splits(paged, gpu).variant._replace(bn=bn)
     with pytest.raises(ValueError, match=r"^kernel: "):

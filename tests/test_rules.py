@@ -187,7 +187,7 @@ def lengths(rows: int, keys: int, bm: int, bn: int, causal: bool) -> list[int]:
 def test_equal_tiles_come_in_waves(
     heads: int, rows: int, keys: int, tile: tuple[int, int, int], sm_count: int
 ) -> None:
-    """Each multiprocessor has so many places, and the first has all that some of them have."""
+    """Each multiprocessor has the same places, and the first has all that some of them have."""
     found = work(heads, rows, keys, 1, False, 0.0, WHOLE_LINES, tile, sm_count)
     number = heads * -(-rows // tile[0])
     in_places = [len(range(i * sm_count, number, sm_count * tile[2])) for i in range(tile[2])]
@@ -262,7 +262,7 @@ def test_what_is_not_looked_at_is_no_faster(rng: np.random.Generator) -> None:
 
 
 def test_only_bottom_right_masks_hide_rows() -> None:
-    """Of more queries than keys; with another mask it takes longer, as they see keys."""
+    """Queries are more than keys; with another mask it takes longer, as they see keys."""
     causal = Problem.of_shapes((2, 32, 8192, 128), *[(2, 8, 1024, 128)] * 2, dtype="bfloat16")
     causal = causal.having(Causal())
     us = {}

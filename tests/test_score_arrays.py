@@ -1,4 +1,4 @@
-"""Arrays beside q, k and v: slopes, biases, masks, sinks; on the CPU and on a GPU."""
+"""Arrays next to q, k and v: slopes, biases, masks, sinks; on the CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -75,8 +75,35 @@ def test_arrays_of_pairs_however_they_lie(
             assert_accepted(*found[0], *arrays, what=f"{sk} keys", **options | {argument: host})
 
 
+def test_arrays_of_more_axes(xp: ModuleType, rng: np.random.Generator) -> None:
+    """Than q has: those have length 1."""
+    q, k, v = random_inputs(rng, "float32", b=2, sq=40, sk=70, d=16)
+    mask = rng.random((2, 1, 40, 70)) < 0.5
+    arrays = (
+        ("bias", rng.standard_normal((2, 1, 40, 70), np.float32)),
+        ("bias", rng.standard_normal((1, 1, 40, 1), np.float32)),
+        *(("mask", mask), ("mask", np.packbits(mask, axis=-1))),
+    )
+    for name, array in arrays:
+        three, two = ([xp.asarray(x[at]) for x in (q, k, v)] for at in (np.s_[:, 0], (0, 0)))
+        for given, same, more in (
+            (three, array[:, 0], [array]),
+            (two, array[0, 0], [array[:1, 0], array[:1]]),
+        ):
+            call: dict[str, Any] = {name: xp.asarray(same)}
+            expected = cufa.attention(*given, **call)
+            for axes in more:
+                call = {name: xp.asarray(axes)}
+                found = cufa.attention(*given, **call)
+                np.testing.assert_array_equal(to_host(found), to_host(expected))
+            for bad in (more[-1][None], np.repeat(more[-1], 3, axis=0)):
+                call = {name: xp.asarray(bad)}
+                with pytest.raises(ValueError, match=f"^{name} has shape"):
+                    cufa.attention(*given, **call)
+
+
 def test_arrays_of_fewer_axes(xp: ModuleType, rng: np.random.Generator) -> None:
-    """Beside 3-D arrays those of pairs are (b, sq, sk), and beside 2-D ones (sq, sk)."""
+    """With 3-D arrays those of pairs are (b, sq, sk), and with 2-D ones (sq, sk)."""
     q, k, v = random_inputs(rng, "float32", b=3, sq=20, sk=30, d=8)
     bias = rng.standard_normal((3, 1, 20, 30), np.float32)
     slopes = np.array([0.5], np.float32)
@@ -190,7 +217,7 @@ def test_what_is_no_array_after_a_call_without_one(
     options: dict[str, Any] = {"bias": bias, "dropout_p": dropout_p, "seed": 3}
     cufa.attention(q, k, v, **options)
     launches = len(gpu.launches)
-    for name in ("alibi_slopes", "mask", "sinks", "lengths_k"):
+    for name in ("alibi_slopes", "mask", "sinks", "lengths_k", "lengths_q"):
         for bad in (0, 5, True, tiles):
             with pytest.raises(TypeError, match=f"^{name} must be a NumPy or a CuPy array"):
                 cufa.attention(q, k, v, **(options | {name: bad}))
@@ -211,7 +238,7 @@ def test_what_is_no_array_after_a_call_without_one(
 def test_strides_that_do_not_count(
     gpu: Gpu, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any
 ) -> None:
-    """Of axes that have one element; on a GPU that is played."""
+    """Axes that have one element; on a GPU that is played."""
     q, k = (on_gpu(np.ones((1, 1, n, 64), np.float16)) for n in (5, 7))
     base = on_gpu(np.ones(35, dtype))
     view = np.lib.stride_tricks.as_strided(base.host, shape, strides)
@@ -222,7 +249,7 @@ def test_strides_that_do_not_count(
 
 @pytest.mark.parametrize("changed", ["out", "shape", "dtype", "device", "kind"])
 def test_a_call_that_is_like_another(gpu: Gpu, rng: np.random.Generator, changed: str) -> None:
-    """What a first one refuses, those after it refuse; on a GPU that the host plays."""
+    """Calls refuse what the first one refuses; on a GPU that the host plays."""
     q, k, v = (on_gpu(x) for x in inputs(rng, "float16", (1, 2, 1, 8, 16)))
     bias = on_gpu(rng.standard_normal((2, 8, 16), np.float32))
     for _ in range(2):
@@ -253,7 +280,7 @@ def test_a_call_that_is_like_another(gpu: Gpu, rng: np.random.Generator, changed
 def test_keys_for_which_an_array_is_too_short(
     gpu: Gpu, rng: np.random.Generator, name: str, causal: bool
 ) -> None:
-    """Of a cache that grows, beside an array that does not; on a GPU that the host plays."""
+    """A cache grows, next to an array that does not; on a GPU that the host plays."""
     q, k, v = (on_gpu(x) for x in inputs(rng, "float16", (1, 2, 2, 4, 200), 64))
     arrays = {
         "bias": rng.standard_normal((4, 100), np.float32),

@@ -85,7 +85,7 @@ def test_what_is_hidden_stays_hidden(xp: ModuleType, rng: np.random.Generator) -
 
 
 def test_scores_that_are_not_finite(xp: ModuleType, rng: np.random.Generator) -> None:
-    """Of a row: NaN and infinity make it NaN, and where all are -inf it sees no key."""
+    """NaN and infinity make a row NaN, and a row whose scores are all -inf sees no key."""
     for dtype in ("float16", "float32"):
         given = [xp.asarray(x) for x in inputs(rng, dtype, (1, 1, 1, 6, 70), 32)]
         for bad in (np.nan, np.inf, -np.inf):
@@ -289,7 +289,7 @@ def test_new_functions_and_lengths_are_of_one_kind(gpu: Gpu, rng: np.random.Gene
 
 
 def test_attributes_of_functions(gpu: Gpu, rng: np.random.Generator) -> None:
-    """Numbers are constants of a kernel, arrays may change; as of other names."""
+    """Numbers are constants of a kernel, arrays may change; as with other names."""
     arrays = [on_gpu(x) for x in inputs(rng, "float16", (1, 2, 1, 20, 30), 64)]
 
     def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -328,7 +328,7 @@ def test_other_functions_are_other_kernels(
 
 @pytest.mark.parametrize("changed", ["out", "device", "kind", "empty"])
 def test_a_call_that_is_like_another(gpu: Gpu, rng: np.random.Generator, changed: str) -> None:
-    """What a first one refuses, those after it refuse."""
+    """Calls refuse what the first one refuses."""
     q, k, v = (on_gpu(x) for x in inputs(rng, "float16", (1, 2, 1, 8, 16)))
 
     def call(table: Any, out: Any = None) -> Any:

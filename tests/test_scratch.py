@@ -41,11 +41,11 @@ class Field:
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         monkeypatch.setattr(scratch, "current_capture", lambda: self.capture)
         monkeypatch.setattr(scratch.counters, "filled", self._filled)
-        self.memory = scratch.Scratch(0)
+        self.memory = scratch.Scratch()
 
     @property
     def ptr(self) -> int:
-        """Of the current stream."""
+        """The number of the current stream."""
         return self.stream
 
     def is_capturing(self) -> bool:
@@ -68,7 +68,7 @@ class Field:
         return SimpleNamespace(ptr=first)
 
     def captured(self, number: int, *launches: int) -> list[int]:
-        """Return the addresses that the launches of a capture have, of so many numbers each."""
+        """Return the addresses that the launches of a capture have, by the numbers of each."""
         self.capture = number, 0
         try:
             return [self.memory.take(floats).address for floats in launches]
@@ -151,7 +151,7 @@ def test_memory_that_is_kept_is_bounded(field: Field) -> None:
     assert place.memory.filled == field.pool[place.address] == 4 << 26
     del place  # given back at once
     assert sum(field.pool.values()) < 4 << 26
-    field.stream = 3  # given up, and made anew
+    field.stream = 3  # given up, and made again
     field.memory.take(1000)
     assert len(field.pool) == 64
 

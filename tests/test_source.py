@@ -20,7 +20,7 @@ ALL = (*sorted(KERNELS), *BACKWARD_KERNELS, *AUXILIARY_KERNELS)
 
 kernels = pytest.mark.parametrize("kernel", ALL)
 
-#: What lines begin with that the bundle has no use for.
+#: Beginnings of lines that the bundle has no use for.
 REPLACED = ("#include", "#pragma once")
 
 

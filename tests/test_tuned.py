@@ -365,7 +365,7 @@ def without(data: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key != name}
 
 
-#: What is in the file, and what the warning says.
+#: The content of the file, and the text of the warning.
 DAMAGED: dict[str, tuple[bytes | dict[str, Any], str]] = {
     "empty": (b"", "Expecting value"),
     "cut off": (json.dumps(GOOD).encode()[:-5], "line 1"),

@@ -23,7 +23,7 @@ FA3 = Variant(
 
 GPUS = ("a100", "rtx3090", "rtx4090", "h100", "h200", "b200", "rtx5090")
 
-#: Of each block's shared memory, kept by the hardware.
+#: The part of each block's shared memory that the hardware keeps.
 RESERVED_BYTES = 1024
 
 
@@ -272,7 +272,7 @@ def test_legal(variant: Variant) -> None:
     assert variant.illegal(H200) is None
 
 
-#: What is changed of a legal variant, and what the reason must say.
+#: A variant that is no longer legal, and the text of the reason.
 ILLEGAL: dict[str, tuple[Variant, str]] = {
     "kernel": (MMA._replace(kernel="fa9"), "^kernel must be one of fa3_wgmma, .* not 'fa9'"),
     "mma float32": (MMA._replace(dtype="float32"), "takes float16 or bfloat16, not float32"),

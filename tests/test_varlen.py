@@ -15,6 +15,7 @@ from score_arrays import FEATURES, options_of
 
 import cufa
 from cufa.compiler import jit
+from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
 #: Queries and keys of each sequence.
@@ -165,6 +166,9 @@ def test_nothing_reaches_another_sequence(xp: ModuleType, rng: np.random.Generat
         assert np.isfinite(found[:70]).all()
         assert np.isfinite(found[140:345]).all()
         assert (found[345:] == 7).all()
+        out, lse = (to_host(x) for x in cufa.attention_varlen(*given, return_lse=True))
+        assert not out[345:].astype(np.float32).any()
+        assert np.isneginf(lse[:, 345:]).all()
 
 
 def test_sequences_longer_than_the_longest(xp: ModuleType, rng: np.random.Generator) -> None:
@@ -183,6 +187,10 @@ def test_sequences_longer_than_the_longest(xp: ModuleType, rng: np.random.Genera
     cufa.attention_varlen(*given, max_seqlen_q=30, max_seqlen_k=64, out=out)
     found = to_host(out)
     assert (found[30:50] == 7).all()
+    made, lse = cufa.attention_varlen(*given, max_seqlen_q=30, max_seqlen_k=64, return_lse=True)
+    assert not to_host(made)[30:50].any()
+    assert np.isneginf(to_host(lse)[:, 30:50]).all()
+    np.testing.assert_array_equal(to_host(made)[:30], found[:30])
     for i, rows, keys in ((0, 30, 60), (1, 20, 64)):
         a, b = slice(cu_q[i], cu_q[i] + rows), slice(cu_k[i], cu_k[i] + keys)
         four = [x.swapaxes(0, 1)[None] for x in (q[a], k[b], v[b])]
@@ -247,8 +255,24 @@ def test_padded_batches_of_masks(xp: ModuleType, rng: np.random.Generator) -> No
         expected.assert_accepts(out[one], None)
 
 
+def test_no_sequences(xp: ModuleType) -> None:
+    """And on the device, queries that none has; in a call like one of some sequences, too."""
+    for rows in (0,) if xp is np else (0, 5):
+        q, k = xp.ones((rows, 4, 8), np.float16), xp.ones((7, 2, 8), np.float16)
+        for n in (0, 1, 0):
+            offsets = xp.asarray(np.zeros(n + 1, np.int32))
+            out, lse = cufa.attention_varlen(q, k, k, offsets, offsets, return_lse=True)
+            assert (out.shape, lse.shape) == ((rows, 4, 8), (4, rows))
+            assert not to_host(out).any()
+            assert np.isneginf(to_host(lse)).all()
+            mine = xp.full(q.shape, 7, np.float16)
+            assert cufa.attention_varlen(q, k, k, offsets, offsets, out=mine) is mine
+            assert (to_host(mine) == 7).all()
+        assert "\n" not in str(cufa.explain_varlen(q, k, k, offsets, offsets))
+
+
 def test_functions_of_the_caller(xp: ModuleType, rng: np.random.Generator) -> None:
-    """Of the sequence's number, and of its own queries and keys."""
+    """They take the sequence's number, and its own queries and keys."""
     arrays = ragged(rng, "float16", ((30, 61, 100), (40, 61, 150)), xp=xp)
     table = rng.standard_normal((3, 4), np.float32)
     there = xp.asarray(table)
@@ -301,7 +325,8 @@ def test_drawn(xp: ModuleType) -> None:
         ({"cu_seqlens_q": [0, 8]}, TypeError, "cu_seqlens_q must be a NumPy or a CuPy array"),
         ({"cu_seqlens_q": None}, TypeError, "cu_seqlens_q must be a NumPy or a CuPy array"),
         ({"cu_seqlens_k": None}, TypeError, "cu_seqlens_k must be a NumPy or a CuPy array"),
-        ({"cu_seqlens_q": np.array([0])}, ValueError, "cu_seqlens_q has shape"),
+        ({"cu_seqlens_q": np.zeros(0, int)}, ValueError, "cu_seqlens_q has shape"),
+        ({"cu_seqlens_q": np.array([0])}, ValueError, r"cu_seqlens_q\[-1\] is 0, but q has"),
         ({"cu_seqlens_q": np.zeros((2, 2), int)}, ValueError, "cu_seqlens_q has shape"),
         ({"cu_seqlens_q": np.array([0.0, 4, 8])}, TypeError, "cu_seqlens_q has dtype float64"),
         ({"cu_seqlens_k": np.array([0, 4])}, ValueError, r"cu_seqlens_k has shape \(2,\)"),
@@ -346,9 +371,9 @@ def test_how_a_call_runs(
     gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     """The plan is that of the call, and nothing is compiled for it; on a GPU that is played."""
-    asked: list[Variant] = []
+    asked: list[Variant | Instance] = []
 
-    def kernel(variant: Variant, *_: Any) -> Any:
+    def kernel(variant: Variant | Instance, *_: Any) -> Any:
         asked.append(variant)
         return lambda *_: None
 
@@ -360,12 +385,32 @@ def test_how_a_call_runs(
     plan: Any = cufa.explain_varlen(*given, **options)
     assert not asked
     cufa.attention_varlen(*given, **options)
-    assert asked == [plan.variant]
+    assert [each for each in asked if isinstance(each, Variant)] == [plan.variant]
     assert plan.variant.kv == "Varlen"
     assert "\n" not in str(plan)
     priced = [variant for variant, _ in plan.expected_us]
     assert not priced or plan.variant in priced
     assert bool(priced) == (plan.variant.kernel == "fa3_wgmma")
+
+
+def test_launches_for_rows_that_no_sequence_has(gpu: Gpu, rng: np.random.Generator) -> None:
+    """One, where offsets are on the device and the call makes an array; on a played GPU."""
+    arrays = ragged(rng, "float32", ((5, 20), (9, 30)), d=64)
+    q, k, v = map(on_gpu, arrays[:3])
+    out = on_gpu(np.zeros_like(arrays[0]))
+
+    def launches(offsets: tuple[Any, Any], **options: Any) -> int:
+        before = len(gpu.launches)
+        cufa.attention_varlen(q, k, v, *offsets, **options)
+        return len(gpu.launches) - before
+
+    there = on_gpu(arrays[3]), on_gpu(arrays[4])
+    for _ in range(3):
+        assert launches(there) == 2
+        assert launches(there, out=out) == 1
+        assert launches(there, out=out, return_lse=True) == 2
+        assert launches((arrays[3], arrays[4])) == 1
+        assert launches((arrays[3], there[1])) == 1
 
 
 def test_numbers_after_calls_without_arrays(gpu: Gpu, rng: np.random.Generator) -> None:
@@ -419,7 +464,7 @@ def test_lengths_on_the_host(gpu: Gpu, rng: np.random.Generator, dtype: str) -> 
         for x in offsets, on_gpu(np.repeat(offsets, 2))[::2]:
             given: Any = x, x
             assert cufa.attention_varlen(rows, rows, rows, *given, seqused_k=x[:2]) is not None
-    assert len(gpu.launches) == 16
+    assert len(gpu.launches) == 18  # one more where offsets are on the device
 
 
 def test_bad_lengths(xp: ModuleType) -> None:

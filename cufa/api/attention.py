@@ -76,6 +76,7 @@ def attention(
     mask_mod: UserFunction | None = None,
     block_mask: BlockMask | None = None,
     lengths_k: Array | None = None,
+    lengths_q: Array | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
@@ -122,7 +123,8 @@ def attention(
         (ALiBi, Press et al. 2022).
     bias : array, broadcastable to (b, hq, sq, sk)
         Is added to the scores after that: float16, bfloat16 or float32. It and `mask` have the
-        axes (b, sq, sk) beside 3-D arrays, and (sq, sk) beside 2-D ones, whatever the layout.
+        axes (b, sq, sk) with 3-D arrays, and (sq, sk) with 2-D ones, whatever the layout, or all
+        four, of which those that q lacks have length 1.
     mask : array of bool, broadcastable to (b, hq, sq, sk)
         True where a query sees a key, unless another mask hides it. Or uint8, eight keys a byte as
         `numpy.packbits` packs the last axis, which then is not broadcast. A padding mask
@@ -139,12 +141,17 @@ def attention(
     block_mask : BlockMask, optional
         Tiles of queries and keys that its `mask_mod` hides are not computed, and in tiles that are
         whole the function is not called. The mask's function need not be given again, and another
-        one may not. Other masks and `lengths_k` may be given, too.
+        one may not. Other masks and lengths may be given, too.
     lengths_k : array, shape (b,), of integers
         How many keys each sequence has, 0 to sk: those behind them are no keys, and masks and
         ALiBi's distances are aligned to the last one that there is. On the device, where nothing
         is read back, or on the host; what is not contiguous int32 on the device is converted
         first. Beyond sk, lengths on the device count as sk.
+    lengths_q : array, shape (b,), of integers
+        How many queries each sequence has, 0 to sq, likewise; with or without `lengths_k`. Query i
+        of sequence n then stands at key i + lengths_k[n] - lengths_q[n], in place of i + sk - sq.
+        Rows behind them are 0, and -inf in the log-sum-exp; what q holds there does not matter.
+        A batch that is padded on the right, of as many queries as keys, takes one array for both.
     dropout_p : float
         How many of the weights are dropped at random, the others being divided by 1 - dropout_p
         (Dao et al. 2022, algorithm 2): 0 or more, and less than 1. `cufa.dropout_mask` says which.
@@ -158,11 +165,11 @@ def attention(
     out : array, optional
         Where the result goes: of its shape and dtype, sharing no memory with the inputs.
     return_lse : bool
-        Whether to return the log-sum-exp of the scores, too. On a GPU, beside a softcap in
+        Whether to return the log-sum-exp of the scores, too. On a GPU, with a softcap in
         bfloat16, the result then has other bits.
     batch_invariant : bool
         Whether a sequence gives the same bits alone and in any batch: the variant, and the number
-        of parts that keys are cut into, are then those of a batch of one. Few queries beside many
+        of parts that keys are cut into, are then those of a batch of one. Few queries with many
         keys need memory for the parts' results then, at most about as much as k and v take. What
         names the sequence, a dropout or a function of `b`, still tells them apart.
     kernel : str or Variant, optional
@@ -172,7 +179,8 @@ def attention(
     Returns
     -------
     out : array, shape (b, hq, sq, dv) or as `layout` and rank say
-        In q's dtype; sums are float32. Rows that see no key are 0.
+        In q's dtype; sums are float32. Rows that see no key are 0, and so are those behind
+        `lengths_q`.
     lse : array, shape (b, hq, sq), float32
         With `return_lse`: natural logarithm; -inf for rows that see no key. With `sinks` it
         includes the row's sink: log(exp(lse) - exp(sink)) is that of the keys alone.
@@ -212,6 +220,13 @@ def attention(
     >>> cufa.attention(q, k, v, causal=True, window=(31, 0)).shape
     (1, 8, 100, 64)
 
+    Two sequences of 100 and 37 tokens, padded on the right:
+
+    >>> x, n = np.ones((2, 8, 100, 64), np.float32), np.array([100, 37])
+    >>> out = cufa.attention(x, x, x, causal=True, window=(31, 0), lengths_q=n, lengths_k=n)
+    >>> float(out[1, 0, 36, 0]), float(out[1, 0, 37, 0])
+    (1.0, 0.0)
+
     A function of the scores:
 
     >>> def near(score, b, h, q_idx, kv_idx):
@@ -230,13 +245,14 @@ def attention(
     if type(dropout_p) is not float:
         dropout_p = check_dropout(dropout_p)  # an array has no truth
     seed = check_dropout_seed(seed, dropout_p)
-    alone = alibi_slopes is bias is mask is sinks is block_mask is lengths_k is None
+    alone = alibi_slopes is bias is mask is sinks is block_mask is lengths_k is lengths_q is None
     if dropout_p or mods.parts or not alone:
-        lengths = () if lengths_k is None else (lengths_k,)
+        lengths = () if lengths_k is lengths_q is None else (lengths_k, lengths_q)
         arrays = alibi_slopes, bias, mask, sinks, block_mask  # as `ARRAYS`
         extras = Extras(arrays, lengths, mods.arrays, seed if dropout_p else None)
         of_arrays = (getattr(array, "dtype", None) for array in extras.flat)
-        dtypes = mods.parts, len(lengths), block_mask is None, *of_arrays
+        has_tiles = block_mask is not None and block_mask.seq_kv > 0
+        dtypes = mods.parts, len(lengths), has_tiles, *of_arrays
     # The types, because True == 1 and a cached call must not accept what a first one refuses.
     options = (
         dtypes,
@@ -265,6 +281,7 @@ def attention(
         beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
         own=mods,
         lengths_k=lengths_k,
+        lengths_q=lengths_q,
         return_lse=return_lse,
     )
     if block_mask is not None:
@@ -272,9 +289,12 @@ def attention(
     operands = operands._replace(seed=seed)
     if xp is np:
         functions = _on_numpy(score_mod, mask_mod, block_mask, kernel)
-        return _on_cpu(problem, operands, functions, q, out, layout, return_lse, lengths_k)
-    if lengths_k is not None:
-        extras = extras._replace(lengths=(calls.on_device("lengths_k", lengths_k),))
+        lengths = lengths_k, lengths_q
+        return _on_cpu(problem, operands, functions, q, out, layout, return_lse, lengths)
+    if extras.lengths:
+        names = "lengths_k", "lengths_q"
+        there = tuple(map(calls.on_device, names, extras.lengths))
+        extras = extras._replace(lengths=there)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, user_table(device), batch_invariant)
@@ -299,6 +319,7 @@ def explain(
     mask_mod: UserFunction | None = None,
     block_mask: BlockMask | None = None,
     lengths_k: Array | None = None,
+    lengths_q: Array | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
@@ -314,9 +335,9 @@ def explain(
     ----------
     q, k, v, causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
         As for `attention`.
-    score_mod, mask_mod, block_mask, lengths_k, dropout_p, seed, scale, layout, out, return_lse
+    score_mod, mask_mod, block_mask, lengths_k, lengths_q, dropout_p, seed, scale, layout, out
         As for `attention`.
-    batch_invariant, kernel
+    return_lse, batch_invariant, kernel
         As for `attention`.
 
     Returns
@@ -354,6 +375,7 @@ def explain(
         beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
         own=NOTHING if xp is np else own(score_mod, mask_mod),
         lengths_k=lengths_k,
+        lengths_q=lengths_q,
         return_lse=return_lse,
     )
     if block_mask is not None:
@@ -386,7 +408,7 @@ def _on_cpu(
     out: Array | None,
     layout: str,
     return_lse: bool,
-    lengths_k: Array | None,
+    lengths: tuple[Array | None, Array | None],
 ) -> Any:
     shape, lse_shape = restore_shape(problem, np.ndim(q), layout)
     if out is None:
@@ -395,10 +417,10 @@ def _on_cpu(
     given = operands.out
     if functions.is_called:  # whatever they raise, `out` is whole
         operands = operands._replace(out=np.empty(given.shape, given.dtype))
-    if lengths_k is None:
-        _, lse = cpu.attention(problem, operands, functions)
+    if problem.kv == "Padded":
+        lse = attention_padded(problem, operands, *lengths, functions)
     else:
-        lse = attention_padded(problem, operands, lengths_k, functions)
+        _, lse = cpu.attention(problem, operands, functions)
     if given is not operands.out:
         given[...] = operands.out
     return (out, lse.reshape(lse_shape)) if return_lse else out

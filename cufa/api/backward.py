@@ -16,11 +16,12 @@ from cufa.cpu import own as cpu_own
 from cufa.cpu.backward import attention_backward as on_cpu
 from cufa.cpu.backward_lengths import backward_padded
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.own import NOTHING
+from cufa.features.expression.own import NOTHING, check, read_by
 from cufa.features.window import NO_WINDOW
 from cufa.problem.parse import parse, restore_shape
 from cufa.problem.parse_backward import (
     TENSORS,
+    WRT,
     Gradients,
     Results,
     check_gradients,
@@ -51,6 +52,7 @@ def attention_backward(
     mask_mod: UserFunction | None = None,
     block_mask: BlockMask | None = None,
     lengths_k: Array | None = None,
+    lengths_q: Array | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
@@ -73,15 +75,16 @@ def attention_backward(
     out, lse : array
         What `attention` returned with ``return_lse=True`` and the same other arguments.
     wrt : tuple of str
-        What to differentiate with respect to: some of "q", "k", "v", "bias" and "sinks"; with CuPy
-        arrays, all but "bias". Others are not computed.
+        What to differentiate with respect to: some of "q", "k", "v", "bias" and "sinks", and of the
+        names of arrays of floats that `score_mod` reads; with CuPy arrays, some of "q", "k", "v"
+        and "sinks". Others are not computed.
     causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
         As of `attention`.
     score_mod : function, optional
         As of `attention`. It is differentiated by the score, operation by operation; where it has
         a kink, the derivative is that of one of the sides, and rounding and comparing has none.
         C++ cannot be differentiated.
-    mask_mod, block_mask, lengths_k, dropout_p, seed, scale, layout
+    mask_mod, block_mask, lengths_k, lengths_q, dropout_p, seed, scale, layout
         As of `attention`. Tiles that a `block_mask` hides take no time; the same seed drops the
         same weights.
     dq, dk, dv : array, optional
@@ -97,8 +100,8 @@ def attention_backward(
     -------
     tuple of array
         The gradients in the order of `wrt`, in the shapes and dtypes of these arrays. Sums are
-        float32, and rounded once. Gradients of queries that see no key are 0, and so are those of
-        keys beyond a length. That of a bias is summed over axes along which it is broadcast.
+        float32, and rounded once. Gradients of queries that see no key are 0, and so are those
+        beyond a length. That of a bias is summed over axes along which it is broadcast.
 
     Raises
     ------
@@ -150,10 +153,10 @@ def attention_backward(
     dropout_p = check_dropout(dropout_p)
     seed = check_dropout_seed(seed, dropout_p)
     check_flag("deterministic", deterministic)
-    wrt = check_wrt(wrt, {**tensors, **beside, **into})
-    functions = NOTHING
-    if xp is not np:
-        functions = traced(wrt, score_mod, mask_mod, kernel)
+    read = read_by_function(score_mod)
+    given = {**tensors, **beside, **into, **read}
+    wrt = check_wrt(wrt, given, read)
+    functions = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel)
     problem, operands = parse(
         *(q, k, v),
         asked={
@@ -167,6 +170,7 @@ def attention_backward(
         beside=beside,
         own=functions,
         lengths_k=lengths_k,
+        lengths_q=lengths_q,
         return_lse=True,
     )
     if block_mask is not None:
@@ -175,7 +179,8 @@ def attention_backward(
     dout, out, lse = check_results(results, q, shapes, xp)
     its = Results(as_bhsd(dout, layout), as_bhsd(out, layout), lse.reshape(operands.q.shape[:3]))
     operands = operands._replace(seed=seed, out=its.out)
-    others = {} if lengths_k is None else {"lengths_k": lengths_k}
+    is_padded = problem.kv == "Padded"
+    others = {"lengths_k": lengths_k, "lengths_q": lengths_q} if is_padded else {}
     check_gradients(into, {**tensors, **results, **beside, **others}, xp)
     if xp is not np:
         return gradients_on_gpu(
@@ -190,15 +195,23 @@ def attention_backward(
         )
     refuse_kernel(kernel)
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
-    called = cpu_own.differentiable(score_mod, mask_mod, tiles)
-    given = {**tensors, **beside, **into}
-    gradients = made(wrt, given, called.is_called)
+    own = cpu_own.differentiable(score_mod, mask_mod, read.keys() & {*wrt}, tiles)
+    gradients = made(wrt, given, own.is_called)
     views = gradients.viewed(lambda x: as_bhsd(x, layout), np.ndim(q))
-    if lengths_k is None:
-        on_cpu(problem, operands, its, views, called)
+    if is_padded:
+        backward_padded(problem, operands, its, views, lengths_k, lengths_q, own)
     else:
-        backward_padded(problem, operands, its, views, lengths_k, called)
+        on_cpu(problem, operands, its, views, own)
     return returned(wrt, gradients, given)
+
+
+def read_by_function(score_mod: object) -> dict[str, Any]:
+    """Return what a `score_mod` can be differentiated by: arrays of floats, by name."""
+    if score_mod is None or isinstance(score_mod, str):
+        return {}
+    found = read_by(check("score_mod", score_mod))
+    taken = {*WRT, *(f"d{name}" for name in TENSORS)}
+    return {name: array for name, array in found.items() if name not in taken}
 
 
 def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradients:
@@ -221,7 +234,8 @@ def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradien
             found[name] = np.empty(array.shape, array.dtype)
         else:
             found[name] = np.asarray(its)
-    return Gradients(**found)
+    read = {name: found.pop(name) for name in wrt if name not in WRT}
+    return Gradients(**found, read=read)
 
 
 def returned(
@@ -230,7 +244,8 @@ def returned(
     """Return gradients as the caller wants them; arguments as of `made`."""
     found = []
     for name in wrt:
-        gradient, its = getattr(gradients, name), given.get(f"d{name}")
+        its = given.get(f"d{name}") if name in TENSORS else None
+        gradient = getattr(gradients, name) if name in WRT else gradients.read[name]
         if its is None:
             gradient = gradient.astype(given[name].dtype, copy=False)
         elif gradient is not its:

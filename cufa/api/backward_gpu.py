@@ -26,10 +26,10 @@ def traced(
     TypeError, ValueError
     """
     for name in wrt:
-        if name == "bias":
+        if name not in (*TENSORS, "sinks"):
             raise ValueError(
-                "wrt has 'bias': its gradient is computed of numpy arrays only; with cupy arrays, "
-                "wrt can name 'q', 'k', 'v' and 'sinks'"
+                f"wrt has {name!r}: its gradient is computed of numpy arrays only; with cupy "
+                "arrays, wrt can name 'q', 'k', 'v' and 'sinks'"
             )
     if isinstance(score_mod, str):
         raise TypeError(

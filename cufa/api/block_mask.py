@@ -28,7 +28,7 @@ class BlockMask:
     """Tiles of queries and keys, each hidden, whole or hidden in part; made by `of`.
 
     `cufa.attention` takes it as `block_mask`, and needs no `mask_mod` then. Numbers of sequences,
-    queries and keys are those of the arrays, whatever `lengths_k` says. CUDA graphs that have
+    queries and keys are those of the arrays, whatever lengths say. CUDA graphs that have
     captured a call need it as long as they run.
 
     Attributes
@@ -76,7 +76,7 @@ class BlockMask:
         Parameters
         ----------
         mask_mod : function or str
-            As of `cufa.attention`.
+            As in `cufa.attention`.
         batch, heads : int or None
             Sequences and query heads; None where the mask is the same for all.
         seq_q, seq_kv : int
@@ -112,14 +112,14 @@ class BlockMask:
         """
         check_module(xp)
         sizes = (
-            1 if batch is None else check_size("batch", batch),
-            1 if heads is None else check_size("heads", heads),
-            check_size("seq_q", seq_q, _MAX_SEQ),
-            check_size("seq_kv", seq_kv, _MAX_SEQ),
+            1 if batch is None else check_size("batch", batch, least=0),
+            1 if heads is None else check_size("heads", heads, least=0),
+            check_size("seq_q", seq_q, _MAX_SEQ, least=0),
+            check_size("seq_kv", seq_kv, _MAX_SEQ, least=0),
         )
         if not isinstance(block, tuple) or len(block) != 2:
             raise TypeError(f"block must be a tuple (queries, keys), not {block!r}")
-        # Of plain integers: those of NumPy may have too few bits, or no sign.
+        # Plain integers, as those of NumPy may have too few bits, or no sign.
         queries, keys = (check_size("block", n, 1024) for n in block)
         if min(queries, keys) < 16:
             raise ValueError(f"block must be 16 to 1024, not {min(queries, keys)}")
@@ -132,9 +132,12 @@ class BlockMask:
         kinds = xp.empty((*sizes[:2], rows, columns), np.uint8)
         if xp is np:
             function = checked("mask_mod", mask_mod)
-            cpu.fill(kinds, function, sizes, block)
+            if kinds.size:
+                cpu.fill(kinds, function, sizes, block)
         else:
-            launch.fill(kinds, own(None, mask_mod), sizes, block)
+            traced = own(None, mask_mod)
+            if kinds.size:
+                launch.fill(kinds, traced, sizes, block)
         return cls(mask_mod, kinds, block, sizes[2], sizes[3])
 
     def lists(self, variant: Variant) -> Array:
@@ -170,7 +173,7 @@ class BlockMask:
         )
         sizes = " x ".join(map(str, (*kinds.shape[:2], self.seq_q, self.seq_kv)))
         queries, keys = self.block
-        return f"BlockMask of {sizes} in tiles of {queries} x {keys}: {', '.join(parts)}"
+        return f"BlockMask of {sizes} in tiles of {queries} x {keys}: {', '.join(parts) or 'none'}"
 
 
 def mask_mod_of(block_mask: object, mask_mod: object) -> Any:
@@ -212,6 +215,7 @@ def with_block_mask(problem: Problem, block_mask: BlockMask, xp: ModuleType) -> 
         raise ValueError(f"block_mask has {has} {what}, but the call has {needed}")
     if xp is not np:
         check_devices({"block_mask": block_mask.kinds}, xp)
-    if problem.of(MaskMod) is None:  # on the CPU, or all is seen
+    # On the CPU, or where all is seen, or nothing
+    if problem.of(MaskMod) is None or problem.seq_kv == 0:
         return problem
     return problem.having(Blocks())

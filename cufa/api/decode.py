@@ -101,7 +101,7 @@ def decode(
         Entries beyond the length may be anything. Sequences may share pages. One page a sequence,
         of the cache's capacity, picks sequences from a larger contiguous cache.
     causal : bool
-        Query i sees the keys j <= i + lengths - sq only; else it sees all in use, as of a prefix
+        Query i sees the keys j <= i + lengths - sq only; else it sees all in use, as in a prefix
         that is not its own, see `merge`.
     window : tuple of int or None, (left, right)
         Query i sees the keys from i + lengths - sq - left to i + lengths - sq + right only; None is
@@ -123,7 +123,7 @@ def decode(
     out : array, optional
         Where the result goes: of its shape and dtype, sharing no memory with the inputs.
     return_lse : bool
-        Whether to return the log-sum-exp of the scores, too; beside a softcap as in `attention`.
+        Whether to return the log-sum-exp of the scores, too; with a softcap as in `attention`.
     num_splits : int, optional
         Parts that each sequence's keys are divided into for the GPU, to be computed at the same
         time; by default as many as keep it busy. With a number given, a sequence has the same bits
@@ -234,9 +234,9 @@ def decode_padded(
         Whether the rows of the caches go on in memory, with zeros that fill whole chunks of 16
         bytes.
     q, k_cache, v_cache, lengths, block_table, causal, window, attention_chunk, softcap
-        As of `decode`.
+        As in `decode`.
     alibi_slopes, sinks, scale, layout, out, return_lse, num_splits, kernel, unified_max
-        As of `decode`.
+        As in `decode`.
     """
     arrays: tuple[Array | None, ...] = ()
     dtypes: tuple[Any, ...] = ()

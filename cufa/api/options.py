@@ -48,6 +48,7 @@ class AttentionOptions(_OfAttention, total=False):
 
     block_mask: BlockMask | None
     lengths_k: AnyArray | None
+    lengths_q: AnyArray | None
     layout: Layout
     batch_invariant: bool
 

@@ -35,8 +35,9 @@ class Rotary(RotaryTables):
     Parameters
     ----------
     cos, sin : array, shape (positions, rotary_dim / 2)
-        Of the angles of each position and pair; they become float32. NumPy or CuPy, as the arrays
-        that are turned. The first `rotary_dim` elements of a head are turned, the others stay.
+        Cosines and sines of the angle of each position and pair; they become float32. NumPy or
+        CuPy, as the arrays that are turned. The first `rotary_dim` elements of a head are turned,
+        the others stay.
     interleaved : bool
         Pairs are elements 2 i and 2 i + 1, as in GPT-J and in Llama's own checkpoints; else i and
         i + rotary_dim / 2, as in GPT-NeoX and in Hugging Face's checkpoints.
@@ -144,7 +145,7 @@ class Rotary(RotaryTables):
             Elements of a head that are turned: an even number.
         positions : int
         factors : ndarray of shape (rotary_dim / 2,) or float
-            What the frequencies are divided by, as for linear scaling or LongRoPE.
+            Divisors of the frequencies, as for linear scaling or LongRoPE.
         magnitude, interleaved, xp
             As in `of_frequencies`.
 

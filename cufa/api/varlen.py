@@ -27,6 +27,7 @@ from cufa.features.expression.own import Own as Traced
 from cufa.features.parts import ARRAYS
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
+from cufa.launch.clear_rows import clear_rows
 from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
@@ -122,11 +123,11 @@ def attention_varlen(
         and none is less than the one before it, nor more than there are rows. On the host, the last
         one of `cu_seqlens_q` must be the number of queries. On the device, what is not contiguous
         int32 is converted first, and offsets that are otherwise give some result, but read and
-        write nothing outside of the arrays; queries that no sequence has are not written there.
+        write nothing outside of the arrays. There may be no sequences.
     max_seqlen_q, max_seqlen_k : int, optional
         0 or more: the longest sequence's queries and keys, or more; needed with `bias` and `mask`
         only. Where offsets on the device exceed them, the first queries and keys of a sequence
-        count, and other queries are not written.
+        count.
     seqused_k : array, shape (sequences,), of integers, optional
         How many of each sequence's keys are in use, the first ones.
     causal, window, attention_chunk, softcap, scale
@@ -135,23 +136,25 @@ def attention_varlen(
     bias, mask : array, broadcastable to (sequences, hq, max_seqlen_q, max_seqlen_k)
     sinks : array, shape (hq,), float32
     score_mod, mask_mod : function or str
-        Of the number of the sequence, and of queries and keys counted from its first ones. There is
+        Take the number of the sequence, and count queries and keys from its first ones. There is
         no `block_mask`: `cufa.attention` takes one, of documents in one sequence, say.
     dropout_p, seed
         As in `cufa.attention`.
     out : array, optional
         Where the result goes.
     return_lse : bool
-        Whether to return the log-sum-exp of the scores, too; beside a softcap as in `attention`.
+        Whether to return the log-sum-exp of the scores, too; with a softcap as in `attention`.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32") or one instantiation; GPU only.
 
     Returns
     -------
     out : array, shape (total_q, hq, dv)
-        In q's dtype. Rows that see no key are 0.
+        In q's dtype. Rows that see no key are 0, and so are queries that no sequence has; in an
+        `out` that is given, the latter are left as they are.
     lse : array, shape (hq, total_q), float32
-        With `return_lse`: natural logarithm; -inf for rows that see no key.
+        With `return_lse`: natural logarithm; -inf for rows that see no key, and for queries that no
+        sequence has.
 
     Raises
     ------
@@ -164,7 +167,8 @@ def attention_varlen(
     Notes
     -----
     The method is that of `cufa.attention`. Variants are chosen as for as many sequences of the
-    average length.
+    average length. Offsets on the device may leave out queries: one small kernel more then looks
+    for them, unless `out` is given and no log-sum-exp asked for.
 
     Examples
     --------
@@ -203,7 +207,8 @@ def attention_varlen(
         )
         result = calls.replay(q1, k1, v1, out1, return_lse, options, extras)
         if result is not None:
-            return _without_batch(result, out, return_lse)
+            result = _without_batch(result, out, return_lse)
+            return _cleared(result, out, return_lse, cu_seqlens_q, max_seqlen_q)
     check_flag("return_lse", return_lse)
     problem, operands, lengths, xp = parsed(
         tensors,
@@ -226,11 +231,16 @@ def attention_varlen(
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel)
+    if problem.sequences == 0:
+        return _of_no_sequence(problem, q, out, return_lse, xp)
     there = tuple(calls.on_device(name, array) for name, array in lengths.items())
     extras = extras._replace(lengths=there)
     kind = Kind(problem, LAYOUT, device, device_id, planner, extras)
     result = calls.run(q1, k1, v1, out1, return_lse, options, kind, extras)
-    return _without_batch(result, out, return_lse)
+    result = _without_batch(result, out, return_lse)
+    if isinstance(cu_seqlens_q, np.ndarray):  # which is known to cover all queries
+        return result
+    return _cleared(result, out, return_lse, there[0], max_seqlen_q)
 
 
 def explain_varlen(
@@ -274,7 +284,7 @@ def explain_varlen(
     Returns
     -------
     cufa.planner.plan.Plan or cufa.cpu.attention.Plan
-        As of `cufa.explain`. `expected_us`, and the tiles of a plan for NumPy arrays, are those of
+        As in `cufa.explain`. `expected_us`, and the tiles of a plan for NumPy arrays, are those of
         as many sequences of the average length.
 
     Raises
@@ -323,14 +333,14 @@ def parsed(
     given : mapping
         Those that parts of the score read, by argument.
     lengths : mapping
-        As of `parse_offsets`.
+        As in `parse_offsets`.
     longest : tuple
         `max_seqlen_q` and `max_seqlen_k`.
     mods : Own
         The caller's functions.
     seed : int or None
     **score
-        As of `cufa.problem.parse.parse`.
+        As in `cufa.problem.parse.parse`.
 
     Returns
     -------
@@ -389,7 +399,7 @@ def _with_arrays(
     """Return the problem and its operands with the arrays that parts of the score read."""
     for name in ("bias", "mask"):
         if given[name] is not None and _ANY in (problem.max_seqlen_q, problem.max_seqlen_k):
-            raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed beside it")
+            raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed with it")
     reads, views = parse_beside(given, mods, 4, problem.sizes, xp)
     return problem.reading(*reads), operands._replace(beside=views)
 
@@ -399,6 +409,29 @@ def _without_batch(result: Any, out: Array | None, return_lse: bool) -> Any:
     if not return_lse:
         return result[0] if out is None else out
     return (result[0][0] if out is None else out), result[1][0]
+
+
+def _of_no_sequence(
+    problem: Problem, q: Array, out: Array | None, return_lse: bool, xp: Any
+) -> Any:
+    """Return the result of a call on the GPU whose queries no sequence has."""
+    if out is None:
+        out = xp.zeros((*q.shape[:2], problem.head_dim_v), q.dtype)
+    if not return_lse:
+        return out
+    lse = xp.empty((problem.heads_q, problem.seq_q), np.float32)
+    lse.fill(-np.inf)
+    return out, lse
+
+
+def _cleared(
+    result: Any, out: Array | None, return_lse: bool, offsets: Array, longest: int | None
+) -> Any:
+    """Clear the rows that no sequence has, of arrays that are made here; return the result."""
+    made, lse = result if return_lse else (result, None)
+    most = _ANY if longest is None else int(longest)
+    clear_rows(made if out is None else None, lse, offsets, most)
+    return result
 
 
 def _on_cpu(

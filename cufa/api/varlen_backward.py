@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cufa.api.backward import made, returned
+from cufa.api.backward import made, read_by_function, returned
 from cufa.api.backward_gpu import gradients_on_gpu, traced
 from cufa.api.options import Causal, UserFunction, Window
 from cufa.api.varlen import LAYOUT, parsed
@@ -71,8 +71,7 @@ def attention_varlen_backward(
     out, lse : array, shapes (total_q, hq, dv) and (hq, total_q)
         What `attention_varlen` returned with ``return_lse=True`` and the same other arguments.
     wrt : tuple of str
-        What to differentiate with respect to: some of "q", "k", "v", "bias" and "sinks"; with CuPy
-        arrays, all but "bias".
+        What to differentiate with respect to, see `attention_backward`.
     causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod
         As of `attention_varlen`; a `score_mod` is differentiated, see `attention_backward`.
     dropout_p, seed, scale
@@ -120,11 +119,10 @@ def attention_varlen_backward(
     written = {name: array for name, array in into.items() if array is not None}
     xp = module_of_all({**tensors, **results, **written})
     check_flag("deterministic", deterministic)
-    given = {**tensors, **beside, **into}
-    wrt = check_wrt(wrt, given)
-    functions = NOTHING
-    if xp is not np:
-        functions = traced(wrt, score_mod, mask_mod, kernel)
+    read = read_by_function(score_mod)
+    given = {**tensors, **beside, **into, **read}
+    wrt = check_wrt(wrt, given, read)
+    functions = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel)
     problem, operands, offsets, _ = parsed(
         (q, k, v, None),
         beside,
@@ -155,12 +153,12 @@ def attention_varlen_backward(
             deterministic=deterministic,
         )
     refuse_kernel(kernel)
-    called = differentiable(score_mod, mask_mod)
-    gradients = made(wrt, given, called.is_called)
+    own = differentiable(score_mod, mask_mod, read.keys() & {*wrt})
+    gradients = made(wrt, given, own.is_called)
     views = gradients.viewed(_of_one, 4)
     operands = operands._replace(out=its.out)
     of_sequences: dict[str, Any] = offsets
-    backward_varlen(problem, operands, its, views, **of_sequences, own=called)
+    backward_varlen(problem, operands, its, views, **of_sequences, own=own)
     return returned(wrt, gradients, given)
 
 

@@ -1,4 +1,4 @@
-"""What caches have in common: tokens in, attention out, for all or some of their sequences."""
+"""The base of all caches: tokens in, attention out, for all or some of their sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KVCache: each sequence has room for so many tokens."""
+"""KVCache: each sequence has room for a number of tokens."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class KVCache(Cache):
     head_dim : int
         1 to 256.
     head_dim_v : int, optional
-        Of the values; `head_dim` by default.
+        Head dim of the values; `head_dim` by default.
     dtype : str or numpy.dtype
         "float16", "bfloat16" or "float32".
     layers : int
-        Of a model; they share lengths.
+        Layers of the model; they share lengths.
     layout : {"bhsd", "bshd"}
         Order of the axes, of the cache and of what is written to it.
     rotary : Rotary or list or tuple of Rotary, optional

@@ -41,7 +41,7 @@ def made(
         As in `KVCache`.
     sequences : int
     capacity : int
-        Of the longest sequence.
+        Tokens of the longest sequence.
     pages : Pages or None
     """
     check_layout(layout)

@@ -32,7 +32,7 @@ class PagedKVCache(Cache):
     heads_kv : int
     head_dim : int
     pages_per_sequence : int, optional
-        At most: the width of the block table; `pages` by default. A sequence has room for so many
+        At most: the width of the block table; `pages` by default. A sequence has room for that many
         times `page_size` tokens.
     head_dim_v, dtype, layers, layout, rotary, xp
         As in `KVCache`.

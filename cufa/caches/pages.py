@@ -95,7 +95,7 @@ class Pages:
             if end > length and length % self.page_size:
                 index = length // self.page_size
                 page = int(self.table[sequence, index])
-                # Of as many users as a page has, the last one to write keeps it.
+                # The last user of a page that writes to it keeps it.
                 if self._users[page] - leaving[page] > 1:
                     leaving[page] += 1
                     places.append((sequence, index, page))

@@ -21,7 +21,7 @@ from cufa.launch.counters import is_capturing
 
 
 class Store:
-    """What a cache and all views of it share.
+    """The memory that a cache and all views of it share.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Store:
     shape : tuple of int
         (batch, heads_kv, capacity) or (pages, heads_kv, page_size).
     head_dims : tuple of int
-        Of keys and of values.
+        Head dims of keys and of values.
     sequences : int
     pages : Pages or None
     rotaries : sequence of Rotary or None

@@ -93,7 +93,8 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--lengths",
         choices=("padded", "varlen"),
-        help="with --for: such problems with lengths_k, or as batches of cufa.attention_varlen",
+        help="with --for: such problems with lengths_k or lengths_q, or as batches of "
+        "cufa.attention_varlen",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="one element type (default: all)")
     parser.add_argument(
@@ -104,7 +105,7 @@ def add(commands: Commands) -> None:
     add_jobs(parser)
     add_device(
         parser,
-        "What to compile for: this machine's by default.",
+        "GPU to compile for: this machine's by default.",
         of_arch="all well-known GPUs of it",
     )
 
@@ -204,7 +205,7 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
             *(
                 found.variant
                 for each in _with_lengths(problems(options.problems), options.lengths)
-                # What takes the place of decode in a capture without memory for it, too.
+                # And the kernel that replaces decode in a capture without memory for it.
                 for found in (
                     plan(each, device, table=table),
                     plan_tiles(each, device, table=table),

@@ -130,7 +130,7 @@ def _expected(found: Plan | DecodePlan) -> Iterator[tuple[object, ...]]:
 
 
 def _beside(found: Plan | DecodePlan) -> Iterator[tuple[str, str]]:
-    """Yield the order of tiles, and the memory beside the arrays."""
+    """Yield the order of tiles, and the memory that a launch needs in addition to the arrays."""
     if isinstance(found, DecodePlan):
         if found.splits == 1:
             yield "split", "nothing; each block has all keys of a sequence and K/V head"

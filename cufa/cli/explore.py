@@ -65,7 +65,7 @@ def add(commands: Commands) -> None:
         type=variant,
         action="append",
         metavar="VARIANT",
-        help="one variant in full, alone or beside those of --kernel and --space (repeatable)",
+        help="one variant in full, alone or with those of --kernel and --space (repeatable)",
     )
     add_jobs(parser)
     add_device(parser, "This machine's by default. One that is named need not be here.")

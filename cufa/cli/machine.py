@@ -1,4 +1,4 @@
-"""What this machine has: CuPy, NVRTC and a GPU; a `CommandError` says what is missing."""
+"""CuPy, NVRTC and a GPU of this machine; a `CommandError` says what is missing."""
 
 from __future__ import annotations
 

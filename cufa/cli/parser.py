@@ -18,7 +18,7 @@ Commands = Any  # argparse does not name the type of what add_subparsers returns
 
 
 class CommandError(Exception):
-    """What ends a command: one line for its user, and the exit status."""
+    """Ends a command, with one line for its user and the exit status."""
 
     def __init__(self, message: object, status: int = 2) -> None:
         super().__init__(" ".join(str(message).split()))

@@ -69,7 +69,7 @@ def known_arrays() -> list[str]:
 
 
 def beside(text: str) -> Part:
-    """Return the part that reads an array beside q, k and v: ``sinks``, ``bias:bfloat16``."""
+    """Return the part that reads an array next to q, k and v: ``sinks``, ``bias:bfloat16``."""
     name, colon, dtype = text.partition(":")
     found = [part for part in _read_arrays() if part.argument == name and dtype in ("", part.dtype)]
     if len(found) != 1 or (colon and not dtype):

@@ -1,4 +1,4 @@
-"""What is shown on the standard error while variants are explored: live on a terminal, or lines."""
+"""Progress of an exploration on the standard error: live on a terminal, else line by line."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Live:
         self._live.stop()
 
     def begin_problem(self, done: int, total: int, problem: Problem) -> None:
-        """Start anew, under the name of the next of several problems."""
+        """Start again, under the name of the next of several problems."""
         self._title = _title(done, total, problem)
         self._rows.clear()
         for task in self._tasks.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 INVALID = 201
-"""What the driver's functions return in a thread that has none yet (CUDA_ERROR_INVALID_CONTEXT)."""
+"""The driver returns this in a thread that has no context yet (CUDA_ERROR_INVALID_CONTEXT)."""
 
 
 def make_current() -> None:

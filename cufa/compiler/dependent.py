@@ -101,7 +101,7 @@ def config(
 
 
 class _Passed(threading.local):
-    """What is passed to the driver, made once for a thread."""
+    """Arguments of the driver's launch, made once for a thread."""
 
     def __init__(self) -> None:
         self.config = Config()

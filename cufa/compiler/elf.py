@@ -1,4 +1,4 @@
-"""What is inside a cubin, an ELF file of the compiler: its kernel's symbol and code."""
+"""Read a cubin, an ELF file of the compiler: its kernel's symbol and code."""
 
 from __future__ import annotations
 

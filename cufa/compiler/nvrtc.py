@@ -48,7 +48,7 @@ class CompileError(RuntimeError):
 
 
 class Compiled(NamedTuple):
-    """What the compiler made of a variant.
+    """A variant as the compiler returns it.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ def common_options() -> tuple[str, ...]:
 
 
 def wrong_registers(variant: Variant | Instance, registers: int) -> str | None:
-    """Say that a kernel was given so many registers a thread, and counts on others; or None.
+    """Say that a kernel got `registers` a thread, and counts on others; or None.
 
     With fewer than its source reckons with, its warps would wait for the missing ones for ever.
 
@@ -146,7 +146,7 @@ def _compiled(variant: Variant | Instance, options: tuple[str, ...]) -> Iterator
 def uncached(options: tuple[str, ...]) -> tuple[str, ...]:
     """Return the options for what is compiled, and not taken from the driver's cache.
 
-    What comes from there has no log.
+    A kernel from that cache has no log.
 
     Parameters
     ----------

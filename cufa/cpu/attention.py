@@ -110,7 +110,7 @@ def attention(
     Notes
     -----
     FlashAttention-2 (Dao 2023, algorithm 1), with the running maximum combined over the K/V tiles.
-    What a causal mask hides is never read into a result, NaN included.
+    Keys that a causal mask hides never reach a result, NaN included.
     """
     q, k, v, out, beside, seed = operands
     if problem.of(Dropout) and "numbers" not in beside:
@@ -152,7 +152,7 @@ def numbers(batch: int, heads: int) -> np.ndarray:
 
 
 def of_heads(beside: Mapping[str, np.ndarray], batch: slice, heads: slice) -> dict[str, np.ndarray]:
-    """Return the parts of arrays beside q, k and v that are some sequences' and query heads'."""
+    """Return some sequences' and query heads' parts of the arrays next to q, k and v."""
     return {
         name: array[heads] if array.ndim == 1 else array[batch, heads]
         for name, array in beside.items()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from cufa.arrays import Operands
-from cufa.cpu.attention import KEYS, numbers, of_heads, plan
+from cufa.cpu.attention import numbers, of_heads, plan
 from cufa.cpu.kv import Dense
 from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.score import Score
@@ -46,8 +46,7 @@ def attention_backward(
         Views as `parse` returns them, any strides.
     results : Results
     into : Gradients
-        Where gradients go: those of q, k and v are written, those of a bias and of sinks are added,
-        in float32.
+        Where gradients go: those of q, k and v are written, others are added, in float32.
     own : Own
         The caller's functions.
 
@@ -68,7 +67,8 @@ def attention_backward(
                 of_queries, of_keys = (batch, heads), (batch, kv)
                 dQ = _Sum(into.q, of_queries)
                 sinks = None if into.sinks is None else into.sinks[heads]
-                its = Gradients(dQ.sum, into.k, bias=part_of(into.bias, *of_queries), sinks=sinks)
+                bias = part_of(into.bias, *of_queries)
+                its = Gradients(dQ.sum, into.k, bias=bias, sinks=sinks, read=into.read)
                 its_results = Results(*(x[of_queries] for x in results))
                 its_beside = beside and of_heads(beside, batch, heads)
                 tiles = [
@@ -85,7 +85,7 @@ def attention_backward(
                     for rows in spans(0, problem.seq_q, step.rows)
                 ]
                 tiles_of_keys = Dense(k[of_keys], v[of_keys])
-                large = [queries for queries in tiles if queries.is_large.any()]
+                large = [queries for queries in tiles if queries.softmax is not None]
                 for keys in spans(0, problem.seq_kv if large else 0, step.keys):
                     for queries in large:
                         queries.add_up(keys, tiles_of_keys.tiles(keys)[0])
@@ -158,9 +158,9 @@ class _Queries:
 
     Attributes
     ----------
-    is_large : ndarray of bool
-        Which rows have a log-sum-exp that says too little of their weights: `add_up` is to be
-        called with all keys.
+    softmax : OnlineSoftmax or None
+        The sums of rows, where the log-sum-exp of one says too little of its weights: `add_up` is
+        to be called with all keys then.
     """
 
     def __init__(
@@ -188,8 +188,10 @@ class _Queries:
         lse = self._below(results.lse[:, :, rows, None])
         self._lse = np.where(lse == -np.inf, np.float32(0), lse)  # such a row sees no key
         self._growth: np.ndarray | None = None
-        self.is_large = np.isfinite(lse) & (np.abs(lse) > _LARGE_LSE)
-        self._softmax = OnlineSoftmax(self._stacked, 0, KEYS, np.float32(1))
+        self._is_large = np.isfinite(lse) & (np.abs(lse) > _LARGE_LSE)
+        self.softmax: OnlineSoftmax | None = None
+        if self._is_large.any():
+            self.softmax = OnlineSoftmax(self._stacked, 0, np.float32(1))
         if into.needs_scores or into.sinks is not None:
             rdO, rO = self._below(self._dout), self._below(results.out[:, :, rows])
             self._delta = np.einsum("...d,...d->...", rdO, rO)[..., None]
@@ -205,23 +207,23 @@ class _Queries:
 
     def add_up(self, keys: slice, tK: np.ndarray) -> None:
         """Add the weights of a tile of keys to the rows' sums."""
-        if not self._sees(keys):
+        if self.softmax is None or not self._sees(keys):
             return
         rS, _, unseen = self._scores(self._below(self._q), keys, tK)
         if unseen is not None:
             np.copyto(rS, -np.inf, where=unseen)
-        self._softmax.weigh(rS)
+        self.softmax.weigh(rS)
 
     def begin(self) -> None:
         """Put the sums of large rows in the place of their log-sum-exp; add gradients of sinks."""
         sinks, dsinks = self._score.sinks(), self._into.sinks
-        if self.is_large.any():
-            m, total = self._softmax.m, self._softmax.row_sum
+        if self.softmax is not None:
+            m, total = self.softmax.m, self.softmax.row_sum
             if sinks is not None:
                 of_keys, m = m, np.maximum(m, sinks)
                 total = total * np.exp(of_keys - m) + np.exp(sinks - m)
-            self._lse = np.where(self.is_large, m, self._lse)
-            self._growth = np.where(self.is_large, 1 / total, np.float32(1))
+            self._lse = np.where(self._is_large, m, self._lse)
+            self._growth = np.where(self._is_large, 1 / total, np.float32(1))
         if dsinks is not None and sinks is not None:
             of_rows = self._weights(sinks - self._lse) * self._delta
             dsinks -= self._by_head(of_rows).sum(axis=(0, 2, 3))
@@ -269,7 +271,7 @@ class _Queries:
         if not self._sees(keys):
             return
         dQ, dB = self._into.q, part_of(self._into.bias, *_ALL, self._rows, keys)
-        needs_scores = not (dQ is dK is dB is None)
+        needs_scores = not (dQ is dK is dB is None) or bool(self._into.read)
         if dV is None and not needs_scores:
             return
         rQ, rdO = self._below(self._q), self._below(self._dout)
@@ -291,8 +293,12 @@ class _Queries:
         rdS = rP
         rdS *= rdP
         for name, slope in reversed(slopes):
+            if unseen is not None and name in ("bias", "score_mod"):
+                np.copyto(rdS, np.float32(0), where=unseen)
             if dB is not None and name == "bias":
-                self._add_bias(dB, rdS, unseen)
+                self._add_bias(dB, rdS)
+            if self._into.read and name == "score_mod":
+                self._score.gather(rdS, keys, self._into.read)
             if slope is not None:
                 rdS *= slope
         if unseen is not None:
@@ -302,10 +308,8 @@ class _Queries:
         if dK is not None:
             dK += _by_key(rdS, rQ, unseen)
 
-    def _add_bias(self, dB: np.ndarray, rdS: np.ndarray, unseen: np.ndarray | None) -> None:
+    def _add_bias(self, dB: np.ndarray, rdS: np.ndarray) -> None:
         """Add the gradient of scores to that of a bias, over the axes that it lacks."""
-        if unseen is not None:
-            np.copyto(rdS, np.float32(0), where=unseen)
         by_head = self._by_head(rdS)
         pairs = zip(dB.shape, by_head.shape, strict=True)
         lacks = tuple(i for i, (n, m) in enumerate(pairs) if n == 1 < m)

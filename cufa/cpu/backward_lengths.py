@@ -11,45 +11,48 @@ from cufa.cpu.runs import alone, runs
 from cufa.problem.parse_backward import Gradients, Results
 from cufa.problem.problem import Problem
 
-_ALL = slice(None), slice(None)  # heads and queries
-
 
 def backward_padded(
     problem: Problem,
     operands: Operands,
     results: Results,
     into: Gradients,
-    lengths_k: np.ndarray,
+    lengths_k: np.ndarray | None,
+    lengths_q: np.ndarray | None,
     own: Own = NO_FUNCTIONS,
 ) -> None:
-    """Compute the gradients of attention over the first keys of each sequence.
+    """Compute the gradients of attention of each sequence's first queries and keys.
 
     Parameters
     ----------
     problem : Problem
         With `kv` of "Padded".
     operands, results, into
-        As of `attention_backward`; gradients of keys beyond a length are 0.
-    lengths_k : ndarray, (batch,)
+        As of `attention_backward`; gradients beyond a length are 0.
+    lengths_k, lengths_q : ndarray, (batch,)
+        None for all.
     own : Own
         The caller's functions.
     """
     q, k, v, out = operands[:4]
-    for gradient in (into.k, into.v):
+    for gradient in into[:3]:
         if gradient is not None:
             gradient[...] = 0
-    for i, length in enumerate(lengths_k.tolist()):
+    for i in range(problem.batch):
         one = slice(i, i + 1)
+        keys = one, slice(None), slice(None if lengths_k is None else int(lengths_k[i]))
+        rows = one, slice(None), slice(None if lengths_q is None else int(lengths_q[i]))
         its_problem, its_operands = alone(
-            problem, operands, one, (q[one], k[one, :, :length], v[one, :, :length], out[one])
+            problem, operands, one, (q[rows], k[keys], v[keys], out[rows])
         )
-        its_results = Results(*(x[one] for x in results))
+        its_results = Results(*(x[rows] for x in results))
         its = Gradients(
-            q=None if into.q is None else into.q[one],
-            k=None if into.k is None else into.k[one, :, :length],
-            v=None if into.v is None else into.v[one, :, :length],
-            bias=part_of(into.bias, one, *_ALL, slice(length)),
+            q=None if into.q is None else into.q[rows],
+            k=None if into.k is None else into.k[keys],
+            v=None if into.v is None else into.v[keys],
+            bias=part_of(into.bias, *rows, keys[2]),
             sinks=into.sinks,
+            read=into.read,
         )
         attention_backward(its_problem, its_operands, its_results, its, own.beginning_with(i))
 
@@ -93,6 +96,7 @@ def backward_varlen(
             v=None if into.v is None else keys.of(into.v),
             bias=part_of(into.bias, some, slice(None), slice(queries.used), slice(keys.used)),
             sinks=into.sinks,
+            read=into.read,
         )
         its_own = own.beginning_with(some.start)
         attention_backward(its_problem, its_operands, its_results, its, its_own)

@@ -18,7 +18,7 @@ def fill(
     Parameters
     ----------
     kinds : ndarray of uint8
-        As of `cufa.BlockMask`.
+        As in `cufa.BlockMask`.
     mask_mod : function
     sizes : tuple of int
         Sequences, heads, queries and keys.

@@ -12,16 +12,21 @@ from cufa.problem.problem import Problem
 
 
 def attention_padded(
-    problem: Problem, operands: Operands, lengths_k: np.ndarray, own: Own = NO_FUNCTIONS
+    problem: Problem,
+    operands: Operands,
+    lengths_k: np.ndarray | None,
+    lengths_q: np.ndarray | None,
+    own: Own = NO_FUNCTIONS,
 ) -> np.ndarray:
-    """Compute attention over the first keys of each sequence; the result goes to `out`.
+    """Compute attention of each sequence's first queries and keys; the result goes to `out`.
 
     Parameters
     ----------
     problem : Problem
         With `kv` of "Padded".
     operands : Operands
-    lengths_k : ndarray, (batch,)
+    lengths_k, lengths_q : ndarray, (batch,)
+        None for all.
     own : Own
         The caller's functions.
 
@@ -32,10 +37,14 @@ def attention_padded(
     """
     q, k, v, out, _, _ = operands
     lse = np.empty(out.shape[:3], np.float32)
-    for i, length in enumerate(lengths_k.tolist()):
+    for i in range(problem.batch):
+        keys = slice(None if lengths_k is None else int(lengths_k[i]))
+        rows = slice(None if lengths_q is None else int(lengths_q[i]))
         one = slice(i, i + 1)
-        views = q[one], k[one, :, :length], v[one, :, :length], out[one]
-        _attend(problem, operands, one, views, lse[one], own)
+        views = q[one, :, rows], k[one, :, keys], v[one, :, keys], out[one, :, rows]
+        _attend(problem, operands, one, views, lse[one, :, rows], own)
+        if rows.stop is not None:
+            out[one, :, rows.stop :], lse[one, :, rows.stop :] = 0, -np.inf
     return lse
 
 

@@ -6,12 +6,13 @@ They are traced first, as for a GPU, so that both refuse the same functions.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from cufa.features.expression.own import check, derivative_of, own
+from cufa.features.expression.own import Partial, check, derivative_of, own, partials_of
 
 Function = Callable[..., Any]
 
@@ -65,6 +66,8 @@ class Own:
         Which tiles `mask_mod` hides, of all sequences and heads.
     derivative : function, optional
         Of `score_mod` by the score, with the same arguments.
+    partials : mapping
+        Of `score_mod` by arrays that it reads, by their names.
     """
 
     def __init__(
@@ -76,9 +79,10 @@ class Own:
         first: int = 0,
         tiles: Tiles | None = None,
         derivative: Function | None = None,
+        partials: Mapping[str, list[Partial]] = MappingProxyType({}),
     ) -> None:
         self.score_mod, self.mask_mod, self._tiles = score_mod, mask_mod, tiles
-        self._derivative = derivative
+        self._derivative, self.partials = derivative, partials
         self._batch, self._heads, self._first = batch, heads, first
 
     def of(self, batch: slice, heads: slice) -> Own:
@@ -86,12 +90,16 @@ class Own:
         first = self._first
         batch = slice(first + batch.start, first + batch.stop)
         functions = self.score_mod, self.mask_mod
-        return Own(*functions, batch, heads, first, self._tiles, self._derivative)
+        return Own(*functions, batch, heads, first, *self._others)
 
     def beginning_with(self, first: int) -> Own:
         """Return the same for sequences of which the first has this number."""
         functions = self.score_mod, self.mask_mod
-        return Own(*functions, first=first, tiles=self._tiles, derivative=self._derivative)
+        return Own(*functions, slice(0, 0), slice(0, 0), first, *self._others)
+
+    @property
+    def _others(self) -> tuple[Any, ...]:
+        return self._tiles, self._derivative, self.partials
 
     @property
     def is_called(self) -> bool:
@@ -118,6 +126,39 @@ class Own:
             return None
         slope = self._derivative(scores, *self._indices(rows, keys))
         return np.broadcast_to(slope, scores.shape)
+
+    def gather(
+        self,
+        dS: np.ndarray,
+        before: np.ndarray,
+        rows: slice,
+        keys: slice,
+        into: Mapping[str, np.ndarray],
+    ) -> None:
+        """Add the gradients of arrays that `score_mod` reads.
+
+        Parameters
+        ----------
+        dS : ndarray, (batch, heads, rows, keys)
+            The gradient of scores; 0 where nothing is seen.
+        before : ndarray
+            The scores that the function was called with.
+        rows, keys : slice
+        into : mapping
+            To what, by the names of the arrays.
+        """
+        inputs = before, *self._indices(rows, keys)
+        for name, partials in self.partials.items():
+            for each in partials:
+                gradient = np.where(dS == 0, np.float32(0), dS * each.of(*inputs))
+                at = each.at(*inputs)
+                shape = np.broadcast_shapes((1,) * gradient.ndim, *(i.shape for i in at))
+                same = tuple(axis for axis, n in enumerate(shape) if n == 1)
+                gradient = gradient.sum(axis=same, keepdims=True)
+                if at:
+                    np.add.at(into[name], tuple(np.broadcast_to(i, shape) for i in at), gradient)
+                else:
+                    into[name][...] += gradient.item()
 
     def seen(self, rows: slice, keys: slice) -> np.ndarray | None:
         """Return where `mask_mod` lets queries see keys, (batch, heads, rows, keys).
@@ -158,11 +199,17 @@ class Own:
 
 
 NO_FUNCTIONS = Own()
-"""Of a caller who gave none."""
+"""The functions of a caller who gave none."""
 
 
-def differentiable(score_mod: object, mask_mod: object, tiles: Tiles | None = None) -> Own:
-    """Return the functions of a call whose gradients are computed on the CPU; as `checked`."""
+def differentiable(
+    score_mod: object, mask_mod: object, wrt: Iterable[str], tiles: Tiles | None = None
+) -> Own:
+    """Return the functions of a call whose gradients are computed on the CPU; as `checked`.
+
+    `wrt` names arrays that `score_mod` reads.
+    """
     functions = checked("score_mod", score_mod), checked("mask_mod", mask_mod)
     derivative = None if score_mod is None else derivative_of(functions[0])
-    return Own(*functions, tiles=tiles, derivative=derivative)
+    partials = {name: partials_of(functions[0], name) for name in wrt}
+    return Own(*functions, tiles=tiles, derivative=derivative, partials=partials)

@@ -50,7 +50,7 @@ def query_tile(
     columns : int
         Keys of a tile.
     q : ndarray, (batch, heads_q, rows, head_dim)
-        Of some sequences and heads.
+        The queries, of some sequences and heads.
     kv : KV
         Theirs.
     out, lse : ndarray, (batch, heads_q, rows, head_dim_v) and (batch, heads_q, rows)
@@ -87,7 +87,7 @@ def query_tile(
         acc /= np.float32(dropout.keep)
     sinks = tile.score.sinks()
     if sinks is not None:
-        # What keys and sink have of the sum, from their distance: large logarithms are rounded.
+        # The keys' share of the sum, by the distance to the sink: large logarithms are rounded.
         acc *= np.where(row_sum == 0, np.float32(1), 1 / (1 + np.exp(sinks - log_sum)))
         log_sum = np.logaddexp(log_sum, sinks)
     out[...] = acc.reshape(out.shape)
@@ -133,27 +133,26 @@ class _Tile:
     @property
     def may_be_plain(self) -> bool:
         """Whether scores in natural units are as exact as differences of scores."""
-        if int((self._end - self._first).min()) < _FEW_KEYS:
-            return False
-        scale = abs(self._problem.scale)
-        is_exact = self.score.is_more_than_scaled or math.frexp(scale)[0] == 0.5
-        return is_exact and _LEAST_SCALE <= scale <= 1
+        return self._seen.fewest >= _FEW_KEYS and _LEAST_SCALE <= abs(self._problem.scale) <= 1
 
     def attended(self, is_plain: bool) -> PlainSoftmax:
         """Return sums over all keys that the rows see."""
-        p, score, sizes = self._problem, self.score, (self._problem.head_dim_v, self._columns)
+        p, score = self._problem, self.score
         scale = np.float32(max(abs(p.scale), _TINY))
         rQ = np.array(self._q, dtype=np.float32, order="C").reshape(*self._stacked, p.head_dim)
         if p.scale < 0:
             rQ *= np.float32(-1)  # the largest product shall be the largest score
         softmax: PlainSoftmax
+        factor = np.float32(1)  # of the products, unless `score` scales them
         if is_plain:
-            softmax = PlainSoftmax(self._stacked, *sizes)
-            if not score.is_more_than_scaled:
+            softmax = PlainSoftmax(self._stacked, p.head_dim_v)
+            if score.is_more_than_scaled or math.frexp(scale)[0] != 0.5:
+                factor = scale
+            else:  # a power of two leaves q exact
                 rQ *= scale
         else:
             remains = np.float32(1) if score.is_more_than_scaled else scale
-            softmax = OnlineSoftmax(self._stacked, *sizes, remains)
+            softmax = OnlineSoftmax(self._stacked, p.head_dim_v, remains)
         for keys in spans(*self._seen.by_any, self._columns):
             if self._own.is_hidden(self._rows, keys):
                 continue
@@ -163,11 +162,16 @@ class _Tile:
             np.matmul(rQ, tK.swapaxes(-1, -2), out=rS)
             if score.is_more_than_scaled:
                 score.apply(rS, scale, keys)
+            elif factor != 1:
+                rS *= factor
             hidden = score.hidden(keys)
             self._hide(rS, keys, hidden)
             softmax.weigh(rS)
             score.drop(rS, keys)
-            softmax.acc += self._times_values(rS, tV, keys, hidden)
+            if keys.start == self._seen.by_any[0]:
+                self._times_values(rS, tV, keys, hidden, softmax.acc)
+            else:
+                softmax.acc += self._times_values(rS, tV, keys, hidden, self._product)
         return softmax
 
     def _hide(self, rS: np.ndarray, keys: slice, hidden: np.ndarray | None) -> None:
@@ -186,8 +190,9 @@ class _Tile:
         if self._all_see_any:
             return
         if hidden is None and first <= keys.start < end:
-            self.sees_any[...] = True
-        elif hidden is None:
+            self.sees_any[...] = self._all_see_any = True
+            return
+        if hidden is None:
             sees = np.minimum(self._end, keys.stop) > np.maximum(self._first, keys.start)
             self.sees_any |= np.tile(sees, self._problem.group)[:, None]
         else:
@@ -196,9 +201,14 @@ class _Tile:
         self._all_see_any = bool(self.sees_any.all())
 
     def _times_values(
-        self, rP: np.ndarray, tV: np.ndarray, keys: slice, hidden: np.ndarray | None
+        self,
+        rP: np.ndarray,
+        tV: np.ndarray,
+        keys: slice,
+        hidden: np.ndarray | None,
+        out: np.ndarray,
     ) -> np.ndarray:
         """Compute P V where P is 0 at hidden places, also if V is infinite or NaN there."""
         if hidden is None and self._seen.are_seen(keys):
-            return np.matmul(rP, tV, out=self._product)
-        return product(rP, tV, lambda: self._seen.unseen(keys, hidden), self._product)
+            return np.matmul(rP, tV, out=out)
+        return product(rP, tV, lambda: self._seen.unseen(keys, hidden), out)

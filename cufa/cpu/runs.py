@@ -69,10 +69,14 @@ def runs(
         Where sequences begin, and how many of their keys are in use.
     """
     rows, keys = (np.diff(x) for x in (cu_seqlens_q, cu_seqlens_k))
+    if rows.size == 0:
+        return
     used = keys if seqused_k is None else np.minimum(keys, seqused_k)
     sizes = np.stack(
         [rows, keys, np.minimum(rows, problem.max_seqlen_q), np.minimum(used, problem.max_seqlen_k)]
     )
+    if sizes.size == 0:
+        return
     changes = np.flatnonzero((sizes[:, 1:] != sizes[:, :-1]).any(axis=0)) + 1
     ends = [*changes.tolist(), sizes.shape[1]]
     for start, end in zip([0, *ends], ends, strict=False):

@@ -8,7 +8,7 @@ import numpy as np
 
 from cufa.cpu.own import Own
 from cufa.features.dropout import Dropout
-from cufa.features.feature import Tile
+from cufa.features.feature import Feature, Tile
 from cufa.features.sinks import Sinks
 from cufa.problem.problem import Problem
 
@@ -49,7 +49,10 @@ class Score:
         self._problem, self._rows, self._own = problem, rows, own
         diagonal = problem.seq_kv - problem.seq_q
         self._all = Tile(rows, slice(0, 0), stacked, diagonal, beside, seed)
-        changes = any(feature.CHANGES for feature in problem.features)
+        features = problem.features
+        self._hiding = [f for f in features if type(f).hidden is not Feature.hidden]
+        self._dropping = [f for f in features if type(f).drop is not Feature.drop]
+        changes = any(feature.CHANGES for feature in features)
         self.is_more_than_scaled = changes or own.score_mod is not None
 
     def _tile(self, keys: slice) -> Tile:
@@ -77,10 +80,16 @@ class Score:
             rS *= scale
         by_head = self._by_head(rS)
         if self._own.score_mod is not None:
+            if self._own.partials:
+                self._before = by_head.copy()
             slope = self._own.slope(by_head, self._rows, keys)
             found.append(("score_mod", None if slope is None else slope.reshape(rS.shape)))
             self._own.apply(by_head, self._rows, keys)
         return found
+
+    def gather(self, rdS: np.ndarray, keys: slice, into: Mapping[str, np.ndarray]) -> None:
+        """Add gradients of arrays that `score_mod` reads, from that of the scores of `slopes`."""
+        self._own.gather(self._by_head(rdS), self._before, self._rows, keys, into)
 
     def _by_head(self, rS: np.ndarray) -> np.ndarray:
         """Return scores with an axis of query heads."""
@@ -89,23 +98,21 @@ class Score:
 
     def hidden(self, keys: slice) -> np.ndarray | None:
         """Return where arrays or `mask_mod` hide keys of a tile, in the scores' shape, or None."""
-        tile = self._tile(keys)
         hidden: np.ndarray | None = None
-        for feature in self._problem.features:
-            its = feature.hidden(tile)
+        for feature in self._hiding:
+            its = feature.hidden(self._tile(keys))
             if its is not None:
                 hidden = its if hidden is None else hidden | its
         seen = self._own.seen(self._rows, keys)
         if seen is None:
             return hidden
-        by_function = ~seen.reshape(*tile.stacked, seen.shape[-1])
+        by_function = ~seen.reshape(*self._all.stacked, seen.shape[-1])
         return by_function if hidden is None else by_function | hidden
 
     def drop(self, rP: np.ndarray, keys: slice) -> None:
         """Set those of a tile's weights to 0 that are dropped."""
-        tile = self._tile(keys)
-        for feature in self._problem.features:
-            feature.drop(rP, tile)
+        for feature in self._dropping:
+            feature.drop(rP, self._tile(keys))
 
     def kept(self, keys: slice) -> np.ndarray | None:
         """Return by what a dropout multiplies a tile's weights; None without any."""

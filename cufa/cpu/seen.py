@@ -11,9 +11,10 @@ from cufa.problem.problem import Problem
 
 
 @functools.lru_cache(maxsize=256)
-def _sees(problem: Problem, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return `Problem.sees`, which the tiles of all heads share."""
-    return problem.sees(slice(start, stop))
+def _sees(problem: Problem, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return `Problem.sees`, which the tiles of all heads share, and the fewest keys of a row."""
+    first, end = problem.sees(slice(start, stop))
+    return first, end, int((end - first).min())
 
 
 class Seen:
@@ -29,13 +30,15 @@ class Seen:
     ----------
     first, end : ndarray
         Of each query, the first key that it sees and the end of those; both rise from row to row.
+    fewest : int
+        The fewest keys that one of them sees.
     by_any, by_all : tuple of int
         The first key that one of the queries sees, and the end; and that all of them see.
     """
 
     def __init__(self, problem: Problem, rows: slice) -> None:
         self._group = problem.group
-        self.first, self.end = _sees(problem, rows.start, rows.stop)
+        self.first, self.end, self.fewest = _sees(problem, rows.start, rows.stop)
         self.by_any = int(self.first[0]), int(self.end[-1])
         self.by_all = int(self.first[-1]), int(self.end[0])
 

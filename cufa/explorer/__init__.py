@@ -151,7 +151,7 @@ def _of_problem(problem: Problem, given: dict[str, Any]) -> Problem:
     """Return a problem that can be explored as it is."""
     for name, value in given.items():
         if value is not None:
-            raise TypeError(f"{name} must not be given beside a Problem, which says all")
+            raise TypeError(f"{name} must not be given with a Problem, which says all")
     found = checked(problem)
     kinds = {feature.ARGUMENT for feature in found.features}
     missing = [name for name in (*OWN, Blocks.ARGUMENT) if name in kinds]

@@ -1,4 +1,4 @@
-"""What an exploration has beside q, k and v: arrays, functions of the caller's own, a seed."""
+"""Inputs of an exploration next to q, k and v: arrays, the caller's functions, a seed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ DRAWN = tuple(name for name in ARRAYS if name != Blocks.ARGUMENT)
 
 
 class Beside(NamedTuple):
-    """What stands beside q, k and v.
+    """Inputs of a problem next to q, k and v.
 
     Attributes
     ----------
     ndim : int
-        Of the caller's q.
+        Axes of the caller's q.
     arrays : mapping
         By argument of `cufa.attention`; those that are there.
     own : Own
-        What was made of `score_mod` and `mask_mod`.
+        `score_mod` and `mask_mod`, traced.
     score_mod, mask_mod : function, str or None
         These themselves.
     block_mask : BlockMask or None
@@ -67,7 +67,7 @@ class Beside(NamedTuple):
 
     @property
     def extras(self) -> Extras:
-        """What the arrays are like."""
+        """Shape, strides and dtype of the arrays."""
         infos: list[Any] = [
             None if name not in self.arrays else _info(self.arrays[name]) for name in ARRAYS
         ]

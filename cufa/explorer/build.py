@@ -19,7 +19,7 @@ from cufa.specs.variant import Variant
 
 
 class Built(NamedTuple):
-    """What became of one variant, and the seconds that its compilation took."""
+    """The outcome of one variant, and the seconds that its compilation took."""
 
     variant: Variant
     compiled: Compiled | CompileError

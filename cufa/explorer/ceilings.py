@@ -1,4 +1,4 @@
-"""What the card can do at best: memory and matrix ceilings, measured beside the contestants."""
+"""The most that the card can do: memory and matrix ceilings, measured with the contestants."""
 
 from __future__ import annotations
 

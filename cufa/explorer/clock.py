@@ -1,4 +1,4 @@
-"""What times calls on a GPU: bursts of them between CUDA events."""
+"""Clocks of calls on a GPU: bursts of calls between CUDA events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REST_S = 0.02
 
 
 class Clock(Protocol):
-    """What a race needs of a device."""
+    """The device, as a race needs it."""
 
     def burst(self, call: Call, calls: int) -> Reading:
         """Queue `calls` calls between two time stamps."""

@@ -1,4 +1,4 @@
-"""What `cufa.explore` returns: its findings with their exports, as text, JSON, CSV and a figure."""
+"""The result of `cufa.explore`: findings, and their exports as text, JSON, CSV and a figure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def flat(row: Row) -> dict[str, Any]:
 
 
 class Exploration(Findings):
-    """What `cufa.explore` found; its attributes are those of `Findings`."""
+    """The result of `cufa.explore`; its attributes are those of `Findings`."""
 
     def __repr__(self) -> str:
         """One line."""
@@ -145,7 +145,7 @@ class Interrupted(KeyboardInterrupt):
     Attributes
     ----------
     exploration : Exploration
-        What was found until then.
+        The findings until then.
     """
 
     def __init__(self, exploration: Exploration) -> None:

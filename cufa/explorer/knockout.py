@@ -14,15 +14,15 @@ class Effort(NamedTuple):
     Attributes
     ----------
     hopeless : float
-        Those leave at once whose single call takes so many times the best.
+        Contestants leave at once whose single call takes this many times the best.
     screens : tuple of float
-        A round of all that are left for each; then those leave that take so many times the best.
+        A round of all that are left for each; then those leave that take this many times the best.
     settle_rounds : int
         Rounds of those that passed, at most ...
     settled : float
         ... until the spread of all leaders is below this.
     close : float
-        Leaders are within so many times the best.
+        Leaders are within this many times the best.
     final_rounds : int
         Rounds of the leaders alone.
     least : int

@@ -22,7 +22,7 @@ from cufa.problem.extras import all_axes
 from cufa.problem.problem import Problem
 
 CHUNK_BYTES = 1 << 28
-"""Of products that are there at once."""
+"""Products that are in memory at once."""
 
 _PAIRS = 4  # of batch and head, at most
 _ROWS = 512  # of all pairs together
@@ -68,7 +68,7 @@ class Oracle:
     """Judges results of one problem, which has a query and a key; what is right is computed once.
 
     `q`, `k` and `v` are (batch, heads, seq, head_dim) arrays of `xp`, ``numpy`` or ``cupy``, of any
-    strides, and so are those beside them. ValueError where the former hold values that are not
+    strides, and so are those next to them. ValueError where the former hold values that are not
     finite.
     """
 
@@ -214,6 +214,6 @@ def _finite(xp: Any, array: Any) -> bool:
     return all(bool(xp.isfinite(part).all()) for part in parts)
 
 
-def same_bits(xp: Any, a: Any, b: Any) -> bool:
+def same_bits(a: Any, b: Any) -> bool:
     """Whether two contiguous arrays are the same to the last bit."""
     return bool((a.view(np.uint8) == b.view(np.uint8)).all())

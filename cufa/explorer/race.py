@@ -14,7 +14,7 @@ from cufa.explorer.clock import Call, Clock, Reading
 Name = TypeVar("Name", bound=Hashable)
 
 Capture = Callable[[Call, int], Call]
-"""Captures so many calls of a contestant and returns what replays them; raises `CaptureError`."""
+"""Captures a number of calls and returns a call that replays them; raises `CaptureError`."""
 
 _MOST_CALLS = 200  # of a burst
 _FIRST_GROUP = 8  # contestants, before anyone's time is known
@@ -42,7 +42,7 @@ class Race(Generic[Name]):
         The contestants; each has run before, so that nothing is compiled here.
     clock : Clock
     burst_ms : float
-        Wanted length of a burst: long beside the resolution of events, short enough for the
+        Wanted length of a burst: long against the resolution of events, short enough for the
         card's clocks to hold.
 
     Attributes
@@ -52,7 +52,7 @@ class Race(Generic[Name]):
     first_ms : dict
         Milliseconds of a single call of each.
     samples : dict of dict
-        Of each, milliseconds a call by the number of the round.
+        Milliseconds a call of each, by the number of the round.
     busy_ms : float
         Time of the card since the single calls, without the flushes of its cache.
     """
@@ -200,7 +200,7 @@ def order_of(names: Sequence[Name], index: int) -> list[Name]:
 
 
 def takes_part(samples: int, index: int, rounds: int) -> bool:
-    """Whether a contestant with so many samples runs in round `index`; evenly spread."""
+    """Whether a contestant with `samples` of them runs in round `index`; evenly spread."""
     return (index + 1) * samples // rounds > index * samples // rounds
 
 

@@ -1,4 +1,4 @@
-"""What is found of variants: a row each, and all that an exploration found, best first."""
+"""Findings of an exploration: a row a variant, and all rows, best first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Row(NamedTuple):
     error : str or None
         Why it is illegal, does not compile or does not launch.
     notes : tuple of str
-        What ptxas remarked on the treatment of wgmma, each with its code, such as C7512.
+        Remarks of ptxas on the treatment of wgmma, each with its code, such as C7512.
     registers, spill_bytes : int or None
         A thread's.
     static_smem_bytes, dynamic_smem_bytes : int or None
@@ -43,7 +43,7 @@ class Row(NamedTuple):
     tflops, gbs : float or None
         Operations, and bytes of Q, K, V and O, by time.
     ceiling_fraction : float or None
-        Of the speed that the measured ceilings allow for the problem.
+        The share of the speed that the measured ceilings allow for the problem.
     """
 
     variant: Variant
@@ -102,12 +102,12 @@ class Findings:
     rows : list of Row
         Given in any order, and brought into that of `ranked`.
     planned : Variant
-        What the planner chooses for the problem; of the explored kernels if its own is not among
+        The planner's choice for the problem; among the explored kernels if its own is not one of
         them.
     compiler : str
         Such as "NVRTC 13.0".
     ceilings : dict of str to float or None
-        "read_gbs", "copy_gbs" and, with cuBLAS, "gemm_tflops", measured beside the variants.
+        "read_gbs", "copy_gbs" and, with cuBLAS, "gemm_tflops", measured with the variants.
     seconds : float
         That it took.
     date : str

@@ -42,7 +42,7 @@ class Progress(NamedTuple):
     done, total : int
         Steps of this stage.
     row : Row
-        What the step found.
+        The finding of the step.
     """
 
     stage: str
@@ -62,15 +62,15 @@ class Run:
         Threads that compile.
     progress : callable or None
     compiled : dict of Variant to (Row, bytes), optional
-        What earlier explorations on the device have compiled, without a cubin where that failed;
+        Variants that earlier explorations on the device compiled, without a cubin where it failed;
         this one adds to it.
 
     Attributes
     ----------
     rows : dict of Variant to Row
-        What is known of each variant.
+        The findings of each variant.
     ceilings : dict of str to float or None
-        Of the GPU, measured before the race.
+        Ceilings of the GPU, measured before the race.
     lost : str or None
         Why nothing can be measured any more in this process: a variant broke the CUDA context.
     """
@@ -120,7 +120,7 @@ class Run:
     def measure(self, operands: Operands | None, beside: Beside | None = None) -> None:
         """Check the variants that were compiled one by one, then race those that are right.
 
-        `operands` are 4-D CuPy arrays, and `beside` has some, too; None for random ones. ValueError
+        `operands` are 4-D CuPy arrays, and `beside` holds others; None for random ones. ValueError
         where the former hold values that are not finite.
         """
         from cufa.explorer.stage import Stage
@@ -231,7 +231,7 @@ def _checked(stage: Stage, oracle: Oracle, row: Row, cubin: bytes) -> tuple[Row,
         if complaint is None:
             first = out.copy()
             stage.run(call)
-            if not same_bits(stage.xp, first, out):
+            if not same_bits(first, out):
                 complaint = "two launches give different results"
     except (*stage.errors, ValueError) as failure:
         return row._replace(error=_reason(failure)), None

@@ -26,7 +26,7 @@ _LEAST_FLUSH_BYTES = 64 << 20  # its time hides that of the host, too
 
 
 class Stage:
-    """What runs a problem on the current GPU.
+    """Runs a problem on the current GPU.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Stage:
     xp : module
         ``cupy``.
     errors : tuple of type
-        What the GPU and its driver raise.
+        Exceptions of the GPU and its driver.
     operands : Operands
         Q, K and V as the caller gave them, and the result.
     beside : Beside

@@ -38,10 +38,10 @@ class Tuned(NamedTuple):
     problem : Problem
     problem_class : ProblemClass
     planned : Variant
-        What the planner chooses without the user's table.
+        The planner's choice without the user's table.
     planned_us : float
     winner : Variant
-        What shall run: `planned` where nothing is surely faster.
+        The variant to run: `planned` where nothing is surely faster.
     winner_us : float
     ratio : float
         How many times as fast the winner is.
@@ -66,7 +66,7 @@ class Tuning:
     Attributes
     ----------
     rows : list of Tuned
-        Of the classes that are done.
+        Rows of the classes that are done.
     failures : dict of Problem to str
         Problems that could not be measured, and why.
     """

@@ -1,4 +1,4 @@
-"""What a problem asks of a GPU: operations and bytes, and what bounds it under a roofline."""
+"""The work of a problem on a GPU: operations and bytes, and its bound under a roofline."""
 
 from __future__ import annotations
 

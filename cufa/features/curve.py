@@ -6,12 +6,12 @@ import math
 from typing import NamedTuple
 
 _TANH = 0.9997853637, -0.3262980283, 0.0973573104
-"""Of x, x^3 and x^5: tanh(x) to 2^-12 of x, for |x| <= 3/4."""
+"""Factors of x, x^3 and x^5: tanh(x) to 2^-12 of x, for |x| <= 3/4."""
 
 _TANH_END = 0.635148952  # tanh(3/4)
 
 _LEAST, _MOST = 2.0**-12, 2.0**12
-"""Of scale / c: powers of others would leave float32's range."""
+"""Bounds of scale / c: powers of other values would leave float32's range."""
 
 
 class Curve(NamedTuple):

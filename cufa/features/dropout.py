@@ -166,7 +166,7 @@ def kept(
         Their numbers.
     keys : slice
     xp : module
-        Of the arrays.
+        Module of the arrays.
     """
     # Four words are for the keys 16 a + 2 c + {0, 1, 8, 9}: those that a lane of a GPU holds.
     first, end = keys.start // 16, -(-keys.stop // 16)

@@ -22,7 +22,7 @@ class Call(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Of q."""
+        """The dtype of q."""
 
     @property
     def heads_q(self) -> int:
@@ -96,7 +96,7 @@ class Tile(NamedTuple):
     diagonal : int
         Query i stands at key i + diagonal.
     arrays : mapping
-        Of these sequences and query heads, by argument, with all axes of their parts.
+        Arrays of these sequences and query heads, by argument, with all axes of their parts.
     seed : int
         The seed of a dropout.
     """
@@ -141,7 +141,7 @@ class Feature:
     Attributes
     ----------
     ARGUMENT : str
-        Of the public functions.
+        Its name in the public functions.
     PARTS : tuple of Part
         All that it may compile into a kernel.
     LONGEST : int or None
@@ -222,9 +222,9 @@ class Value(Feature):
     Attributes
     ----------
     OPTION : Option or None
-        Of the command line.
+        Its option of the command line.
     DEFAULT : object
-        Of the argument.
+        Default of the argument.
     LIKELY : float
         How likely a random call of the tests has it.
     """
@@ -251,7 +251,7 @@ class Value(Feature):
     def draw(
         cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
     ) -> Any:
-        """Return a random argument, for tests: beside the `others` that were drawn."""
+        """Return a random argument, for tests: to go with the `others` that were drawn."""
         raise NotImplementedError
 
 

@@ -11,7 +11,7 @@ class Parameter(NamedTuple):
     Attributes
     ----------
     name : str
-        Of the struct's member, and of its value in `Feature.numbers`.
+        Name of the struct's member, and of its value in `Feature.numbers`.
     dtype : str
         As NumPy writes it, such as "i4".
     """
@@ -26,11 +26,11 @@ class Part(NamedTuple):
     Attributes
     ----------
     name : str
-        Of the struct.
+        Name of the struct.
     argument : str
-        Of the call, which asks for it.
+        Argument of the call that asks for it.
     parameters : tuple of Parameter
-        What a launch appends to ``Params``, in order.
+        Parameters that a launch appends to ``Params``, in order.
     left_edge, right_edge : bool
         Whether it leaves out keys before the first, or after the last, that a query sees.
     jumps : bool
@@ -38,12 +38,12 @@ class Part(NamedTuple):
     decodes : bool
         Whether `cufa.decode` takes it.
     axes : str
-        Of the array, the argument itself, that it reads: some of b, h, q and k, of batch, query
-        heads, queries and keys. None if it reads no array.
+        Axes of the array, the argument itself, that it reads: some of b, h, q and k, for batch,
+        query heads, queries and keys. None if it reads no array.
     dtype : str
-        Of that array; "float32" and so on.
+        Dtype of that array: "float32" and so on.
     source : str
-        Of the struct, if it was made of a caller's own expression.
+        Source of the struct, if it was made of a caller's own expression.
     arrays : tuple of int
         Numbers of axes of the arrays that such a one reads.
     tilts : bool

@@ -33,9 +33,9 @@ struct Visits<true> {
     __device__ int tile(int number) const { return visit(number).tile(number); }
 };
 
-// What a map has of a tile of rows: how many tiles of keys are visited before each of so many, and
-// before their end; then which they are; and at the end of the line a tile beyond all keys, for
-// rows that visit none.
+// A map's line for a tile of rows. It holds the number of visited tiles of keys before each tile,
+// and before the end; then the visited tiles; and last a tile beyond all keys, for rows that visit
+// none.
 struct BlockLine {
     const int* line;
     int tiles;

@@ -70,7 +70,7 @@ struct BackwardBlock {
         }
         const Tile tile = key_tile_of(number);
         batch = tile.batch, head_kv = tile.head, key_tile = tile.q_tile;
-        sequence = KV::sequence(p, batch);
+        sequence = KV::sequence(p, batch, 0);
         const int tiles = key_tile * BN < sequence.seq_kv ? (sequence.seq_q + BM - 1) / BM : 0;
         first = SCORE::RIGHT_EDGE
                     ? first_of(tiles, [&](int i) { return keys_of(i).end > key_tile; })
@@ -161,12 +161,13 @@ struct BackwardBlock {
                     for (int h = 0; h < 2; ++h) {
                         const int key = key_of(mt, h, lane);
                         float& s = rS[mt][nt][2 * h + i];
-                        const float of_row = i ? lse.y : lse.x;
+                        const float of_row = (i ? lse.y : lse.x) * (SCORE::NATURAL ? 1.f : LOG2_E);
                         if constexpr (SCORE::CHANGES_EVERY_TILE) {
                             const Pair pair{sequence, batch, head, min(query, sequence.seq_q - 1),
                                             min(key, sequence.seq_kv - 1)};
                             float slope;
-                            s = exp2_approx(score.of(s, p.scale_log2, pair, slope) - of_row);
+                            s = exp2_approx((score.of(s, p.scale_log2, pair, slope) - of_row) *
+                                            SCORE::TO_LOG2);
                             if constexpr (Of::HAS_SLOPE) slopes.x[mt][nt][2 * h + i] = slope;
                             if (asks) set_if_equal(s, score.hides(pair), true, 0.f);
                         } else {

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     constexpr int PIECES = sizeof(T) == 4 ? 4 : 1, TIMES = sizeof(T) == 4 ? 2 : 1,
                   COLS = sizeof(T) == 4 ? 4 : 2;
     const Tile tile = unit_of_block<KV>(p);
-    const Sequence sequence = KV::sequence(p, tile.batch);
+    const Sequence sequence = KV::sequence(p, tile.batch, 0);
     const int warp_row = tile.q_tile * ROW_UNIT + thread_index() / 32 * 16,
               lane = thread_index() % 32;
     if (warp_row >= sequence.seq_q) return;

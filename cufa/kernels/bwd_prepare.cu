@@ -1,5 +1,5 @@
-// The backward pass, before its products: the sum of dO * O of each row, and its log-sum-exp to
-// base 2. Sums that the next kernel adds to become zero.
+// The backward pass, before its products: the sum of dO * O of each row, and its log-sum-exp.
+// Sums that the next kernel adds to become zero.
 #include "bwd_params.cuh"
 #include "ptx.cuh"
 #include "ptx_convert.cuh"
@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     bwd_prepare(const __grid_constant__ BackwardArguments<SCORE, KV> p) {
     using Piece = DqPiece<T, HEAD_DIM>;
     const Tile tile = unit_of_block<KV>(p);
-    const Sequence sequence = KV::sequence(p, tile.batch);
+    const Sequence sequence = KV::sequence(p, tile.batch, 0);
     const int q0 = tile.q_tile * ROW_UNIT, thread = thread_index(), lane = thread % 32;
     if (p.turns && block_index() == 0 && thread == 0) *p.turns_drawn = 0;
     if (q0 >= sequence.seq_q) return;
@@ -42,9 +42,9 @@ __global__ void __launch_bounds__(WARPS * 32)
                              to_float(gO[q * p.o.stride_seq + col]), delta);
         delta = lanes_sum<32>(delta);
         if (lane != 0) continue;
-        // P = exp2(S - LSE) is 0 where there is no row, or no key that it sees.
+        // P = exp(S - LSE) is 0 where there is no row, or no key that it sees.
         const float lse = inside ? gLse[q] : -INF;
-        p.row_lse[row0 + i] = lse == -INF ? INF : lse * LOG2_E;
+        p.row_lse[row0 + i] = lse == -INF ? INF : lse;
         p.row_delta[row0 + i] = lse == -INF ? 0.f : delta;
     }
 }

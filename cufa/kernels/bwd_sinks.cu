@@ -11,15 +11,16 @@ __global__ void __launch_bounds__(WARPS * 32)
     bwd_sinks(const __grid_constant__ BackwardArguments<SCORE, KV> p) {
     extern __shared__ __align__(1024) unsigned char smem[];
     const int head = block_index(), thread = thread_index();
-    const float logit_log2 = p.sinks[head * p.stride_sinks] * LOG2_E;
+    const float logit = p.sinks[head * p.stride_sinks];
     int sequences = p.heads / p.heads_q;
     if constexpr (KV::RAGGED) sequences = p.sequences;
     float sum = 0.f;
     for (int batch = 0; batch < sequences; ++batch) {
         const long long row0 = first_row<KV>(p, batch, head);
-        const int rows = KV::sequence(p, batch).seq_q;
+        const int rows = KV::sequence(p, batch, 0).seq_q;
         for (int row = thread; row < rows; row += WARPS * 32)
-            sum = fmaf(exp2f(logit_log2 - p.row_lse[row0 + row]), p.row_delta[row0 + row], sum);
+            sum =
+                fmaf(exp2f((logit - p.row_lse[row0 + row]) * LOG2_E), p.row_delta[row0 + row], sum);
     }
     sum = lanes_sum<32>(sum);
     if (thread % 32 == 0) sts(smem_address(smem) + thread / 32 * 4, sum);

@@ -1,5 +1,5 @@
-// Flash-decoding by mma.sync, sm_80 and later: see decode_block.cuh. Of more than 16 rows two warps
-// are a team, so that keys are read once.
+// Flash-decoding by mma.sync, sm_80 and later: see decode_block.cuh. With more than 16 rows two
+// warps are a team, so that keys are read once.
 #include "decode_block.cuh"
 #include "products_fp32.cuh"
 #include "products_mma.cuh"

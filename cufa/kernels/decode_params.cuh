@@ -1,5 +1,5 @@
-// What a launch passes to decode.cu, by value. cufa/specs/decode_block.py holds the same layout as
-// a NumPy dtype.
+// The parameters that a launch passes to decode.cu, by value. cufa/specs/decode_block.py holds the
+// same layout as a NumPy dtype.
 #pragma once
 #include "divisor.cuh"
 #include "params.cuh"

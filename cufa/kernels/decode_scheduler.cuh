@@ -1,9 +1,9 @@
-// Which keys each block of decode.cu reads. A unit is a sequence, a KV head and a tile of rows. The
-// tiles of BN keys that all units visit, one unit after the other, are cut into equal shares, a
-// block each, in which the end of a unit counts as some tiles: blocks end together whatever the
-// lengths are, and a unit that is cut leaves a piece with each of its blocks. Where lengths differ
-// little, all units are cut into equally many pieces instead, a block each, and so they are with
-// `splits`, where pieces depend on the own length only.
+// The share of the keys that each block of decode.cu reads. A unit is a sequence, a KV head and a
+// tile of rows. The tiles of BN keys that all units visit, one unit after the other, are cut into
+// equal shares, a block each, in which the end of a unit counts as some tiles: blocks end together
+// whatever the lengths are, and a unit that is cut leaves a piece with each of its blocks. Where
+// lengths differ little, all units are cut into equally many pieces instead, a block each, and so
+// they are with `splits`, where pieces depend on the own length only.
 #pragma once
 #include "decode_unit.cuh"
 

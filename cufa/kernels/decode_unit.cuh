@@ -1,4 +1,4 @@
-// Units of decode.cu: a sequence, a KV head and a tile of rows.
+// The unit of decode.cu's work: a sequence, a KV head and a tile of rows.
 #pragma once
 #include "decode_params.cuh"
 #include "paged.cuh"

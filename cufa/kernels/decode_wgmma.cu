@@ -5,9 +5,8 @@
 
 struct WgmmaProducts {
     static constexpr int TEAM = 4;
-    static __device__ void written() {
-        fence_proxy_async();
-    }  // wgmma reads through the asynchronous proxy
+    // wgmma reads through the asynchronous proxy.
+    static __device__ void written() { fence_proxy_async(); }
     template <class T, class QTile, class KTile, int NT>
     static __device__ void qk(float (&rS)[1][NT][4], uint32_t tile_q, uint32_t tile_k, int) {
         using Q = WgmmaTile<QTile::ROWS, QTile::COLS>;

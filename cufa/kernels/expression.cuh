@@ -7,11 +7,9 @@
 #include "ptx_convert.cuh"
 #include "score.cuh"
 
-constexpr float LN_2 = 0.693147180559945309f;
-
 namespace numpy {
 
-// Integers of so many bits that wrap around.
+// Integers of a number of bits that wrap around.
 template <class T>
 struct Wraps {
     using type = T;
@@ -77,7 +75,6 @@ __device__ T remainder(T a, T b) {
     const T rest = fmod(a, b);
     return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
-__device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ inline float divide(float a, float b) { return a / b; }
 __device__ inline float fmod(float a, float b) { return fmodf(a, b); }
 __device__ inline float remainder(float a, float b) {

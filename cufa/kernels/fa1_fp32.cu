@@ -43,6 +43,104 @@ __device__ void load_tile(float* tile, const float* gmem, long long stride, int 
     }
 }
 
+// S = Q K^T: of the rows of sQ from this thread's first on, every ROW_STEP-th, and of the keys of
+// sK every LANES-th.
+template <int HEAD_DIM, int ROW_STEP, int ROWS, int KEYS>
+__device__ void qk(float (&rS)[ROWS][KEYS], const float* sQ, const float* sK) {
+    constexpr int PITCH = HEAD_DIM + PAD;
+#pragma unroll 1
+    for (int d0 = 0; d0 < HEAD_DIM; d0 += 16) {
+        float rSum[ROWS][KEYS] = {};  // short sums round less
+#pragma unroll
+        for (int d = d0; d < d0 + 16; d += 4) {
+            float4 rQ[ROWS], rK[KEYS];
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) rQ[r] = load4(sQ + r * ROW_STEP * PITCH + d);
+#pragma unroll
+            for (int n = 0; n < KEYS; ++n) rK[n] = load4(sK + n * LANES * PITCH + d);
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                for (int n = 0; n < KEYS; ++n) {
+                    rSum[r][n] = fmaf(rQ[r].x, rK[n].x, rSum[r][n]);
+                    rSum[r][n] = fmaf(rQ[r].y, rK[n].y, rSum[r][n]);
+                    rSum[r][n] = fmaf(rQ[r].z, rK[n].z, rSum[r][n]);
+                    rSum[r][n] = fmaf(rQ[r].w, rK[n].w, rSum[r][n]);
+                }
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+            for (int n = 0; n < KEYS; ++n) rS[r][n] += rSum[r][n];
+    }
+}
+
+// P V for the same rows of sP, and every LANES-th column of sV.
+template <int HEAD_DIM_V, int BN, int ROW_STEP, int ROWS, int COLS>
+__device__ void pv(float (&rPV)[ROWS][COLS], const float* sP, const float* sV) {
+    for (int key = 0; key < BN; key += 4) {
+        float4 rP[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) rP[r] = load4(sP + r * ROW_STEP * (BN + PAD) + key);
+#pragma unroll
+        for (int c = 0; c < COLS; ++c) {
+            const float* column = sV + key * HEAD_DIM_V + c * LANES;
+            const float v0 = column[0], v1 = column[HEAD_DIM_V];
+            const float v2 = column[2 * HEAD_DIM_V], v3 = column[3 * HEAD_DIM_V];
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                rPV[r][c] = fmaf(rP[r].x, v0, rPV[r][c]);
+                rPV[r][c] = fmaf(rP[r].y, v1, rPV[r][c]);
+                rPV[r][c] = fmaf(rP[r].z, v2, rPV[r][c]);
+                rPV[r][c] = fmaf(rP[r].w, v3, rPV[r][c]);
+            }
+        }
+    }
+}
+
+// Maximum and sum of a row, for the keys so far or for one tile.
+struct RowState {
+    float m, l;  // m of unscaled scores
+};
+
+// P = exp(S - m) for a thread's keys of a row, the first of which is `key`. The row's other threads
+// have its other keys.
+template <int KEYS>
+__device__ RowState exponentiate(float (&rS)[KEYS], float* sP, const Keys& keys, int key,
+                                 float scale_log2) {
+    float m = -INF;
+#pragma unroll
+    for (int n = 0; n < KEYS; ++n) {
+        if (key + n * LANES < keys.first || key + n * LANES >= keys.end) rS[n] = -INF;
+        m = fmaxf(m, rS[n]);
+    }
+    m = row_max(m);
+    float l = 0.f;
+#pragma unroll
+    for (int n = 0; n < KEYS; ++n) {
+        const float rP = exp_difference(rS[n], m, scale_log2);
+        sP[n * LANES] = rP;
+        l += rP;
+    }
+    return {m, row_sum(l)};
+}
+
+// A row's state with the tile's keys, and the factors by which the old O and P V go into the new O.
+struct RowUpdate {
+    float m, l, o_factor, pv_factor;
+
+    __device__ RowUpdate() {}
+    __device__ RowUpdate(const RowState& before, const RowState& tile, float scale_log2) {
+        m = fmaxf(before.m, tile.m);
+        const float alpha = exp_difference(before.m, m, scale_log2);
+        const float beta = exp_difference(tile.m, m, scale_log2);
+        l = alpha * before.l + beta * tile.l;
+        const float inverse = l == 0.f ? 0.f : 1.f / l;
+        o_factor = inverse * (alpha * before.l);
+        pv_factor = inverse * beta;
+    }
+};
+
 template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS,
           int BLOCKS_PER_SM, class SCORE, class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
@@ -73,7 +171,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const long long head_rows = static_cast<long long>(blockIdx.x) * p.seq_q;
     float* gM = p.workspace + head_rows;  // of unscaled scores
     float* gL = gM + static_cast<long long>(p.heads) * p.seq_q;
-    const Sequence sequence = KV::sequence(p, batch);
+    const Sequence sequence = KV::sequence(p, batch, 0);
 
     // O = 0, l = 0, m = -inf
     for (int row = row0; row < p.seq_q; row += ROW_STEP)
@@ -99,105 +197,42 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
             // S = Q K^T
             float rS[ROWS][KEYS] = {};
-#pragma unroll 1
-            for (int d0 = 0; d0 < HEAD_DIM; d0 += 16) {
-                float rSum[ROWS][KEYS] = {};  // short sums round less
-#pragma unroll
-                for (int d = d0; d < d0 + 16; d += 4) {
-                    float4 rQ[ROWS], rK[KEYS];
-#pragma unroll
-                    for (int r = 0; r < ROWS; ++r)
-                        rQ[r] = load4(sQ + (row0 + r * ROW_STEP) * PITCH + d);
-#pragma unroll
-                    for (int n = 0; n < KEYS; ++n)
-                        rK[n] = load4(sK + (lane + n * LANES) * PITCH + d);
-#pragma unroll
-                    for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-                        for (int n = 0; n < KEYS; ++n) {
-                            rSum[r][n] = fmaf(rQ[r].x, rK[n].x, rSum[r][n]);
-                            rSum[r][n] = fmaf(rQ[r].y, rK[n].y, rSum[r][n]);
-                            rSum[r][n] = fmaf(rQ[r].z, rK[n].z, rSum[r][n]);
-                            rSum[r][n] = fmaf(rQ[r].w, rK[n].w, rSum[r][n]);
-                        }
-                }
-#pragma unroll
-                for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-                    for (int n = 0; n < KEYS; ++n) rS[r][n] += rSum[r][n];
-            }
+            qk<HEAD_DIM, ROW_STEP>(rS, sQ + row0 * PITCH, sK + lane * PITCH);
 
             // S = mask(S), m_ij = rowmax(S), P = exp(S - m_ij), l_ij = rowsum(P); m and l are
             // brought up to date
-            float m_new[ROWS], l_new[ROWS], o_factor[ROWS], pv_factor[ROWS];
+            RowUpdate update[ROWS];
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int row = q0 + row0 + r * ROW_STEP;
                 const Keys keys = static_cast<const SCORE&>(p).sees(sequence, row);
-                float m_ij = -INF;
-#pragma unroll
-                for (int n = 0; n < KEYS; ++n) {
-                    const int key = kv0 + lane + n * LANES;
-                    if (key < keys.first || key >= keys.end) rS[r][n] = -INF;
-                    m_ij = fmaxf(m_ij, rS[r][n]);
-                }
-                m_ij = row_max(m_ij);
-                float l_ij = 0.f;
-#pragma unroll
-                for (int n = 0; n < KEYS; ++n) {
-                    const float rP = exp_difference(rS[r][n], m_ij, p.scale_log2);
-                    sP[(row0 + r * ROW_STEP) * P_PITCH + lane + n * LANES] = rP;
-                    l_ij += rP;
-                }
-                l_ij = row_sum(l_ij);
-
-                const float m = row < p.seq_q ? gM[row] : -INF;
-                const float l = row < p.seq_q ? gL[row] : 0.f;
-                m_new[r] = fmaxf(m, m_ij);
-                const float alpha = exp_difference(m, m_new[r], p.scale_log2);
-                const float beta = exp_difference(m_ij, m_new[r], p.scale_log2);
-                l_new[r] = alpha * l + beta * l_ij;
-                const float inverse = l_new[r] == 0.f ? 0.f : 1.f / l_new[r];
-                o_factor[r] = inverse * (alpha * l);
-                pv_factor[r] = inverse * beta;
+                const RowState tile =
+                    exponentiate(rS[r], sP + (row0 + r * ROW_STEP) * P_PITCH + lane, keys,
+                                 kv0 + lane, p.scale_log2);
+                const RowState before{row < p.seq_q ? gM[row] : -INF,
+                                      row < p.seq_q ? gL[row] : 0.f};
+                update[r] = RowUpdate(before, tile, p.scale_log2);
             }
             __syncwarp();  // a row's threads are in one warp: its P is here, and all have read its
                            // m and l
 
             // P V
             float rPV[ROWS][COLS] = {};
-            for (int key = 0; key < BN; key += 4) {
-                float4 rP[ROWS];
-#pragma unroll
-                for (int r = 0; r < ROWS; ++r)
-                    rP[r] = load4(sP + (row0 + r * ROW_STEP) * P_PITCH + key);
-#pragma unroll
-                for (int c = 0; c < COLS; ++c) {
-                    const float* column = sV + key * HEAD_DIM_V + lane + c * LANES;
-                    const float v0 = column[0], v1 = column[HEAD_DIM_V];
-                    const float v2 = column[2 * HEAD_DIM_V], v3 = column[3 * HEAD_DIM_V];
-#pragma unroll
-                    for (int r = 0; r < ROWS; ++r) {
-                        rPV[r][c] = fmaf(rP[r].x, v0, rPV[r][c]);
-                        rPV[r][c] = fmaf(rP[r].y, v1, rPV[r][c]);
-                        rPV[r][c] = fmaf(rP[r].z, v2, rPV[r][c]);
-                        rPV[r][c] = fmaf(rP[r].w, v3, rPV[r][c]);
-                    }
-                }
-            }
+            pv<HEAD_DIM_V, BN, ROW_STEP>(rPV, sP + row0 * P_PITCH, sV + lane);
 
             // O = (l exp(m - m_new) O + exp(m_ij - m_new) P V) / l_new, m = m_new, l = l_new
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int row = q0 + row0 + r * ROW_STEP;
                 if (row >= p.seq_q) break;
-                if (l_new[r] == 0.f) continue;  // it saw no key: O stays 0, and 0 V may be NaN
+                if (update[r].l == 0.f) continue;  // it saw no key: O stays 0, and 0 V may be NaN
                 T* gRow = gO + row * p.o.stride_seq + lane;
 #pragma unroll
                 for (int c = 0; c < COLS; ++c)
                     if (lane + c * LANES < p.head_dim_v)
-                        gRow[c * LANES] = o_factor[r] * gRow[c * LANES] + pv_factor[r] * rPV[r][c];
-                if (lane == 0) gM[row] = m_new[r], gL[row] = l_new[r];
+                        gRow[c * LANES] =
+                            update[r].o_factor * gRow[c * LANES] + update[r].pv_factor * rPV[r][c];
+                if (lane == 0) gM[row] = update[r].m, gL[row] = update[r].l;
             }
         }
     }

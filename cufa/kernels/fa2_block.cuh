@@ -1,5 +1,5 @@
-// What fa2_mma.cu and fa2_fp32.cu share: which rows and keys a block works on, and the ring through
-// which K and V arrive.
+// The part that fa2_mma.cu and fa2_fp32.cu share: which rows and keys a block works on, and the
+// ring through which K and V arrive.
 #pragma once
 #include "epilogue.cuh"
 #include "kv.cuh"
@@ -8,7 +8,7 @@
 #include "score.cuh"
 #include "tile.cuh"
 
-// What copies tiles of BN keys: those that are visited, where a map leaves out others.
+// Copies tiles of BN keys: those that are visited, where a map leaves out others.
 template <class Loader, int BN, bool BLOCKS>
 struct OfVisits {
     using type = Loader;
@@ -54,7 +54,7 @@ struct Fa2Block {
     __device__ Fa2Block(const Arguments<SCORE, KV>& p, unsigned char* smem) : p(p), smem(smem) {
         const Tile tile = found_tile();
         const int q0 = tile.q_tile * BM, kv_head = tile.head / p.group;
-        const Sequence sequence = KV::sequence(p, tile.batch);
+        const Sequence sequence = KV::sequence(p, tile.batch, q0);
         is_empty = KV::RAGGED && q0 >= sequence.seq_q;
         if (KV::RAGGED && threadIdx.x == 0) {
             volatile Tile& own = *sTile();
@@ -91,7 +91,7 @@ struct Fa2Block {
     __device__ void start() const {
         const Tile tile = this->tile();
         const int q0 = tile.q_tile * BM;
-        const Sequence sequence = KV::sequence(p, tile.batch);
+        const Sequence sequence = KV::sequence(p, tile.batch, q0);
         const T* rows = head_ptr<T>(p.q, tile.batch, tile.head) + sequence.first_q * p.q.stride_seq;
         const TileLoader<QTile, THREADS, T> load_q{rows, p.q.stride_seq, sequence.seq_q,
                                                    p.head_dim};
@@ -101,7 +101,7 @@ struct Fa2Block {
         for (int j = end - 2; j > end - STAGES; --j) start_k(j), start_v(j);
     }
 
-    // Computed anew at each use, as registers are scarce: the block's tile, its warp's first row,
+    // Computed again at each use, as registers are scarce: the block's tile, its warp's first row,
     // and which tiles of keys the 16-row pieces of the warp visit.
     __device__ Tile tile() const {
         if constexpr (KV::RAGGED) return {sTile()->batch, sTile()->head, sTile()->q_tile};
@@ -110,7 +110,8 @@ struct Fa2Block {
     __device__ int row0() const { return tile().q_tile * BM + warp_row<BM, ROW_WARPS>(); }
 
     __device__ OutputTile<BM, ROW_WARPS> output(const Tile& tile) const {
-        return {tile, KV::sequence(p, tile.batch), KV::RAGGED ? 0 : tile.batch};
+        if constexpr (KV::RAGGED) return {tile, KV::sequence(p, tile.batch, 0), 0};
+        return {tile, Dense::sequence(p, tile.batch, 0), tile.batch};
     }
 
     static constexpr int RING_BYTES = QTile::bytes + STAGES * (KTile::bytes + VTile::bytes);
@@ -151,10 +152,10 @@ struct Fa2Block {
     __device__ uint32_t tile_k(int j) const { return sK + j % STAGES * KTile::bytes; }
     __device__ uint32_t tile_v(int j) const { return sV + j % STAGES * VTile::bytes; }
 
-    // What a tile of keys is to the 16-row pieces of the warp, a bit a piece: whether it visits it;
-    // whether O begins with it, or has ended before it; and whether some rows may not see all of
-    // its keys. The warp skips tiles that none visits, so that nothing of their V reaches these
-    // rows.
+    // Tells of a tile of keys, a bit for each 16-row piece of the warp: whether the piece visits
+    // it; whether O begins with it, or has ended before it; and whether some rows may not see all
+    // of its keys. The warp skips tiles that no piece visits, so that nothing of their V reaches
+    // these rows.
     struct Edge {
         uint32_t visits = ~0u, begins = 0, ended = 0;
         bool masked = false;
@@ -203,8 +204,9 @@ struct Fa2Block {
         if (!SCORE::CHANGES_EVERY_TILE && !masked) return;
         const Tile tile = this->tile();
         const At at{thread_index_anew() % 32, row0(), visits().tile(j) * BN, tile.batch, tile.head};
-        static_cast<const SCORE&>(p).apply(rS, KV::sequence(p, tile.batch), p.scale_log2, at,
-                                           {masked, masked}, visits().visit(j).is_partial());
+        const Sequence sequence = KV::sequence(p, tile.batch, tile.q_tile * BM);
+        static_cast<const SCORE&>(p).apply(rS, sequence, p.scale_log2, at, {masked, masked},
+                                           visits().visit(j).is_partial());
     }
     // The weights that are left of the tile's.
     template <int NT>
@@ -227,9 +229,23 @@ struct Fa2Block {
                 p.end_row(divisor[i / 2][i % 2], lse[i / 2][i % 2], head);
         }
         softmax.divide(rO, divisor);
+        if constexpr (KV::PADS_ROWS) clear_padding(rO, lse);
     }
 
  private:
+    // Rows that follow the sequence's last query.
+    template <int OT>
+    __device__ void clear_padding(float (&rO)[MT][OT][4], float (&lse)[MT][2]) const {
+        const int end = KV::queries(p, tile().batch) - row0() - thread_index_anew() % 32 / 4;
+#pragma unroll
+        for (int i = 0; i < MT * 2; ++i) {
+            if (i / 2 * 16 + i % 2 * 8 < end) continue;
+            lse[i / 2][i % 2] = -INF;
+#pragma unroll
+            for (int ot = 0; ot < OT; ++ot)
+                rO[i / 2][ot][i % 2 * 2] = rO[i / 2][ot][i % 2 * 2 + 1] = 0.f;
+        }
+    }
     __device__ Tile found_tile() const {
         if constexpr (KV::RAGGED) return KV::template tile<BM>(p, block_index(), 0);
         return tile_of_block<UNEVEN>(p, block_index());

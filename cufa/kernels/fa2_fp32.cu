@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     extern __shared__ __align__(1024) unsigned char smem[];
     const Block block(p, smem);
     if (block.is_empty) return;
-    OnlineSoftmax<MT, true> softmax(SCORE::LINEAR ? p.scale_log2 : 1.f);
+    OnlineSoftmax<MT, true, 0, false, SCORE::NATURAL> softmax(SCORE::to_log2(p.scale_log2));
     float rO[MT][OT][4] = {};
     auto part = [] { return thread_index() / 32 / ROW_WARPS; };
 
@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     if (part() == 0) store_lse(lse, p, out);
     store_o_fp32(rO, p.o, out, part() * OT * 8, p.head_dim_v);
 
-    // Of an infinity, and of what rounds up to one, the two parts cancel to NaN, large V overflow
-    // where P is more than 1, and 0 V of a key that a row does not see may be NaN: such rows once
-    // more.
+    // Compute rows once more that are not finite. The two parts of an infinity, and of a number
+    // that rounds up to one, cancel to NaN; large V overflow where P is more than 1; and 0 V of a
+    // key that a row does not see may be NaN.
     float zero[MT][2] = {};  // or NaN
 #pragma unroll
     for (int i = 0; i < MT * OT * 4; ++i) {

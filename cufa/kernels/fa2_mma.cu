@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const Block block(p, smem);
     if (block.is_empty) return;
     block.start();
-    OnlineSoftmax<MT, false> softmax(SCORE::LINEAR ? p.scale_log2 : 1.f);
+    OnlineSoftmax<MT, false, 0, false, SCORE::NATURAL> softmax(SCORE::to_log2(p.scale_log2));
     float rO[MT][OT][4] = {};
 
     // From the last tile of keys to the first: the masked ones come first.

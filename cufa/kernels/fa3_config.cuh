@@ -48,7 +48,7 @@ struct Config
     // Whether the first S of a tile is computed together with the last O of the one before.
     static constexpr bool ACROSS = Q_STAGES > 1;
 
-    // What the schedule says, where it can be done.
+    // The schedule's choices, where they can be done.
     static constexpr bool FOLDED = SCHEDULE::FOLDED && ACROSS;
     static constexpr bool ONE_LOOP = HEAD_DIM_V > SCHEDULE::NARROW && !FOLDED;
     static constexpr bool O_FIRST = CONSUMERS >= SCHEDULE::BUSY_CONSUMERS;

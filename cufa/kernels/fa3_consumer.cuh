@@ -18,6 +18,9 @@ struct Consumer {
     using KTile = typename C::KTile;
     using VTile = typename C::VTile;
     static constexpr int BN = C::BN;
+    // A warp takes a curve if all its scores are within its ends: those, too, of rows and keys that
+    // follow a sequence, for which zeros stand then.
+    static constexpr bool CLEARS = KV::TAILS && SCORE::CURVE_TERMS > 0;
 
     const Arguments<SCORE, KV>& p;
     const TensorMap& map_o;
@@ -161,6 +164,8 @@ struct Consumer {
     __device__ void queue_s(bool loaded) {
         turns.wait();
         if (loaded) smem.ring_k.wait(here.n);
+        if constexpr (CLEARS)
+            if (loaded && here.at_first_keys()) clear_scores();
         wgmma_fence();
         queue_product<T, QTile, KTile>(
             exponent.rS[0], operand_q + smem.ring_q.slot(here.round) * (C::SLOT_BYTES >> 4),
@@ -170,7 +175,7 @@ struct Consumer {
     // Queues O += P V, or O = P V, of the i-th tile of keys, which has keys up to `end`.
     __device__ void queue_o(uint32_t i, bool loaded, bool first, int end) {
         if (loaded) smem.ring_v.wait(i);
-        if (KV::TAILS) clear_tail(i, end);
+        if (KV::TAILS) clear_tail<VTile>([&] { return smem.v(i); }, end);
         wgmma_fence();
         queue_product<T, VTile>(rO[0], exponent.rP,
                                 operand_v + smem.ring_v.slot(i) * (VTile::bytes >> 4), !first);
@@ -178,16 +183,27 @@ struct Consumer {
     }
     // What lies behind a sequence's last key may be anything, and 0 times that NaN: zeros in its
     // place, from key `end` of the tile on. Each consumer writes its own; the others' are the same.
-    __device__ void clear_tail(uint32_t i, int end) const {
-        if (end >= BN) return;
-        constexpr int CHUNKS = VTile::CHUNKS;
-        const int first = max(end, 0) * CHUNKS;
+    template <class Tile, class Place>
+    __device__ void clear_tail(Place tile, int first, int end = BN) const {
+        if (first >= end) return;
+        constexpr int CHUNKS = Tile::CHUNKS;
+        const int begin = max(first, 0) * CHUNKS;
 #pragma unroll 1
-        for (int chunk = first + thread_index_anew() % 128; chunk < BN * CHUNKS; chunk += 128)
-            sts_128(smem.v(i) + VTile::offset(chunk / CHUNKS, chunk % CHUNKS),
+        for (int chunk = begin + thread_index_anew() % 128; chunk < end * CHUNKS; chunk += 128)
+            sts_128(tile() + Tile::offset(chunk / CHUNKS, chunk % CHUNKS),
                     make_float4(0.f, 0.f, 0.f, 0.f));
         fence_proxy_async();
         named_barrier_sync(8 + consumer, 128);
+    }
+    // The same of K, and of this consumer's rows of Q.
+    __device__ void clear_scores() const {
+        clear_tail<KTile>([&] { return smem.k(here.n); }, here.keys_of_tile());
+        if constexpr (KV::RAGGED) {
+            const volatile typename C::Work& work = here.work();
+            const int rows = (work.sequence.seq_q << p.pack_log2) - work.q0;
+            clear_tail<QTile>([&] { return smem.q(here.round); }, max(rows, consumer * 64),
+                              consumer * 64 + 64);
+        }
     }
 
     __device__ void release_k() const {
@@ -251,6 +267,13 @@ struct Consumer {
             const PackedRows rows = here.packed_rows();
 #pragma unroll
             for (int h = 0; h < 2; ++h) p.end_row(divisor[0][h], lse[0][h], rows.head[h]);
+        }
+        if constexpr (KV::PADS_ROWS) {  // rows that follow the last query; divided by 0, O is 0
+            const PackedRows rows = here.packed_rows();
+            const int end = KV::queries(p, rows.batch);
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                if (rows.query[h] >= end) divisor[0][h] = 0.f, lse[0][h] = -INF;
         }
         if (p.lse) store_lse(lse[0], p, here.packed_rows());
     }

@@ -12,27 +12,24 @@ struct Exponent {
     using Pairs = typename C::Pairs;
     using Here = Place<C>;
     static constexpr int BN = C::BN, NT = BN / 8;  // 8-column pieces of S
-    // Whether m is held twice: not with tilts in tiles as wide as those of the narrowest O.
-    static constexpr bool TWICE =
-        C::HEAD_DIM_V <= C::SCHEDULE::NARROW && !(SCORE::AFFINE_IN_KEY && C::HEAD_DIM_V <= 64);
+    // Whether m is held twice: not with tilts in tiles as wide as those of the narrowest O, nor
+    // where exponents are of differences, which take two registers.
+    static constexpr bool TWICE = C::HEAD_DIM_V <= C::SCHEDULE::NARROW && !SCORE::NATURAL &&
+                                  !(SCORE::AFFINE_IN_KEY && C::HEAD_DIM_V <= 64);
     // Whether P is packed in either branch of `exponentiate_unchecked`.
     static constexpr bool PACKS_EARLY =
         C::O_FIRST && SCORE::CURVES && SCORE::CURVE_TERMS <= C::SCHEDULE::SHORT_CURVE;
 
     const SCORE& score;
     const float& scale_log2;  // in the kernel's parameter
-    OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, TWICE> softmax;
+    OnlineSoftmax<1, false, PScale<T>::AT_MAX_LOG2, TWICE, SCORE::NATURAL> softmax;
     float rS[1][NT][4];
     uint32_t rP[BN / 16][4];
     Tilt<SCORE::AFFINE_IN_KEY> tilt;  // of this thread's rows
     SumLimits<PScale<T>, SCORE::CURVES> limits;
 
     __device__ explicit Exponent(const Arguments<SCORE, typename C::KV>& p)
-        : score(p),
-          scale_log2(p.scale_log2),
-          softmax(SCORE::LINEAR    ? p.scale_log2
-                  : Pairs::NATURAL ? LOG2_E
-                                   : 1.f) {}
+        : score(p), scale_log2(p.scale_log2), softmax(SCORE::to_log2(p.scale_log2)) {}
 
     // --- the two ways to P ---
 
@@ -139,7 +136,7 @@ struct Exponent {
             const Pair pair{sequence, at.batch, at.head_of(at.row), query,
                             here.next_key_tile() * BN};
             const int pieces = score.pieces(sequence, pair.query, pair.query, pair.key, pair.key);
-            return uniform(score.step(pair, pieces) * -BN > STEEP_LOG2) != 0;
+            return uniform(score.step(pair, pieces) * -BN * SCORE::TO_LOG2 > STEEP_LOG2) != 0;
         }
         return false;
     }
@@ -216,7 +213,7 @@ struct Exponent {
     // Adds it to the scores;
     __device__ bool tilt_score(const At& at, const Here& here) {
         if (!find_tilt(at, here)) return false;
-        const float factor = parameter_anew(scale_log2);
+        const float factor = parameter_anew(scale_log2) * SCORE::FROM_LOG2;
         const float first[2] = {tilt.of(0, at.key_of(0, 0)), tilt.of(1, at.key_of(0, 0))};
 #pragma unroll
         for (int i = 0; i < NT * 4; ++i) {
@@ -231,7 +228,9 @@ struct Exponent {
         const float factor = parameter_anew(scale_log2);
         const float first[2] = {tilt.of(0, at.key_of(0, 0)), tilt.of(1, at.key_of(0, 0))};
         softmax.exponentiate(rS, [&](float s, float m, int h, int column) {
-            return fmaf(s, factor, fmaf(tilt.step[h], static_cast<float>(column), first[h] - m));
+            return fmaf(s, factor,
+                        fmaf(tilt.step[h] * SCORE::TO_LOG2, static_cast<float>(column),
+                             (first[h] - m) * SCORE::TO_LOG2));
         });
     }
     // Else scores are computed one by one, 16 keys at a time as S moves past, or all at once: that

@@ -41,7 +41,7 @@ struct Place {
 
     __device__ bool at_first_keys() const { return j == j_begin; }
     __device__ bool has_next_keys() const { return j > keys.first; }
-    // What of the keys at hand needs a mask; and of those that need no row maxima.
+    // The part of the keys at hand that needs a mask; and that part of keys without row maxima.
     __device__ Masked masked() const { return SCORE::masked(keys, key_tile()); }
     __device__ Masked masked_left() const { return {false, masked().left}; }
 
@@ -59,7 +59,7 @@ struct Place {
         if constexpr (KV::TAILS)
             return work().lengths();
         else
-            return KV::sequence(p, batch);
+            return KV::sequence(p, batch, 0);
     }
     // How many of the tile's first keys there are; all others are whole tiles.
     __device__ int keys_of_tile() const {
@@ -73,10 +73,10 @@ struct Place {
     __device__ PackedRows packed_rows() const {
         const volatile typename C::Work& work = work_before();
         const int batch = KV::RAGGED ? 0 : work.batch;
-        if constexpr (KV::TAILS)
+        if constexpr (KV::RAGGED)
             return PackedRows(p, work.lengths(), batch, work.head, work.q0 + warp_row());
         else
-            return PackedRows(p, KV::sequence(p, 0), batch, work.head, work.q0 + warp_row());
+            return PackedRows(p, Dense::sequence(p, 0, 0), batch, work.head, work.q0 + warp_row());
     }
     // Whether some of the consumer's rows of the tile before are beyond its sequence.
     __device__ bool has_partial_rows() const {

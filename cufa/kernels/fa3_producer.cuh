@@ -41,7 +41,8 @@ struct Producer {
     }
     __device__ bool has_rows(int i) const {
         const Tile tile = tile_of(i);
-        return (tile.q_tile * BM) >> p.pack_log2 < KV::sequence(p, tile.batch).seq_q;
+        const int q0 = (tile.q_tile * BM) >> p.pack_log2;
+        return q0 < KV::sequence(p, tile.batch, q0).seq_q;
     }
     // The round of the first tile. For sequences of unequal lengths, a round -1 without keys takes
     // it up, 0.3 us later: the code that looks for tiles then exists once. With two copies, kernels
@@ -94,8 +95,8 @@ struct Producer {
             return;
         }
         const Tile tile = tile_of(i);
-        const Sequence sequence = KV::sequence(p, tile.batch);
         const int q0 = tile.q_tile * BM;
+        const Sequence sequence = KV::sequence(p, tile.batch, q0 >> p.pack_log2);
         if constexpr (K_FIRST)
             load_k(first_row(sequence, q0, sequence.first_k) +
                        (keys_of(sequence, q0, C::PARTS - 1).end - 1) * BN,
@@ -151,7 +152,7 @@ struct Producer {
             if constexpr (KV::TAILS)
                 first_k = first_row(work.lengths(), work.q0, first_k);
             else
-                first_k = first_row(KV::sequence(p, batch), work.q0, first_k);
+                first_k = first_row(KV::sequence(p, batch, 0), work.q0, first_k);
             const int q_at = load_q_at(first, end);
             i = next(i, round);
             auto visit = visits.visit(end - 1);

@@ -10,8 +10,13 @@ struct Dense {
     static constexpr bool RAGGED = false;
     // Whether memory after a sequence's last key may hold anything.
     static constexpr bool TAILS = false;
+    // Whether rows of the result may follow a sequence's last query.
+    static constexpr bool PADS_ROWS = false;
 
-    static __device__ Sequence sequence(const Params& p, int batch) { return {p.seq_q, p.seq_kv}; }
+    // The sequence, as a tile of rows finds it that begins with query q0.
+    static __device__ Sequence sequence(const Params& p, int batch, int q0) {
+        return {p.seq_q, p.seq_kv};
+    }
 
     // The rows of one head.
     template <class T>
@@ -27,14 +32,22 @@ struct Dense {
     }
 };
 
-// The same, but of each sequence's keys only the first ones are there.
+// The same, but of each sequence's queries and keys only the first ones are there. Rows of the
+// result that follow them are 0, and -inf in the log-sum-exp.
 struct Padded : Dense {
-    static constexpr bool TAILS = true;
-    const int* lengths_k;  // (batch,)
+    static constexpr bool TAILS = true, PADS_ROWS = true;
+    const int *lengths_k, *lengths_q;  // (batch,); null for all
 
     template <class Arguments>
-    static __device__ Sequence sequence(const Arguments& p, int batch) {
-        return {p.seq_q, min(max(p.lengths_k[batch], 0), p.seq_kv)};
+    static __device__ int queries(const Arguments& p, int batch) {
+        return p.lengths_q ? min(max(p.lengths_q[batch], 0), p.seq_q) : p.seq_q;
+    }
+    // A tile behind the last query has rows that see no key.
+    template <class Arguments>
+    static __device__ Sequence sequence(const Arguments& p, int batch, int q0) {
+        const int seq_q = queries(p, batch);
+        if (q0 >= seq_q) return {p.seq_q, 0};
+        return {seq_q, p.lengths_k ? min(max(p.lengths_k[batch], 0), p.seq_kv) : p.seq_kv};
     }
 };
 
@@ -48,7 +61,7 @@ struct Varlen : Dense {
     int sequences, max_seqlen_q, max_seqlen_k;
 
     template <class Arguments>
-    static __device__ Sequence sequence(const Arguments& p, int batch) {
+    static __device__ Sequence sequence(const Arguments& p, int batch, int q0) {
         const Keys q = span(p.cu_seqlens_q, batch, p.seq_q),
                    k = span(p.cu_seqlens_k, batch, p.seq_kv);
         int seq_kv = min(k.end - k.first, p.max_seqlen_k);

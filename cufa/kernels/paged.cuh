@@ -26,7 +26,7 @@ struct Paged {
     int table_stride, pages;
     Divisor page_size;
 
-    // So many keys, from a multiple of so many on, lie in one page.
+    // The number of keys, from a multiple of it on, that lie in one page.
     template <int BN>
     static constexpr __device__ int grain() {
         return 1;
@@ -55,8 +55,8 @@ struct PagedTiles : Paged {
     }
 };
 
-// What the lengths say at a place, as L2 has it; and the keys of a sequence: a length that does not
-// fit the cache is cut.
+// The length at a place, as L2 has it; and the keys of a sequence: a length that does not fit the
+// cache is cut.
 __device__ inline int length_at(const DecodeParams& p, const int* at) {
     return p.lengths ? ld_relaxed(at) : p.seq_kv;
 }

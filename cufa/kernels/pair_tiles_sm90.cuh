@@ -19,8 +19,8 @@ struct PairRows {
     static constexpr int POINTERS = ROWS * 8;
     static constexpr int BYTES = POINTERS + (ROWS * ROW_BYTES + 127) / 128 * 128;
 
-    // What the rows of one access take from a row, UNIT bytes, is permuted by XOR with the row's
-    // number, so that the rows lie in different banks.
+    // UNIT bytes, which one access takes from a row, are permuted by XOR with the row's number, so
+    // that the rows of an access lie in different banks.
     static constexpr int UNIT = SIZE == 4 ? 32 : 16, UNITS = ROW_BYTES / UNIT,
                          OF_BANKS = 128 / UNIT;
     static constexpr int PANEL = KEYS > 1 || UNITS % 2 ? 1
@@ -134,7 +134,7 @@ struct PairRows {
     }
 };
 
-// What a part of a score makes of its rows: none, of those that read no such array.
+// The tile of a part of the score in shared memory: nothing, for parts that read no such array.
 template <class Part, int BN>
 struct PairTile {
     static constexpr int BYTES = 0;
@@ -144,13 +144,10 @@ struct PairTile<Bias<T>, BN> : PairRows<T, 1, BN> {
     using Rows = PairRows<T, 1, BN>;
     static __device__ const OfPairs<T>& array(const Bias<T>& part) { return part.bias; }
 
-    // S factor + bias, both NATURAL or in log2 units.
-    template <bool NATURAL>
+    // S factor + bias, in natural units.
     static __device__ void add(uint32_t tile, float (&rS)[1][BN / 8][4], float factor) {
         const int lane = thread_index_anew() % 32;
-        auto add = [&](float& s, float bias) {
-            s = fmaf(s, factor, NATURAL ? bias : LOG2_E * bias);
-        };
+        auto add = [&](float& s, float bias) { s = fmaf(s, factor, bias); };
         if constexpr (sizeof(T) == 2) {  // 8x8 matrices are as the accumulators are
             const uint32_t from = tile + Rows::offset(lane % 16, lane / 16 * 16);
 #pragma unroll
@@ -202,7 +199,7 @@ struct PairTile<MaskBits, BN> : PairRows<unsigned char, 8, BN> {
         const uint32_t from = tile + Rows::offset(lane / 4, key / 8 % Rows::PIECE);
 #pragma unroll
         for (int i = 0; i < BN / 8; ++i) {
-            // Of sixteen keys; the lane's are then the two highest bits of each byte.
+            // Bits of sixteen keys; the lane's are then the two highest bits of each byte.
             const uint32_t bits = lds_16(Rows::advance(from, i % 2 * 8, i / 2 * 2)) << lane % 4 * 2;
 #pragma unroll
             for (int e = 0; e < 4; ++e)
@@ -225,8 +222,6 @@ struct PairTiles<Score<Parts...>, BN> {
     template <class Part>
     static constexpr bool HAS = PairTile<Part, BN>::BYTES > 0;
     static constexpr int BYTES = (0 + ... + PairTile<Parts, BN>::BYTES);
-    static constexpr bool NATURAL =
-        !Score<Parts...>::LINEAR && ((Parts::LINEAR || HAS<Parts>) && ...);
     uint32_t place;
 
     // Whether sequences have them in common, and heads have not: the same heads of all sequences
@@ -276,7 +271,7 @@ struct PairTiles<Score<Parts...>, BN> {
     }
     template <class Part>
     __device__ void add(float (&rS)[1][BN / 8][4], float factor) const {
-        PairTile<Part, BN>::template add<NATURAL>(of<Part>(), rS, factor);
+        PairTile<Part, BN>::add(of<Part>(), rS, factor);
     }
     template <class Part>
     __device__ void hide(float (&rS)[1][BN / 8][4], int key) const {

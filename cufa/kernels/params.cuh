@@ -1,5 +1,5 @@
-// What a launch passes to every kernel, by value. cufa/specs/params.py holds the same layout as a
-// NumPy dtype.
+// The parameters of every kernel, by value. cufa/specs/params.py holds the same layout as a NumPy
+// dtype.
 #pragma once
 
 // A (batch, heads, seq, dim) tensor whose last axis is contiguous. Strides are in elements.

@@ -22,17 +22,18 @@ struct Pair {
     int batch, head, query, key;
 };
 
-// What a part may say; it overrides what it changes. Its members are its run-time parameters: they
-// follow Params in the kernel's parameter, in the order of the parts, and a part without any takes
+// The base of a part, which overrides what it changes. Its members are its run-time parameters:
+// they follow Params in the kernel's parameter, in the order of the parts. A part without any takes
 // no place there: for that, the bases of two parts must not be of one type.
 template <class Self>
 struct Part {
     // Whether scores stay proportional to Q K^T, with the scale as the factor. Else the softmax is
-    // handed log2 units.
-    static constexpr bool LINEAR = true;
+    // handed log2 units, or natural ones, in which `score` is then: where a part adds what may be
+    // of any size, such as -1e9 or float32's lowest number, sums are then those of float32.
+    static constexpr bool LINEAR = true, NATURAL = false;
     // Whether all scores of a warp are handed over together, to `apply_all`. It brings them to log2
     // units, from those in which they are by `factor`, and makes that 1. So do the parts before it
-    // in a score.
+    // in a score; those that are NATURAL come after it.
     static constexpr bool TAKES_WHOLE_TILE = false;
     // Whether what it adds grows evenly from key to key, by `step`, in one piece or two: see
     // tilt.cuh.
@@ -67,10 +68,11 @@ struct Part {
     // The keys that a query sees. From one query to the next, neither end may fall, or rise by more
     // than one, unless it JUMPS.
     __device__ Keys sees(const Sequence& sequence, int query) const { return {0, sequence.seq_kv}; }
-    // A score in log2 units; of parts that are not LINEAR.
+    // A score in log2 units, or natural ones; of parts that are not LINEAR.
     __device__ float score(float s, const Pair& pair) const { return s; }
-    // By how much it grows from key to key on the piece of that side, 1 or -1, log2 units; and what
-    // is linear in query and key, whose sign is the side; of parts with AFFINE_IN_KEY.
+    // By how much it grows from key to key on the piece of that side, 1 or -1, in the units of
+    // `score`; and what is linear in query and key, whose sign is the side; of parts with
+    // AFFINE_IN_KEY.
     __device__ float step(const Pair& pair, int side) const { return 0.f; }
     __device__ int turn(const Pair& pair) const { return 0; }
     // Whether the query does not see the key; of parts that are PAIRWISE.

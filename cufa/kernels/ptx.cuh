@@ -58,7 +58,7 @@ class Twice {
     }
 };
 
-// What follows takes this value from a register: it is not computed where it is used.
+// Keeps this value in a register from here on: it is not computed where it is used.
 __device__ inline void computed_here(int& x) { asm volatile("mov.b32 %0, %0;" : "+r"(x)); }
 template <class T>
 __device__ void computed_here(T*& p) {
@@ -123,7 +123,7 @@ __device__ inline int ld_relaxed(const int* p) {  // from L2, whatever L1 may ho
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p));
     return x;
 }
-__device__ inline float4 nothings() {  // in four registers, and not written anew for each use
+__device__ inline float4 nothings() {  // in four registers, and not written again for each use
     float4 x;
     asm volatile("mov.b32 %0, -1; mov.b32 %1, -1; mov.b32 %2, -1; mov.b32 %3, -1;"
                  : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w));

@@ -8,7 +8,7 @@ struct __align__(64) TensorMap {
     unsigned char bytes[128];
 };
 
-// A member of the kernel's parameter, read anew at each call, like block_index().
+// A member of the kernel's parameter, read again at each call, like block_index().
 __device__ inline float parameter_anew(const float& x) {
     float y;
     asm volatile("ld.param.f32 %0, [%1];" : "=f"(y) : "l"(__cvta_generic_to_grid_constant(&x)));

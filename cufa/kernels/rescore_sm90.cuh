@@ -3,10 +3,10 @@
 #include "softmax.cuh"
 #include "tile_sm90.cuh"
 
-// Of a warp's 16 rows of Q from `row` on, those that `again` marks: moves m to their maximum over a
-// tile of keys, and puts their P into rP. `l` is what they had summed up before. By mma.sync, as
-// wgmma takes four warps; 16 keys at a time, twice over, in one short loop: this is rare, and code
-// takes time to compile. `step` makes of 16 rows of S what the softmax takes, given the place of
+// Computes those of a warp's 16 rows of Q from `row` on again that `again` marks: moves m to their
+// maximum over a tile of keys, and puts their P into rP. `l` is their sum before. It uses mma.sync,
+// as wgmma takes four warps; 16 keys at a time, twice over, in one short loop: this is rare, and
+// code takes time to compile. `step` brings 16 rows of S to the softmax's units, given the place of
 // their first key.
 template <class T, class QTile, class KTile, class Softmax, int NT, class Step>
 __device__ void exponentiate_again(Softmax& softmax, float (&rP)[1][NT][4],

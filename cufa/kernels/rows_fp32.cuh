@@ -14,10 +14,10 @@
 template <class SCORE, class KV>
 __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int row0,
                             uint32_t wanted, int col0) {
-    using Softmax = OnlineSoftmax<1, true>;
+    using Softmax = OnlineSoftmax<1, true, 0, false, SCORE::NATURAL>;
     constexpr int LANES = 8;
     const SCORE& score = p;
-    const Sequence sequence = KV::sequence(p, tile.batch);
+    const Sequence sequence = KV::sequence(p, tile.batch, row0);
     const int lane = thread_index_anew() % LANES, r = thread_index_anew() % 32 / LANES;
     const int row = min(row0 + r, sequence.seq_q - 1), kv_head = tile.head / p.group,
               col = col0 + 4 * lane;
@@ -27,7 +27,7 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
         KV::template rows<float>(p.k, tile.batch, kv_head) + sequence.first_k * p.k.stride_seq;
     const float* gV = KV::template rows<float>(p.v, tile.batch, kv_head) +
                       sequence.first_k * p.v.stride_seq + col;
-    const float scale = SCORE::LINEAR ? p.scale_log2 : 1.f;
+    const float scale = SCORE::to_log2(p.scale_log2);
     const Keys keys = score.sees(sequence, row);
     const int begin = SCORE::LEFT_EDGE ? max(0, score.sees(sequence, row0).first) : 0;
     const int end = score.sees(sequence, row0 + 32 / LANES - 1).end;
@@ -73,9 +73,10 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
     if (!(wanted >> r & 1) || row0 + r >= sequence.seq_q) return;
     float* gO = head_ptr<float>(p.o, tile.batch, tile.head) +
                 (sequence.first_q + row) * p.o.stride_seq + col;
+    const float m_of_sum = SCORE::NATURAL ? m : m * scale;
     float divisor = l, lse = 0.f;
     if constexpr (SCORE::ENDS_ROWS) {
-        lse = Softmax::log_sum_exp(m * scale, l);
+        lse = Softmax::log_sum_exp(m_of_sum, l);
         score.end_row(divisor, lse, tile.head);
     }
     const float factor = divisor == 0.f ? 0.f : 1.f / divisor;
@@ -85,5 +86,5 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
     if (p.lse && col == 0)
         p.lse[static_cast<long long>((KV::RAGGED ? 0 : tile.batch) * p.heads_q + tile.head) *
                   p.seq_q +
-              sequence.first_q + row] = SCORE::ENDS_ROWS ? lse : Softmax::log_sum_exp(m * scale, l);
+              sequence.first_q + row] = SCORE::ENDS_ROWS ? lse : Softmax::log_sum_exp(m_of_sum, l);
 }

@@ -3,45 +3,17 @@
 // expression is a new part.
 #pragma once
 #include "alibi.cuh"
+#include "at.cuh"
 #include "attention_chunk.cuh"
 #include "bias.cuh"
 #include "blocks.cuh"
 #include "causal.cuh"
-#include "divisor.cuh"
 #include "dropout.cuh"
 #include "mask.cuh"
 #include "params.cuh"
 #include "sinks.cuh"
 #include "softcap.cuh"
 #include "window.cuh"
-
-// Where the accumulators of m16n8 products are: `row` and `key` are those of the warp's first
-// score. A lane holds the rows lane / 4 + {0, 8} and the keys 2 (lane % 4) + {0, 1} of each piece.
-// Rows are those of 2^pack_log2 heads, query by query: of a pack of them.
-struct At {
-    int lane, row, key;
-    int batch, pack;
-    int pack_log2 = 0;
-
-    __device__ int query(int mt, int h) const { return query_of(row_of(mt, h)); }
-    __device__ int head(int mt, int h) const { return head_of(row_of(mt, h)); }
-    __device__ int query_of(int row) const { return row >> pack_log2; }
-    __device__ int head_of(int row) const { return (pack << pack_log2) + row % (1 << pack_log2); }
-    __device__ int row_of(int mt, int h) const { return row + lane / 4 + mt * 16 + h * 8; }
-    __device__ int key_of(int nt, int i) const { return key + lane % 4 * 2 + nt * 8 + i; }
-};
-
-// The same, of rows of any number of heads, query by query.
-struct GroupedAt {
-    int lane, row, key;
-    const Divisor& group;
-    int batch, first_head;
-
-    __device__ int query(int mt, int h) const { return group.quotient(row_of(mt, h)); }
-    __device__ int head(int mt, int h) const { return first_head + group.remainder(row_of(mt, h)); }
-    __device__ int row_of(int mt, int h) const { return row + lane / 4 + mt * 16 + h * 8; }
-    __device__ int key_of(int nt, int i) const { return key + lane % 4 * 2 + nt * 8 + i; }
-};
 
 // The tiles of BN keys that some rows visit, the last first: [first, end). Those of [whole_first,
 // whole_end) need no mask; with a right edge, each row that sees any key has seen one by then.
@@ -61,14 +33,12 @@ struct Masked {
 struct NoTiles {
     template <class Part>
     static constexpr bool HAS = false;
-    // Whether scores are handed to the softmax as what is added to them is, in natural units, and
-    // not in log2 units.
-    static constexpr bool NATURAL = false;
 };
 
 template <class... Parts>
 struct Score : Parts... {
-    static constexpr bool LINEAR = (Parts::LINEAR && ...), PAIRWISE = (Parts::PAIRWISE || ...);
+    static constexpr bool LINEAR = (Parts::LINEAR && ...), NATURAL = (Parts::NATURAL || ...),
+                          PAIRWISE = (Parts::PAIRWISE || ...);
     static constexpr bool KEY_MAJOR = (Parts::KEY_MAJOR || ...),
                           DROPS_WEIGHTS = (Parts::DROPS_WEIGHTS || ...);
     static constexpr bool ENDS_ROWS = (Parts::ENDS_ROWS || ...),
@@ -125,16 +95,21 @@ struct Score : Parts... {
         return {this->block_mask.line(batch, head) + row_tile * 2ll * (tiles + 1), tiles};
     }
 
-    // What the tilts add to a score, in log2 units; and how much more it is at the next key of
-    // these pieces.
+    // What one is, of the units in which the softmax is handed scores, or terms of them, in log2
+    // units; and the other way round.
+    static constexpr float TO_LOG2 = NATURAL ? LOG2_E : 1.f, FROM_LOG2 = 1.f / TO_LOG2;
+    static __device__ float to_log2(float scale_log2) { return LINEAR ? scale_log2 : TO_LOG2; }
+
+    // What the tilts add to a score; and how much more it is at the next key of these pieces.
     __device__ float tilt(const Pair& pair) const {
-        float sum = 0.f;
-        ((sum = Parts::AFFINE_IN_KEY ? Parts::score(sum, pair) : sum), ...);
-        return sum;
+        return changed<false, NoTiles>(0.f, 1.f, pair);
     }
     __device__ float step(const Pair& pair, int pieces) const {
         float sum = 0.f;
-        ((sum += Parts::AFFINE_IN_KEY ? Parts::step(pair, (pieces >>= 1) & 1 ? -1 : 1) : 0.f), ...);
+        ((sum += Parts::AFFINE_IN_KEY ? Parts::step(pair, (pieces >>= 1) & 1 ? -1 : 1) *
+                                            (Parts::NATURAL ? 1.f : FROM_LOG2)
+                                      : 0.f),
+         ...);
         return sum;
     }
     // The pieces on which all is that queries see of some keys, 0 if on none: 1, and a bit for each
@@ -165,8 +140,8 @@ struct Score : Parts... {
         return none ? 0 : pieces;
     }
     // The score of a query and a key that are within its `sees`, from S, in the units that the
-    // softmax is handed. BEGUN: whether `apply_all` has been there, which leaves this factor; parts
-    // with Tiles are then left out.
+    // softmax is handed. BEGUN: whether `apply_all` has been there, and `add` of parts with Tiles,
+    // which leave this factor.
     template <bool BEGUN = false, class Tiles = NoTiles>
     __device__ float of(float s, float factor, const Pair& pair) const {
         return hidden<Tiles>(changed<BEGUN, Tiles>(s, factor, pair), pair);
@@ -185,8 +160,9 @@ struct Score : Parts... {
     template <class At, int MT, int NT, class Tiles = NoTiles>
     __device__ void change(float (&rS)[MT][NT][4], const Sequence& sequence, float scale_log2,
                            const At& at, bool partial = true, const Tiles& tiles = {}) const {
-        float factor = Tiles::NATURAL ? scale_log2 * (1.f / LOG2_E) : scale_log2;
-        (apply_all<Parts>(rS, sequence, factor, at, tiles), ...);
+        float factor = scale_log2;
+        (apply_all<Parts>(rS, sequence, factor, at), ...);
+        if constexpr (NATURAL) factor *= FROM_LOG2, (add<Parts>(rS, factor, tiles), ...);
         constexpr bool CHANGES =
             ((!Parts::LINEAR && !Parts::TAKES_WHOLE_TILE && !Tiles::template HAS<Parts>) || ...);
         constexpr bool HIDES = ((Parts::PAIRWISE && !Tiles::template HAS<Parts>) || ...),
@@ -295,10 +271,9 @@ struct Score : Parts... {
     __device__ float changed(float s, float factor, const Pair& pair) const {
         if constexpr (!LINEAR) {
             s *= factor;
-            ((s = (BEGUN && Parts::TAKES_WHOLE_TILE) || Tiles::template HAS<Parts>
-                      ? s
-                      : Parts::score(s, pair)),
-             ...);
+            ((s = BEGUN || Parts::NATURAL ? s : Parts::score(s, pair)), ...);
+            if constexpr (!BEGUN) s *= FROM_LOG2;
+            ((s = !Parts::NATURAL || Tiles::template HAS<Parts> ? s : Parts::score(s, pair)), ...);
         }
         return s;
     }
@@ -328,10 +303,13 @@ struct Score : Parts... {
                     }
             }
     }
-    template <class Part, class At, int MT, int NT, class Tiles>
+    template <class Part, class At, int MT, int NT>
     __device__ void apply_all(float (&rS)[MT][NT][4], const Sequence& sequence, float& factor,
-                              const At& at, const Tiles& tiles) const {
+                              const At& at) const {
         if constexpr (Part::TAKES_WHOLE_TILE) Part::apply_all(rS, sequence, factor, at);
+    }
+    template <class Part, int MT, int NT, class Tiles>
+    __device__ void add(float (&rS)[MT][NT][4], float& factor, const Tiles& tiles) const {
         if constexpr (Tiles::template HAS<Part> && !Part::LINEAR)
             tiles.template add<Part>(rS, factor), factor = 1.f;
     }

@@ -44,10 +44,13 @@ struct Differentiated<Score<Parts...>> {
 
     const Whole& score;
 
-    // The score of a pair from S, in log2 units, and its derivative by `factor` times S.
+    // The score of a pair from S, natural or in log2 units as of Score, and its derivative by
+    // `factor` times S.
     __device__ float of(float s, float factor, const Pair& pair, float& slope) const {
         s *= factor, slope = 1.f;
-        (step<Parts>(s, pair, slope), ...);
+        (step<false, Parts>(s, pair, slope), ...);
+        s *= Whole::FROM_LOG2;
+        (step<true, Parts>(s, pair, slope), ...);
         return s;
     }
     // Whether a part hides the key from the query.
@@ -71,9 +74,9 @@ struct Differentiated<Score<Parts...>> {
     __device__ const Part& part() const {
         return score;
     }
-    template <class Part>
+    template <bool NATURAL, class Part>
     __device__ void step(float& s, const Pair& pair, float& slope) const {
-        if constexpr (!Part::LINEAR) {
+        if constexpr (!Part::LINEAR && Part::NATURAL == NATURAL) {
             const float changed = part<Part>().score(s, pair);
             if constexpr (!Slope<Part>::ONE)
                 slope *= Slope<Part>::of(part<Part>(), s, changed, pair);

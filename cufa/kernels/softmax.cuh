@@ -71,24 +71,28 @@ struct Reference<true> {
 };
 
 // State of the rows that one thread holds: 16 mt + {0, 8} of its warp's rows, shared with three
-// other lanes. P = exp2(scale_log2 S - m). EXACT spends an instruction a score, and a division an
-// output, on rounding errors that float32 would show: there m is in the units of S, and P =
-// exp2(scale_log2 (S - m)) exactly 1 at a row's maximum, so that a row with one key gives back its
-// V. With m TWICE, the multiply-adds of P take it from a register of the other bank than the
-// score's: see docs/design/fa3_wgmma.md.
-template <int MT, bool EXACT, int AT_MAX_LOG2 = 0, bool TWICE = false>
+// other lanes. P = exp2(scale_log2 S - m), with m in log2 units. EXACT spends an instruction a
+// score, and a division an output, on rounding errors that float32 would show: there m is in the
+// units of S, and P = exp2(scale_log2 (S - m)) exactly 1 at a row's maximum, so that a row with one
+// key gives back its V. NATURAL scores, which may be of any size, have the same m: a difference of
+// scores is right however large they are, and natural units hold all that float32 does. With m
+// TWICE, the multiply-adds of P take it from a register of the other bank than the score's: see
+// docs/design/fa3_wgmma.md.
+template <int MT, bool EXACT, int AT_MAX_LOG2 = 0, bool TWICE = false, bool NATURAL = false>
 struct OnlineSoftmax {
+    static constexpr bool BY_DIFFERENCE = EXACT || NATURAL;
+    static constexpr float LN_2 = 0.693147180559945309f;
     // The accumulators are rescaled only when a row maximum has outgrown the reference by this
     // factor (as a power of two): P then stays below 2^8, and the division by l at the end is exact
     // all the same.
     static constexpr float SLACK_LOG2 = 8.f;
-    // Largest score: rounding m then makes P wrong by 2^8 at most, for all keys alike, which l
-    // makes good.
+    // Largest score where m is in log2 units: rounding m then makes P wrong by 2^8 at most, for all
+    // keys alike, which l makes good.
     static constexpr float MAX_LOG2 = 0x1p28f;
     // Row sums from here on are not shifted to where P should be.
     static constexpr float MAX_SHIFTED = 0x1p64f;
-    // m before any key has been seen, below all finite scores: P of a key is then infinite, and of
-    // a masked one still 0.
+    // m before any key has been seen, not above any finite score: P of a key is then infinite, or 1
+    // if its score is as low, and of a masked one still 0.
     static constexpr float NONE = -0x1.fffffep127f;
 
     float scale_log2;
@@ -178,7 +182,7 @@ struct OnlineSoftmax {
         return p;
     }
     __device__ float exponent(float s, float m) const {
-        return EXACT ? (s - m) * scale_log2 : fmaf(s, scale_log2, -m);
+        return BY_DIFFERENCE ? (s - m) * scale_log2 : fmaf(s, scale_log2, -m);
     }
 
     // Where `update_max` did not look first, P may come out too large: whether a thread's part of a
@@ -209,8 +213,11 @@ struct OnlineSoftmax {
                 again[mt][h] = large && sum >= most;
                 const float step =
                     large && sum < most ? fmaxf(__log2f(sum) - 4.f - AT_MAX_LOG2, 0.f) : 0.f;
-                m[mt][h] = m[mt][h].value() + step;
-                alpha[mt][h] = exp2_approx(-step);
+                const float m_old = m[mt][h].value();
+                m[mt][h] = m_old + (NATURAL ? step * LN_2 : step);
+                // By how far m moves: a small step may be lost in a large m.
+                alpha[mt][h] =
+                    exp2_approx(NATURAL ? (m_old - m[mt][h].value()) * scale_log2 : -step);
                 l[mt][h] = sum == sum ? l[mt][h] * alpha[mt][h] : sum;
             }
         rescale(rP);
@@ -231,8 +238,9 @@ struct OnlineSoftmax {
     __device__ void update_row_max(float row_max, int mt, int h, float slack_log2 = SLACK_LOG2) {
         const float m_old = m[mt][h].value();
         if (outgrown(row_max, mt, h, slack_log2))
-            m[mt][h] = EXACT ? row_max : fmaf(row_max, scale_log2, -AT_MAX_LOG2);
-        alpha[mt][h] = exp2_approx((m_old - m[mt][h].value()) * (EXACT ? scale_log2 : 1.f));
+            m[mt][h] = BY_DIFFERENCE ? row_max - AT_MAX_LOG2 * LN_2
+                                     : fmaf(row_max, scale_log2, -AT_MAX_LOG2);
+        alpha[mt][h] = exp2_approx((m_old - m[mt][h].value()) * (BY_DIFFERENCE ? scale_log2 : 1.f));
         l[mt][h] *= alpha[mt][h];
     }
 
@@ -245,10 +253,11 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 float sum = lanes_sum<4>(l[mt][h]);
-                const float m_log2 = EXACT ? m[mt][h].value() * scale_log2 : m[mt][h].value();
-                if (!EXACT) sum = beyond(m_log2, sum);
+                const float m_of_sum =
+                    EXACT && !NATURAL ? m[mt][h].value() * scale_log2 : m[mt][h].value();
+                if (!BY_DIFFERENCE) sum = beyond(m_of_sum, sum);
                 divisor[mt][h] = sum;
-                if (with_lse) lse[mt][h] = log_sum_exp(m_log2, sum);
+                if (with_lse) lse[mt][h] = log_sum_exp(m_of_sum, sum);
             }
         reset();
     }
@@ -290,16 +299,17 @@ struct OnlineSoftmax {
     static __device__ float beyond(float m_log2, float sum) {
         return m_log2 > NONE && !(fabsf(m_log2) <= MAX_LOG2) ? NAN : sum;
     }
-    // Of a row that saw no key, too.
-    static __device__ float log_sum_exp(float m_log2, float sum) {
-        constexpr float LN_2 = 0.693147180559945309f;
-        return sum == 0.f ? -INF : (m_log2 + (EXACT ? log2f(sum) : __log2f(sum))) * LN_2;
+    // Of a row that saw no key, too. m is in log2 units, or NATURAL.
+    static __device__ float log_sum_exp(float m, float sum) {
+        if (NATURAL) return sum == 0.f ? -INF : fmaf(EXACT ? log2f(sum) : __log2f(sum), LN_2, m);
+        return sum == 0.f ? -INF : (m + (EXACT ? log2f(sum) : __log2f(sum))) * LN_2;
     }
 
  private:
     // Whether P of this score would be too large. False for -inf, and for NaN.
     __device__ bool outgrown(float row_max, int mt, int h, float slack_log2) const {
-        if constexpr (EXACT) return (row_max - m[mt][h].value()) * scale_log2 > slack_log2;
+        if constexpr (BY_DIFFERENCE)
+            return (row_max - m[mt][h].value()) * scale_log2 > slack_log2 + AT_MAX_LOG2;
         return fmaf(row_max, scale_log2, -m[mt][h].value()) > slack_log2 + AT_MAX_LOG2;
     }
 };

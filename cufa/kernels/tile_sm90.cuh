@@ -4,7 +4,7 @@
 #include "ptx_sm90.cuh"
 #include "tile.cuh"
 
-// What a launch passes to kernels that copy by TMA.
+// The tensor maps that a launch passes to kernels that copy by TMA.
 struct TensorMaps {
     TensorMap q, k, v, o;
 };
@@ -88,10 +88,10 @@ __device__ void queue_product(float (&d)[NT][4], const uint32_t (&a)[STEPS][4], 
                                   STEPS > 1 || accumulates);
 }
 
-// A ring of slots in shared memory, filled by one thread. A slot is free again after so many
-// arrivals: of a thread a warp of consumers; of Q, of a thread a warpgroup if O leaves through the
-// slot, else of every thread. The counter i of the tiles that pass through the ring says which slot
-// is meant, and how often it has been used before.
+// A ring of slots in shared memory, filled by one thread. A slot is free again when its readers
+// have arrived: a thread of each warp of consumers; for Q, a thread of each warpgroup if O leaves
+// through the slot, else every thread. The counter i of the tiles that pass through the ring says
+// which slot is meant, and how often it has been used before.
 template <int SLOTS>
 struct Ring {
     uint32_t full, empty;  // SLOTS barriers each
@@ -119,7 +119,7 @@ struct Ring {
     }
     // The calling thread's part in that.
     __device__ void arrive(uint32_t i) const { mbarrier_arrive(empty + 8 * slot(i)); }
-    // Of a slot that is not read. No lane may still wait when it is released.
+    // Releases a slot that is not read. No lane may still wait then.
     __device__ void pass_over(uint32_t i) const {
         wait(i);
         __syncwarp();

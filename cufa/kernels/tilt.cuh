@@ -1,12 +1,12 @@
-// What grows evenly from key to key, such as ALiBi, as a function of the key that a lane's scores
-// of a tile begin with: one multiply-add a score then takes it into the exponent.
+// Terms of the score that grow evenly from key to key, such as ALiBi, as a function of the key that
+// a lane's scores of a tile begin with: one multiply-add a score then takes it into the exponent.
 #pragma once
 #include "score.cuh"
 
-// Of the two rows of a lane, where there is ANY.
+// The tilts of the two rows of a lane, where there is ANY.
 template <bool ANY>
 struct Tilt {
-    int pieces = 0;        // as of Score; 0 before any
+    int pieces = 0;        // as in Score; 0 before any
     bool settled = false;  // whether all earlier keys are on them, too
     int origin = 0;        // the key that the function starts at
     float at_origin[2] = {}, step[2] = {};
@@ -40,15 +40,17 @@ struct Tilt {
             at_origin[h] = score.tilt(pair), step[h] = score.step(pair, pieces);
         }
         // Infinite ones are not multiplied, for 0 times them is NaN, nor those that a distance
-        // could make infinite.
+        // could make infinite. Nor NATURAL ones that are so large that float32 rounds them together
+        // with scores: an exponent would not be rounded so.
+        constexpr float LIMIT = SCORE::NATURAL ? 0x1p16f : 0x1p96f;
         const float sum =
             fabsf(at_origin[0]) + fabsf(at_origin[1]) + fabsf(step[0]) + fabsf(step[1]);
-        const bool finite = __all_sync(0xffffffff, sum < 0x1p96f);
-        this->pieces = finite ? pieces : 0;
-        settled = finite && pieces_of<BN>(score, sequence, at, 0) == pieces;
-        return finite;
+        const bool small = __all_sync(0xffffffff, sum < LIMIT);
+        this->pieces = small ? pieces : 0;
+        settled = small && pieces_of<BN>(score, sequence, at, 0) == pieces;
+        return small;
     }
-    // What is added to the score of that key, log2 units.
+    // The number added to the score of that key.
     __device__ float of(int h, int key) const {
         return fmaf(step[h], static_cast<float>(key - origin), at_origin[h]);
     }

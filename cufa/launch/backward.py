@@ -90,7 +90,7 @@ def attention_backward(
     written = {f"d{name}": getattr(gradients, name) for name in "qkv"}
     wanted = {name: array for name, array in written.items() if array is not None}
     sizes = (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv)
-    if 0 in sizes or problem.kv == "Varlen":  # rows that no sequence has
+    if 0 in sizes or problem.kv != "Dense":  # rows that no sequence has
         for array in wanted.values():
             array.fill(0)
         if gradients.sinks is not None:

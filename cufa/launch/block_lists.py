@@ -24,7 +24,7 @@ def made(
     Parameters
     ----------
     kinds : array of uint8
-        As of `cufa.BlockMask`.
+        As in `cufa.BlockMask`.
     block : tuple of int
         Queries and keys of its tiles.
     sizes : tuple of int
@@ -41,7 +41,7 @@ def made(
 
     if is_capturing():
         raise ValueError(
-            "block_mask needs memory beside the arrays, for which a call that is captured into a "
+            "block_mask needs memory of its own, for which a call that is captured into a "
             "CUDA graph has no place: make one like it before"
         )
     batch, heads, kind_rows, kind_columns = kinds.shape

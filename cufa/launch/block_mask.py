@@ -24,9 +24,9 @@ def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]
     Parameters
     ----------
     kinds : array of uint8
-        As of `cufa.BlockMask`.
+        As in `cufa.BlockMask`.
     mask : Own
-        Of a `mask_mod`.
+        A traced `mask_mod`.
     sizes : tuple of int
         Sequences, heads, queries and keys.
     block : tuple of int
@@ -54,7 +54,7 @@ def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]
 
 
 def filled(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]) -> np.ndarray:
-    """Return the kernel's parameter; arguments as of `fill`."""
+    """Return the kernel's parameter; arguments as in `fill`."""
     parameter = np.zeros(1, SPEC.parameter(mask.parts))
     p = parameter[0]
     _, heads, rows, columns = kinds.shape

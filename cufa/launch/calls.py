@@ -35,7 +35,7 @@ def types_of(option: object) -> object:
 def on_device(name: str, array: Array | None) -> Array | None:
     """Return lengths, offsets or a block table as kernels read them.
 
-    What is on the host, not int32 or not contiguous along its last axis is copied, on the current
+    An array on the host, not int32 or not contiguous along its last axis is copied, on the current
     stream.
 
     Raises
@@ -77,7 +77,7 @@ def replay(
     q, k, v, out : object
     return_lse : bool
     options : tuple
-        What the caller chose, with the types: True == 1.
+        The caller's choices, with their types: True == 1.
     extras : Extras
         Objects that may be arrays, or a `BlockMask`.
     checked : Kind, optional
@@ -224,11 +224,11 @@ def run(
     Parameters
     ----------
     q, k, v, out, return_lse, options
-        As of `replay`.
+        As in `replay`.
     kind : Kind
         Made for this call.
     extras
-        As of `replay`.
+        As in `replay`.
 
     Raises
     ------
@@ -267,6 +267,7 @@ def _run_with_memory(
     arrays = dict(zip(kind.names, (q, k, v, out), strict=True))
     if is_capturing():
         raise _cannot_be_captured(call, arrays, kind.problem.scale)
+    keeps_rows = out is not None and kind.problem.kv == "Varlen"  # those that no sequence has
     if out is None:
         arrays["out"] = out = _ndarray(call.shape, q.dtype)
     lse = _ndarray(call.lse_shape, np.float32) if return_lse else None
@@ -275,6 +276,8 @@ def _run_with_memory(
         view = as_bhsd(arrays[name], kind.layout)
         if name == "out":
             taken[name] = padded(view.shape, view.dtype, _ndarray)
+            if keeps_rows:
+                taken[name][...] = view
         else:
             taken[name] = copied(view, negate=name == "q" and kind.problem.scale < 0)
     if call.workspace_floats:
@@ -291,7 +294,7 @@ def _run_with_memory(
 def _cannot_be_captured(call: PreparedCall, arrays: dict[str, Array], scale: float) -> ValueError:
     if not call.copies:
         return ValueError(
-            f"kernel: {call.variant.kernel} needs memory beside its arrays, for which "
+            f"kernel: {call.variant.kernel} needs memory of its own, for which "
             "a call that is captured into a CUDA graph has no place"
         )
     name = call.copies[0]

@@ -33,7 +33,7 @@ class DecodeLayout(ParameterLayout):
         self._table = self._words.get("kv.block_table")
 
     def places(self, extras: Extras) -> tuple[Place, ...]:
-        """As of `ParameterLayout`; the address of lengths is 0 where all sequences are full."""
+        """As in `ParameterLayout`; the address of lengths is 0 where all sequences are full."""
         found = super().places(extras)
         if not extras.lengths:
             return found
@@ -43,7 +43,7 @@ class DecodeLayout(ParameterLayout):
         return *found, of_lengths, *of_table
 
     def of_plan(self, plan: DecodePlan, problem: Problem) -> PlanNumbers:
-        """As of `ParameterLayout`."""
+        """As in `ParameterLayout`."""
         heads_kv, row_tiles = problem.heads_kv, plan.row_tiles
         divisors = problem.group, row_tiles, heads_kv * row_tiles, plan.grid, plan.parts
         lse = partial = lengths = 0  # addresses

@@ -28,7 +28,7 @@ def launcher(
     function : cupy.cuda.Function or Dependent
     grid : tuple of int
     threads : int
-        Of a block.
+        Threads of a block.
     smem_bytes : int
         Dynamic shared memory of a block.
     """
@@ -44,7 +44,7 @@ class Launch:
     Parameters
     ----------
     launch : callable
-        As of `launcher`.
+        As in `launcher`.
     parameter : bytes-like
         The kernel's one parameter.
     places : tuple of Place

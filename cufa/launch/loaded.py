@@ -35,7 +35,7 @@ _PLANS = 1024  # of a variant, of which launches are remembered
 _MAPS = 1024  # tensor maps of a variant that are remembered
 
 _Described = tuple[Ints, Ints, tuple[int, int, int]]
-"""Of a tensor map: shape and strides of the array; heads, rows and columns of a box."""
+"""A tensor map: shape and strides of the array; heads, rows and columns of a box."""
 
 
 class _Planned(NamedTuple):
@@ -67,7 +67,7 @@ class Loaded:
     function : cupy.cuda.Function or Dependent
     device_id : int
     extras : Extras
-        Of all its launches: arrays, or what they are like.
+        Those of all its launches: arrays, or their shapes, strides and dtypes.
 
     Attributes
     ----------
@@ -117,14 +117,14 @@ class Loaded:
         problem : Problem
             Not empty, and with a scale that is not negative.
         shapes, strides : tuple of tuple of int
-            Of q, k, v and the result, as 4-D (batch, heads, seq, head_dim) arrays that the kernel
-            takes as they are; strides in bytes.
+            Those of q, k, v and the result: 4-D (batch, heads, seq, head_dim) arrays, which the
+            kernel takes as they are; strides in bytes.
         address : int
-            Of any such array: the driver makes no tensor map without, but each launch has its own.
+            The address of any such array, as the driver needs one; each launch has its own.
         numbers : tuple of tuple of int
-            Of the arrays that parts of the score read, as `cufa.problem.extras.placed` returns it.
+            Strides of the arrays that parts of the score read; see `cufa.problem.extras.placed`.
         extras : Extras
-            What these are like: shape, strides and dtype.
+            Shapes, strides and dtypes of these arrays.
         """
         table_stride = 0 if extras.table is None else extras.table.strides[0]
         planned = self._of_plan(plan, problem)
@@ -156,7 +156,7 @@ class Loaded:
             take = partial(self._scratch.take, floats)
         else:
             tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
-            # Of fewer, each block's own: see next_tile in kernels/scheduler_sm90.cuh.
+            # With fewer, each block has its own: see next_tile in kernels/scheduler_sm90.cuh.
             if not (self._draws_tiles and tiles > 2 * plan.grid):
                 return None
             take = self._counters.take
@@ -165,7 +165,7 @@ class Loaded:
     def _maps_of(
         self, plan: Plan | DecodePlan, shapes: FourInts, strides: FourInts, address: int
     ) -> bytes:
-        """Return the tensor maps of q, k, v and the result; arguments as of `launch`."""
+        """Return the tensor maps of q, k, v and the result; arguments as in `launch`."""
         assert isinstance(plan, Plan)
         (q, k, v, out), (of_q, of_k, of_v, of_out) = shapes, strides
         columns, columns_v = self._columns, self._columns_v

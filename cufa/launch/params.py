@@ -42,7 +42,7 @@ class ScoreLayout:
     ----------
     variant : TemplateArguments
     dtype : dtype
-        Of the parameter.
+        Dtype of the parameter.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class ScoreLayout:
         ----------
         problem : Problem
         beside : tuple of tuple of int
-            Of the arrays that parts read, as of `cufa.problem.extras.placed`.
+            Strides of the arrays that parts read, as `cufa.problem.extras.placed` returns them.
         """
         if not self._names:
             return []
@@ -143,7 +143,7 @@ class ParameterLayout:
         Parameters
         ----------
         extras : Extras
-            Of all launches.
+            Those of all launches.
         """
         of_score = (
             (word, which if which < 0 else TENSORS + extras.place(which))
@@ -178,9 +178,9 @@ class ParameterLayout:
         of_plan : PlanNumbers
         problem : Problem
         strides : tuple of tuple of int
-            Of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
+            Those of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
         numbers : tuple of tuple of int
-            Of the arrays that parts of the score read, as `cufa.problem.extras.placed` returns it.
+            Strides of the arrays that parts of the score read; see `cufa.problem.extras.placed`.
         table_stride : int
             From one row of a block table to the next, in bytes.
         """
@@ -245,7 +245,7 @@ class Layout(ParameterLayout):
         super().__init__(variant, tensors, "params.tiles_drawn")
 
     def of_plan(self, plan: Plan, problem: Problem) -> PlanNumbers:
-        """As of `ParameterLayout`."""
+        """As in `ParameterLayout`."""
         heads_q = problem.heads_q
         pack = plan.pack  # to the kernel, heads whose rows are packed are one
         lse = workspace = tiles_drawn = 0  # addresses
@@ -287,7 +287,7 @@ def packed(numbers: Iterable[tuple[int, np.dtype]], start: int, end: int) -> str
     numbers : iterable of (int, dtype)
         Offset and type; those before `start` are left out.
     start, end : int
-        Of what is packed.
+        First byte of the packed fields, and the byte after the last.
     """
     text, at = "=", start
     for offset, dtype in numbers:
@@ -313,7 +313,7 @@ class Buffer:
     bytes, words : memoryview
         The memory, by 8 and by 64 bits.
     maps : Encoder
-        Of tensor maps, which are made at its beginning.
+        Encodes the tensor maps, which are made at its beginning.
     address : int
     args : tuple
         A kernel's one argument, as `cupy.cuda.Function` takes it.

@@ -39,7 +39,7 @@ _SEEN = 1024  # of which it is known that there was such a call
 
 
 class PreparedCall(NamedTuple):
-    """What the calls of a signature have in common.
+    """The state that the calls of a signature share.
 
     Attributes
     ----------
@@ -47,9 +47,9 @@ class PreparedCall(NamedTuple):
         One after the other. Each is given the addresses of q, k, v, the result and its LSE, and
         those of `Extras.flat` and the seed, or that of the workspace.
     variant : Variant
-        Of the kernel that visits the tiles.
+        Variant of the kernel that visits the tiles.
     shape, lse_shape : tuple of int
-        Of the result.
+        Shapes of the result and its log-sum-exp.
     needs_memory : bool
         For copies, or as a workspace.
     workspace_floats : int
@@ -92,21 +92,21 @@ class Kind:
     Parameters
     ----------
     problem : Problem
-        Of one of them.
+        The problem of one of them.
     layout : str
     device : Device
     device_id : int
         The current device.
     planner : Planner
     extras : Extras
-        Of one of them.
+        Those of one of them.
     padded : bool
         Whether zeros follow the rows of K and V, up to whole chunks of `ALIGNMENT` bytes.
 
     Attributes
     ----------
     names : tuple of str
-        Of the user's arrays that are q, k, v and out.
+        Names of the user's arrays that are q, k, v and out.
     problem : Problem
     layout : str
     has_block_mask : bool
@@ -152,9 +152,9 @@ class Kind:
         Parameters
         ----------
         key : tuple
-            As of `Signature`.
+            As in `Signature`.
         address : int
-            Of q.
+            Address of q.
 
         Raises
         ------
@@ -181,7 +181,7 @@ class Kind:
         Parameters
         ----------
         key, address
-            As of `prepare`.
+            As in `prepare`.
         """
         otherwise = self._planner.otherwise
         return None if otherwise is None else self._prepared(Signature.of(key), address, otherwise)

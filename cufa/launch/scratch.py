@@ -29,12 +29,12 @@ _KEPT = 32 << 20
 """Bytes that are kept for a stream, at most: more come from CuPy's pool for each launch."""
 
 _PER_THREAD = 2
-"""What stands for the default stream of each thread: ``cudaStreamPerThread``."""
+"""The handle of each thread's default stream, ``cudaStreamPerThread``."""
 
 _RESERVES = 8
 _RESERVED = 128 << 20
-"""For so many captures memory is set aside, or for as many as so many bytes hold. Launches that
-need more cannot be captured: those of very many splits."""
+"""Captures that memory is set aside for, and its most bytes, which may be fewer captures' memory.
+Launches that need more cannot be captured: those of very many splits."""
 
 _NUMBER = 4  # bytes
 _ONES = 0xFF  # of a byte
@@ -64,14 +64,9 @@ class Place(NamedTuple):
 
 
 class Scratch:
-    """The memory of one device.
+    """The memory of one device."""
 
-    Parameters
-    ----------
-    device_id : int
-    """
-
-    def __init__(self, device_id: int) -> None:
+    def __init__(self) -> None:
         import cupy
 
         self._current_stream = cupy.cuda.get_current_stream
@@ -123,7 +118,7 @@ class Scratch:
     def _give(self, key: int, nbytes: int) -> Place:
         """Give the current stream so much memory.
 
-        What it had goes back to CuPy's pool, which gives it to nobody but that stream.
+        Its earlier memory goes back to CuPy's pool, which gives it to nobody but that stream.
         """
         import cupy
 
@@ -141,7 +136,7 @@ class Scratch:
         return place
 
     def _set_aside(self, nbytes: int) -> None:
-        """Have memory for the next captures, of launches with so many bytes, if not huge."""
+        """Have memory for the next captures of launches with `nbytes`, if not huge."""
         if not self._largest or self._largest < nbytes <= _RESERVED:
             self._largest = _grown(min(nbytes, _RESERVED))
             self._reserves.clear()  # no launch has used them
@@ -161,7 +156,7 @@ class Scratch:
                     "no memory is set aside for this captured launch, and none can be during a "
                     "capture: make such a call before it, outside of a graph; "
                     f"each call sets some aside for {_RESERVES} captures at most, and none for a "
-                    f"launch that needs more than {_RESERVED >> 20} MiB, as of very many splits, "
+                    f"launch that needs more than {_RESERVED >> 20} MiB, as with very many splits, "
                     "or of many sequences with batch_invariant"
                 )
             if place is None:
@@ -206,4 +201,4 @@ _of_device: dict[int, Scratch] = {}
 def of_device(device_id: int) -> Scratch:
     """Return the memory of a device."""
     found = _of_device.get(device_id)
-    return found or _of_device.setdefault(device_id, Scratch(device_id))
+    return found or _of_device.setdefault(device_id, Scratch())

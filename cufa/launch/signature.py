@@ -1,4 +1,4 @@
-"""What tells the calls of a kind apart: shapes, strides and alignment, but no addresses."""
+"""Keys of the calls of a kind: shapes, strides and alignment, but no addresses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Out(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What a launch depends on, but for addresses, among the calls of a kind.
+    """All that a launch of the kind depends on, but for addresses.
 
     The hot path looks up a plain tuple of the same order, which is made in less time.
 

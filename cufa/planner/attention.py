@@ -39,29 +39,29 @@ with 8 heads, on an H100."""
 
 _DECODE_BEGINS = 2.5
 _DECODE_ROW = 0.08
-"""Of a unit on a multiprocessor: its queries, softmax and output. Of 256 columns four times."""
+"""A unit's queries, softmax and output on a multiprocessor; four times that with 256 columns."""
 
 _DECODE_PIECES = 0.05
-"""What a row takes longer where units are cut."""
+"""The time that a row takes longer where units are cut."""
 
 _OTHERS_BEGIN = 3.5
 _OTHERS_READ = 1.12
-"""What the others take longer where all wait for memory."""
+"""The factor by which the others take longer where all wait for memory."""
 
 _MOST_ROWS = 128
 """That share a K/V head: beyond, nothing was measured."""
 
 _LEAST_KEYS = 512
-"""Of a part with `batch_invariant`: of 128, large batches took three times as long."""
+"""Keys of a part with `batch_invariant`: with 128, large batches took three times as long."""
 
 _FEWEST_KEYS = 128
-"""Beside fewer all is latency, whatever runs: that needs no second kernel, nor its memory."""
+"""Fewer keys than this are all latency, whatever runs: they need no second kernel."""
 
 _KNOWN = 4096  # sizes, of which plans are remembered
-_MANY_KEYS = 2**30  # of so many, or rows, limits may lie within a step
+_MANY_KEYS = 2**30  # with as many keys or rows, limits may lie within a step
 
 _HEAD_DIMS = (*((n, n) for n in (32, 64, 96, 128, 192, 256)), (192, 128))
-"""Of the variants that are taken, so that not too many have to be compiled ahead of time."""
+"""Head dims of the variants that are taken: few, as all are compiled ahead of time."""
 
 _REASON = "few queries: as for cufa.decode"
 _AS_ALONE = "batch_invariant: as for a batch of one"
@@ -78,12 +78,12 @@ class Planner:
     kernel : str or Variant, optional
         Forces a kernel, or one instantiation of it.
     table : Table, optional
-        Of this device, see `cufa.tuned.user_table`.
+        The table of this device, see `cufa.tuned.user_table`.
     batch_invariant : bool
         Whether each sequence is computed as it would be alone: by the variant, and in as many
         parts, that a batch of one takes.
     num_splits : int, optional
-        Of a cache: parts of every sequence.
+        Parts of every sequence in a cache.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ def plan(
     table: Table | None = None,
     batch_invariant: bool = False,
 ) -> Plan | DecodePlan:
-    """Choose how a call of `attention` runs on a device; arguments and errors as of `Planner`."""
+    """Choose how a call of `attention` runs on a device; arguments and errors as in `Planner`."""
     return Planner(problem, device, kernel, table, batch_invariant)(problem)
 
 
@@ -191,9 +191,9 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
         One that `decode` takes.
     device : Device
     other : Plan
-        Of a kernel of attention's own.
+        The plan with a kernel of attention's own.
     us : float
-        What is expected of it; 0.0 if that is not known.
+        Its expected time; 0.0 if that is not known.
     """
     if other.grid == 0 or not 0 < problem.seq_q <= _MOST_ROWS:
         return other

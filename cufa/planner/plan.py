@@ -84,7 +84,7 @@ def plan_tiles(
     kernel : str or Variant, optional
         Forces a kernel, or one instantiation of it.
     table : Table, optional
-        Of this device, see `cufa.tuned.user_table`.
+        The table of this device, see `cufa.tuned.user_table`.
 
     Raises
     ------
@@ -117,14 +117,14 @@ def plan_tiles(
 class TiledPlanner:
     """Plans kernels of attention's own for problems that differ in sizes only.
 
-    What these have in common is found once.
+    The work that they share is done once.
 
     Parameters
     ----------
     problem : Problem
         One of them.
     device, kernel, table
-        As of `plan_tiles`.
+        As in `plan_tiles`.
 
     Attributes
     ----------

@@ -21,7 +21,7 @@ from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 PACKED_ROWS = 192
-"""Beyond so many no tile holds the rows of several heads."""
+"""Beyond this number no tile holds the rows of several heads."""
 
 _ROW_STEP = 64  # that of the rows; with a causal mask what they see counts, in steps of keys
 _ONE_LENGTH = ("Dense", "Padded")  # of `Problem.kv`, in which tiles are those of one length
@@ -34,9 +34,9 @@ _BLOCK = 128
 """Queries and keys of a map's tiles, unless a caller wants others, as a power of two mostly."""
 
 _DEARER = {"softcap": 1.07, "alibi_slopes": 1.05, "score_mod": 1.05}
-"""What a tile of keys takes longer, beside one of two consumers and up to 128 keys, where three, or
-two of more keys, have such scores, a causal mask and wide values: there are fewer registers, or
-less time beside the products, for what scores take."""
+"""The factor by which a tile of keys takes longer in some variants with such scores, a causal mask
+and wide values: those with three consumers, or with two and more than 128 keys. They have fewer
+registers, or less time next to the products, for the scores."""
 
 
 class _Priced(NamedTuple):
@@ -46,7 +46,7 @@ class _Priced(NamedTuple):
     ----------
     variant : Variant
     tile : tuple of int
-        As of `cufa.specs.costs.work`.
+        As in `cufa.specs.costs.work`.
     cost : Cost
     """
 
@@ -91,11 +91,11 @@ class Choice:
     kernel : Spec
     dtype : str
     head_dims : tuple of int
-        Of a problem; those of the variants hold them.
+        Head dims of a problem; those of the variants hold them.
     score : tuple of str
     device : Device
     kv : str
-        As of a problem.
+        As in a problem.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class Choice:
         self._element_mb = sum(head_dims) * DTYPES[dtype].bytes / 1e6  # of a row of Q and of O
         self._copies = copies(head_dims, compiled)
         self._uneven = edges(score) > 0
-        # Of more queries than keys, those in front see none; beside other masks, all that there are
+        # Where queries are more than keys, those in front see none; with other masks, they see all
         self._is_top_left = "TopLeft" in score
         self._hides_rows = "Causal" in score and "TopLeft" not in score
         costs = kernel.costs.get((*compiled, self._uneven), {})
@@ -137,7 +137,7 @@ class Choice:
             cost = _with_scores(costs[legal[variant]], variant)
             sizes = bm, bn, blocks = variant.bm, variant.bn, variant.blocks_per_sm
             sm_rows = bm * device.sm_count
-            # Of a multiprocessor's blocks, none visits more keys than one before it
+            # No block of a multiprocessor visits more keys than one before it
             shared = min(sum(cost.keys[: i + 1]) / (i + 1) for i in range(blocks))
             per_row, per_pair = cost.wave / (sm_rows * blocks), shared / (bn * sm_rows)
             of_pairs = per_pair, 1e-6 * self._copies.bytes * cost.fetched / sm_rows
@@ -153,7 +153,7 @@ class Choice:
     def of(self, problem: Problem) -> tuple[Variant, float]:
         """Return the variant that a problem takes, and the microseconds expected of it, or 0.0.
 
-        Of a problem with sequences of unequal lengths, give the one that is alike.
+        For a problem with sequences of unequal lengths, give the one that is alike.
         """
         batch, heads_q, heads_kv = problem.batch, problem.heads_q, problem.heads_kv
         rows, keys = problem.seq_q, problem.seq_kv
@@ -194,7 +194,7 @@ class Choice:
     ) -> tuple[Variant, float]:
         falls = self._falls(rows, keys, seen)
         visited = keys if seen is None else min(keys, seen)
-        # Of tiles of so many rows: all that they have, and the pairs of those and of keys
+        # By the rows of a tile: the rows of all tiles, and the pairs of rows and keys
         sizes: dict[int, tuple[float, float]] = {}
         for bm in self._rows:
             is_packed = rows < bm and packable > 1

@@ -27,7 +27,7 @@ class Order(NamedTuple):
     q_tiles : int
         Row tiles of a head, or of heads whose rows are packed.
     tiles : int
-        Of all heads; where a block takes a whole head, one each.
+        Tiles of all heads; where a block takes a whole head, one a head.
     section_heads, late_rows : int
         Heads that have their tiles interleaved, and row tiles of each head that come last: see
         ``kernels/scheduler.cuh`` and ``kernels/scheduler_sm90.cuh``.
@@ -73,7 +73,7 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     tiles = heads * q_tiles
     if not is_uneven(variant.score):  # tiles are of one length: those of a head follow each other
         return Order(pack, q_tiles, tiles, 1, 0)
-    # As many heads as have their K and V in half of L2 together, and in all of it beside the Q and
+    # As many heads as have their K and V in half of L2 together, and in all of it with the Q and
     # O that pass through it from one row tile of all of these to the next.
     row_bytes = (problem.head_dim + problem.head_dim_v) * DTYPES[problem.dtype].bytes
     kv_bytes = max(1, -(-problem.seq_kv // KEY_STEP) * KEY_STEP * row_bytes)
@@ -88,7 +88,7 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
 
 
 def _drawn(heads: int, rows: int, blocks: int) -> tuple[int, int]:
-    """Return the section's heads and the late rows of uneven tiles that so many blocks draw.
+    """Return the section's heads and the late rows of uneven tiles that the blocks draw.
 
     Short tiles wait for memory and long ones do not, so both should run at the same time; and the
     K and V of a section should stay in L2: sections are small. The last one must be large enough

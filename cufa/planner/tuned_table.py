@@ -17,7 +17,7 @@ VERSION = 2
 
 
 class Entry(NamedTuple):
-    """What to run for a class: a kernel and its free template arguments."""
+    """The variant of a class: a kernel and its free template arguments."""
 
     kernel: str
     shape: TileShape
@@ -50,7 +50,7 @@ class Table(NamedTuple):
     date : str
         ISO day.
     command : str
-        What wrote the table.
+        The command that wrote the table.
     entries : dict of ProblemClass to Entry
     """
 

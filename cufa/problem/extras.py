@@ -1,4 +1,4 @@
-"""Arrays beside q, k and v, which parts of a score read: slopes, biases, masks, sinks.
+"""Arrays next to q, k and v, which parts of a score read: slopes, biases, masks, sinks.
 
 They are read where they are, with whatever strides. Along an axis that they lack, or of length 1,
 all is the same. Those that a caller's own expressions read may have any axes.
@@ -31,11 +31,12 @@ _PARTS = {
     for argument in ARRAYS
 }
 
-#: Of the axes that arrays of so many have: (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
+#: Axes by their number: (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
 _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
+_MOST_AXES = max(_PAIRS)
 
 NO_ARRAYS: Mapping[str, Array | None] = MappingProxyType({})
-"""Beside q, k and v."""
+"""No arrays next to q, k and v."""
 
 NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 """That ask something of the scores."""
@@ -52,8 +53,9 @@ class Extras(NamedTuple):
     arrays : tuple
         All of `cufa.features.parts.ARRAYS`, or nothing if there is none of them.
     lengths : tuple
-        Those that say how long sequences are, and where: ``lengths_k``; or ``cu_seqlens_q``,
-        ``cu_seqlens_k`` and ``seqused_k``; or the lengths and the block table of `decode`.
+        Those that say how long sequences are, and where: ``lengths_k`` and ``lengths_q``; or
+        ``cu_seqlens_q``, ``cu_seqlens_k`` and ``seqused_k``; or the lengths and the block table of
+        `decode`.
     mods : tuple
         Those that the caller's own functions read.
     seed : int or None
@@ -73,7 +75,8 @@ class Extras(NamedTuple):
     @property
     def table(self) -> ArrayInfo | None:
         """The block table of `decode`."""
-        return self.lengths[1] if len(self.lengths) == _CACHE_LENGTHS else None
+        tables = (info for info in self.lengths if info is not None and len(info.shape) == 2)
+        return next(tables, None)
 
     def described(self, infos: tuple[Any, ...]) -> Extras:
         """Return by name what each of `flat` is like."""
@@ -96,7 +99,6 @@ class Extras(NamedTuple):
 
 
 NO_EXTRAS = Extras()
-_CACHE_LENGTHS = 2  # arrays
 _INFO = len(ArrayInfo._fields)  # a `BlockMask`'s key has more
 
 
@@ -112,10 +114,10 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
     ----------
     part : Part
     ndim : int
-        Of q.
+        Axes of q.
     sizes : mapping
     shape, strides : tuple of int
-        Of the array.
+        Those of the array.
 
     Returns
     -------
@@ -123,9 +125,11 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
         0 along axes on which nothing depends; None for a shape that does not fit.
     """
     of_pairs = "q" in part.axes
-    axes = _PAIRS[ndim] if of_pairs else part.axes
+    if len(shape) > _MOST_AXES:
+        return None
+    axes = _PAIRS[max(ndim, len(shape))] if of_pairs else part.axes
     first = len(axes) - len(shape)
-    # What has keys as bits, and what each head has one of, says so itself.
+    # An array with keys as bits, or with a number a head, has no missing axes.
     if not 0 <= first <= len(axes) - (not of_pairs or part.dtype == "uint8"):
         return None
     found = dict.fromkeys(part.axes, 0)
@@ -150,9 +154,9 @@ def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tup
     reads : sequence of str
         The parts.
     ndim, sizes
-        As of `steps`.
+        As in `steps`.
     extras : Extras
-        What the arrays are like; of a `cufa.BlockMask` its `key`.
+        Shapes, strides and dtypes of the arrays; the `key` of a `cufa.BlockMask`.
 
     Raises
     ------
@@ -164,7 +168,7 @@ def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tup
     for name in reads:
         part = part_named(name)
         if part.source:
-            found.append(_own_numbers(part, islice(mods, len(part.arrays)), sizes))
+            found.append(_own_numbers(islice(mods, len(part.arrays)), sizes))
             continue
         info = extras.arrays[ARRAYS.index(part.argument)]
         its: Sequence[int] | None = None
@@ -180,7 +184,7 @@ def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tup
     return tuple(found)
 
 
-def _own_numbers(part: Part, arrays: Iterable[ArrayInfo], sizes: Sizes) -> Ints:
+def _own_numbers(arrays: Iterable[ArrayInfo], sizes: Sizes) -> Ints:
     """Return the numbers of the arrays that an expression reads."""
     found: list[int] = []
     for shape, strides, dtype in arrays:
@@ -213,7 +217,7 @@ def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
     Parameters
     ----------
     key : tuple
-        As of `BlockMask`.
+        As in `BlockMask`.
     sizes : mapping
     """
     (batch, heads, _, _), _, seq_q, seq_kv = key
@@ -231,7 +235,7 @@ def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
 def parse_beside(
     arrays: Mapping[str, Array | None], own: Own, ndim: int, sizes: Sizes, xp: ModuleType
 ) -> tuple[tuple[str, ...], dict[str, Array]]:
-    """Check the arrays beside q, k and v.
+    """Check the arrays next to q, k and v.
 
     Parameters
     ----------
@@ -239,7 +243,7 @@ def parse_beside(
         By argument; None where there is none.
     own : Own
     ndim, sizes
-        As of `steps`.
+        As in `steps`.
     xp : module
         That q, k and v belong to.
 
@@ -308,9 +312,9 @@ def all_axes(argument: str, array: Array, ndim: int, sizes: Sizes, xp: Any) -> A
     argument : str
     array : array
     ndim, sizes
-        As of `steps`.
+        As in `steps`.
     xp : module
-        Of the array.
+        Module of the array.
     """
     part = part_of(argument, array.dtype)
     its = part and steps(part, ndim, sizes, array.shape, array.strides)

@@ -38,7 +38,9 @@ def of_lengths(kv: str, batch: int, lengths: Sequence[ArrayInfo | None]) -> int:
         needed = {"cu_seqlens_q": (offsets_q, 1), "cu_seqlens_k": (offsets_k, 1)}
         needed |= {} if used is None else {"seqused_k": (used, 0)}
     else:
-        needed = {} if lengths[0] is None else {"lengths": (lengths[0], 0)}
+        names = ("lengths_k", "lengths_q") if kv == "Padded" else ("lengths",)
+        given = zip(names, lengths, strict=False)  # a block table may follow
+        needed = {name: (info, 0) for name, info in given if info is not None}
     for name, (info, more) in needed.items():
         if info is None or not _is_row(info, batch + more):
             raise ValueError(f"{name} does not fit")
@@ -131,7 +133,7 @@ def parse_offsets(
     """
     first = arrays["cu_seqlens_q"]
     module_of("cu_seqlens_q", first)
-    if first is None or first.ndim != 1 or first.size < 2:
+    if first is None or first.ndim != 1 or first.size < 1:
         shape = getattr(first, "shape", None)
         raise ValueError(f"cu_seqlens_q has shape {shape}, but (sequences + 1,) is needed")
     sequences = first.size - 1

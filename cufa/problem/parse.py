@@ -1,6 +1,6 @@
 """Arrays -> `Problem`, and the errors that a user can make.
 
-What comes out are integers that have been checked, and 4-D views in (batch, heads, seq, head_dim)
+The results are integers that have been checked, and 4-D views in (batch, heads, seq, head_dim)
 order.
 """
 
@@ -31,6 +31,7 @@ def parse(
     asked: Mapping[str, object] = NO_ARGUMENTS,
     beside: Mapping[str, Array | None] = NO_ARRAYS,
     lengths_k: Array | None = None,
+    lengths_q: Array | None = None,
     own: Own = NOTHING,
     shown: tuple[Ints, ...] | None = None,
     return_lse: bool = False,
@@ -50,15 +51,15 @@ def parse(
         Where the result shall go: q's shape with v's last axis, q's dtype, writable, and
         sharing no element with q, k, v or itself.
     xp : module
-        What `array_module` returned for these arrays.
+        The result of `array_module` for these arrays.
     asked : mapping
         Arguments of `attention` that say what becomes of the scores and are plain values.
     beside : mapping
         Arguments of `attention` that are other arrays, or None.
-    lengths_k : array or None
+    lengths_k, lengths_q : array or None
         As in `attention`.
     own : Own
-        What was made of its `score_mod` and `mask_mod`.
+        Its `score_mod` and `mask_mod`, traced.
     shown : tuple of tuple of int, optional
         Shapes of q, k and v that errors quote, if the caller's arrays have others.
     return_lse : bool
@@ -104,13 +105,19 @@ def parse(
         inputs |= {name: array for name, array in beside.items() if array is not None}
         inputs |= dict(zip(own.names, own.arrays, strict=True))
     problem = problem._replace(returns_lse=bool(return_lse))
-    if lengths_k is not None:
-        check_integers("lengths_k", lengths_k, (problem.batch,), xp)
+    given = {
+        "lengths_k": (lengths_k, problem.seq_kv),
+        "lengths_q": (lengths_q, problem.seq_q),
+    }
+    for name, (lengths, most) in given.items():
+        if lengths is None:
+            continue
+        check_integers(name, lengths, (problem.batch,), xp)
         problem = problem._replace(kv="Padded")
-        if isinstance(lengths_k, np.ndarray):
-            check_lengths("lengths_k", lengths_k, problem.seq_kv)
-        if not isinstance(lengths_k, np.ndarray) or xp is np:  # else its copy is read
-            inputs["lengths_k"] = lengths_k
+        if isinstance(lengths, np.ndarray):
+            check_lengths(name, lengths, most)
+        if not isinstance(lengths, np.ndarray) or xp is np:  # else its copy is read
+            inputs[name] = lengths
     if out is not None:
         check_out(out, restore_shape(problem, q.ndim, layout)[0], inputs)
         operands = operands._replace(out=as_bhsd(out, layout))
@@ -133,9 +140,9 @@ def restore_shape(
     Returns
     -------
     tuple of int
-        Of the result: (sq, dv), (b, sq, dv), (b, hq, sq, dv) or (b, sq, hq, dv).
+        Shape of the result: (sq, dv), (b, sq, dv), (b, hq, sq, dv) or (b, sq, hq, dv).
     tuple of int
-        Of the LSE: (sq,), (b, sq) or (b, hq, sq).
+        Shape of the LSE: (sq,), (b, sq) or (b, hq, sq).
     """
     b, h, s, d = problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v
     if ndim == 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,8 @@ class Gradients(NamedTuple):
         (batch, heads_q, seq_q, seq_kv), and length 1 along axes that the bias lacks.
     sinks : array or None
         (heads_q,).
+    read : mapping
+        Of arrays that a `score_mod` reads, by name.
     """
 
     q: Array | None = None
@@ -38,11 +40,12 @@ class Gradients(NamedTuple):
     v: Array | None = None
     bias: Array | None = None
     sinks: Array | None = None
+    read: Mapping[str, Array] = MappingProxyType({})
 
     @property
     def needs_scores(self) -> bool:
         """Whether a gradient of scores is needed: not for that of V, nor of the sinks."""
-        return not (self.q is self.k is self.bias is None)
+        return not (self.q is self.k is self.bias is None) or bool(self.read)
 
     def viewed(self, view: Callable[[Array], Array], ndim: int) -> Gradients:
         """Return views with these axes of arrays with the caller's.
@@ -58,7 +61,7 @@ class Gradients(NamedTuple):
         bias = self.bias
         if bias is not None:
             bias = as_bhsd(bias.reshape((1,) * (ndim - bias.ndim) + bias.shape), "bhsd")
-        return Gradients(q, k, v, bias, self.sinks)
+        return Gradients(q, k, v, bias, self.sinks, self.read)
 
 
 class Results(NamedTuple):
@@ -75,32 +78,37 @@ class Results(NamedTuple):
     lse: Array
 
 
-def check_wrt(wrt: object, given: Mapping[str, Array | None]) -> tuple[str, ...]:
+def check_wrt(
+    wrt: object, given: Mapping[str, Array | None], read: Mapping[str, Array]
+) -> tuple[str, ...]:
     """Return what a call is differentiated with respect to.
 
     Parameters
     ----------
     wrt : tuple of str
-        Some of `WRT`.
+        Some of `WRT`, and of `read`.
     given : mapping
         Arguments of the call by name, None for what it lacks: those of `WRT`, and `dq`, `dk`, `dv`.
+    read : mapping
+        Arrays that its `score_mod` reads, by name.
 
     Raises
     ------
     TypeError, ValueError
     """
-    known = ", ".join(map(repr, WRT))
+    names = dict.fromkeys((*WRT, *read))
+    known = ", ".join(map(repr, names))
     if not isinstance(wrt, (tuple, list)) or not all(isinstance(name, str) for name in wrt):
         shown = repr(wrt) if isinstance(wrt, (str, tuple, list)) else type(wrt).__name__
         raise TypeError(f"wrt must be a tuple of names of {known}, not {shown}")
     if not wrt:
         raise ValueError(f"wrt is empty: it must name one or more of {known}")
     for i, name in enumerate(wrt):
-        if name not in WRT:
+        if name not in names:
             raise ValueError(f"wrt has {name!r}, which is none of {known}")
         if name in wrt[:i]:
             raise ValueError(f"wrt has {name!r} twice")
-        if given.get(name) is None:
+        if name in WRT and given.get(name) is None:
             raise ValueError(f"wrt has {name!r}, but the call has no {name}")
     for name in TENSORS:
         if given.get(f"d{name}") is not None and name not in wrt:

@@ -1,6 +1,6 @@
 """Arrays -> `Problem` of a cache: what one call of `decode` asks for, and the errors of its user.
 
-What is on the host is checked here for good. Lengths and tables on the device are read there alone,
+Arrays on the host are checked here for good. Lengths and tables on the device are read there alone,
 so there the kernels keep within the cache, whatever they find.
 """
 
@@ -30,7 +30,7 @@ from cufa.problem.lengths import check_integers, check_lengths
 from cufa.problem.problem import Problem, check_shapes
 
 MAX_UNIFIED = 1e6
-"""Of a preset maximum: of larger scores float32 takes out none exactly enough."""
+"""The largest preset maximum: float32 subtracts no larger score exactly enough."""
 
 
 class DecodeOperands(NamedTuple):
@@ -47,7 +47,7 @@ class DecodeOperands(NamedTuple):
     block_table : array or None
         (batch, pages a sequence) on the device, or int32 on the host.
     beside : mapping
-        NumPy arrays that parts of the score read, as of `cufa.problem.extras.parse_beside`.
+        NumPy arrays that parts of the score read, as in `cufa.problem.extras.parse_beside`.
     """
 
     q: Array
@@ -79,13 +79,13 @@ def parse_decode(
     Parameters
     ----------
     q, k_cache, v_cache, lengths, block_table, scale, layout, out, unified_max
-        As of `cufa.decode`.
+        As in `cufa.decode`.
     asked : mapping
         Its arguments that say what becomes of the scores and are plain values.
     beside : mapping
         Its arrays that parts of the score read, by argument; None where there is none.
     return_lse : bool
-        As of `cufa.decode`.
+        As in `cufa.decode`.
 
     Returns
     -------

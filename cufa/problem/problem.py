@@ -23,12 +23,12 @@ _F = TypeVar("_F", bound=Feature)
 Ints = tuple[int, ...]
 
 MAX_KEYS = 2**31 - 2**20
-"""Of a sequence in a cache: positions are 32-bit integers in the kernels, rounded up to tiles."""
+"""Keys of a sequence in a cache: the kernels' positions are 32-bit integers, in whole tiles."""
 
 _ANY = 2**31 - 1
 
 CACHES = ("Contiguous", "Paged")
-"""Of `Problem.kv`: where `decode` finds keys."""
+"""Values of `Problem.kv`: where `decode` finds keys."""
 
 
 class Problem(NamedTuple):
@@ -37,7 +37,7 @@ class Problem(NamedTuple):
     Attributes
     ----------
     dtype : str
-        Of q, k, v and the result: "float16", "bfloat16" or "float32".
+        Dtype of q, k, v and the result: "float16", "bfloat16" or "float32".
     batch, heads_q, heads_kv, seq_q, seq_kv : int
         Sizes; `heads_q` is a multiple of `heads_kv`. Any of them may be 0.
     head_dim, head_dim_v : int
@@ -46,12 +46,13 @@ class Problem(NamedTuple):
         Factor of the scores before the softmax; less than 2^64 in magnitude, and may be zero or
         negative.
     features : tuple of Feature
-        What else the call asks of its scores, in the order of `cufa.features.FEATURES`.
+        The features of the call's scores, in the order of `cufa.features.FEATURES`.
     kv : str
-        "Dense"; "Padded", if each sequence has only the first ones of the keys, up to its length;
-        "Varlen", if sequences of any lengths follow each other: then `batch` is 1, and `seq_q` and
-        `seq_kv` are those of all together; or "Contiguous" and "Paged" for the caches of `decode`,
-        where a sequence has up to `seq_kv` keys, and its queries are the newest positions.
+        "Dense"; "Padded", if each sequence has only the first ones of the queries and keys, up to
+        its lengths; "Varlen", if sequences of any lengths follow each other: then `batch` is 1, and
+        `seq_q` and `seq_kv` are those of all together; or "Contiguous" and "Paged" for the caches
+        of `decode`, where a sequence has up to `seq_kv` keys, and its queries are the newest
+        positions.
     sequences, max_seqlen_q, max_seqlen_k : int
         Of "Varlen": how many there are, and the longest that count.
     returns_lse : bool
@@ -59,7 +60,7 @@ class Problem(NamedTuple):
     pages, page_size : int
         Of "Paged": pages of the cache, and keys of a page.
     unified_max : float, optional
-        What takes the place of row maxima, in a cache.
+        A score in place of row maxima, in a cache.
     """
 
     dtype: str
@@ -339,7 +340,7 @@ def from_shapes(
 ) -> Problem:
     """Check 4-D shapes and the arguments that are plain values; errors quote the shapes `shown`.
 
-    What is `asked` of the scores is by argument, see `cufa.features.parse`.
+    `asked` holds features of the scores by argument, see `cufa.features.parse`.
     """
     batch, heads_q, seq_q, head_dim = q_shape
     _, heads_kv, seq_kv, head_dim_v = v_shape
@@ -362,13 +363,13 @@ def check_shapes(
     Parameters
     ----------
     kv : str
-        As of `Problem`.
+        As in `Problem`.
     q, k, v : tuple of int
         (batch, heads, seq, head_dim); of "Paged", k and v are (pages, heads, page_size, head_dim).
     shown : tuple of tuple of int, optional
         Those of q, k and v that errors quote, if the caller's are others.
     table : tuple of int, optional
-        Of the block table of "Paged".
+        Shape of the block table of "Paged".
 
     Raises
     ------

@@ -17,6 +17,7 @@ from cufa.specs import (
     bwd_mma,
     bwd_prepare,
     bwd_sinks,
+    clear_rows,
     decode,
     decode_wgmma,
     fa1_fp32,
@@ -43,7 +44,10 @@ ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.de
 
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     module.SPEC.name: module.SPEC
-    for module in (append, merge, block_mask, block_lists, bwd_prepare, bwd_finish, bwd_sinks)
+    for module in (
+        *(append, merge, block_mask, block_lists, clear_rows),
+        *(bwd_prepare, bwd_finish, bwd_sinks),
+    )
 }
 """The kernels that compute no attention, by name."""
 

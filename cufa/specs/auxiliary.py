@@ -11,18 +11,18 @@ from cufa.specs.layout import of_parts, structure
 
 
 class AuxiliarySpec(NamedTuple):
-    """What the rest of the package knows of one such kernel.
+    """One such kernel, as the rest of the package knows it.
 
     Attributes
     ----------
     name : str
-        Of the ``__global__`` function, of its file, and of that of its spec.
+        Name of the ``__global__`` function, of its file, and of its spec's file.
     params : dtype
         The struct that its parameter begins with.
     inputs, outputs : tuple of str
         The tensors that it reads and writes, as `params` names them.
     threads : int
-        Of a block.
+        Threads of a block.
     types, numbers : tuple of str
         The template arguments that are element types, which come first, and those that are numbers.
     takes_mask : bool

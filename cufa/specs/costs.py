@@ -1,4 +1,4 @@
-"""What tiles cost a multiprocessor, and the time of a problem that follows."""
+"""Costs of tiles on a multiprocessor, and the time of a problem that follows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _BRISK = 30000
 
 _MEMORY_US = 2.0
 _MEGABYTE_US = 0.222
-"""What memory takes, at 4.5 TB/s, whatever the variant."""
+"""Time of memory, at 4.5 TB/s, whatever the variant."""
 
 
 class Work(NamedTuple):
-    """What a problem asks of a variant.
+    """The work of a problem for a variant.
 
     Attributes
     ----------
@@ -26,7 +26,7 @@ class Work(NamedTuple):
         drawn.
     keys : tuple of float
         Tiles of keys in each place of the busiest multiprocessor: where there is one block, where
-        there is a second beside it, and so on.
+        there is a second with it, and so on.
     megabytes : float
         Of K, V, O and what of Q is read: no rows of blank tiles.
     blank : float
@@ -58,7 +58,7 @@ class Cost(NamedTuple):
     launch : float
         For a launch, whatever it computes.
     wave : float
-        For a tile of rows, beside its keys.
+        For a tile of rows, in addition to its keys.
     keys : tuple of float
         For a tile of keys where one block runs on a multiprocessor; what it takes longer where two
         do; and so on.
@@ -69,7 +69,7 @@ class Cost(NamedTuple):
     ragged, unaligned : float
         For a thousand rows that TMA copies in parts of lines, or of sectors.
     sustained : float
-        What a thousand keys take longer when the clock has fallen.
+        The time that a thousand keys take longer when the clock has fallen.
     """
 
     launch: float
@@ -101,7 +101,7 @@ def memory_us(megabytes: float) -> float:
 
 
 def beside_memory(time: float, megabytes: float) -> float:
-    """Return the time of what multiprocessors do beside what memory does.
+    """Return the time of multiprocessors and memory, which work at the same time.
 
     Neither waits for all of the other: the larger counts, and of the smaller its part the more, the
     nearer it comes.
@@ -115,7 +115,7 @@ class Copies(NamedTuple):
     Attributes
     ----------
     bytes : int
-        Of a row of K and one of V, in shared memory.
+        Bytes of a row of K and one of V, in shared memory.
     ragged : bool
         Whether they are whole sectors, of 32 bytes, but no whole lines of 128.
     boxes : int
@@ -151,7 +151,7 @@ def copies(head_dims: tuple[int, int], compiled: tuple[int, int]) -> Copies:
 def least_pairs(rows: int, keys: int, bm: int) -> float:
     """Return the pairs of a row and a key, at least, that `work` counts of a head, tile by tile.
 
-    Of a head of more rows than keys, with a causal mask, in tiles of `bm` rows.
+    The head has more rows than keys and a causal mask, and tiles have `bm` rows.
     """
     unseen = (rows - keys) // bm
     seeing, first = -(-rows // bm) - unseen, keys - rows + (unseen + 1) * bm
@@ -186,7 +186,7 @@ def work(
         Heads whose rows a tile holds together; such a tile visits all keys.
     causal : bool
     megabytes : float
-        Of all of Q, K, V and O.
+        Size of all of Q, K, V and O.
     copies : Copies
     tile : tuple of int
         Its rows, its keys, and how many blocks a multiprocessor runs.

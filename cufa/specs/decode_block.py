@@ -1,4 +1,4 @@
-"""What the kernels that decode share: each team of warps has a ring of its own."""
+"""The base of the kernels that decode: each team of warps has a ring of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DECODE_SCORE = tuple(part.name for part in PARTS.values() if part.decodes)
 
 
 def shared_memory(v: TemplateArguments, team: int) -> dict[str, int]:
-    """Return the bytes that a block holds, of whose warps so many share a ring."""
+    """Return the bytes that a block holds, if `team` of its warps share a ring."""
     element, teams = DTYPES[v.dtype].bytes, v.warps // team
     ring = element * v.stages * v.bn
     few = max(v.bm * team // 8, 4, v.warps // -(-v.head_dim_v // 64))
@@ -45,10 +45,10 @@ def shared_memory(v: TemplateArguments, team: int) -> dict[str, int]:
 
 
 def complaint(v: TemplateArguments, team: int) -> str | None:
-    """Say why a block of whose warps so many share a ring cannot run, or return None."""
+    """Say why a block cannot run if `team` of its warps share a ring, or return None."""
     if v.warps % team:
-        return f"warps must be a multiple of {team}: so many share a ring"
-    if team > 1 and v.warps // team > 14:  # beside __syncthreads() and that of one stage
+        return f"warps must be a multiple of {team}, which share a ring"
+    if team > 1 and v.warps // team > 14:  # next to __syncthreads() and that of one stage
         return "each two warps of a bm of 32 or 64 need a barrier: there are 14, for 28 warps"
     if v.kv == "Paged" and v.bn > 32:
         return "a warp looks up the pages of at most 32 keys: bn must not be more with Paged"

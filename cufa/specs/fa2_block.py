@@ -1,4 +1,4 @@
-"""What the kernels of FlashAttention-2 share: 16 rows a warp, or several times 16."""
+"""The base of the kernels of FlashAttention-2: 16 rows a warp, or several times 16."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cufa.specs.arguments import TemplateArguments
 
 
 def shared_memory(v: TemplateArguments, row_warps: int) -> dict[str, int]:
-    """Return the bytes that a block holds, of whose warps so many share the rows."""
+    """Return the bytes that a block holds, if `row_warps` of its warps share the rows."""
     element = DTYPES[v.dtype].bytes
     return {
         "Q": element * v.bm * v.head_dim,
@@ -19,7 +19,7 @@ def shared_memory(v: TemplateArguments, row_warps: int) -> dict[str, int]:
 
 
 def complaint(v: TemplateArguments, row_warps: int) -> str | None:
-    """Say why a block of whose warps so many share the rows cannot run, or return None."""
+    """Say why a block cannot run if `row_warps` of its warps share the rows, or return None."""
     if v.warps % 2:
         return "warps must be even: a thread copies rows in steps of 8"
     if v.bm % (16 * row_warps) or v.bn % 16:

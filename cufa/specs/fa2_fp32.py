@@ -72,7 +72,7 @@ SPEC = Spec(
     flops_per_byte=13,
     kvs=("Dense", *LENGTHS),
     tile_tables={80: _SM80, 86: _SM86, 90: _SM90, 100: _SM100, 120: _SM120},
-    # P is held in two parts beside O, by both warps where two share a row, and tiles take twice the
+    # P is held in two parts next to O, by both warps where two share a row; tiles take twice the
     # shared memory: smaller ones.
     space=Space(
         bm=(64, 128, 192),

@@ -111,7 +111,7 @@ def _spare_registers(v: TemplateArguments) -> int:
 
 def _complaint(v: TemplateArguments, device: Device) -> str | None:
     if v.bm % 64 or v.warps != v.bm // 16 + 4:
-        return "bm must be a multiple of 64, and warps bm / 16 + 4: a producer's 4 beside"
+        return "bm must be a multiple of 64, and warps bm / 16 + 4, 4 of them the producer's"
     for name in ("bn", "head_dim_v"):
         if getattr(v, name) not in WGMMA_WIDTHS:
             return f"{name} must be one of {', '.join(map(str, WGMMA_WIDTHS))} in {v.kernel}"
@@ -124,7 +124,7 @@ def _complaint(v: TemplateArguments, device: Device) -> str | None:
         return "Plain with one slot of Q needs rows that begin with the first keys: take General"
     if v.ping_pong and v.bm == 64:
         return "ping_pong needs two warpgroups, bm of 128 or more"
-    # What the system takes of each block comes on top.
+    # The system takes 1 KiB of each block on top.
     at_once = v.blocks_per_sm * (SPEC.smem_bytes(v) + 1024)
     if v.blocks_per_sm > 1 and _pair_bytes(v) and at_once > device.smem_per_sm:
         return f"{v.blocks_per_sm} blocks and their biases or masks do not fit a multiprocessor"

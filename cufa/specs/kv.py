@@ -7,7 +7,7 @@ import numpy as np
 from cufa.features.part import Parameter
 
 LENGTHS = {
-    "Padded": (Parameter("lengths_k", "u8"),),
+    "Padded": tuple(Parameter(name, "u8") for name in ("lengths_k", "lengths_q")),
     "Varlen": (
         *(Parameter(name, "u8") for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")),
         *(Parameter(name, "i4") for name in ("sequences", "max_seqlen_q", "max_seqlen_k")),

@@ -21,7 +21,7 @@ def structure(fields: Sequence[tuple[str, np.dtype]], alignment: int = 8) -> np.
         names.append(name)
         formats.append(kind)
         offsets.append(_rounded(end, kind.alignment))
-        # Of a base class in C++ that has one itself, the next one takes the padding at the end.
+        # Padding at the end of a derived base class in C++ is used by the next base.
         last = max(at + number.itemsize for _, at, number in numbers_of(kind))
         end = offsets[-1] + (kind.itemsize if name == "params" else last)
     return np.dtype(

@@ -37,16 +37,16 @@ already.
 """
 
 Costs = Mapping[tuple[int, int, bool], Mapping[TileShape, Cost]]
-"""What tiles cost where that was measured, by padded head dims, and whether scores have an edge."""
+"""Measured costs of tiles, by padded head dims and whether scores have an edge."""
 
 
 class Spec(NamedTuple):
-    """What the rest of the package knows of one kernel.
+    """One kernel, as the rest of the package knows it.
 
     Attributes
     ----------
     name : str
-        Of the ``__global__`` function, of its file, and of that of its spec.
+        Name of the ``__global__`` function, of its file, and of its spec's file.
     dtypes : tuple of str
         The element types that it takes.
     shared_memory : callable
@@ -93,7 +93,7 @@ class Spec(NamedTuple):
         Whether it is launched as `cufa.compiler.dependent` says.
     launch_registers : callable, optional
         Template arguments -> registers of a thread at launch, where the kernel counts on having
-        exactly so many because it moves them between its warps.
+        exactly that many because it moves them between its warps.
     spare_registers : callable, optional
         Template arguments -> how many a thread of those that compute has besides its S, P and O,
         where it has not as many as it may ask for.

@@ -72,7 +72,7 @@ class Variant(TemplateArguments):
         Whether each block reads one unit, a sequence's keys of a K/V head, of which nothing is ever
         cut; for kernels that can.
     schedule : str
-        Of the kernel's schedules, where it has several, one that is asked for; else it is the one
+        One of the kernel's schedules, where it has several and one is asked for; else it is the one
         that the kernel's spec names.
     score : tuple of str
         The parts of the score that are compiled in, such as "Causal", see

@@ -1,4 +1,4 @@
-"""The package as it was: an older cufa beside the present one, in one process."""
+"""The package as it was: an older cufa next to the present one, in one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from types import ModuleType
 from benchmarks.environment import ROOT
 
 NAME = "cufa_before"
-"""What the older package is called here, so that its imports find its own modules at any time."""
+"""The older package's name here, so that its imports find its own modules at any time."""
 
 
 def resolve(before: str) -> str:
@@ -69,7 +69,7 @@ def loaded(before: str) -> Iterator[ModuleType]:
 
 @contextmanager
 def beside(before: str) -> Iterator[ModuleType]:
-    """Give the older package as `loaded` does, to be timed beside the present one.
+    """Give the older package as `loaded` does, to be timed against the present one.
 
     Neither finds what a user has tuned, or compiled ahead of time, which is one's.
 

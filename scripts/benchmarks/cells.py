@@ -25,7 +25,7 @@ HEAD_DIMS = (
 """Those of Q and K, and of V, in the table of head dims."""
 
 SCORES = ("normal", "sharp", "rising")
-"""What data a prefill, gqa or fp32 table has: Q and K normal, with deviation 1; Q 8 times that, so
+"""Data of a prefill, gqa or fp32 table: Q and K normal, with deviation 1; Q 8 times that, so
 that few keys count; or scores that rise by 12 every 64 keys from the last to the first."""
 
 

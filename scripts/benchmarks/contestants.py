@@ -64,7 +64,7 @@ class Ready(NamedTuple):
         replayed : collection of str
             Those that were timed by graph replay.
         unit : str
-            Of the figures.
+            Unit of the figures.
         """
         return {
             **self.cell.row(),
@@ -181,5 +181,5 @@ def reason(error: Exception) -> str:
 
 
 def rounded(value: float, digits: int) -> float:
-    """Return a figure with so many digits."""
+    """Return a figure rounded to `digits`."""
     return float(f"{value:.{digits}g}")

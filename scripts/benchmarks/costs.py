@@ -49,7 +49,7 @@ def cells(seed: int) -> list[Cell]:
     device = devices.named("h200")
     found: dict[Cell, None] = {}
     left = {(dims, causal): n for dims, n in PROBLEMS.items() for causal in (False, True)}
-    # Of those that regret is measured with, none has unequal head dims.
+    # None of the problems that regret is measured with has unequal head dims.
     for cell in (*drawn.cells(seed, _DRAWN), *drawn.cells(seed, _DRAWN, ((192, 128),))):
         key = ATTENTION_KERNELS[KERNEL].padded(device, cell.d, cell.dv), cell.causal
         if left[key]:

@@ -49,7 +49,7 @@ def rows(pairs: list[tuple[Cell, Cell]], rounds: int, seed: int) -> Iterator[dic
     rounds : int
         Calls of a contestant.
     seed : int
-        Of the random data.
+        Seed of the random data.
     """
     rng = np.random.default_rng(seed)
     torch = _torch()

@@ -1,4 +1,4 @@
-"""Decoding: a few new tokens beside a long cache, contiguous and in pages, by graph replay."""
+"""Decoding: a few new tokens and a long cache, contiguous and in pages, by graph replay."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Way(NamedTuple):
     Attributes
     ----------
     name : str
-        Of the contestant.
+        Name of the contestant.
     page_size : int
         0 for a cache in one piece.
     unified_max : float, optional
-        As of `cufa.decode`.
+        As in `cufa.decode`.
     """
 
     name: str
@@ -181,9 +181,9 @@ def rows(
     cases : iterable of Cell
     clock : Clock
     budget : Budget
-        Of a cell.
+        The budget of a cell.
     seed : int
-        Of the random data.
+        Seed of the random data.
     """
     rng = cupy.random.default_rng(seed)
     l2_bytes = devices.current().l2_bytes

@@ -10,7 +10,7 @@ from benchmarks.cells import Cell
 Dims = tuple[tuple[int, int], ...]
 
 MOST_OPERATIONS = 2**37
-"""Of both products, counted without a mask."""
+"""Operations of both products, counted without a mask."""
 
 HEAD_DIMS = tuple(
     (d, d) for d in (32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
@@ -19,7 +19,7 @@ HEAD_DIMS = tuple(
 
 
 def cells(seed: int, count: int, head_dims: Dims = HEAD_DIMS) -> list[Cell]:
-    """Return so many cells, the same for a seed on any machine.
+    """Return `count` cells, the same for a seed on any machine.
 
     Batches of 1 to 64, up to 128 heads of which 1 to 16 share one of K and V, and 16 to 32768
     queries and keys are drawn so that each doubling is as likely as the next, and again where they

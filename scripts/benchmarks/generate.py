@@ -1,4 +1,4 @@
-"""Generating text: tokens a second of scripts/llama, their bound, and transformers beside it."""
+"""Generating text: tokens a second of scripts/llama, their bound, and transformers."""
 
 from __future__ import annotations
 

@@ -50,9 +50,9 @@ def begin(calls: Mapping[str, Call], clock: Clock, timing: str) -> tuple[Race[st
 
 
 def capture(call: Call, calls: int) -> Call:
-    """Capture so many calls of a contestant, and return what replays them on the current stream.
+    """Capture calls of a contestant, and return a call that replays them on the current stream.
 
-    What the calls allocate is memory of the graph's own, and is there before they are captured.
+    The calls allocate memory of the graph's own, which is there before they are captured.
 
     Raises
     ------

@@ -22,7 +22,7 @@ CALLS = 50
 BATCHES = 60
 
 LONGEST = 512
-"""Of the lengths that are new."""
+"""The longest of the new lengths."""
 
 _POOL_BYTES = 256 << 20  # results of any length are parts of it
 _TRIVIAL = 'extern "C" __global__ void trivial(float* x) { if (x == nullptr) x[0] = 0.f; }'
@@ -72,7 +72,7 @@ class FreshLengths:
         self._seen: set[tuple[int, int]] = set()
 
     def draw(self, count: int) -> list[tuple[int, int]]:
-        """Return so many pairs."""
+        """Return `count` pairs."""
         found: list[tuple[int, int]] = []
         while len(found) < count:
             pair = self._rng.randint(1, self._longest), self._rng.randint(1, self._longest)

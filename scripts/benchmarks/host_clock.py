@@ -1,4 +1,4 @@
-"""What a call takes on the host: calls timed one by one until they return, in turns by batches."""
+"""Time of a call on the host: calls timed one by one until they return, in turns by batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def medians(
     Parameters
     ----------
     batch : callable
-        Asked for each round anew. What its calls choose, all alike, is chosen once for a batch.
+        Called for each round. A choice that all its calls share is made once for a batch.
     batches : int
         That count, behind those that warm up.
     synchronize : callable

@@ -1,4 +1,4 @@
-"""Host cost of decoding: one new query beside a cache."""
+"""Host cost of decoding: one new query and a cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DecodeCases:
     Parameters
     ----------
     calls : int
-        Of a batch.
+        Calls of a batch.
     batches : int
     beside, by_name : callable
     """

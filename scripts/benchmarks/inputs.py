@@ -16,7 +16,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
 }
 
-# What `SCORES` says.
+# Factors of `SCORES`.
 _SHARPNESS = 8
 _RISE = 12 / 64
 

@@ -19,7 +19,7 @@ from cufa.explorer.clock import Call, Clock
 from cufa.explorer.race import Budget
 
 CAUSAL = "cufa_causal"
-"""cufa's causal kernel on the same shape, beside every row."""
+"""cufa's causal kernel on the same shape, a peer of every row."""
 
 _DTYPE = "bfloat16"
 _HIDDEN = 2048
@@ -71,7 +71,7 @@ def cases() -> list[Case]:
 def rows(peers: Iterable[str], clock: Clock, budget: Budget, seed: int) -> Iterator[dict[str, Any]]:
     """Yield a result row a case, and print a line for each.
 
-    Beside cufa with the feature are its causal kernel, and cuDNN: with the bias or the mask where
+    The peers are cufa's causal kernel, and cuDNN: with the bias or the mask where
     the feature is one, and else causal.
 
     Parameters
@@ -80,9 +80,9 @@ def rows(peers: Iterable[str], clock: Clock, budget: Budget, seed: int) -> Itera
         Keys of `PEERS`.
     clock : Clock
     budget : Budget
-        Of a case.
+        The budget of a case.
     seed : int
-        Of the random data.
+        Seed of the random data.
     """
     rng = cupy.random.default_rng(seed)
 

@@ -116,7 +116,7 @@ SHAPES: tuple[Shape, ...] = (
     *_full("flux", 24, 128, (1, 4608), (1, 1536)),
     *_full("wan2.1-1.3b", 12, 128, (1, 32760)),
 )
-"""What `bench.py models` times."""
+"""Shapes that `bench.py models` times."""
 
 
 def chosen(models: Iterable[str] | None) -> list[Shape]:

@@ -18,7 +18,7 @@ from cufa.explorer.clock import Call, Clock
 from cufa.explorer.race import Budget
 
 HOST_CALLS = 12
-"""Of a batch."""
+"""Calls of a batch."""
 
 HOST_BATCHES = 8
 
@@ -59,9 +59,9 @@ def rows(
     shapes : iterable of Shape
     clock : Clock
     budget : Budget
-        Of a shape.
+        The budget of a shape.
     seed : int
-        Of the random data.
+        Seed of the random data.
     """
     rng = cupy.random.default_rng(seed)
     l2_bytes = devices.current().l2_bytes

@@ -47,7 +47,7 @@ DECODE_PEERS = ("cudnn", "fa2", "flash_attn_3_cache", "flash_attn_4")
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     top = argparse.ArgumentParser(
-        description="Measure cufa beside its peers, and make tables and plots from the results."
+        description="Measure cufa against its peers, and make tables and plots from the results."
     )
     commands = top.add_subparsers(dest="bench", required=True)
     run = argparse.ArgumentParser(add_help=False)
@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
     models.add_argument("--peers", nargs="*", default=list(MODEL_PEERS), help="besides cufa")
 
     decode = commands.add_parser(
-        "decode", parents=[run, race], help="few new tokens beside long caches, by graph replay"
+        "decode", parents=[run, race], help="few new tokens and long caches, by graph replay"
     )
     decode.add_argument("--peers", nargs="*", default=list(DECODE_PEERS), help="besides cufa")
     decode.add_argument(
@@ -161,15 +161,15 @@ def parser() -> argparse.ArgumentParser:
         metavar="D",
         help="instead, each feature of the table of masks, of these head dims, once",
     )
-    jit.add_argument("--rounds", type=_count, default=3, help="the least of so many (default: 3)")
+    jit.add_argument("--rounds", type=_count, default=3, help="the least counts (default: 3)")
     jit.add_argument(
-        "--at-once", type=_count, default=1, help="processes beside each other (default: 1)"
+        "--at-once", type=_count, default=1, help="processes at the same time (default: 1)"
     )
 
     regret = commands.add_parser(
         "regret",
         parents=[run, part],
-        help="the planner's choice beside the fastest variant, for problems drawn by a seed",
+        help="the planner's choice against the fastest variant, for problems drawn by a seed",
     )
     regret.add_argument("--seed", type=int, default=1, help="which problems")
     regret.add_argument("--problems", type=int, default=60, help="how many (default: 60)")

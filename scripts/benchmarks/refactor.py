@@ -56,9 +56,9 @@ def cases(
     family : str
         One of `benchmarks.cells.FAMILIES`.
     head_dims : sequence of int, optional
-        Of a standard table; its own by default.
+        Head dims of a standard table; its own by default.
     seqs : sequence of int
-        Of a standard table.
+        Sequence lengths of a standard table.
     l2_bytes : int
         A cache of keys and values is read from memory beyond it.
     """
@@ -119,9 +119,9 @@ class Refactor:
     older : str
         The package as it was, see `benchmarks.before.resolve`.
     rounds : int
-        Of a cell, at most.
+        Rounds of a cell, at most.
     seed : int
-        Of the random data.
+        Seed of the random data.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class Refactor:
         Parameters
         ----------
         names : iterable of str
-            Of `benchmarks.cells.FAMILIES`.
+            Names in `benchmarks.cells.FAMILIES`.
         head_dims : sequence of int, optional
             Those of the tables by default.
         seqs : sequence of int

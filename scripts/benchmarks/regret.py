@@ -1,4 +1,4 @@
-"""What the planner loses: its choice beside the fastest of the explorer's space."""
+"""The planner's loss: its choice against the fastest of the explorer's space."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ QUICK = Effort(settle_rounds=6, final_rounds=4, busy_s=3.0)
 FINALISTS = 4
 
 ROUNDS = 30
-"""Of the finalists and the planner's choice, with samples of their own: who was lucky before is not
-the fastest for that."""
+"""Rounds of the finalists and the planner's choice. Earlier samples do not count, as a variant that
+was lucky there need not be the fastest."""
 
 _COMPILE_S = 2.0  # a variant on a core
 _CELL_S = 3.5

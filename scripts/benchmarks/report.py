@@ -50,7 +50,7 @@ _TITLES = {
 
 
 def write_report(path: Path) -> tuple[Path, Path]:
-    """Write the page and the plot of a result file beside it, and return their paths.
+    """Write the page and the plot of a result file next to it, and return their paths.
 
     ValueError where the file is not of the agreed shape.
     """
@@ -64,7 +64,7 @@ def write_report(path: Path) -> tuple[Path, Path]:
 def markdown(result: dict[str, Any], source: str, plot: str) -> str:
     """Return the page of a checked result: where it ran, the plot, the ratios, every row.
 
-    `source` and `plot` name the result file and the plot, which lie beside the page.
+    `source` and `plot` name the result file and the plot, which lie next to the page.
     """
     bench = result["bench"]
     rows = result["rows"]

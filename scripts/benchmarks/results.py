@@ -72,7 +72,7 @@ _OF_ONE_KERNEL = ("prefill", "gqa", "models")
 _WITHOUT_CEILINGS = ("costs", "cpu")
 """Only quotients of the times of costs count, and those of cpu are not of a GPU."""
 _MORE = ("family", "label", "kernel", "model", "seed", "page_size", "feature")
-"""What tells rows of one cell apart, where they have it."""
+"""Fields that tell rows of one cell apart, where they have them."""
 
 UNITS = ("TFLOP/s", "us")
 

@@ -1,4 +1,4 @@
-"""What pages and plots say of rows: ratios of cufa to its peers, and names."""
+"""Ratios of cufa to its peers, and names, for pages and plots."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from benchmarks.summary import (
 
 Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], Any]]
-"""What stands in each column of a table, by its heading."""
+"""The columns of a table: how to show a row in each, by its heading."""
 
 
 def table(head: Iterable[str], lines: Iterable[Sequence[Any]]) -> str:

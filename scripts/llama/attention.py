@@ -24,7 +24,7 @@ class Attention(NamedTuple):
         The same object in layers that share it.
     window : tuple of int or None
     softcap, scale : float or None
-        As of `cufa.attention`.
+        As in `cufa.attention`.
     """
 
     rotation: Rotation

@@ -27,7 +27,7 @@ def make_cache(
     capacities : sequence of int
         Tokens of each sequence at most.
     page_size : int or None
-        Tokens of a page, if the longest sequence has so many; without it, each sequence has room
+        Tokens of a page, if the longest sequence has as many; without it, each sequence has room
         for as many as that.
     """
     longest = max(capacities)
@@ -82,7 +82,7 @@ def attend(
     how : Attention
         The layer's.
     sinks : array or None, (heads,) float32
-        As of `cufa.attention`.
+        As in `cufa.attention`.
     q, k, v : array, (sequences, heads or kv_heads, tokens of each, head_dim)
         Without their positions.
     out : array, of q's shape

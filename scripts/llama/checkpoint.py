@@ -17,7 +17,7 @@ INDEX = "model.safetensors.index.json"
 DTYPES = ("F32", "F16", "BF16")
 PACKED_DTYPES = ("U8",)
 
-#: What a checkpoint may hold beside its weights: old ones of Llama 2 save these frequencies.
+#: A suffix of tensors that are no weights: old checkpoints of Llama 2 save these frequencies.
 IGNORED = ".rotary_emb.inv_freq"
 
 

@@ -39,7 +39,7 @@ class Speed:
         self._times.append(time.perf_counter())
 
     def step(self, tokens: int) -> None:
-        """Count a step that gave so many tokens."""
+        """Count a step that gave `tokens` tokens."""
         self._steps.append(tokens)
         self._times.append(time.perf_counter())
 

@@ -15,45 +15,45 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "g
 
 MAX_HEAD_DIM = 256  # cufa's
 
-#: Of gpt-oss's gate, which has no others: see `llama.ops.gated`.
+#: Constants of gpt-oss's gate, which has no others: see `llama.ops.gated`.
 SWIGLU = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}
 
 
 @dataclass(frozen=True)
 class Config:
-    """What decides how a model computes.
+    """The settings of a model's computation.
 
     Attributes
     ----------
     vocabulary, hidden, inner, layers, heads, kv_heads, head_dim : int
         `inner` is the width between the two halves of the perceptron.
     eps : float
-        Of the norms.
+        Epsilon of the norms.
     attentions : tuple of Attention
         How each layer attends.
     gate : {"silu", "gelu", "clamped"}
-        Of the perceptron.
+        Gate of the perceptron.
     experts, chosen : int
         How many perceptrons each layer has, and how many of them each token takes; 0 of those are
         one that all tokens take, and no router.
     packed : bool
         Whether the experts' matrices are MXFP4.
     sinks : bool
-        Whether heads have sinks, as of `cufa.attention`.
+        Whether heads have sinks, as in `cufa.attention`.
     tied : bool
         Whether the embedding's matrix gives the logits, too.
     qkv_bias, output_bias, mlp_bias, qk_norm, post_norms : bool
         Which parts there are; `post_norms` are those of what attention and perceptron give.
     norm_offset : float
-        What is added to the weights of norms.
+        Is added to the weights of norms.
     embedding_scale : float or None
-        What embeddings are multiplied by.
+        Factor of the embeddings.
     logit_softcap : float or None
         Logits are c * tanh(logit / c).
     context : int
         Positions that the model was made for, with those that a scaling adds.
     dtype : str
-        Of the checkpoint: a key of `DTYPES`.
+        Dtype of the checkpoint: a key of `DTYPES`.
     eos : tuple of int
         Tokens that end a text.
     """

@@ -10,7 +10,7 @@ from models import Array
 
 from llama.model import Llama
 
-#: What capacities are rounded up to, so that the next texts, a little longer, have room, too.
+#: Capacities are rounded up to it, so that the next texts, a little longer, have room, too.
 ROUND_TO = 256
 
 
@@ -22,7 +22,7 @@ def borrowed(model: Llama, capacities: Sequence[int], page_size: int | None) -> 
     ----------
     model : Llama
     capacities, page_size
-        As of `Decoder`.
+        As in `Decoder`.
     """
     decoder, model.idle = model.idle, None
     if decoder is None or not decoder.has_room(capacities, page_size):
@@ -48,7 +48,7 @@ class Decoder:
     capacities : sequence of int
         Tokens of each sequence at most.
     page_size : int or None
-        As of `Llama.cache`.
+        As in `Llama.cache`.
 
     Attributes
     ----------

@@ -8,12 +8,12 @@ from llama.sampling import Settings
 
 FILE = "generation_config.json"
 
-#: What transformers takes for a model that samples and names none; 0 there means no limit.
+#: The default of transformers for a model that samples and names none; 0 means no limit there.
 TOP_K = 50
 
 
 class Defaults(NamedTuple):
-    """What a folder's generation_config.json says.
+    """The settings of a folder's generation_config.json.
 
     Attributes
     ----------

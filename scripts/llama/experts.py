@@ -56,7 +56,7 @@ class Experts(NamedTuple):
             sums[tokens] += given * shares[mine]  # a token takes an expert once
 
     def is_capturable(self, tokens: int) -> bool:
-        """Return whether so many tokens pass them by kernels that a CUDA graph can hold."""
+        """Return whether a number of tokens pass them by kernels that a CUDA graph can hold."""
         routes = flat.takes(self.router.weight, tokens)
         return routes and experts.takes(self._first_matrices(), self._count, self.chosen, tokens)
 

@@ -40,7 +40,7 @@ class Values:
     ----------
     values : mapping
     where : str
-        What an error calls the object, such as its file's name.
+        The object's name in errors, such as its file's name.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:

@@ -9,7 +9,7 @@ from models import ModelError
 
 from llama.folder import Values
 
-#: What transformers takes for a gpt-oss whose config.json says nothing.
+#: The defaults of transformers for a gpt-oss whose config.json says nothing.
 GPT_OSS = {
     "rope_type": "yarn",
     "factor": 32.0,

@@ -27,7 +27,7 @@ class Prompt(NamedTuple):
     max_new_tokens : int
         At least 1.
     number : int
-        What is drawn for it depends on this and on the seed.
+        Its random draws depend on this and on the seed.
     """
 
     tokens: Sequence[int]

@@ -67,7 +67,7 @@ class Layer(NamedTuple):
         self.mlp.add_to(x, ops.rms_norm(x, self.mlp_norm, c.eps, dtype))
 
     def is_capturable(self, tokens: int) -> bool:
-        """Return whether so many tokens pass it by kernels that a CUDA graph can hold."""
+        """Return whether a number of tokens pass it by kernels that a CUDA graph can hold."""
         dense = all(flat.takes(each.weight, tokens) for each in (self.qkv, self.output))
         return dense and self.mlp.is_capturable(tokens)
 
@@ -78,7 +78,7 @@ class Llama:
     Parameters
     ----------
     path : Path
-        Of a folder with config.json and safetensors, or of a GGUF file.
+        Path of a folder with config.json and safetensors, or of a GGUF file.
     device : {"auto", "cpu", "gpu"}
         Where it runs; "auto" prefers the GPU.
     dtype : {"auto", "float32", "float16", "bfloat16"}
@@ -191,7 +191,7 @@ class Llama:
             return Perceptron(gate_up, down, c.gate, post_norm, c.eps)
 
         def stacked(tensor: str, parts: int) -> Linear:
-            """Rows of so many parts take turns in the checkpoint; here, they follow each other."""
+            """Rows of the parts take turns in the checkpoint; here, the parts follow each other."""
             # Unpacked and transposed where the model runs, which a GPU does faster.
             matrices = read_experts(
                 lambda name: self.xp.asarray(read(name)), tensor, self.config.packed
@@ -238,7 +238,7 @@ class Llama:
             )
 
     def cache(self, capacities: Sequence[int], page_size: int | None = None) -> Cache:
-        """Return an empty cache for sequences of so many tokens at most, see `make_cache`."""
+        """Return an empty cache for sequences of a number of tokens at most, see `make_cache`."""
         return make_cache(self.xp, self.config, self._dtype, capacities, page_size)
 
     def extend(self, cache: Cache, ids: Array) -> Array:
@@ -249,12 +249,12 @@ class Llama:
         cache : Cache
             Or a view of some of its sequences.
         ids : array, (sequences, tokens of each)
-            Of the module `xp`.
+            Token numbers, in an array of the module `xp`.
 
         Returns
         -------
         array, (sequences, tokens of each, hidden), float32
-            What `logits` takes.
+            Hidden states, as `logits` takes them.
         """
         cache.extend(ids.shape[1])
         return self.states(cache, ids)
@@ -280,12 +280,12 @@ class Llama:
         return logits if cap is None else ops.softcapped(logits, cap)
 
     def is_capturable(self, tokens: int) -> bool:
-        """Return whether so many tokens pass the network by kernels that a CUDA graph can hold."""
+        """Return whether `tokens` pass the network by kernels that a CUDA graph can hold."""
         head = flat.takes(self._head.weight, tokens)
         return head and all(layer.is_capturable(tokens) for layer in self._layers)
 
     def check_length(self, tokens: int) -> None:
-        """Raise ModelError if a sequence of so many tokens is longer than the model takes."""
+        """Raise ModelError if a sequence has more tokens than the model takes."""
         limit = self.longest
         if tokens > limit:
             raise ModelError(

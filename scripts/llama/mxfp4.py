@@ -10,7 +10,7 @@ _MAGNITUDES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 _VALUES = np.array([*_MAGNITUDES, *(-x for x in _MAGNITUDES)], np.float32)
 #: The two numbers of each byte, that of the lower bits first.
 _PAIRS = np.stack([np.tile(_VALUES, 16), np.repeat(_VALUES, 16)], axis=1)
-#: What each scale says; 255 is no number.
+#: The value of each scale; 255 is no number.
 _POWERS = np.array([*(2.0 ** (scale - 127) for scale in range(255)), np.nan], np.float32)
 
 

@@ -30,7 +30,7 @@ def rms_norm_inplace(x: Array, weight: Array, eps: float) -> None:
 
 
 def gated(gate_up: Array, gate: str) -> Array:
-    """Return silu(a) * b or gelu(a) * b of (n, 2 * inner), a beside b (Shazeer 2020).
+    """Return silu(a) * b or gelu(a) * b of (n, 2 * inner), a in front of b (Shazeer 2020).
 
     Or gpt-oss's "clamped": a * sigmoid(1.702 a) * (b + 1), of what is cut off at 7, b at -7, too.
     """

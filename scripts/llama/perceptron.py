@@ -25,5 +25,5 @@ class Perceptron(NamedTuple):
         ops.add_product(sums, self.down, inner, self.post_norm, self.eps)
 
     def is_capturable(self, tokens: int) -> bool:
-        """Return whether so many tokens pass it by kernels that a CUDA graph can hold."""
+        """Return whether a number of tokens pass it by kernels that a CUDA graph can hold."""
         return all(flat.takes(each.weight, tokens) for each in (self.gate_up, self.down))

@@ -15,16 +15,16 @@ class Settings(NamedTuple):
     Attributes
     ----------
     temperature : float
-        What logits are divided by; 0 takes the likeliest token.
+        Divisor of the logits; 0 takes the likeliest token.
     top_k : int or None
-        Only so many of the likeliest tokens are drawn from.
+        The number of likeliest tokens that are drawn from.
     top_p : float
         Only the likeliest tokens are drawn from, as few as have this probability together.
     repetition_penalty : float
         Positive logits of tokens that the sequence has are divided by it, negative ones multiplied
         (Keskar et al. 2019); 1 leaves them.
     seed : int
-        Of the random numbers, for each sequence its own.
+        Seed of the random numbers, for each sequence its own.
     """
 
     temperature: float = 0.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Sequence
 from itertools import islice
 from typing import Any
 
-#: Bytes of a character before its last, at most: so many tokens may hold the beginning of one.
+#: Bytes of a character before its last, at most: as many tokens may hold the beginning of one.
 BEGINNING = 3
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")

@@ -14,7 +14,7 @@ LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
 PRE_NORMS = ("input_layernorm", "pre_feedforward_layernorm")
 POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 
-#: Of experts: all of a layer in one tensor each, or in two of MXFP4.
+#: Tensors of experts: all of a layer in one tensor each, or in two of MXFP4.
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 BLOCKS, SCALES = "_blocks", "_scales"
 

@@ -29,7 +29,7 @@ class Tokenizer:
     Parameters
     ----------
     path : Path
-        Of a folder or a GGUF file.
+        Path of a folder or a GGUF file.
 
     Attributes
     ----------

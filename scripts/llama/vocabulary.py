@@ -1,4 +1,4 @@
-"""What a folder says of its tokenizer: tokenizer.json, tokenizer_config.json, the chat template."""
+"""A folder's tokenizer: tokenizer.json, tokenizer_config.json, the chat template."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -141,7 +141,7 @@ class MiniLM:
         Returns
         -------
         array, (len(sentences), 384), float32
-            Of the module `xp`. The dot product of two rows is their cosine similarity.
+            Embeddings, in an array of `xp`. The dot product of two rows is their cosine similarity.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What the models of these scripts share: where they run, matrix products, text, errors."""
+"""Shared parts of these scripts' models: devices, matrix products, text, errors."""
 
 from models.backend import DTYPES, Array, HostCopy, choose_array_module, module_of
 from models.errors import ModelError, missing_package

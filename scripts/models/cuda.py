@@ -15,7 +15,7 @@ HEADERS = Path(cufa.__file__).parent / "kernels"
 
 @functools.cache
 def kernel(file: str, expression: str) -> Any:
-    """Return an instantiation of a kernel in a file beside this one, for the current device.
+    """Return an instantiation of a kernel in a file next to this one, for the current device.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def launch(function: Any, blocks: int, threads: int, smem_bytes: int, *arguments
     function : cupy.RawKernel
         It waits for the one before it by itself.
     blocks, threads : int
-        Of the grid, and of a block.
+        Blocks of the grid, and threads of a block.
     smem_bytes : int
         Dynamic shared memory of a block.
     *arguments : cupy.ndarray, None, int or float

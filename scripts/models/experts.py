@@ -21,7 +21,7 @@ _SINGLE, _INT = np.dtype(np.float32), np.dtype(np.int32)
 
 
 def takes(matrices: Iterable[Array], experts: int, chosen: int, tokens: int) -> bool:
-    """Return whether these kernels are for so many tokens, which take so many experts each.
+    """Return whether these kernels are for `tokens`, which take `chosen` experts each.
 
     `matrices` are those of an expert.
     """
@@ -35,7 +35,7 @@ class Route(NamedTuple):
     Attributes
     ----------
     shares : cupy.ndarray, (tokens, chosen) float32
-        Of each expert that a token takes; together 1.
+        The share of each expert that a token takes; together 1.
     pairs : cupy.ndarray, (tokens * chosen,) int32
         Numbers of what tokens take, sorted by expert.
     slots : cupy.ndarray, (slots, 3) int32

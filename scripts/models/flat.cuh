@@ -11,7 +11,7 @@ constexpr int OUTPUTS = 16;  // of a tile
 constexpr int ROWS = 8;      // of x in a group
 constexpr int LINE = 8;      // chunks of 16 bytes that a warp reads of a row of W at once
 
-// What becomes of the sums: they are written, or added to what is there, or those of the first half of the outputs
+// The use of the sums: they are written, or added to what is there, or those of the first half of the outputs
 // gate those of the second (Shazeer 2020), in the order of `Gate`.
 enum Finish { STORE, ADD, GATE_SILU, GATE_GELU, GATE_CLAMPED };
 

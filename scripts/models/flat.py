@@ -20,7 +20,7 @@ CPP = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}
 
 
 def takes(weight: Array, rows: int) -> bool:
-    """Return whether the kernel is for a product of this matrix with so many rows."""
+    """Return whether the kernel is for a product of this matrix with `rows`."""
     whole = weight.shape[1] * weight.itemsize % 16 == 0
     return not isinstance(weight, np.ndarray) and whole and 0 < rows <= MOST_ROWS
 
@@ -33,9 +33,9 @@ def product(weight: Array, bias: Array | None, x: Array, dtype: np.dtype) -> Arr
     weight : cupy.ndarray, (outputs, inputs)
     bias : cupy.ndarray or None, (outputs,) float32
     x : cupy.ndarray, (rows, inputs)
-        Of the dtype of `weight`.
+        An array of the dtype of `weight`.
     dtype : numpy.dtype
-        Of the result, (rows, outputs).
+        Dtype of the result, (rows, outputs).
     """
     return _launch("STORE", weight, bias, x, cuda.empty((len(x), len(weight)), dtype))
 
@@ -55,7 +55,7 @@ def gated_product(weight: Array, bias: Array | None, x: Array, gate: str = "silu
 
 
 class Tile(NamedTuple):
-    """What a block of flat.cuh has: its template arguments of these names."""
+    """A block of flat.cuh: its template arguments of these names."""
 
     groups: int
     warps: int
@@ -65,7 +65,7 @@ class Tile(NamedTuple):
 
 
 def tile_of(rows: int, itemsize: int) -> Tile:
-    """Return the tile for so many rows.
+    """Return the tile for a number of rows.
 
     More rows share what is read of the matrix; more outputs, what is read of the rows. The other
     sizes fill the registers.

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a gated perceptron (Shazeer 2020) makes of two numbers: the first times the logistic function of it, or times
+// The gate of a gated perceptron (Shazeer 2020) on two numbers: the first times the logistic function of it, or times
 // the normal distribution's in its form by tanh (Hendrycks and Gimpel 2016), times the second; or gpt-oss's, whose
 // operands are cut off.
 enum Gate { SILU, GELU, CLAMPED };

@@ -1,4 +1,4 @@
-// What is done with whole rows between products, a block for each row.
+// Operations on whole rows between products, a block for each row.
 #include "chunk.cuh"
 #include "gates.cuh"
 #include "keys.cuh"

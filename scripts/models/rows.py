@@ -1,4 +1,4 @@
-"""What is done with whole rows between products, on a GPU: a kernel each."""
+"""Operations on whole rows between products, on a GPU: a kernel each."""
 
 import numpy as np
 
@@ -18,9 +18,9 @@ def rms_norm(x: Array, weight: Array, y: Array, eps: float) -> None:
     x : cupy.ndarray, (tokens, width) or (tokens, heads, width)
         Tokens may lie apart.
     weight : cupy.ndarray, float32
-        Of the shape of a token.
+        The shape of a token's row.
     y : cupy.ndarray
-        Of the shape of `x`; it may be `x`.
+        An array of the shape of `x`; it may be `x`.
     eps : float
     """
     *heads, width = x.shape[1:]

@@ -1,4 +1,4 @@
-// PTX that these kernels need beside that of cufa/kernels/ptx.cuh.
+// PTX that these kernels need in addition to that of cufa/kernels/ptx.cuh.
 #pragma once
 #include "ptx.cuh"
 

@@ -71,7 +71,7 @@ struct Thread {
     Fiber fiber;
     std::unique_ptr<char[]> stack{new char[STACK]};
 };
-// What the lanes of a warp hand in when they meet: of two meetings, for some lanes may be at the next one.
+// Values that the lanes of a warp hand in when they meet: for two meetings, for some lanes may be at the next one.
 struct Meeting {
     uint64_t words[32][6];
     int came = 0, left = 0;
@@ -104,7 +104,7 @@ inline uint32_t smem_bytes;
 inline uint64_t events;  // after which a thread that waits may go on
 inline Front front;      // null when it has ended
 inline Step kernel;
-inline size_t hurry;  // one in so many loads of TMA ends at once; 0: none
+inline size_t hurry;  // one in `hurry` loads of TMA ends at once; 0: none
 inline std::minstd_rand dice;
 
 inline void yield() { change(thread->fiber, scheduler); }

@@ -85,7 +85,7 @@ float lanes_max(float x) {
 
 constexpr uint32_t NOTHING = 0xffffffff;
 inline uint32_t larger_bits(float x, float y) { return std::max(__float_as_uint(x), __float_as_uint(y)); }
-// What the kernel in front may still change is other, if a test wants it: some less, or one; much more at the first looks; or less
+// Numbers that the kernel in front may still change are others, if a test wants it: some less, or one; much more at the first looks; or less
 // for the first warp only.
 extern "C" int emulator_stale;
 int emulator_stale = 0;

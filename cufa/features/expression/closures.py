@@ -1,4 +1,4 @@
-"""What a function refers to besides its arguments: arrays, numbers, other functions.
+"""The names that a function refers to: arrays, numbers, other functions.
 
 Found again in each call, as a name may refer to something else by then; so it has to be quick.
 """
@@ -29,7 +29,7 @@ _MODULES = frozenset(("builtins", "numpy", "cupy", "math", "operator", "ml_dtype
 
 
 class Closure(NamedTuple):
-    """What a function refers to.
+    """The objects that a function refers to.
 
     Attributes
     ----------

@@ -15,7 +15,6 @@ from cufa.features.expression.graph import (
     LONG,
     PAIR,
     SCORE,
-    SCORE_LOG2,
     SIDE,
     Graph,
     Node,
@@ -37,13 +36,13 @@ _ELEMENTS = {
     **{row.name: row.cpp for row in DTYPES.values()},
 }
 _BEGINS = '\n#include "expression.cuh"\n'
-_INLINE = {**{name: name for name in PAIR}, SCORE_LOG2: "s", SIDE: SIDE}
+_INLINE = {**{name: name for name in PAIR}, SCORE: "s", SIDE: SIDE}
 
 SCORE_MOD, MASK_MOD = "score_mod", "mask_mod"
 """The arguments whose parts are written here."""
 
 _SAYS = {
-    SCORE_MOD: "LINEAR = false, KEY_MAJOR = true",
+    SCORE_MOD: "LINEAR = false, NATURAL = true, KEY_MAJOR = true",
     MASK_MOD: "PAIRWISE = true, KEY_MAJOR = true",
 }
 _STEP = "float step(const Pair& pair, int side) const"
@@ -71,11 +70,11 @@ def of_graph(
         `SCORE_MOD` or `MASK_MOD`.
     graph : Graph
     root : int
-        A score in log2 units, or whether a query sees a key.
+        A score in natural units, or whether a query sees a key.
     arrays : sequence of ReadArray
         Those that nodes name by their numbers.
     tilt : Tilt, optional
-        Of a score that grows evenly from key to key.
+        The growth of a score that grows evenly from key to key.
     slope : int, optional
         The derivative of the score by what it was before; None for 1.
     """
@@ -105,7 +104,7 @@ def _returning(graph: Graph, root: int, names: Mapping[int, str], value: str = "
     for i in graph.reachable(root):
         node = graph.nodes[i]
         texts[i] = _expression(graph, node, texts, names)
-        if node.operands or node.name == SCORE:
+        if node.operands:
             lines.append(f"const {node.kind} x{len(lines)} = {texts[i]};")
             texts[i] = f"x{len(lines) - 1}"
     return [*lines, f"return {value.format(texts[root])};"]
@@ -124,7 +123,7 @@ def of_text(argument: str, text: str) -> tuple[str, str]:
     body = text if "return" in text else f"return {text}\n;"
     pair = ", ".join(PAIR)
     if argument == SCORE_MOD:
-        of, call = f"float of(float score, {names})", f"LOG2_E * of(s * LN_2, {pair})"
+        of, call = f"float of(float score, {names})", f"of(s, {pair})"
     else:
         of, call = f"bool of({names})", f"!of({pair})"
     methods = [(_METHODS[argument], [f"return {call};"])]
@@ -164,8 +163,6 @@ def _expression(
     found = [texts[i] for i in operands]
     if name in _INLINE:
         return _INLINE[name]
-    if name == SCORE:
-        return "s * LN_2"
     if name == "constant":
         return _literal(text, kind)
     if name == "length":

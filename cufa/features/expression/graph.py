@@ -15,26 +15,26 @@ PAIR = ("pair.batch", "pair.head", "pair.query", "pair.key")
 SIDE = "side"
 """A node of the piece on which a pair is, see `cufa.features.expression.tilt`: 1, or -1."""
 
-SCORE, SCORE_LOG2 = "score", "score_log2"
-"""Nodes of the score, in natural units and in those of the kernels."""
+SCORE = "score"
+"""The node of the score, in natural units."""
 
 _INT32, _INT64 = np.iinfo(np.int32), np.iinfo(np.int64)
 
 
 class Node(NamedTuple):
-    """What is computed.
+    """A value that is computed.
 
     Attributes
     ----------
     name : str
-        One of `PAIR`, `SCORE` or `SCORE_LOG2`, "constant", "cast", "where", "load", "length", or a
+        One of `PAIR`, `SCORE`, "constant", "cast", "where", "load", "length", or a
         function of ``kernels/expression.cuh``.
     kind : str
         One of `KINDS`.
     operands : tuple of int
         Numbers of nodes.
     text : str
-        Of a constant, as Python reads it: integers in digits, floats in hexadecimal ones.
+        A constant, as Python reads it: integers in digits, floats in hexadecimal ones.
     array, axis : int
         Number of the array that is read, and the axis whose length it is.
     """

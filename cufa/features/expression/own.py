@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array
+from cufa.arrays import Array, Ints
 from cufa.features.expression import cpp
 from cufa.features.expression.closures import Closure, closure, rebuilt
 from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD
 from cufa.features.expression.derivative import derivative
-from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, SCORE_LOG2, Graph, Node
+from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, Graph, Node
 from cufa.features.expression.on_numpy import evaluated
 from cufa.features.expression.tilt import tilt_of
-from cufa.features.expression.units import in_log2
-from cufa.features.expression.values import Lookup, ReadArray, Value, node_of
+from cufa.features.expression.values import ELEMENTS, Lookup, ReadArray, Value, node_of
 from cufa.features.part import Part
 from cufa.features.parts import register
 
@@ -32,16 +31,16 @@ Read = tuple[int, str]
 
 
 class Own(NamedTuple):
-    """What a call has of its own between Q K^T and the softmax.
+    """The caller's own steps between Q K^T and the softmax.
 
     Attributes
     ----------
     parts : tuple of str
-        Of the score; none of what changes nothing.
+        Parts of the score; a function that changes nothing has none.
     arrays : tuple of array
         That they read, in order.
     names : tuple of str
-        What messages call these.
+        Names of these arrays in messages.
     """
 
     parts: tuple[str, ...] = ()
@@ -52,7 +51,7 @@ class Own(NamedTuple):
 NOTHING = Own()
 
 _SCORE = Node(SCORE, FLOAT)
-_UNCHANGED, _ALL_SEEN = Node(SCORE_LOG2, FLOAT), Node("constant", BOOL, text="1")
+_UNCHANGED, _ALL_SEEN = _SCORE, Node("constant", BOOL, text="1")
 
 
 class _Traced(NamedTuple):
@@ -75,7 +74,7 @@ def own(score_mod: object, mask_mod: object) -> Own:
     Parameters
     ----------
     score_mod, mask_mod : callable, str or None
-        As of `cufa.attention`.
+        As in `cufa.attention`.
 
     Raises
     ------
@@ -158,6 +157,49 @@ def derivative_of(score_mod: Callable[..., Any]) -> Callable[..., np.ndarray] | 
     return of
 
 
+class Partial(NamedTuple):
+    """The derivative of a `score_mod` by an element of an array that it reads, for NumPy arrays.
+
+    Attributes
+    ----------
+    of, at : callable
+        Called as the function is: the derivative, and the indices of the element.
+    """
+
+    of: Callable[..., np.ndarray]
+    at: Callable[..., tuple[np.ndarray, ...]]
+
+
+def read_by(score_mod: Callable[..., Any]) -> dict[str, Array]:
+    """Return the arrays of floats to which a `score_mod` refers, by name."""
+    arrays = closure(score_mod).arrays.values()
+    return {name: array for array, name in arrays if ELEMENTS.get(array.dtype) == FLOAT}
+
+
+def partials_of(score_mod: Callable[..., Any], name: str) -> list[Partial]:
+    """Return the derivatives of a `score_mod` by what it reads of an array, a place each."""
+    graph, root, reads, arrays = _recorded(SCORE_MOD, score_mod, closure(score_mod))
+    (number,) = (each.number for each in reads if each.name == name)
+
+    def value(node: int, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
+        return evaluated(graph, node, dict(zip((SCORE, *PAIR), inputs, strict=True)), arrays)
+
+    found = []
+    for i in graph.reachable(root):
+        node = graph.nodes[i]
+        if node.name == "load" and node.array == number:
+            slope, indices = derivative(graph, root, i), node.operands
+
+            def of(*inputs: np.ndarray, slope: int = slope) -> np.ndarray:
+                return value(slope, inputs)
+
+            def at(*inputs: np.ndarray, nodes: Ints = indices) -> tuple[np.ndarray, ...]:
+                return tuple(value(node, inputs) for node in nodes)
+
+            found.append(Partial(of, at))
+    return found
+
+
 def _slope(graph: Graph, root: int) -> int | None:
     """Return the node of the derivative of a node by the score; None if it is 1."""
     slope = derivative(graph, root, graph.add(_SCORE))
@@ -196,10 +238,7 @@ def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _R
 
 def _traced(argument: str, function: Callable[..., Any], found: Closure) -> _Traced:
     graph, root, arrays, _ = _recorded(argument, function, found)
-    slope = None
-    if argument == SCORE_MOD:
-        slope = _slope(graph, root)
-        root = in_log2(graph, root)
+    slope = _slope(graph, root) if argument == SCORE_MOD else None
     if graph.nodes[root] in (_UNCHANGED, _ALL_SEEN):
         return _Traced(None, ())
     reached = (graph.nodes[i] for i in graph.reachable(root))

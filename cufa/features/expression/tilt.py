@@ -1,4 +1,4 @@
-"""What is added to a score, if it grows evenly from key to key: by how much.
+"""The growth of a term of the score that grows evenly from key to key.
 
 Kernels then add it without a step of its own, see ``kernels/tilt.cuh``. It may do so in two pieces,
 with a distance: the absolute value of what is linear in the positions of query and key.
@@ -16,7 +16,6 @@ from cufa.features.expression.graph import (
     LONG,
     PAIR,
     SCORE,
-    SCORE_LOG2,
     SIDE,
     Graph,
     Node,
@@ -35,7 +34,7 @@ class Tilt(NamedTuple):
     Attributes
     ----------
     step : int
-        What it grows by from a key to the next on the same piece; of `SIDE`.
+        Its growth from a key to the next on the same piece; of `SIDE`.
     turn : int, optional
         An integer whose sign, which is `SIDE`, says on which of two pieces a pair is: linear in
         query and key.
@@ -52,15 +51,14 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
     ----------
     graph : Graph
     root : int
-        A score in log2 units.
+        A score in natural units.
     """
     turns: set[int] = set()
     of_key: list[bool] = []
     of_score: list[bool] = []
     for node in graph.nodes[: root + 1]:
         of_key.append(node.name == _KEY or any(of_key[i] for i in node.operands))
-        score = node.name in (SCORE, SCORE_LOG2)
-        of_score.append(score or any(of_score[i] for i in node.operands))
+        of_score.append(node.name == SCORE or any(of_score[i] for i in node.operands))
 
     def total(a: int | None, b: int | None, name: str) -> int | None:
         """Return the sum or the difference of two steps, None being that of what is the same."""
@@ -73,13 +71,9 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
     def of_sum(i: int) -> int | None:
         """Return the step of what the score is added to, itself or such a sum."""
         node = graph.nodes[i]
-        if node.name == SCORE_LOG2:
+        if node.name == SCORE:
             return None
         inner = [of_score[j] for j in node.operands]
-        if node.name == "multiply_add" and inner == [False, False, True]:
-            factor, other = node.operands[1], of_sum(node.operands[2])
-            step = even(node.operands[0])
-            return total(step if step is None else product(step, factor), other, "add")
         if node.name == "add" and inner.count(True) == 1:
             score, other = node.operands if inner[0] else node.operands[::-1]
             return total(of_sum(score), even(other), "add")
@@ -168,4 +162,4 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
 
 
 class _UnevenError(Exception):
-    """What is added does not grow evenly."""
+    """The term does not grow evenly."""

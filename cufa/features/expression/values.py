@@ -1,4 +1,4 @@
-"""What a function is called with while it is traced: what notes all that becomes of it.
+"""Values that a function is called with while it is traced: they note what is done with them.
 
 NumPy's functions and operators come to it by `__array_ufunc__` and `__array_function__`, CuPy's by
 a method of its own.
@@ -35,7 +35,7 @@ _COMPUTED = {
     np.dtype(kind): ELEMENTS[np.dtype(kind)]
     for kind in (np.bool_, np.int32, np.int64, np.float32, np.float64)
 }
-"""Of what a value may be converted to; `ELEMENTS` are of what may be read."""
+"""Types that a value may be converted to; `ELEMENTS` are those that may be read."""
 
 
 class ReadArray(NamedTuple):
@@ -57,7 +57,7 @@ class ReadArray(NamedTuple):
 
 
 class _Traced(NDArrayOperatorsMixin):
-    """What there is when a kernel runs, and not while a function is traced."""
+    """A value that is there when a kernel runs, and not while a function is traced."""
 
     __slots__ = ("_graph",)
     _graph: Graph
@@ -76,7 +76,7 @@ class _Traced(NDArrayOperatorsMixin):
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **options: Any
     ) -> Any:
-        """Note a function; with `out`, as of `+=`, what that is from now on."""
+        """Note a function; with `out`, as in `+=`, what that is from now on."""
         if ufunc is np.divmod:
             return np.floor_divide(*operands), np.remainder(*operands)
         if method != "__call__" or options:

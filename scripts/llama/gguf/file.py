@@ -16,7 +16,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = "general.alignment"
 
-#: What a value of each number's type is, as `struct` has it.
+#: The format of a value of each type, as `struct` has it, by the type's number.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _NUMBERS[12] = "d"
 _STRING, _ARRAY = 8, 9
@@ -34,7 +34,7 @@ class Tensor(NamedTuple):
     kind : str
         Its type, such as F32 or Q4_1.
     place : slice
-        Of its bytes.
+        The place of its bytes.
     row_bytes : int
         Those of the last axis.
     """

@@ -16,7 +16,7 @@ TEMPLATE = "tokenizer.chat_template"
 #: Types of tokens.
 CONTROL, USER_DEFINED = 3, 4
 
-#: What the file calls the numbers of `SPECIAL`.
+#: The file's names of the numbers of `SPECIAL`.
 _IDS = dict(zip(SPECIAL, ("bos", "eos", "unknown", "padding"), strict=True))
 
 #: Vocabularies of bytes that begin a text with bos where the file does not say.

@@ -1,0 +1,44 @@
+// The types and numbers that follow from the template arguments of decode.cu and decode_wgmma.cu.
+#pragma once
+#include "decode_end.cuh"
+#include "softmax.cuh"
+#include "tile.cuh"
+
+template <class PRODUCTS_, class T_, int HEAD_DIM_, int HEAD_DIM_V_, int BM_, int BN_, int STAGES_,
+          int WARPS_, bool UNIFIED_, bool WHOLE_, class SCORE_, class KV_>
+struct DecodeConfig {
+    using PRODUCTS = PRODUCTS_;
+    using T = T_;
+    using SCORE = SCORE_;
+    using KV = KV_;
+    using ARGUMENTS = DecodeArguments<SCORE, KV>;
+    static constexpr int HEAD_DIM = HEAD_DIM_, HEAD_DIM_V = HEAD_DIM_V_, BM = BM_, BN = BN_;
+    static constexpr int STAGES = STAGES_, WARPS = WARPS_, THREADS = WARPS * 32;
+    static constexpr bool UNIFIED = UNIFIED_, WHOLE = WHOLE_;
+    static constexpr int TEAM = PRODUCTS::TEAM, TEAMS = WARPS / TEAM, TEAM_THREADS = TEAM * 32;
+    // 16-row, 8-key and 8-column pieces of a warp's S and O
+    static constexpr int WARP_ROWS = BM / TEAM, MT = WARP_ROWS / 16, NT = BN / 8,
+                         OT = HEAD_DIM_V / 8;
+    // float32 products leave O's columns in another order, and need m in the units of S, see
+    // products_fp32.cuh and softmax.cuh.
+    static constexpr bool FP32 = sizeof(T) == 4;
+    static_assert(!UNIFIED || (TEAM == 1 && !FP32),
+                  "a warp decides alone, on sums of P of 16 bits");
+    // With one stage, a tile's K is asked for while V of the one before is taken, and all teams ask
+    // at once: memory reads what lies together a little faster, if little else comes in between.
+    static constexpr bool TOGETHER = STAGES == 1;
+    using Unit = ::Unit<ARGUMENTS, BN>;
+    using Share = ::Share<ARGUMENTS, BN, TEAMS, WHOLE>;
+    using Softmax = OnlineSoftmax<MT, FP32>;
+    using Piece = Partial<HEAD_DIM_V>;
+
+    // Shared memory: Q, the teams' rings, O of some rows for each team, and their m and l.
+    using QTile = SmemTile<BM, HEAD_DIM, sizeof(T)>;
+    using KTile = SmemTile<BN, HEAD_DIM, sizeof(T)>;
+    using VTile = SmemTile<BN, HEAD_DIM_V, sizeof(T)>;
+    static constexpr int RING = STAGES * (KTile::bytes + VTile::bytes);
+    using End = UnitEnd<T, Softmax, ARGUMENTS, BM, HEAD_DIM_V, TEAM, WARPS, TEAMS * RING>;
+    static constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
+    static constexpr int LOOK_BYTES = 12;  // two lengths and a page that a thread looks at again
+    static_assert(End::SUM_BYTES >= THREADS * LOOK_BYTES, "what is looked at again comes there");
+};

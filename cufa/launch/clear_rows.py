@@ -1,0 +1,67 @@
+"""Arrays -> launch of ``kernels/clear_rows.cu``."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from cufa import device as devices
+from cufa.arrays import ALIGNMENT, Array
+from cufa.compiler import jit
+from cufa.launch.launch import Launch, launcher
+from cufa.specs.clear_rows import ROWS, SPEC
+from cufa.specs.instance import Instance
+
+_WORD = 2  # bytes
+_PLACES = ((0, 0), (1, 1), (2, 2))  # of the addresses, which the parameter begins with
+
+
+def clear_rows(
+    out: Array | None, lse: Array | None, cu_seqlens_q: Array, max_seqlen_q: int
+) -> None:
+    """Clear the rows that no sequence has, on the current device and stream.
+
+    Parameters
+    ----------
+    out : cupy.ndarray, (rows, heads, head_dim), or None
+        Contiguous; its rows become 0.
+    lse : cupy.ndarray, (heads, rows) float32, or None
+        Contiguous; its rows become -inf.
+    cu_seqlens_q : cupy.ndarray, (sequences + 1,) int32
+        Contiguous.
+    max_seqlen_q : int
+        Rows of a sequence that count, the first ones.
+    """
+    import cupy
+
+    if out is not None:
+        rows, heads, row_bytes = out.shape[0], out.shape[1], out.nbytes // max(1, out.shape[0])
+    elif lse is not None:
+        (heads, rows), row_bytes = lse.shape, 0
+    else:
+        return
+    if rows == 0 or heads == 0:
+        return
+    sizes = row_bytes, rows, heads, cu_seqlens_q.size - 1, max_seqlen_q
+    launch = _prepared(cupy.cuda.runtime.getDevice(), *sizes)
+    addresses = (0 if array is None else array.data.ptr for array in (out, lse, cu_seqlens_q))
+    launch(*addresses)
+
+
+def instance_of(row_bytes: int) -> Instance:
+    """Return the instantiation that writes the most at once."""
+    return Instance(SPEC.name, (), (1 if row_bytes % ALIGNMENT else ALIGNMENT // _WORD,))
+
+
+@functools.lru_cache(maxsize=128)
+def _prepared(
+    device_id: int, row_bytes: int, rows: int, heads: int, sequences: int, max_seqlen_q: int
+) -> Launch:
+    """Return a launch that is given the addresses."""
+    instance = instance_of(row_bytes)
+    function = jit.kernel(instance, devices.of_id(device_id), device_id)
+    parameter = np.zeros(1, SPEC.params)
+    parameter[0] = 0, 0, 0, row_bytes // _WORD, rows, heads, sequences, max_seqlen_q
+    grid = -(-rows // ROWS), 1, 1
+    return Launch(launcher(function, grid, SPEC.threads), parameter, _PLACES)
