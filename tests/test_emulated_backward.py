@@ -180,6 +180,28 @@ def test_lengths_of_keys(rng: np.random.Generator, form: Case, deterministic: bo
         expected.assert_accepts(its, f"{n} keys")
 
 
+def test_lengths_of_queries(rng: np.random.Generator) -> None:
+    """Nothing beyond a length is read, and gradients there are 0."""
+    arrays = drawn(rng, MMA, (3, 2, 1, 80, 40))
+    dout, q, k, v, out, lse = arrays
+    lengths = np.array([13, 0, 80], np.int32)
+    for i, n in enumerate(lengths):
+        result = oracle(q[i : i + 1, :, :n], k[i : i + 1], v[i : i + 1], causal=True)
+        out[i, :, :n], lse[i, :, :n] = result[0][0], result[1][0]
+        out[i, :, n:], lse[i, :, n:] = 0, -np.inf
+        q[i, :, n:] = dout[i, :, n:] = np.nan
+    found = gradients(arrays, causal=True, lengths_q=lengths)
+    for i, n in enumerate(lengths):
+        one = slice(i, i + 1)
+        assert not np.any(found["q"][i, :, n:].astype(np.float32))
+        if n == 0:
+            assert not np.any(found["k"][i].astype(np.float32))
+            continue
+        its = {name: x[one, :, :n] if name == "q" else x[one] for name, x in found.items()}
+        four = dout[one, :, :n], q[one, :, :n], k[one], v[one]
+        ExpectedGradients(*four, causal=True).assert_accepts(its, f"{n} queries")
+
+
 @pytest.mark.parametrize("form", [MMA, FP32_SHARED], ids=name_of)
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (20, 5)}], ids=str)
 @exhaustive("backward", but=lambda form, options: form is MMA and "window" in options)
