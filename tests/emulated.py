@@ -123,6 +123,8 @@ class Emulator:
 
 def _arguments(variant: Variant | Instance) -> str:
     """Return the type of a kernel's one parameter."""
+    if isinstance(variant, Instance) and variant.kv:
+        return f"BackwardArguments<Score<{', '.join(variant.score)}>, {variant.kv}>"
     if isinstance(variant, Instance):
         return ARGUMENTS[variant.kernel].format(", ".join(variant.score))
     decodes = "Decode" if KERNELS[variant.kernel].decodes else ""

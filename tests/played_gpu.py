@@ -229,6 +229,10 @@ class Array:
         """Write a value everywhere."""
         self.host.fill(value)
 
+    def reshape(self, shape: Any) -> Array:
+        """View, or copy where there is no such view, with other axes."""
+        return self.view_of(self.host.reshape(shape))
+
     def swapaxes(self, a: int, b: int) -> Array:
         """View with two axes exchanged."""
         return self.view_of(self.host.swapaxes(a, b))

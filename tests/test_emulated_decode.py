@@ -609,7 +609,7 @@ def test_few_queries_of_attention_that_are_captured(
     q, k, v = (on_gpu(x) for x in arrays)
     assert isinstance(cufa.explain(q, k, v, **options), DecodePlan)
     gpu.stream = Stream(capturing=True)
-    monkeypatch.setattr(scratch, "_capture", lambda: (1, 0))
+    monkeypatch.setattr(scratch, "current_capture", lambda: (1, 0))
     out, lse = cufa.attention(q, k, v, return_lse=True, **options)
     assert_each_accepted(out, lse, *arrays, (900,), **host)
     assert {v.kernel for v in emulated._libraries} & {"fa2_fp32"}

@@ -856,7 +856,7 @@ def test_few_queries_are_captured(
     out = checked(call)
     gpu.stream = Stream(capturing=True)
     for number in range(10):
-        monkeypatch.setattr(scratch, "_capture", lambda number=number: (number, 0))
+        monkeypatch.setattr(scratch, "current_capture", lambda number=number: (number, 0))
         for return_lse in (False, True):
             gpu.allocated.clear()
             cufa.attention(**call, out=out, return_lse=return_lse)
@@ -880,7 +880,7 @@ def test_few_queries_are_captured_by_a_kernel_whose_blocks_draw_tiles(
     assert gpu.launches[-1].kernel == "decode"
     gpu.stream = Stream(capturing=True)
     for number in range(9):
-        monkeypatch.setattr(scratch, "_capture", lambda number=number: (number, 0))
+        monkeypatch.setattr(scratch, "current_capture", lambda number=number: (number, 0))
         assert_accepted(cufa.attention(*arrays, causal=True, out=out), None, q, k, v, causal=True)
     assert gpu.launches[-1].kernel == "fa3_wgmma"
 
@@ -889,7 +889,7 @@ def test_few_queries_are_captured_by_a_kernel_whose_blocks_draw_tiles(
 def test_few_queries_that_are_captured_without_a_call_before(
     gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
-    monkeypatch.setattr(scratch, "_capture", lambda: (1, 0))
+    monkeypatch.setattr(scratch, "current_capture", lambda: (1, 0))
     call = long(rng)
     if known:
         checked(legal(rng))  # a call, but not one like it

@@ -407,7 +407,7 @@ def capture(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def begin(number: int) -> None:
         gpu.stream = Stream(capturing=True)
-        monkeypatch.setattr(scratch, "_capture", lambda: (number, 0))
+        monkeypatch.setattr(scratch, "current_capture", lambda: (number, 0))
 
     return begin
 

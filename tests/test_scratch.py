@@ -39,7 +39,7 @@ class Field:
         cuda = SimpleNamespace(get_current_stream=lambda: self, alloc=self._alloc)
         cupy = SimpleNamespace(cuda=cuda)
         monkeypatch.setitem(sys.modules, "cupy", cupy)
-        monkeypatch.setattr(scratch, "_capture", lambda: self.capture)
+        monkeypatch.setattr(scratch, "current_capture", lambda: self.capture)
         monkeypatch.setattr(scratch.counters, "filled", self._filled)
         self.memory = scratch.Scratch()
 

@@ -11,12 +11,14 @@ import pytest
 import cufa
 from cufa.compiler import source
 from cufa.features.expression.own import own as own_of_a_call
-from cufa.specs import AUXILIARY_KERNELS, KERNELS
+from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS, KERNELS
 from cufa.specs.variant import Variant
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
 
-kernels = pytest.mark.parametrize("kernel", [*sorted(KERNELS), *AUXILIARY_KERNELS])
+ALL = (*sorted(KERNELS), *BACKWARD_KERNELS, *AUXILIARY_KERNELS)
+
+kernels = pytest.mark.parametrize("kernel", ALL)
 
 #: Beginnings of lines that the bundle has no use for.
 REPLACED = ("#include", "#pragma once")
@@ -64,7 +66,7 @@ def test_every_include_is_replaced_once(kernel: str) -> None:
 
 def test_every_file_is_used() -> None:
     sources = {path.stem for path in SOURCES.glob("*.cu")}
-    assert sources == {*KERNELS, *AUXILIARY_KERNELS}
+    assert sources == set(ALL)
     own = own_of_a_call(lambda score, b, h, q_idx, kv_idx: score + 1, None).parts
     variant = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1, score=own)
     bundled = "\n".join((*map(source.text, sources), source.of(variant)))

@@ -7,14 +7,18 @@ import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cufa import device
 from cufa.compiler import source
-from cufa.specs import AUXILIARY_KERNELS, KERNELS, default_kernel
-from cufa.specs.arguments import SWITCHES
+from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS, KERNELS, default_kernel
+from cufa.specs.arguments import NUMBERS, SWITCHES
 from cufa.specs.auxiliary import AuxiliarySpec
+from cufa.specs.backward import PARAMS as BACKWARD_PARAMS
+from cufa.specs.backward import BackwardSpec
+from cufa.specs.params import PARAMS
 from cufa.specs.spec import Spec
 from cufa.specs.variant import Variant
 
@@ -22,7 +26,11 @@ PACKAGE = Path(source.__file__).parents[1]
 H200 = device.named("h200")
 NO_SM90A = H200._replace(compiles_sm90a=False)
 
-ALL: dict[str, Spec | AuxiliarySpec] = {**KERNELS, **AUXILIARY_KERNELS}
+ALL: dict[str, Spec | AuxiliarySpec | BackwardSpec] = {
+    **KERNELS,
+    **BACKWARD_KERNELS,
+    **AUXILIARY_KERNELS,
+}
 
 #: Where kernels have names besides their specs: the package, some of whose functions have one.
 BY_NAME = {"__init__.py"}
@@ -53,7 +61,7 @@ def test_nothing_else_asks_for_a_kernel_by_name(path: Path) -> None:
 def test_every_kernel_has_its_spec() -> None:
     """A file of the same stem each, and in its order of preference."""
     sources = {path.stem for path in (PACKAGE / "kernels").glob("*.cu")}
-    assert sources == {*KERNELS, *AUXILIARY_KERNELS}
+    assert sources == set(ALL)
     for name, spec in ALL.items():
         assert spec.name == name
         assert importlib.import_module(f"cufa.specs.{name}").SPEC is spec
@@ -86,6 +94,12 @@ def test_spec_agrees_with_the_source(name: str) -> None:
     assert ("registers_decrease" in text) == (spec.launch_registers is not None)
 
 
+@pytest.mark.parametrize("name", BACKWARD_KERNELS)
+def test_backward_spec_agrees_with_the_source(name: str) -> None:
+    kinds = [f"int {argument.upper()}" for argument in NUMBERS]
+    assert template_of(name) == ["class T", *kinds, "class SCORE", "class KV"]
+
+
 def test_schedules_are_structs_of_the_source() -> None:
     for name, spec in KERNELS.items():
         assert bool(spec.schedules) == (spec.schedule is not None)
@@ -97,27 +111,39 @@ def test_schedules_are_structs_of_the_source() -> None:
 def test_auxiliary_spec_agrees_with_the_source(name: str) -> None:
     spec, text = AUXILIARY_KERNELS[name], text_of(name)
     names = [each.split()[-1].lower() for each in template_of(name)]
-    assert names == [*spec.types, *spec.numbers, *["mask"] * spec.takes_mask]
+    last = ["mask"] * spec.takes_mask + ["score", "kv"] * spec.takes_score
+    assert names == [*spec.types, *spec.numbers, *last]
     (bound,) = re.findall(r"__launch_bounds__\(([^)]*)\)", text)
     constants = dict(re.findall(r"constexpr int (\w+) = (\d+);", text))
     threads = 1
     for factor in bound.split(" * "):
         threads *= int(constants.get(factor, factor if factor.isdigit() else spec.threads))
     assert threads == spec.threads
-    (body,) = re.findall(r"^struct \w+Params {(.*?)^};", text, re.MULTILINE | re.DOTALL)
+    if not spec.takes_score:
+        assert members_of(text) == list(spec.params.names or ())
+
+
+def members_of(text: str) -> list[str]:
+    """Return the members of the struct of parameters."""
+    found = re.findall(r"^struct \w+Params(?: : Params)? {(.*?)^};", text, re.MULTILINE | re.DOTALL)
+    (body,) = found
     declared = re.sub(r"//.*|\[\w+\]|^ +__device__.*$|[*]|const", "", body, flags=re.MULTILINE)
-    members = [
+    return [
         member.split()[-1]
         for declaration in declared.split(";")
         if declaration.strip()
         for member in declaration.split(",")
     ]
-    assert members == list(spec.params.names or ())
 
 
-@pytest.mark.parametrize("name", ALL)
+def test_backward_params_agree_with_the_source() -> None:
+    text = (PACKAGE / "kernels" / "bwd_params.cuh").read_text()
+    assert [*(PARAMS.names or ()), *members_of(text)] == list(BACKWARD_PARAMS.names or ())
+
+
+@pytest.mark.parametrize("name", [*KERNELS, *AUXILIARY_KERNELS])
 def test_tensors_are_members_of_the_struct(name: str) -> None:
-    spec = ALL[name]
+    spec: Any = ALL[name]
     assert {*spec.inputs, *spec.outputs} <= set(spec.params.names or ())
     assert set(spec.inputs).isdisjoint(spec.outputs)
     assert spec.outputs

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cufa.api.backward_gpu import gradients_on_gpu, traced
 from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
 from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.arrays import Array, as_bhsd, module_of_all
@@ -75,7 +76,8 @@ def attention_backward(
         What `attention` returned with ``return_lse=True`` and the same other arguments.
     wrt : tuple of str
         What to differentiate with respect to: some of "q", "k", "v", "bias" and "sinks", and of the
-        names of arrays of floats that `score_mod` reads. Others are not computed.
+        names of arrays of floats that `score_mod` reads; with CuPy arrays, some of "q", "k", "v"
+        and "sinks". Others are not computed.
     causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
         As of `attention`.
     score_mod : function, optional
@@ -89,9 +91,10 @@ def attention_backward(
         Where gradients go: of the shapes and the dtype of q, k and v, sharing no memory with other
         arrays of the call. For what is in `wrt`.
     deterministic : bool
-        Whether two identical calls give the same bits. On the CPU they always do.
+        Whether two identical calls give the same bits. On the CPU they always do. On a GPU, tiles
+        of keys then add to dq in a fixed order; dk and dv are the same bits in any case.
     kernel : str or Variant, optional
-        Forces a kernel; GPU only.
+        None: a dtype has one kernel of gradients.
 
     Returns
     -------
@@ -111,7 +114,13 @@ def attention_backward(
     The method is FlashAttention-2 (Dao 2023, algorithm 2): scores are computed again, tile by tile,
     from the log-sum-exp. The gradient of a score is P (dP - delta), where delta is the sum of
     dout * out over a row. The gradient of a sink is the sum of -exp(sink - lse) delta over the rows
-    of its head. Beyond the gradients, memory is that of dq in float32.
+    of its head. Beyond the gradients, memory is that of dq in float32, and two numbers a row. On a
+    GPU it is kept for the next call on the stream; a call that is captured into a CUDA graph takes
+    that of a call before it on that stream.
+
+    On a GPU, weights come from the log-sum-exp in float32. It has an error of 2^-24 of itself,
+    which is a relative error of the weights: of rows all of whose scores are beyond some 10^4 in
+    magnitude, it shows.
 
     ``docs/guide/gradients.md`` gives both functions to a library that differentiates.
 
@@ -139,8 +148,6 @@ def attention_backward(
     tensors = {"q": q, "k": k, "v": v}
     written = {name: array for name, array in into.items() if array is not None}
     xp = module_of_all({**tensors, **results, **written})
-    if xp is not np:
-        raise TypeError("q is a cupy array: gradients are computed of numpy arrays")
     if block_mask is not None:
         mask_mod = mask_mod_of(block_mask, mask_mod)
     dropout_p = check_dropout(dropout_p)
@@ -149,6 +156,7 @@ def attention_backward(
     read = read_by_function(score_mod)
     given = {**tensors, **beside, **into, **read}
     wrt = check_wrt(wrt, given, read)
+    functions = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel)
     problem, operands = parse(
         *(q, k, v),
         asked={
@@ -160,7 +168,7 @@ def attention_backward(
         out=None,
         xp=xp,
         beside=beside,
-        own=NOTHING,
+        own=functions,
         lengths_k=lengths_k,
         lengths_q=lengths_q,
         return_lse=True,
@@ -174,6 +182,17 @@ def attention_backward(
     is_padded = problem.kv == "Padded"
     others = {"lengths_k": lengths_k, "lengths_q": lengths_q} if is_padded else {}
     check_gradients(into, {**tensors, **results, **beside, **others}, xp)
+    if xp is not np:
+        return gradients_on_gpu(
+            *(problem, operands, its, {**tensors, **beside, **into}),
+            (alibi_slopes, bias, mask, sinks, block_mask),
+            others,
+            functions,
+            wrt=wrt,
+            view=lambda x: as_bhsd(x, layout),
+            ndim=np.ndim(q),
+            deterministic=deterministic,
+        )
     refuse_kernel(kernel)
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
     own = cpu_own.differentiable(score_mod, mask_mod, read.keys() & {*wrt}, tiles)

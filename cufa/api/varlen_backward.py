@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cufa.api.backward import made, read_by_function, returned
+from cufa.api.backward_gpu import gradients_on_gpu, traced
 from cufa.api.options import Causal, UserFunction, Window
 from cufa.api.varlen import LAYOUT, parsed
 from cufa.arrays import Array, as_bhsd, module_of_all
@@ -80,7 +81,7 @@ def attention_varlen_backward(
     deterministic : bool
         Whether two identical calls give the same bits. On the CPU they always do.
     kernel : str or Variant, optional
-        Forces a kernel; GPU only.
+        None, see `attention_backward`.
 
     Returns
     -------
@@ -117,18 +118,17 @@ def attention_varlen_backward(
     tensors = {"q": q, "k": k, "v": v}
     written = {name: array for name, array in into.items() if array is not None}
     xp = module_of_all({**tensors, **results, **written})
-    if xp is not np:
-        raise TypeError("q is a cupy array: gradients are computed of numpy arrays")
     check_flag("deterministic", deterministic)
     read = read_by_function(score_mod)
     given = {**tensors, **beside, **into, **read}
     wrt = check_wrt(wrt, given, read)
+    functions = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel)
     problem, operands, offsets, _ = parsed(
         (q, k, v, None),
         beside,
         lengths,
         (max_seqlen_q, max_seqlen_k),
-        NOTHING,
+        functions,
         seed,
         asked={
             **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
@@ -140,8 +140,19 @@ def attention_varlen_backward(
     shape = *q.shape[:2], v.shape[2]
     dout, out, lse = check_results(results, q, (shape, (q.shape[1], q.shape[0])), xp)
     check_gradients(into, {**tensors, **results, **beside, **lengths}, xp)
-    refuse_kernel(kernel)
     its = Results(_of_one(dout), _of_one(out), lse[None])
+    if xp is not np:
+        return gradients_on_gpu(
+            *(problem, operands, its, given),
+            (alibi_slopes, bias, mask, sinks, None),
+            offsets,
+            functions,
+            wrt=wrt,
+            view=_of_one,
+            ndim=4,
+            deterministic=deterministic,
+        )
+    refuse_kernel(kernel)
     own = differentiable(score_mod, mask_mod, read.keys() & {*wrt})
     gradients = made(wrt, given, own.is_called)
     views = gradients.viewed(_of_one, 4)

@@ -20,6 +20,7 @@ from cufa.planner.plan import Plan
 from cufa.problem.extras import Extras
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
+from cufa.specs.arguments import TemplateArguments
 from cufa.specs.kv import LENGTHS
 from cufa.specs.layout import numbers_of
 from cufa.specs.params import MAPS_ALIGNMENT
@@ -39,7 +40,7 @@ class ScoreLayout:
 
     Parameters
     ----------
-    variant : Variant
+    variant : TemplateArguments
     dtype : dtype
         Dtype of the parameter.
 
@@ -51,7 +52,7 @@ class ScoreLayout:
         expressions; the last one is the seed.
     """
 
-    def __init__(self, variant: Variant, dtype: np.dtype) -> None:
+    def __init__(self, variant: TemplateArguments, dtype: np.dtype) -> None:
         offsets = {name: offset for name, offset, _ in numbers_of(dtype)}
         parts = [part_named(name) for name in variant.score]
         self._tile = variant.bm, variant.bn

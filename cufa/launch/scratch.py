@@ -147,7 +147,7 @@ class Scratch:
 
     def _take_for_capture(self, nbytes: int) -> Place:
         """Return memory that a capture has for itself."""
-        key = _capture()
+        key = current_capture()
         with self._lock:
             place = self._of_capture.get(key)
             of_capture = place or (self._reserves[-1] if self._reserves else None)
@@ -181,7 +181,7 @@ def _capture_info() -> Any:
     return driver.function("cuStreamGetCaptureInfo_v2", keeps_lock=True)
 
 
-def _capture() -> tuple[int, int]:
+def current_capture() -> tuple[int, int]:
     """Return which capture the current stream is part of, and the stream."""
     import cupy
 

@@ -12,6 +12,11 @@ from cufa.specs import (
     append,
     block_lists,
     block_mask,
+    bwd_finish,
+    bwd_fp32,
+    bwd_mma,
+    bwd_prepare,
+    bwd_sinks,
     clear_rows,
     decode,
     decode_wgmma,
@@ -22,6 +27,7 @@ from cufa.specs import (
     merge,
 )
 from cufa.specs.auxiliary import AuxiliarySpec
+from cufa.specs.backward import BackwardSpec
 from cufa.specs.spec import Spec
 
 KERNELS: dict[str, Spec] = {
@@ -37,9 +43,18 @@ ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.de
 """Those that are for `attention`; the others are for `decode`."""
 
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
-    module.SPEC.name: module.SPEC for module in (append, merge, block_mask, block_lists, clear_rows)
+    module.SPEC.name: module.SPEC
+    for module in (
+        *(append, merge, block_mask, block_lists, clear_rows),
+        *(bwd_prepare, bwd_finish, bwd_sinks),
+    )
 }
 """The kernels that compute no attention, by name."""
+
+BACKWARD_KERNELS: dict[str, BackwardSpec] = {
+    module.SPEC.name: module.SPEC for module in (bwd_mma, bwd_fp32)
+}
+"""The kernels that compute gradients of attention, by name."""
 
 MAX_HEAD_DIM = max(spec.max_head_dim for spec in KERNELS.values())
 """The most that a head dim can be."""

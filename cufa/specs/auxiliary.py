@@ -27,6 +27,8 @@ class AuxiliarySpec(NamedTuple):
         The template arguments that are element types, which come first, and those that are numbers.
     takes_mask : bool
         Whether the last one is a part of a score, a mask.
+    takes_score : bool
+        Whether the last ones are a score and the way of finding Q, K and V.
     """
 
     name: str
@@ -37,6 +39,7 @@ class AuxiliarySpec(NamedTuple):
     types: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     takes_mask: bool = False
+    takes_score: bool = False
 
     def parameter(self, score: Sequence[str] = ()) -> np.dtype:
         """Return the layout of what a launch passes by value."""

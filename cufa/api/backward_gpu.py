@@ -1,0 +1,96 @@
+"""Gradients of CuPy arrays, for `attention_backward` and `attention_varlen_backward`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cufa.arrays import Array, Operands
+from cufa.features.expression.own import Own, own
+from cufa.launch import backward, calls
+from cufa.problem.extras import Extras
+from cufa.problem.parse_backward import TENSORS, Gradients, Results
+from cufa.problem.problem import Problem
+
+
+def traced(
+    wrt: tuple[str, ...],
+    score_mod: Callable[..., Any] | str | None,
+    mask_mod: Callable[..., Any] | str | None,
+    kernel: object,
+) -> Own:
+    """Return the functions of a call, as the kernels take them; refuse what these do not compute.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    for name in wrt:
+        if name not in (*TENSORS, "sinks"):
+            raise ValueError(
+                f"wrt has {name!r}: its gradient is computed of numpy arrays only; with cupy "
+                "arrays, wrt can name 'q', 'k', 'v' and 'sinks'"
+            )
+    if isinstance(score_mod, str):
+        raise TypeError(
+            "score_mod is C++, which cannot be differentiated: give a Python function of it"
+        )
+    if kernel is not None:
+        raise ValueError(f"kernel: gradients have one kernel a dtype: leave {kernel!r} out")
+    return own(score_mod, mask_mod)
+
+
+def gradients_on_gpu(
+    problem: Problem,
+    operands: Operands,
+    its: Results,
+    given: Mapping[str, Any],
+    arrays: tuple[Any, ...],
+    lengths: Mapping[str, Array | None],
+    mods: Own,
+    *,
+    wrt: tuple[str, ...],
+    view: Callable[[Array], Array],
+    ndim: int,
+    deterministic: bool,
+) -> tuple[Array, ...]:
+    """Compute gradients of a call that is legal.
+
+    Parameters
+    ----------
+    problem : Problem
+    operands : Operands
+    its : Results
+    given : mapping
+        q, k, v, sinks, and dq, dk, dv, or None for those that the caller has no place for.
+    arrays : tuple
+        Those that parts of the score read, in the order of `cufa.features.parts.ARRAYS`.
+    lengths : mapping
+        Those that say how long sequences are, by argument, in order.
+    mods : Own
+        As of `traced`.
+    wrt : tuple of str
+    view : callable
+        Makes a (batch, heads, seq, head_dim) view of one of `given`.
+    ndim : int
+        Axes of q, as parts of the score count them.
+    deterministic : bool
+
+    Returns
+    -------
+    tuple of array
+        In the order of `wrt`.
+    """
+    import cupy
+
+    found: dict[str, Array] = {}
+    for name in wrt:
+        into = given.get(f"d{name}")
+        found[name] = cupy.empty(given[name].shape, given[name].dtype) if into is None else into
+    there = tuple(calls.on_device(name, array) for name, array in lengths.items())
+    seed = operands.seed if "Dropout" in problem.score else None
+    extras = Extras(arrays, there, mods.arrays, seed)
+    views = Gradients(**{name: view(x) if name in TENSORS else x for name, x in found.items()})
+    tensors = backward.Tensors(operands.q, operands.k, operands.v)
+    backward.attention_backward(problem, tensors, its, views, extras, deterministic, ndim)
+    return tuple(found.values())

@@ -1,0 +1,86 @@
+// The derivative of a score with respect to what its parts were handed: one hook a part.
+#pragma once
+#include "score.cuh"
+
+// That of a part, from the score in front of it and the one behind it. A part of a caller's own has
+// a method `slope`; those that only add to a score, or hide keys, have none: it is 1.
+template <class Part, class = void>
+struct Slope {
+    static constexpr bool ONE = true;
+    static __device__ float of(const Part& part, float s, float changed, const Pair& pair) {
+        return 1.f;
+    }
+};
+template <class Part>
+struct Slope<Part, decltype(&Part::slope, void())> {
+    static constexpr bool ONE = false;
+    static __device__ float of(const Part& part, float s, float changed, const Pair& pair) {
+        return part.slope(s, changed, pair);
+    }
+};
+// The derivative of c tanh(s / c): 1 - tanh^2.
+struct SlopeOfTanh {
+    static constexpr bool ONE = false;
+    template <class Part>
+    static __device__ float of(const Part& part, float s, float changed, const Pair& pair) {
+        const float tanh = changed * part.softcap_inverse;
+        return fmaf(-tanh, tanh, 1.f);
+    }
+};
+template <>
+struct Slope<Softcap> : SlopeOfTanh {};
+template <>
+struct Slope<FineSoftcap> : SlopeOfTanh {};
+template <>
+struct Slope<ExactSoftcap> : SlopeOfTanh {};
+
+// A score as the backward pass asks for it.
+template <class SCORE>
+struct Differentiated;
+template <class... Parts>
+struct Differentiated<Score<Parts...>> {
+    using Whole = Score<Parts...>;
+    static constexpr bool HAS_SLOPE = (!Slope<Parts>::ONE || ...);
+
+    const Whole& score;
+
+    // The score of a pair from S, natural or in log2 units as of Score, and its derivative by
+    // `factor` times S.
+    __device__ float of(float s, float factor, const Pair& pair, float& slope) const {
+        s *= factor, slope = 1.f;
+        (step<false, Parts>(s, pair, slope), ...);
+        s *= Whole::FROM_LOG2;
+        (step<true, Parts>(s, pair, slope), ...);
+        return s;
+    }
+    // Whether a part hides the key from the query.
+    __device__ bool hides(const Pair& pair) const {
+        return ((Parts::PAIRWISE && part<Parts>().hides(pair)) || ...);
+    }
+    // Which weights are dropped, as `dropped` of a part.
+    __device__ void dropped(bool (&drops)[4], int batch, int head, int query, int key) const {
+        ((Parts::DROPS_WEIGHTS ? part<Parts>().dropped(drops, batch, head, query, key) : void()),
+         ...);
+    }
+    // By what the weights grow that are not dropped.
+    __device__ float growth() const {
+        float keep = 1.f, lse = 0.f;
+        ((Parts::DROPS_WEIGHTS ? part<Parts>().end_row(keep, lse, 0) : void()), ...);
+        return 1.f / keep;
+    }
+
+ private:
+    template <class Part>
+    __device__ const Part& part() const {
+        return score;
+    }
+    template <bool NATURAL, class Part>
+    __device__ void step(float& s, const Pair& pair, float& slope) const {
+        if constexpr (!Part::LINEAR && Part::NATURAL == NATURAL) {
+            const float changed = part<Part>().score(s, pair);
+            if constexpr (!Slope<Part>::ONE)
+                slope *= Slope<Part>::of(part<Part>(), s, changed, pair);
+            s = changed;
+        }
+    }
+};

@@ -1,0 +1,290 @@
+"""Arrays -> launches of the backward pass: sums over rows, the products, dQ of its sums."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from cufa import device as devices
+from cufa.arrays import ALIGNMENT, Array, Ints, copied, readable
+from cufa.compiler import jit
+from cufa.dtypes import DTYPES
+from cufa.features.parts import ARRAYS
+from cufa.launch import workspace
+from cufa.launch.counters import is_capturing
+from cufa.launch.launch import Launch, launcher
+from cufa.launch.params import ScoreLayout, packed, scale_log2
+from cufa.launch.signature import Key, Place, remember
+from cufa.planner.backward import BackwardPlan, Step, backward_plan
+from cufa.problem.extras import Extras, placed
+from cufa.problem.parse_backward import Gradients, Results
+from cufa.problem.problem import Problem
+from cufa.specs.backward import parameter
+from cufa.specs.layout import numbers_of
+
+_PREPARED = 128  # calls that are remembered
+
+_TENSORS = ("q", "k", "v", "o", "d_out", "dq", "dk", "dv")
+_NUMBERS = ("row_lse", "row_delta", "dq_sums", "turns", "turns_drawn", "sinks", "d_sinks")
+_BLOCK_MASK, _SINKS = ARRAYS.index("block_mask"), ARRAYS.index("sinks")
+
+
+class Tensors(NamedTuple):
+    """Q, K and V of a call, as (batch, heads, seq, head_dim) views."""
+
+    q: Array
+    k: Array
+    v: Array
+
+
+class _Prepared(NamedTuple):
+    """The launches of calls with the same shapes, strides and options.
+
+    Attributes
+    ----------
+    plan : BackwardPlan
+    launches : tuple of Launch
+        Each is given the addresses of `_TENSORS`, of the log-sum-exp, of `_NUMBERS`, those of
+        `Extras.flat` and the seed.
+    """
+
+    plan: BackwardPlan
+    launches: tuple[Launch, ...]
+
+
+_prepared: dict[Key, _Prepared] = {}
+
+
+def attention_backward(
+    problem: Problem,
+    tensors: Tensors,
+    its: Results,
+    gradients: Gradients,
+    extras: Extras,
+    deterministic: bool,
+    ndim: int = 4,
+) -> None:
+    """Compute gradients of Q, K, V and sinks on the current device and stream.
+
+    Parameters
+    ----------
+    problem : Problem
+        That of the forward call.
+    tensors : Tensors
+    its : Results
+    gradients : Gradients
+        Where they go; all of it is written. That of a bias is not computed here.
+    extras : Extras
+        As of the forward call; lengths are on the device.
+    deterministic : bool
+        Whether the sums of dQ have a fixed order.
+    ndim : int
+        Axes of the caller's q.
+
+    Raises
+    ------
+    ValueError
+        In a capture into a CUDA graph, where the call needs memory that nothing was set aside for.
+    """
+    import cupy
+
+    written = {f"d{name}": getattr(gradients, name) for name in "qkv"}
+    wanted = {name: array for name, array in written.items() if array is not None}
+    sizes = (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv)
+    if 0 in sizes or problem.kv != "Dense":  # rows that no sequence has
+        for array in wanted.values():
+            array.fill(0)
+        if gradients.sinks is not None:
+            gradients.sinks.fill(0)
+    if 0 in sizes:
+        return
+    given = {**tensors._asdict(), "o": its.out, "d_out": its.dout}
+    arrays = _taken(given, wanted, negative=problem.scale < 0)
+    lse = its.lse if its.lse.flags.c_contiguous else _contiguous(its.lse)
+    device_id = cupy.cuda.runtime.getDevice()
+    infos = tuple(_info(i, each) for i, each in enumerate(extras.flat))
+    key = (
+        *(problem, device_id, deterministic, ndim, infos, gradients.sinks is None),
+        tuple(arrays[name].strides if name in arrays else None for name in _TENSORS),
+    )
+    call = _prepared.get(key)
+    if call is None:
+        strides = {name: array.strides for name, array in arrays.items()}
+        wrt = [name for name in (*"qkv", "sinks") if getattr(gradients, name) is not None]
+        described = extras.described(infos)
+        call = _prepare(problem, strides, described, wrt, deterministic, ndim, device_id)
+        remember(_prepared, key, call, _PREPARED)
+    plan = call.plan
+    memory = workspace.of_device(device_id).take(plan.workspace_words)  # kept until all is queued
+    start = memory.data.ptr
+    places = plan.row_lse, plan.row_delta, plan.dq_sums, plan.turns
+    numbers = [start + 4 * place if place >= 0 else 0 for place in places]
+    # Behind the turns is how many blocks were drawn.
+    drawn = start + 4 * (plan.workspace_words - 1) if plan.turns >= 0 else 0
+    addresses = (
+        *(arrays[name].data.ptr if name in arrays else 0 for name in _TENSORS),
+        _aligned(lse),
+        *(*numbers, drawn),
+        *(0 if gradients.sinks is None else extras.arrays[_SINKS].data.ptr,),
+        *(0 if gradients.sinks is None else gradients.sinks.data.ptr,),
+        *_addresses(extras, plan),
+    )
+    for launch in call.launches:
+        launch(*addresses)
+    for name, array in wanted.items():
+        if arrays[name] is not array:
+            array[...] = arrays[name]
+
+
+def _info(place: int, array: Any) -> Any:
+    """Return what the array at a place of `Extras.flat` is like; of a `cufa.BlockMask` its key."""
+    if array is None:
+        return None
+    return array.key if place == _BLOCK_MASK else (array.shape, array.strides, array.dtype)
+
+
+def _addresses(extras: Extras, plan: BackwardPlan) -> Ints:
+    """Return the addresses of the arrays that parts of the score read, and the seed."""
+    found = []
+    for i, array in enumerate(extras.flat):
+        if i == _BLOCK_MASK and array is not None:
+            array = array.lists(plan.variant)
+        found.append(0 if array is None else _aligned(array))
+    return (*found, *(() if extras.seed is None else (extras.seed,)))
+
+
+def _aligned(array: Array) -> int:
+    """Return an address that is a multiple of an element."""
+    address = int(array.data.ptr)
+    if address % array.itemsize:
+        raise ValueError(
+            f"an array of {array.dtype} begins within an element, at {address:#x}: give a copy"
+        )
+    return address
+
+
+def _taken(given: dict[str, Array], wanted: dict[str, Array], negative: bool) -> dict[str, Array]:
+    """Return arrays as the kernels take them: as they are, or in place of others."""
+    import cupy
+
+    taken = {}
+    for name, array in given.items():
+        negate = name == "q" and negative
+        if name == "o":
+            plain = _has_rows(array)
+        else:
+            plain = array.data.ptr % ALIGNMENT == 0 and readable(
+                array.shape, array.strides, array.itemsize
+            )
+        if not plain or negate:
+            _refuse_capture(name.replace("d_", "d"), array)
+            array = copied(array, negate)
+        taken[name] = array
+    for name, array in wanted.items():
+        if not _has_rows(array):
+            _refuse_capture(name, array)
+            array = cupy.empty(array.shape, array.dtype)
+        taken[name] = array
+    return taken
+
+
+def _has_rows(array: Array) -> bool:
+    """Whether the elements of a row are one after the other, and all are aligned."""
+    size = array.itemsize
+    steps = (step for n, step in zip(array.shape, array.strides, strict=True) if n > 1)
+    return (
+        (array.shape[3] == 1 or array.strides[3] == size)
+        and array.data.ptr % size == 0
+        and all(step % size == 0 for step in steps)
+    )
+
+
+def _contiguous(lse: Array) -> Array:
+    import cupy
+
+    _refuse_capture("lse", lse)
+    return cupy.ascontiguousarray(lse)
+
+
+def _refuse_capture(name: str, array: Array) -> None:
+    if is_capturing():
+        raise ValueError(
+            f"{name} (shape {array.shape}, strides {array.strides}) would be copied, for which a "
+            "call that is captured into a CUDA graph has no place: give a contiguous array whose "
+            "rows are a multiple of 16 bytes, and a scale that is not negative"
+        )
+
+
+def _prepare(
+    problem: Problem,
+    strides: dict[str, Ints],
+    extras: Extras,
+    wrt: list[str],
+    deterministic: bool,
+    ndim: int,
+    device_id: int,
+) -> _Prepared:
+    device = devices.of_id(device_id)
+    # Kernels take a scale that is not negative: Q comes negated, and dQ takes the sign.
+    positive = problem._replace(scale=abs(problem.scale), returns_lse=True)
+    plan = backward_plan(positive, device, wrt, deterministic)
+    reads = plan.problem.reads
+    numbers = placed(reads, ndim, plan.problem.sizes, extras) if reads else ()
+    launches = []
+    for step in plan.steps:
+        function = jit.kernel(step.instance, device, device_id)
+        content, places = _parameter(plan, step, strides, numbers, extras, problem.scale)
+        launch = launcher(function, (step.grid, 1, 1), step.threads, step.instance.smem_bytes)
+        launches.append(Launch(launch, content, places))
+    return _Prepared(plan, tuple(launches))
+
+
+def _parameter(
+    plan: BackwardPlan,
+    step: Step,
+    strides: dict[str, Ints],
+    numbers: tuple[Ints, ...],
+    extras: Extras,
+    scale: float,
+) -> tuple[bytes, tuple[Place, ...]]:
+    """Return the parameter of a launch, in which addresses are 0, and where these go."""
+    problem, variant = plan.problem, plan.variant._replace(score=step.instance.score)
+    dtype = parameter(variant.score, variant.kv)
+    score = ScoreLayout(variant, dtype)
+    itemsize, sinks = DTYPES[problem.dtype].bytes, extras.arrays[_SINKS]
+    known: dict[str, float] = {
+        "lse": 0,
+        "scale_log2": scale_log2(problem.scale),
+        "heads_q": problem.heads_q,
+        "group": problem.group,
+        "seq_q": problem.seq_q,
+        "seq_kv": problem.seq_kv,
+        "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v,
+        "q_tiles": plan.q_units,
+        "heads": problem.batch * problem.heads_q,
+        "stride_sinks": 0 if sinks is None else sinks.strides[0] // sinks.dtype.itemsize,
+        "scale": problem.scale,
+        "dq_factor": scale,
+        "workspace_rows": plan.workspace_rows,
+        "kv_tiles": plan.key_tiles,
+    }
+    for name, steps in strides.items():
+        if problem.kv == "Varlen":  # the tiles' sequences are not along this axis
+            steps = (0, *steps[1:])
+        for axis, each in zip(("batch", "head", "seq"), steps[:3], strict=True):
+            known[f"{name}.stride_{axis}"] = each // itemsize
+    offsets = {name: offset for name, offset, _ in numbers_of(dtype)}
+    values: list[float] = [
+        known.get(name.removeprefix("params."), 0) for name in offsets if name.startswith("params.")
+    ]
+    values += score.values(problem, numbers if variant.score else ())
+    content = packed(
+        ((offset, kind) for _, offset, kind in numbers_of(dtype)), 0, dtype.itemsize
+    ).pack(*values)
+    names = (*(f"{name}.data" for name in _TENSORS), "lse", *_NUMBERS)
+    places = [(offsets[f"params.{name}"] // 8, i) for i, name in enumerate(names)]
+    places += (
+        (word, which if which < 0 else len(names) + extras.place(which))
+        for word, which in score.places
+    )
+    return content, tuple(places)

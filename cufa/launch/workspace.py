@@ -1,0 +1,95 @@
+"""Memory in which the kernels of one call leave numbers for each other, whatever it held before.
+
+The calls of a stream follow each other, and have the same memory: the largest that one needed is
+kept. A call that is captured into a CUDA graph takes it for good, since the graph may be
+replayed at any time; the next ordinary call gets another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import numpy as np
+
+from cufa.arrays import Array
+from cufa.launch.scratch import current_capture
+
+_STREAMS = 8  # whose memory is kept, and of all captures under way
+_PER_THREAD = 2  # the handle of each thread's default stream
+
+
+class Workspace:
+    """The memory of one device."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread, self._threads = threading.local(), itertools.count(1)
+        self._of_stream: dict[int, Array] = {}
+        self._of_capture: dict[tuple[int, int], Array] = {}
+        self._captured: list[Array] = []  # as long as we live
+
+    def take(self, words: int) -> Any:
+        """Return memory for a call on the current stream.
+
+        Parameters
+        ----------
+        words : int
+            Their number, of 32 bits each.
+
+        Raises
+        ------
+        ValueError
+            The stream is being captured, and has no memory that does.
+        """
+        import cupy
+
+        stream = cupy.cuda.get_current_stream()
+        with self._lock:
+            key = self._key(stream.ptr)
+            if stream.is_capturing():
+                return self._take_for_capture(key, words)
+            found = self._of_stream.get(key)
+            if found is None or found.size < words:
+                self._of_stream.pop(key, None)  # it goes back to CuPy's pool, for this stream
+                while len(self._of_stream) >= _STREAMS:
+                    del self._of_stream[next(iter(self._of_stream))]
+                found = self._of_stream[key] = cupy.empty((words,), np.float32)
+        return found
+
+    def _key(self, stream: int) -> int:
+        """Return what stands for a stream: each thread's own has the same number."""
+        if stream != _PER_THREAD:
+            return stream
+        key = getattr(self._thread, "key", None)
+        if key is None:
+            key = self._thread.key = -next(self._threads)
+        return int(key)
+
+    def _take_for_capture(self, stream: int, words: int) -> Array:
+        key = current_capture()
+        found = self._of_capture.get(key)
+        if found is None:
+            found = self._of_stream.get(stream)
+        if found is None or found.size < words:
+            raise ValueError(
+                "a backward pass is captured into a CUDA graph, for which no memory is set aside: "
+                "make such a call before it on the stream that is captured, outside of the graph"
+            )
+        if key not in self._of_capture:
+            del self._of_stream[stream]
+            self._captured.append(found)
+            # Captures that are over need no entry: their number does not come again.
+            kept = list(self._of_capture.items())[: _STREAMS - 1]
+            self._of_capture = {key: found, **dict(kept)}
+        return found
+
+
+_of_device: dict[int, Workspace] = {}
+
+
+def of_device(device_id: int) -> Workspace:
+    """Return the memory of a device."""
+    found = _of_device.get(device_id)
+    return found or _of_device.setdefault(device_id, Workspace())

@@ -1,0 +1,12 @@
+// The functions of cufa/kernels/ptx_reduce.cuh on the host.
+#pragma once
+#include "ptx.cuh"
+
+inline void red_add(float* p, float x) { *p += x; }
+inline int draw(int* p) { return (*p)++; }
+inline int ld_acquire(const int* p) {  // again and again, until another block has left it
+    ++emulator::events, emulator::yield();
+    return *p;
+}
+inline void st_release(int* p, int x) { *p = x, ++emulator::events; }
+inline void fence_gpu() {}

@@ -1,0 +1,314 @@
+"""The backward kernels' source on the host, from `cufa.attention_backward` on."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from typing import Any
+
+import numpy as np
+import played_gpu
+import pytest
+import score_mods
+from emulated import Emulator, emulate, needs_compiler
+from exhaustive import exhaustive
+from played_gpu import Gpu, on_gpu, one_in
+from reference import DTYPES, oracle, random_inputs
+from reference_backward import ExpectedGradients
+from test_backward import NAMES, features, formula_options
+from test_varlen import ragged
+
+import cufa
+from cufa import device
+from cufa.launch import backward, workspace
+
+pytestmark = needs_compiler
+
+Case = tuple[str, str, int, int]
+"""Device, dtype, and head dims of Q and K and of V."""
+
+#: A form of each kernel, with which all features always run.
+MMA, FP32 = ("h200", "bfloat16", 32, 24), ("h200", "float32", 20, 32)
+#: Where two warps share keys.
+MMA_SHARED, FP32_SHARED = ("h200", "float16", 192, 192), ("h200", "float32", 64, 40)
+MMA_EIGHT = ("h200", "bfloat16", 64, 64)
+FORMS = MMA, FP32, MMA_SHARED, FP32_SHARED, MMA_EIGHT
+SAMPLE = (MMA, "all"), (FP32, "dropout_p"), (MMA, "function all"), (FP32, "softcap")
+
+
+def name_of(case: Any) -> str:
+    return "-".join(map(str, case)) if isinstance(case, tuple) else str(case)
+
+
+forms = pytest.mark.parametrize("form", FORMS, ids=name_of)
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Emulator:
+    return Emulator()
+
+
+@pytest.fixture(autouse=True)
+def emulated(
+    gpu: Gpu,
+    emulator: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Emulator:
+    """Play a GPU; warps take turns at random, or in order: in each test always the same way."""
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    played = device.named(params.get("form", MMA)[0])
+    monkeypatch.setattr(device, "of_id", lambda device_id: played)
+    monkeypatch.setattr(backward, "_prepared", {})
+    monkeypatch.setattr(workspace, "_of_device", {})
+    emulate(monkeypatch, emulator)
+    seed = zlib.crc32(request.node.name.encode()) % 8
+    emulator.last_first, emulator.seed = seed % 2 == 1, seed
+    return emulator
+
+
+def drawn(
+    rng: np.random.Generator, form: Case, sizes: tuple[int, ...], **options: Any
+) -> tuple[np.ndarray, ...]:
+    """Draw dout, q, k and v, and return them with what the forward pass gives."""
+    b, hq, hk, sq, sk = sizes
+    _, dtype, d, dv = form
+    q, k, v = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d, dv=dv)
+    dout = rng.standard_normal((b, hq, sq, dv), np.float32).astype(DTYPES[dtype])
+    out, lse = oracle(q, k, v, **options)
+    return dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32)
+
+
+def there(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: on_gpu(x) if hasattr(x, "dtype") else x for name, x in options.items()}
+
+
+def gradients(arrays: tuple[np.ndarray, ...], **options: Any) -> dict[str, np.ndarray]:
+    """Return all gradients of a call."""
+    found = cufa.attention_backward(*map(on_gpu, arrays), **there(options))
+    return {name: x.get() for name, x in zip(options.get("wrt", "qkv"), found, strict=True)}
+
+
+def checked(
+    rng: np.random.Generator, form: Case, sizes: tuple[int, ...], given: Any = None, **options: Any
+) -> None:
+    """Compare the gradients of a call with the oracle's; the call may name others than it."""
+    arrays = drawn(rng, form, sizes, **options)
+    wrt = (*"qkv", "sinks") if "sinks" in options else (*"qkv",)
+    found = gradients(arrays, wrt=wrt, **(options if given is None else given))
+    dout, q, k, v, *_ = arrays
+    ExpectedGradients(dout, q, k, v, **options).assert_accepts(found, f"{form} {sizes}")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@forms
+def test_odd_lengths(rng: np.random.Generator, form: Case, causal: bool) -> None:
+    checked(rng, form, (1, 2, 1, 45, 71) if causal else (2, 1, 1, 70, 33), causal=causal)
+
+
+@forms
+@pytest.mark.parametrize("name", NAMES)
+@exhaustive("backward", but=lambda form, name: (form, name) in SAMPLE)
+def test_features(rng: np.random.Generator, form: Case, name: str) -> None:
+    sizes = (2, 2, 1, 37, 90)
+    if name.startswith("function "):
+        options, given = score_mods.made(rng, name.removeprefix("function "), sizes, on_gpu)
+    else:
+        options = features(rng, name, sizes)
+        given = options
+    checked(rng, form, sizes, given, **formula_options(options, sizes))
+
+
+def two_thirds(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Hide a third of all tiles."""
+    return (q_idx // 64 + kv_idx // 64 + h) % 3 > 0
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "attention_chunk", "mask_mod"])
+@pytest.mark.parametrize("form", [MMA, FP32_SHARED], ids=name_of)
+@exhaustive("backward", but=lambda form, name: form is MMA and name in ("window", "mask_mod"))
+def test_sums_have_the_same_bits(
+    emulated: Emulator, rng: np.random.Generator, form: Case, name: str
+) -> None:
+    """Whichever blocks and warps come first, of tiles of keys that see some tiles of rows."""
+    b, hq, _, sq, sk = sizes = (1, 2, 1, 150, 210)
+    by_name: dict[str, dict[str, Any]] = {
+        "causal": {"causal": True},
+        "window": {"window": (70, 5)},
+        "attention_chunk": {"attention_chunk": 48},
+        "mask_mod": {"mask_mod": two_thirds},
+    }
+    options = by_name[name]
+    given = dict(options)
+    if name == "mask_mod":
+        tile: dict[str, Any] = {"block": (64, 32), "xp": sys.modules["cupy"]}
+        given["block_mask"] = cufa.BlockMask.of(two_thirds, b, hq, sq, sk, **tile)
+    arrays = drawn(rng, form, sizes, **options)
+    expected = ExpectedGradients(*arrays[:4], **options)
+    found = []
+    for last_first, seed in ((False, 0), (True, 3), (False, 5)):
+        emulated.last_first, emulated.seed = last_first, seed
+        found.append(gradients(arrays, deterministic=True, **given))
+        expected.assert_accepts(found[-1], name)
+    for other in found[1:]:
+        for x in "qkv":
+            assert found[0][x].tobytes() == other[x].tobytes(), f"d{x}"
+
+
+@pytest.mark.parametrize("form", [MMA, FP32_SHARED], ids=name_of)
+@pytest.mark.parametrize("deterministic", [False, True])
+@exhaustive("backward", but=lambda form, deterministic: form is MMA and deterministic)
+def test_lengths_of_keys(rng: np.random.Generator, form: Case, deterministic: bool) -> None:
+    """Nothing beyond a length is read; gradients there are 0."""
+    sizes, lengths = (3, 2, 1, 40, 150), np.array([70, 0, 150], np.int32)
+    arrays = drawn(rng, form, sizes)
+    dout, q, k, v, out, lse = arrays
+    for i, n in enumerate(lengths):
+        result = oracle(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], causal=True)
+        out[i], lse[i] = result[0][0], result[1][0]
+        k[i, :, n:] = v[i, :, n:] = np.nan
+    options = {"causal": True, "lengths_k": lengths, "deterministic": deterministic}
+    found = gradients(arrays, **options)
+    for i, n in enumerate(lengths):
+        one = slice(i, i + 1)
+        for x in "kv":
+            assert not np.any(found[x][i, :, n:].astype(np.float32))
+        its = {name: x[one, :, :n] if name in "kv" else x[one] for name, x in found.items()}
+        expected = ExpectedGradients(
+            *(dout[one], q[one], k[one, :, :n], v[one, :, :n]), causal=True
+        )
+        expected.assert_accepts(its, f"{n} keys")
+
+
+def test_lengths_of_queries(rng: np.random.Generator) -> None:
+    """Nothing beyond a length is read, and gradients there are 0."""
+    arrays = drawn(rng, MMA, (3, 2, 1, 80, 40))
+    dout, q, k, v, out, lse = arrays
+    lengths = np.array([13, 0, 80], np.int32)
+    for i, n in enumerate(lengths):
+        result = oracle(q[i : i + 1, :, :n], k[i : i + 1], v[i : i + 1], causal=True)
+        out[i, :, :n], lse[i, :, :n] = result[0][0], result[1][0]
+        out[i, :, n:], lse[i, :, n:] = 0, -np.inf
+        q[i, :, n:] = dout[i, :, n:] = np.nan
+    found = gradients(arrays, causal=True, lengths_q=lengths)
+    for i, n in enumerate(lengths):
+        one = slice(i, i + 1)
+        assert not np.any(found["q"][i, :, n:].astype(np.float32))
+        if n == 0:
+            assert not np.any(found["k"][i].astype(np.float32))
+            continue
+        its = {name: x[one, :, :n] if name == "q" else x[one] for name, x in found.items()}
+        four = dout[one, :, :n], q[one, :, :n], k[one], v[one]
+        ExpectedGradients(*four, causal=True).assert_accepts(its, f"{n} queries")
+
+
+@pytest.mark.parametrize("form", [MMA, FP32_SHARED], ids=name_of)
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (20, 5)}], ids=str)
+@exhaustive("backward", but=lambda form, options: form is MMA and "window" in options)
+def test_sequences_of_any_lengths(
+    rng: np.random.Generator, form: Case, options: dict[str, Any]
+) -> None:
+    """Rows that no sequence has get 0, and what is in them reaches nothing."""
+    _, dtype, d, dv = form
+    lengths = ((5, 0, 70, 40, 1, 64), (7, 3, 30, 90, 0, 129))
+    q, k, _, cu_q, cu_k = ragged(rng, dtype, lengths, 2, 1, d, played_gpu)
+    v = ragged(rng, dtype, lengths, 2, 1, dv, played_gpu)[2]
+    dout = rng.standard_normal((*q.shape[:2], dv), np.float32).astype(q.dtype)
+    out, lse = np.full_like(dout, np.nan), np.full((2, q.shape[0]), np.nan, np.float32)
+    parts = []
+    for i in range(len(lengths[0])):
+        a, b = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+        four = [x.swapaxes(0, 1)[None] for x in (dout[a], q[a], k[b], v[b])]
+        if four[1].size and four[2].size:
+            result = oracle(*four[1:], **options)
+            out[a], lse[:, a] = result[0][0].swapaxes(0, 1), result[1][0]
+            parts.append((a, b, ExpectedGradients(*four, **options)))
+        elif four[1].size:
+            out[a], lse[:, a] = 0, -np.inf
+    given = [on_gpu(x) for x in (dout, q, k, v, out, lse, cu_q, cu_k)]
+    found = dict(
+        zip(
+            "qkv",
+            cufa.attention_varlen_backward(*given, deterministic=True, **options),
+            strict=True,
+        )
+    )
+    host = {name: x.get() for name, x in found.items()}
+    bounds = {x: np.max([e.bounds(x) for _, _, e in parts], axis=0) for x in "qkv"}
+    rest = {name: np.ones(x.shape[0], bool) for name, x in host.items()}
+    for a, b, expected in parts:
+        its = {x: host[x][a if x == "q" else b].swapaxes(0, 1)[None] for x in "qkv"}
+        expected.assert_accepts(its, str(options), bounds)
+        rest["q"][a] = rest["k"][b] = rest["v"][b] = False
+    for name, x in host.items():
+        assert not np.any(x[rest[name]].astype(np.float32)), f"d{name}"
+
+
+@pytest.mark.parametrize("form", [MMA, FP32], ids=name_of)
+def test_arrays_that_lie_otherwise(rng: np.random.Generator, form: Case) -> None:
+    """Any strides, of gradients, too; heads that share memory; a negative scale; what is wanted."""
+    sizes = (2, 2, 2, 37, 70)
+    dout, q, k, v, _, _ = drawn(rng, form, sizes)
+    k[:, 1], v[1] = k[:, 0], v[0]
+    out, lse = oracle(q, k, v, scale=-0.2)
+    expected = ExpectedGradients(dout, q, k, v, scale=-0.2)
+
+    def turned(x: np.ndarray) -> Any:  # rows are not contiguous
+        array = on_gpu(np.ascontiguousarray(x.swapaxes(2, 3)))
+        return array.view_of(array.host.swapaxes(2, 3))
+
+    of_k, of_v = on_gpu(k[:, :1]), on_gpu(v[:1])
+    there_k = of_k.view_of(np.broadcast_to(of_k.host, k.shape))
+    there_v = of_v.view_of(np.broadcast_to(of_v.host, v.shape))
+    results = turned(dout), one_in(q), there_k, there_v, turned(out.astype(q.dtype))
+    into = turned(np.zeros_like(k)), one_in(np.zeros_like(v))
+    dk, dv = cufa.attention_backward(
+        *results, on_gpu(lse.astype(np.float32)), wrt=("k", "v"), scale=-0.2, dk=into[0], dv=into[1]
+    )
+    assert dk is into[0]
+    assert dv is into[1]
+    expected.assert_accepts({"k": dk.get(), "v": dv.get()})
+    given = map(on_gpu, (dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32)))
+    (dq,) = cufa.attention_backward(*given, wrt=("q",), scale=-0.2)
+    expected.assert_accepts({"q": dq.get()})
+
+
+@pytest.mark.parametrize("name", ["rtx3090", "a100"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dims", [(96, 96), (128, 128), (192, 128), (256, 256)], ids=name_of)
+@exhaustive("backward")
+def test_planned_tiles(
+    monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+    name: str,
+    dtype: str,
+    dims: tuple[int, int],
+) -> None:
+    """Those of other devices, and of scores with a derivative."""
+    played = device.named(name)
+    monkeypatch.setattr(device, "of_id", lambda device_id: played)
+    form = (name, dtype, *dims)
+    checked(rng, form, (1, 2, 1, 40, 70), causal=True)
+    checked(rng, form, (1, 1, 1, 20, 70), softcap=2.0)
+
+
+def test_an_empty_call_writes_zeros() -> None:
+    q, k = on_gpu(np.ones((1, 2, 5, 32), np.float16)), on_gpu(np.ones((1, 1, 0, 32), np.float16))
+    out, lse = on_gpu(np.zeros((1, 2, 5, 32), np.float16)), on_gpu(np.zeros((1, 2, 5), np.float32))
+    dq, dk, dv = cufa.attention_backward(q, q, k, k, out, lse)
+    assert not dq.get().any()
+    assert dk.shape == dv.shape == k.shape
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"wrt": ("bias",), "bias": np.ones((1, 4), np.float32)}, "wrt has 'bias': its gradient"),
+        ({"score_mod": "score * 2"}, "score_mod is C\\+\\+, which cannot be differentiated"),
+        ({"kernel": "fa2_mma"}, "kernel: gradients have one kernel a dtype"),
+    ],
+)
+def test_what_no_kernel_computes(options: dict[str, Any], message: str) -> None:
+    x, lse = on_gpu(np.ones((1, 1, 4, 32), np.float16)), on_gpu(np.ones((1, 1, 4), np.float32))
+    with pytest.raises((TypeError, ValueError), match=message):
+        cufa.attention_backward(x, x, x, x, x, lse, **there(options))

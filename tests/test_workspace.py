@@ -1,0 +1,86 @@
+"""launch/workspace.py: memory of a stream's calls, and of captures."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cupy")
+
+from cufa.launch import workspace
+
+
+class Field:
+    """Streams, with at most one capture at a time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capture: tuple[int, int] | None = None
+        self.stream = 0
+        self.made: list[int] = []
+        cuda = SimpleNamespace(get_current_stream=lambda: self)
+        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, empty=self._empty))
+        monkeypatch.setattr(workspace, "current_capture", lambda: self.capture)
+        self.memory = workspace.Workspace()
+
+    @property
+    def ptr(self) -> int:
+        """Of the current stream."""
+        return self.stream
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured."""
+        return self.capture is not None
+
+    def _empty(self, shape: tuple[int], dtype: Any) -> Any:
+        assert self.capture is None, "memory is allocated in a capture"
+        self.made.append(shape[0])
+        return SimpleNamespace(size=shape[0])
+
+
+@pytest.fixture
+def field(monkeypatch: pytest.MonkeyPatch) -> Field:
+    return Field(monkeypatch)
+
+
+def test_calls_of_a_stream_have_the_same_memory(field: Field) -> None:
+    first = field.memory.take(100)
+    assert field.memory.take(60) is first
+    larger = field.memory.take(200)
+    assert larger is not first
+    assert field.memory.take(100) is larger
+    field.stream = 7
+    assert field.memory.take(100) is not larger
+    assert field.made == [100, 200, 100]
+
+
+def test_a_capture_takes_that_of_its_stream_for_good(field: Field) -> None:
+    field.stream = 7
+    before = field.memory.take(100)
+    field.capture = (1, 7)
+    assert field.memory.take(100) is before
+    assert field.memory.take(50) is before
+    with pytest.raises(ValueError, match="make such a call before it"):
+        field.memory.take(101)
+    field.capture = None
+    assert field.memory.take(100) is not before
+    field.capture = (2, 7)
+    assert field.memory.take(100) is not before
+
+
+def test_a_capture_without_a_call_before(field: Field) -> None:
+    field.memory.take(100)
+    field.stream, field.capture = 7, (1, 7)
+    with pytest.raises(ValueError, match="no memory is set aside"):
+        field.memory.take(100)
+
+
+def test_memory_that_is_kept_is_bounded(field: Field) -> None:
+    for stream in range(20):
+        field.stream = stream + 3
+        field.memory.take(10)
+    field.stream = 3
+    field.memory.take(10)
+    assert len(field.made) == 21
