@@ -109,7 +109,8 @@ def explore(
     Examples
     --------
     >>> import cufa
-    >>> problem = cufa.Problem("bfloat16", 2, 16, 16, 8192, 8192, 128, 128, True, 128**-0.5)
+    >>> shape = (2, 16, 8192, 128)
+    >>> problem = cufa.Problem.of_shapes(shape, shape, shape, dtype="bfloat16", causal=True)
     >>> space = {"bm": (128,), "bn": (64, 80), "stages": (2,)}
     >>> found = cufa.explore(problem, space=space, arch="sm_90a")  # doctest: +SKIP
     """

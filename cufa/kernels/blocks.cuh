@@ -2,14 +2,14 @@
 #pragma once
 #include "score_arrays.cuh"
 
-// A tile of keys: the one of that number,
+// A tile of keys without a map: its number.
 template <bool BLOCKS>
 struct Visit {
     // Its number among all tiles of keys, and whether PAIRWISE parts may hide some pairs of it.
     __device__ static int tile(int number) { return number; }
     __device__ static bool is_partial() { return true; }
 };
-// or as a map has it: twice its number, and 1 more if partial.
+// With a map, an entry: twice the number, and 1 more if partial.
 template <>
 struct Visit<true> {
     int entry;

@@ -119,8 +119,8 @@ struct DecodeBlock {
     }
 
  private:
-    // The main loop, over this team's tiles of a unit. `exact` follows the maximum; `alone` says
-    // that the other teams do not take part.
+    // The main loop, over this team's tiles of a unit. `exact`: row maxima are kept. `alone`: the
+    // other teams do not take part, so that no barrier waits for them.
     __device__ void attend(Softmax& softmax, Output& rO, const Work& work, bool exact,
                            bool alone = false) {
         const SCORE& score = p;

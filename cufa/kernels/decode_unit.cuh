@@ -9,7 +9,7 @@
 template <class ARGUMENTS, int BN>
 struct Unit {
     int batch, index;      // of a sequence's units
-    int keys, keys_next;   // of the sequence, and of the next one: to wait for it would be long
+    int keys, keys_next;   // of the sequence, and of the next one, fetched ahead
     int zero;              // where the sequence's first tile is, or would be
     int first = 0, tiles;  // that it visits
 
@@ -89,12 +89,12 @@ __device__ inline int lanes_end(int own) {
     return own;
 }
 
-// One of what each sequence has so many of.
+// An element of a ragged list, of which each sequence has some.
 struct OfSequence {
     int sequence, i, all;  // its sequence, its number there, and how many there are
 
-    // That with number `i` of all; `of` says how many a lane's sequence has. If there are no more,
-    // that of the sequence beyond all.
+    // Returns the sequence of element `i`, and its number there; `of` says how many elements a
+    // lane's sequence has. Beyond the last element, the sequence is the number of sequences.
     template <class Of>
     static __device__ OfSequence find(int batch, int i, Of of) {
 #pragma unroll 1

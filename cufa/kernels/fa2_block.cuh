@@ -101,8 +101,8 @@ struct Fa2Block {
         for (int j = end - 2; j > end - STAGES; --j) start_k(j), start_v(j);
     }
 
-    // Computed again at each use, as registers are scarce: the block's tile, its warp's first row,
-    // and which tiles of keys the 16-row pieces of the warp visit.
+    // The block's tile and the warp's first row: computed again at each use, as registers are
+    // scarce, or read from shared memory where sequences follow each other.
     __device__ Tile tile() const {
         if constexpr (KV::RAGGED) return {sTile()->batch, sTile()->head, sTile()->q_tile};
         return found_tile();
@@ -198,7 +198,7 @@ struct Fa2Block {
         }
         return edge;
     }
-    // The scores of the tile as the softmax takes them.
+    // Applies score and mask to S of the tile, in place.
     template <int NT>
     __device__ void apply_score(float (&rS)[MT][NT][4], int j, bool masked) const {
         if (!SCORE::CHANGES_EVERY_TILE && !masked) return;
@@ -208,7 +208,7 @@ struct Fa2Block {
         static_cast<const SCORE&>(p).apply(rS, sequence, p.scale_log2, at, {masked, masked},
                                            visits().visit(j).is_partial());
     }
-    // The weights that are left of the tile's.
+    // Applies the dropout to P of the tile.
     template <int NT>
     __device__ void drop(float (&rP)[MT][NT][4], int j) const {
         if constexpr (SCORE::DROPS_WEIGHTS) {

@@ -39,10 +39,10 @@ struct Config
 
     // With fewer than three slots, one is free when the last S has been computed, and O is written
     // from registers, if there are enough: else the next Q but one would wait for it. O is then
-    // written after the next Q has come, or two more: so long a tile's Work is kept.
+    // written only after the next one or two Q have arrived: Work has twice as many slots as Q.
     static constexpr bool O_FROM_REGISTERS = Q_STAGES == 1 || (Q_STAGES == 2 && CONSUMERS < 3);
-    // Whether each thread frees a slot of Q, or one of each consumer for all that it has waited
-    // for, and the tile's Work with it. The second takes less time where there are several
+    // Who frees a slot of Q, and the tile's Work with it: every thread, or one thread of each
+    // consumer, which has waited for the others. The second takes less time where there are several
     // consumers; with one, racecheck does not see that it is enough.
     static constexpr bool ALL_FREE_Q = O_FROM_REGISTERS || CONSUMERS == 1;
     // Whether the first S of a tile is computed together with the last O of the one before.

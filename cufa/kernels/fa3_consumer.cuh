@@ -4,9 +4,9 @@
 #include "fa3_exponent.cuh"
 #include "fa3_place.cuh"
 
-// Forms of a step, by the keys that it takes up: those that need row maxima; those that do without;
-// those that come after a tile's LAST, which are the next tile's first, or none if that begins by
-// itself. A step of several forms chooses where it runs.
+// Forms of a step. CHECKED: the next key tile needs row maxima. UNCHECKED: it does not. LAST: this
+// row tile has no next key tile, and the step takes up the next row tile's first one, unless row
+// tiles begin by themselves. A step of several forms chooses at run time.
 enum class Form { CHECKED, UNCHECKED, LAST };
 
 template <class C>
@@ -83,7 +83,7 @@ struct Consumer {
     // A step of algorithm 2: S = Q K^T of the next keys and O += P V of the present ones are
     // queued, and P of the next computed under them. After a tile's last keys come the next tile's
     // first, if its Q has a slot of its own. If FOLDED, the first step of all has no present keys:
-    // what it makes of O is nothing, and goes nowhere.
+    // its O is not stored.
     template <Form... FORMS>
     __device__ void step() {
         constexpr bool CHECKED = ((FORMS == Form::CHECKED) || ...);
@@ -159,8 +159,8 @@ struct Consumer {
         }
     }
 
-    // Queues S = Q K^T, when it is this consumer's turn. Without a tile, of what is there; it is
-    // not looked at.
+    // Queues S = Q K^T, when it is this consumer's turn. If no row tile is left, the product reads
+    // what is there, and nobody looks at the result.
     __device__ void queue_s(bool loaded) {
         turns.wait();
         if (loaded) smem.ring_k.wait(here.n);
@@ -181,8 +181,8 @@ struct Consumer {
                                 operand_v + smem.ring_v.slot(i) * (VTile::bytes >> 4), !first);
         wgmma_commit();
     }
-    // What lies behind a sequence's last key may be anything, and 0 times that NaN: zeros in its
-    // place, from key `end` of the tile on. Each consumer writes its own; the others' are the same.
+    // Zeroes rows [first, end) of a tile: memory behind a sequence may hold NaN, and 0 times NaN is
+    // NaN. Each consumer writes all of them; the others write the same.
     template <class Tile, class Place>
     __device__ void clear_tail(Place tile, int first, int end = BN) const {
         if (first >= end) return;

@@ -12,8 +12,8 @@ struct Exponent {
     using Pairs = typename C::Pairs;
     using Here = Place<C>;
     static constexpr int BN = C::BN, NT = BN / 8;  // 8-column pieces of S
-    // Whether m is held twice: not with tilts in tiles as wide as those of the narrowest O, nor
-    // where exponents are of differences, which take two registers.
+    // Whether m is held twice. Not with AFFINE_IN_KEY scores whose O has up to 64 columns, nor with
+    // NATURAL scores: both need the registers.
     static constexpr bool TWICE = C::HEAD_DIM_V <= C::SCHEDULE::NARROW && !SCORE::NATURAL &&
                                   !(SCORE::AFFINE_IN_KEY && C::HEAD_DIM_V <= 64);
     // Whether P is packed in either branch of `exponentiate_unchecked`.

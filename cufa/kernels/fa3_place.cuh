@@ -3,7 +3,7 @@
 #include "epilogue_sm90.cuh"
 #include "fa3_config.cuh"
 
-// The same in all lanes, for the compiler.
+// Broadcasts from lane 0, so that the compiler takes the value as the same in all lanes.
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
 template <class C>
@@ -14,7 +14,8 @@ struct Place {
     const Arguments<SCORE, KV>& p;
     const Smem<C>& smem;
     const int consumer;
-    // Tiles and tiles of keys so far; less one where taking up the first counts, too.
+    // Row tiles (round) and key tiles (n) so far. Both start at -1 where the step that takes up the
+    // first tile counts, too.
     uint32_t round = C::ACROSS ? -1u : 0, n = C::FOLDED ? -1u : 0;
     int j = 0, j_begin = 0;  // the tile of keys at hand, and this tile's first
     Visit<SCORE::HAS_BLOCK_MAP> visit,
@@ -34,8 +35,8 @@ struct Place {
     // The place of the keys at hand among all tiles of keys, and of the next ones.
     __device__ int key_tile() const { return visit.tile(j); }
     __device__ int next_key_tile() const { return ahead.tile(j - 1); }
-    // Looks these up, long before they are asked for; behind a tile's last keys there is something,
-    // too.
+    // Looks these up long before they are needed. An entry in front of the first is safe to read:
+    // counts precede the list.
     __device__ void look_up() { visit = work().visits().visit(j); }
     __device__ void look_ahead() { ahead = work().visits().visit(j - 1); }
 
@@ -61,7 +62,7 @@ struct Place {
         else
             return KV::sequence(p, batch, 0);
     }
-    // How many of the tile's first keys there are; all others are whole tiles.
+    // How many keys of this key tile exist. Only the first visited one can have fewer than BN.
     __device__ int keys_of_tile() const {
         if constexpr (KV::TAILS)
             if (at_first_keys() && static_cast<int>(round) >= 0)

@@ -5,23 +5,23 @@
 
 // Fastest to run.
 struct Plain {
-    // Whether keys that need row maxima, a tile's first ones and those of a block's first tile
-    // share a step, where Q has several slots.
+    // Whether one step serves key tiles that need row maxima, a row tile's first key tile, and the
+    // block's first. Only where Q has several slots.
     static constexpr bool FOLDED = false;
     // Whether a tile's first K is asked for in front of its Q, where Q has one slot, which is free
     // later.
     static constexpr bool K_FIRST = true;
-    // How many columns of O leave registers to hold m twice, and for a loop of keys that need row
-    // maxima and one of the others. Two loops take long to compile where O is wider. In one loop, O
-    // is waited for after the exponentials, which then run under the one consumer's own O, if there
-    // is but one on the multiprocessor.
+    // Up to how many columns of O there are registers to hold m twice, and for two loops: one of
+    // key tiles that need row maxima, one of the others. Wider O takes one loop, since two compile
+    // slowly. It waits for O after the exponentials, so that a lone consumer's exponentials run
+    // under its own O.
     static constexpr int NARROW = 128;
     // How many consumers keep the tensor cores busy while one waits: O is then waited for in front
     // of the softmax.
     static constexpr int BUSY_CONSUMERS = 3;
-    // Terms of the curves whose P is packed in either branch, where it comes out of the curve or of
-    // its substitute: ptxas does not mix what follows a branch with the exponentials, which leave
-    // room for that if O has been waited for. Float16's curve has more, and takes more registers.
+    // Curves of up to so many terms pack P within each branch, of the curve or of its substitute,
+    // because ptxas does not mix instructions behind a branch with the exponentials in it. That
+    // needs the registers which waiting for O has freed. Float16's curve has more terms.
     static constexpr int SHORT_CURVE = 3;
 };
 

@@ -9,8 +9,9 @@
 #include "fa3_consumer.cuh"
 #include "fa3_producer.cuh"
 
-// Registers of a thread: at launch, at most, and after the producer has left most of its own to the
-// consumers. It can do with 32, and keeps up to 40 where theirs, a multiple of 8, leave some.
+// Registers per thread: AT_LAUNCH at launch; CONSUMER and PRODUCER after setmaxnreg has moved
+// registers from the producer to the consumers. The producer needs 32, and keeps up to 40 where the
+// consumers' share, a multiple of 8, leaves some.
 template <int CONSUMERS, int THREADS>
 struct Registers {
     static constexpr int AT_LAUNCH = 65536 / THREADS / 8 * 8, ALL = AT_LAUNCH * (CONSUMERS + 1);
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     __syncthreads();
     wait_for_kernel_in_front();  // from here on, memory is as it left it
 
-    // The same in all lanes, for the compiler.
+    // Broadcast from lane 0, so that the compiler takes the value as the same in all lanes.
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         registers_decrease<Registers::PRODUCER>();

@@ -42,8 +42,8 @@ struct Part {
     static constexpr bool BREAKS_ELSEWHERE = false;
     // Whether a query sees no keys beyond the one it stands at.
     static constexpr bool NO_KEYS_AHEAD = false;
-    // How many terms the polynomial has by which scores are multiplied as long as they are small,
-    // `curve`; of one that is TAKES_WHOLE_TILE.
+    // Terms of the polynomial `curve` by which small scores are multiplied; for a part that is
+    // TAKES_WHOLE_TILE.
     static constexpr int CURVE_TERMS = 0;
     // Whether the first scores of a row tell about where the others are; where not, row maxima are
     // looked for everywhere.

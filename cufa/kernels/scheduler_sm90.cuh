@@ -32,11 +32,11 @@ __device__ inline Tile by_heads(const Params& p, const Tile& tile) {
     return {bh % sequences, bh / sequences, tile.q_tile};
 }
 
-// The tile that follows `tile`, the round-th of a block that takes one after the other. Where tiles
-// differ in length, blocks draw them, one tile ahead, the first of each being its own number: those
-// whose tiles are short draw more. With few tiles the second of each is its own, too, numbered
-// backwards, so that the longest first tile goes with the shortest second: when it is asked for, no
-// first one has ended. Whoever draws the last number leaves 0 behind.
+// The tile that follows `tile`, the round-th of a block. Where tiles differ in length, a block's
+// first tile is its own number, and it draws later ones from a counter, one tile ahead: blocks with
+// short tiles draw more. With few tiles the second is fixed, too, numbered backwards, so that the
+// longest first tile goes with the shortest second: no first tile has ended when the second is
+// asked for. The block that draws the last number resets the counter to 0.
 template <bool UNEVEN>
 __device__ int next_tile(const Params& p, int tile, int tiles, int round) {
     const int blocks = gridDim.x, own = tiles <= 3 * blocks ? 2 : 1;

@@ -112,8 +112,9 @@ struct Score : Parts... {
          ...);
         return sum;
     }
-    // The pieces on which all is that queries see of some keys, 0 if on none: 1, and a bit for each
-    // tilt. The pairs that are seen have five corners, at which what is linear is least and most.
+    // The linear pieces on which all pairs are that queries see of some keys: 1, and a bit for each
+    // tilt; 0 if pairs are on two pieces of a tilt. The pairs that are seen have five corners, at
+    // which what is linear is least and most.
     __device__ int pieces(const Sequence& sequence, int first_query, int last_query, int first_key,
                           int last_key) const {
         last_key = min(last_key, sequence.seq_kv - 1);
