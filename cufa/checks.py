@@ -141,19 +141,22 @@ def check_out(
     """
     if out.shape != shape:
         given = ", ".join(f"{other} {array.shape}" for other, array in inputs.items())
-        raise ValueError(
-            f"{name} has shape {out.shape}, but the result has shape {shape} ({given})"
-        )
+        raise ValueError(f"{name} has shape {out.shape}, but shape {shape} is needed ({given})")
     if not getattr(out.flags, "writeable", True):  # CuPy arrays are always writable
         raise ValueError(f"{name} (shape {out.shape}) is read-only")
     if overlaps_itself(out.shape, out.strides, out.itemsize):
         raise ValueError(
             f"{name} (shape {out.shape}, strides {out.strides}) has elements that share memory"
         )
-    for other, array in inputs.items():
-        if overlap(out, array):
+    check_apart(name, out, inputs)
+
+
+def check_apart(name: str, written: Array, others: Mapping[str, Array]) -> None:
+    """Refuse an array to write that shares memory with others, which are given by name."""
+    for other, array in others.items():
+        if overlap(written, array):
             raise ValueError(
-                f"{name} (shape {out.shape}) shares memory with {other} (shape {array.shape})"
+                f"{name} (shape {written.shape}) shares memory with {other} (shape {array.shape})"
             )
 
 

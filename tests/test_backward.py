@@ -20,6 +20,7 @@ HEAD_DIMS = ((24, 24), (64, 40), (128, 128))
 Options = dict[str, Any]
 
 NUMBERS = np.arange(11)
+bias = np.zeros(11, np.float32)  # as an argument of the calls
 
 
 def features(rng: np.random.Generator, name: str, sizes: Any) -> Options:
@@ -219,6 +220,23 @@ def test_rows_that_see_no_key(rng: np.random.Generator) -> None:
     assert not found["q"][:, :, :20].any()
     for name, gradient in found.items():
         np.testing.assert_allclose(gradient, clean[name], rtol=1e-5, atol=1e-6)
+
+
+def test_nan_in_dout_of_rows_that_see_no_key(rng: np.random.Generator) -> None:
+    """It does not reach the gradient of sinks, nor that of keys that a bias hides."""
+    dout, q, k, v = drawn(rng, "float32", (1, 2, 2, 9, 7))
+    hides = np.zeros((9, 7), np.float32)
+    hides[4] = -np.inf
+    options: list[dict[str, Any]] = [
+        {"mask": hides == 0, "sinks": np.zeros(2, np.float32), "wrt": ("q", "k", "v", "sinks")},
+        {"bias": hides},
+    ]
+    for each in options:
+        clean = differentiated(dout, q, k, v, **each)
+        bad = dout.copy()
+        bad[:, :, 4] = np.nan
+        for name, gradient in differentiated(bad, q, k, v, **each).items():
+            np.testing.assert_allclose(gradient, clean[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -442,6 +460,36 @@ def test_arrays_that_a_function_reads(rng: np.random.Generator, name: str, varle
         assert abs(difference - along) <= rough * np.linalg.norm(gradient.astype(float)) * 1e-6
 
 
+def test_many_addends_of_one_number() -> None:
+    """As many as scores: a sum in float32, one by one, would stand still at 2^24 small ones."""
+    q = k = np.zeros((16, 8, 512, 1), np.float32)
+    signs = ((-1.0) ** np.arange(512)).astype(np.float32)
+    v = np.broadcast_to(signs[:, None], q.shape)
+    two = np.zeros(2, np.float32)
+
+    def parity(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s + two[(i + j) % 2]
+
+    found = differentiated(v, q, k, v, score_mod=parity, wrt=("two",))
+    assert found["two"].tolist() == [32768, -32768]
+
+
+def test_an_array_that_a_function_reads_is_not_overwritten() -> None:
+    memory = np.zeros(96, np.float32)
+    table, q = memory[:6], np.ones((1, 2, 6, 8), np.float32)
+
+    def added(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s + table[j]
+
+    out, lse = cufa.attention(q, q, q, score_mod=added, return_lse=True)
+    place = memory.reshape(q.shape)
+    with pytest.raises(ValueError, match=r"^dq .* shares memory with score_mod: table"):
+        cufa.attention_backward(out, q, q, q, out, lse, score_mod=added, dq=place)
+    with pytest.raises(ValueError, match=r"^out .* shares memory with score_mod: table"):
+        cufa.attention(q, q, q, score_mod=added, out=place)
+    assert not memory.any()
+
+
 # --- what is refused ---
 
 Call = dict[str, Any]
@@ -480,7 +528,7 @@ def itself(name: str, other: str) -> Any:
 
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
-    "a name": ({"wrt": "q"}, TypeError, "wrt must be a tuple of names of 'q', 'k', .* not 'q'"),
+    "a name": ({"wrt": "q"}, TypeError, r"wrt must be a tuple of names of .* give \('q',\)"),
     "no names": ({"wrt": 3}, TypeError, "wrt must be a tuple of names .* not int"),
     "numbers": ({"wrt": (1,)}, TypeError, r"wrt must be a tuple of names .* not \(1,\)"),
     "nothing": ({"wrt": ()}, ValueError, "wrt is empty: it must name one or more"),
@@ -547,6 +595,11 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
         {"wrt": ("NUMBERS",), "score_mod": lambda s, b, h, i, j: s + NUMBERS[j]},
         ValueError,
         "wrt has 'NUMBERS', which is none of 'q', 'k', 'v', 'bias', 'sinks'",
+    ),
+    "an array with the name of an argument": (
+        {"wrt": ("bias",), "score_mod": lambda s, b, h, i, j: s + bias[j]},
+        ValueError,
+        "wrt has 'bias', which is an argument and the name of an array .* rename the array",
     ),
     "seed": ({"dropout_p": 0.5}, ValueError, "seed is needed with dropout_p"),
     "window": ({"window": (-1, 0)}, ValueError, "window"),

@@ -80,7 +80,7 @@ def test_all_operations_of_floats_have_a_rule() -> None:
     names = rules._OF_FLOATS | rules._NUMERIC | rules._ROUNDINGS
     rest = {"positive"}  # which is its operand
     known = its._SUMS.keys() | its._CHOICES.keys() | its._FACTORS.keys() | its._FLAT
-    assert names - rest == known - {"multiply_add"}
+    assert names - rest == known
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,24 @@ def test_all_operations_of_floats_have_a_rule() -> None:
     ],
 )
 def test_the_derivative_in_cpp(score_mod: Any, text: str | None) -> None:
-    """A method of the part, of a score in log2 units; none where it is 1."""
+    """A method of the part, of a score in natural units; none where it is 1."""
     _, method, body = part_named(own(score_mod, None).parts[0]).source.partition("float slope(")
     assert bool(method) == (text is not None)
     assert (text or "") in body
+
+
+def test_limits_at_zero() -> None:
+    """Where a factor is not finite and another is 0."""
+    k, table = np.zeros(1, np.float32), np.full(1, 0.5, np.float32)
+
+    def slope(of: Any) -> float:
+        found = derivative_of(of)
+        assert found is not None
+        return float(found(k, *[np.zeros(1, np.int32)] * 4)[0])
+
+    assert slope(lambda s, b, h, i, j: abs(i - j) ** (s + 0.5)) == 0
+    assert slope(lambda s, b, h, i, j: np.hypot(s, table[j] * s)) == 0
+    assert slope(lambda s, b, h, i, j: np.arctan2(s, 3 * s)) == 0
 
 
 def test_by_the_elements_of_an_array() -> None:

@@ -42,6 +42,8 @@ assert_type(cufa.decode(q, k, k, lengths=offsets, layout="bshd"), np.ndarray)
 assert_type(cufa.decode(q, k, k, return_lse=True), Arrays)
 assert_type(cufa.merge([out, out], [lse, lse], layout="bshd"), Arrays)
 assert_type(cufa.merge(np.stack([out, out]), np.stack([lse, lse])), Arrays)
+both = cufa.attention_backward(q, q, q, q, out, lse, wrt=["q", "k"], causal="top-left", dq=out)
+assert_type(both, tuple[np.ndarray, ...])
 assert_type(cufa.Rotary.of_theta(1e4, 64, 100).apply(q, 3, layout="bshd"), np.ndarray)
 
 cache = cufa.KVCache(2, 2, 20, 64, dtype=np.float32, layout="bshd")

@@ -343,7 +343,7 @@ def test_drawn(xp: ModuleType) -> None:
         (
             {"out": np.ones((8, 2, 15), np.float16)},
             ValueError,
-            r"out has shape \(8, 2, 15\), but the result has shape \(8, 2, 16\) \(q \(8",
+            r"out has shape \(8, 2, 15\), but shape \(8, 2, 16\) is needed \(q \(8",
         ),
         ({"out": np.ones((8, 2, 16), np.float32)}, TypeError, "out has dtype float32, but q has"),
         ({"causal": 1}, TypeError, "causal"),

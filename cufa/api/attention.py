@@ -414,6 +414,8 @@ def _on_cpu(
     if out is None:
         out = np.empty(shape, q.dtype)
         operands = operands._replace(out=as_bhsd(out, layout))
+    else:
+        functions.check_apart("out", out)
     given = operands.out
     if functions.is_called:  # whatever they raise, `out` is whole
         operands = operands._replace(out=np.empty(given.shape, given.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from cufa.api.backward_gpu import gradients_on_gpu, traced
 from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
 from cufa.api.options import Causal, Layout, UserFunction, Window
-from cufa.arrays import Array, as_bhsd, module_of_all
+from cufa.arrays import AnyArray, ArrayT, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import own as cpu_own
 from cufa.cpu.backward import attention_backward as on_cpu
@@ -32,37 +32,37 @@ from cufa.specs.variant import Variant
 
 
 def attention_backward(
-    dout: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array,
-    lse: Array,
+    dout: AnyArray,
+    q: ArrayT,
+    k: AnyArray,
+    v: AnyArray,
+    out: AnyArray,
+    lse: AnyArray,
     *,
-    wrt: tuple[str, ...] = TENSORS,
+    wrt: Sequence[str] = TENSORS,
     causal: Causal = False,
     window: Window = NO_WINDOW,
     attention_chunk: int | None = None,
     softcap: float | None = None,
-    alibi_slopes: Array | None = None,
-    bias: Array | None = None,
-    mask: Array | None = None,
-    sinks: Array | None = None,
+    alibi_slopes: AnyArray | None = None,
+    bias: AnyArray | None = None,
+    mask: AnyArray | None = None,
+    sinks: AnyArray | None = None,
     score_mod: UserFunction | None = None,
     mask_mod: UserFunction | None = None,
     block_mask: BlockMask | None = None,
-    lengths_k: Array | None = None,
-    lengths_q: Array | None = None,
+    lengths_k: AnyArray | None = None,
+    lengths_q: AnyArray | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
     layout: Layout = "bhsd",
-    dq: Array | None = None,
-    dk: Array | None = None,
-    dv: Array | None = None,
+    dq: AnyArray | None = None,
+    dk: AnyArray | None = None,
+    dv: AnyArray | None = None,
     deterministic: bool = False,
     kernel: str | Variant | None = None,
-) -> tuple[Array, ...]:
+) -> tuple[ArrayT, ...]:
     """Compute the gradients of `attention` from that of its result.
 
     Parameters
@@ -146,7 +146,7 @@ def attention_backward(
     into = {"dq": dq, "dk": dk, "dv": dv}
     beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
     tensors = {"q": q, "k": k, "v": v}
-    written = {name: array for name, array in into.items() if array is not None}
+    written: dict[str, Any] = {name: array for name, array in into.items() if array is not None}
     xp = module_of_all({**tensors, **results, **written})
     if block_mask is not None:
         mask_mod = mask_mod_of(block_mask, mask_mod)
@@ -154,7 +154,7 @@ def attention_backward(
     seed = check_dropout_seed(seed, dropout_p)
     check_flag("deterministic", deterministic)
     read = read_by_function(score_mod)
-    given = {**tensors, **beside, **into, **read}
+    given = {**read, **tensors, **beside, **into}
     wrt = check_wrt(wrt, given, read)
     functions = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel)
     problem, operands = parse(
@@ -175,12 +175,14 @@ def attention_backward(
     )
     if block_mask is not None:
         problem = with_block_mask(problem, block_mask, xp)
-    shapes = restore_shape(problem, np.ndim(q), layout)
-    dout, out, lse = check_results(results, q, shapes, xp)
-    its = Results(as_bhsd(dout, layout), as_bhsd(out, layout), lse.reshape(operands.q.shape[:3]))
+    ndim = len(q.shape)
+    shapes = restore_shape(problem, ndim, layout)
+    of_out, its_out, its_lse = check_results(results, q, shapes, xp)
+    its_lse = its_lse.reshape(operands.q.shape[:3])
+    its = Results(as_bhsd(of_out, layout), as_bhsd(its_out, layout), its_lse)
     operands = operands._replace(seed=seed, out=its.out)
     is_padded = problem.kv == "Padded"
-    others = {"lengths_k": lengths_k, "lengths_q": lengths_q} if is_padded else {}
+    others: dict[str, Any] = {"lengths_k": lengths_k, "lengths_q": lengths_q} if is_padded else {}
     check_gradients(into, {**tensors, **results, **beside, **others}, xp)
     if xp is not np:
         return gradients_on_gpu(
@@ -190,16 +192,18 @@ def attention_backward(
             functions,
             wrt=wrt,
             view=lambda x: as_bhsd(x, layout),
-            ndim=np.ndim(q),
+            ndim=ndim,
             deterministic=deterministic,
         )
     refuse_kernel(kernel)
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
     own = cpu_own.differentiable(score_mod, mask_mod, read.keys() & {*wrt}, tiles)
+    for name, array in written.items():
+        own.check_apart(name, array)
     gradients = made(wrt, given, own.is_called)
-    views = gradients.viewed(lambda x: as_bhsd(x, layout), np.ndim(q))
+    views = gradients.viewed(lambda x: as_bhsd(x, layout), ndim)
     if is_padded:
-        backward_padded(problem, operands, its, views, lengths_k, lengths_q, own)
+        backward_padded(problem, operands, its, views, **others, own=own)
     else:
         on_cpu(problem, operands, its, views, own)
     return returned(wrt, gradients, given)
@@ -209,9 +213,7 @@ def read_by_function(score_mod: object) -> dict[str, Any]:
     """Return what a `score_mod` can be differentiated by: arrays of floats, by name."""
     if score_mod is None or isinstance(score_mod, str):
         return {}
-    found = read_by(check("score_mod", score_mod))
-    taken = {*WRT, *(f"d{name}" for name in TENSORS)}
-    return {name: array for name, array in found.items() if name not in taken}
+    return read_by(check("score_mod", score_mod))
 
 
 def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradients:
@@ -229,7 +231,8 @@ def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradien
     for name in wrt:
         array, its = given[name], given.get(f"d{name}")
         if name not in TENSORS:
-            found[name] = np.zeros(array.shape, np.float32)
+            # One number of an array that a function reads may have as many addends as scores.
+            found[name] = np.zeros(array.shape, np.float32 if name in WRT else np.float64)
         elif its is None or apart:
             found[name] = np.empty(array.shape, array.dtype)
         else:
@@ -240,7 +243,7 @@ def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradien
 
 def returned(
     wrt: tuple[str, ...], gradients: Gradients, given: Mapping[str, Any]
-) -> tuple[np.ndarray, ...]:
+) -> tuple[Any, ...]:
     """Return gradients as the caller wants them; arguments as of `made`."""
     found = []
     for name in wrt:

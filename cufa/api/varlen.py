@@ -446,6 +446,8 @@ def _on_cpu(
     if out is None:
         out = np.empty((*q.shape[:2], problem.head_dim_v), q.dtype)
         operands = operands._replace(out=out.swapaxes(0, 1)[None])
+    else:
+        functions.check_apart("out", out)
     given = operands.out
     if functions.is_called:  # whatever they raise, `out` is whole
         operands = operands._replace(out=given.copy())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from cufa.api.backward import made, read_by_function, returned
 from cufa.api.backward_gpu import gradients_on_gpu, traced
 from cufa.api.options import Causal, UserFunction, Window
 from cufa.api.varlen import LAYOUT, parsed
-from cufa.arrays import Array, as_bhsd, module_of_all
+from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu.backward_lengths import backward_varlen
 from cufa.cpu.own import differentiable
@@ -28,38 +29,38 @@ from cufa.specs.variant import Variant
 
 
 def attention_varlen_backward(
-    dout: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array,
-    lse: Array,
-    cu_seqlens_q: Array,
-    cu_seqlens_k: Array,
+    dout: AnyArray,
+    q: ArrayT,
+    k: AnyArray,
+    v: AnyArray,
+    out: AnyArray,
+    lse: AnyArray,
+    cu_seqlens_q: AnyArray,
+    cu_seqlens_k: AnyArray,
     *,
-    wrt: tuple[str, ...] = TENSORS,
+    wrt: Sequence[str] = TENSORS,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-    seqused_k: Array | None = None,
+    seqused_k: AnyArray | None = None,
     causal: Causal = False,
     window: Window = NO_WINDOW,
     attention_chunk: int | None = None,
     softcap: float | None = None,
-    alibi_slopes: Array | None = None,
-    bias: Array | None = None,
-    mask: Array | None = None,
-    sinks: Array | None = None,
+    alibi_slopes: AnyArray | None = None,
+    bias: AnyArray | None = None,
+    mask: AnyArray | None = None,
+    sinks: AnyArray | None = None,
     score_mod: UserFunction | None = None,
     mask_mod: UserFunction | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     scale: float | None = None,
-    dq: Array | None = None,
-    dk: Array | None = None,
-    dv: Array | None = None,
+    dq: AnyArray | None = None,
+    dk: AnyArray | None = None,
+    dv: AnyArray | None = None,
     deterministic: bool = False,
     kernel: str | Variant | None = None,
-) -> tuple[Array, ...]:
+) -> tuple[ArrayT, ...]:
     """Compute the gradients of `attention_varlen` from that of its result.
 
     Parameters
@@ -116,11 +117,11 @@ def attention_varlen_backward(
     beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
     tensors = {"q": q, "k": k, "v": v}
-    written = {name: array for name, array in into.items() if array is not None}
+    written: dict[str, Any] = {name: array for name, array in into.items() if array is not None}
     xp = module_of_all({**tensors, **results, **written})
     check_flag("deterministic", deterministic)
     read = read_by_function(score_mod)
-    given = {**tensors, **beside, **into, **read}
+    given = {**read, **tensors, **beside, **into}
     wrt = check_wrt(wrt, given, read)
     functions = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel)
     problem, operands, offsets, _ = parsed(
@@ -138,9 +139,10 @@ def attention_varlen_backward(
         return_lse=True,
     )
     shape = *q.shape[:2], v.shape[2]
-    dout, out, lse = check_results(results, q, (shape, (q.shape[1], q.shape[0])), xp)
+    lse_shape = q.shape[1], q.shape[0]
+    of_out, its_out, its_lse = check_results(results, q, (shape, lse_shape), xp)
     check_gradients(into, {**tensors, **results, **beside, **lengths}, xp)
-    its = Results(_of_one(dout), _of_one(out), lse[None])
+    its = Results(_of_one(of_out), _of_one(its_out), its_lse[None])
     if xp is not np:
         return gradients_on_gpu(
             *(problem, operands, its, given),
@@ -154,6 +156,8 @@ def attention_varlen_backward(
         )
     refuse_kernel(kernel)
     own = differentiable(score_mod, mask_mod, read.keys() & {*wrt})
+    for name, array in written.items():
+        own.check_apart(name, array)
     gradients = made(wrt, given, own.is_called)
     views = gradients.viewed(_of_one, 4)
     operands = operands._replace(out=its.out)

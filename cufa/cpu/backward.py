@@ -183,6 +183,9 @@ class _Queries:
             problem.group * (rows.stop - rows.start),
         )
         self._q, self._dout = q[:, :, rows], results.dout[:, :, rows]
+        none = results.lse[:, :, rows, None] == -np.inf
+        if none.any():  # rows that see no key, whatever the gradient of their results is
+            self._dout = np.where(none, np.zeros((), self._dout.dtype), self._dout)
         self._score = Score(problem, rows, self._stacked, beside, own, seed)
         self._seen = Seen(problem, rows)
         lse = self._below(results.lse[:, :, rows, None])
@@ -195,6 +198,10 @@ class _Queries:
         if into.needs_scores or into.sinks is not None:
             rdO, rO = self._below(self._dout), self._below(results.out[:, :, rows])
             self._delta = np.einsum("...d,...d->...", rdO, rO)[..., None]
+            if into.sinks is not None and not np.isfinite(self._delta).all():
+                # Results of rows that see no key are 0, and 0 times NaN is NaN.
+                sees_none = ~rO.any(axis=-1, keepdims=True)
+                np.copyto(self._delta, np.float32(0), where=sees_none)
 
     def _below(self, x: np.ndarray) -> np.ndarray:
         """Return rows of heads, with those of a group below each other, float32."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from cufa.checks import check_apart
+from cufa.features.expression.closures import closure
 from cufa.features.expression.own import Partial, check, derivative_of, own, partials_of
 
 Function = Callable[..., Any]
@@ -105,6 +107,19 @@ class Own:
     def is_called(self) -> bool:
         """Whether there is a function, which may raise what it likes."""
         return not (self.score_mod is self.mask_mod is None)
+
+    def check_apart(self, name: str, written: np.ndarray) -> None:
+        """Refuse an array to write that shares memory with one that a function or a mask reads."""
+        functions = {"score_mod": self.score_mod, "mask_mod": self.mask_mod}
+        read = {
+            f"{argument}: {its}": array
+            for argument, function in functions.items()
+            if function is not None
+            for array, its in closure(function).arrays.values()
+        }
+        if self._tiles is not None:
+            read["block_mask"] = self._tiles[0]
+        check_apart(name, written, read)
 
     def is_hidden(self, rows: slice, keys: slice) -> bool:
         """Whether it is known that none of these queries sees any of these keys."""

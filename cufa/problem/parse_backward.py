@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, as_bhsd, overlap
-from cufa.checks import check_devices, check_dtypes, check_out, shown_dtype
+from cufa.arrays import Array, as_bhsd
+from cufa.checks import check_apart, check_devices, check_dtypes, check_out, shown_dtype
 
 TENSORS = ("q", "k", "v")
 """What gradients have an argument for: ``dq`` and so on."""
@@ -100,10 +100,16 @@ def check_wrt(
     known = ", ".join(map(repr, names))
     if not isinstance(wrt, (tuple, list)) or not all(isinstance(name, str) for name in wrt):
         shown = repr(wrt) if isinstance(wrt, (str, tuple, list)) else type(wrt).__name__
-        raise TypeError(f"wrt must be a tuple of names of {known}, not {shown}")
+        hint = f": give ({wrt!r},)" if isinstance(wrt, str) else ""
+        raise TypeError(f"wrt must be a tuple of names of {known}, not {shown}{hint}")
     if not wrt:
         raise ValueError(f"wrt is empty: it must name one or more of {known}")
     for i, name in enumerate(wrt):
+        if name in read and name in (*WRT, *(f"d{tensor}" for tensor in TENSORS)):
+            raise ValueError(
+                f"wrt has {name!r}, which is an argument and the name of an array that score_mod "
+                "reads: rename the array"
+            )
         if name not in names:
             raise ValueError(f"wrt has {name!r}, which is none of {known}")
         if name in wrt[:i]:
@@ -193,9 +199,5 @@ def check_gradients(
         if xp is not np:
             check_devices({name: array}, xp)
         check_out(array, there[of].shape, there, name)
-        for other, its in written.items():
-            if overlap(array, its):
-                raise ValueError(
-                    f"{name} (shape {array.shape}) shares memory with {other} (shape {its.shape})"
-                )
+        check_apart(name, array, written)
         written[name] = array

@@ -112,6 +112,10 @@ class _Terms:
         chosen = (self.number(0.0) if slope is None else slope for slope in (a, b))
         return where(self._graph, self._graph.cast(condition, BOOL), *chosen)
 
+    def unless_zero(self, x: int, slope: int) -> int:
+        """Return a slope, or 0 where a number is 0."""
+        return where(self._graph, self("equal", x, 0.0), self.number(0.0), slope)
+
 
 _CHOICES: Mapping[str, Callable[[_Terms, int, int], int]] = {
     "maximum": lambda do, a, b: do("greater", a, b),
@@ -134,7 +138,8 @@ _Factors = tuple["_Factor | None", ...]
 def _of_power(do: _Terms, i: int, a: int, b: int) -> _Factors:
     return (
         lambda: do("multiply", b, do("power", a, do("subtract", b, 1.0))),
-        lambda: do("multiply", i, do("log", a)),
+        # The limit at 0, where log is not finite
+        lambda: do.unless_zero(a, do("multiply", i, do("log", a))),
     )
 
 
@@ -143,12 +148,18 @@ def _of_quotient(do: _Terms, i: int, a: int, b: int) -> _Factors:
 
 
 def _of_hypot(do: _Terms, i: int, a: int, b: int) -> _Factors:
-    return lambda: do("divide", a, i), lambda: do("divide", b, i)
+    return (
+        lambda: do.unless_zero(i, do("divide", a, i)),
+        lambda: do.unless_zero(i, do("divide", b, i)),
+    )
 
 
 def _of_angle(do: _Terms, i: int, a: int, b: int) -> _Factors:
     square = do("add", do("square", a), do("square", b))
-    return lambda: do("divide", b, square), lambda: do("negative", do("divide", a, square))
+    return (
+        lambda: do.unless_zero(square, do("divide", b, square)),
+        lambda: do.unless_zero(square, do("negative", do("divide", a, square))),
+    )
 
 
 def _of_remainder(do: _Terms, i: int, a: int, b: int) -> _Factors:
@@ -170,7 +181,6 @@ def _rising(do: _Terms, x: int, sign: float = -1.0) -> int:
 
 _FACTORS: Mapping[str, Callable[..., _Factors]] = {
     "multiply": lambda do, i, a, b: (lambda: b, lambda: a),
-    "multiply_add": lambda do, i, a, b, c: (lambda: b, lambda: a, lambda: do.number(1.0)),
     "divide": _of_quotient,
     "power": _of_power,
     "remainder": _of_remainder,
