@@ -13,21 +13,6 @@ struct RowTile {
     int tile;
 };
 
-// dK and dV of a warp. Where warps share keys, each holds one of the two.
-template <int MT, int KT, int VT, bool SHARES>
-struct Gradients {
-    float dk[MT][KT][4] = {}, dv[MT][VT][4] = {};
-    __device__ auto& k() { return dk; }
-    __device__ auto& v() { return dv; }
-};
-template <int MT, int KT, int VT>
-struct Gradients<MT, KT, VT, true> {
-    static_assert(KT == VT, "one array is either of them");
-    float either[MT][KT][4] = {};
-    __device__ auto& k() { return either; }
-    __device__ auto& v() { return either; }
-};
-
 // A block computes dK and dV of BN keys of one head of K and V: it loops over the query heads of
 // the group, and over the tiles of BM rows that see some of the keys. K and V stay in shared
 // memory; Q and dO pass through a ring of STAGES, 1 or 2, by cp.async.

@@ -1,8 +1,23 @@
-// dK and dV from registers to global memory.
+// dK and dV in registers, and from there to global memory.
 #pragma once
 #include "epilogue.cuh"
 #include "ptx.cuh"
 #include "tile.cuh"
+
+// dK and dV of a warp. Where warps share keys, each holds one of the two.
+template <int MT, int KT, int VT, bool SHARES>
+struct Gradients {
+    float dk[MT][KT][4] = {}, dv[MT][VT][4] = {};
+    __device__ auto& k() { return dk; }
+    __device__ auto& v() { return dv; }
+};
+template <int MT, int KT, int VT>
+struct Gradients<MT, KT, VT, true> {
+    static_assert(KT == VT, "one array is either of them");
+    float either[MT][KT][4] = {};
+    __device__ auto& k() { return either; }
+    __device__ auto& v() { return either; }
+};
 
 // All of them `factor` times.
 template <int MT, int OT>
