@@ -1,6 +1,6 @@
 """Masks as users write them, with numbers that are very low: by a bias, a function, or both.
 
-What is right is what float32 arithmetic makes of them. A sum with -1e9 keeps nothing of a score of
+The right result is that of float32 arithmetic. A sum with -1e9 keeps nothing of a score of
 usual size, so that a row of such sums is the mean of its keys' values; float32's lowest number
 twice is -inf, which hides a key.
 """

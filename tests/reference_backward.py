@@ -17,7 +17,7 @@ from reference import DTYPES, _largest_error, _of_group, _places, _rounded, to_h
 from cufa.explorer import formula
 
 STEP = 2.0**-16
-"""Of differences; the formula's scores are smooth but for kinks, which random scores are not at."""
+"""Step of differences; the formula is smooth but for kinks, which random scores are not at."""
 
 FEW = 20_000
 """Numbers of a gradient that are few."""
@@ -46,7 +46,7 @@ class _Scores:
     options : dict
         As the formula takes them.
     slope, slope_of_bias : ndarray
-        Of each score by its product, with the scale, and by its element of a bias.
+        Derivatives of each score by its product, with the scale, and by its element of a bias.
     """
 
     def __init__(self, q: np.ndarray, k: np.ndarray, **score: Any) -> None:
@@ -146,7 +146,7 @@ def _by_keys(
 
 
 class ExpectedGradients:
-    """What gradients are held to.
+    """The gradients that results are held to.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ class ExpectedGradients:
     def bounds(self, name: str) -> np.ndarray:
         """Return the largest error that is accepted of each head of an array, or of all of it.
 
-        Of few numbers the largest error is a matter of chance: there it is that of all heads, and
+        For few numbers the largest error is a matter of chance: there it is that of all heads, and
         more.
         """
         exact, dtype = self.exact[name], self._dtypes[name]

@@ -79,7 +79,7 @@ def test_a_feature(rng: np.random.Generator, dtype: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_feature_against_differences(rng: np.random.Generator, name: str) -> None:
-    """Of the forward pass in float64, along random directions."""
+    """Gradients agree with differences of the forward pass in float64, along random directions."""
     sizes = (2, 4, 2, 19, 37)
     dout, *tensors = drawn(rng, "float32", sizes, 12, 20)
     options = features(rng, name, sizes)
@@ -106,7 +106,7 @@ def test_a_feature_against_differences(rng: np.random.Generator, name: str) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_several_tiles(rng: np.random.Generator, dtype: str, causal: bool) -> None:
-    """Of queries and of keys, with correlated rows: neighbours resemble each other."""
+    """Queries and keys take several, with correlated rows: neighbours resemble each other."""
     sizes = (1, 2, 1, 1061, 773)
     arrays = []
     for x in drawn(rng, dtype, sizes, 40, 33):
@@ -169,7 +169,7 @@ def test_arrays_of_fewer_axes(rng: np.random.Generator, ndim: int) -> None:
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_any_strides_and_outputs(rng: np.random.Generator, layout: str) -> None:
-    """Of arrays that are read and written, the outputs full of NaN; the same bits."""
+    """Arrays that are read and written have any strides, the outputs full of NaN; the same bits."""
     sizes = (2, 4, 2, 67, 131)
     contiguous = drawn(rng, "bfloat16", sizes, 24, 40)
     expected = differentiated(*contiguous, causal=True)
@@ -264,7 +264,7 @@ def test_what_is_hidden_reaches_nothing(rng: np.random.Generator, bad: float) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("given", ["lengths_k", "lengths_q", "both"])
 def test_lengths_of_padded_sequences(rng: np.random.Generator, dtype: str, given: str) -> None:
-    """What is behind a length is not read, and has no gradient."""
+    """Data behind a length is not read, and has no gradient."""
     sizes = (4, 4, 2, 45, 90)
     dout, q, k, v = drawn(rng, dtype, sizes)
     bias, sinks = score_arrays.bias(rng, sizes, np.float32), score_arrays.sinks(rng, sizes)

@@ -18,7 +18,7 @@ from cufa.features.parts import part_named
 TABLE = np.linspace(-2, 2, 7, dtype=np.float32)
 STEP = 1e-6
 
-#: Of numbers between 0.1 and 0.9; `t` is of an array.
+#: Functions of numbers between 0.1 and 0.9; `t` is of an array.
 CASES: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda s, t: s + 2 * s + t,
     "subtract": lambda s, t: t - s,

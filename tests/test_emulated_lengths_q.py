@@ -89,7 +89,7 @@ def test_keys_of_all(rng: np.random.Generator, form: str) -> None:
 
 @one_of_each
 def test_values_that_are_not_finite(rng: np.random.Generator, form: str) -> None:
-    """Of the keys that there are: rows behind the last query are 0 all the same."""
+    """All keys count; rows behind the last query are 0 all the same."""
     q, k, v = inputs(rng, form)
     k[:, :, 2], v[:, :, 3] = np.nan, np.inf
     out, lse = called(form, (q, k, v))

@@ -144,7 +144,7 @@ def test_on_the_gpu(
 
 @pytest.mark.gpu
 def test_in_a_capture(cupy: Any, rng: np.random.Generator) -> None:
-    """What is replayed follows the lengths that it finds."""
+    """A replay follows the lengths that it finds."""
     arrays = padded(rng, "float16", None, None, 64)
     given = [cupy.asarray(x) for x in arrays]
     lengths_q, lengths_k = cupy.asarray(LENGTHS_Q), cupy.asarray(LENGTHS_K)

@@ -176,7 +176,7 @@ def test_each_item_has_a_block_where_few_multiprocessors_idle(
 
 
 def test_prices_of_a_block_each() -> None:
-    """What idles is lost, the less the more waves there are; shares cost ends and waits."""
+    """Idle time is lost, the less the more waves there are; shares cost ends and waits."""
 
     def items(batch: int) -> Items:
         return Items.of(problem(batch=batch, capacity=8192), H200, 16)

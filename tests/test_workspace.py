@@ -27,7 +27,7 @@ class Field:
 
     @property
     def ptr(self) -> int:
-        """Of the current stream."""
+        """Name the current stream."""
         return self.stream
 
     def is_capturing(self) -> bool:

@@ -73,9 +73,9 @@ def attention_backward(
         As of `attention`. Query heads of a group share the gradient of their K/V head: its sum.
         Axes along which k or v is broadcast (stride 0) have their length in its gradient, too.
     out, lse : array
-        What `attention` returned with ``return_lse=True`` and the same other arguments.
+        The results of `attention` with ``return_lse=True`` and the same other arguments.
     wrt : tuple of str
-        What to differentiate with respect to: some of "q", "k", "v", "bias" and "sinks", and of the
+        Arrays to differentiate by: some of "q", "k", "v", "bias" and "sinks", and of the
         names of arrays of floats that `score_mod` reads; with CuPy arrays, some of "q", "k", "v"
         and "sinks". Others are not computed.
     causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks

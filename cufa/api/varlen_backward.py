@@ -70,9 +70,9 @@ def attention_varlen_backward(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k
         As of `attention_varlen`.
     out, lse : array, shapes (total_q, hq, dv) and (hq, total_q)
-        What `attention_varlen` returned with ``return_lse=True`` and the same other arguments.
+        The results of `attention_varlen` with ``return_lse=True`` and the same other arguments.
     wrt : tuple of str
-        What to differentiate with respect to, see `attention_backward`.
+        Names of the arrays to differentiate by, see `attention_backward`.
     causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod
         As of `attention_varlen`; a `score_mod` is differentiated, see `attention_backward`.
     dropout_p, seed, scale

@@ -146,7 +146,7 @@ class _Queries:
     rows : slice
     q : ndarray, (batch, heads_q, seq_q, head_dim)
     results : Results
-        Of all queries, too.
+        Those of all queries, too.
     beside : mapping
         Arrays of these sequences and heads that parts of the score read, by argument.
     own : Own
@@ -154,7 +154,7 @@ class _Queries:
     seed : int
         The seed of a dropout.
     into : Gradients
-        Of q, a bias and sinks, to which this adds.
+        Sums for q, a bias and sinks, to which this adds.
 
     Attributes
     ----------

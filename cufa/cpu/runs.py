@@ -97,7 +97,7 @@ def alone(
     ----------
     problem : Problem
     operands : Operands
-        Of all sequences.
+        The operands of all sequences.
     some : slice
         Which ones.
     views : tuple of ndarray

@@ -29,7 +29,7 @@ class Seen:
     Attributes
     ----------
     first, end : ndarray
-        Of each query, the first key that it sees and the end of those; both rise from row to row.
+        The first key that each query sees, and the end of those; both rise from row to row.
     fewest : int
         The fewest keys that one of them sees.
     by_any, by_all : tuple of int

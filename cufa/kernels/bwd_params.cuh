@@ -13,7 +13,7 @@ constexpr int ROW_UNIT = 64;
 // address is null is not written. cufa/specs/backward.py holds the same layout as a NumPy dtype.
 struct BackwardParams : Params {
     Tensor d_out, dq, dk, dv;
-    // Of each row, (batch, heads_q, workspace_rows): the log-sum-exp, and the sum of dO *
+    // For each row, (batch, heads_q, workspace_rows): the log-sum-exp, and the sum of dO *
     // O.
     float *row_lse, *row_delta;
     float* dq_sums;  // dQ / scale, in pieces, see DqPiece; null if dQ is not asked for

@@ -132,9 +132,9 @@ struct TeamKeys {
 
     // --- copies ---
 
-    // What is read once leaves L2 first, unless other row tiles read it, too: pieces and results
-    // stay there, which memory would take in between. Where a whole unit's results are next to
-    // nothing, reading is faster without that.
+    // Data that is read once leaves L2 first, unless other row tiles read it, too: pieces and
+    // results stay there, which memory would take in between. Where a whole unit's results are next
+    // to nothing, reading is faster without that.
     __device__ void keep_in_l2(const UnitRows& rows, const Pieces& pieces) {
         const bool once = !pieces.one() || share.unit.tiles * BN < 1024 * max(rows.rows, 4);
         kept = p.row_tiles.divisor == 1 && once ? L2_READ_ONCE : L2_NORMAL;
@@ -144,7 +144,7 @@ struct TeamKeys {
     // Starts the copy of K or V of a tile, or of both, and moves on to the next tile with V.
     __device__ void ask(int slot, int what = BOTH, bool found_sources = false) {
         const int keys = of_asked.keys - (asked - of_asked.zero) * BN;
-        // What is in front of all windows is not read: its pages may be others' by now.
+        // Keys in front of all windows are not read: its pages may be others' by now.
         const int before =
             SCORE::LEFT_EDGE ? of_asked.first_key(p) - (asked - of_asked.zero) * BN : 0;
         if (asked < share.count) {
@@ -183,7 +183,7 @@ struct TeamKeys {
     }
 
  private:
-    // What lies beyond the sequence, or before what is seen, is not read: zeros stand for it.
+    // Keys beyond the sequence, or before those that are seen, are not read: zeros stand for it.
     template <class Copy>
     __device__ void load(Copy copy, uint32_t dst, const Tensor& t, const T* at, const T* src,
                          int cols, int keys, int before) const {

@@ -95,12 +95,12 @@ struct Score : Parts... {
         return {this->block_mask.line(batch, head) + row_tile * 2ll * (tiles + 1), tiles};
     }
 
-    // What one is, of the units in which the softmax is handed scores, or terms of them, in log2
+    // One of the units in which the softmax is handed scores, or terms of them, in log2
     // units; and the other way round.
     static constexpr float TO_LOG2 = NATURAL ? LOG2_E : 1.f, FROM_LOG2 = 1.f / TO_LOG2;
     static __device__ float to_log2(float scale_log2) { return LINEAR ? scale_log2 : TO_LOG2; }
 
-    // What the tilts add to a score; and how much more it is at the next key of these pieces.
+    // The sum that the tilts add to a score; and how much it grows to the next key of these pieces.
     __device__ float tilt(const Pair& pair) const {
         return changed<false, NoTiles>(0.f, 1.f, pair);
     }

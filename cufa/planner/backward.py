@@ -87,7 +87,7 @@ def backward_plan(
     problem : Problem
     device : Device
     wrt : collection of str
-        What the gradients are of: some of "q", "k", "v" and "sinks".
+        Names of the arrays to differentiate by: some of "q", "k", "v" and "sinks".
     deterministic : bool
         Whether its sums have a fixed order.
     """

@@ -32,7 +32,7 @@ def check_decoding(problem: Problem, device: Device, kernel: str | Variant | Non
     problem : Problem
     device : Device
     kernel : str or Variant, optional
-        What the call names.
+        The kernel that the call names.
     """
     check_device(device)
     rows, heads = problem.group * problem.seq_q, problem.batch * problem.heads_q

@@ -16,7 +16,7 @@ from cufa.specs.decode_block import partial_floats
 from cufa.specs.variant import Variant
 
 _MANY_PARTS, _SHORT_PART = 12, 1024
-"""Of so many parts of so few keys one is left out: then multiprocessors are free for the merge."""
+"""From so many parts of so few keys on, one is left out: multiprocessors are free to merge."""
 
 
 class DecodePlan(NamedTuple):

@@ -1,4 +1,4 @@
-"""What decoding costs. Prices are in bytes of K and V, as many as a multiprocessor reads meanwhile.
+"""The cost of decoding. Prices are bytes of K and V, as many as a multiprocessor reads meanwhile.
 
 A work item is a sequence, a K/V head and a tile of rows.
 """

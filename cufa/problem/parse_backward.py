@@ -12,10 +12,10 @@ from cufa.arrays import Array, as_bhsd
 from cufa.checks import check_apart, check_devices, check_dtypes, check_out, shown_dtype
 
 TENSORS = ("q", "k", "v")
-"""What gradients have an argument for: ``dq`` and so on."""
+"""Arrays whose gradients have an argument: ``dq`` and so on."""
 
 WRT = (*TENSORS, "bias", "sinks")
-"""What attention is differentiated with respect to."""
+"""Arguments that attention is differentiated by."""
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -32,7 +32,7 @@ class Gradients(NamedTuple):
     sinks : array or None
         (heads_q,).
     read : mapping
-        Of arrays that a `score_mod` reads, by name.
+        Gradients of arrays that a `score_mod` reads, by name.
     """
 
     q: Array | None = None
@@ -53,9 +53,9 @@ class Gradients(NamedTuple):
         Parameters
         ----------
         view : callable
-            Of q, k and v.
+            Applied to the gradients of q, k and v.
         ndim : int
-            Of q: the axes of a bias are the last ones of (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
+            Axes of q: a bias has the last of (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
         """
         q, k, v = (None if x is None else view(x) for x in (self.q, self.k, self.v))
         bias = self.bias

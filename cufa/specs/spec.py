@@ -101,7 +101,7 @@ class Spec(NamedTuple):
     tile_tables : mapping of int to Tiles
         By the compute capability from which on they hold; none of those that decode.
     rings : mapping of int to tuple of Ring
-        What the planner chooses from, by the rows of a tile; none but for kernels that decode.
+        Rings that the planner chooses from, by the rows of a tile; only of kernels that decode.
     costs : Costs
     space : Space, optional
         The explorer's; none of those that decode.

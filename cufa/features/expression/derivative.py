@@ -23,7 +23,7 @@ def derivative(graph: Graph, root: int, leaf: int) -> int:
     graph : Graph
         To which the nodes of the derivative are added; equal ones are shared with the expression.
     root : int
-        What is differentiated.
+        The node that is differentiated.
     leaf : int
         By what: the score, or an element of an array that is read.
     """
@@ -69,7 +69,7 @@ def _slope(graph: Graph, i: int, inner: list[int | None]) -> int | None:
 
 
 class _Terms:
-    """What derivatives are written with: calls add nodes to a graph.
+    """The operations that derivatives are written with: calls add nodes to a graph.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ _CHOICES: Mapping[str, Callable[[_Terms, int, int], int]] = {
 """Whether the first of two operands is the value."""
 
 _FLAT = frozenset(("sign", "rint", "floor", "ceil", "trunc", "floor_divide"))
-"""What is constant but for steps."""
+"""Functions that are constant but for steps."""
 
 _SUMS: Mapping[str, tuple[int, ...]] = {"add": (1, 1), "subtract": (1, -1), "negative": (-1,)}
 """Signs of the operands."""

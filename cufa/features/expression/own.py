@@ -207,7 +207,7 @@ def _slope(graph: Graph, root: int) -> int | None:
 
 
 class _Recorded(NamedTuple):
-    """What a function computes: a node of a graph, and the arrays that nodes may read."""
+    """The record of a function: a node of a graph, and the arrays that nodes may read."""
 
     graph: Graph
     root: int

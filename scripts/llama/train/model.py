@@ -22,7 +22,7 @@ class Layer:
     Parameters
     ----------
     at : str
-        What the names of its parameters begin with.
+        The beginning of its parameters' names.
     parameters : Parameters
     rotary : Rotary
     sizes : Sizes
