@@ -3,13 +3,13 @@
 #include "chunk.cuh"
 #include "ptx.cuh"
 
-constexpr int WARPS = 4;
+constexpr int WARPS = 8;
 
 // A block takes a unit of rows of one head, a warp 16 of them.
-template <class T, int HEAD_DIM, class SCORE, class KV>
+template <class T, int HEAD_DIM, bool QUADS, class SCORE, class KV>
 __global__ void __launch_bounds__(WARPS * 32)
     bwd_finish(const __grid_constant__ BackwardArguments<SCORE, KV> p) {
-    using Piece = DqPiece<T, HEAD_DIM>;
+    using Piece = DqPiece<T, HEAD_DIM, QUADS>;
     static_assert(ROW_UNIT == WARPS * 16, "a warp takes 16 rows");
     // A lane holds two neighbouring columns of a piece, or, of every fourth, two of each of four.
     constexpr int PIECES = sizeof(T) == 4 ? 4 : 1, TIMES = sizeof(T) == 4 ? 2 : 1,
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
         for (int i = 0; i < PIECES * 4; ++i)
             sums[i / 4][i % 4] =
-                Piece::at(p.dq_sums, row0, piece + i / 4)[i % 4 * 32 + lane] * p.dq_factor;
+                Piece::at(p.dq_sums, row0, piece + i / 4)[Piece::index(i % 4, lane)] * p.dq_factor;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = h * 8 + lane / 4;

@@ -4,7 +4,7 @@
 #include "ptx.cuh"
 #include "ptx_convert.cuh"
 
-constexpr int WARPS = 4;
+constexpr int WARPS = 8;
 
 // A block takes a unit of rows of one head, a warp one row after the other.
 template <class T, int HEAD_DIM, class SCORE, class KV>
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(WARPS * 32)
         for (int i = thread; i < ROW_UNIT * HEAD_DIM / 4; i += WARPS * 32)
             sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
     }
-    if (p.turns && thread < ROW_UNIT / 16) p.turns[row0 / 16 + thread] = 0;
+    if (p.turns && thread < ROW_UNIT / TURN_ROWS) p.turns[row0 / TURN_ROWS + thread] = 0;
 
     const T* gO = head_ptr<T>(p.o, tile.batch, tile.head) + sequence.first_q * p.o.stride_seq;
     const T* gdO =

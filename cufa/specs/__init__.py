@@ -17,6 +17,7 @@ from cufa.specs import (
     bwd_mma,
     bwd_prepare,
     bwd_sinks,
+    bwd_wgmma,
     clear_rows,
     decode,
     decode_wgmma,
@@ -51,8 +52,15 @@ AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
 }
 """The kernels that compute no attention, by name."""
 
+BACKWARD_FORMS: tuple[tuple[BackwardSpec, ...], ...] = (
+    (bwd_wgmma.SPEC,),
+    (bwd_mma.SPEC,),
+    (bwd_fp32.SPEC,),
+)
+"""The kernels that compute gradients of attention together, in the order of preference."""
+
 BACKWARD_KERNELS: dict[str, BackwardSpec] = {
-    module.SPEC.name: module.SPEC for module in (bwd_mma, bwd_fp32)
+    spec.name: spec for form in BACKWARD_FORMS for spec in form
 }
 """The kernels that compute gradients of attention, by name."""
 
