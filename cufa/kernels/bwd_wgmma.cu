@@ -229,8 +229,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         wgmma_wait<0>();
         c.derive(rS, rdP, n, t);
         c.queue_dkv(n);
-        c.share_ds(n);
-        if (n > 0) {
+        if (p.dq_sums) c.share_ds(n);
+        if (n > 0 && p.dq_sums) {
             typename Consumer::DqPart rdQ;
             c.queue_dq(rdQ, n - 1);
             wgmma_wait<0>();
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         shared.ring_q.release(n), shared.ring_do.release(n);
         before = t;
     }
-    if (n > 0) {
+    if (n > 0 && p.dq_sums) {
         typename Consumer::DqPart rdQ;
         c.queue_dq(rdQ, n - 1);
         wgmma_wait<0>();
