@@ -38,7 +38,8 @@ class BackwardPlan(NamedTuple):
     Attributes
     ----------
     variant : TemplateArguments
-        The template arguments of the kernel that computes the products.
+        The template arguments of the first kernel that computes products; the tiles of others
+        are of the same size.
     steps : tuple of Step
         One after the other.
     problem : Problem
@@ -108,8 +109,9 @@ def backward_plan(
         for form in BACKWARD_FORMS
         if all(spec.takes(problem.dtype, dims, problem.score, device, maps) for spec in form)
     )
-    spec = form[0]
-    variant = _variant(spec, problem, device)
+    variants = [_variant(spec, problem, device) for spec in form]
+    variant = variants[0]
+    sums_dq = wants_dq and not any(spec.by_rows for spec in form)
     if problem.kv == "Varlen":  # see kernels/kv.cuh
         q_units = problem.seq_q // ROW_UNIT + problem.sequences
         key_tiles = problem.seq_kv // variant.bn + problem.sequences
@@ -121,8 +123,8 @@ def backward_plan(
     for name, size in (
         ("row_lse", rows),
         ("row_delta", rows),
-        ("dq_sums", rows * variant.head_dim * wants_dq),
-        ("turns", (rows // TURN_ROWS + 1) * (wants_dq and deterministic)),
+        ("dq_sums", rows * variant.head_dim * sums_dq),
+        ("turns", (rows // TURN_ROWS + 1) * (sums_dq and deterministic)),
     ):
         places[name] = words if size else -1
         words += -(-size // _ALIGNMENT) * _ALIGNMENT
@@ -131,11 +133,12 @@ def backward_plan(
     if "sinks" in wrt:
         sums = around(bwd_sinks.SPEC.name, variant, smem_bytes=_WORD * bwd_sinks.SPEC.threads // 32)
         steps.append(Step(sums, problem.heads_q, bwd_sinks.SPEC.threads))
-    if not {"q", "k", "v"}.isdisjoint(wrt):
-        blocks = problem.batch * problem.heads_kv * key_tiles
-        steps.append(Step(spec.instance(variant), blocks, variant.threads))
-    if wants_dq:
-        steps.append(Step(around(bwd_finish.SPEC.name, variant, spec.tma), units, THREADS))
+    for spec, of_spec in zip(form, variants, strict=True):
+        if not set(spec.gradients).isdisjoint(wrt):
+            blocks = units if spec.by_rows else problem.batch * problem.heads_kv * key_tiles
+            steps.append(Step(spec.instance(of_spec), blocks, of_spec.threads))
+    if sums_dq:
+        steps.append(Step(around(bwd_finish.SPEC.name, variant, form[0].tma), units, THREADS))
     return BackwardPlan(
         variant, tuple(steps), problem, q_units, key_tiles, **places, workspace_words=words
     )

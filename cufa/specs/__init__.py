@@ -12,6 +12,8 @@ from cufa.specs import (
     append,
     block_lists,
     block_mask,
+    bwd_dkv_wgmma,
+    bwd_dq_wgmma,
     bwd_finish,
     bwd_fp32,
     bwd_mma,
@@ -54,6 +56,7 @@ AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
 
 BACKWARD_FORMS: tuple[tuple[BackwardSpec, ...], ...] = (
     (bwd_wgmma.SPEC,),
+    (bwd_dq_wgmma.SPEC, bwd_dkv_wgmma.SPEC),
     (bwd_mma.SPEC,),
     (bwd_fp32.SPEC,),
 )

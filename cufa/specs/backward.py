@@ -162,6 +162,11 @@ class BackwardSpec(NamedTuple):
             and self.padded(device.compute_capability, head_dims) is not None
         )
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether a block owns rows, and dQ needs no sums in the workspace."""
+        return self.gradients == ("q",)
+
     def padded(self, compute_capability: int, head_dims: HeadDims) -> HeadDims | None:
         """Return the compiled head dims that hold a problem's; None if there are none."""
         d, dv = head_dims
