@@ -117,6 +117,7 @@ struct BackwardConsumer {
     // Adds it to the sum in global memory, where four numbers of a thread follow each other: each
     // warp its own 16 rows.
     __device__ void add_dq(const DqPart& rdQ, const RowTile& t) {
+        if (!place.p.dq_sums) return;
         const int thread = thread_index_anew() % 128, lane = thread % 32, warp = thread / 32;
         const uint32_t part = smem.dq(consumer, warp);
         if (lane == 0) end_add();
@@ -223,26 +224,25 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     RowTile before{};  // of the step before
     for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
         typename Consumer::Scores rS, rdP;
+        typename Consumer::DqPart rdQ;
         c.queue_scores(rS, rdP, n, t);
         wgmma_wait<1>();
         c.exponentiate(rS, n, t);
         wgmma_wait<0>();
         c.derive(rS, rdP, n, t);
+        c.share_ds(n);
+        c.queue_dq(rdQ, n - 1);  // in the first step of what lies there, for no use
         c.queue_dkv(n);
-        if (p.dq_sums) c.share_ds(n);
-        if (n > 0 && p.dq_sums) {
-            typename Consumer::DqPart rdQ;
-            c.queue_dq(rdQ, n - 1);
-            wgmma_wait<0>();
+        wgmma_wait<1>();
+        if (n > 0) {
             shared.ring_ds.release(n - 1);
             c.add_dq(rdQ, before);
-        } else {
-            wgmma_wait<0>();
         }
+        wgmma_wait<0>();
         shared.ring_q.release(n), shared.ring_do.release(n);
         before = t;
     }
-    if (n > 0 && p.dq_sums) {
+    if (n > 0) {
         typename Consumer::DqPart rdQ;
         c.queue_dq(rdQ, n - 1);
         wgmma_wait<0>();
