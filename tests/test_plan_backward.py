@@ -18,6 +18,7 @@ TILES = [
     (name, arch, dims)
     for name, spec in BACKWARD_KERNELS.items()
     for arch in ARCHS
+    if spec.runs_on(device.of_arch(arch))
     for dims in spec.tiles(device.of_arch(arch).compute_capability)
 ]
 #: Bytes a thread may spill, loads and stores together, from the head dim on at which dK and dV fill

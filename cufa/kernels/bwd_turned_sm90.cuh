@@ -63,7 +63,7 @@ struct TurnedScores {
                 }
 #pragma unroll
                 for (int i = 0; i < 4; ++i) kept[j][i] = x[i];
-                if constexpr (SCORE::DROPS_WEIGHTS) drop(kept[j], nt, 1.f);
+                if constexpr (SCORE::DROPS_WEIGHTS) drop(kept[j], nt);
             }
 #pragma unroll
             for (int i = 0; i < 4; ++i)
@@ -76,25 +76,20 @@ struct TurnedScores {
                 }
         }
     }
-    // x = `factor` times x, or 0 for weights that are dropped.
-    __device__ void drop(float (&x)[4], int nt, float factor) const {
-        if constexpr (SCORE::DROPS_WEIGHTS) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                bool drops[4] = {};
-                Of{place.p}.dropped(drops, place.batch, place.query_head(t), query(nt, i),
-                                    key() & ~1);
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    float& each = x[2 * h + i];
-                    each *= factor;
-                    set_if_equal(each, lane() / 4 % 2 ? drops[2 * h + 1] : drops[2 * h], true, 0.f);
-                }
-            }
-        }
-    }
 
  private:
+    // x = 0 for weights that are dropped.
+    __device__ void drop(float (&x)[4], int nt) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            bool drops[4] = {};
+            Of{place.p}.dropped(drops, place.batch, place.query_head(t), query(nt, i), key() & ~1);
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                set_if_equal(x[2 * h + i], lane() / 4 % 2 ? drops[2 * h + 1] : drops[2 * h], true,
+                             0.f);
+        }
+    }
     // The same pair by pair.
     __device__ void weigh_pairs(float (&x)[4], float (&slopes)[4], const float2& lse, int nt,
                                 bool asks) const {

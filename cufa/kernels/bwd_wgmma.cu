@@ -19,6 +19,9 @@ struct BackwardConsumer {
     using Place = KeyPlace<BM, BN, SCORE, KV>;
     using Scores = float[NT][4];
     using DqPart = float[C::DQ_WIDTH / 8][4];
+    // Whether the registers of dP^T are needed until there is P^T.
+    static constexpr bool DP_LATE =
+        (SCORE::CHANGES_EVERY_TILE || SCORE::DROPS_WEIGHTS) && D + BM / 2 > 128;
 
     const Place& place;
     const BackwardSmem<C>& smem;
@@ -42,35 +45,42 @@ struct BackwardConsumer {
             clear_rows_from<KTile>(keys, smem.v(), consumer);
         }
     }
-    // Queues the two products that need Q and dO only.
-    __device__ void queue_scores(Scores& rS, Scores& rdP, uint32_t n, const RowTile& t) const {
-        const uint32_t keys = consumer * 64 * KTile::ROW_BYTES;
-        const int rows = place.sequence.seq_q - t.tile * BM;
+    // Queue the two products that need Q and dO only: S^T = K Q^T and dP^T = V dO^T.
+    __device__ void queue_s(Scores& rS, uint32_t n, const RowTile& t) const {
         smem.ring_q.wait(n);
-        if (KV::TAILS) clear_rows_from<QTile>(rows, smem.q(n), consumer);
+        if (KV::TAILS) clear_rows_from<QTile>(rows_left(t), smem.q(n), consumer);
         wgmma_fence();
-        queue_product<T, KTile, QTile>(rS, KTile::operand(smem.k() + keys),
+        queue_product<T, KTile, QTile>(rS, KTile::operand(smem.k() + keys()),
                                        QTile::operand(smem.q(n)));
         wgmma_commit();
+    }
+    __device__ void queue_dp(Scores& rdP, uint32_t n, const RowTile& t) const {
         smem.ring_do.wait(n);
-        if (KV::TAILS) clear_rows_from<QTile>(rows, smem.dout(n), consumer);
+        if (KV::TAILS) clear_rows_from<QTile>(rows_left(t), smem.dout(n), consumer);
         wgmma_fence();
-        queue_product<T, KTile, QTile>(rdP, KTile::operand(smem.v() + keys),
+        queue_product<T, KTile, QTile>(rdP, KTile::operand(smem.v() + keys()),
                                        QTile::operand(smem.dout(n)));
         wgmma_commit();
     }
+    __device__ uint32_t keys() const { return consumer * 64 * KTile::ROW_BYTES; }
+    __device__ int rows_left(const RowTile& t) const { return place.sequence.seq_q - t.tile * BM; }
     // P^T = exp(S^T - lse)
     __device__ void exponentiate(Scores& rS, uint32_t n, const RowTile& t) {
         scores(t).weigh(rS, rP, smem.stats(n));
     }
-    // dS^T = P^T (dP^T - delta)
-    __device__ void derive(const Scores& rS, Scores& rdP, uint32_t n, const RowTile& t) {
+    // dS^T = P^T (dP^T - delta). Weights that are dropped are 0 in rP.
+    __device__ void derive(const Scores& rS, Scores& rdP, uint32_t n) {
         const int column = thread_index_anew() % 4 * 2;
         const float growth = Differentiated<SCORE>{place.p}.growth();
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt) {
             const float2 delta = lds_2(smem.stats(n) + 4 * (BM + nt * 8 + column));
-            if constexpr (SCORE::DROPS_WEIGHTS) scores(t).drop(rdP[nt], nt, growth);
+            if constexpr (SCORE::DROPS_WEIGHTS)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const uint32_t kept = rP[nt / 2][nt % 2 * 2 + i / 2] >> i % 2 * 16 & 0xffff;
+                    rdP[nt][i] = kept ? rdP[nt][i] * growth : 0.f;
+                }
             rdP[nt][0] = rS[nt][0] * (rdP[nt][0] - delta.x);
             rdP[nt][1] = rS[nt][1] * (rdP[nt][1] - delta.y);
             rdP[nt][2] = rS[nt][2] * (rdP[nt][2] - delta.x);
@@ -225,11 +235,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
         typename Consumer::Scores rS, rdP;
         typename Consumer::DqPart rdQ;
-        c.queue_scores(rS, rdP, n, t);
-        wgmma_wait<1>();
+        c.queue_s(rS, n, t);
+        if (!Consumer::DP_LATE) c.queue_dp(rdP, n, t);
+        wgmma_wait<!Consumer::DP_LATE>();
         c.exponentiate(rS, n, t);
+        if (Consumer::DP_LATE) c.queue_dp(rdP, n, t);
         wgmma_wait<0>();
-        c.derive(rS, rdP, n, t);
+        c.derive(rS, rdP, n);
         c.share_ds(n);
         c.queue_dq(rdQ, n - 1);  // in the first step of what lies there, for no use
         c.queue_dkv(n);

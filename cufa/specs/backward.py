@@ -139,6 +139,10 @@ class BackwardSpec(NamedTuple):
     differentiates: bool = True
     is_large: Callable[[tuple[str, ...]], bool] = has_slope
 
+    def runs_on(self, device: Device) -> bool:
+        """Whether a device has the instructions that this kernel needs."""
+        return self.archs is None or device.arch in self.archs
+
     def takes(
         self, dtype: str, head_dims: HeadDims, score: tuple[str, ...], device: Device, maps: bool
     ) -> bool:
@@ -156,7 +160,7 @@ class BackwardSpec(NamedTuple):
         """
         return (
             dtype in self.dtypes
-            and (self.archs is None or device.arch in self.archs)
+            and self.runs_on(device)
             and (maps or not self.tma)
             and (self.differentiates or not (has_slope(score) or "Dropout" in score))
             and self.padded(device.compute_capability, head_dims) is not None
@@ -182,9 +186,9 @@ class BackwardSpec(NamedTuple):
         )
 
     def tiles(self, compute_capability: int) -> Tiles:
-        """Return the tiles of a device."""
-        newest = max(cc for cc in self.tile_tables if cc <= compute_capability)
-        return self.tile_tables[newest]
+        """Return the tiles of a device; none if it is too old."""
+        newest = max((cc for cc in self.tile_tables if cc <= compute_capability), default=0)
+        return self.tile_tables.get(newest, {})
 
 
 def around(kernel: str, v: TemplateArguments, *more: int, smem_bytes: int = 0) -> Instance:
