@@ -172,12 +172,9 @@ def _taken(given: dict[str, Array], wanted: dict[str, Array], negative: bool) ->
     taken = {}
     for name, array in given.items():
         negate = name == "q" and negative
-        if name == "o":
-            plain = _has_rows(array)
-        else:
-            plain = array.data.ptr % ALIGNMENT == 0 and readable(
-                array.shape, array.strides, array.itemsize
-            )
+        plain = array.data.ptr % ALIGNMENT == 0 and readable(
+            array.shape, array.strides, array.itemsize
+        )
         if not plain or negate:
             _refuse_capture(name.replace("d_", "d"), array)
             array = copied(array, negate)
