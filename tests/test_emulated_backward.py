@@ -33,7 +33,7 @@ MMA, FP32 = ("a100", "bfloat16", 32, 24), ("h200", "float32", 20, 32)
 MMA_SHARED, FP32_SHARED = ("a100", "float16", 192, 192), ("h200", "float32", 64, 40)
 MMA_EIGHT = ("a100", "bfloat16", 64, 64)
 #: Whose consumers share dQ by rows, or by columns.
-WGMMA_ROWS, WGMMA_COLUMNS = ("h200", "bfloat16", 40, 64), ("h200", "float16", 128, 72)
+WGMMA_ROWS, WGMMA_COLUMNS = ("h200", "bfloat16", 40, 64), ("h200", "float16", 100, 72)
 #: Whose dQ is a kernel of its own.
 WGMMA_TWO = ("h200", "bfloat16", 256, 200)
 FORMS = (

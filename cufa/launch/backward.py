@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from cufa import device as devices
-from cufa.arrays import ALIGNMENT, Array, Ints, copied, readable
+from cufa.arrays import ALIGNMENT, Array, Ints, copied, readable, whole_chunks
 from cufa.compiler import jit
 from cufa.dtypes import DTYPES
 from cufa.features.parts import ARRAYS
@@ -251,8 +251,11 @@ def _shape(problem: Problem, name: str) -> Ints:
 
 
 def _has_map(problem: Problem, name: str, strides: Ints) -> bool:
+    """Whether TMA can describe an array whose rows are made of whole chunks, see `_taken`."""
+    *sizes, columns = _shape(problem, name)
     itemsize = DTYPES[problem.dtype].bytes
-    return readable(_shape(problem, name), strides, itemsize, tma=True, repeats=name in "kv")
+    shape = *sizes, whole_chunks(columns, itemsize)
+    return readable(shape, strides, itemsize, tma=True, repeats=name in "kv")
 
 
 def _uses_tma(step: Step) -> bool:
