@@ -48,6 +48,7 @@ struct BackwardSmem {
                 mbarrier_init(ring_ds.empty + 8 * s, 4 * C::CONSUMERS);
         mbarrier_init(full_kv, 1);
         mbarrier_fence_init();
+        fence_proxy_async();  // the block's number was where TMA writes K
     }
     __device__ uint32_t expect_kv() const {
         mbarrier_arrive_expect(full_kv, 2 * C::KTile::bytes);
