@@ -272,10 +272,11 @@ def test_rows_of_no_sequence_where_places_are_copied(rng: np.random.Generator) -
     out, lse = result[0][0].swapaxes(0, 1).astype(q.dtype), result[1][0].astype(np.float32)
     place = on_gpu(np.full((d, 1, 30), np.nan, k.dtype))
     dk = place.view_of(place.host.transpose(2, 1, 0))
-    given = map(on_gpu, (dout, q, k, v, out, lse))
-    offsets = np.array([0, 20], np.int32), np.array([0, 23], np.int32)
-    longest = {"max_seqlen_q": 20, "max_seqlen_k": 23}
-    (found,) = cufa.attention_varlen_backward(*given, *offsets, wrt=("k",), dk=dk, **longest)
+    given: list[Any] = list(map(on_gpu, (dout, q, k, v, out, lse)))
+    given += np.array([0, 20], np.int32), np.array([0, 23], np.int32)
+    (found,) = cufa.attention_varlen_backward(
+        *given, max_seqlen_q=20, max_seqlen_k=23, wrt=("k",), dk=dk
+    )
     assert found is dk
     host = dk.get()
     assert not np.any(host[23:].astype(np.float32))
