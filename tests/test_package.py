@@ -138,7 +138,7 @@ def test_public_names() -> None:
         *("Rotary", "Variant"),
         *("attention", "attention_backward", "attention_varlen", "attention_varlen_backward"),
         *("decode", "dropout_mask"),
-        *("explain", "explain_varlen", "explore", "merge"),
+        *("explain", "explain_backward", "explain_varlen", "explore", "merge"),
     ]
     for name in cufa.__all__:
         assert getattr(cufa, name).__doc__, name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cufa.device import Device
 from cufa.features.parts import kind_of
@@ -54,6 +54,8 @@ class BackwardPlan(NamedTuple):
         Where these begin in the workspace, in 32-bit words; -1 for none.
     workspace_words : int
         The size of all of it: two numbers a row, dQ in float32, and the turns.
+    expected_us : tuple of float
+        For `explain_backward`: how many microseconds each step would take on an H200.
     """
 
     variant: TemplateArguments
@@ -66,6 +68,15 @@ class BackwardPlan(NamedTuple):
     dq_sums: int
     turns: int
     workspace_words: int
+    expected_us: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        """One line."""
+        steps = "; ".join(
+            f"{step.instance} grid={step.grid} block={step.threads} smem={step.instance.smem_bytes}"
+            for step in self.steps
+        )
+        return f"{steps}; workspace={_WORD * self.workspace_words}"
 
     @property
     def workspace_rows(self) -> int:
@@ -112,7 +123,8 @@ def backward_plan(
         q_units, key_tiles = -(-problem.seq_q // ROW_UNIT), -(-problem.seq_kv // bn)
     heads = problem.batch * problem.heads_q
     rows = heads * q_units * ROW_UNIT
-    words, places = 0, {}
+    words = 0
+    places: dict[str, Any] = {}
     for name, size in (
         ("row_lse", rows),
         ("row_delta", rows),

@@ -75,16 +75,23 @@ class BackwardSpec(NamedTuple):
         The element types that it takes.
     tile_tables : mapping
         By the compute capability from which on they hold.
+    tflops : mapping of int to float
+        10^12 operations a second on an H200 where all multiprocessors are busy, by padded head dim.
     """
 
     name: str
     dtypes: tuple[str, ...]
     tile_tables: Mapping[int, Tiles]
+    tflops: Mapping[int, float]
 
     def tiles(self, compute_capability: int) -> Tiles:
         """Return the tiles of a device."""
         newest = max(cc for cc in self.tile_tables if cc <= compute_capability)
         return self.tile_tables[newest]
+
+    def rate(self, head_dim: int) -> float:
+        """Return the speed of a head dim: that of the first one known that holds it."""
+        return self.tflops[min(d for d in self.tflops if d >= head_dim)]
 
 
 def shared_memory(v: TemplateArguments) -> dict[str, int]:
