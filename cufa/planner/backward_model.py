@@ -17,6 +17,9 @@ _LAUNCH_US = 2.0
 _BYTES_A_US = 3.5e6
 """Bytes that the kernels before and after the products read and write in a microsecond."""
 
+_MULTIPROCESSORS = 132
+"""Those of an H200, among which blocks are shared out."""
+
 _OPERANDS = ("q", "k", "v", "d_out", "row_lse", "row_delta", "dq_sums", "dk", "dv")
 """What the products read and write at least once."""
 
@@ -33,11 +36,11 @@ def explained(
     if 0 in (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv):
         return plan._replace(steps=(), workspace_words=0)
     products = sum(step.instance.kernel in BACKWARD_KERNELS for step in plan.steps)
-    times = (_of_step(step, plan, device, products) for step in plan.steps)
+    times = (_of_step(step, plan, products) for step in plan.steps)
     return plan._replace(expected_us=tuple(times))
 
 
-def _of_step(step: Step, plan: BackwardPlan, device: Device, products: int) -> float:
+def _of_step(step: Step, plan: BackwardPlan, products: int) -> float:
     sizes = _bytes(plan)
     spec = AUXILIARY_KERNELS.get(step.instance.kernel)
     if spec is not None:
@@ -45,7 +48,7 @@ def _of_step(step: Step, plan: BackwardPlan, device: Device, products: int) -> f
         return _LAUNCH_US + moved / _BYTES_A_US
     rate = BACKWARD_KERNELS[step.instance.kernel].rate(plan.variant.head_dim)
     v = plan.variant
-    places = v.blocks_per_sm * device.sm_count
+    places = v.blocks_per_sm * _MULTIPROCESSORS
     waves = -(-step.grid // places)
     busy = step.grid / (waves * places)  # the part of the places that have a block
     moved = sum(sizes[name] for name in _OPERANDS)
