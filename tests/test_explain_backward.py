@@ -45,7 +45,7 @@ def test_expected_times() -> None:
     large = problem(1, 16, 16384, 128)
     plan = explained(large, H200, "qkv", deterministic=False)
     before, products, after = plan.expected_us
-    rate = BACKWARD_KERNELS[plan.variant.kernel].rate(128)
+    rate = BACKWARD_KERNELS[plan.variant.kernel].rate(128) or 0.0
     assert products == pytest.approx(flops(large) / rate / 1e6, rel=0.06)
     assert before + after == pytest.approx(133, rel=0.05)
     half = explained(large.having(*problem(1, 1, 8, 128, causal=True).features), H200, "qkv", False)
@@ -66,7 +66,17 @@ def test_all_but_the_times_is_the_plan() -> None:
 @pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
 def test_all_head_dims_have_a_rate(kernel: str) -> None:
     spec = BACKWARD_KERNELS[kernel]
-    assert all(spec.rate(d) > 0 for table in spec.tile_tables.values() for d, _ in table)
+    assert all(spec.rate(d) for table in spec.tile_tables.values() for d, _ in table)
+
+
+def test_a_kernel_without_a_rate(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    name = explained(problem(1, 1, 64, 64), H200, "qkv", deterministic=False).variant.kernel
+    spec = BACKWARD_KERNELS[name]._replace(tflops={})
+    monkeypatch.setitem(BACKWARD_KERNELS, name, spec)
+    assert explained(problem(1, 1, 64, 64), H200, "qkv", deterministic=False).expected_us == ()
+    words = ["explain", "--q", "1,1,64,64", "--dtype", "bfloat16", "--backward", "--gpu", "h200"]
+    assert cli.main(words) == 0
+    assert "expected" not in capsys.readouterr().out
 
 
 # the function

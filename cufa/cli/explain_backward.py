@@ -44,22 +44,25 @@ def show(problem: Problem, device: Device, deterministic: bool) -> None:
         ("problem", f"gradients of {names}; {problem_text(problem)}"),
         ("GPU", f"{device.name}, {device.arch}, {device.sm_count} multiprocessors"),
     ]
-    for number, (step, us) in enumerate(zip(found.steps, found.expected_us, strict=True), 1):
-        rows += [(f"launch {number}", step.instance), *_step(step, us, found, device)]
+    for number, step in enumerate(found.steps, 1):
+        rows += [(f"launch {number}", step.instance), *_step(step, found, device)]
+        rows += [("  expected", _us(us)) for us in found.expected_us[number - 1 : number]]
     order = "tiles of keys add to dq in a fixed order" if deterministic else "as blocks come"
     table.pairs(
         [
             *rows,
             ("sums of dq", order),
             ("workspace", f"{4 * found.workspace_words} bytes of global memory"),
-            ("expected", f"{sum(found.expected_us):.1f} us on an H200"),
+            *((("expected", _us(sum(found.expected_us))),) if found.expected_us else ()),
         ]
     )
 
 
-def _step(
-    step: Step, us: float, found: BackwardPlan, device: Device
-) -> Iterator[tuple[object, ...]]:
+def _us(us: float) -> str:
+    return f"{us:.1f} us on an H200"
+
+
+def _step(step: Step, found: BackwardPlan, device: Device) -> Iterator[tuple[object, ...]]:
     """Yield what a launch is like."""
     of_products = step.instance.kernel in BACKWARD_KERNELS
     if of_products:
@@ -69,4 +72,3 @@ def _step(
         yield "  registers", f"at most {most} a thread"
     yield "  grid", f"{counted(step.grid, 'block')} of {step.threads} threads"
     yield "  shared memory", f"{step.instance.smem_bytes} bytes a block"
-    yield "  expected", f"{us:.1f} us on an H200"

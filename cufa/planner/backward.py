@@ -55,7 +55,8 @@ class BackwardPlan(NamedTuple):
     workspace_words : int
         The size of all of it: two numbers a row, dQ in float32, and the turns.
     expected_us : tuple of float
-        For `explain_backward`: how many microseconds each step would take on an H200.
+        For `explain_backward`: how many microseconds each step would take on an H200;
+        empty where that is not known.
     """
 
     variant: TemplateArguments

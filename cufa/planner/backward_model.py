@@ -36,17 +36,20 @@ def explained(
     if 0 in (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv):
         return plan._replace(steps=(), workspace_words=0)
     products = sum(step.instance.kernel in BACKWARD_KERNELS for step in plan.steps)
-    times = (_of_step(step, plan, products) for step in plan.steps)
-    return plan._replace(expected_us=tuple(times))
+    times = [_of_step(step, plan, products) for step in plan.steps]
+    known = tuple(us for us in times if us is not None)
+    return plan._replace(expected_us=known if len(known) == len(times) else ())
 
 
-def _of_step(step: Step, plan: BackwardPlan, products: int) -> float:
+def _of_step(step: Step, plan: BackwardPlan, products: int) -> float | None:
     sizes = _bytes(plan)
     spec = AUXILIARY_KERNELS.get(step.instance.kernel)
     if spec is not None:
         moved = sum(sizes.get(name, 0) for name in (*spec.inputs, *spec.outputs))
         return _LAUNCH_US + moved / _BYTES_A_US
     rate = BACKWARD_KERNELS[step.instance.kernel].rate(plan.variant.head_dim)
+    if rate is None:
+        return None
     v = plan.variant
     places = v.blocks_per_sm * _MULTIPROCESSORS
     waves = -(-step.grid // places)

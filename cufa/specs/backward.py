@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -76,22 +77,24 @@ class BackwardSpec(NamedTuple):
     tile_tables : mapping
         By the compute capability from which on they hold.
     tflops : mapping of int to float
-        10^12 operations a second on an H200 where all multiprocessors are busy, by padded head dim.
+        10^12 operations a second on an H200 where all multiprocessors are busy, by padded head dim;
+        as far as that is known.
     """
 
     name: str
     dtypes: tuple[str, ...]
     tile_tables: Mapping[int, Tiles]
-    tflops: Mapping[int, float]
+    tflops: Mapping[int, float] = MappingProxyType({})
 
     def tiles(self, compute_capability: int) -> Tiles:
         """Return the tiles of a device."""
         newest = max(cc for cc in self.tile_tables if cc <= compute_capability)
         return self.tile_tables[newest]
 
-    def rate(self, head_dim: int) -> float:
-        """Return the speed of a head dim: that of the first one known that holds it."""
-        return self.tflops[min(d for d in self.tflops if d >= head_dim)]
+    def rate(self, head_dim: int) -> float | None:
+        """Return the speed of a head dim: that of the first one known that holds it, or None."""
+        first = min((d for d in self.tflops if d >= head_dim), default=None)
+        return None if first is None else self.tflops[first]
 
 
 def shared_memory(v: TemplateArguments) -> dict[str, int]:

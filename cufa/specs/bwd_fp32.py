@@ -21,5 +21,5 @@ _SM86: Tiles = {**_SM80, (128, 128): (TileShape(16, 32, 1, 4, 1),)}
 _TFLOPS = {256: 48.0}
 
 SPEC = BackwardSpec(
-    "bwd_fp32", ("float32",), {80: _SM80, 86: _SM86, 90: _SM80, 120: _SM86}, _TFLOPS
+    "bwd_fp32", ("float32",), {80: _SM80, 86: _SM86, 90: _SM80, 120: _SM86}, tflops=_TFLOPS
 )

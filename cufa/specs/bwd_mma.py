@@ -29,5 +29,8 @@ _SM86: Tiles = {
 _TFLOPS = {64: 275.0, 128: 330.0, 256: 280.0}
 
 SPEC = BackwardSpec(
-    "bwd_mma", ("float16", "bfloat16"), {80: _SM80, 86: _SM86, 90: _SM80, 120: _SM86}, _TFLOPS
+    "bwd_mma",
+    ("float16", "bfloat16"),
+    {80: _SM80, 86: _SM86, 90: _SM80, 120: _SM86},
+    tflops=_TFLOPS,
 )
