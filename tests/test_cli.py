@@ -107,6 +107,12 @@ BAD: list[tuple[tuple[str, ...], str]] = [
         ("explain", *SMALL, "--backward", "--kernel", "fa2_mma", "--gpu", "h100"),
         "--kernel is not for --backward",
     ),
+    (
+        ("explore", *SMALL, "--backward", "--kernel", "fa2_mma", "--gpu", "h100"),
+        "choose by --space",
+    ),
+    (("explore", *SMALL, "--backward", "--space", "head_dim=64", "--gpu", "h100"), "is none of bm"),
+    (("explore", *SMALL, "--backward", "--space", "bm=999", "--gpu", "h100"), "nothing legal"),
     (("compile", "--arch", "sm_90a", "--backward"), "--backward is for --for"),
     (("explain", "--q", f"1,1,{2**31},64", "--gpu", "h100"), "more than the kernels'"),
     (("explore", *SMALL, "--space", "bm"), "'bm' has no values: bm=64,128 would have two"),

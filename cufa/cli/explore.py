@@ -19,8 +19,9 @@ from cufa.cli.parser import (
 from cufa.cli.values import axis, count, kernel, output, picture, variant
 from cufa.cli.watch import watch
 from cufa.device import Device
+from cufa.explorer import gradients
 from cufa.explorer.exploration import Exploration, Interrupted
-from cufa.explorer.space import variants
+from cufa.explorer.space import Space, variants
 from cufa.explorer.table import cells, headers, heading
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
@@ -43,6 +44,7 @@ def add(commands: Commands) -> None:
             "--q 4,32,4096,128 --dtype bfloat16 --causal --plot tiles.png",
             "--q 2,16,8192,128 --dtype bfloat16 --arch sm_90a --space bm=64,128 --json x.json",
             "--q 2,16,8192,128 --dtype bfloat16 --causal --window 1023,none --arch sm_90a",
+            "--q 2,16,8192,128 --dtype bfloat16 --causal --backward --arch sm_80",
         ),
     )
     add_problem(parser)
@@ -67,6 +69,11 @@ def add(commands: Commands) -> None:
         metavar="VARIANT",
         help="one variant in full, alone or with those of --kernel and --space (repeatable)",
     )
+    space.add_argument(
+        "--backward",
+        action="store_true",
+        help="gradients instead: the tiles of their kernel, all launches of a call timed together",
+    )
     add_jobs(parser)
     add_device(parser, "This machine's by default. One that is named need not be here.")
     results = parser.add_argument_group("the results")
@@ -89,7 +96,12 @@ def run(options: argparse.Namespace) -> int:
     try:
         with watch() as show:
             found = explorer.explore(
-                problem, space=space, device=named, jobs=options.jobs, progress=show
+                problem,
+                space=space,
+                backward=options.backward,
+                device=named,
+                jobs=options.jobs,
+                progress=show,
             )
     except Interrupted as stop:
         found, status = stop.exploration, 130
@@ -103,15 +115,20 @@ def run(options: argparse.Namespace) -> int:
     return status
 
 
-def _space(options: argparse.Namespace, problem: Problem, device: Device) -> list[Variant]:
-    """Return the variants that the options ask for."""
+def _space(options: argparse.Namespace, problem: Problem, device: Device) -> Space:
+    """Return the variants that the options ask for, or of gradients the values of arguments."""
     own: list[Variant] = options.variant or []
+    if options.backward and (own or options.kernel):
+        raise CommandError("--backward: gradients have one kernel a dtype; choose by --space")
     if own and not options.space and not options.kernel:
         return own
     axes: dict[str, list[int]] = {}
     for name, values in options.space or ():
         axes.setdefault(name, []).extend(values)
     try:
+        if options.backward:
+            gradients.variants(problem, device, axes)
+            return axes
         return [*variants(problem, device, options.kernel, axes), *own]
     except (TypeError, ValueError) as error:
         raise CommandError(error) from error

@@ -15,6 +15,7 @@ from cufa.explorer.occupancy import resident_blocks
 from cufa.explorer.result import Row
 from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
+from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
@@ -40,7 +41,8 @@ def _build(variant: Variant | Instance, arch: str) -> Built:
     started = time.perf_counter()
     compiled: Compiled | CompileError
     try:
-        compiled = nvrtc.compile_variant(variant, arch)
+        it = variant.instance if isinstance(variant, BackwardVariant) else variant
+        compiled = nvrtc.compile_variant(it, arch)
     except CompileError as error:
         compiled = error
     return Built(variant, compiled, time.perf_counter() - started)

@@ -90,7 +90,11 @@ def _has_slope(score: tuple[str, ...]) -> bool:
 
 
 def backward_plan(
-    problem: Problem, device: Device, wrt: Collection[str], deterministic: bool
+    problem: Problem,
+    device: Device,
+    wrt: Collection[str],
+    deterministic: bool,
+    forced: TemplateArguments | None = None,
 ) -> BackwardPlan:
     """Plan the gradients of a problem that is not empty.
 
@@ -102,6 +106,8 @@ def backward_plan(
         Names of the arrays to differentiate by: some of "q", "k", "v" and "sinks".
     deterministic : bool
         Whether its sums have a fixed order.
+    forced : TemplateArguments, optional
+        Those of the kernel of the products, in place of what the specs say.
     """
     problem = problem.without(Sinks)
     wants_dq = "q" in wrt
@@ -112,16 +118,16 @@ def backward_plan(
         if dims[0] >= problem.head_dim and dims[1] >= problem.head_dim_v
     )
     bm, bn, stages, warps, blocks_per_sm, _ = tiles[-1 if _has_slope(problem.score) else 0]
-    variant = TemplateArguments(
+    variant = forced or TemplateArguments(
         *(spec.name, problem.dtype, *dims, bm, bn, stages, warps, blocks_per_sm),
         score=problem.score,
         kv=problem.kv,
     )
     if problem.kv == "Varlen":  # see kernels/kv.cuh
         q_units = problem.seq_q // ROW_UNIT + problem.sequences
-        key_tiles = problem.seq_kv // bn + problem.sequences
+        key_tiles = problem.seq_kv // variant.bn + problem.sequences
     else:
-        q_units, key_tiles = -(-problem.seq_q // ROW_UNIT), -(-problem.seq_kv // bn)
+        q_units, key_tiles = -(-problem.seq_q // ROW_UNIT), -(-problem.seq_kv // variant.bn)
     heads = problem.batch * problem.heads_q
     rows = heads * q_units * ROW_UNIT
     words = 0
@@ -129,7 +135,7 @@ def backward_plan(
     for name, size in (
         ("row_lse", rows),
         ("row_delta", rows),
-        ("dq_sums", rows * dims[0] * wants_dq),
+        ("dq_sums", rows * variant.head_dim * wants_dq),
         ("turns", (rows // TURN_ROWS + 1) * (wants_dq and deterministic)),
     ):
         places[name] = words if size else -1

@@ -10,6 +10,7 @@ from cufa.features.parts import edges
 from cufa.planner.backward import BackwardPlan, Step, backward_plan
 from cufa.problem.problem import Problem
 from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS
+from cufa.specs.arguments import TemplateArguments
 
 _LAUNCH_US = 2.0
 """For a launch, whatever it computes."""
@@ -25,14 +26,18 @@ _OPERANDS = ("q", "k", "v", "d_out", "row_lse", "row_delta", "dq_sums", "dk", "d
 
 
 def explained(
-    problem: Problem, device: Device, wrt: Collection[str], deterministic: bool
+    problem: Problem,
+    device: Device,
+    wrt: Collection[str],
+    deterministic: bool,
+    forced: TemplateArguments | None = None,
 ) -> BackwardPlan:
     """Return a plan with the times that are expected of its steps; arguments as `backward_plan`.
 
     A problem may be empty: its plan has no launch.
     """
     problem = problem._replace(scale=abs(problem.scale), returns_lse=True)
-    plan = backward_plan(problem, device, wrt, deterministic)
+    plan = backward_plan(problem, device, wrt, deterministic, forced)
     if 0 in (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv):
         return plan._replace(steps=(), workspace_words=0)
     products = sum(step.instance.kernel in BACKWARD_KERNELS for step in plan.steps)
