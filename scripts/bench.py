@@ -183,7 +183,7 @@ def _rows(
         from benchmarks import backward, backward_cases
 
         gradients = backward.Gradients(o.peers)
-        cases = backward_cases.cases(o.only)
+        cases = backward_cases.cases(o.only, o.head_dim)
         return backward.rows(gradients, cases, clock, budget, o.seed), gradients
     if o.bench == "models":
         from benchmarks import models

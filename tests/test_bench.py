@@ -97,6 +97,7 @@ def test_default_runs() -> None:
         ("models --models lama", "--models: unknown lama"),
         ("decode --before no-such-revision", "is no folder and no revision"),
         ("backward --only table tables", "tables"),
+        ("backward --only gqa --head-dim 64", "--head-dim: --only has [128]"),
         ("generate --new 5", "--new must be at least"),
         ("generate --batch 0", "--batch and --prompt must be at least 1"),
         ("jit --at-once 0", "--at-once: must be at least 1, not '0'"),

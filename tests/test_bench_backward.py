@@ -36,6 +36,8 @@ def test_cases() -> None:
     shapes = {(shape.model, shape.cell) for shape in SHAPES}
     assert all((case.model, case.cell) in shapes for case in found if case.model)
     assert sum(VARLEN_LENGTHS) == 16384
+    some = cases(["table", "fp32"], [64, 96])
+    assert [case.cell.d for case in some] == [64] * (12 + 4)
 
 
 def test_operations() -> None:

@@ -137,6 +137,14 @@ FAMILIES: dict[str, Callable[[], Iterable[Case]]] = {
 """What is measured, by the words of ``--only``."""
 
 
-def cases(families: Iterable[str]) -> list[Case]:
-    """Return the cases of some families."""
-    return [case for name in families for case in FAMILIES[name]()]
+def cases(families: Iterable[str], head_dims: Iterable[int] | None = None) -> list[Case]:
+    """Return the cases of some families, of all head dims or of some.
+
+    ValueError where there is none.
+    """
+    of_families = [case for name in families for case in FAMILIES[name]()]
+    wanted = None if head_dims is None else set(head_dims)
+    found = [case for case in of_families if wanted is None or case.cell.d in wanted]
+    if not found:
+        raise ValueError(f"--head-dim: --only has {sorted({case.cell.d for case in of_families})}")
+    return found

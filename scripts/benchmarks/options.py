@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks import before, drawn
 from benchmarks.backward_cases import FAMILIES as GRADIENTS
+from benchmarks.backward_cases import cases as gradient_cases
 from benchmarks.cells import (
     FAMILIES,
     FP32_HEAD_DIMS,
@@ -138,6 +139,7 @@ def parser() -> argparse.ArgumentParser:
     backward.add_argument(
         "--only", nargs="+", default=list(GRADIENTS), choices=GRADIENTS, help="(default: all)"
     )
+    backward.add_argument("--head-dim", type=int, nargs="+", help="of these (default: all)")
     backward.add_argument("--peers", nargs="*", default=list(BACKWARD_PEERS), help="besides cufa")
     backward.set_defaults(kernel="auto")
 
@@ -289,6 +291,8 @@ def check(options: argparse.Namespace) -> None:
         cells_of(options)
     if options.bench == "regret":
         drawn_of(options)
+    if options.bench == "backward":
+        gradient_cases(options.only, options.head_dim)
     if options.bench == "models":
         chosen(options.models)
     if getattr(options, "rest", 0) < 0:
