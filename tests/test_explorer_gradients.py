@@ -90,6 +90,14 @@ def test_tiles() -> None:
     assert {(v.bm, v.stages) for v in some} == {(16, 1), (32, 1)}
 
 
+def test_tiles_of_two_kernels_stay_of_one_size() -> None:
+    h200 = devices.named("h200")
+    wide = Problem.of_shapes(*[(1, 2, 300, 256)] * 3, dtype="bfloat16")
+    planned, *others = variants(wide, h200, {"stages": (2, 3)})
+    assert planned.kernel == "bwd_dq_wgmma"
+    assert {(v.bm, v.bn) for v in others} == {(planned.bm, planned.bn)}
+
+
 def test_illegal_tiles() -> None:
     base = variants(PROBLEM, A100, {})[0]
     for changes, reason in (

@@ -29,7 +29,7 @@ from cufa.planner.backward_model import explained, flops
 from cufa.problem.extras import Extras, all_axes
 from cufa.problem.parse_backward import TENSORS, Gradients, Results
 from cufa.problem.problem import Problem
-from cufa.specs import BACKWARD_KERNELS
+from cufa.specs import BACKWARD_FORMS, BACKWARD_KERNELS
 from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.variant import Variant
 
@@ -71,6 +71,9 @@ def variants(
         dict(zip(space, each, strict=True)) for each in itertools.product(*space.values())
     ]
     found = dict.fromkeys(tile._replace(**each) for tile in tiles for each in values)
+    form = next(form for form in BACKWARD_FORMS if first.kernel in (spec.name for spec in form))
+    if len(form) > 1:  # whose kernels have tiles of one size
+        found = {v: None for v in found if (v.bm, v.bn) == (first.bm, first.bn)}
     legal = [variant for variant in found if variant.illegal(device) is None]
     if not legal:
         raise ValueError(f"space: nothing legal is left on {device.name}")

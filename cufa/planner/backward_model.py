@@ -37,7 +37,7 @@ def explained(
     A problem may be empty: its plan has no launch.
     """
     problem = problem._replace(scale=abs(problem.scale), returns_lse=True)
-    plan = backward_plan(problem, device, wrt, deterministic, forced)
+    plan = backward_plan(problem, device, wrt, deterministic, forced=forced)
     if 0 in (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv):
         return plan._replace(steps=(), workspace_words=0)
     products = sum(step.instance.kernel in BACKWARD_KERNELS for step in plan.steps)

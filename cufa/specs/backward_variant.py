@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.specs import BACKWARD_KERNELS
-from cufa.specs.backward import instance_of
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
@@ -19,7 +18,7 @@ class BackwardVariant(Variant):
     @property
     def instance(self) -> Instance:
         """The instantiation that the compiler takes."""
-        return instance_of(self)
+        return BACKWARD_KERNELS[self.kernel].instance(self)
 
     @property
     def name_expression(self) -> str:
