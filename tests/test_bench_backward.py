@@ -14,12 +14,12 @@ from benchmarks import gradient_errors, results
 from benchmarks.backward_cases import FAMILIES, Case, cases
 from benchmarks.cells import VARLEN_LENGTHS, Cell
 from benchmarks.model_shapes import SHAPES
+from benchmarks.race import Budget
 from test_bench_tables import page_of
 
 import cufa
 from cufa.device import named
 from cufa.explorer.clock import Call, Reading
-from cufa.explorer.race import Budget
 
 H200 = named("h200")
 

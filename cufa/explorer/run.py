@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -49,6 +50,7 @@ class Progress(NamedTuple):
     row: Row
 
 
+@dataclass(eq=False)
 class Run:
     """An exploration under way: its state is valid between any two steps.
 
@@ -75,44 +77,40 @@ class Run:
         Why nothing can be measured any more in this process: a variant broke the CUDA context.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        device: Device,
-        jobs: int | None,
-        progress: Callable[[Progress], None] | None,
-        compiled: dict[Variant, tuple[Row, bytes]] | None = None,
-        subject: Subject | None = None,
-    ) -> None:
-        self._problem = problem
-        self._subject = subject or Subject(problem, device)
-        self._device = device
-        self._jobs = jobs
-        self._progress = progress
-        self._compiled = {} if compiled is None else compiled
-        self._cubins: dict[Variant, bytes] = {}
-        self._kernels: list[str] = []
-        self._started = time.perf_counter()
-        self.rows: dict[Variant, Row] = {}
-        self.ceilings: dict[str, float] | None = None
-        self.lost: str | None = None
+    problem: Problem
+    device: Device
+    jobs: int | None
+    progress: Callable[[Progress], None] | None
+    compiled: dict[Variant, tuple[Row, bytes]] = field(default_factory=dict)
+    subject: Subject | None = None
+    rows: dict[Variant, Row] = field(default_factory=dict, init=False)
+    ceilings: dict[str, float] | None = field(default=None, init=False)
+    lost: str | None = field(default=None, init=False)
+    _cubins: dict[Variant, bytes] = field(default_factory=dict, init=False)
+    _kernels: list[str] = field(default_factory=list, init=False)
+    _started: float = field(default_factory=time.perf_counter, init=False)
+    _of: Subject = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take attention of the problem where no subject was given."""
+        self._of = self.subject or Subject(self.problem, self.device)
 
     def build(self, chosen: list[Variant]) -> None:
         """Compile the variants that are legal."""
         self._kernels = list(dict.fromkeys(variant.kernel for variant in chosen))
-        reasons = {v: self._subject.refusal(v) for v in chosen}
+        reasons = {v: self._of.refusal(v) for v in chosen}
         self.rows = {v: Row(v, error=reason) for v, reason in reasons.items() if reason is not None}
         legal = [variant for variant in chosen if variant not in self.rows]
-        missing = [variant for variant in legal if variant not in self._compiled]
-        with closing(build.compile_all(missing, self._device.arch, self._jobs)) as results:
+        missing = [variant for variant in legal if variant not in self.compiled]
+        with closing(build.compile_all(missing, self.device.arch, self.jobs)) as results:
             for done, built in enumerate(results, 1):
-                row = build.static_row(built, self._device)
+                row = build.static_row(built, self.device)
                 cubin = built.compiled.cubin if isinstance(built.compiled, Compiled) else b""
-                self._compiled[row.variant] = row, b"" if row.error else cubin
+                self.compiled[row.variant] = row, b"" if row.error else cubin
                 self._step("compile", done, len(missing), row)
-        expected = self._subject.expected(legal)
+        expected = self._of.expected(legal)
         for variant in legal:
-            row, cubin = self._compiled[variant]
+            row, cubin = self.compiled[variant]
             self.rows[variant] = row._replace(expected_us=expected.get(variant))
             if cubin:
                 self._cubins[variant] = cubin
@@ -124,12 +122,12 @@ class Run:
         where the former hold values that are not finite.
         """
         if self._cubins:
-            stage = self._subject.stage(operands, beside)
+            stage = self._of.stage(operands, beside)
             self._race(stage, self._check(stage))
 
     def _check(self, stage: Stage) -> dict[Variant, Call]:
         """Compare the result of each variant with the oracle; return the calls of right ones."""
-        oracle = self._subject.judge(stage)
+        oracle = self._of.judge(stage)
         calls = {}
         for done, (variant, cubin) in enumerate(self._cubins.items(), 1):
             row, call = self.rows[variant], None
@@ -178,30 +176,30 @@ class Run:
     def _timed(self, variant: Variant, time: Time) -> Row:
         """Return a row with what follows from its time."""
         seconds = time.ms / 1e3
-        work = self._subject.flops(), self._subject.nbytes()
+        work = self._of.flops(), self._of.nbytes()
         shortest = shortest_s(*work, self.ceilings or {})
         return self.rows[variant]._replace(
             median_us=1e3 * time.ms,
             spread=time.spread,
-            tflops=self._subject.flops() / seconds / 1e12,
-            gbs=self._subject.nbytes() / seconds / 1e9,
+            tflops=self._of.flops() / seconds / 1e12,
+            gbs=self._of.nbytes() / seconds / 1e9,
             ceiling_fraction=None if shortest is None else shortest / seconds,
         )
 
     def _step(self, stage: str, done: int, total: int, row: Row) -> None:
         self.rows[row.variant] = row
-        if self._progress is not None:
-            self._progress(Progress(stage, done, total, row))
+        if self.progress is not None:
+            self.progress(Progress(stage, done, total, row))
 
     def exploration(self) -> Exploration:
         """Return what was found."""
         major, minor = nvrtc.version()
         return Exploration(
-            problem=self._problem,
-            device=self._device,
-            arch=self._device.arch,
+            problem=self.problem,
+            device=self.device,
+            arch=self.device.arch,
             rows=list(self.rows.values()),
-            planned=self._subject.planned(self._kernels),
+            planned=self._of.planned(self._kernels),
             compiler=f"NVRTC {major}.{minor}",
             ceilings=self.ceilings,
             seconds=time.perf_counter() - self._started,

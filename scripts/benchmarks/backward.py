@@ -13,9 +13,9 @@ from benchmarks.backward_inputs import Data
 from benchmarks.backward_peers import PEERS, cufa_gradients
 from benchmarks.contestants import Contestants, rows_of
 from benchmarks.gradient_errors import max_errors
+from benchmarks.race import Budget
 from cufa import device as devices
 from cufa.explorer.clock import Call, Clock
-from cufa.explorer.race import Budget
 from cufa.planner.backward import backward_plan
 from cufa.problem.problem import Problem
 from cufa.specs.arguments import TemplateArguments
