@@ -19,6 +19,7 @@ from cufa.problem.extras import Extras, placed
 from cufa.problem.parse_backward import Gradients, Results
 from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_KERNELS
+from cufa.specs.arguments import TemplateArguments
 from cufa.specs.backward import MAPPED, parameter
 from cufa.specs.layout import numbers_of
 from cufa.specs.tile import panel_columns
@@ -64,6 +65,7 @@ def attention_backward(
     extras: Extras,
     deterministic: bool,
     ndim: int = 4,
+    forced: TemplateArguments | None = None,
 ) -> None:
     """Compute gradients of Q, K, V and sinks on the current device and stream.
 
@@ -81,6 +83,8 @@ def attention_backward(
         Whether the sums of dQ have a fixed order.
     ndim : int
         Axes of the caller's q.
+    forced : TemplateArguments, optional
+        As of `cufa.planner.backward.backward_plan`.
 
     Raises
     ------
@@ -106,7 +110,7 @@ def attention_backward(
     device_id = cupy.cuda.runtime.getDevice()
     infos = tuple(_info(i, each) for i, each in enumerate(extras.flat))
     key = (
-        *(problem, device_id, deterministic, ndim, infos, gradients.sinks is None),
+        *(problem, device_id, deterministic, ndim, infos, gradients.sinks is None, forced),
         tuple(arrays[name].strides if name in arrays else None for name in _TENSORS),
     )
     call = _prepared.get(key)
@@ -115,7 +119,8 @@ def attention_backward(
         wrt = [name for name in (*"qkv", "sinks") if getattr(gradients, name) is not None]
         described = extras.described(infos)
         address = arrays["q"].data.ptr
-        call = _prepare(problem, strides, address, described, wrt, deterministic, ndim, device_id)
+        asked = wrt, deterministic, forced
+        call = _prepare(problem, strides, address, described, asked, ndim, device_id)
         remember(_prepared, key, call, _PREPARED)
     plan = call.plan
     memory = workspace.of_device(device_id).take(plan.workspace_words)  # kept until all is queued
@@ -220,16 +225,16 @@ def _prepare(
     strides: dict[str, Ints],
     address: int,
     extras: Extras,
-    wrt: list[str],
-    deterministic: bool,
+    asked: tuple[list[str], bool, TemplateArguments | None],
     ndim: int,
     device_id: int,
 ) -> _Prepared:
     device = devices.of_id(device_id)
     # Kernels take a scale that is not negative: Q comes negated, and dQ takes the sign.
     positive = problem._replace(scale=abs(problem.scale), returns_lse=True)
+    wrt, deterministic, forced = asked
     maps = all(_has_map(problem, name, strides[name]) for name in MAPPED)
-    plan = backward_plan(positive, device, wrt, deterministic, maps)
+    plan = backward_plan(positive, device, wrt, deterministic, maps, forced)
     reads = plan.problem.reads
     numbers = placed(reads, ndim, plan.problem.sizes, extras) if reads else ()
     launches = []

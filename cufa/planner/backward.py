@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cufa.device import Device
 from cufa.features.sinks import Sinks
@@ -50,6 +50,9 @@ class BackwardPlan(NamedTuple):
         Where these begin in the workspace, in 32-bit words; -1 for none.
     workspace_words : int
         The size of all of it: two numbers a row, dQ in float32, and the turns.
+    expected_us : tuple of float
+        For `explain_backward`: how many microseconds each step would take on an H200;
+        empty where that is not known.
     """
 
     variant: TemplateArguments
@@ -62,6 +65,15 @@ class BackwardPlan(NamedTuple):
     dq_sums: int
     turns: int
     workspace_words: int
+    expected_us: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        """One line."""
+        steps = "; ".join(
+            f"{step.instance} grid={step.grid} block={step.threads} smem={step.instance.smem_bytes}"
+            for step in self.steps
+        )
+        return f"{steps}; workspace={_WORD * self.workspace_words}"
 
     @property
     def workspace_rows(self) -> int:
@@ -87,6 +99,7 @@ def backward_plan(
     wrt: Collection[str],
     deterministic: bool,
     maps: bool = True,
+    forced: TemplateArguments | None = None,
 ) -> BackwardPlan:
     """Plan the gradients of a problem that is not empty.
 
@@ -100,6 +113,8 @@ def backward_plan(
         Whether its sums have a fixed order.
     maps : bool
         Whether TMA can describe Q, K, V and the gradient of the result as they are.
+    forced : TemplateArguments, optional
+        Those of a kernel of products, in place of what its spec says.
     """
     problem = problem.without(Sinks)
     wants_dq = "q" in wrt
@@ -107,9 +122,13 @@ def backward_plan(
     form = next(
         form
         for form in BACKWARD_FORMS
-        if all(spec.takes(problem.dtype, dims, problem.score, device, maps) for spec in form)
+        if (forced is None or forced.kernel in (spec.name for spec in form))
+        and all(spec.takes(problem.dtype, dims, problem.score, device, maps) for spec in form)
     )
-    variants = [_variant(spec, problem, device) for spec in form]
+    variants = [
+        forced if forced and forced.kernel == spec.name else _variant(spec, problem, device)
+        for spec in form
+    ]
     variant = variants[0]
     sums_dq = wants_dq and not any(spec.by_rows for spec in form)
     if problem.kv == "Varlen":  # see kernels/kv.cuh
@@ -119,7 +138,8 @@ def backward_plan(
         q_units, key_tiles = -(-problem.seq_q // ROW_UNIT), -(-problem.seq_kv // variant.bn)
     heads = problem.batch * problem.heads_q
     rows = heads * q_units * ROW_UNIT
-    words, places = 0, {}
+    words = 0
+    places: dict[str, Any] = {}
     for name, size in (
         ("row_lse", rows),
         ("row_delta", rows),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -127,6 +128,9 @@ class BackwardSpec(NamedTuple):
         Whether it takes scores whose parts have derivatives, and weights that are dropped.
     is_large : callable
         The parts of a score -> whether it takes the second tile.
+    tflops : mapping of int to float
+        10^12 operations a second on an H200 where all multiprocessors are busy, by padded head dim;
+        as far as that is known.
     """
 
     name: str
@@ -138,6 +142,7 @@ class BackwardSpec(NamedTuple):
     gradients: tuple[str, ...] = ("q", "k", "v")
     differentiates: bool = True
     is_large: Callable[[tuple[str, ...]], bool] = has_slope
+    tflops: Mapping[int, float] = MappingProxyType({})
 
     def runs_on(self, device: Device) -> bool:
         """Whether a device has the instructions that this kernel needs."""
@@ -189,6 +194,11 @@ class BackwardSpec(NamedTuple):
         """Return the tiles of a device; none if it is too old."""
         newest = max((cc for cc in self.tile_tables if cc <= compute_capability), default=0)
         return self.tile_tables.get(newest, {})
+
+    def rate(self, head_dim: int) -> float | None:
+        """Return the speed of a head dim: that of the first one known that holds it, or None."""
+        first = min((d for d in self.tflops if d >= head_dim), default=None)
+        return None if first is None else self.tflops[first]
 
 
 def around(kernel: str, v: TemplateArguments, *more: int, smem_bytes: int = 0) -> Instance:

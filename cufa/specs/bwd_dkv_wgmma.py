@@ -30,4 +30,5 @@ SPEC = BackwardSpec(
     tma=True,
     gradients=("k", "v"),
     differentiates=False,
+    tflops={256: 406.0},
 )

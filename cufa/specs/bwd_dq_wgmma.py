@@ -28,4 +28,5 @@ SPEC = BackwardSpec(
     tma=True,
     gradients=("q",),
     differentiates=False,
+    tflops={256: 406.0},
 )

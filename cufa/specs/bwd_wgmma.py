@@ -33,4 +33,5 @@ SPEC = BackwardSpec(
     archs=("sm_90a",),
     tma=True,
     is_large=computes,
+    tflops={64: 511.0, 128: 557.0},
 )
