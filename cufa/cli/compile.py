@@ -1,4 +1,20 @@
-"""``compile``: kernels that are compiled before they are needed."""
+"""``compile``: compile kernels ahead of time, into cufa's cache folder.
+
+Compile the kernels that the planner would choose, so that a first call finds
+them: for a container image, or where nobody may wait. Name your shapes with --for
+or --decode: a few seconds. Without, all kernels that cufa.attention can choose on
+that GPU are compiled, hundreds of them, some 4 seconds each on a core. With --arch,
+for every well-known GPU of it. Kernels that are there already are skipped.
+CUFA_CACHE_DIR says where they go. It must be the same when they are used, and so
+must NVRTC.
+
+Examples
+--------
+--arch sm_90a --for 4,32,4096,128:4,8,4096,128 1,32,1,128 --dtype bfloat16
+--gpu rtx4090 --dtype float16 --causal
+--arch sm_90a --decode 16,32,1,128:16,8,8192,128 --page-size 64 --dtype bfloat16
+--arch sm_90a --for 1,64,4096,64:1,8,4096,64 --window 127,0 --beside sinks
+"""
 
 from __future__ import annotations
 
@@ -12,8 +28,7 @@ from cufa import device as devices
 from cufa.cli import machine, table
 from cufa.cli.parser import (
     CommandError,
-    Commands,
-    add_command,
+    Parser,
     add_device,
     add_jobs,
     add_scores,
@@ -44,29 +59,8 @@ _SECONDS = 4.0
 """A kernel's compilation on one core: 424 kernels of bfloat16 took 15 minutes on two."""
 
 
-def add(commands: Commands) -> None:
-    """Add the command's parser."""
-    parser = add_command(
-        commands,
-        "compile",
-        run,
-        summary="compile kernels ahead of time, into cufa's cache folder",
-        description=(
-            "Compile the kernels that the planner would choose, so that a first call finds\n"
-            "them: for a container image, or where nobody may wait. Name your shapes with --for\n"
-            "or --decode: a few seconds. Without, all kernels that cufa.attention can choose on\n"
-            "that GPU are compiled, hundreds of them, some 4 seconds each on a core. With --arch,\n"
-            "for every well-known GPU of it. Kernels that are there already are skipped.\n"
-            "CUFA_CACHE_DIR says where they go. It must be the same when they are used, and so\n"
-            "must NVRTC."
-        ),
-        examples=(
-            "--arch sm_90a --for 4,32,4096,128:4,8,4096,128 1,32,1,128 --dtype bfloat16",
-            "--gpu rtx4090 --dtype float16 --causal",
-            "--arch sm_90a --decode 16,32,1,128:16,8,8192,128 --page-size 64 --dtype bfloat16",
-            "--arch sm_90a --for 1,64,4096,64:1,8,4096,64 --window 127,0 --beside sinks",
-        ),
-    )
+def add(parser: Parser) -> None:
+    """Add the command's options."""
     parser.add_argument(
         "--for",
         dest="problems",

@@ -1,4 +1,14 @@
-"""``explain``: the plan that a call would use."""
+"""``explain``: the kernel, tile and grid that a call would use.
+
+Print the plan that cufa.attention would use for a problem, and where it comes
+from: the user's tuned table, or the rules. Nothing is
+compiled or run.
+
+Examples
+--------
+--q 4,32,4096,128 --k 4,8,4096,128 --dtype bfloat16 --causal
+--q 1,32,1,128 --k 1,8,8192,128 --gpu h100
+"""
 
 from __future__ import annotations
 
@@ -8,8 +18,7 @@ from collections.abc import Iterator
 from cufa.cli import machine, table
 from cufa.cli.parser import (
     CommandError,
-    Commands,
-    add_command,
+    Parser,
     add_device,
     add_problem,
     one_problem,
@@ -44,23 +53,8 @@ _MEANING = {
 _ALTERNATIVES = 5  # variants that are shown
 
 
-def add(commands: Commands) -> None:
-    """Add the command's parser."""
-    parser = add_command(
-        commands,
-        "explain",
-        run,
-        summary="the kernel, tile and grid that a call would use",
-        description=(
-            "Print the plan that cufa.attention would use for a problem, and where it comes\n"
-            "from: the user's tuned table, or the rules. Nothing is\n"
-            "compiled or run."
-        ),
-        examples=(
-            "--q 4,32,4096,128 --k 4,8,4096,128 --dtype bfloat16 --causal",
-            "--q 1,32,1,128 --k 1,8,8192,128 --gpu h100",
-        ),
-    )
+def add(parser: Parser) -> None:
+    """Add the command's options."""
     add_problem(parser)
     parser.add_argument("--kernel", type=kernel, metavar="NAME", help="a kernel to force")
     parser.add_argument(

@@ -1,4 +1,16 @@
-"""``explore``: the variants that could run a problem, compiled and, with a GPU, timed."""
+"""``explore``: compile, check, time and rank the variants for a problem.
+
+Compile every variant of a space: registers, spills, shared memory, occupancy.
+On a GPU each is also checked against an oracle, timed and ranked. With --gpu or
+--arch nothing is run and no GPU is needed; the time that the planner expects ranks
+them. Ctrl-C keeps what was found so far.
+
+Examples
+--------
+--q 4,32,4096,128 --dtype bfloat16 --causal --plot tiles.png
+--q 2,16,8192,128 --dtype bfloat16 --arch sm_90a --space bm=64,128 --json x.json
+--q 2,16,8192,128 --dtype bfloat16 --causal --window 1023,none --arch sm_90a
+"""
 
 from __future__ import annotations
 
@@ -9,8 +21,7 @@ from cufa import explorer
 from cufa.cli import machine, table
 from cufa.cli.parser import (
     CommandError,
-    Commands,
-    add_command,
+    Parser,
     add_device,
     add_jobs,
     add_problem,
@@ -26,25 +37,8 @@ from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 
-def add(commands: Commands) -> None:
-    """Add the command's parser."""
-    parser = add_command(
-        commands,
-        "explore",
-        run,
-        summary="compile, check, time and rank the variants for a problem",
-        description=(
-            "Compile every variant of a space: registers, spills, shared memory, occupancy.\n"
-            "On a GPU each is also checked against an oracle, timed and ranked. With --gpu or\n"
-            "--arch nothing is run and no GPU is needed; the time that the planner expects ranks\n"
-            "them. Ctrl-C keeps what was found so far."
-        ),
-        examples=(
-            "--q 4,32,4096,128 --dtype bfloat16 --causal --plot tiles.png",
-            "--q 2,16,8192,128 --dtype bfloat16 --arch sm_90a --space bm=64,128 --json x.json",
-            "--q 2,16,8192,128 --dtype bfloat16 --causal --window 1023,none --arch sm_90a",
-        ),
-    )
+def add(parser: Parser) -> None:
+    """Add the command's options."""
     add_problem(parser)
     space = parser.add_argument_group(
         "the variants",

@@ -1,4 +1,9 @@
-"""``info``: what cufa finds on this machine."""
+"""``info``: the GPU, the libraries, the caches and the kernels of this machine.
+
+Print what cufa finds on this machine: the GPU and its driver, the versions of
+the libraries, the cache folders and their sizes, the tuned tables, and which
+kernel each element type gets. Works without a GPU and without CuPy.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ import numpy as np
 from cufa import __version__, cache, tuned
 from cufa import device as devices
 from cufa.cli import machine, table
-from cufa.cli.parser import CommandError, Commands, add_command
+from cufa.cli.parser import CommandError, Parser
 from cufa.compiler import nvrtc, source
 from cufa.device import Device
 from cufa.dtypes import DTYPES
@@ -23,20 +28,8 @@ from cufa.problem.problem import Problem
 _TYPICAL = (4, 32, 4096, 128)
 
 
-def add(commands: Commands) -> None:
-    """Add the command's parser."""
-    add_command(
-        commands,
-        "info",
-        run,
-        summary="the GPU, the libraries, the caches and the kernels of this machine",
-        description=(
-            "Print what cufa finds on this machine: the GPU and its driver, the versions of\n"
-            "the libraries, the cache folders and their sizes, the tuned tables, and which\n"
-            "kernel each element type gets. Works without a GPU and without CuPy."
-        ),
-        examples=("",),
-    )
+def add(parser: Parser) -> None:
+    """Add no options."""
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NoReturn
 
 from cufa.cli.values import Shapes, architecture, beside, count, gpu, known_arrays, shape, value
@@ -13,8 +13,6 @@ from cufa.features.causal import CAUSAL
 from cufa.problem.problem import Problem
 
 PROGRAM = "python -m cufa"
-
-Commands = Any  # argparse does not name the type of what add_subparsers returns
 
 
 class CommandError(Exception):
@@ -37,23 +35,24 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
-def add_command(
-    commands: Commands,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    *,
-    summary: str,
-    description: str,
-    examples: tuple[str, ...],
-) -> Parser:
-    """Add the parser of a command; `run` gets its options and returns the exit status."""
-    lines = "\n".join(f"  {PROGRAM} {name} {words}".rstrip() for words in examples)
-    title = "example" if len(examples) == 1 else "examples"
+def add_command(commands: Any, command: ModuleType) -> None:
+    """Add the parser of a command, a module, whose docstring is its help.
+
+    `add` of the module adds its options; `run` gets them and returns the exit status.
+    """
+    name = command.__name__.rpartition(".")[2]
+    summary, _, text = (command.__doc__ or "").partition("\n\n")
+    description, _, examples = text.partition("\nExamples\n--------\n")
+    words = examples.splitlines() or [""]
+    lines = "\n".join(f"  {PROGRAM} {name} {each}".rstrip() for each in words)
     parser: Parser = commands.add_parser(
-        name, help=summary, description=description, epilog=f"{title}:\n{lines}"
+        name,
+        help=summary.partition(": ")[2].removesuffix("."),
+        description=description,
+        epilog=f"example{'s' * (len(words) > 1)}:\n{lines}",
     )
-    parser.set_defaults(run=run, prog=parser.prog)
-    return parser
+    parser.set_defaults(run=command.run, prog=parser.prog)
+    command.add(parser)
 
 
 def add_problem(parser: Parser) -> None:

@@ -1,4 +1,16 @@
-"""``tune``: the variants that win for given problems on this GPU, kept for calls to come."""
+"""``tune``: time the variants of some problems, and keep the winners for later calls.
+
+Explore problems on this machine's GPU and keep what beats the planner's rules in
+the user's tuned table, which cufa.attention follows from then on, also for
+problems like them. CUFA_TUNED=0 turns the table off; 'explain' says when it was
+used. Ctrl-C keeps the problems that are done.
+
+Examples
+--------
+--q 4,32,4096,128 --k 4,8,4096,128 --dtype bfloat16 --causal
+--q 1,16,8192,256 --dtype bfloat16 --causal --softcap 50
+--standard --dtype bfloat16 --json tuned.json
+"""
 
 from __future__ import annotations
 
@@ -10,8 +22,7 @@ from statistics import geometric_mean
 from cufa.cli import machine, table
 from cufa.cli.parser import (
     CommandError,
-    Commands,
-    add_command,
+    Parser,
     add_jobs,
     add_scores,
     has_scores,
@@ -25,25 +36,8 @@ from cufa.explorer.tune import HEADERS, Interrupted, Tuning, tune
 from cufa.problem.problem import Problem
 
 
-def add(commands: Commands) -> None:
-    """Add the command's parser."""
-    parser = add_command(
-        commands,
-        "tune",
-        run,
-        summary="time the variants of some problems, and keep the winners for later calls",
-        description=(
-            "Explore problems on this machine's GPU and keep what beats the planner's rules in\n"
-            "the user's tuned table, which cufa.attention follows from then on, also for\n"
-            "problems like them. CUFA_TUNED=0 turns the table off; 'explain' says when it was\n"
-            "used. Ctrl-C keeps the problems that are done."
-        ),
-        examples=(
-            "--q 4,32,4096,128 --k 4,8,4096,128 --dtype bfloat16 --causal",
-            "--q 1,16,8192,256 --dtype bfloat16 --causal --softcap 50",
-            "--standard --dtype bfloat16 --json tuned.json",
-        ),
-    )
+def add(parser: Parser) -> None:
+    """Add the command's options."""
     group = parser.add_argument_group("the problems")
     group.add_argument(
         "--standard",
