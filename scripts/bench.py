@@ -160,9 +160,9 @@ def _rows(
         return field.rows(o.tables, o.head_dim, o.seq), field
     from benchmarks import headdims, prefill
     from benchmarks.contestants import Contestants
+    from benchmarks.race import Budget
 
     from cufa.explorer.clock import CudaClock
-    from cufa.explorer.race import Budget
 
     contestants = Contestants(kernel, getattr(o, "peers", CUDNN))
     clock, budget = CudaClock(rest_s=o.rest), Budget(rounds=o.rounds)

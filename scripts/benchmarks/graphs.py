@@ -10,8 +10,8 @@ from typing import Any
 import cupy
 
 from benchmarks.contestants import reason, say
+from benchmarks.race import Budget, CaptureError, Race
 from cufa.explorer.clock import Call, Clock
-from cufa.explorer.race import Budget, CaptureError, Race
 
 REPLAYED_BELOW_MS = {"auto": 0.2, "graph": math.inf, "events": 0.0}
 """Races whose fastest call takes less are of replays, by the name of a way of timing."""

@@ -15,8 +15,8 @@ from benchmarks.cells import Cell
 from benchmarks.contestants import CUFA, columns, free_memory, reason, rounded, rows_of, say
 from benchmarks.inputs import DTYPES, Operands, to_torch
 from benchmarks.peers import PEERS, cufa_call
+from benchmarks.race import Budget
 from cufa.explorer.clock import Call, Clock
-from cufa.explorer.race import Budget
 
 CAUSAL = "cufa_causal"
 """cufa's causal kernel on the same shape, a peer of every row."""
