@@ -31,8 +31,10 @@ from cufa.cli.parser import (
     Parser,
     add_device,
     add_jobs,
+    add_masks,
     add_scores,
     has_scores,
+    masks_of,
     problem_of,
 )
 from cufa.cli.values import Shapes, count, shapes
@@ -91,11 +93,7 @@ def add(parser: Parser) -> None:
         "cufa.attention_varlen",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="one element type (default: all)")
-    parser.add_argument(
-        "--causal",
-        action=argparse.BooleanOptionalAction,
-        help="with a causal mask only, or without only (default: both)",
-    )
+    add_masks(parser)
     add_jobs(parser)
     add_device(
         parser,
@@ -173,7 +171,7 @@ def _store(built: build.Built, arch: str, position: str) -> bool:
 
 def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
     """Return what to compile for a GPU."""
-    masks = (False, True) if options.causal is None else (options.causal,)
+    masks = masks_of(options)
     dtypes = DTYPES if options.dtype is None else (options.dtype,)
     if options.page_size and not options.decodes:
         raise CommandError("--page-size is for --decode")

@@ -24,13 +24,15 @@ from cufa.cli.parser import (
     CommandError,
     Parser,
     add_jobs,
+    add_masks,
     add_scores,
+    add_shapes,
     has_scores,
+    masks_of,
     problem_of,
 )
-from cufa.cli.values import Shapes, output, shape
+from cufa.cli.values import Shapes, output
 from cufa.cli.watch import watch
-from cufa.dtypes import DTYPES
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.tune import HEADERS, Interrupted, Tuning, tune
 from cufa.problem.problem import Problem
@@ -44,22 +46,8 @@ def add(parser: Parser) -> None:
         action="store_true",
         help="hidden size 2048, 16384 tokens, head dims 64 to 256, lengths 512 to 16384",
     )
-    for name, like in (("q", ""), ("k", " (default: that of q)"), ("v", " (default: that of k)")):
-        group.add_argument(
-            f"--{name}",
-            type=shape,
-            action="append",
-            metavar="B,H,S,D",
-            help=f"shape of {name}{like}; repeatable, one for each problem",
-        )
-    group.add_argument(
-        "--dtype", choices=DTYPES, default="float16", help="element type (default: float16)"
-    )
-    group.add_argument(
-        "--causal",
-        action=argparse.BooleanOptionalAction,
-        help="with a causal mask only, or without only (default: both)",
-    )
+    add_shapes(group, {}, more="; repeatable, one for each problem", action="append")
+    add_masks(group)
     add_scores(group)
     add_jobs(parser)
     parser.add_argument("--dry-run", action="store_true", help="keep nothing, only print")
@@ -90,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 def _problems(options: argparse.Namespace) -> list[Problem]:
     if options.standard == bool(options.q):
         raise CommandError("either --standard or at least one --q is needed")
-    masks = (False, True) if options.causal is None else (options.causal,)
+    masks = masks_of(options)
     if options.standard:
         if options.k or options.v:
             raise CommandError("--standard has shapes of its own: give no --k and no --v")
