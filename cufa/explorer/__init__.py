@@ -114,25 +114,17 @@ def explore(
     >>> space = {"bm": (128,), "bn": (64, 80), "stages": (2,)}
     >>> found = cufa.explore(problem, space=space, arch="sm_90a")  # doctest: +SKIP
     """
+    given = {name: value for name, value in locals().items() if value is not None}
+    for name in ("q", "kernels", "space", "arch", "device", "jobs", "progress"):
+        given.pop(name, None)
     kernels = checked_kernels(kernels)
     check_options(jobs, progress)
-    options = {
-        **{"causal": causal, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes},
-        **{
-            "attention_chunk": attention_chunk,
-            "bias": bias,
-            "mask": mask,
-            "sinks": sinks,
-            "score_mod": score_mod,
-        },
-        **{"mask_mod": mask_mod, "block_mask": block_mask, "dropout_p": dropout_p},
-        **{"seed": seed, "scale": scale, "layout": layout, "return_lse": return_lse},
-    }
     target, timed = _target(arch, device)
-    given = {name: value for name, value in options.items() if value is not None}
     if isinstance(q, Problem):
-        problem, operands, beside = _of_problem(q, {"k": k, "v": v, **given}), None, None
+        problem, operands, beside = _of_problem(q, given), None, None
     else:
+        given.pop("k", None)
+        given.pop("v", None)
         problem, operands, beside = _of_arrays((q, k, v), given, timed)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
@@ -150,17 +142,16 @@ def explore(
 
 def _of_problem(problem: Problem, given: dict[str, Any]) -> Problem:
     """Return a problem that can be explored as it is."""
-    for name, value in given.items():
-        if value is not None:
-            raise TypeError(f"{name} must not be given with a Problem, which says all")
-    found = checked(problem)
-    kinds = {feature.ARGUMENT for feature in found.features}
+    if given:
+        raise TypeError(f"{next(iter(given))} must not be given with a Problem, which says all")
+    problem = checked(problem)
+    kinds = {feature.ARGUMENT for feature in problem.features}
     missing = [name for name in (*OWN, Blocks.ARGUMENT) if name in kinds]
     if problem.kv != "Dense":
         missing.append("lengths")
     if missing:
         raise ValueError(f"q: what {missing[0]} is like is not in a Problem: give q, k and v")
-    return found
+    return problem
 
 
 def _of_arrays(

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -51,6 +52,7 @@ class Progress(NamedTuple):
     row: Row
 
 
+@dataclass(eq=False)
 class Run:
     """An exploration under way: its state is valid between any two steps.
 
@@ -75,44 +77,36 @@ class Run:
         Why nothing can be measured any more in this process: a variant broke the CUDA context.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        device: Device,
-        jobs: int | None,
-        progress: Callable[[Progress], None] | None,
-        compiled: dict[Variant, tuple[Row, bytes]] | None = None,
-    ) -> None:
-        self._problem = problem
-        self._device = device
-        self._jobs = jobs
-        self._progress = progress
-        self._compiled = {} if compiled is None else compiled
-        self._cubins: dict[Variant, bytes] = {}
-        self._kernels: list[str] = []
-        self._started = time.perf_counter()
-        self.rows: dict[Variant, Row] = {}
-        self.ceilings: dict[str, float] | None = None
-        self.lost: str | None = None
+    problem: Problem
+    device: Device
+    jobs: int | None
+    progress: Callable[[Progress], None] | None
+    compiled: dict[Variant, tuple[Row, bytes]] = field(default_factory=dict)
+    rows: dict[Variant, Row] = field(default_factory=dict, init=False)
+    ceilings: dict[str, float] | None = field(default=None, init=False)
+    lost: str | None = field(default=None, init=False)
+    _cubins: dict[Variant, bytes] = field(default_factory=dict, init=False)
+    _kernels: list[str] = field(default_factory=list, init=False)
+    _started: float = field(default_factory=time.perf_counter, init=False)
 
     def build(self, chosen: list[Variant]) -> None:
         """Compile the variants that are legal."""
         self._kernels = list(dict.fromkeys(variant.kernel for variant in chosen))
-        reasons = {v: build.refusal(self._problem, v, self._device) for v in chosen}
+        reasons = {v: build.refusal(self.problem, v, self.device) for v in chosen}
         self.rows = {v: Row(v, error=reason) for v, reason in reasons.items() if reason is not None}
         legal = [variant for variant in chosen if variant not in self.rows]
-        missing = [variant for variant in legal if variant not in self._compiled]
-        with closing(build.compile_all(missing, self._device.arch, self._jobs)) as results:
+        missing = [variant for variant in legal if variant not in self.compiled]
+        with closing(build.compile_all(missing, self.device.arch, self.jobs)) as results:
             for done, built in enumerate(results, 1):
-                row = build.static_row(built, self._device)
+                row = build.static_row(built, self.device)
                 cubin = built.compiled.cubin if isinstance(built.compiled, Compiled) else b""
-                self._compiled[row.variant] = row, b"" if row.error else cubin
+                self.compiled[row.variant] = row, b"" if row.error else cubin
                 self._step("compile", done, len(missing), row)
         expected: dict[Variant, float] = {}
         for kernel in {variant.kernel for variant in legal}:
-            expected |= times(self._problem, self._device, kernel)
+            expected |= times(self.problem, self.device, kernel)
         for variant in legal:
-            row, cubin = self._compiled[variant]
+            row, cubin = self.compiled[variant]
             self.rows[variant] = row._replace(expected_us=expected.get(variant))
             if cubin:
                 self._cubins[variant] = cubin
@@ -126,12 +120,12 @@ class Run:
         from cufa.explorer.stage import Stage
 
         if self._cubins:
-            stage = Stage(self._problem, operands, self._device, beside)
+            stage = Stage(self.problem, operands, self.device, beside)
             self._race(stage, self._check(stage))
 
     def _check(self, stage: Stage) -> dict[Variant, Call]:
         """Compare the result of each variant with the oracle; return the calls of right ones."""
-        oracle = Oracle(stage.xp, self._problem, *stage.operands[:3], stage.beside)
+        oracle = Oracle(stage.xp, self.problem, *stage.operands[:3], stage.beside)
         calls = {}
         for done, (variant, cubin) in enumerate(self._cubins.items(), 1):
             row, call = self.rows[variant], None
@@ -180,27 +174,27 @@ class Run:
     def _timed(self, variant: Variant, time: Time) -> Row:
         """Return a row with what follows from its time."""
         seconds = time.ms / 1e3
-        shortest = shortest_s(self._problem, self.ceilings or {})
+        shortest = shortest_s(self.problem, self.ceilings or {})
         return self.rows[variant]._replace(
             median_us=1e3 * time.ms,
             spread=time.spread,
-            tflops=flops(self._problem) / seconds / 1e12,
-            gbs=nbytes(self._problem) / seconds / 1e9,
+            tflops=flops(self.problem) / seconds / 1e12,
+            gbs=nbytes(self.problem) / seconds / 1e9,
             ceiling_fraction=None if shortest is None else shortest / seconds,
         )
 
     def _step(self, stage: str, done: int, total: int, row: Row) -> None:
         self.rows[row.variant] = row
-        if self._progress is not None:
-            self._progress(Progress(stage, done, total, row))
+        if self.progress is not None:
+            self.progress(Progress(stage, done, total, row))
 
     def exploration(self) -> Exploration:
         """Return what was found."""
         major, minor = nvrtc.version()
         return Exploration(
-            problem=self._problem,
-            device=self._device,
-            arch=self._device.arch,
+            problem=self.problem,
+            device=self.device,
+            arch=self.device.arch,
             rows=list(self.rows.values()),
             planned=self._planned(),
             compiler=f"NVRTC {major}.{minor}",
@@ -211,13 +205,13 @@ class Run:
 
     def _planned(self) -> Variant:
         """Return the planner's choice; with a kernel forced if only others are explored."""
-        table = user_table(self._device)
-        usual = plan_tiles(self._problem, self._device, table=table).variant
+        table = user_table(self.device)
+        usual = plan_tiles(self.problem, self.device, table=table).variant
         if usual.kernel in self._kernels:
             return usual
         for kernel in self._kernels:
             with suppress(ValueError):  # one that cannot run the problem
-                return plan_tiles(self._problem, self._device, kernel, table).variant
+                return plan_tiles(self.problem, self.device, kernel, table).variant
         return usual
 
 
