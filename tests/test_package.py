@@ -56,7 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     expected = files_of(PACKAGE)
-    for suffix in (".py", ".cu", ".cuh"):
+    for suffix in (".py", ".cu", ".cuh", ".csv"):
         assert any(name.endswith(suffix) for name in expected), suffix
     assert "cufa/py.typed" in expected
     with zipfile.ZipFile(wheel) as archive:
