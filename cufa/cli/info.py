@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ def run(options: argparse.Namespace) -> int:
         (
             ("cufa", f"{__version__}, kernel sources {source.digest()}"),
             ("Python", f"{platform.python_version()}, NumPy {np.__version__}"),
-            ("CuPy", _cupy_version()),
-            ("NVRTC", _nvrtc_version()),
+            ("CuPy", _if_there(lambda: machine.cupy().__version__)),
+            ("NVRTC", _if_there(_nvrtc_version)),
             ("driver", _driver()),
             ("GPU", about),
             *_caches(),
@@ -51,18 +52,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _cupy_version() -> str:
+def _if_there(read: Callable[[], object]) -> object:
+    """Return what a function reads, or why it is missing."""
     try:
-        return str(machine.cupy().__version__)
+        return read()
     except CommandError as failure:
-        return str(failure)
+        return failure
 
 
 def _nvrtc_version() -> str:
-    try:
-        machine.check_compiler()
-    except CommandError as failure:
-        return str(failure)
+    machine.check_compiler()
     return ".".join(map(str, nvrtc.version()))
 
 

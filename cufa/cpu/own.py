@@ -153,7 +153,7 @@ class Own(NamedTuple):
         for name, partials in self.partials.items():
             for each in partials:
                 gradient = np.where(dS == 0, np.float32(0), dS * each.of(*inputs))
-                at = each.at(*inputs)
+                at = [index(*inputs) for index in each.at]
                 shape = np.broadcast_shapes((1,) * gradient.ndim, *(i.shape for i in at))
                 same = tuple(axis for axis, n in enumerate(shape) if n == 1)
                 gradient = gradient.sum(axis=same, keepdims=True)
