@@ -1,6 +1,6 @@
 // Masks and scores, between S = Q K^T and the softmax: which keys a query sees, and how its scores
-// change. A Score is made of parts. Every kernel, on every path, asks only here; a new mask or score
-// expression is a new part.
+// change. A Score is made of parts. Every kernel, on every path, asks only here; a new mask or
+// score expression is a new part.
 #pragma once
 #include "alibi.cuh"
 #include "at.cuh"
