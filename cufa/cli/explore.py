@@ -126,12 +126,10 @@ def _write(exploration: Exploration, options: argparse.Namespace) -> None:
 def _print(exploration: Exploration, top: int | None) -> None:
     """Print the first `top` rows, or all, and what is left out."""
     print(f"{heading(exploration)}\n")
-    shown = exploration.rows[:top]
-    table.show(
-        headers(exploration.timed),
-        [cells(row, exploration.timed, exploration.planned) for row in shown],
-    )
-    left_out = len(exploration.rows) - len(shown)
+    timed, planned = exploration.timed, exploration.planned
+    rows = [cells(row, timed, planned) for row in exploration.rows[:top]]
+    table.show(headers(timed), rows)
+    left_out = len(exploration.rows) - len(rows)
     if left_out:
         print(f"and {left_out} more")
     if exploration.best is not None:
