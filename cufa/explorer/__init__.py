@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from cufa import device as devices
 from cufa import optional
+from cufa.api.attention import attention
 from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
 from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.arrays import Array, Operands, array_module
@@ -24,6 +26,9 @@ from cufa.features.expression.own import own
 from cufa.features.user_functions import OWN, Blocks
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem, checked
+
+_OPTIONS = inspect.signature(attention).parameters.keys() - {"q", "out"}
+"""The arguments of `cufa.attention`, of which a Problem takes the place."""
 
 _DEFAULTS: dict[str, Any] = {"scale": None, "layout": "bhsd", "return_lse": False}
 
@@ -114,9 +119,7 @@ def explore(
     >>> space = {"bm": (128,), "bn": (64, 80), "stages": (2,)}
     >>> found = cufa.explore(problem, space=space, arch="sm_90a")  # doctest: +SKIP
     """
-    options = {name: value for name, value in locals().items() if value is not None}
-    for name in ("q", "kernels", "space", "arch", "device", "jobs", "progress"):
-        options.pop(name, None)
+    options = {n: value for n, value in locals().items() if n in _OPTIONS and value is not None}
     kernels = checked_kernels(kernels)
     check_options(jobs, progress)
     target, timed = _target(arch, device)
