@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cufa.compiler.dependent import Passed
 from cufa.dtypes import DTYPES
 from cufa.features.dropout import SEED
 from cufa.features.parts import ARRAYS, part_named
@@ -314,22 +315,24 @@ class Buffer:
         The memory, by 8 and by 64 bits.
     maps : Encoder
         Encodes the tensor maps, which are made at its beginning.
-    address : int
     args : tuple
         A kernel's one argument, as `cupy.cuda.Function` takes it.
+    passed : Passed
+        The same, as the driver takes it.
     """
 
-    __slots__ = ("address", "args", "bytes", "maps", "words")
+    __slots__ = ("args", "bytes", "maps", "passed", "words")
 
     def __init__(self) -> None:
         import cupy
 
         memory = np.zeros(_LARGEST + MAPS_ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % MAPS_ALIGNMENT
-        self.address = address = memory.ctypes.data + start
+        address = memory.ctypes.data + start
         self.bytes = memory.data[start : start + _LARGEST]
         self.words = self.bytes.cast("Q")
         self.maps = tensor_map.Encoder(self.words, address)
+        self.passed = Passed(address)
         self.args: tuple[Any, ...] = (cupy.cuda.function.CPointer(address),)
 
 
