@@ -27,6 +27,11 @@ _ndarray: Any = None
 _current_device: Any = None
 
 
+def dtype_of(array: object) -> object:
+    """Return the dtype of what may be an array; None if it has none."""
+    return getattr(array, "dtype", None)
+
+
 def types_of(option: object) -> object:
     """Return the types of what the caller has chosen, or of what it is made of."""
     return (type(option), *map(type, option)) if isinstance(option, tuple) else type(option)
