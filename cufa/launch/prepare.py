@@ -120,6 +120,7 @@ class Kind:
         self.names = self._viewer.names
         self._positive = problem._replace(scale=abs(problem.scale))  # as the kernels take it
         self._extras = extras.described((None,) * len(extras.flat))  # keeps no array alive
+        self._reads = problem.reads  # whatever the lengths
         self.has_block_mask = problem.of(Blocks) is not None
         self._device, self._device_id = device, device_id
         self._planner = planner
@@ -177,8 +178,9 @@ class Kind:
         shape = (*signature.q_shape[:-1], result[3])
         if signature.out is not None and signature.out.shape != shape:
             raise ValueError(f"out has shape {signature.out.shape}, but {shape} is needed")
-        reads = problem.reads
-        numbers = placed(reads, len(signature.q_shape), problem.sizes, extras) if reads else ()
+        numbers: tuple[Ints, ...] = ()
+        if self._reads:
+            numbers = placed(self._reads, len(signature.q_shape), problem.sizes, extras)
         plan = planner(problem)
         loaded = self._loaded.get(plan.variant) or self._load(plan.variant)
         strides, copies = self._viewer.taken(signature, views, loaded.tma)
