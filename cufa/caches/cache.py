@@ -17,6 +17,7 @@ from cufa.caches.full import CacheFullError
 from cufa.caches.layer import Layer
 from cufa.caches.pages import Taken
 from cufa.caches.store import Store
+from cufa.checks import check_size
 from cufa.features.window import NO_WINDOW
 from cufa.specs.variant import Variant
 
@@ -133,11 +134,8 @@ class Cache:
         """Return a layer of these sequences; made once."""
         found = self._layers.get(layer) if type(layer) is int else None
         if found is None:
-            if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
-                raise TypeError(f"layer must be an integer, not {type(layer).__name__}")
-            if not 0 <= layer < self._store.layers:
-                raise ValueError(f"layer must be 0 to {self._store.layers - 1}, not {layer}")
-            found = self._layers[int(layer)] = Layer(self._store, self._rows, int(layer))
+            number = check_size("layer", layer, self._store.layers - 1, least=0)
+            found = self._layers[number] = Layer(self._store, self._rows, number)
         return found
 
     # --- lengths ---

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -18,39 +18,33 @@ from cufa.specs import MAX_HEAD_DIM
 
 
 def made(
-    shape: dict[str, int],
-    head_dim: int,
-    head_dim_v: int | None,
-    *,
-    dtype: Any,
-    layers: int,
-    layout: str,
-    rotary: Rotary | Sequence[Rotary] | None,
-    xp: Any,
+    given: Mapping[str, Any],
+    shape: Mapping[str, int],
     sequences: int,
     capacity: int,
-    pages: Pages | None,
+    pages: Pages | None = None,
 ) -> Store:
     """Make the storage of a cache.
 
     Parameters
     ----------
-    shape : dict
+    given : mapping
+        The arguments `head_dim`, `head_dim_v`, `dtype`, `layers`, `layout`, `rotary` and `xp` of
+        `KVCache`, by name.
+    shape : mapping
         Sizes of a layer but for the head dim, by name.
-    head_dim, head_dim_v, dtype, layers, layout, rotary, xp
-        As in `KVCache`.
     sequences : int
     capacity : int
         Tokens of the longest sequence.
-    pages : Pages or None
+    pages : Pages, optional
     """
-    check_layout(layout)
-    blocks, heads, keys = (check_size(name, n) for name, n in shape.items())
-    head_dim = check_size("head_dim", head_dim, MAX_HEAD_DIM)
-    if head_dim_v is None:
-        head_dim_v = head_dim
-    head_dim_v = check_size("head_dim_v", head_dim_v, MAX_HEAD_DIM)
-    layers = check_size("layers", layers)
+    check_layout(given["layout"])
+    sizes = tuple(check_size(name, n) for name, n in shape.items())
+    head_dim = check_size("head_dim", given["head_dim"], MAX_HEAD_DIM)
+    head_dim_v = head_dim
+    if given["head_dim_v"] is not None:
+        head_dim_v = check_size("head_dim_v", given["head_dim_v"], MAX_HEAD_DIM)
+    layers, xp, rotary = check_size("layers", given["layers"]), given["xp"], given["rotary"]
     check_module(xp)
     rotaries: Any = rotary if isinstance(rotary, (list, tuple)) else (rotary,) * layers
     if len(rotaries) != layers:
@@ -58,17 +52,8 @@ def made(
     if rotary is not None:
         for each in rotaries:
             _check_rotary(each, head_dim, capacity, xp)
-    return Store(
-        xp,
-        _dtype(dtype),
-        layout,
-        layers,
-        (blocks, heads, keys),
-        (head_dim, head_dim_v),
-        sequences,
-        pages,
-        tuple(rotaries),
-    )
+    dtype, dims = _dtype(given["dtype"]), (head_dim, head_dim_v)
+    return Store(xp, dtype, given["layout"], layers, sizes, dims, sequences, pages, tuple(rotaries))
 
 
 def _dtype(dtype: Any) -> np.dtype:

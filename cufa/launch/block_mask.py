@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa import device as devices
 from cufa.arrays import Array, ArrayInfo
-from cufa.compiler import jit
 from cufa.features.expression.own import Own
 from cufa.features.parts import part_named
 from cufa.launch import block_lists
-from cufa.launch.launch import Launch, launcher
+from cufa.launch.launch import Launch, ready
 from cufa.problem.extras import Extras, check_own, placed
 from cufa.specs.block_mask import SPEC
 from cufa.specs.instance import Instance
@@ -44,13 +42,11 @@ def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]
         return
     by_axis = dict(zip("bhqk", sizes, strict=True))
     check_own(mask, by_axis, cupy, "as xp says")
-    device_id = cupy.cuda.runtime.getDevice()
-    instance = Instance(SPEC.name, (), (), mask.parts)
-    function = jit.kernel(instance, devices.of_id(device_id), device_id)
-    parameter = filled(kinds, mask, sizes, block)
-    grid = -(-kinds.size // _TILES), 1, 1
-    Launch(launcher(function, grid, SPEC.threads), parameter)()
-    block_lists.kernel(device_id)  # the first call with the mask needs it
+    launcher = ready(
+        Instance(SPEC.name, (), (), mask.parts), -(-kinds.size // _TILES), SPEC.threads
+    )
+    Launch(launcher, filled(kinds, mask, sizes, block))()
+    block_lists.launcher_of(1)  # compiles what the first call with the mask needs
 
 
 def filled(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]) -> np.ndarray:
