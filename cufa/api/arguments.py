@@ -41,30 +41,30 @@ def arguments_of(function: Callable[..., Any]) -> Callable[[_F], _F]:
 
         returned = inspect.signature(decorated).return_annotation
         vars(called)["__signature__"] = signature.replace(return_annotation=returned)
-        found: Any = called
-        return found
+        typed: Any = called
+        return typed
 
     return decorate
 
 
-def values_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def values_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that say what becomes of the scores and are plain values."""
-    return {name: given[name] for name in _VALUES if name in given}
+    return {name: arguments[name] for name in _VALUES if name in arguments}
 
 
-def arrays_of(given: Mapping[str, Any]) -> dict[str, Array | None]:
+def arrays_of(arguments: Mapping[str, Any]) -> dict[str, Array | None]:
     """Return the arguments that are arrays which parts of the score read."""
-    return {name: given[name] for name in ARRAYS if name in given and name != "block_mask"}
+    return {name: arguments[name] for name in ARRAYS if name in arguments and name != "block_mask"}
 
 
 def parsed(
-    given: Mapping[str, Any], mods: Own, xp: ModuleType, out: Array | None, return_lse: bool
+    arguments: Mapping[str, Any], mods: Own, xp: ModuleType, out: Array | None, return_lse: bool
 ) -> tuple[Problem, Operands]:
     """Check the arguments that `attention` and its gradients have in common.
 
     Parameters
     ----------
-    given : mapping
+    arguments : mapping
         The arguments, by name.
     mods : Own
         The caller's functions, traced.
@@ -73,17 +73,17 @@ def parsed(
     out, return_lse
         As in `cufa.problem.parse.parse`, which raises the errors.
     """
-    shared = {name: given[name] for name in ("scale", "layout", "lengths_k", "lengths_q")}
+    shared = {name: arguments[name] for name in ("scale", "layout", "lengths_k", "lengths_q")}
     problem, operands = parse(
-        *(given[name] for name in "qkv"),
-        asked=values_of(given),
-        beside=arrays_of(given),
+        *(arguments[name] for name in "qkv"),
+        asked=values_of(arguments),
+        beside=arrays_of(arguments),
         own=mods,
         xp=xp,
         out=out,
         return_lse=return_lse,
         **shared,
     )
-    if given["block_mask"] is not None:
-        problem = with_block_mask(problem, given["block_mask"], xp)
+    if arguments["block_mask"] is not None:
+        problem = with_block_mask(problem, arguments["block_mask"], xp)
     return problem, operands

@@ -267,11 +267,11 @@ def attention(
     result = calls.replay(q, k, v, out, return_lse, options, extras)
     if result is not None:
         return result
-    given = locals()
-    problem, operands, xp = _parsed(given, mods)
+    arguments = locals()
+    problem, operands, xp = _parsed(arguments, mods)
     operands = operands._replace(seed=seed)
     if xp is np:
-        return _on_cpu(problem, operands, given)
+        return _on_cpu(problem, operands, arguments)
     if extras.lengths:
         on_device = map(calls.on_device, ("lengths_k", "lengths_q"), extras.lengths)
         extras = extras._replace(lengths=tuple(on_device))
@@ -314,57 +314,57 @@ def explain(
     >>> q = k = v = np.ones((1, 8, 100, 64), np.float32)
     >>> plan = cufa.explain(q, k, v, causal=True)
     """
-    given: dict[str, Any] = {"q": q, "k": k, "v": v, "return_lse": return_lse, **options}
+    arguments: dict[str, Any] = {"q": q, "k": k, "v": v, "return_lse": return_lse, **options}
     if options["block_mask"] is not None:
-        given["mask_mod"] = mask_mod_of(options["block_mask"], options["mask_mod"])
-    problem, _, xp = _parsed(given)
+        arguments["mask_mod"] = mask_mod_of(options["block_mask"], options["mask_mod"])
+    problem, _, xp = _parsed(arguments)
     check_dropout_seed(options["seed"], options["dropout_p"])
     if xp is np:
-        _functions(given)
+        _functions(arguments)
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
     invariant = options["batch_invariant"]
     return explained(problem, device, options["kernel"], user_table(device), invariant)
 
 
-def _parsed(given: Mapping[str, Any], mods: Own | None = None) -> tuple[Problem, Operands, Any]:
+def _parsed(arguments: Mapping[str, Any], mods: Own | None = None) -> tuple[Problem, Operands, Any]:
     """Check the arguments of a call, by name; return also the module that its arrays belong to.
 
     `mods` are the functions if they have been traced.
     """
-    check_flag("return_lse", given["return_lse"])
-    check_flag("batch_invariant", given["batch_invariant"])
-    xp = array_module(*(given[name] for name in ("q", "k", "v", "out")))
+    check_flag("return_lse", arguments["return_lse"])
+    check_flag("batch_invariant", arguments["batch_invariant"])
+    xp = array_module(*(arguments[name] for name in ("q", "k", "v", "out")))
     if mods is None:
-        mods = NOTHING if xp is np else own(given["score_mod"], given["mask_mod"])
-    return *parsed(given, mods, xp, given["out"], given["return_lse"]), xp
+        mods = NOTHING if xp is np else own(arguments["score_mod"], arguments["mask_mod"])
+    return *parsed(arguments, mods, xp, arguments["out"], arguments["return_lse"]), xp
 
 
-def _functions(given: Mapping[str, Any]) -> Functions:
+def _functions(arguments: Mapping[str, Any]) -> Functions:
     """Return the functions of a call that runs on the CPU; refuse what is for the GPU."""
-    refuse_kernel(given["kernel"])
-    block_mask = given["block_mask"]
-    score_mod, mask_mod = (checked(name, given[name]) for name in ("score_mod", "mask_mod"))
+    refuse_kernel(arguments["kernel"])
+    block_mask = arguments["block_mask"]
+    score_mod, mask_mod = (checked(name, arguments[name]) for name in ("score_mod", "mask_mod"))
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
     return Functions(score_mod, mask_mod, tiles=tiles)
 
 
-def _on_cpu(problem: Problem, operands: Operands, given: Mapping[str, Any]) -> Any:
-    functions, q, out = _functions(given), given["q"], given["out"]
-    shape, lse_shape = restore_shape(problem, np.ndim(q), given["layout"])
+def _on_cpu(problem: Problem, operands: Operands, arguments: Mapping[str, Any]) -> Any:
+    functions, q, out = _functions(arguments), arguments["q"], arguments["out"]
+    shape, lse_shape = restore_shape(problem, np.ndim(q), arguments["layout"])
     if out is None:
         out = np.empty(shape, q.dtype)
-        operands = operands._replace(out=as_bhsd(out, given["layout"]))
+        operands = operands._replace(out=as_bhsd(out, arguments["layout"]))
     else:
         functions.check_apart("out", out)
     result = operands.out
     if functions.is_called:  # whatever they raise, `out` is whole
         operands = operands._replace(out=np.empty(result.shape, result.dtype))
     if problem.kv == "Padded":
-        lengths = given["lengths_k"], given["lengths_q"]
+        lengths = arguments["lengths_k"], arguments["lengths_q"]
         lse = attention_padded(problem, operands, *lengths, functions)
     else:
         _, lse = cpu.attention(problem, operands, functions)
     if result is not operands.out:
         result[...] = operands.out
-    return (out, lse.reshape(lse_shape)) if given["return_lse"] else out
+    return (out, lse.reshape(lse_shape)) if arguments["return_lse"] else out

@@ -258,14 +258,14 @@ def decode_padded(
     result = calls.replay(q, k_cache, v_cache, out, return_lse, options, extras)
     if result is not None:
         return result
-    given = locals()
+    arguments = locals()
     check_flag("return_lse", return_lse)
     num_splits = _checked_splits(num_splits)
     problem, operands, xp = parse_decode(
         *(q, k_cache, v_cache),
-        **{name: given[name] for name in _PARSED},
-        asked=values_of(given),
-        beside=arrays_of(given) if arrays else NO_ARRAYS,
+        **{name: arguments[name] for name in _PARSED},
+        asked=values_of(arguments),
+        beside=arrays_of(arguments) if arrays else NO_ARRAYS,
     )
     if xp is np:
         refuse_kernel(kernel)

@@ -209,9 +209,9 @@ def attention_varlen(
         if result is not None:
             result = _without_batch(result, out, return_lse)
             return _cleared(result, out, return_lse, cu_seqlens_q, max_seqlen_q)
-    given = locals()
+    arguments = locals()
     check_flag("return_lse", return_lse)
-    problem, operands, lengths, xp = parsed(given, mods)
+    problem, operands, lengths, xp = parsed(arguments, mods)
     if xp is np:
         refuse_kernel(kernel)
         functions = Own(checked("score_mod", score_mod), checked("mask_mod", mask_mod))
@@ -263,11 +263,11 @@ def explain_varlen(
     TypeError, ValueError
         As `attention_varlen`.
     """
-    given = {**locals(), **options}
+    arguments = {**locals(), **options}
     check_flag("return_lse", return_lse)
     is_on_host = isinstance(q, np.ndarray)
     mods = NOTHING if is_on_host else own(options["score_mod"], options["mask_mod"])
-    problem, _, _, xp = parsed(given, mods)
+    problem, _, _, xp = parsed(arguments, mods)
     if xp is np:
         refuse_kernel(options["kernel"])
         checked("score_mod", options["score_mod"]), checked("mask_mod", options["mask_mod"])
@@ -277,13 +277,13 @@ def explain_varlen(
 
 
 def parsed(
-    given: Mapping[str, Any], mods: Traced
+    arguments: Mapping[str, Any], mods: Traced
 ) -> tuple[Problem, Operands, dict[str, Array | None], Any]:
     """Check a call's arguments.
 
     Parameters
     ----------
-    given : mapping
+    arguments : mapping
         The arguments of `attention_varlen`, by name.
     mods : Own
         The caller's functions, traced.
@@ -297,7 +297,7 @@ def parsed(
     module
         That the arrays belong to.
     """
-    arrays = {name: given[name] for name in ("q", "k", "v", "out")}
+    arrays = {name: arguments[name] for name in ("q", "k", "v", "out")}
     xp = array_module(*arrays.values())
     for name, array in arrays.items():
         if array is not None and array.ndim != 3:
@@ -305,18 +305,18 @@ def parsed(
     q, k, v, out = arrays.values()
     problem, operands = parse(
         *(q[None], k[None], v[None]),
-        asked=values_of(given),
-        scale=given["scale"],
+        asked=values_of(arguments),
+        scale=arguments["scale"],
         layout=LAYOUT,
         out=None,
         xp=xp,
         shown=(q.shape, k.shape, v.shape),
-        return_lse=given["return_lse"],
+        return_lse=arguments["return_lse"],
     )
-    operands = operands._replace(seed=check_dropout_seed(given["seed"], given["dropout_p"]))
+    operands = operands._replace(seed=check_dropout_seed(arguments["seed"], arguments["dropout_p"]))
     totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
-    sequences, lengths = parse_offsets({name: given[name] for name in LENGTHS}, totals, xp)
-    of_score = arrays_of(given)
+    sequences, lengths = parse_offsets({name: arguments[name] for name in LENGTHS}, totals, xp)
+    of_score = arrays_of(arguments)
     if out is not None:
         out = np.asarray(out) if xp is np else out
         check_dtypes({"q": q, "out": out})
@@ -327,7 +327,7 @@ def parsed(
         check_out(out, (*q.shape[:2], v.shape[2]), {"q": q, "k": k, "v": v, **read_there})
         operands = operands._replace(out=as_bhsd(out[None], LAYOUT))
     longest_q, longest_k = (
-        _longest(name, given[name]) for name in ("max_seqlen_q", "max_seqlen_k")
+        _longest(name, arguments[name]) for name in ("max_seqlen_q", "max_seqlen_k")
     )
     problem = problem._replace(
         kv="Varlen", sequences=sequences, max_seqlen_q=longest_q, max_seqlen_k=longest_k
@@ -389,10 +389,10 @@ def _on_cpu(
         operands = operands._replace(out=out.swapaxes(0, 1)[None])
     else:
         functions.check_apart("out", out)
-    given = operands.out
+    arguments = operands.out
     if functions.is_called:  # whatever they raise, `out` is whole
-        operands = operands._replace(out=given.copy())
+        operands = operands._replace(out=arguments.copy())
     lse = cpu.attention_varlen(problem, operands, **lengths, own=functions)
-    if given is not operands.out:
-        given[...] = operands.out
+    if arguments is not operands.out:
+        arguments[...] = operands.out
     return (out, lse[0]) if return_lse else out

@@ -57,11 +57,11 @@ def counts_of(name: str, values: object, in_use: np.ndarray, first: int) -> np.n
     array = integers(name, values)
     if array.ndim and array.shape != in_use.shape:
         raise ValueError(f"{name} has shape {array.shape}, but there are {in_use.size} sequences")
-    given = array.ravel().tolist()
-    if given and min(given) < 0:
-        raise ValueError(f"{name} must not be negative, but {min(given)} is")
-    if given and max(given) > _MOST:
-        raise ValueError(f"{name} must not be more than {_MOST}, but {max(given)} is")
+    numbers = array.ravel().tolist()
+    if numbers and min(numbers) < 0:
+        raise ValueError(f"{name} must not be negative, but {min(numbers)} is")
+    if numbers and max(numbers) > _MOST:
+        raise ValueError(f"{name} must not be more than {_MOST}, but {max(numbers)} is")
     counts = np.empty(in_use.shape, np.int64)
     counts[...] = array
     if np.count_nonzero(in_use) == in_use.size:  # takes a fraction of what `all` does

@@ -91,11 +91,11 @@ class KVCache(Cache):
         rotary: Rotary | Sequence[Rotary] | None = None,
         xp: Any = np,
     ) -> None:
-        given = locals()
+        arguments = locals()
         sequences = check_size("sequences", sequences)
         capacity = check_size("capacity", capacity, MAX_KEYS)
         shape = {"sequences": sequences, "heads_kv": heads_kv, "capacity": capacity}
-        super().__init__(made(given, shape, sequences, capacity), slice(0, sequences))
+        super().__init__(made(arguments, shape, sequences, capacity), slice(0, sequences))
 
     def fork(self, sequence: int) -> int:
         """Copy the tokens of a sequence to the first one that has none.

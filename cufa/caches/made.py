@@ -18,7 +18,7 @@ from cufa.specs import MAX_HEAD_DIM
 
 
 def made(
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     shape: Mapping[str, int],
     sequences: int,
     capacity: int,
@@ -28,7 +28,7 @@ def made(
 
     Parameters
     ----------
-    given : mapping
+    arguments : mapping
         The arguments `head_dim`, `head_dim_v`, `dtype`, `layers`, `layout`, `rotary` and `xp` of
         `KVCache`, by name.
     shape : mapping
@@ -38,13 +38,17 @@ def made(
         Tokens of the longest sequence.
     pages : Pages, optional
     """
-    check_layout(given["layout"])
+    check_layout(arguments["layout"])
     sizes = tuple(check_size(name, n) for name, n in shape.items())
-    head_dim = check_size("head_dim", given["head_dim"], MAX_HEAD_DIM)
+    head_dim = check_size("head_dim", arguments["head_dim"], MAX_HEAD_DIM)
     head_dim_v = head_dim
-    if given["head_dim_v"] is not None:
-        head_dim_v = check_size("head_dim_v", given["head_dim_v"], MAX_HEAD_DIM)
-    layers, xp, rotary = check_size("layers", given["layers"]), given["xp"], given["rotary"]
+    if arguments["head_dim_v"] is not None:
+        head_dim_v = check_size("head_dim_v", arguments["head_dim_v"], MAX_HEAD_DIM)
+    layers, xp, rotary = (
+        check_size("layers", arguments["layers"]),
+        arguments["xp"],
+        arguments["rotary"],
+    )
     check_module(xp)
     rotaries: Any = rotary if isinstance(rotary, (list, tuple)) else (rotary,) * layers
     if len(rotaries) != layers:
@@ -52,8 +56,10 @@ def made(
     if rotary is not None:
         for each in rotaries:
             _check_rotary(each, head_dim, capacity, xp)
-    dtype, dims = _dtype(given["dtype"]), (head_dim, head_dim_v)
-    return Store(xp, dtype, given["layout"], layers, sizes, dims, sequences, pages, tuple(rotaries))
+    dtype, dims = _dtype(arguments["dtype"]), (head_dim, head_dim_v)
+    return Store(
+        xp, dtype, arguments["layout"], layers, sizes, dims, sequences, pages, tuple(rotaries)
+    )
 
 
 def _dtype(dtype: Any) -> np.dtype:
@@ -62,12 +68,12 @@ def _dtype(dtype: Any) -> np.dtype:
         shown = repr(dtype)
         raise TypeError(f"{needed}, not {shown if len(shown) < 40 else type(dtype).__name__}")
     try:
-        found = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        known = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     except Exception:  # which one depends on the kind of nonsense
         raise TypeError(f"{needed}, not {dtype!r}") from None
-    if not found.isnative or found.name not in DTYPES:
-        raise TypeError(f"{needed}, not {shown_dtype(found)}")
-    return found
+    if not known.isnative or known.name not in DTYPES:
+        raise TypeError(f"{needed}, not {shown_dtype(known)}")
+    return known
 
 
 def _check_rotary(rotary: Any, head_dim: int, capacity: int, xp: Any) -> None:

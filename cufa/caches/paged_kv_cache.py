@@ -85,7 +85,7 @@ class PagedKVCache(Cache):
         rotary: Rotary | Sequence[Rotary] | None = None,
         xp: Any = np,
     ) -> None:
-        given = locals()
+        arguments = locals()
         width = pages if pages_per_sequence is None else pages_per_sequence
         pages = check_size("pages", pages)
         page_size = check_size("page_size", page_size)
@@ -94,7 +94,7 @@ class PagedKVCache(Cache):
         capacity = check_size("pages_per_sequence * page_size", width * page_size, MAX_KEYS)
         shape = {"pages": pages, "heads_kv": heads_kv, "page_size": page_size}
         tables = Pages(pages, page_size, sequences, width)
-        super().__init__(made(given, shape, sequences, capacity, tables), slice(0, sequences))
+        super().__init__(made(arguments, shape, sequences, capacity, tables), slice(0, sequences))
 
     @property
     def free_pages(self) -> int:

@@ -75,8 +75,8 @@ def addresses(tokens: Tokens) -> tuple[int, ...]:
         arrays[2] = None  # queries pass by
     if turns is not None:
         arrays += turns.cos, turns.sin
-    found = [0 if array is None else array.data.ptr for array in arrays]
-    return (*found, 0, 0) if turns is None else tuple(found)
+    known = [0 if array is None else array.data.ptr for array in arrays]
+    return (*known, 0, 0) if turns is None else tuple(known)
 
 
 def prepared(tokens: Tokens) -> Launch:

@@ -57,8 +57,8 @@ def filled(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, in
     p["params"] = (kinds.data.ptr, heads, rows, columns, kinds.size, *sizes[2:], *block)
     infos = (ArrayInfo(array.shape, array.strides, array.dtype) for array in mask.arrays)
     by_axis = dict(zip("bhqk", sizes, strict=True))
-    found = placed(mask.parts, 4, by_axis, Extras(mods=tuple(infos)))
-    for name, numbers in zip(mask.parts, found, strict=True):
+    numbers_of_parts = placed(mask.parts, 4, by_axis, Extras(mods=tuple(infos)))
+    for name, numbers in zip(mask.parts, numbers_of_parts, strict=True):
         addresses = (array.data.ptr for array in mask.arrays)
         for number, value in zip(part_named(name).numbers, numbers, strict=True):
             p[name][number.name] = next(addresses) if number.dtype == "u8" else value

@@ -108,11 +108,13 @@ class Viewer:
         if signature.out is None:
             return ()
         arrays = (signature.out[:2], *_inputs(signature))
-        found = [extent(shape, strides, self._itemsize) for shape, strides in arrays]
+        extents = [extent(shape, strides, self._itemsize) for shape, strides in arrays]
         for info in extras.flat:
             array = isinstance(info, ArrayInfo)  # a `BlockMask` is none
-            found.append(extent(info.shape, info.strides, info.dtype.itemsize) if array else (0, 0))
-        return tuple(found)
+            extents.append(
+                extent(info.shape, info.strides, info.dtype.itemsize) if array else (0, 0)
+            )
+        return tuple(extents)
 
     def _is_plain(self, aligned: tuple[bool, ...], strides: FourInts, tma: bool) -> bool:
         """Whether the kernel takes all arrays as they are, as far as can be seen at a glance."""

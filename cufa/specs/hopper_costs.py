@@ -19,7 +19,7 @@ COLUMNS = ("head_dim", "head_dim_v", "causal", *TileShape._fields, *Cost._fields
 
 def _read() -> dict[Key, dict[TileShape, Cost]]:
     text = resources.files("cufa.specs").joinpath("hopper_costs.csv").read_text(encoding="utf-8")
-    found: dict[Key, dict[TileShape, Cost]] = {}
+    costs: dict[Key, dict[TileShape, Cost]] = {}
     for line in text.splitlines():
         if line.startswith(("#", COLUMNS[0])):
             continue
@@ -28,8 +28,8 @@ def _read() -> dict[Key, dict[TileShape, Cost]]:
         rest = map(float, (blank, fetched, ragged, unaligned, sustained))
         cost = Cost(float(launch), float(wave), tuple(map(float, keys.split())), *rest)
         tile = TileShape._make((*shape, bool(ping_pong)))
-        found.setdefault((d, dv, bool(causal)), {})[tile] = cost
-    return found
+        costs.setdefault((d, dv, bool(causal)), {})[tile] = cost
+    return costs
 
 
 COSTS = _read()
