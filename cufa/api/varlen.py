@@ -10,7 +10,7 @@ import numpy as np
 from cufa import device as devices
 from cufa.api.arguments import arguments_of, arrays_of, values_of
 from cufa.api.options import Causal, UserFunction, VarlenOptions, Window
-from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd, module_of
+from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import (
     check_devices,
     check_dtypes,
@@ -322,9 +322,9 @@ def parsed(
         check_dtypes({"q": q, "out": out})
         if xp is not np:
             check_devices({"out": out}, xp)
-        read = {**of_score, **lengths, **dict(zip(mods.names, mods.arrays, strict=True))}.items()
-        read_there = {n: x for n, x in read if x is not None and module_of(n, x) is xp}
-        check_out(out, (*q.shape[:2], v.shape[2]), {"q": q, "k": k, "v": v, **read_there})
+        read = {**of_score, **lengths, **dict(zip(mods.names, mods.arrays, strict=True))}
+        inputs = {name: array for name, array in read.items() if array is not None}
+        check_out(out, (*q.shape[:2], v.shape[2]), {"q": q, "k": k, "v": v, **inputs})
         operands = operands._replace(out=as_bhsd(out[None], LAYOUT))
     longest_q, longest_k = (
         _longest(name, arguments[name]) for name in ("max_seqlen_q", "max_seqlen_k")
