@@ -5,21 +5,24 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from cufa import device as devices
-from cufa.arrays import ALIGNMENT, Array, Ints, copied, readable
+from cufa.arrays import ALIGNMENT, Array, Ints, copied, readable, whole_chunks
 from cufa.compiler import jit
 from cufa.dtypes import DTYPES
 from cufa.features.parts import ARRAYS
 from cufa.launch import workspace
 from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch, launcher
-from cufa.launch.params import ScoreLayout, packed, scale_log2
+from cufa.launch.params import ScoreLayout, free_buffers, packed, scale_log2, taken_buffer
 from cufa.launch.signature import Key, Place, remember
 from cufa.planner.backward import BackwardPlan, Step, backward_plan
 from cufa.problem.extras import Extras, placed
 from cufa.problem.parse_backward import Gradients, Results
 from cufa.problem.problem import Problem
-from cufa.specs.backward import parameter
+from cufa.specs import BACKWARD_KERNELS
+from cufa.specs.arguments import TemplateArguments
+from cufa.specs.backward import MAPPED, parameter
 from cufa.specs.layout import numbers_of
+from cufa.specs.tile import panel_columns
 
 _PREPARED = 128  # calls that are remembered
 
@@ -62,6 +65,7 @@ def attention_backward(
     extras: Extras,
     deterministic: bool,
     ndim: int = 4,
+    forced: TemplateArguments | None = None,
 ) -> None:
     """Compute gradients of Q, K, V and sinks on the current device and stream.
 
@@ -79,6 +83,8 @@ def attention_backward(
         Whether the sums of dQ have a fixed order.
     ndim : int
         Axes of the caller's q.
+    forced : TemplateArguments, optional
+        As of `cufa.planner.backward.backward_plan`.
 
     Raises
     ------
@@ -104,7 +110,7 @@ def attention_backward(
     device_id = cupy.cuda.runtime.getDevice()
     infos = tuple(_info(i, each) for i, each in enumerate(extras.flat))
     key = (
-        *(problem, device_id, deterministic, ndim, infos, gradients.sinks is None),
+        *(problem, device_id, deterministic, ndim, infos, gradients.sinks is None, forced),
         tuple(arrays[name].strides if name in arrays else None for name in _TENSORS),
     )
     call = _prepared.get(key)
@@ -112,7 +118,9 @@ def attention_backward(
         strides = {name: array.strides for name, array in arrays.items()}
         wrt = [name for name in (*"qkv", "sinks") if getattr(gradients, name) is not None]
         described = extras.described(infos)
-        call = _prepare(problem, strides, described, wrt, deterministic, ndim, device_id)
+        address = arrays["q"].data.ptr
+        asked = wrt, deterministic, forced
+        call = _prepare(problem, strides, address, described, asked, ndim, device_id)
         remember(_prepared, key, call, _PREPARED)
     plan = call.plan
     memory = workspace.of_device(device_id).take(plan.workspace_words)  # kept until all is queued
@@ -170,12 +178,9 @@ def _taken(given: dict[str, Array], wanted: dict[str, Array], negative: bool) ->
     taken = {}
     for name, array in given.items():
         negate = name == "q" and negative
-        if name == "o":
-            plain = _has_rows(array)
-        else:
-            plain = array.data.ptr % ALIGNMENT == 0 and readable(
-                array.shape, array.strides, array.itemsize
-            )
+        plain = array.data.ptr % ALIGNMENT == 0 and readable(
+            array.shape, array.strides, array.itemsize
+        )
         if not plain or negate:
             _refuse_capture(name.replace("d_", "d"), array)
             array = copied(array, negate)
@@ -218,25 +223,64 @@ def _refuse_capture(name: str, array: Array) -> None:
 def _prepare(
     problem: Problem,
     strides: dict[str, Ints],
+    address: int,
     extras: Extras,
-    wrt: list[str],
-    deterministic: bool,
+    asked: tuple[list[str], bool, TemplateArguments | None],
     ndim: int,
     device_id: int,
 ) -> _Prepared:
     device = devices.of_id(device_id)
     # Kernels take a scale that is not negative: Q comes negated, and dQ takes the sign.
     positive = problem._replace(scale=abs(problem.scale), returns_lse=True)
-    plan = backward_plan(positive, device, wrt, deterministic)
+    wrt, deterministic, forced = asked
+    maps = all(_has_map(problem, name, strides[name]) for name in MAPPED)
+    plan = backward_plan(positive, device, wrt, deterministic, maps, forced)
     reads = plan.problem.reads
     numbers = placed(reads, ndim, plan.problem.sizes, extras) if reads else ()
     launches = []
     for step in plan.steps:
         function = jit.kernel(step.instance, device, device_id)
         content, places = _parameter(plan, step, strides, numbers, extras, problem.scale)
+        if _uses_tma(step):
+            content = _maps(plan, strides, address) + content
         launch = launcher(function, (step.grid, 1, 1), step.threads, step.instance.smem_bytes)
         launches.append(Launch(launch, content, places))
     return _Prepared(plan, tuple(launches))
+
+
+def _shape(problem: Problem, name: str) -> Ints:
+    """Return the shape of one of `MAPPED`."""
+    heads, seq = (
+        (problem.heads_kv, problem.seq_kv) if name in "kv" else (problem.heads_q, problem.seq_q)
+    )
+    return problem.batch, heads, seq, problem.head_dim if name in "qk" else problem.head_dim_v
+
+
+def _has_map(problem: Problem, name: str, strides: Ints) -> bool:
+    """Whether TMA can describe an array whose rows are made of whole chunks, see `_taken`."""
+    *sizes, columns = _shape(problem, name)
+    itemsize = DTYPES[problem.dtype].bytes
+    shape = *sizes, whole_chunks(columns, itemsize)
+    return readable(shape, strides, itemsize, tma=True, repeats=name in "kv")
+
+
+def _uses_tma(step: Step) -> bool:
+    spec = BACKWARD_KERNELS.get(step.instance.kernel)
+    return spec is not None and spec.tma
+
+
+def _maps(plan: BackwardPlan, strides: dict[str, Ints], address: int) -> bytes:
+    """Return the tensor maps of `MAPPED`; `address` is that of any array."""
+    problem, variant, found = plan.problem, plan.variant, []
+    for name in MAPPED:
+        steps = (0, *strides[name][1:]) if problem.kv == "Varlen" else strides[name]
+        rows = variant.bn if name in "kv" else variant.bm
+        buffer = taken_buffer()
+        box = 1, rows, panel_columns(variant.head_dim)
+        encoded = buffer.maps.encoded(problem.dtype, address, _shape(problem, name), steps, *box)
+        free_buffers.append(buffer)
+        found.append(encoded)
+    return b"".join(found)
 
 
 def _parameter(
@@ -247,9 +291,9 @@ def _parameter(
     extras: Extras,
     scale: float,
 ) -> tuple[bytes, tuple[Place, ...]]:
-    """Return the parameter of a launch, in which addresses are 0, and where these go."""
+    """Return the parameter of a launch without maps, its addresses 0, and where these go."""
     problem, variant = plan.problem, plan.variant._replace(score=step.instance.score)
-    dtype = parameter(variant.score, variant.kv)
+    dtype = parameter(variant.score, variant.kv, _uses_tma(step))
     score = ScoreLayout(variant, dtype)
     itemsize, sinks = DTYPES[problem.dtype].bytes, extras.arrays[_SINKS]
     known: dict[str, float] = {
@@ -280,10 +324,14 @@ def _parameter(
     ]
     values += score.values(problem, numbers if variant.score else ())
     content = packed(
-        ((offset, kind) for _, offset, kind in numbers_of(dtype)), 0, dtype.itemsize
+        ((offset, kind) for _, offset, kind in numbers_of(dtype)),
+        offsets["params.q.data"],
+        dtype.itemsize,
     ).pack(*values)
     names = (*(f"{name}.data" for name in _TENSORS), "lse", *_NUMBERS)
     places = [(offsets[f"params.{name}"] // 8, i) for i, name in enumerate(names)]
+    if _uses_tma(step):
+        places += ((offsets[f"maps.{name}"] // 8, names.index(f"{name}.data")) for name in MAPPED)
     places += (
         (word, which if which < 0 else len(names) + extras.place(which))
         for word, which in score.places

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cufa.device import Device
-from cufa.features.parts import kind_of
 from cufa.features.sinks import Sinks
-from cufa.features.user_functions import OWN
 from cufa.problem.problem import Problem
-from cufa.specs import BACKWARD_KERNELS, bwd_finish, bwd_prepare, bwd_sinks
+from cufa.specs import BACKWARD_FORMS, bwd_finish, bwd_prepare, bwd_sinks
 from cufa.specs.arguments import TemplateArguments
-from cufa.specs.backward import ROW_UNIT, THREADS, TURN_ROWS, around, instance_of
+from cufa.specs.backward import ROW_UNIT, THREADS, TURN_ROWS, BackwardSpec, around
 from cufa.specs.instance import Instance
-
-_SLOPES = ("Softcap", "FineSoftcap", "ExactSoftcap", OWN["score_mod"])
-"""Parts whose derivative is not 1."""
 
 _ALIGNMENT = 4  # float32 numbers: 16 bytes
 _WORD = 4  # bytes
@@ -43,7 +38,8 @@ class BackwardPlan(NamedTuple):
     Attributes
     ----------
     variant : TemplateArguments
-        The template arguments of the kernel that computes the products.
+        The template arguments of the first kernel that computes products; the tiles of others
+        are of the same size.
     steps : tuple of Step
         One after the other.
     problem : Problem
@@ -54,6 +50,9 @@ class BackwardPlan(NamedTuple):
         Where these begin in the workspace, in 32-bit words; -1 for none.
     workspace_words : int
         The size of all of it: two numbers a row, dQ in float32, and the turns.
+    expected_us : tuple of float
+        For `explain_backward`: how many microseconds each step would take on an H200;
+        empty where that is not known.
     """
 
     variant: TemplateArguments
@@ -66,6 +65,15 @@ class BackwardPlan(NamedTuple):
     dq_sums: int
     turns: int
     workspace_words: int
+    expected_us: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        """One line."""
+        steps = "; ".join(
+            f"{step.instance} grid={step.grid} block={step.threads} smem={step.instance.smem_bytes}"
+            for step in self.steps
+        )
+        return f"{steps}; workspace={_WORD * self.workspace_words}"
 
     @property
     def workspace_rows(self) -> int:
@@ -73,12 +81,25 @@ class BackwardPlan(NamedTuple):
         return self.q_units * ROW_UNIT
 
 
-def _has_slope(score: tuple[str, ...]) -> bool:
-    return any(kind_of(part) in _SLOPES for part in score)
+def _variant(spec: BackwardSpec, problem: Problem, device: Device) -> TemplateArguments:
+    tiles = spec.tiles(device.compute_capability)
+    dims = spec.padded(device.compute_capability, (problem.head_dim, problem.head_dim_v))
+    assert dims is not None
+    bm, bn, stages, warps, blocks_per_sm, _ = tiles[dims][-1 if spec.is_large(problem.score) else 0]
+    return TemplateArguments(
+        *(spec.name, problem.dtype, *dims, bm, bn, stages, warps, blocks_per_sm),
+        score=problem.score,
+        kv=problem.kv,
+    )
 
 
 def backward_plan(
-    problem: Problem, device: Device, wrt: Collection[str], deterministic: bool
+    problem: Problem,
+    device: Device,
+    wrt: Collection[str],
+    deterministic: bool,
+    maps: bool = True,
+    forced: TemplateArguments | None = None,
 ) -> BackwardPlan:
     """Plan the gradients of a problem that is not empty.
 
@@ -90,34 +111,40 @@ def backward_plan(
         Names of the arrays to differentiate by: some of "q", "k", "v" and "sinks".
     deterministic : bool
         Whether its sums have a fixed order.
+    maps : bool
+        Whether TMA can describe Q, K, V and the gradient of the result as they are.
+    forced : TemplateArguments, optional
+        Those of a kernel of products, in place of what its spec says.
     """
     problem = problem.without(Sinks)
     wants_dq = "q" in wrt
-    spec = next(each for each in BACKWARD_KERNELS.values() if problem.dtype in each.dtypes)
-    dims, tiles = next(
-        (dims, tiles)
-        for dims, tiles in spec.tiles(device.compute_capability).items()
-        if dims[0] >= problem.head_dim and dims[1] >= problem.head_dim_v
+    dims = problem.head_dim, problem.head_dim_v
+    form = next(
+        form
+        for form in BACKWARD_FORMS
+        if (forced is None or forced.kernel in (spec.name for spec in form))
+        and all(spec.takes(problem.dtype, dims, problem.score, device, maps) for spec in form)
     )
-    bm, bn, stages, warps, blocks_per_sm, _ = tiles[-1 if _has_slope(problem.score) else 0]
-    variant = TemplateArguments(
-        *(spec.name, problem.dtype, *dims, bm, bn, stages, warps, blocks_per_sm),
-        score=problem.score,
-        kv=problem.kv,
-    )
+    variants = [
+        forced if forced and forced.kernel == spec.name else _variant(spec, problem, device)
+        for spec in form
+    ]
+    variant = variants[0]
+    sums_dq = wants_dq and not any(spec.by_rows for spec in form)
     if problem.kv == "Varlen":  # see kernels/kv.cuh
         q_units = problem.seq_q // ROW_UNIT + problem.sequences
-        key_tiles = problem.seq_kv // bn + problem.sequences
+        key_tiles = problem.seq_kv // variant.bn + problem.sequences
     else:
-        q_units, key_tiles = -(-problem.seq_q // ROW_UNIT), -(-problem.seq_kv // bn)
+        q_units, key_tiles = -(-problem.seq_q // ROW_UNIT), -(-problem.seq_kv // variant.bn)
     heads = problem.batch * problem.heads_q
     rows = heads * q_units * ROW_UNIT
-    words, places = 0, {}
+    words = 0
+    places: dict[str, Any] = {}
     for name, size in (
         ("row_lse", rows),
         ("row_delta", rows),
-        ("dq_sums", rows * dims[0] * wants_dq),
-        ("turns", (rows // TURN_ROWS + 1) * (wants_dq and deterministic)),
+        ("dq_sums", rows * variant.head_dim * sums_dq),
+        ("turns", (rows // TURN_ROWS + 1) * (sums_dq and deterministic)),
     ):
         places[name] = words if size else -1
         words += -(-size // _ALIGNMENT) * _ALIGNMENT
@@ -126,11 +153,12 @@ def backward_plan(
     if "sinks" in wrt:
         sums = around(bwd_sinks.SPEC.name, variant, smem_bytes=_WORD * bwd_sinks.SPEC.threads // 32)
         steps.append(Step(sums, problem.heads_q, bwd_sinks.SPEC.threads))
-    if not {"q", "k", "v"}.isdisjoint(wrt):
-        blocks = problem.batch * problem.heads_kv * key_tiles
-        steps.append(Step(instance_of(variant), blocks, variant.threads))
-    if wants_dq:
-        steps.append(Step(around(bwd_finish.SPEC.name, variant), units, THREADS))
+    for spec, of_spec in zip(form, variants, strict=True):
+        if not set(spec.gradients).isdisjoint(wrt):
+            blocks = units if spec.by_rows else problem.batch * problem.heads_kv * key_tiles
+            steps.append(Step(spec.instance(of_spec), blocks, of_spec.threads))
+    if sums_dq:
+        steps.append(Step(around(bwd_finish.SPEC.name, variant, form[0].tma), units, THREADS))
     return BackwardPlan(
         variant, tuple(steps), problem, q_units, key_tiles, **places, workspace_words=words
     )
