@@ -2,9 +2,9 @@
 
 compute-sanitizer --tool memcheck python scripts/sanitize.py
 and the same with --tool racecheck, and with --tool initcheck and --kernel-regex kns=fa, kns=decode,
-kns=append, kns=block and kns=merge: initcheck does not see what TMA writes, and so complains about
-CuPy's copies of it. The words attention, scores, own, varlen, decode, caches and merge run only
-those parts.
+kns=append, kns=block, kns=bwd and kns=merge: initcheck does not see what TMA writes, and so
+complains about CuPy's copies of it. The words attention, scores, own, varlen, gradients, decode,
+caches and merge run only those parts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
     """Run the grid, or the parts that are named; a CUDA error ends it with an exception."""
     parts = {
         **{"attention": attention, "scores": scores, "own": own, "varlen": varlen},
-        **{"decode": decode, "caches": caches, "merge": merge},
+        **{"gradients": gradients, "decode": decode, "caches": caches, "merge": merge},
     }
     parser = argparse.ArgumentParser(description="Calls that reach every kernel.")
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(parts))
@@ -141,6 +141,36 @@ def varlen() -> Iterator[cupy.ndarray]:
             queries = cupy.asarray(np.array([40, 150, 0], np.int32))
             for its in (None, queries):
                 yield cufa.attention(*dense, lengths_k=keys, lengths_q=its, **options)
+
+
+def gradients() -> Iterator[cupy.ndarray]:
+    """Gradients of equal and of unequal lengths, sums in any order and in one."""
+    found: tuple[dict[str, Any], ...] = (
+        {},
+        {"causal": True, "deterministic": True},
+        {"window": (40, 9), "dropout_p": 0.3, "seed": 5},
+        {"softcap": 5.0, "deterministic": True},
+    )
+    for dtype, (d, dv), (b, hq, hk, sq, sk) in itertools.product(_DTYPES, _HEAD_DIMS, _SHAPES):
+        q, k, v, dout = (
+            _random(dtype, b, *sizes)
+            for sizes in ((hq, sq, d), (hk, sk, d), (hk, sk, dv), (hq, sq, dv))
+        )
+        for options in found:
+            forward = {name: x for name, x in options.items() if name != "deterministic"}
+            out, lse = cufa.attention(q, k, v, return_lse=True, **forward)
+            yield cufa.attention_backward(dout, q, k, v, out, lse, **options)[0]
+    lengths = (130, 0, 1, 64, 215), (70, 33, 0, 64, 301)
+    sums = [cupy.asarray(np.cumsum([0, *each]).astype(np.int32)) for each in lengths]
+    wild = cupy.asarray(np.array([2**31 - 1, -5, 300, 7], np.int32))
+    for dtype, d, deterministic in itertools.product(_DTYPES, (24, 64, 128, 192), (False, True)):
+        q, dout = (_random(dtype, sum(lengths[0]) + 2, 8, d) for _ in range(2))
+        k, v = (_random(dtype, sum(lengths[1]) + 2, 2, d) for _ in range(2))
+        for offsets in (sums, (wild, wild)):
+            out, lse = cufa.attention_varlen(q, k, v, *offsets, causal=True, return_lse=True)
+            yield cufa.attention_varlen_backward(
+                *(dout, q, k, v, out, lse, *offsets), causal=True, deterministic=deterministic
+            )[0]
 
 
 def decode() -> Iterator[cupy.ndarray]:
