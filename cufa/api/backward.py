@@ -186,7 +186,7 @@ def attention_backward(
     check_gradients(into, {**tensors, **results, **beside, **others}, xp)
     if xp is not np:
         return gradients_on_gpu(
-            *(problem, operands, its, {**tensors, **beside, **into}),
+            *(problem, operands, its, given),
             (alibi_slopes, bias, mask, sinks, block_mask),
             others,
             functions,

@@ -40,13 +40,14 @@ struct BackwardBlock {
 
     const BackwardArguments<SCORE, KV>& p;
     uint32_t smem;
+    int number;  // in which blocks begin
     int batch, head_kv, key_tile;
     Sequence sequence;
     int first, end;  // tiles of rows that visit these keys
 
     __device__ BackwardBlock(const BackwardArguments<SCORE, KV>& p, unsigned char* smem)
         : p(p), smem(smem_address(smem)) {
-        int number = block_index();
+        number = block_index();
         if (p.turns) {  // blocks that wait for others begin after them
             if (thread_index() == 0) *reinterpret_cast<volatile int*>(smem) = draw(p.turns_drawn);
             __syncthreads();
@@ -99,6 +100,13 @@ struct BackwardBlock {
         load_k.start(tile_k(), key_tile * BN, load_k.source(key_tile * BN));
         load_v.start(tile_v(), key_tile * BN, load_v.source(key_tile * BN));
         load(t, 0);
+        if constexpr (Of::IN_TURN)
+            static_cast<const InTurn&>(p).begin(batch, head_kv, key_tile, number);
+    }
+    // Lets the next block add to sums whose order is fixed.
+    __device__ void end_sums() const {
+        if constexpr (Of::IN_TURN)
+            static_cast<const InTurn&>(p).end(batch, head_kv, key_tile, number);
     }
     // Waits for the tile of a stage. Every warp is then done with the one before, whose place is
     // filled again.
@@ -120,10 +128,11 @@ struct BackwardBlock {
         }
     }
 
-    // S^T -> P^T = exp(S^T - LSE) in place; and the derivative of scores, where that is not 1.
+    // S^T -> P^T = exp(S^T - LSE) in place; and the derivative of scores, where that is not 1, or
+    // S^T itself where gradients of arrays are added up.
     using Of = Differentiated<SCORE>;
     struct Slopes {
-        float x[MT][Of::HAS_SLOPE ? NT : 1][4];
+        float x[MT][Of::HAS_SLOPE || Of::HAS_SUMS ? NT : 1][4];
     };
     __device__ void weigh(float (&rS)[MT][NT][4], Slopes& slopes, const RowTile& t,
                           int stage) const {
@@ -151,9 +160,11 @@ struct BackwardBlock {
                             const Pair pair{sequence, batch, head, min(query, sequence.seq_q - 1),
                                             min(key, sequence.seq_kv - 1)};
                             float slope;
+                            if constexpr (Of::HAS_SUMS) slopes.x[mt][nt][2 * h + i] = s;
                             s = exp2_approx((score.of(s, p.scale_log2, pair, slope) - of_row) *
                                             SCORE::TO_LOG2);
-                            if constexpr (Of::HAS_SLOPE) slopes.x[mt][nt][2 * h + i] = slope;
+                            if constexpr (Of::HAS_SLOPE && !Of::HAS_SUMS)
+                                slopes.x[mt][nt][2 * h + i] = slope;
                             if (asks) set_if_equal(s, score.hides(pair), true, 0.f);
                         } else {
                             s = exp2_approx(fmaf(s, p.scale_log2, -of_row));
@@ -168,22 +179,14 @@ struct BackwardBlock {
     // P^T. Those that are not should be `growth` times as large: so is dV in the end.
     __device__ void differentiate(float (&rdP)[MT][NT][4], const float (&rP)[MT][NT][4],
                                   const Slopes& slopes, const RowTile& t, int stage) const {
-        const int lane = thread_index() % 32;
-        const float growth = Of{p}.growth();
-#pragma unroll
-        for (int nt = 0; nt < NT; ++nt) {
-            const float2 delta = lds_2(rows(stage) + (BM + nt * 8 + lane % 4 * 2) * 4);
-#pragma unroll
-            for (int mt = 0; mt < MT; ++mt) {
-                if constexpr (SCORE::DROPS_WEIGHTS) drop(rdP, t, nt, mt, growth);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    float& x = rdP[mt][nt][i];
-                    const float weight = rP[mt][nt][i];
-                    x = weight * (x - (i % 2 ? delta.y : delta.x));
-                    if constexpr (Of::HAS_SLOPE) x = weight == 0.f ? 0.f : x * slopes.x[mt][nt][i];
-                }
+        if constexpr (Of::WARPS_IN_TURN) {
+            for (int warp = 0; warp < KEY_WARPS; ++warp) {
+                if (thread_index() / 32 % KEY_WARPS == warp)
+                    differentiate_warp(rdP, rP, slopes, t, stage);
+                named_barrier_sync(1, KEY_WARPS * 32);
             }
+        } else {
+            differentiate_warp(rdP, rP, slopes, t, stage);
         }
     }
     // The weights that are left.
@@ -262,6 +265,9 @@ struct BackwardBlock {
             } keys{p.cu_seqlens_k, p.seq_kv, p.kv_tiles, p.sequences};
             const int of_head = number % p.kv_tiles;  // which are counted from the last one on
             return KV::template tile<BN>(keys, number - of_head + p.kv_tiles - 1 - of_head, 0);
+        } else if constexpr (Of::IN_TURN) {  // those of a head begin before those of the next one
+            const int head = number / p.kv_tiles, kv = p.heads_q / p.group;
+            return {head / kv, head % kv, number % p.kv_tiles};
         } else {
             const int heads = p.heads / p.group, head = number % heads, kv = p.heads_q / p.group;
             return {head / kv, head % kv, number / heads};
@@ -306,6 +312,41 @@ struct BackwardBlock {
 
     __device__ int key_of(int mt, int h, int lane) const {
         return key_tile * BN + key0() + mt * 16 + h * 8 + lane / 4;
+    }
+    __device__ void differentiate_warp(float (&rdP)[MT][NT][4], const float (&rP)[MT][NT][4],
+                                       const Slopes& slopes, const RowTile& t, int stage) const {
+        const int lane = thread_index() % 32, head = head_kv * p.group + t.head;
+        const Of score{p};
+        const float growth = score.growth();
+        auto pair = [&](int key, int query) {
+            return Pair{
+                sequence, batch, head,
+                min(t.tile * BM + query / 2 * 8 + lane % 4 * 2 + query % 2, sequence.seq_q - 1),
+                min(key_of(key / 2, key % 2, lane), sequence.seq_kv - 1)};
+        };
+        typename Of::template ArraySums<MT, NT> sums;
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt) {
+            const float2 delta = lds_2(rows(stage) + (BM + nt * 8 + lane % 4 * 2) * 4);
+#pragma unroll
+            for (int mt = 0; mt < MT; ++mt) {
+                if constexpr (SCORE::DROPS_WEIGHTS) drop(rdP, t, nt, mt, growth);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float& x = rdP[mt][nt][i];
+                    const float weight = rP[mt][nt][i];
+                    x = weight * (x - (i % 2 ? delta.y : delta.x));
+                    if constexpr (Of::HAS_SUMS) {
+                        const int key = mt * 2 + i / 2, query = nt * 2 + i % 2;
+                        x = score.back(weight == 0.f ? 0.f : x, slopes.x[mt][nt][i], p.scale_log2,
+                                       pair(key, query), sums, key, query);
+                    } else if constexpr (Of::HAS_SLOPE) {
+                        x = weight == 0.f ? 0.f : x * slopes.x[mt][nt][i];
+                    }
+                }
+            }
+        }
+        if constexpr (Of::HAS_SUMS) score.end_sums(sums, pair);
     }
     // x = `factor` times x, or 0 for weights that are dropped.
     __device__ void drop(float (&x)[MT][NT][4], const RowTile& t, int nt, int mt,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cufa import device as devices
@@ -10,10 +11,12 @@ from cufa.compiler import jit
 from cufa.dtypes import DTYPES
 from cufa.features.parts import ARRAYS
 from cufa.launch import workspace
+from cufa.launch.array_sums import finishing, wanted_of
 from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch, launcher
 from cufa.launch.params import ScoreLayout, packed, scale_log2
 from cufa.launch.signature import Key, Place, remember
+from cufa.planner.array_sums import CHAINS, IN_TURN, Wanted
 from cufa.planner.backward import BackwardPlan, Step, backward_plan
 from cufa.problem.extras import Extras, placed
 from cufa.problem.parse_backward import Gradients, Results
@@ -25,6 +28,7 @@ _PREPARED = 128  # calls that are remembered
 
 _TENSORS = ("q", "k", "v", "o", "d_out", "dq", "dk", "dv")
 _NUMBERS = ("row_lse", "row_delta", "dq_sums", "turns", "turns_drawn", "sinks", "d_sinks")
+_FIRST_SUMS = len(_TENSORS) + 1 + len(_NUMBERS) + 1  # behind lse and chains
 _BLOCK_MASK, _SINKS = ARRAYS.index("block_mask"), ARRAYS.index("sinks")
 
 
@@ -43,7 +47,8 @@ class _Prepared(NamedTuple):
     ----------
     plan : BackwardPlan
     launches : tuple of Launch
-        Each is given the addresses of `_TENSORS`, of the log-sum-exp, of `_NUMBERS`, those of
+        Each is given the addresses of `_TENSORS`, of the log-sum-exp, of `_NUMBERS`, of the chains
+        of `BackwardPlan`, of each of its sums and of the gradient made of them, those of
         `Extras.flat` and the seed.
     """
 
@@ -63,7 +68,7 @@ def attention_backward(
     deterministic: bool,
     ndim: int = 4,
 ) -> None:
-    """Compute gradients of Q, K, V and sinks on the current device and stream.
+    """Compute gradients on the current device and stream.
 
     Parameters
     ----------
@@ -72,11 +77,13 @@ def attention_backward(
     tensors : Tensors
     its : Results
     gradients : Gradients
-        Where they go; all of it is written. That of a bias is not computed here.
+        Where they go; all of it is written. Those of a bias, and of arrays that a `score_mod`
+        reads, are contiguous and have the axes of the caller's. The latter are those that the part
+        of the `score_mod` adds to, in order.
     extras : Extras
         As of the forward call; lengths are on the device.
     deterministic : bool
-        Whether the sums of dQ have a fixed order.
+        Whether all sums have a fixed order.
     ndim : int
         Axes of the caller's q.
 
@@ -90,12 +97,16 @@ def attention_backward(
     written = {f"d{name}": getattr(gradients, name) for name in "qkv"}
     wanted = {name: array for name, array in written.items() if array is not None}
     sizes = (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv)
+    bias = () if gradients.bias is None else (gradients.bias,)
+    others = (*bias, *gradients.read.values())  # in the order of `BackwardPlan.sums`
     if 0 in sizes or problem.kv != "Dense":  # rows that no sequence has
         for array in wanted.values():
             array.fill(0)
         if gradients.sinks is not None:
             gradients.sinks.fill(0)
     if 0 in sizes:
+        for array in others:
+            array.fill(0)
         return
     given = {**tensors._asdict(), "o": its.out, "d_out": its.dout}
     arrays = _taken(given, wanted, negative=problem.scale < 0)
@@ -103,7 +114,7 @@ def attention_backward(
     device_id = cupy.cuda.runtime.getDevice()
     infos = tuple(_info(i, each) for i, each in enumerate(extras.flat))
     key = (
-        *(problem, device_id, deterministic, ndim, infos, gradients.sinks is None),
+        *(problem, device_id, deterministic, ndim, infos, gradients.sinks is None, not bias),
         tuple(arrays[name].strides if name in arrays else None for name in _TENSORS),
     )
     call = _prepared.get(key)
@@ -111,7 +122,8 @@ def attention_backward(
         strides = {name: array.strides for name, array in arrays.items()}
         wrt = [name for name in (*"qkv", "sinks") if getattr(gradients, name) is not None]
         described = extras.described(infos)
-        call = _prepare(problem, strides, described, wrt, deterministic, ndim, device_id)
+        more = wanted_of(problem, gradients, ndim)
+        call = _prepare(problem, strides, described, wrt, more, deterministic, ndim, device_id)
         remember(_prepared, key, call, _PREPARED)
     plan = call.plan
     memory = workspace.of_device(device_id).take(plan.workspace_words)  # kept until all is queued
@@ -120,19 +132,38 @@ def attention_backward(
     numbers = [start + 4 * place if place >= 0 else 0 for place in places]
     # Behind the turns is how many blocks were drawn.
     drawn = start + 4 * (plan.workspace_words - 1) if plan.turns >= 0 else 0
+    chains, sums = _cleared(plan, memory, others)
     addresses = (
         *(arrays[name].data.ptr if name in arrays else 0 for name in _TENSORS),
         _aligned(lse),
         *(*numbers, drawn),
         *(0 if gradients.sinks is None else extras.arrays[_SINKS].data.ptr,),
         *(0 if gradients.sinks is None else gradients.sinks.data.ptr,),
+        chains,
+        *(x.data.ptr for pair in zip(sums, others, strict=True) for x in pair),
         *_addresses(extras, plan),
     )
     for launch in call.launches:
         launch(*addresses)
+    for each, found, array in zip(plan.sums, sums, others, strict=True):
+        if each.dtype not in DTYPES:
+            array[...] = found.reshape(array.shape)
     for name, array in wanted.items():
         if arrays[name] is not array:
             array[...] = arrays[name]
+
+
+def _cleared(plan: BackwardPlan, memory: Array, gradients: Sequence[Array]) -> tuple[int, Any]:
+    """Set sums, and chains, to 0; return the address of the chains, and the sums."""
+    first, end = plan.cleared
+    if first < end:
+        memory[first:end].fill(0)
+    found = []
+    for its, gradient in zip(plan.sums, gradients, strict=True):
+        if its.place < 0:
+            gradient.fill(0)
+        found.append(gradient if its.place < 0 else memory[its.place : its.place + its.size])
+    return 0 if plan.chains is None else memory.data.ptr + 4 * plan.chains.place, found
 
 
 def _info(place: int, array: Any) -> Any:
@@ -219,6 +250,7 @@ def _prepare(
     strides: dict[str, Ints],
     extras: Extras,
     wrt: list[str],
+    more: tuple[Wanted, ...],
     deterministic: bool,
     ndim: int,
     device_id: int,
@@ -226,7 +258,7 @@ def _prepare(
     device = devices.of_id(device_id)
     # Kernels take a scale that is not negative: Q comes negated, and dQ takes the sign.
     positive = problem._replace(scale=abs(problem.scale), returns_lse=True)
-    plan = backward_plan(positive, device, wrt, deterministic)
+    plan = backward_plan(positive, device, wrt, deterministic, more)
     reads = plan.problem.reads
     numbers = placed(reads, ndim, plan.problem.sizes, extras) if reads else ()
     launches = []
@@ -235,6 +267,10 @@ def _prepare(
         content, places = _parameter(plan, step, strides, numbers, extras, problem.scale)
         launch = launcher(function, (step.grid, 1, 1), step.threads, step.instance.smem_bytes)
         launches.append(Launch(launch, content, places))
+    for i, sums in enumerate(plan.sums):
+        last = finishing(sums, _FIRST_SUMS + 2 * i, device_id)
+        if last is not None:
+            launches.append(last)
     return _Prepared(plan, tuple(launches))
 
 
@@ -277,14 +313,24 @@ def _parameter(
     values: list[float] = [
         known.get(name.removeprefix("params."), 0) for name in offsets if name.startswith("params.")
     ]
-    values += score.values(problem, numbers if variant.score else ())
+    of_sums: dict[str, float] = {} if plan.chains is None else {**plan.chains.numbers}
+    for sums in plan.sums:
+        of_sums |= sums.numbers
+    values += score.values(problem, numbers if variant.score else (), of_sums)
     content = packed(
         ((offset, kind) for _, offset, kind in numbers_of(dtype)), 0, dtype.itemsize
     ).pack(*values)
     names = (*(f"{name}.data" for name in _TENSORS), "lse", *_NUMBERS)
     places = [(offsets[f"params.{name}"] // 8, i) for i, name in enumerate(names)]
+    if variant.score and plan.chains is not None:
+        places.append((offsets[f"{IN_TURN.name}.{CHAINS}"] // 8, len(names)))
+    if variant.score:
+        places += (
+            (offsets[f"{sums.part}.{sums.parameter}"] // 8, _FIRST_SUMS + 2 * i)
+            for i, sums in enumerate(plan.sums)
+        )
+    first = _FIRST_SUMS + 2 * len(plan.sums)
     places += (
-        (word, which if which < 0 else len(names) + extras.place(which))
-        for word, which in score.places
+        (word, which if which < 0 else first + extras.place(which)) for word, which in score.places
     )
     return content, tuple(places)

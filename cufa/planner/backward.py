@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.features.parts import kind_of
 from cufa.features.sinks import Sinks
 from cufa.features.user_functions import OWN
+from cufa.planner.array_sums import ArraySums, Chains, Wanted, planned_sums
 from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_KERNELS, bwd_finish, bwd_prepare, bwd_sinks
 from cufa.specs.arguments import TemplateArguments
@@ -53,7 +54,13 @@ class BackwardPlan(NamedTuple):
     row_lse, row_delta, dq_sums, turns : int
         Where these begin in the workspace, in 32-bit words; -1 for none.
     workspace_words : int
-        The size of all of it: two numbers a row, dQ in float32, and the turns.
+        The size of all of it: two numbers a row, dQ in float32, sums of gradients of arrays that
+        parts of the score read, and the turns.
+    sums : tuple of ArraySums
+    chains : Chains or None
+        The order of blocks that add to them.
+    cleared : tuple of int
+        The words of the workspace that are to be 0, first and end: sums, and chains.
     """
 
     variant: TemplateArguments
@@ -66,6 +73,9 @@ class BackwardPlan(NamedTuple):
     dq_sums: int
     turns: int
     workspace_words: int
+    sums: tuple[ArraySums, ...] = ()
+    chains: Chains | None = None
+    cleared: tuple[int, int] = (0, 0)
 
     @property
     def workspace_rows(self) -> int:
@@ -78,7 +88,11 @@ def _has_slope(score: tuple[str, ...]) -> bool:
 
 
 def backward_plan(
-    problem: Problem, device: Device, wrt: Collection[str], deterministic: bool
+    problem: Problem,
+    device: Device,
+    wrt: Collection[str],
+    deterministic: bool,
+    wanted: Sequence[Wanted] = (),
 ) -> BackwardPlan:
     """Plan the gradients of a problem that is not empty.
 
@@ -90,6 +104,8 @@ def backward_plan(
         Names of the arrays to differentiate by: some of "q", "k", "v" and "sinks".
     deterministic : bool
         Whether its sums have a fixed order.
+    wanted : sequence of Wanted
+        A bias, and arrays that a `score_mod` reads, to differentiate by.
     """
     problem = problem.without(Sinks)
     wants_dq = "q" in wrt
@@ -99,7 +115,8 @@ def backward_plan(
         for dims, tiles in spec.tiles(device.compute_capability).items()
         if dims[0] >= problem.head_dim and dims[1] >= problem.head_dim_v
     )
-    bm, bn, stages, warps, blocks_per_sm, _ = tiles[-1 if _has_slope(problem.score) else 0]
+    keeps_scores = bool(wanted) or _has_slope(problem.score)
+    bm, bn, stages, warps, blocks_per_sm, _ = tiles[-1 if keeps_scores else 0]
     variant = TemplateArguments(
         *(spec.name, problem.dtype, *dims, bm, bn, stages, warps, blocks_per_sm),
         score=problem.score,
@@ -113,24 +130,40 @@ def backward_plan(
     heads = problem.batch * problem.heads_q
     rows = heads * q_units * ROW_UNIT
     words, places = 0, {}
+    dq_words = rows * dims[0] * wants_dq
+    start = 2 * rows + dq_words  # a multiple of `_ALIGNMENT`
+    arrays = planned_sums(problem, wanted, key_tiles, deterministic, start)
+    variant = variant._replace(score=arrays.score)
+    takes_turns = deterministic and (wants_dq or arrays.chains is not None)
     for name, size in (
         ("row_lse", rows),
         ("row_delta", rows),
-        ("dq_sums", rows * dims[0] * wants_dq),
-        ("turns", (rows // TURN_ROWS + 1) * (wants_dq and deterministic)),
+        ("dq_sums", dq_words),
+        ("sums", arrays.words),
+        ("turns", (rows // TURN_ROWS + 1) * takes_turns),
     ):
         places[name] = words if size else -1
         words += -(-size // _ALIGNMENT) * _ALIGNMENT
+    del places["sums"]
     units = heads * q_units
     steps = [Step(around(bwd_prepare.SPEC.name, variant), units, THREADS)]
     if "sinks" in wrt:
         sums = around(bwd_sinks.SPEC.name, variant, smem_bytes=_WORD * bwd_sinks.SPEC.threads // 32)
         steps.append(Step(sums, problem.heads_q, bwd_sinks.SPEC.threads))
-    if not {"q", "k", "v"}.isdisjoint(wrt):
+    if wanted or not {"q", "k", "v"}.isdisjoint(wrt):
         blocks = problem.batch * problem.heads_kv * key_tiles
         steps.append(Step(instance_of(variant), blocks, variant.threads))
     if wants_dq:
         steps.append(Step(around(bwd_finish.SPEC.name, variant), units, THREADS))
     return BackwardPlan(
-        variant, tuple(steps), problem, q_units, key_tiles, **places, workspace_words=words
+        variant,
+        tuple(steps),
+        problem,
+        q_units,
+        key_tiles,
+        **places,
+        workspace_words=words,
+        sums=arrays.sums,
+        chains=arrays.chains,
+        cleared=(start, start + arrays.words),
     )

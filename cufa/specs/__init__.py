@@ -17,6 +17,7 @@ from cufa.specs import (
     bwd_mma,
     bwd_prepare,
     bwd_sinks,
+    bwd_sums,
     clear_rows,
     decode,
     decode_wgmma,
@@ -46,7 +47,7 @@ AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     module.SPEC.name: module.SPEC
     for module in (
         *(append, merge, block_mask, block_lists, clear_rows),
-        *(bwd_prepare, bwd_finish, bwd_sinks),
+        *(bwd_prepare, bwd_finish, bwd_sinks, bwd_sums),
     )
 }
 """The kernels that compute no attention, by name."""
