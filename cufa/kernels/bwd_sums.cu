@@ -1,7 +1,7 @@
 // The backward pass, after its products: the gradient of an array that parts of the score read,
 // from sums in float32.
+#include "chunk.cuh"
 #include "ptx.cuh"
-#include "ptx_convert.cuh"
 
 constexpr int WARPS = 4;
 
