@@ -1,4 +1,4 @@
-"""The backward kernels' source on the host: gradients of a bias and of arrays that functions read."""
+"""The backward kernels' source on the host: gradients of a bias, and of arrays that are read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import score_mods
 from emulated import Emulator, needs_compiler
 from exhaustive import exhaustive
 from played_gpu import on_gpu
-from reference_backward import ExpectedGradients
+from reference_backward import ExpectedGradients, gradients_of
 from test_backward import READ, formula_options
 from test_emulated_backward import (
     FP32,
-    FP32_SHARED,
     MMA,
-    MMA_SHARED,
     Case,
     drawn,
     emulated,
@@ -76,3 +74,48 @@ def test_a_bias_of_each_shape(
     wrt = (*"qkv", "bias", "sinks")
     expected.assert_accepts(gradients(arrays, wrt=wrt, **options), "together")
     expected.assert_accepts(in_any_order(emulated, arrays, wrt=wrt, **options), "in order")
+
+
+#: The largest derivative of a score by an element.
+STEEPEST = {"alibi": 150.0, "even steps": 150 / 32, "relative positions": 1.0, "all": 13.0}
+
+
+def bound(arrays: tuple[np.ndarray, ...], name: str, options: dict[str, Any]) -> float:
+    """Return the error that is accepted of an element: 2^-19 of the sum of all that is added."""
+    shape = (*arrays[1].shape[:3], arrays[2].shape[2])
+    offsets = np.zeros(shape, np.float32)
+    function = options["score_mod"]
+
+    def with_offsets(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return function(score, b, h, q_idx, kv_idx) + offsets[b, h, q_idx, kv_idx]
+
+    given = options | {"score_mod": with_offsets}
+    (of_scores,) = cufa.attention_backward(*arrays, wrt=("offsets",), **given)
+    return float(np.abs(of_scores).sum()) * STEEPEST[name] * 2.0**-19
+
+
+@forms
+@pytest.mark.parametrize("name", READ)
+@exhaustive("backward", but=lambda form, name: (form, name) in ((MMA, "all"), (FP32, "alibi")))
+def test_arrays_that_a_function_reads(
+    emulated: Emulator, rng: np.random.Generator, form: Case, name: str
+) -> None:
+    """As on the host, where sums are float64: in any order, and in a fixed one."""
+    draw, make = score_mods.FEATURES[name]
+    read = {each: np.asarray(array) for each, array in draw(rng, SIZES).items()}
+    host, there = make(read), make({each: on_gpu(array) for each, array in read.items()})
+    arrays = drawn(rng, form, SIZES, **formula_options(host, SIZES))
+    wrt = (*READ[name], "q")
+    expected = gradients_of(wrt, cufa.attention_backward(*arrays, wrt=wrt, **host))
+    allowed = bound(arrays, name, host)
+    for found in (
+        gradients(arrays, wrt=wrt, **there),
+        in_any_order(emulated, arrays, wrt=wrt, **there),
+    ):
+        for each in READ[name]:
+            assert found[each].dtype == read[each].dtype
+            assert found[each].shape == read[each].shape
+            wide = expected[each].astype(np.float64)
+            rounding = np.spacing(np.abs(expected[each]).max()).astype(np.float64)
+            error = np.abs(found[each].astype(np.float64) - wide).max()
+            assert error <= allowed + rounding, each

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from cufa.arrays import Ints
 from cufa.features.bias import SUMS, in_sums
-from cufa.features.expression.own import sums_of_read
+from cufa.features.expression.cpp import sums_of_read
 from cufa.features.part import Parameter, Part
 from cufa.features.parts import part_named, register
 from cufa.problem.problem import Problem

@@ -64,15 +64,15 @@ class Element(NamedTuple):
     ----------
     load, slope : int
         The node that reads it, and that of the derivative.
-    sums : str
-        The name of the sums of the array's gradient.
+    sums : int
+        Number of the array among those by which the score is differentiated.
     by_query, by_key : bool
         Whether it depends on the query, and on the key, which element that is.
     """
 
     load: int
     slope: int
-    sums: str
+    sums: int
     by_query: bool
     by_key: bool
 
@@ -105,8 +105,8 @@ def of_graph(
         By which the score is differentiated, too.
     """
     names = {array.number: f"a{i}" for i, array in enumerate(arrays)}
-    sums = dict.fromkeys(element.sums for element in elements)
-    members = [f"float* {name};" for name in sums]
+    differentiated = 1 + max((element.sums for element in elements), default=-1)
+    members = [f"float* {sums_of_read(i)};" for i in range(differentiated)]
     members += [
         f"numpy::Array<{_ELEMENTS[array.dtype.name]}, {array.ndim}> {names[array.number]};"
         for array in arrays
@@ -136,6 +136,11 @@ def of_graph(
     )
 
 
+def sums_of_read(i: int) -> str:
+    """Return the name of the sums of an array by which a score is differentiated."""
+    return f"{SCORE_MOD}_sums_{i}"
+
+
 def _listed(name: str, values: Sequence[bool]) -> str:
     """Return the definition of an array of bools."""
     return f"{name}[] = {{{', '.join(str(x).lower() for x in values)}}}"
@@ -145,7 +150,7 @@ def _place(graph: Graph, element: Element, names: Mapping[int, str]) -> str:
     """Return the place of an element among the sums, with a place for each index."""
     load = graph.nodes[element.load]
     indices = "".join(f", {_index(graph, i, '{}')}" for i in load.operands)
-    return f"{element.sums} + numpy::number({names[load.array]}{indices})"
+    return f"{sums_of_read(element.sums)} + numpy::number({names[load.array]}{indices})"
 
 
 def _returning(

@@ -14,7 +14,7 @@ import numpy as np
 from cufa.arrays import Array, Ints
 from cufa.features.expression import cpp
 from cufa.features.expression.closures import Closure, closure, rebuilt
-from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD, Element
+from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD, Element, sums_of_read
 from cufa.features.expression.derivative import derivative
 from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, Graph, Node
 from cufa.features.expression.on_numpy import evaluated
@@ -279,11 +279,6 @@ def _traced(
     return _Traced(name, tuple((a.number, f"{argument}: {a.name}") for a in used), sums)
 
 
-def sums_of_read(i: int) -> str:
-    """Return the name of the parameter that is the address of sums, those of `Own.sums`."""
-    return f"{SCORE_MOD}_sums_{i}"
-
-
 def _elements(graph: Graph, root: int, sums: Mapping[int, int]) -> list[Element]:
     """Return by what a score is differentiated; `sums` has the number of the sums of an array."""
     found = []
@@ -294,7 +289,7 @@ def _elements(graph: Graph, root: int, sums: Mapping[int, int]) -> list[Element]
             names = {graph.nodes[j].name for j in reached}
             by_query, by_key = (not names.isdisjoint((SCORE, name)) for name in PAIR[2:])
             slope = derivative(graph, root, i)
-            found.append(Element(i, slope, sums_of_read(sums[node.array]), by_query, by_key))
+            found.append(Element(i, slope, sums[node.array], by_query, by_key))
     return found
 
 
