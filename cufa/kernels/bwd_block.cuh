@@ -155,19 +155,22 @@ struct BackwardBlock {
                     for (int h = 0; h < 2; ++h) {
                         const int key = key_of(mt, h, lane);
                         float& s = rS[mt][nt][2 * h + i];
-                        const float of_row = (i ? lse.y : lse.x) * (SCORE::NATURAL ? 1.f : LOG2_E);
+                        const float of_row = i ? lse.y : lse.x;
                         if constexpr (SCORE::CHANGES_EVERY_TILE) {
                             const Pair pair{sequence, batch, head, min(query, sequence.seq_q - 1),
                                             min(key, sequence.seq_kv - 1)};
                             float slope;
                             if constexpr (Of::HAS_SUMS) slopes.x[mt][nt][2 * h + i] = s;
-                            s = exp2_approx((score.of(s, p.scale_log2, pair, slope) - of_row) *
-                                            SCORE::TO_LOG2);
+                            s = score.of(s, p.scale_log2, pair, slope);
+                            // In log2 units, the LSE is not rounded: of large scores, whole rows
+                            // of weights would be wrong by as much.
+                            s = exp2_approx(SCORE::NATURAL ? (s - of_row) * LOG2_E
+                                                           : fmaf(-of_row, LOG2_E, s));
                             if constexpr (Of::HAS_SLOPE && !Of::HAS_SUMS)
                                 slopes.x[mt][nt][2 * h + i] = slope;
                             if (asks) set_if_equal(s, score.hides(pair), true, 0.f);
                         } else {
-                            s = exp2_approx(fmaf(s, p.scale_log2, -of_row));
+                            s = exp2_approx(fmaf(s, p.scale_log2, -(of_row * LOG2_E)));
                         }
                         set_if_less(s, seen.end - 1, key, 0.f);
                         if (SCORE::LEFT_EDGE) set_if_less(s, key, seen.first, 0.f);
