@@ -139,7 +139,7 @@ def test_sequences_of_any_lengths(emulated: Emulator, rng: np.random.Generator, 
     offsets = {"max_seqlen_q": 40, "max_seqlen_k": 90, "causal": True}
     host: dict[str, Any] = {"bias": bias, "score_mod": made(table), **offsets}
     there: dict[str, Any] = {"bias": on_gpu(bias), "score_mod": made(on_gpu(table)), **offsets}
-    q, k, v, dout = (np.nan_to_num(x.astype(np.float32)).astype(x.dtype) for x in (q, k, v, dout))
+    q, dout = q[: cu_q[-1]], dout[: cu_q[-1]]
     out, lse = cufa.attention_varlen(q, k, v, cu_q, cu_k, return_lse=True, **host)
     arrays, wrt = (dout, q, k, v, out, lse, cu_q, cu_k), ("bias", "table", "q")
     expected = cufa.attention_varlen_backward(*arrays, wrt=wrt, **host)
