@@ -7,7 +7,7 @@ Start here:
 - `attention_backward`, `attention_varlen_backward`: their gradients
 - `KVCache`, `PagedKVCache`, `decode`: keys and values of earlier tokens
 - `BlockMask`: tiles that a mask hides
-- `explain`: the kernel, tile and grid of a call
+- `explain`, `explain_backward`: the kernel, tile and grid of a call, and of its gradients
 
 ``python -m cufa --help`` lists the commands.
 """
@@ -16,6 +16,7 @@ from cufa.api.attention import attention, explain
 from cufa.api.backward import attention_backward
 from cufa.api.block_mask import BlockMask
 from cufa.api.decode import decode
+from cufa.api.explain_backward import explain_backward
 from cufa.api.merge import merge
 from cufa.api.rotary import Rotary
 from cufa.api.varlen import attention_varlen, explain_varlen
@@ -48,6 +49,7 @@ __all__ = [
     "decode",
     "dropout_mask",
     "explain",
+    "explain_backward",
     "explain_varlen",
     "explore",
     "merge",

@@ -6,6 +6,7 @@
     python scripts/bench.py headdims
     python scripts/bench.py fp32
     python scripts/bench.py models
+    python scripts/bench.py backward
     python scripts/bench.py decode
     python scripts/bench.py decode --before HEAD~1 --out before-and-after.json
     python scripts/bench.py generate
@@ -160,9 +161,9 @@ def _rows(
         return field.rows(o.tables, o.head_dim, o.seq), field
     from benchmarks import headdims, prefill
     from benchmarks.contestants import Contestants
+    from benchmarks.race import Budget
 
     from cufa.explorer.clock import CudaClock
-    from cufa.explorer.race import Budget
 
     contestants = Contestants(kernel, getattr(o, "peers", CUDNN))
     clock, budget = CudaClock(rest_s=o.rest), Budget(rounds=o.rounds)
@@ -178,6 +179,12 @@ def _rows(
         from benchmarks import masks
 
         return masks.rows(o.peers, clock, budget, o.seed), None
+    if o.bench == "backward":
+        from benchmarks import backward, backward_cases
+
+        gradients = backward.Gradients(o.peers)
+        cases = backward_cases.cases(o.only, o.head_dim)
+        return backward.rows(gradients, cases, clock, budget, o.seed), gradients
     if o.bench == "models":
         from benchmarks import models
         from benchmarks.model_shapes import chosen

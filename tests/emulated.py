@@ -20,7 +20,7 @@ from shared_libraries import COMPILER, Sources
 
 import cufa
 from cufa.compiler import source
-from cufa.specs import KERNELS
+from cufa.specs import BACKWARD_KERNELS, KERNELS
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
@@ -125,7 +125,9 @@ class Emulator:
 def _arguments(variant: Variant | Instance) -> str:
     """Return the type of a kernel's one parameter."""
     if isinstance(variant, Instance) and variant.kv:
-        return f"BackwardArguments<Score<{', '.join(variant.score)}>, {variant.kv}>"
+        kernel = BACKWARD_KERNELS.get(variant.kernel)
+        tma = "Tma" if kernel and kernel.tma else ""
+        return f"{tma}BackwardArguments<Score<{', '.join(variant.score)}>, {variant.kv}>"
     if isinstance(variant, Instance):
         return ARGUMENTS[variant.kernel].format(", ".join(variant.score))
     decodes = "Decode" if KERNELS[variant.kernel].decodes else ""

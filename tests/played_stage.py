@@ -44,6 +44,7 @@ class PlayedStage:
         right = oracle(*inputs, causal=p.causal)[0].astype(inputs[0].dtype)
         self.beside = beside or NOTHING_BESIDE
         self.operands = Operands(*inputs, np.empty_like(right))
+        self.results = self.repeated = (self.operands.out,)
         self.right = right
         self.rest_s: float | None = None
         self.runs = 0

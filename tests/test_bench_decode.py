@@ -11,11 +11,11 @@ from unittest.mock import MagicMock
 
 import pytest
 from benchmarks.cells import Cell
+from benchmarks.race import Budget
 from test_bench_tables import PlayedClock, page_of
 
 import cufa
 from cufa.explorer.clock import Call
-from cufa.explorer.race import Budget
 from cufa.specs.variant import Variant
 
 VARIANT = Variant("decode", "bfloat16", 128, 128, 16, 16, 2, 8, 1, kv="Contiguous")

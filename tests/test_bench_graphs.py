@@ -10,12 +10,12 @@ from unittest.mock import MagicMock
 import pytest
 from benchmarks import results
 from benchmarks.cells import Cell, standard_cells
+from benchmarks.race import Budget, CaptureError
 from benchmarks.report import markdown
 from test_bench import HEAD
 from test_bench_tables import PlayedClock
 
 from cufa.explorer.clock import Call, CudaClock
-from cufa.explorer.race import Budget, CaptureError
 from cufa.specs.variant import Variant
 
 VARIANT = Variant("fa2_mma", "bfloat16", 128, 128, 128, 64, 2, 4, 2)

@@ -43,9 +43,9 @@ def test_a_page(tmp_path: Path) -> None:
 def test_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every case runs, on a few tokens."""
     from benchmarks import masks
+    from benchmarks.race import Budget
 
     from cufa.explorer.clock import CudaClock
-    from cufa.explorer.race import Budget
 
     few = [
         case._replace(cell=case.cell._replace(sq=512, sk=512))

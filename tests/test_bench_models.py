@@ -12,10 +12,10 @@ import pytest
 from benchmarks import options, summary
 from benchmarks.cells import Cell
 from benchmarks.model_shapes import SHAPES, Shape, kind_of
+from benchmarks.race import Budget, CaptureError
 from test_bench_tables import PlayedClock, page_of
 
 from cufa.explorer.clock import Call
-from cufa.explorer.race import Budget, CaptureError
 from cufa.specs.variant import Variant
 
 VARIANT = Variant("fa3_wgmma", "bfloat16", 128, 128, 128, 128, 2, 12, 1)

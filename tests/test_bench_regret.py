@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from benchmarks import drawn, results
 from benchmarks.cells import Cell
+from benchmarks.race import CaptureError
 from played_stage import PlayedStage
 from test_bench import HEAD
 from test_bench_tables import page_of
@@ -18,7 +19,6 @@ from test_bench_tables import page_of
 from cufa import device as devices
 from cufa.compiler.nvrtc import CompileError
 from cufa.explorer.clock import Call
-from cufa.explorer.race import CaptureError
 from cufa.planner.plan import plan_tiles
 from cufa.specs.variant import Variant
 

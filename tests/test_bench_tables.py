@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from benchmarks import plain, results
 from benchmarks.cells import Cell
+from benchmarks.race import Budget
 from benchmarks.report import write_report
 from test_bench import HEAD
 
 import cufa
 from cufa.explorer.clock import Call, Reading
-from cufa.explorer.race import Budget
 from cufa.specs.variant import Variant
 
 VARIANT = Variant("fa3_wgmma", "bfloat16", 128, 128, 192, 80, 2, 16, 1, ping_pong=True)

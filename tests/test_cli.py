@@ -102,6 +102,18 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("explain", *SMALL, "--gpu", "v100"), "name must be one of a100"),
     (("explain", *SMALL, "--arch", "sm_75"), "arch must be one of sm_80"),
     (("explain", *SMALL, "--arch", "sm_80", "--gpu", "h100"), "not allowed with argument"),
+    (("explain", *SMALL, "--deterministic", "--gpu", "h100"), "--deterministic is for --backward"),
+    (
+        ("explain", *SMALL, "--backward", "--kernel", "fa2_mma", "--gpu", "h100"),
+        "--kernel is not for --backward",
+    ),
+    (
+        ("explore", *SMALL, "--backward", "--kernel", "fa2_mma", "--gpu", "h100"),
+        "choose by --space",
+    ),
+    (("explore", *SMALL, "--backward", "--space", "head_dim=64", "--gpu", "h100"), "is none of bm"),
+    (("explore", *SMALL, "--backward", "--space", "bm=999", "--gpu", "h100"), "nothing legal"),
+    (("compile", "--arch", "sm_90a", "--backward"), "--backward is for --for"),
     (("explain", "--q", f"1,1,{2**31},64", "--gpu", "h100"), "more than the kernels'"),
     (("explore", *SMALL, "--space", "bm"), "'bm' has no values: bm=64,128 would have two"),
     (("explore", *SMALL, "--space", "tile=64"), "names none of the template arguments"),

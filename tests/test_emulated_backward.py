@@ -28,11 +28,18 @@ Case = tuple[str, str, int, int]
 """Device, dtype, and head dims of Q and K and of V."""
 
 #: A form of each kernel, with which all features always run.
-MMA, FP32 = ("h200", "bfloat16", 32, 24), ("h200", "float32", 20, 32)
+MMA, FP32 = ("a100", "bfloat16", 32, 24), ("h200", "float32", 20, 32)
 #: Where two warps share keys.
-MMA_SHARED, FP32_SHARED = ("h200", "float16", 192, 192), ("h200", "float32", 64, 40)
-MMA_EIGHT = ("h200", "bfloat16", 64, 64)
-FORMS = MMA, FP32, MMA_SHARED, FP32_SHARED, MMA_EIGHT
+MMA_SHARED, FP32_SHARED = ("a100", "float16", 192, 192), ("h200", "float32", 64, 40)
+MMA_EIGHT = ("a100", "bfloat16", 64, 64)
+#: Whose consumers share dQ by rows, or by columns.
+WGMMA_ROWS, WGMMA_COLUMNS = ("h200", "bfloat16", 40, 64), ("h200", "float16", 100, 72)
+#: Whose dQ is a kernel of its own.
+WGMMA_TWO, WGMMA_TWO_192 = ("h200", "bfloat16", 256, 200), ("h200", "float16", 192, 128)
+FORMS = (
+    *(MMA, FP32, MMA_SHARED, FP32_SHARED, MMA_EIGHT),
+    *(WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_TWO, WGMMA_TWO_192),
+)
 SAMPLE = (MMA, "all"), (FP32, "dropout_p"), (MMA, "function all"), (FP32, "softcap")
 
 
@@ -125,7 +132,9 @@ def two_thirds(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["causal", "window", "attention_chunk", "mask_mod"])
-@pytest.mark.parametrize("form", [MMA, FP32_SHARED], ids=name_of)
+@pytest.mark.parametrize(
+    "form", [MMA, FP32_SHARED, WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_TWO], ids=name_of
+)
 @exhaustive("backward", but=lambda form, name: form is MMA and name in ("window", "mask_mod"))
 def test_sums_have_the_same_bits(
     emulated: Emulator, rng: np.random.Generator, form: Case, name: str
@@ -155,7 +164,9 @@ def test_sums_have_the_same_bits(
             assert found[0][x].tobytes() == other[x].tobytes(), f"d{x}"
 
 
-@pytest.mark.parametrize("form", [MMA, FP32_SHARED], ids=name_of)
+@pytest.mark.parametrize(
+    "form", [MMA, FP32_SHARED, WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_TWO], ids=name_of
+)
 @pytest.mark.parametrize("deterministic", [False, True])
 @exhaustive("backward", but=lambda form, deterministic: form is MMA and deterministic)
 def test_lengths_of_keys(rng: np.random.Generator, form: Case, deterministic: bool) -> None:
@@ -180,9 +191,11 @@ def test_lengths_of_keys(rng: np.random.Generator, form: Case, deterministic: bo
         expected.assert_accepts(its, f"{n} keys")
 
 
-def test_lengths_of_queries(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("form", [MMA, WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_TWO], ids=name_of)
+@exhaustive("backward", but=lambda form: form is MMA)
+def test_lengths_of_queries(rng: np.random.Generator, form: Case) -> None:
     """Nothing beyond a length is read, and gradients there are 0."""
-    arrays = drawn(rng, MMA, (3, 2, 1, 80, 40))
+    arrays = drawn(rng, form, (3, 2, 1, 80, 40))
     dout, q, k, v, out, lse = arrays
     lengths = np.array([13, 0, 80], np.int32)
     for i, n in enumerate(lengths):
@@ -202,7 +215,9 @@ def test_lengths_of_queries(rng: np.random.Generator) -> None:
         ExpectedGradients(*four, causal=True).assert_accepts(its, f"{n} queries")
 
 
-@pytest.mark.parametrize("form", [MMA, FP32_SHARED], ids=name_of)
+@pytest.mark.parametrize(
+    "form", [MMA, FP32_SHARED, WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_TWO], ids=name_of
+)
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (20, 5)}], ids=str)
 @exhaustive("backward", but=lambda form, options: form is MMA and "window" in options)
 def test_sequences_of_any_lengths(
@@ -244,7 +259,31 @@ def test_sequences_of_any_lengths(
         assert not np.any(x[rest[name]].astype(np.float32)), f"d{name}"
 
 
-@pytest.mark.parametrize("form", [MMA, FP32], ids=name_of)
+def test_rows_of_no_sequence_where_places_are_copied(rng: np.random.Generator) -> None:
+    """Offsets lie on the host; rows of `dk` are not contiguous."""
+    _, dtype, d, dv = MMA
+    q, k, v = (
+        x[0].swapaxes(0, 1)
+        for x in random_inputs(rng, dtype, b=1, hq=2, hk=1, sq=20, sk=30, d=d, dv=dv)
+    )
+    dout = rng.standard_normal((20, 2, dv), np.float32).astype(q.dtype)
+    four = [x.swapaxes(0, 1)[None] for x in (dout, q, k[:23], v[:23])]
+    result = oracle(*four[1:])
+    out, lse = result[0][0].swapaxes(0, 1).astype(q.dtype), result[1][0].astype(np.float32)
+    place = on_gpu(np.full((d, 1, 30), np.nan, k.dtype))
+    dk = place.view_of(place.host.transpose(2, 1, 0))
+    given: list[Any] = list(map(on_gpu, (dout, q, k, v, out, lse)))
+    given += np.array([0, 20], np.int32), np.array([0, 23], np.int32)
+    (found,) = cufa.attention_varlen_backward(
+        *given, max_seqlen_q=20, max_seqlen_k=23, wrt=("k",), dk=dk
+    )
+    assert found is dk
+    host = dk.get()
+    assert not np.any(host[23:].astype(np.float32))
+    ExpectedGradients(*four).assert_accepts({"k": host[:23].swapaxes(0, 1)[None]})
+
+
+@pytest.mark.parametrize("form", [MMA, FP32, WGMMA_COLUMNS, WGMMA_TWO], ids=name_of)
 def test_arrays_that_lie_otherwise(rng: np.random.Generator, form: Case) -> None:
     """Any strides, of gradients, too; heads that share memory; a negative scale; what is wanted."""
     sizes = (2, 2, 2, 37, 70)

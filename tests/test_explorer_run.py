@@ -163,18 +163,20 @@ def test_figures_of_a_time() -> None:
     assert row.spread == 0
     assert row.tflops == pytest.approx(flops(PROBLEM) / 2e-3 / 1e12)
     assert row.gbs == pytest.approx(nbytes(PROBLEM) / 2e-3 / 1e9)
-    shortest = shortest_s(PROBLEM, CEILINGS)
+    shortest = shortest_s(flops(PROBLEM), nbytes(PROBLEM), CEILINGS)
     assert shortest is not None
     assert row.ceiling_fraction == pytest.approx(shortest / 2e-3)
 
 
 def test_the_ceiling_of_a_problem() -> None:
     problem = Problem.of_shapes(*[(4, 16, 4096, 128)] * 3, dtype="bfloat16")
-    assert shortest_s(problem, CEILINGS) == pytest.approx(4 * 4 * 16 * 4096**2 * 128 / 700e12)
-    assert shortest_s(problem, {"read_gbs": 4000.0}) is None
+    assert shortest_s(flops(problem), nbytes(problem), CEILINGS) == pytest.approx(
+        4 * 4 * 16 * 4096**2 * 128 / 700e12
+    )
+    assert shortest_s(flops(problem), nbytes(problem), {"read_gbs": 4000.0}) is None
     problem = Problem.of_shapes((8, 32, 1, 128), *[(8, 8, 4096, 128)] * 2, dtype="float16")
-    nbytes = 2 * 128 * 8 * 2 * (32 + 8 * 4096)
-    assert shortest_s(problem, CEILINGS) == pytest.approx(nbytes / 4e12)
+    moved = 2 * 128 * 8 * 2 * (32 + 8 * 4096)
+    assert shortest_s(flops(problem), nbytes(problem), CEILINGS) == pytest.approx(moved / 4e12)
 
 
 @pytest.mark.parametrize(("seq_q", "bound"), [(1, True), (64, True), (4096, False)])

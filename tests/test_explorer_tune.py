@@ -16,7 +16,7 @@ from cufa import tuned
 from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
 from cufa.explorer import build, stage, tune
-from cufa.explorer import run as module
+from cufa.explorer import subject as module
 from cufa.explorer.beside import Beside
 from cufa.explorer.build import Built
 from cufa.explorer.oracle import Oracle

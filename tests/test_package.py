@@ -56,7 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     expected = files_of(PACKAGE)
-    for suffix in (".py", ".cu", ".cuh"):
+    for suffix in (".py", ".cu", ".cuh", ".csv"):
         assert any(name.endswith(suffix) for name in expected), suffix
     assert "cufa/py.typed" in expected
     with zipfile.ZipFile(wheel) as archive:
@@ -138,7 +138,7 @@ def test_public_names() -> None:
         *("Rotary", "Variant"),
         *("attention", "attention_backward", "attention_varlen", "attention_varlen_backward"),
         *("decode", "dropout_mask"),
-        *("explain", "explain_varlen", "explore", "merge"),
+        *("explain", "explain_backward", "explain_varlen", "explore", "merge"),
     ]
     for name in cufa.__all__:
         assert getattr(cufa, name).__doc__, name

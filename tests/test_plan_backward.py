@@ -13,81 +13,128 @@ from cufa.planner.array_sums import Wanted
 from cufa.planner.backward import BackwardPlan, backward_plan
 from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_KERNELS
+from cufa.specs.instance import Instance
 
 ARCHS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 TILES = [
     (name, arch, dims)
     for name, spec in BACKWARD_KERNELS.items()
     for arch in ARCHS
+    if spec.runs_on(device.of_arch(arch))
     for dims in spec.tiles(device.of_arch(arch).compute_capability)
 ]
 #: Bytes a thread may spill, loads and stores together, from the head dim on at which dK and dV fill
 #: the registers; and with the parts of many features at once.
 MOST_SPILLED = {"bwd_mma": (192, 16), "bwd_fp32": (128, 96)}
 MOST_SPILLED_WITH_ALL = 128
+SEVERAL: dict[str, Any] = {"causal": True, "softcap": 3.0, "dropout_p": 0.5}
 
 tiles = pytest.mark.parametrize(("kernel", "arch", "dims"), TILES, ids=str)
 
 
 def planned(kernel: str, arch: str, dims: tuple[int, int], **options: Any) -> BackwardPlan:
     """Return the plan of a problem with 4 query heads of 2 groups, 300 queries and 500 keys."""
-    d, dv = dims
+    (d, dv), spec = dims, BACKWARD_KERNELS[kernel]
     problem = Problem.of_shapes(
-        *((2, 4, 300, d), (2, 2, 500, d), (2, 2, 500, dv)),
-        dtype=BACKWARD_KERNELS[kernel].dtypes[-1],
-        **options,
+        *((2, 4, 300, d), (2, 2, 500, d), (2, 2, 500, dv)), dtype=spec.dtypes[-1], **options
     )
-    return backward_plan(problem, device.of_arch(arch), "qkv", True)
+    return backward_plan(problem, device.of_arch(arch), "qkv", True, maps=spec.tma)
+
+
+def instance_of(plan: BackwardPlan, kernel: str) -> Instance:
+    """Return a plan's instance of a kernel."""
+    (found,) = (x.instance for x in plan.steps if x.instance.kernel == kernel)
+    return found
+
+
+def takes(kernel: str, options: Any) -> bool:
+    return BACKWARD_KERNELS[kernel].differentiates or not {"softcap", "dropout_p"} & set(options)
 
 
 @tiles
 def test_planned_tiles_fit(kernel: str, arch: str, dims: tuple[int, int]) -> None:
     gpu = device.of_arch(arch)
-    for options in ({}, {"softcap": 3.0}):
+    for options in ({}, {"causal": True}, {"softcap": 3.0}):
+        if not takes(kernel, options):
+            continue
         plan = planned(kernel, arch, dims, **options)
-        v, instance = plan.variant, plan.steps[1].instance
-        assert (v.kernel, v.head_dim, v.head_dim_v) == (kernel, *dims)
+        v, instance = plan.variant, instance_of(plan, kernel)
+        assert (v.head_dim, v.head_dim_v) == dims
         assert instance.smem_bytes <= gpu.smem_per_block
         assert (instance.smem_bytes + 1024) * v.blocks_per_sm <= gpu.smem_per_sm
         assert v.threads * v.blocks_per_sm <= gpu.threads_per_sm
 
 
 @tiles
-@exhaustive("backward", but=lambda kernel, arch, dims: (arch, dims) == ("sm_80", (128, 128)))
+@exhaustive(
+    "backward",
+    but=lambda kernel, arch, dims: (
+        (arch, dims) == ("sm_80", (128, 128)) or (kernel, dims) == ("bwd_wgmma", (128, 128))
+    ),
+)
 def test_planned_tiles_keep_to_registers(kernel: str, arch: str, dims: tuple[int, int]) -> None:
-    wide, spilled = MOST_SPILLED[kernel]
-    several = {"causal": True, "softcap": 3.0, "dropout_p": 0.5}
-    for options in ({}, {"causal": True}, several):
-        plan = planned(kernel, arch, dims, **options)
-        instance = plan.steps[1].instance
-        compiled = nvrtc.compile_variant(instance, arch)
+    wide, spilled = MOST_SPILLED.get(kernel, (0, 0))
+    for options in ({}, {"causal": True}, SEVERAL):
+        if not takes(kernel, options):
+            continue
+        instance = instance_of(planned(kernel, arch, dims, **options), kernel)
+        compiled = nvrtc.compile_variant(instance, device.of_arch(arch).arch)
         few = spilled if dims[0] >= wide else 0
-        most = MOST_SPILLED_WITH_ALL if options is several else few
+        most = MOST_SPILLED_WITH_ALL if options is SEVERAL else few
         assert compiled.spill_bytes <= most, instance
         assert "warning" not in compiled.log.lower(), compiled.log
+        assert "serialized" not in compiled.log, compiled.log
 
 
 def test_steps_and_memory() -> None:
     plan = planned("bwd_mma", "sm_80", (128, 128))
     names = [step.instance.kernel for step in plan.steps]
     assert names == ["bwd_prepare", "bwd_mma", "bwd_finish"]
-    rows = 2 * 4 * 320  # whole units of 64
-    assert plan.workspace_rows == 320
-    assert [step.grid for step in plan.steps] == [40, 2 * 2 * 8, 40]
+    rows = 2 * 4 * 384  # whole units of 128
+    assert plan.workspace_rows == 384
+    assert [step.grid for step in plan.steps] == [24, 2 * 2 * 8, 24]
     assert (plan.row_lse, plan.row_delta, plan.dq_sums) == (0, rows, 2 * rows)
     assert plan.turns == rows * (2 + 128)
-    # A turn for 16 rows, and how many blocks have begun.
-    assert plan.workspace_words == rows * (2 + 128) + rows // 16 + 4
+    # A turn for 8 rows, and how many blocks have begun.
+    assert plan.workspace_words == rows * (2 + 128) + rows // 8 + 4
+
+
+def test_wide_heads_on_hopper() -> None:
+    """DQ by rows needs no sums: a step for it, and one for dK and dV."""
+    plan = planned("bwd_dq_wgmma", "sm_90", (256, 256))
+    names = [step.instance.kernel for step in plan.steps]
+    assert names == ["bwd_prepare", "bwd_dq_wgmma", "bwd_dkv_wgmma"]
+    assert [step.grid for step in plan.steps] == [24, 24, 2 * 2 * 8]
+    assert (plan.dq_sums, plan.turns, plan.workspace_words) == (-1, -1, 2 * 2 * 4 * 384)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "d", "options", "maps", "kernel"),
+    [
+        ("h200", 20, {}, True, "bwd_wgmma"),
+        ("h200", 128, {"softcap": 3.0, "dropout_p": 0.5}, True, "bwd_wgmma"),
+        ("h200", 128, {}, False, "bwd_mma"),
+        ("h200", 136, {"causal": True}, True, "bwd_dq_wgmma"),
+        ("h200", 256, {"softcap": 3.0}, True, "bwd_mma"),
+        ("h200", 256, {"dropout_p": 0.5}, True, "bwd_mma"),
+        ("a100", 64, {}, True, "bwd_mma"),
+        ("b200", 64, {}, True, "bwd_mma"),
+    ],
+)
+def test_which_kernel(gpu: str, d: int, options: Any, maps: bool, kernel: str) -> None:
+    shapes = (1, 4, 64, d), (1, 2, 64, d), (1, 2, 64, d)
+    problem = Problem.of_shapes(*shapes, dtype="bfloat16", **options)
+    plan = backward_plan(problem, device.named(gpu), "qkv", False, maps)
+    assert plan.variant.kernel == kernel
 
 
 def test_what_is_not_wanted_takes_no_memory() -> None:
     problem = Problem.of_shapes((1, 4, 64, 64), (1, 2, 64, 64), (1, 2, 64, 64), dtype="bfloat16")
     plan = backward_plan(problem, device.named("h200"), "k", True)
-    assert [step.instance.kernel for step in plan.steps] == ["bwd_prepare", "bwd_mma"]
-    assert (plan.dq_sums, plan.turns, plan.workspace_words) == (-1, -1, 2 * 4 * 64)
+    assert [step.instance.kernel for step in plan.steps] == ["bwd_prepare", "bwd_wgmma"]
+    assert (plan.dq_sums, plan.turns, plan.workspace_words) == (-1, -1, 2 * 4 * 128)
 
 
-LENGTHS = (2, 4, 300, 500)
 KEY_TILES = 8
 
 
@@ -116,7 +163,8 @@ def test_sums_of_a_bias(lengths: tuple[int, ...], dtype: str, words: int, chains
     wanted = [Wanted(part, dtype, lengths)]
     for deterministic in (False, True):
         plan = backward_plan(
-            problem.reading(part), device.named("h200"), ("bias",), deterministic, wanted
+            *(problem.reading(part), device.named("h200"), ("bias",), deterministic),
+            wanted=wanted,
         )
         assert plan.key_tiles == KEY_TILES
         assert plan.sums[0].lengths == lengths

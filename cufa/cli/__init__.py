@@ -16,7 +16,7 @@ from types import FrameType
 
 from cufa import __version__
 from cufa.cli import compile, explain, explore, info, inspect, tune
-from cufa.cli.parser import PROGRAM, CommandError, Parser
+from cufa.cli.parser import PROGRAM, CommandError, Parser, add_command
 
 _COMMANDS = (info, explain, explore, compile, inspect, tune)
 _EPILOG = f"""\
@@ -39,7 +39,7 @@ def _parser() -> Parser:
     parser.set_defaults(run=None, prog=PROGRAM)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in _COMMANDS:
-        command.add(commands)
+        add_command(commands, command)
     return parser
 
 

@@ -1,4 +1,21 @@
-"""``compile``: kernels that are compiled before they are needed."""
+"""``compile``: compile kernels ahead of time, into cufa's cache folder.
+
+Compile the kernels that the planner would choose, so that a first call finds
+them: for a container image, or where nobody may wait. Name your shapes with --for
+or --decode: a few seconds. Without, all kernels that cufa.attention can choose on
+that GPU are compiled, hundreds of them, some 4 seconds each on a core. With --arch,
+for every well-known GPU of it. Kernels that are there already are skipped.
+CUFA_CACHE_DIR says where they go. It must be the same when they are used, and so
+must NVRTC.
+
+Examples
+--------
+--arch sm_90a --for 4,32,4096,128:4,8,4096,128 1,32,1,128 --dtype bfloat16
+--gpu rtx4090 --dtype float16 --causal
+--arch sm_90a --decode 16,32,1,128:16,8,8192,128 --page-size 64 --dtype bfloat16
+--arch sm_90a --for 1,64,4096,64:1,8,4096,64 --window 127,0 --beside sinks
+--arch sm_90a --for 4,32,4096,128 --dtype bfloat16 --causal --backward
+"""
 
 from __future__ import annotations
 
@@ -9,15 +26,16 @@ from contextlib import closing
 
 from cufa import cache
 from cufa import device as devices
-from cufa.cli import machine, table
+from cufa.cli import explain_backward, machine, table
 from cufa.cli.parser import (
     CommandError,
-    Commands,
-    add_command,
+    Parser,
     add_device,
     add_jobs,
+    add_masks,
     add_scores,
     has_scores,
+    masks_of,
     problem_of,
 )
 from cufa.cli.values import Shapes, count, shapes
@@ -36,6 +54,7 @@ from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, default_kernel
 from cufa.specs.decode_block import DECODE_SCORE
+from cufa.specs.instance import Instance
 from cufa.specs.spec import HeadDims, Spec
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
@@ -44,29 +63,8 @@ _SECONDS = 4.0
 """A kernel's compilation on one core: 424 kernels of bfloat16 took 15 minutes on two."""
 
 
-def add(commands: Commands) -> None:
-    """Add the command's parser."""
-    parser = add_command(
-        commands,
-        "compile",
-        run,
-        summary="compile kernels ahead of time, into cufa's cache folder",
-        description=(
-            "Compile the kernels that the planner would choose, so that a first call finds\n"
-            "them: for a container image, or where nobody may wait. Name your shapes with --for\n"
-            "or --decode: a few seconds. Without, all kernels that cufa.attention can choose on\n"
-            "that GPU are compiled, hundreds of them, some 4 seconds each on a core. With --arch,\n"
-            "for every well-known GPU of it. Kernels that are there already are skipped.\n"
-            "CUFA_CACHE_DIR says where they go. It must be the same when they are used, and so\n"
-            "must NVRTC."
-        ),
-        examples=(
-            "--arch sm_90a --for 4,32,4096,128:4,8,4096,128 1,32,1,128 --dtype bfloat16",
-            "--gpu rtx4090 --dtype float16 --causal",
-            "--arch sm_90a --decode 16,32,1,128:16,8,8192,128 --page-size 64 --dtype bfloat16",
-            "--arch sm_90a --for 1,64,4096,64:1,8,4096,64 --window 127,0 --beside sinks",
-        ),
-    )
+def add(parser: Parser) -> None:
+    """Add the command's options."""
     parser.add_argument(
         "--for",
         dest="problems",
@@ -96,12 +94,14 @@ def add(commands: Commands) -> None:
         help="with --for: such problems with lengths_k or lengths_q, or as batches of "
         "cufa.attention_varlen",
     )
-    parser.add_argument("--dtype", choices=DTYPES, help="one element type (default: all)")
     parser.add_argument(
-        "--causal",
-        action=argparse.BooleanOptionalAction,
-        help="with a causal mask only, or without only (default: both)",
+        "--backward",
+        action="store_true",
+        help="with --for: the kernels of their gradients, too, and those of the forward pass with "
+        "the log-sum-exp",
     )
+    parser.add_argument("--dtype", choices=DTYPES, help="one element type (default: all)")
+    add_masks(parser)
     add_jobs(parser)
     add_device(
         parser,
@@ -124,8 +124,8 @@ def run(options: argparse.Namespace) -> int:
         kernels, duration = counted(len(missing), "kernel"), _duration(missing, options.jobs)
         print(f"{kernels} to compile for {arch}, about {duration}", flush=True)
     started = time.perf_counter()
-    written: list[Variant] = []
-    failed: list[Variant] = []
+    written: list[Variant | Instance] = []
+    failed: list[Variant | Instance] = []
     try:
         with closing(build.compile_all(missing, arch, options.jobs)) as built:
             for done, each in enumerate(built, 1):
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _duration(missing: list[Variant], jobs: int | None) -> str:
+def _duration(missing: list[Variant | Instance], jobs: int | None) -> str:
     """Return about how long kernels take to compile."""
     threads = min(jobs or os.cpu_count() or 1, len(missing))
     seconds = len(missing) * _SECONDS / threads
@@ -156,7 +156,7 @@ def _gpus(options: argparse.Namespace) -> list[Device]:
     return [machine.chosen_gpu(options)]
 
 
-def _is_there(variant: Variant, arch: str) -> bool:
+def _is_there(variant: Variant | Instance, arch: str) -> bool:
     """Whether a kernel was compiled before, and its file is whole."""
     found = cubins.find(variant, arch, nvrtc.version())
     try:
@@ -177,14 +177,16 @@ def _store(built: build.Built, arch: str, position: str) -> bool:
     return True
 
 
-def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
+def _variants(options: argparse.Namespace, device: Device) -> list[Variant | Instance]:
     """Return what to compile for a GPU."""
-    masks = (False, True) if options.causal is None else (options.causal,)
+    masks = masks_of(options)
     dtypes = DTYPES if options.dtype is None else (options.dtype,)
     if options.page_size and not options.decodes:
         raise CommandError("--page-size is for --decode")
     if options.lengths and not options.problems:
         raise CommandError("--lengths is for --for")
+    if options.backward and not options.problems:
+        raise CommandError("--backward is for --for")
     if options.problems is None and options.decodes is None:
         if has_scores(options):
             raise CommandError("scores are for problems of --for or --decode")
@@ -201,10 +203,13 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
 
     try:
         table = user_table(device)
+        asked = _with_lengths(problems(options.problems), options.lengths)
+        if options.backward:
+            asked = [each._replace(returns_lse=True) for each in asked]
         return [
             *(
                 found.variant
-                for each in _with_lengths(problems(options.problems), options.lengths)
+                for each in asked
                 # And the kernel that replaces decode in a capture without memory for it.
                 for found in (
                     plan(each, device, table=table),
@@ -214,6 +219,11 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant]:
             *(
                 plan_splits(_of_decode(each, options.page_size), device).variant
                 for each in problems(options.decodes)
+            ),
+            *(
+                step.instance
+                for each in (asked if options.backward else ())
+                for step in explain_backward.planned(each, device, deterministic=False).steps
             ),
         ]
     except ValueError as error:

@@ -1,15 +1,25 @@
-"""``explain``: the plan that a call would use."""
+"""``explain``: the kernel, tile and grid that a call would use.
+
+Print the plan that cufa.attention would use for a problem, and where it comes
+from: the user's tuned table, or the rules. Nothing is
+compiled or run.
+
+Examples
+--------
+--q 4,32,4096,128 --k 4,8,4096,128 --dtype bfloat16 --causal
+--q 1,32,1,128 --k 1,8,8192,128 --gpu h100
+--q 4,32,4096,128 --dtype bfloat16 --causal --backward --gpu h200
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
 
-from cufa.cli import machine, table
+from cufa.cli import explain_backward, machine, table
 from cufa.cli.parser import (
     CommandError,
-    Commands,
-    add_command,
+    Parser,
     add_device,
     add_problem,
     one_problem,
@@ -44,27 +54,18 @@ _MEANING = {
 _ALTERNATIVES = 5  # variants that are shown
 
 
-def add(commands: Commands) -> None:
-    """Add the command's parser."""
-    parser = add_command(
-        commands,
-        "explain",
-        run,
-        summary="the kernel, tile and grid that a call would use",
-        description=(
-            "Print the plan that cufa.attention would use for a problem, and where it comes\n"
-            "from: the user's tuned table, or the rules. Nothing is\n"
-            "compiled or run."
-        ),
-        examples=(
-            "--q 4,32,4096,128 --k 4,8,4096,128 --dtype bfloat16 --causal",
-            "--q 1,32,1,128 --k 1,8,8192,128 --gpu h100",
-        ),
-    )
+def add(parser: Parser) -> None:
+    """Add the command's options."""
     add_problem(parser)
     parser.add_argument("--kernel", type=kernel, metavar="NAME", help="a kernel to force")
     parser.add_argument(
         "--batch-invariant", action="store_true", help="the same bits alone and in any batch"
+    )
+    parser.add_argument(
+        "--backward", action="store_true", help="the plan of cufa.attention_backward"
+    )
+    parser.add_argument(
+        "--deterministic", action="store_true", help="with --backward: sums in a fixed order"
     )
     add_device(parser, "This machine's by default; one that is named need not be here.")
 
@@ -72,7 +73,11 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the plan."""
     problem = one_problem(options)
+    _check(options)
     device = machine.chosen_gpu(options)
+    if options.backward:
+        explain_backward.show(problem, device, options.deterministic)
+        return 0
     try:
         found = explained(
             problem, device, options.kernel, user_table(device), options.batch_invariant
@@ -81,6 +86,17 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(error) from error
     _print(problem, device, found)
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.deterministic and not options.backward:
+        raise CommandError("--deterministic is for --backward")
+    for flag in ("kernel", "batch_invariant") if options.backward else ():
+        if getattr(options, flag):
+            name = flag.replace("_", "-")
+            raise CommandError(
+                f"--{name} is not for --backward: a dtype has one kernel of gradients"
+            )
 
 
 def _print(problem: Problem, device: Device, found: Plan | DecodePlan) -> None:

@@ -1,4 +1,17 @@
-"""``explore``: the variants that could run a problem, compiled and, with a GPU, timed."""
+"""``explore``: compile, check, time and rank the variants for a problem.
+
+Compile every variant of a space: registers, spills, shared memory, occupancy.
+On a GPU each is also checked against an oracle, timed and ranked. With --gpu or
+--arch nothing is run and no GPU is needed; the time that the planner expects ranks
+them. Ctrl-C keeps what was found so far.
+
+Examples
+--------
+--q 4,32,4096,128 --dtype bfloat16 --causal --plot tiles.png
+--q 2,16,8192,128 --dtype bfloat16 --arch sm_90a --space bm=64,128 --json x.json
+--q 2,16,8192,128 --dtype bfloat16 --causal --window 1023,none --arch sm_90a
+--q 2,16,8192,128 --dtype bfloat16 --causal --backward --arch sm_80
+"""
 
 from __future__ import annotations
 
@@ -9,8 +22,7 @@ from cufa import explorer
 from cufa.cli import machine, table
 from cufa.cli.parser import (
     CommandError,
-    Commands,
-    add_command,
+    Parser,
     add_device,
     add_jobs,
     add_problem,
@@ -19,32 +31,16 @@ from cufa.cli.parser import (
 from cufa.cli.values import axis, count, kernel, output, picture, variant
 from cufa.cli.watch import watch
 from cufa.device import Device
+from cufa.explorer import gradients
 from cufa.explorer.exploration import Exploration, Interrupted
-from cufa.explorer.space import variants
+from cufa.explorer.space import Space, variants
 from cufa.explorer.table import cells, headers, heading
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 
-def add(commands: Commands) -> None:
-    """Add the command's parser."""
-    parser = add_command(
-        commands,
-        "explore",
-        run,
-        summary="compile, check, time and rank the variants for a problem",
-        description=(
-            "Compile every variant of a space: registers, spills, shared memory, occupancy.\n"
-            "On a GPU each is also checked against an oracle, timed and ranked. With --gpu or\n"
-            "--arch nothing is run and no GPU is needed; the time that the planner expects ranks\n"
-            "them. Ctrl-C keeps what was found so far."
-        ),
-        examples=(
-            "--q 4,32,4096,128 --dtype bfloat16 --causal --plot tiles.png",
-            "--q 2,16,8192,128 --dtype bfloat16 --arch sm_90a --space bm=64,128 --json x.json",
-            "--q 2,16,8192,128 --dtype bfloat16 --causal --window 1023,none --arch sm_90a",
-        ),
-    )
+def add(parser: Parser) -> None:
+    """Add the command's options."""
     add_problem(parser)
     space = parser.add_argument_group(
         "the variants",
@@ -66,6 +62,11 @@ def add(commands: Commands) -> None:
         action="append",
         metavar="VARIANT",
         help="one variant in full, alone or with those of --kernel and --space (repeatable)",
+    )
+    space.add_argument(
+        "--backward",
+        action="store_true",
+        help="gradients instead: the tiles of their kernel, all launches of a call timed together",
     )
     add_jobs(parser)
     add_device(parser, "This machine's by default. One that is named need not be here.")
@@ -89,7 +90,12 @@ def run(options: argparse.Namespace) -> int:
     try:
         with watch() as show:
             found = explorer.explore(
-                problem, space=space, device=named, jobs=options.jobs, progress=show
+                problem,
+                space=space,
+                backward=options.backward,
+                device=named,
+                jobs=options.jobs,
+                progress=show,
             )
     except Interrupted as stop:
         found, status = stop.exploration, 130
@@ -103,15 +109,20 @@ def run(options: argparse.Namespace) -> int:
     return status
 
 
-def _space(options: argparse.Namespace, problem: Problem, device: Device) -> list[Variant]:
-    """Return the variants that the options ask for."""
+def _space(options: argparse.Namespace, problem: Problem, device: Device) -> Space:
+    """Return the variants that the options ask for, or of gradients the values of arguments."""
     own: list[Variant] = options.variant or []
+    if options.backward and (own or options.kernel):
+        raise CommandError("--backward: gradients have one kernel a dtype; choose by --space")
     if own and not options.space and not options.kernel:
         return own
     axes: dict[str, list[int]] = {}
     for name, values in options.space or ():
         axes.setdefault(name, []).extend(values)
     try:
+        if options.backward:
+            gradients.variants(problem, device, axes)
+            return axes
         return [*variants(problem, device, options.kernel, axes), *own]
     except (TypeError, ValueError) as error:
         raise CommandError(error) from error

@@ -1,10 +1,16 @@
-"""``info``: what cufa finds on this machine."""
+"""``info``: the GPU, the libraries, the caches and the kernels of this machine.
+
+Print what cufa finds on this machine: the GPU and its driver, the versions of
+the libraries, the cache folders and their sizes, the tuned tables, and which
+kernel each element type gets. Works without a GPU and without CuPy.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +19,7 @@ import numpy as np
 from cufa import __version__, cache, tuned
 from cufa import device as devices
 from cufa.cli import machine, table
-from cufa.cli.parser import CommandError, Commands, add_command
+from cufa.cli.parser import CommandError, Parser
 from cufa.compiler import nvrtc, source
 from cufa.device import Device
 from cufa.dtypes import DTYPES
@@ -23,20 +29,8 @@ from cufa.problem.problem import Problem
 _TYPICAL = (4, 32, 4096, 128)
 
 
-def add(commands: Commands) -> None:
-    """Add the command's parser."""
-    add_command(
-        commands,
-        "info",
-        run,
-        summary="the GPU, the libraries, the caches and the kernels of this machine",
-        description=(
-            "Print what cufa finds on this machine: the GPU and its driver, the versions of\n"
-            "the libraries, the cache folders and their sizes, the tuned tables, and which\n"
-            "kernel each element type gets. Works without a GPU and without CuPy."
-        ),
-        examples=("",),
-    )
+def add(parser: Parser) -> None:
+    """Add no options."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,8 +40,8 @@ def run(options: argparse.Namespace) -> int:
         (
             ("cufa", f"{__version__}, kernel sources {source.digest()}"),
             ("Python", f"{platform.python_version()}, NumPy {np.__version__}"),
-            ("CuPy", _cupy_version()),
-            ("NVRTC", _nvrtc_version()),
+            ("CuPy", _if_there(lambda: machine.cupy().__version__)),
+            ("NVRTC", _if_there(_nvrtc_version)),
             ("driver", _driver()),
             ("GPU", about),
             *_caches(),
@@ -58,18 +52,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _cupy_version() -> str:
+def _if_there(read: Callable[[], object]) -> object:
+    """Return what a function reads, or why it is missing."""
     try:
-        return str(machine.cupy().__version__)
+        return read()
     except CommandError as failure:
-        return str(failure)
+        return failure
 
 
 def _nvrtc_version() -> str:
-    try:
-        machine.check_compiler()
-    except CommandError as failure:
-        return str(failure)
+    machine.check_compiler()
     return ".".join(map(str, nvrtc.version()))
 
 

@@ -1,11 +1,21 @@
-"""``inspect``: one variant, its figures or its text at every stage."""
+"""``inspect``: registers and occupancy of a variant; its source, PTX or SASS.
+
+Show one variant, which is written as 'explain' and 'explore' print it: the
+figures of its compilation, or its text at one of three stages.
+
+Examples
+--------
+"fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>" --arch sm_90a
+"fa2_mma<float16, 64, 64, 128, 64, 2, 4, 2, Score<>, Dense>" --arch sm_90a --sass
+"decode<float16, 64, 64, 16, 16, 3, 4, 1, false, false, Score<>, Paged>" --arch sm_80
+"""
 
 from __future__ import annotations
 
 import argparse
 
 from cufa.cli import disassembler, machine, table
-from cufa.cli.parser import CommandError, Commands, add_command, add_device
+from cufa.cli.parser import CommandError, Parser, add_device
 from cufa.cli.values import variant
 from cufa.compiler import nvrtc, source
 from cufa.compiler.nvrtc import CompileError
@@ -14,23 +24,8 @@ from cufa.explorer.occupancy import resident_blocks
 from cufa.specs.variant import Variant
 
 
-def add(commands: Commands) -> None:
-    """Add the command's parser."""
-    parser = add_command(
-        commands,
-        "inspect",
-        run,
-        summary="registers and occupancy of a variant; its source, PTX or SASS",
-        description=(
-            "Show one variant, which is written as 'explain' and 'explore' print it: the\n"
-            "figures of its compilation, or its text at one of three stages."
-        ),
-        examples=(
-            '"fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>" --arch sm_90a',
-            '"fa2_mma<float16, 64, 64, 128, 64, 2, 4, 2, Score<>, Dense>" --arch sm_90a --sass',
-            '"decode<float16, 64, 64, 16, 16, 3, 4, 1, false, false, Score<>, Paged>" --arch sm_80',
-        ),
-    )
+def add(parser: Parser) -> None:
+    """Add the command's options."""
     parser.add_argument("variant", type=variant, metavar="VARIANT", help="quoted, for its < and >")
     stage = parser.add_mutually_exclusive_group()
     stage.add_argument(

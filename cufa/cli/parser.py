@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, NoReturn
 
-from cufa.cli.values import Shapes, architecture, beside, count, gpu, known_arrays, shape, value
+from cufa.cli import values
 from cufa.dtypes import DTYPES
 from cufa.features import VALUES
 from cufa.features.causal import CAUSAL
 from cufa.problem.problem import Problem
 
 PROGRAM = "python -m cufa"
-
-Commands = Any  # argparse does not name the type of what add_subparsers returns
 
 
 class CommandError(Exception):
@@ -37,40 +36,30 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
-def add_command(
-    commands: Commands,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    *,
-    summary: str,
-    description: str,
-    examples: tuple[str, ...],
-) -> Parser:
-    """Add the parser of a command; `run` gets its options and returns the exit status."""
-    lines = "\n".join(f"  {PROGRAM} {name} {words}".rstrip() for words in examples)
-    title = "example" if len(examples) == 1 else "examples"
+def add_command(commands: Any, command: ModuleType) -> None:
+    """Add the parser of a command, a module, whose docstring is its help.
+
+    `add` of the module adds its options; `run` gets them and returns the exit status.
+    """
+    name = command.__name__.rpartition(".")[2]
+    summary, _, text = (command.__doc__ or "").partition("\n\n")
+    description, _, examples = text.partition("\nExamples\n--------\n")
+    words = examples.splitlines() or [""]
+    lines = "\n".join(f"  {PROGRAM} {name} {each}".rstrip() for each in words)
     parser: Parser = commands.add_parser(
-        name, help=summary, description=description, epilog=f"{title}:\n{lines}"
+        name,
+        help=summary.partition(": ")[2].removesuffix("."),
+        description=description,
+        epilog=f"example{'s' * (len(words) > 1)}:\n{lines}",
     )
-    parser.set_defaults(run=run, prog=parser.prog)
-    return parser
+    parser.set_defaults(run=command.run, prog=parser.prog)
+    command.add(parser)
 
 
 def add_problem(parser: Parser) -> None:
     """Add the options that say one problem."""
     group = parser.add_argument_group("the problem")
-    group.add_argument(
-        "--q",
-        type=shape,
-        required=True,
-        metavar="B,H,S,D",
-        help="shape of q: 4,32,4096,128",
-    )
-    group.add_argument("--k", type=shape, metavar="B,H,S,D", help="shape of k (default: that of q)")
-    group.add_argument("--v", type=shape, metavar="B,H,S,D", help="shape of v (default: that of k)")
-    group.add_argument(
-        "--dtype", choices=DTYPES, default="float16", help="element type (default: float16)"
-    )
+    add_shapes(group, {"required": True}, of_q=": 4,32,4096,128")
     group.add_argument(
         "--causal",
         nargs="?",
@@ -82,6 +71,34 @@ def add_problem(parser: Parser) -> None:
     add_scores(group)
 
 
+def add_shapes(
+    group: Any, how_q: Mapping[str, Any], of_q: str = "", more: str = "", **how: Any
+) -> None:
+    """Add shapes and element type: `how_q` are options of argparse for q, and `how` for all."""
+    defaults = {"q": of_q, "k": " (default: that of q)", "v": " (default: that of k)"}
+    for name, default in defaults.items():
+        options = {**how, **(how_q if name == "q" else {})}
+        text = f"shape of {name}{default}{more}"
+        group.add_argument(f"--{name}", type=values.shape, metavar="B,H,S,D", help=text, **options)
+    group.add_argument(
+        "--dtype", choices=DTYPES, default="float16", help="element type (default: float16)"
+    )
+
+
+def add_masks(group: Any) -> None:
+    """Add the choice between problems with a causal mask and problems without."""
+    group.add_argument(
+        "--causal",
+        action=argparse.BooleanOptionalAction,
+        help="with a causal mask only, or without only (default: both)",
+    )
+
+
+def masks_of(options: argparse.Namespace) -> tuple[bool, ...]:
+    """Return the values of causal that `add_masks` chose."""
+    return (False, True) if options.causal is None else (options.causal,)
+
+
 def add_scores(group: Any) -> None:
     """Add the options that say what becomes of the scores, but for causal masks."""
     for name, kind in VALUES.items():
@@ -90,17 +107,17 @@ def add_scores(group: Any) -> None:
             group.add_argument(
                 option.flag,
                 dest=name,
-                type=value(option.read),
+                type=values.value(option.read),
                 default=kind.DEFAULT,
                 metavar=option.metavar,
                 help=option.help,
             )
     group.add_argument(
         "--beside",
-        type=beside,
+        type=values.beside,
         action="append",
         metavar="NAME[:DTYPE]",
-        help=f"an array: {', '.join(known_arrays())} (repeatable)",
+        help=f"an array: {', '.join(values.known_arrays())} (repeatable)",
     )
     group.add_argument(
         "--return-lse",
@@ -116,19 +133,18 @@ def asked(options: argparse.Namespace) -> dict[str, Any]:
 
 def has_scores(options: argparse.Namespace) -> bool:
     """Whether any of the options of `add_scores` was given."""
-    values = any(given != VALUES[name].DEFAULT for name, given in asked(options).items())
-    return values or options.beside is not None or options.return_lse
+    is_asked = any(value != VALUES[name].DEFAULT for name, value in asked(options).items())
+    return is_asked or options.beside is not None or options.return_lse
 
 
 def one_problem(options: argparse.Namespace) -> Problem:
     """Return the problem that the options of `add_problem` say."""
-    k = options.k or options.q
-    shapes = Shapes(options.q, k, options.v or k)
+    shapes = values.shapes_of(options.q, options.k, options.v)
     return problem_of(shapes, options.dtype, options.causal, options)
 
 
 def problem_of(
-    shapes: Shapes, dtype: str, causal: bool | str, options: argparse.Namespace
+    shapes: values.Shapes, dtype: str, causal: bool | str, options: argparse.Namespace
 ) -> Problem:
     """Return the problem of three shapes, and of the options of `add_scores`.
 
@@ -138,10 +154,10 @@ def problem_of(
         problem = Problem.of_shapes(*shapes, dtype=dtype, causal=causal, **asked(options))
     except ValueError as error:
         raise CommandError(error) from error
-    given = options.beside or ()
-    if len({part.argument for part in given}) < len(given):
+    parts = options.beside or ()
+    if len({part.argument for part in parts}) < len(parts):
         raise CommandError("--beside: each array has one dtype, and comes once")
-    problem = problem.reading(*(part.name for part in given))
+    problem = problem.reading(*(part.name for part in parts))
     return problem._replace(returns_lse=options.return_lse)
 
 
@@ -152,12 +168,14 @@ def add_device(parser: Parser, why: str, of_arch: str = "a typical GPU of it") -
     """
     group = parser.add_argument_group("the GPU", why)
     either = group.add_mutually_exclusive_group()
-    either.add_argument("--gpu", type=gpu, metavar="NAME", help="a well-known GPU, such as h100")
-    either.add_argument("--arch", type=architecture, metavar="SM", help=f"{of_arch}, such as sm_86")
+    for flag, read, metavar, text in (
+        ("--gpu", values.gpu, "NAME", "a well-known GPU, such as h100"),
+        ("--arch", values.architecture, "SM", f"{of_arch}, such as sm_86"),
+    ):
+        either.add_argument(flag, type=read, metavar=metavar, help=text)
 
 
 def add_jobs(parser: Parser) -> None:
     """Add the number of compilations at a time."""
-    parser.add_argument(
-        "--jobs", type=count, metavar="N", help="compilations at a time (default: one a core)"
-    )
+    text = "compilations at a time (default: one a core)"
+    parser.add_argument("--jobs", type=values.count, metavar="N", help=text)

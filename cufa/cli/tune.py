@@ -1,4 +1,16 @@
-"""``tune``: the variants that win for given problems on this GPU, kept for calls to come."""
+"""``tune``: time the variants of some problems, and keep the winners for later calls.
+
+Explore problems on this machine's GPU and keep what beats the planner's rules in
+the user's tuned table, which cufa.attention follows from then on, also for
+problems like them. CUFA_TUNED=0 turns the table off; 'explain' says when it was
+used. Ctrl-C keeps the problems that are done.
+
+Examples
+--------
+--q 4,32,4096,128 --k 4,8,4096,128 --dtype bfloat16 --causal
+--q 1,16,8192,256 --dtype bfloat16 --causal --softcap 50
+--standard --dtype bfloat16 --json tuned.json
+"""
 
 from __future__ import annotations
 
@@ -10,62 +22,32 @@ from statistics import geometric_mean
 from cufa.cli import machine, table
 from cufa.cli.parser import (
     CommandError,
-    Commands,
-    add_command,
+    Parser,
     add_jobs,
+    add_masks,
     add_scores,
+    add_shapes,
     has_scores,
+    masks_of,
     problem_of,
 )
-from cufa.cli.values import Shapes, output, shape
+from cufa.cli.values import Shapes, output
 from cufa.cli.watch import watch
-from cufa.dtypes import DTYPES
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.tune import HEADERS, Interrupted, Tuning, tune
 from cufa.problem.problem import Problem
 
 
-def add(commands: Commands) -> None:
-    """Add the command's parser."""
-    parser = add_command(
-        commands,
-        "tune",
-        run,
-        summary="time the variants of some problems, and keep the winners for later calls",
-        description=(
-            "Explore problems on this machine's GPU and keep what beats the planner's rules in\n"
-            "the user's tuned table, which cufa.attention follows from then on, also for\n"
-            "problems like them. CUFA_TUNED=0 turns the table off; 'explain' says when it was\n"
-            "used. Ctrl-C keeps the problems that are done."
-        ),
-        examples=(
-            "--q 4,32,4096,128 --k 4,8,4096,128 --dtype bfloat16 --causal",
-            "--q 1,16,8192,256 --dtype bfloat16 --causal --softcap 50",
-            "--standard --dtype bfloat16 --json tuned.json",
-        ),
-    )
+def add(parser: Parser) -> None:
+    """Add the command's options."""
     group = parser.add_argument_group("the problems")
     group.add_argument(
         "--standard",
         action="store_true",
         help="hidden size 2048, 16384 tokens, head dims 64 to 256, lengths 512 to 16384",
     )
-    for name, like in (("q", ""), ("k", " (default: that of q)"), ("v", " (default: that of k)")):
-        group.add_argument(
-            f"--{name}",
-            type=shape,
-            action="append",
-            metavar="B,H,S,D",
-            help=f"shape of {name}{like}; repeatable, one for each problem",
-        )
-    group.add_argument(
-        "--dtype", choices=DTYPES, default="float16", help="element type (default: float16)"
-    )
-    group.add_argument(
-        "--causal",
-        action=argparse.BooleanOptionalAction,
-        help="with a causal mask only, or without only (default: both)",
-    )
+    add_shapes(group, {}, more="; repeatable, one for each problem", action="append")
+    add_masks(group)
     add_scores(group)
     add_jobs(parser)
     parser.add_argument("--dry-run", action="store_true", help="keep nothing, only print")
@@ -96,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 def _problems(options: argparse.Namespace) -> list[Problem]:
     if options.standard == bool(options.q):
         raise CommandError("either --standard or at least one --q is needed")
-    masks = (False, True) if options.causal is None else (options.causal,)
+    masks = masks_of(options)
     if options.standard:
         if options.k or options.v:
             raise CommandError("--standard has shapes of its own: give no --k and no --v")

@@ -10,7 +10,6 @@ from typing import NamedTuple, get_type_hints
 
 from cufa import device as devices
 from cufa import optional
-from cufa.device import Device
 from cufa.features.part import Part
 from cufa.features.parts import PARTS
 from cufa.features.user_functions import BLOCKS
@@ -32,6 +31,11 @@ class Shapes(NamedTuple):
     v: Shape
 
 
+def shapes_of(q: Shape, k: Shape | None = None, v: Shape | None = None) -> Shapes:
+    """Return three shapes; K is like Q, and V like K, where left out."""
+    return Shapes(q, k or q, v or k or q)
+
+
 def shape(text: str) -> Shape:
     """Return four positive sizes: ``4,32,4096,128``."""
     try:
@@ -47,7 +51,7 @@ def shape(text: str) -> Shape:
 
 
 def value(read: Callable[[str], object]) -> Callable[[str], object]:
-    """Return what reads the value of a feature as `read` does, and says what is wrong with it."""
+    """Return a function that reads a value as `read` does, and whose errors argparse shows."""
 
     def checked(text: str) -> object:
         try:
@@ -71,11 +75,11 @@ def known_arrays() -> list[str]:
 def beside(text: str) -> Part:
     """Return the part that reads an array next to q, k and v: ``sinks``, ``bias:bfloat16``."""
     name, colon, dtype = text.partition(":")
-    found = [part for part in _read_arrays() if part.argument == name and dtype in ("", part.dtype)]
-    if len(found) != 1 or (colon and not dtype):
-        whole = ", ".join(known_arrays())
-        raise ArgumentTypeError(f"{text!r} is none of {whole}; a lone dtype may be left out")
-    return found[0]
+    parts = [part for part in _read_arrays() if part.argument == name and dtype in ("", part.dtype)]
+    if len(parts) != 1 or (colon and not dtype):
+        known = ", ".join(known_arrays())
+        raise ArgumentTypeError(f"{text!r} is none of {known}; a lone dtype may be left out")
+    return parts[0]
 
 
 def shapes(text: str) -> Shapes:
@@ -83,9 +87,7 @@ def shapes(text: str) -> Shapes:
     words = text.split(":")
     if len(words) > 3:
         raise ArgumentTypeError(f"{text!r} has more than the three shapes Q:K:V")
-    q, *rest = (shape(word) for word in words)
-    k = rest[0] if rest else q
-    return Shapes(q, k, rest[1] if len(rest) > 1 else k)
+    return shapes_of(*map(shape, words))
 
 
 def count(text: str) -> int:
@@ -99,20 +101,8 @@ def count(text: str) -> int:
     return number
 
 
-def gpu(text: str) -> Device:
-    """Return a GPU by its name."""
-    try:
-        return devices.named(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from error
-
-
-def architecture(text: str) -> Device:
-    """Return a typical GPU of an architecture."""
-    try:
-        return devices.of_arch(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from error
+gpu, architecture, variant = map(value, (devices.named, devices.of_arch, Variant.parse))
+"""Return a GPU by its name, a typical GPU of an architecture, a variant from its printed form."""
 
 
 def kernel(text: str) -> str:
@@ -122,14 +112,6 @@ def kernel(text: str) -> str:
         known = ", ".join(ATTENTION_KERNELS)
         raise ArgumentTypeError(f"{text!r} is none of the kernels {known}{hint}")
     return text
-
-
-def variant(text: str) -> Variant:
-    """Return a variant from its printed form."""
-    try:
-        return Variant.parse(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from error
 
 
 def truth(text: str) -> bool:
@@ -155,12 +137,12 @@ def axis(text: str) -> tuple[str, list[int]]:
 def output(text: str) -> Path:
     """Return a path to write to, checked now so that no work is lost for it later."""
     path = Path(text)
-    there = os.path.exists(path)  # which raises nothing, as `Path.exists` does
-    if there and not os.path.isfile(path):
+    exists = os.path.exists(path)  # which raises nothing, as `Path.exists` does
+    if exists and not os.path.isfile(path):
         raise ArgumentTypeError(f"{text!r} is no regular file")
     if not os.path.isdir(path.parent):
         raise ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}")
-    if not os.access(path if there else path.parent, os.W_OK):
+    if not os.access(path if exists else path.parent, os.W_OK):
         raise ArgumentTypeError(f"{text!r} cannot be written")
     return path
 

@@ -8,15 +8,17 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from cufa.arrays import Operands
-from cufa.cpu.kv import Dense
+from cufa.cpu.kv import KV, Dense
 from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.query_tile import query_tile
+from cufa.cpu.score import Score
 from cufa.cpu.spans import spans
 from cufa.features.dropout import Dropout
 from cufa.features.parts import edges
@@ -117,7 +119,7 @@ def attention(
     FlashAttention-2 (Dao 2023, algorithm 1), with the running maximum combined over the K/V tiles.
     Keys that a causal mask hides never reach a result, NaN included.
     """
-    q, k, v, out, beside, seed = operands
+    q, k, v, out, beside, _ = operands
     if problem.of(Dropout) and "numbers" not in beside:
         beside = {**beside, "numbers": numbers(problem.batch, problem.heads_q)}
     if out is None:
@@ -126,28 +128,41 @@ def attention(
     lse = np.empty(out.shape[:3], np.float32)
     if lse.size == 0:
         return out, lse
-    step = plan(problem)
+    operands, step = operands._replace(out=out, beside=beside), plan(problem)
     # Infinities and NaN in the inputs, and a result too large for float16, are the caller's
     # business; log(0) = -inf is wanted for rows without a key.
     with np.errstate(all="ignore"):
         for batch in spans(0, problem.batch, step.batch):
-            for kv in spans(0, problem.heads_kv, step.heads_kv):
-                heads = slice(kv.start * step.group, kv.stop * step.group)
-                tiles = Dense(k[batch, kv], v[batch, kv], is_reused=step.rows < problem.seq_q)
-                for rows in spans(0, problem.seq_q, step.rows):
-                    query_tile(
-                        problem,
-                        rows,
-                        step.keys,
-                        q[batch, heads, rows],
-                        tiles,
-                        out[batch, heads, rows],
-                        lse[batch, heads, rows],
-                        beside and of_heads(beside, batch, heads),
-                        own.of(batch, heads),
-                        seed,
-                    )
+            kv_of = partial(_dense, k[batch], v[batch], is_reused=step.rows < problem.seq_q)
+            attend(problem, step, batch, operands, lse, kv_of, own)
     return out, lse
+
+
+def _dense(k: np.ndarray, v: np.ndarray, heads_kv: slice, *, is_reused: bool) -> Dense:
+    return Dense(k[:, heads_kv], v[:, heads_kv], is_reused)
+
+
+def attend(
+    problem: Problem,
+    step: Plan,
+    batch: slice,
+    operands: Operands,
+    lse: np.ndarray,
+    kv_of: Callable[[slice], KV],
+    own: Own = NO_FUNCTIONS,
+) -> None:
+    """Compute attention of some sequences, step by step; `kv_of` finds K and V of some heads."""
+    q, _, _, out, beside, seed = operands
+    for kv in spans(0, problem.heads_kv, step.heads_kv):
+        heads = slice(kv.start * step.group, kv.stop * step.group)
+        tiles, functions = kv_of(kv), own.of(batch, heads)
+        arrays = beside and of_heads(beside, batch, heads)
+        for rows in spans(0, problem.seq_q, step.rows):
+            part = batch, heads, rows
+            sizes = q[part].shape
+            stacked = sizes[0], kv.stop - kv.start, step.group * sizes[2]
+            score = Score(problem, rows, stacked, arrays, functions, seed)
+            query_tile(score, step.keys, q[part], tiles, out[part], lse[part])
 
 
 def numbers(batch: int, heads: int) -> np.ndarray:

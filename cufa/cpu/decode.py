@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa.cpu.attention import of_heads, plan
+from cufa.arrays import Operands
+from cufa.cpu.attention import attend, plan
 from cufa.cpu.kv import KV, Dense, Paged
-from cufa.cpu.query_tile import query_tile
-from cufa.cpu.spans import spans
 from cufa.problem.parse_decode import DecodeOperands
 from cufa.problem.problem import Problem
 
@@ -31,31 +30,19 @@ def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
     No step holds keys of two sequences, so a sequence has the same bits alone and in any batch.
     """
     p, (q, k_cache, v_cache, lengths, table, out, beside) = problem, operands
-    lse = np.empty(out.shape[:3], np.float32)
+    call, lse = Operands(q, k_cache, v_cache, out, beside), np.empty(out.shape[:3], np.float32)
     if lse.size == 0:
         return lse
     with np.errstate(all="ignore"):  # as in `attention`
         for i in range(p.batch):
             length = p.seq_kv if lengths is None else int(lengths[i])
             of_one = p._replace(batch=1, seq_kv=length, kv="Dense")
-            step = plan(of_one)
             one = slice(i, i + 1)
-            for heads_kv in spans(0, p.heads_kv, step.heads_kv):
-                heads = slice(heads_kv.start * p.group, heads_kv.stop * p.group)
-                kv: KV
+
+            def kv_of(heads: slice, i: int = i, one: slice = one) -> KV:
                 if table is None:
-                    kv = Dense(k_cache[one, heads_kv], v_cache[one, heads_kv])
-                else:
-                    kv = Paged(k_cache[:, heads_kv], v_cache[:, heads_kv], table[i])
-                for rows in spans(0, p.seq_q, step.rows):
-                    query_tile(
-                        of_one,
-                        rows,
-                        step.keys,
-                        q[one, heads, rows],
-                        kv,
-                        out[one, heads, rows],
-                        lse[one, heads, rows],
-                        of_heads(beside, one, heads),
-                    )
+                    return Dense(k_cache[one, heads], v_cache[one, heads])
+                return Paged(k_cache[:, heads], v_cache[:, heads], table[i])
+
+            attend(of_one, plan(of_one), one, call, lse, kv_of)
     return lse

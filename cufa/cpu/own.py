@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,14 +50,14 @@ def checked(argument: str, given: object) -> Any:
     except TypeError as error:
         wanted = ", ".join(called_with)
         raise TypeError(f"{argument}: {error}; it is called with ({wanted})") from None
-    own(*((function, None) if argument == "score_mod" else (None, function)))
+    own(**{"score_mod": None, "mask_mod": None, argument: function})
     return function
 
 
-class Own:
+class Own(NamedTuple):
     """The functions of a call, for some of its sequences and heads.
 
-    Parameters
+    Attributes
     ----------
     score_mod, mask_mod : function or None
     batch, heads : slice
@@ -72,36 +72,23 @@ class Own:
         Of `score_mod` by arrays that it reads, by their names.
     """
 
-    def __init__(
-        self,
-        score_mod: Function | None = None,
-        mask_mod: Function | None = None,
-        batch: slice = slice(0, 0),
-        heads: slice = slice(0, 0),
-        first: int = 0,
-        tiles: Tiles | None = None,
-        derivative: Function | None = None,
-        partials: Mapping[str, list[Partial]] = MappingProxyType({}),
-    ) -> None:
-        self.score_mod, self.mask_mod, self._tiles = score_mod, mask_mod, tiles
-        self._derivative, self.partials = derivative, partials
-        self._batch, self._heads, self._first = batch, heads, first
+    score_mod: Function | None = None
+    mask_mod: Function | None = None
+    batch: slice = slice(0, 0)
+    heads: slice = slice(0, 0)
+    first: int = 0
+    tiles: Tiles | None = None
+    derivative: Function | None = None
+    partials: Mapping[str, list[Partial]] = MappingProxyType({})
 
     def of(self, batch: slice, heads: slice) -> Own:
         """Return the same for others."""
-        first = self._first
-        batch = slice(first + batch.start, first + batch.stop)
-        functions = self.score_mod, self.mask_mod
-        return Own(*functions, batch, heads, first, *self._others)
+        batch = slice(self.first + batch.start, self.first + batch.stop)
+        return self._replace(batch=batch, heads=heads)
 
     def beginning_with(self, first: int) -> Own:
         """Return the same for sequences of which the first has this number."""
-        functions = self.score_mod, self.mask_mod
-        return Own(*functions, slice(0, 0), slice(0, 0), first, *self._others)
-
-    @property
-    def _others(self) -> tuple[Any, ...]:
-        return self._tiles, self._derivative, self.partials
+        return self._replace(first=first)
 
     @property
     def is_called(self) -> bool:
@@ -112,18 +99,18 @@ class Own:
         """Refuse an array to write that shares memory with one that a function or a mask reads."""
         functions = {"score_mod": self.score_mod, "mask_mod": self.mask_mod}
         read = {
-            f"{argument}: {its}": array
+            f"{argument}: {label}": array
             for argument, function in functions.items()
             if function is not None
-            for array, its in closure(function).arrays.values()
+            for array, label in closure(function).arrays.values()
         }
-        if self._tiles is not None:
-            read["block_mask"] = self._tiles[0]
+        if self.tiles is not None:
+            read["block_mask"] = self.tiles[0]
         check_apart(name, written, read)
 
     def is_hidden(self, rows: slice, keys: slice) -> bool:
         """Whether it is known that none of these queries sees any of these keys."""
-        return self._tiles is not None and not self._kinds(self._tiles, rows, keys).any()
+        return self.tiles is not None and not self._kinds(self.tiles, rows, keys).any()
 
     def apply(self, scores: np.ndarray, rows: slice, keys: slice) -> None:
         """Let `score_mod` change scores, (batch, heads, rows, keys), in place."""
@@ -137,9 +124,9 @@ class Own:
 
     def slope(self, scores: np.ndarray, rows: slice, keys: slice) -> np.ndarray | None:
         """Return the derivative of `apply` by the scores; None for 1."""
-        if self._derivative is None:
+        if self.derivative is None:
             return None
-        slope = self._derivative(scores, *self._indices(rows, keys))
+        slope = self.derivative(scores, *self._indices(rows, keys))
         return np.broadcast_to(slope, scores.shape)
 
     def gather(
@@ -166,7 +153,7 @@ class Own:
         for name, partials in self.partials.items():
             for each in partials:
                 gradient = np.where(dS == 0, np.float32(0), dS * each.of(*inputs))
-                at = each.at(*inputs)
+                at = [index(*inputs) for index in each.at]
                 shape = np.broadcast_shapes((1,) * gradient.ndim, *(i.shape for i in at))
                 same = tuple(axis for axis, n in enumerate(shape) if n == 1)
                 gradient = gradient.sum(axis=same, keepdims=True)
@@ -182,7 +169,7 @@ class Own:
         """
         if self.mask_mod is None:
             return None
-        if self._tiles is not None and (self._kinds(self._tiles, rows, keys) == 2).all():
+        if self.tiles is not None and (self._kinds(self.tiles, rows, keys) == 2).all():
             return None
         indices = self._indices(rows, keys)
         found = np.asarray(self.mask_mod(*indices))
@@ -203,13 +190,13 @@ class Own:
         )
         heads = (
             span if n > 1 else slice(0, 1)
-            for span, n in zip((self._batch, self._heads), kinds.shape[:2], strict=True)
+            for span, n in zip((self.batch, self.heads), kinds.shape[:2], strict=True)
         )
         return kinds[(*heads, queries, columns)]
 
     def _indices(self, rows: slice, keys: slice) -> tuple[np.ndarray, ...]:
         """Return the numbers of sequences, heads, queries and keys, of shapes that broadcast."""
-        spans = self._batch, self._heads, rows, keys
+        spans = self.batch, self.heads, rows, keys
         return np.ix_(*(np.arange(span.start, span.stop) for span in spans))
 
 

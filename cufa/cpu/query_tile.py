@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
 
 import numpy as np
 
 from cufa.cpu.kv import KV
-from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.score import Score
 from cufa.cpu.seen import Seen, product
 from cufa.cpu.softmax import OnlineSoftmax, PlainSoftmax
 from cufa.cpu.spans import spans
 from cufa.features.dropout import Dropout
-from cufa.problem.problem import Problem
 
 #: In place of a scale of 0, as on the GPU: 0 times the -inf of a hidden key would be NaN.
 _TINY = float(np.finfo(np.float32).tiny)
@@ -29,24 +25,14 @@ _FEW_KEYS = 64
 
 
 def query_tile(
-    problem: Problem,
-    rows: slice,
-    columns: int,
-    q: np.ndarray,
-    kv: KV,
-    out: np.ndarray,
-    lse: np.ndarray,
-    beside: Mapping[str, np.ndarray] = MappingProxyType({}),
-    own: Own = NO_FUNCTIONS,
-    seed: int = 0,
+    score: Score, columns: int, q: np.ndarray, kv: KV, out: np.ndarray, lse: np.ndarray
 ) -> None:
-    """Attend from one tile of queries, positions `rows` of several heads, to all keys they see.
+    """Attend from one tile of queries, the same positions of several heads, to all keys they see.
 
     Parameters
     ----------
-    problem : Problem
-        For its group, lengths, head dims, mask and scale.
-    rows : slice
+    score : Score
+        That of the tile.
     columns : int
         Keys of a tile.
     q : ndarray, (batch, heads_q, rows, head_dim)
@@ -55,19 +41,13 @@ def query_tile(
         Theirs.
     out, lse : ndarray, (batch, heads_q, rows, head_dim_v) and (batch, heads_q, rows)
         Where the result goes.
-    beside : mapping
-        Arrays of these sequences and heads that parts of the score read, by argument.
-    own : Own
-        The caller's functions, of these sequences and heads.
-    seed : int
-        The seed of a dropout.
 
     Notes
     -----
     Rows get maxima only where they need them. Each row is judged on its own, so that its bits do
     not depend on what is computed with it.
     """
-    tile = _Tile(problem, rows, columns, q, kv, beside, own, seed)
+    tile = _Tile(score, columns, q, kv)
     if tile.may_be_plain:
         done = tile.attended(is_plain=True)
         acc, row_sum, log_sum = done.divided(), done.row_sum, done.log_sum
@@ -82,10 +62,10 @@ def query_tile(
     else:
         done = tile.attended(is_plain=False)
         acc, row_sum, log_sum = done.divided(), done.row_sum, done.log_sum
-    dropout = problem.of(Dropout)
+    dropout = score.problem.of(Dropout)
     if dropout is not None:
         acc /= np.float32(dropout.keep)
-    sinks = tile.score.sinks()
+    sinks = score.sinks()
     if sinks is not None:
         # The keys' share of the sum, by the distance to the sink: large logarithms are rounded.
         acc *= np.where(row_sum == 0, np.float32(1), 1 / (1 + np.exp(sinks - log_sum)))
@@ -99,36 +79,21 @@ class _Tile:
 
     Attributes
     ----------
-    score : Score
     sees_any : ndarray of bool, broadcasts with (batch, heads_kv, rows of a group, 1)
         Whether a row has seen a key.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        rows: slice,
-        columns: int,
-        q: np.ndarray,
-        kv: KV,
-        beside: Mapping[str, np.ndarray],
-        own: Own,
-        seed: int,
-    ) -> None:
-        self._problem, self._rows, self._columns, self._kv = problem, rows, columns, kv
-        self._own, self._q = own, q
+    def __init__(self, score: Score, columns: int, q: np.ndarray, kv: KV) -> None:
+        self._score, self._columns, self._q, self._kv = score, columns, q, kv
+        self._problem, self._stacked = problem, stacked = score.problem, score.stacked
         # The heads of a group lie below each other, so that they share one product with K.
-        batch, heads_q = q.shape[:2]
-        positions = rows.stop - rows.start
-        self._stacked = (batch, heads_q // problem.group, problem.group * positions)
-        self._by_position = (*self._stacked[:2], problem.group, positions)
-        self.score = Score(problem, rows, self._stacked, beside, own, seed)
-        self._seen = Seen(problem, rows)
+        self._by_position = (*stacked[:2], problem.group, q.shape[2])
+        self._seen = Seen(problem, score.rows)
         self._first, self._end = self._seen.first, self._seen.end
-        self.sees_any = np.zeros((*self._stacked, 1), bool)
+        self.sees_any = np.zeros((*stacked, 1), bool)
         self._all_see_any = False
-        self._buffer = np.empty(columns * math.prod(self._stacked), np.float32)
-        self._product = np.empty((*self._stacked, problem.head_dim_v), np.float32)
+        self._buffer = np.empty(columns * math.prod(stacked), np.float32)
+        self._product = np.empty((*stacked, problem.head_dim_v), np.float32)
 
     @property
     def may_be_plain(self) -> bool:
@@ -137,7 +102,7 @@ class _Tile:
 
     def attended(self, is_plain: bool) -> PlainSoftmax:
         """Return sums over all keys that the rows see."""
-        p, score = self._problem, self.score
+        p, score = self._problem, self._score
         scale = np.float32(max(abs(p.scale), _TINY))
         rQ = np.array(self._q, dtype=np.float32, order="C").reshape(*self._stacked, p.head_dim)
         if p.scale < 0:
@@ -154,7 +119,7 @@ class _Tile:
             remains = np.float32(1) if score.is_more_than_scaled else scale
             softmax = OnlineSoftmax(self._stacked, p.head_dim_v, remains)
         for keys in spans(*self._seen.by_any, self._columns):
-            if self._own.is_hidden(self._rows, keys):
+            if score.own.is_hidden(score.rows, keys):
                 continue
             tK, tV = self._kv.tiles(keys)
             shape = (*self._stacked, keys.stop - keys.start)

@@ -33,6 +33,8 @@ class Score:
 
     Attributes
     ----------
+    problem, rows, stacked, own
+        As given.
     is_more_than_scaled : bool
         Whether `apply` is to be called, which brings scores to natural units.
     """
@@ -46,7 +48,7 @@ class Score:
         own: Own,
         seed: int,
     ) -> None:
-        self._problem, self._rows, self._own = problem, rows, own
+        self.problem, self.rows, self.stacked, self.own = problem, rows, stacked, own
         diagonal = problem.seq_kv - problem.seq_q
         self._all = Tile(rows, slice(0, 0), stacked, diagonal, beside, seed)
         features = problem.features
@@ -61,11 +63,11 @@ class Score:
     def apply(self, rS: np.ndarray, scale: np.floating, keys: slice) -> None:
         """Make Q K^T the scores, in place, of the keys of a tile."""
         tile = self._tile(keys)
-        for feature in self._problem.features:
+        for feature in self.problem.features:
             scale = feature.apply(rS, scale, tile)
         if scale != 1:
             rS *= scale
-        self._own.apply(self._by_head(rS), self._rows, keys)
+        self.own.apply(self._by_head(rS), self.rows, keys)
 
     def slopes(
         self, rS: np.ndarray, scale: np.floating, keys: slice
@@ -73,28 +75,28 @@ class Score:
         """Do the same; return also the derivative that each feature has, by argument, in order."""
         tile = self._tile(keys)
         found: list[tuple[str, np.ndarray | None]] = []
-        for feature in self._problem.features:
+        for feature in self.problem.features:
             scale, slope = feature.differentiated(rS, scale, tile)
             found.append((feature.ARGUMENT, slope))
         if scale != 1:
             rS *= scale
         by_head = self._by_head(rS)
-        if self._own.score_mod is not None:
-            if self._own.partials:
+        if self.own.score_mod is not None:
+            if self.own.partials:
                 self._before = by_head.copy()
-            slope = self._own.slope(by_head, self._rows, keys)
+            slope = self.own.slope(by_head, self.rows, keys)
             found.append(("score_mod", None if slope is None else slope.reshape(rS.shape)))
-            self._own.apply(by_head, self._rows, keys)
+            self.own.apply(by_head, self.rows, keys)
         return found
 
     def gather(self, rdS: np.ndarray, keys: slice, into: Mapping[str, np.ndarray]) -> None:
         """Add gradients of arrays that `score_mod` reads, from that of the scores of `slopes`."""
-        self._own.gather(self._by_head(rdS), self._before, self._rows, keys, into)
+        self.own.gather(self._by_head(rdS), self._before, self.rows, keys, into)
 
     def _by_head(self, rS: np.ndarray) -> np.ndarray:
         """Return scores with an axis of query heads."""
-        batch, heads_kv, _ = self._all.stacked
-        return rS.reshape(batch, heads_kv * self._problem.group, -1, rS.shape[-1])
+        batch, heads_kv, _ = self.stacked
+        return rS.reshape(batch, heads_kv * self.problem.group, -1, rS.shape[-1])
 
     def hidden(self, keys: slice) -> np.ndarray | None:
         """Return where arrays or `mask_mod` hide keys of a tile, in the scores' shape, or None."""
@@ -103,10 +105,10 @@ class Score:
             its = feature.hidden(self._tile(keys))
             if its is not None:
                 hidden = its if hidden is None else hidden | its
-        seen = self._own.seen(self._rows, keys)
+        seen = self.own.seen(self.rows, keys)
         if seen is None:
             return hidden
-        by_function = ~seen.reshape(*self._all.stacked, seen.shape[-1])
+        by_function = ~seen.reshape(*self.stacked, seen.shape[-1])
         return by_function if hidden is None else by_function | hidden
 
     def drop(self, rP: np.ndarray, keys: slice) -> None:
@@ -116,15 +118,15 @@ class Score:
 
     def kept(self, keys: slice) -> np.ndarray | None:
         """Return by what a dropout multiplies a tile's weights; None without any."""
-        dropout = self._problem.of(Dropout)
+        dropout = self.problem.of(Dropout)
         if dropout is None:
             return None
-        shape = (*self._all.stacked, keys.stop - keys.start)
+        shape = (*self.stacked, keys.stop - keys.start)
         found = np.full(shape, 1 / dropout.keep, np.float32)
         dropout.drop(found, self._tile(keys))
         return found
 
     def sinks(self) -> np.ndarray | None:
         """Return the logit that each row has besides its keys, (..., rows, 1); None without any."""
-        sinks = self._problem.of(Sinks)
+        sinks = self.problem.of(Sinks)
         return None if sinks is None else sinks.of_rows(self._all)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,19 @@ from cufa.checks import check_flag, check_seed
 from cufa.device import Device
 from cufa.explorer.beside import DRAWN, Beside
 from cufa.explorer.exploration import Exploration, Interrupted
+from cufa.explorer.gradients import GradientsOf
+from cufa.explorer.gradients import variants as gradient_variants
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
-from cufa.explorer.space import Space, checked_kernels, variants
+from cufa.explorer.space import Space, checked_kernels, checked_space, variants
+from cufa.explorer.subject import Subject
 from cufa.features import VALUES
 from cufa.features.expression.own import own
 from cufa.features.user_functions import OWN, Blocks
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem, checked
+from cufa.specs.backward_variant import BackwardVariant
+from cufa.specs.variant import Variant
 
 _DEFAULTS: dict[str, Any] = {"scale": None, "layout": "bhsd", "return_lse": False}
 
@@ -51,6 +56,7 @@ def explore(
     scale: float | None = None,
     layout: Layout | None = None,
     return_lse: bool | None = None,
+    backward: bool = False,
     kernels: Iterable[str] | None = None,
     space: Space | None = None,
     arch: str | None = None,
@@ -76,6 +82,9 @@ def explore(
     dropout_p, seed, scale, layout, return_lse
         As in `cufa.attention`, with an array `q`; variants are timed without the log-sum-exp, and
         have scores that are as exact as that asks for.
+    backward : bool
+        Explore the gradients of a Problem by q, k and v instead: the tiles of the kernel's spec,
+        all launches of a call timed together.
     kernels : iterable of str, optional
         The kernels to look at; by default the one that the planner takes for the dtype.
     space : mapping of str to iterable of int, or sequence of Variant, optional
@@ -114,31 +123,30 @@ def explore(
     >>> space = {"bm": (128,), "bn": (64, 80), "stages": (2,)}
     >>> found = cufa.explore(problem, space=space, arch="sm_90a")  # doctest: +SKIP
     """
+    given = {name: value for name, value in locals().items() if value is not None}
+    for name in ("q", "backward", "kernels", "space", "arch", "device", "jobs", "progress"):
+        given.pop(name, None)
     kernels = checked_kernels(kernels)
     check_options(jobs, progress)
-    options = {
-        **{"causal": causal, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes},
-        **{
-            "attention_chunk": attention_chunk,
-            "bias": bias,
-            "mask": mask,
-            "sinks": sinks,
-            "score_mod": score_mod,
-        },
-        **{"mask_mod": mask_mod, "block_mask": block_mask, "dropout_p": dropout_p},
-        **{"seed": seed, "scale": scale, "layout": layout, "return_lse": return_lse},
-    }
     target, timed = _target(arch, device)
-    given = {name: value for name, value in options.items() if value is not None}
     if isinstance(q, Problem):
-        problem, operands, beside = _of_problem(q, {"k": k, "v": v, **given}), None, None
+        problem, operands, beside = _of_problem(q, given), None, None
     else:
+        given.pop("k", None)
+        given.pop("v", None)
         problem, operands, beside = _of_arrays((q, k, v), given, timed)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
-    chosen = variants(problem, target, kernels, space)
+    check_flag("backward", backward)
+    subject: Subject | None = None
+    chosen: list[Variant] = []
+    if backward:
+        chosen += _of_gradients(q, problem, target, kernels, space)
+        subject = GradientsOf(problem, target)
+    else:
+        chosen += variants(problem, target, kernels, space)
     optional.cupy()
-    run = Run(problem, target, jobs, progress)
+    run = Run(problem, target, jobs, progress, subject=subject)
     try:
         run.build(chosen)
         if timed:
@@ -148,19 +156,36 @@ def explore(
     return run.exploration()
 
 
+def _of_gradients(
+    q: Problem | Array,
+    problem: Problem,
+    device: Device,
+    kernels: list[str] | None,
+    space: Space | None,
+) -> list[BackwardVariant]:
+    """Return the variants of gradients to explore."""
+    if not isinstance(q, Problem):
+        raise ValueError("backward: give q as a Problem, whose arrays are random")
+    if kernels is not None:
+        raise ValueError("kernels: a dtype has one kernel of gradients: leave them out")
+    values = {} if space is None else space
+    if not isinstance(values, Mapping):
+        raise TypeError("space: with backward it must map template arguments to values")
+    return gradient_variants(problem, device, checked_space(values))
+
+
 def _of_problem(problem: Problem, given: dict[str, Any]) -> Problem:
     """Return a problem that can be explored as it is."""
-    for name, value in given.items():
-        if value is not None:
-            raise TypeError(f"{name} must not be given with a Problem, which says all")
-    found = checked(problem)
-    kinds = {feature.ARGUMENT for feature in found.features}
+    if given:
+        raise TypeError(f"{next(iter(given))} must not be given with a Problem, which says all")
+    problem = checked(problem)
+    kinds = {feature.ARGUMENT for feature in problem.features}
     missing = [name for name in (*OWN, Blocks.ARGUMENT) if name in kinds]
     if problem.kv != "Dense":
         missing.append("lengths")
     if missing:
         raise ValueError(f"q: what {missing[0]} is like is not in a Problem: give q, k and v")
-    return found
+    return problem
 
 
 def _of_arrays(

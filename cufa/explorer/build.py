@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Generator, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cufa.compiler import nvrtc
 from cufa.compiler.nvrtc import Compiled, CompileError
@@ -15,13 +15,15 @@ from cufa.explorer.occupancy import resident_blocks
 from cufa.explorer.result import Row
 from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
+from cufa.specs.backward_variant import BackwardVariant
+from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
 
 class Built(NamedTuple):
-    """The outcome of one variant, and the seconds that its compilation took."""
+    """The outcome of one Variant or Instance, and the seconds that its compilation took."""
 
-    variant: Variant
+    variant: Any
     compiled: Compiled | CompileError
     seconds: float
 
@@ -35,18 +37,19 @@ def refusal(problem: Problem, variant: Variant, device: Device) -> str | None:
     return None
 
 
-def _build(variant: Variant, arch: str) -> Built:
+def _build(variant: Variant | Instance, arch: str) -> Built:
     started = time.perf_counter()
     compiled: Compiled | CompileError
     try:
-        compiled = nvrtc.compile_variant(variant, arch)
+        it = variant.instance if isinstance(variant, BackwardVariant) else variant
+        compiled = nvrtc.compile_variant(it, arch)
     except CompileError as error:
         compiled = error
     return Built(variant, compiled, time.perf_counter() - started)
 
 
 def compile_all(
-    variants: Iterable[Variant], arch: str, jobs: int | None = None
+    variants: Iterable[Variant | Instance], arch: str, jobs: int | None = None
 ) -> Generator[Built, None, None]:
     """Compile variants for an architecture such as "sm_90a" in threads; yield each as it is done.
 

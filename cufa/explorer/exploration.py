@@ -6,11 +6,14 @@ import csv
 import io
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cufa.explorer.result import Findings, Row
+from cufa.device import Device
+from cufa.explorer.result import Row, ranked
 from cufa.explorer.table import text
+from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
@@ -36,8 +39,55 @@ def flat(row: Row) -> dict[str, Any]:
     }
 
 
-class Exploration(Findings):
-    """The result of `cufa.explore`; its attributes are those of `Findings`."""
+@dataclass(repr=False, eq=False, kw_only=True)
+class Exploration:
+    """The result of `cufa.explore`.
+
+    Attributes
+    ----------
+    problem : Problem
+    device : Device
+    arch : str
+        That the variants were compiled for.
+    rows : list of Row
+        Given in any order, and brought into that of `ranked`.
+    planned : Variant
+        The planner's choice for the problem; among the explored kernels if its own is not one of
+        them.
+    compiler : str
+        Such as "NVRTC 13.0".
+    ceilings : dict of str to float or None
+        "read_gbs", "copy_gbs" and, with cuBLAS, "gemm_tflops", measured with the variants.
+    seconds : float
+        That it took.
+    date : str
+        ISO day.
+    """
+
+    problem: Problem
+    device: Device
+    arch: str
+    rows: list[Row]
+    planned: Variant
+    compiler: str
+    ceilings: dict[str, float] | None
+    seconds: float
+    date: str
+
+    def __post_init__(self) -> None:
+        """Bring the rows into order."""
+        self.rows = ranked(self.rows)
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest variant that is correct, or None where nothing was timed."""
+        timed = (row for row in self.rows if row.median_us is not None and row.error is None)
+        return next((row for row in timed if row.correct is not False), None)
+
+    @property
+    def timed(self) -> bool:
+        """Whether any variant was timed."""
+        return any(row.median_us is not None for row in self.rows)
 
     def __repr__(self) -> str:
         """One line."""

@@ -89,7 +89,7 @@ class Oracle:
         xp = self._xp
         got = self._sample(out).astype(np.float64)
         error = float(xp.abs(got - self._reference).max())
-        if not _finite(xp, out):
+        if not is_finite(xp, out):
             return Verdict(error, "the result holds values that are not finite")
         if not error <= self._bound:
             return Verdict(error, f"error {error:.2g} exceeds {self._bound:.2g}")
@@ -165,7 +165,7 @@ class Oracle:
         sums = iter(steps)
         out, _ = attend(
             *(xp, q, k, v, Places(b, h, i, j, p.seq_q, p.seq_kv)),
-            product=lambda x, y: _product(xp, x, y, next(sums)),
+            product=lambda x, y: product(xp, x, y, next(sums)),
             rounded=rounded,
             sinks=self._arrays.get("sinks"),
             keep=self._keep(part),
@@ -190,7 +190,7 @@ class Oracle:
         return xp.concatenate(found) / dropout.keep
 
 
-def _product(xp: Any, a: Array, b: Array, step: int) -> Array:
+def product(xp: Any, a: Array, b: Array, step: int) -> Array:
     """Return the stacked matrix products a @ b, summed over `step` terms, then one by one.
 
     Not by a matrix library: CuPy's may be missing, or compute float32 in TF32.
@@ -207,7 +207,8 @@ def _product(xp: Any, a: Array, b: Array, step: int) -> Array:
     return total
 
 
-def _finite(xp: Any, array: Any) -> bool:
+def is_finite(xp: Any, array: Any) -> bool:
+    """Whether all numbers of a contiguous array are finite."""
     flat = array.reshape(-1)
     step = CHUNK_BYTES // 4
     parts = (flat[i : i + step].astype(np.float32) for i in range(0, flat.size, step))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cufa import optional
-from cufa.explorer.result import Findings, Row
+from cufa.explorer.result import Row
 from cufa.explorer.table import flags, problem_text
 from cufa.explorer.work import flops, nbytes
 from cufa.specs.variant import Variant
@@ -14,6 +14,8 @@ from cufa.specs.variant import Variant
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from cufa.explorer.exploration import Exploration
 
 # Okabe and Ito's colours, which also colour-blind readers tell apart.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442")
@@ -25,8 +27,8 @@ _SPREAD = 0.6
 _Height = Callable[[Row], float]
 
 
-def figure(found: Findings) -> Figure:
-    """Draw what was found: times and a roofline, or registers and occupancy without timings.
+def figure(findings: Exploration) -> Figure:
+    """Draw the findings: times and a roofline, or registers and occupancy without timings.
 
     ImportError without matplotlib.
     """
@@ -39,22 +41,22 @@ def figure(found: Findings) -> Figure:
 
     drawn = Figure(layout="constrained")
     FigureCanvasAgg(drawn)
-    title = f"{problem_text(found.problem)}  ({found.device.name}, {found.arch})"
+    title = f"{problem_text(findings.problem)}  ({findings.device.name}, {findings.arch})"
     drawn.suptitle(title, fontsize=11, color=_INK)
-    rows = [row for row in found.rows if row.error is None]
+    rows = [row for row in findings.rows if row.error is None]
     timed = [row for row in rows if row.median_us is not None]
     width = 4.5 + 0.3 * len({_tile(row.variant) for row in rows})
     if timed:
         drawn.set_size_inches(width + 4.5, 5.6)
         first, roofline = drawn.subplots(1, 2, width_ratios=(width, 4.5))
-        _draw_tiles(first, found, timed, "time of a call, us (less is better)", _microseconds)
+        _draw_tiles(first, findings, timed, "time of a call, us (less is better)", _microseconds)
         _plain_log(first.yaxis, (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
-        _draw_roofline(roofline, found, timed)
+        _draw_roofline(roofline, findings, timed)
     else:
         drawn.set_size_inches(width, 7.0)
         first, lower = drawn.subplots(2, 1)
-        _draw_tiles(first, found, rows, "registers of a thread", lambda row: row.registers or 0)
-        _draw_tiles(lower, found, rows, "occupancy, %", lambda row: 100 * (row.occupancy or 0))
+        _draw_tiles(first, findings, rows, "registers of a thread", lambda row: row.registers or 0)
+        _draw_tiles(lower, findings, rows, "occupancy, %", lambda row: 100 * (row.occupancy or 0))
         lower.set_ylim(bottom=0)
     handles, labels = first.get_legend_handles_labels()
     if labels:
@@ -83,7 +85,7 @@ def _words(variant: Variant) -> str:
     return f"{v.bm}x{v.bn}, {v.stages} st., {v.warps} w. {flags(v)}".rstrip()
 
 
-def _draw_tiles(axes: Axes, found: Findings, rows: list[Row], label: str, y: _Height) -> None:
+def _draw_tiles(axes: Axes, findings: Exploration, rows: list[Row], label: str, y: _Height) -> None:
     """Draw a point a variant: those of a tile next to each other, above the tile's name."""
     rows = sorted(rows, key=lambda row: (*_look(row.variant), row.variant.blocks_per_sm))
     tiles = sorted({_tile(row.variant) for row in rows})
@@ -112,9 +114,9 @@ def _draw_tiles(axes: Axes, found: Findings, rows: list[Row], label: str, y: _He
         hole: dict[str, Any] = {"color": "#777777", "mfc": "white", "mew": 1.8, "ms": 4.5}
         axes.plot([], [], "o", label="with a hole: spills registers", **hole)
     for row in rows:
-        if row.variant == found.planned:
+        if row.variant == findings.planned:
             _ring(axes, places[row.variant], y(row), _INK, f"planned: {_words(row.variant)}", 12)
-    best = found.best
+    best = findings.best
     if y is _microseconds and best is not None:
         name = f"best: {_words(best.variant)}, {y(best):.4g} us"
         _ring(axes, places[best.variant], y(best), _BEST, name, 16)
@@ -127,10 +129,10 @@ def _draw_tiles(axes: Axes, found: Findings, rows: list[Row], label: str, y: _He
     _finish(axes, label)
 
 
-def _draw_roofline(axes: Axes, found: Findings, rows: list[Row]) -> None:
+def _draw_roofline(axes: Axes, findings: Exploration, rows: list[Row]) -> None:
     """Draw each variant's speed under the ceilings, where they were measured."""
-    operations, ceilings = flops(found.problem), found.ceilings
-    intensity = operations / nbytes(found.problem)
+    operations, ceilings = flops(findings.problem), findings.ceilings
+    intensity = operations / nbytes(findings.problem)
 
     def speed(row: Row) -> float:
         return operations / (row.median_us or 1.0) / 1e6
@@ -149,7 +151,7 @@ def _draw_roofline(axes: Axes, found: Findings, rows: list[Row]) -> None:
         if tflops is not None:
             text = f"matrix product {tflops:.0f} TFLOP/s"
             axes.annotate(text, (high, tflops), (0, 8), ha="right", **notes)
-    best = found.best
+    best = findings.best
     if best is not None:
         _ring(axes, intensity, speed(best), _BEST, "best", 14)
         share = best.ceiling_fraction

@@ -1,29 +1,21 @@
 """Races: contestants timed against each other in bursts that are interleaved round by round.
 
-`medians` gives the time of each, `duel` the faster of two, and `knockout` the fastest of many.
+`duel` finds the faster of two, and `knockout` the fastest of many.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from cufa.explorer.clock import Call, Clock, Reading
 
 Name = TypeVar("Name", bound=Hashable)
 
-Capture = Callable[[Call, int], Call]
-"""Captures a number of calls and returns a call that replays them; raises `CaptureError`."""
-
 _MOST_CALLS = 200  # of a burst
 _FIRST_GROUP = 8  # contestants, before anyone's time is known
 _GROUP_MS = 40.0  # after which the card may rest, so that it stays below its power limit
-_EMPTY = 0.05  # of the time of the calls: a replay that takes less has captured nothing
-
-
-class CaptureError(RuntimeError):
-    """The calls of a contestant cannot be captured in a graph."""
 
 
 class Time(NamedTuple):
@@ -61,7 +53,6 @@ class Race(Generic[Name]):
         self._calls = calls
         self._clock = clock
         self._burst_ms = burst_ms
-        self._replays: dict[Name, Call] = {}
         self._rounds = 0
         self.running = list(calls)
         self.first_ms: dict[Name, float] = {}
@@ -75,33 +66,6 @@ class Race(Generic[Name]):
             group = names[first : first + _FIRST_GROUP]
             self.first_ms.update(self._group(dict.fromkeys(group, 1)))
             self.busy_ms = 0.0
-
-    def replay(self, capture: Capture) -> dict[Name, str]:
-        """From now on, time replays of bursts that are captured once: the host's time is nobody's.
-
-        Returns
-        -------
-        dict of hashable to str
-            The contestants whose calls are timed as before, and why.
-        """
-        self.estimate()
-        # A first call may have had something to set up, and would look far too long.
-        for name, ms in self._group(dict.fromkeys(self.running, 1)).items():
-            self.first_ms[name] = min(self.first_ms[name], ms)
-        self.busy_ms = 0.0
-        complaints = {}
-        for name in self.running:
-            calls = self._burst_calls(name)
-            try:
-                replay = capture(self._calls[name], calls)
-            except CaptureError as error:
-                complaints[name] = str(error)
-                continue
-            if self._clock.burst(replay, 1)() < _EMPTY * calls * self.first_ms[name]:
-                complaints[name] = "nothing was captured"
-            else:
-                self._replays[name] = replay
-        return complaints
 
     def round(self, names: Sequence[Name] | None = None) -> None:
         """Take a sample of some contestants, or of all that are running."""
@@ -131,20 +95,7 @@ class Race(Generic[Name]):
         return found
 
     def _burst(self, name: Name, calls: int) -> Reading:
-        if name not in self._replays:
-            return self._clock.burst(self._calls[name], calls)
-        reading = self._clock.burst(self._replays[name], 1)
-        return lambda: reading() / calls
-
-    def run(self, budget: Budget) -> None:
-        """Take as many rounds as a budget has, and samples of each contestant as it allows."""
-        self.estimate()
-        samples = {
-            name: budget.samples(self.first_ms[name], self._burst_calls(name))
-            for name in self.running
-        }
-        for index in range(budget.rounds):
-            self.round([n for n in self.running if takes_part(samples[n], index, budget.rounds)])
+        return self._clock.burst(self._calls[name], calls)
 
     def median(self, name: Name) -> float:
         """Return the median of a contestant's samples, or its single call."""
@@ -197,63 +148,6 @@ def order_of(names: Sequence[Name], index: int) -> list[Name]:
     shift = index // 2 * step % len(names) if names else 0
     rotated = names[shift:] + names[:shift]
     return rotated[::-1] if index % 2 else rotated
-
-
-def takes_part(samples: int, index: int, rounds: int) -> bool:
-    """Whether a contestant with `samples` of them runs in round `index`; evenly spread."""
-    return (index + 1) * samples // rounds > index * samples // rounds
-
-
-class Budget(NamedTuple):
-    """How long a race for times may take.
-
-    Attributes
-    ----------
-    rounds : int
-        The most samples of a contestant.
-    burst_ms : float
-        As in `Race`.
-    contestant_ms : float
-        Time that a contestant may take in all rounds together.
-    least : int
-        Samples that every contestant gets, whatever it takes ...
-    long_ms : float
-        ... unless one call takes this long: then the first timed call is its only sample.
-    """
-
-    rounds: int = 13
-    burst_ms: float = 6.0
-    contestant_ms: float = 400.0
-    least: int = 3
-    long_ms: float = 1000.0
-
-    def samples(self, call_ms: float, calls: int) -> int:
-        """Return the samples of a contestant by the time of a call, and the calls of a burst."""
-        if call_ms >= self.long_ms:
-            return 0
-        affordable = int(self.contestant_ms / (calls * max(call_ms, 1e-3)))
-        return min(self.rounds, max(self.least, affordable))
-
-
-def medians(
-    calls: Mapping[Name, Call], clock: Clock, budget: Budget | None = None
-) -> dict[Name, float]:
-    """Time contestants against each other and return the median milliseconds of each.
-
-    All take turns in every round, in another order each time; slow ones are sampled in fewer of
-    the rounds, evenly spread.
-
-    Parameters
-    ----------
-    calls : mapping of hashable to callable
-        The contestants by name; each has been called before, so that nothing is compiled here.
-    clock : Clock
-    budget : Budget, optional
-    """
-    budget = budget or Budget()
-    race = Race(calls, clock, budget.burst_ms)
-    race.run(budget)
-    return {name: race.median(name) for name in calls}
 
 
 class Duel(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,15 +20,13 @@ from cufa.explorer.beside import Beside
 from cufa.explorer.clock import Call
 from cufa.explorer.exploration import Exploration
 from cufa.explorer.knockout import knock_out
-from cufa.explorer.oracle import Oracle, same_bits
+from cufa.explorer.oracle import same_bits
 from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
-from cufa.explorer.work import flops, nbytes, shortest_s
-from cufa.planner.plan import plan_tiles
-from cufa.planner.rules import times
+from cufa.explorer.subject import Judge, Subject
+from cufa.explorer.work import shortest_s
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
-from cufa.tuned import user_table
 
 if TYPE_CHECKING:
     from cufa.explorer.stage import Stage
@@ -51,6 +50,7 @@ class Progress(NamedTuple):
     row: Row
 
 
+@dataclass(eq=False)
 class Run:
     """An exploration under way: its state is valid between any two steps.
 
@@ -64,6 +64,8 @@ class Run:
     compiled : dict of Variant to (Row, bytes), optional
         Variants that earlier explorations on the device compiled, without a cubin where it failed;
         this one adds to it.
+    subject : Subject, optional
+        Attention of the problem by default.
 
     Attributes
     ----------
@@ -75,44 +77,40 @@ class Run:
         Why nothing can be measured any more in this process: a variant broke the CUDA context.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        device: Device,
-        jobs: int | None,
-        progress: Callable[[Progress], None] | None,
-        compiled: dict[Variant, tuple[Row, bytes]] | None = None,
-    ) -> None:
-        self._problem = problem
-        self._device = device
-        self._jobs = jobs
-        self._progress = progress
-        self._compiled = {} if compiled is None else compiled
-        self._cubins: dict[Variant, bytes] = {}
-        self._kernels: list[str] = []
-        self._started = time.perf_counter()
-        self.rows: dict[Variant, Row] = {}
-        self.ceilings: dict[str, float] | None = None
-        self.lost: str | None = None
+    problem: Problem
+    device: Device
+    jobs: int | None
+    progress: Callable[[Progress], None] | None
+    compiled: dict[Variant, tuple[Row, bytes]] = field(default_factory=dict)
+    subject: Subject | None = None
+    rows: dict[Variant, Row] = field(default_factory=dict, init=False)
+    ceilings: dict[str, float] | None = field(default=None, init=False)
+    lost: str | None = field(default=None, init=False)
+    _cubins: dict[Variant, bytes] = field(default_factory=dict, init=False)
+    _kernels: list[str] = field(default_factory=list, init=False)
+    _started: float = field(default_factory=time.perf_counter, init=False)
+    _of: Subject = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take attention of the problem where no subject was given."""
+        self._of = self.subject or Subject(self.problem, self.device)
 
     def build(self, chosen: list[Variant]) -> None:
         """Compile the variants that are legal."""
         self._kernels = list(dict.fromkeys(variant.kernel for variant in chosen))
-        reasons = {v: build.refusal(self._problem, v, self._device) for v in chosen}
+        reasons = {v: self._of.refusal(v) for v in chosen}
         self.rows = {v: Row(v, error=reason) for v, reason in reasons.items() if reason is not None}
         legal = [variant for variant in chosen if variant not in self.rows]
-        missing = [variant for variant in legal if variant not in self._compiled]
-        with closing(build.compile_all(missing, self._device.arch, self._jobs)) as results:
+        missing = [variant for variant in legal if variant not in self.compiled]
+        with closing(build.compile_all(missing, self.device.arch, self.jobs)) as results:
             for done, built in enumerate(results, 1):
-                row = build.static_row(built, self._device)
+                row = build.static_row(built, self.device)
                 cubin = built.compiled.cubin if isinstance(built.compiled, Compiled) else b""
-                self._compiled[row.variant] = row, b"" if row.error else cubin
+                self.compiled[row.variant] = row, b"" if row.error else cubin
                 self._step("compile", done, len(missing), row)
-        expected: dict[Variant, float] = {}
-        for kernel in {variant.kernel for variant in legal}:
-            expected |= times(self._problem, self._device, kernel)
+        expected = self._of.expected(legal)
         for variant in legal:
-            row, cubin = self._compiled[variant]
+            row, cubin = self.compiled[variant]
             self.rows[variant] = row._replace(expected_us=expected.get(variant))
             if cubin:
                 self._cubins[variant] = cubin
@@ -123,15 +121,13 @@ class Run:
         `operands` are 4-D CuPy arrays, and `beside` holds others; None for random ones. ValueError
         where the former hold values that are not finite.
         """
-        from cufa.explorer.stage import Stage
-
         if self._cubins:
-            stage = Stage(self._problem, operands, self._device, beside)
+            stage = self._of.stage(operands, beside)
             self._race(stage, self._check(stage))
 
     def _check(self, stage: Stage) -> dict[Variant, Call]:
         """Compare the result of each variant with the oracle; return the calls of right ones."""
-        oracle = Oracle(stage.xp, self._problem, *stage.operands[:3], stage.beside)
+        oracle = self._of.judge(stage)
         calls = {}
         for done, (variant, cubin) in enumerate(self._cubins.items(), 1):
             row, call = self.rows[variant], None
@@ -180,58 +176,47 @@ class Run:
     def _timed(self, variant: Variant, time: Time) -> Row:
         """Return a row with what follows from its time."""
         seconds = time.ms / 1e3
-        shortest = shortest_s(self._problem, self.ceilings or {})
+        work = self._of.flops(), self._of.nbytes()
+        shortest = shortest_s(*work, self.ceilings or {})
         return self.rows[variant]._replace(
             median_us=1e3 * time.ms,
             spread=time.spread,
-            tflops=flops(self._problem) / seconds / 1e12,
-            gbs=nbytes(self._problem) / seconds / 1e9,
+            tflops=self._of.flops() / seconds / 1e12,
+            gbs=self._of.nbytes() / seconds / 1e9,
             ceiling_fraction=None if shortest is None else shortest / seconds,
         )
 
     def _step(self, stage: str, done: int, total: int, row: Row) -> None:
         self.rows[row.variant] = row
-        if self._progress is not None:
-            self._progress(Progress(stage, done, total, row))
+        if self.progress is not None:
+            self.progress(Progress(stage, done, total, row))
 
     def exploration(self) -> Exploration:
         """Return what was found."""
         major, minor = nvrtc.version()
         return Exploration(
-            problem=self._problem,
-            device=self._device,
-            arch=self._device.arch,
+            problem=self.problem,
+            device=self.device,
+            arch=self.device.arch,
             rows=list(self.rows.values()),
-            planned=self._planned(),
+            planned=self._of.planned(self._kernels),
             compiler=f"NVRTC {major}.{minor}",
             ceilings=self.ceilings,
             seconds=time.perf_counter() - self._started,
             date=time.strftime("%Y-%m-%d"),
         )
 
-    def _planned(self) -> Variant:
-        """Return the planner's choice; with a kernel forced if only others are explored."""
-        table = user_table(self._device)
-        usual = plan_tiles(self._problem, self._device, table=table).variant
-        if usual.kernel in self._kernels:
-            return usual
-        for kernel in self._kernels:
-            with suppress(ValueError):  # one that cannot run the problem
-                return plan_tiles(self._problem, self._device, kernel, table).variant
-        return usual
 
-
-def _checked(stage: Stage, oracle: Oracle, row: Row, cubin: bytes) -> tuple[Row, Call | None]:
+def _checked(stage: Stage, oracle: Judge, row: Row, cubin: bytes) -> tuple[Row, Call | None]:
     """Run a variant twice; return its row with what came out, and its call if that is right."""
-    out = stage.operands.out
     try:
         call = stage.ready(row.variant, cubin)
         stage.run(call)
-        error, complaint = oracle.judge(out)
+        error, complaint = oracle.judge(*stage.results)
         if complaint is None:
-            first = out.copy()
+            first = [each.copy() for each in stage.repeated]
             stage.run(call)
-            if not same_bits(first, out):
+            if not all(map(same_bits, first, stage.repeated)):
                 complaint = "two launches give different results"
     except (*stage.errors, ValueError) as failure:
         return row._replace(error=_reason(failure)), None

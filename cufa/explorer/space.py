@@ -53,7 +53,7 @@ def variants(
     """
     if space is not None and not isinstance(space, Mapping):
         return _given(kernels, space)
-    values = _checked(space or {})
+    values = checked_space(space or {})
     if kernels is None:
         tuned = plan_tiles(problem, device, table=user_table(device)).variant.kernel
         kernels = (default_kernel(problem.dtype, device).name, tuned)
@@ -96,7 +96,8 @@ def _given(kernels: Iterable[str] | None, space: Sequence[Variant]) -> list[Vari
     return list(dict.fromkeys(given))
 
 
-def _checked(space: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
+def checked_space(space: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
+    """Return values of template arguments; TypeError or ValueError where they are none."""
     for name, values in space.items():
         if name not in _FIELDS:
             raise ValueError(f"space: {name!r} is none of {', '.join(_FIELDS)}")

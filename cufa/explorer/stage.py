@@ -47,6 +47,8 @@ class Stage:
     operands : Operands
         Q, K and V as the caller gave them, and the result.
     beside : Beside
+    results, repeated : tuple of array
+        What a call writes, and those that have the same bits in each call.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class Stage:
         out = padded((b, hq, sq, dv), dtype, cupy.empty)
         self._out_memory = out if out.base is None else out.base
         self.operands = Operands(q, k, v, out)
+        self.results: tuple[Any, ...] = (out,)
+        self.repeated = self.results
         if problem.scale < 0:  # the kernels fold a positive scale into the exponent
             q, problem = -q, problem._replace(scale=-problem.scale)
         self._problem = problem

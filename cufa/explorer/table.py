@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cufa.explorer.result import Findings, Row
+from cufa.explorer.result import Row
 from cufa.problem.problem import Problem
 from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
+
+if TYPE_CHECKING:
+    from cufa.explorer.exploration import Exploration
 
 
 def _shown(value: Any, form: str = "", factor: float = 1) -> str:
@@ -117,17 +120,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def heading(found: Findings) -> str:
+def heading(findings: Exploration) -> str:
     """Return two lines on what was explored, and where."""
     return (
-        f"{problem_text(found.problem)}\n"
-        f"{counted(len(found.rows), 'variant')} for {found.arch} ({found.device.name}), "
-        f"{found.compiler}, {found.seconds:.0f} s; planned: {found.planned}"
+        f"{problem_text(findings.problem)}\n"
+        f"{counted(len(findings.rows), 'variant')} for {findings.arch} ({findings.device.name}), "
+        f"{findings.compiler}, {findings.seconds:.0f} s; planned: {findings.planned}"
     )
 
 
-def text(found: Findings) -> str:
-    """Return what was found as a heading and a table."""
-    rows = (cells(row, found.timed, found.planned) for row in found.rows)
-    lines = aligned([headers(found.timed), *rows])
-    return f"{heading(found)}\n\n{lines}"
+def text(findings: Exploration) -> str:
+    """Return the findings as a heading and a table."""
+    rows = (cells(row, findings.timed, findings.planned) for row in findings.rows)
+    lines = aligned([headers(findings.timed), *rows])
+    return f"{heading(findings)}\n\n{lines}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
@@ -56,25 +57,22 @@ class Tuned(NamedTuple):
     ratio: float
 
 
+@dataclass(eq=False)
 class Tuning:
     """Problems that were tuned.
 
-    Parameters
-    ----------
-    device : Device
-
     Attributes
     ----------
+    device : Device
     rows : list of Tuned
         Rows of the classes that are done.
     failures : dict of Problem to str
         Problems that could not be measured, and why.
     """
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.rows: list[Tuned] = []
-        self.failures: dict[Problem, str] = {}
+    device: Device
+    rows: list[Tuned] = field(default_factory=list)
+    failures: dict[Problem, str] = field(default_factory=dict)
 
     def entries(self) -> dict[ProblemClass, Entry]:
         """Return what to put into the user's table: the classes that have a new winner."""
@@ -111,9 +109,8 @@ class Tuning:
             )
             for row in self.rows
         ]
-        nothing = ("-",) * 5
         failures = self.failures.items()
-        return [*rows, *((problem_text(p), *nothing, f"failed: {why}") for p, why in failures)]
+        return [*rows, *((problem_text(p), *"-----", f"failed: {why}") for p, why in failures)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold."""
@@ -201,9 +198,8 @@ def tune(
                 if on_problem is not None:
                     on_problem(begun, len(distinct), problem)
                 begun += 1
-                found = tuner.explore(problem, variant)
-                if found:
-                    times[problem] = found
+                if us := tuner.explore(problem, variant):
+                    times[problem] = us
             tuner.tuning.rows += tuner.decide(key, planned, times)
     except KeyboardInterrupt:
         raise Interrupted(tuner.tuning) from None
@@ -220,51 +216,43 @@ def _known(problem: Problem) -> Problem:
     return checked(problem)
 
 
+@dataclass(eq=False)
 class _Tuner:
     """Explores problem after problem, and keeps what was compiled for the ones to come."""
 
-    def __init__(
-        self,
-        tuning: Tuning,
-        kernels: list[str] | None,
-        space: Space | None,
-        jobs: int | None,
-        progress: Callable[[Progress], None] | None,
-    ) -> None:
-        self.tuning = tuning
-        self._device = tuning.device
-        self._kernels = kernels
-        self._space = space
-        self._jobs = jobs
-        self._progress = progress
-        self._compiled: dict[Variant, tuple[Row, bytes]] = {}
-        self._lost: str | None = None
+    tuning: Tuning
+    kernels: list[str] | None
+    space: Space | None
+    jobs: int | None
+    progress: Callable[[Progress], None] | None
+    compiled: dict[Variant, tuple[Row, bytes]] = field(default_factory=dict)
+    lost: str | None = None
 
     def explore(self, problem: Problem, planned: Variant) -> dict[Entry, float]:
         """Return the microseconds of what a table can hold, or nothing if `planned` failed."""
-        chosen = [planned, *variants(problem, self._device, self._kernels, self._space)]
-        run = Run(problem, self._device, self._jobs, self._progress, self._compiled)
+        device = self.tuning.device
+        chosen = [planned, *variants(problem, device, self.kernels, self.space)]
+        run = Run(problem, device, self.jobs, self.progress, self.compiled)
         run.build(list(dict.fromkeys(chosen)))
         try:
-            if self._lost is not None:
-                raise RuntimeError(f"not measured: {self._lost}")
+            if self.lost is not None:
+                raise RuntimeError(f"not measured: {self.lost}")
             run.measure(None)
         except (RuntimeError, MemoryError) as error:
             self.tuning.failures[problem] = str(error)
             return {}
         finally:
             free_memory()
-        self._lost = run.lost
+        self.lost = run.lost
         ours = run.rows[planned]
         if ours.median_us is None or not ours.correct:
             why = ours.error or "; ".join(ours.notes) or "not timed"
             self.tuning.failures[problem] = f"{planned}: {why}"
             return {}
         return {
-            entry_of(variant): row.median_us
-            for variant, row in run.rows.items()
-            if row.median_us is not None
-            and entry_of(variant).variant(problem, self._device) == variant
+            entry_of(v): row.median_us
+            for v, row in run.rows.items()
+            if row.median_us is not None and entry_of(v).variant(problem, device) == v
         }
 
     def decide(
@@ -275,14 +263,14 @@ class _Tuner:
     ) -> list[Tuned]:
         """Return a row for each problem of a class that was timed."""
         rows = []
-        for problem, found in times.items():
-            ours, us = planned[problem], found[entry_of(planned[problem])]
+        for problem, by_entry in times.items():
+            ours, us = planned[problem], by_entry[entry_of(planned[problem])]
             rows.append(Tuned(problem, key, ours, us, ours, us, 1.0))
 
         def relative(entry: Entry) -> float:
             return geometric_mean(times[row.problem][entry] / row.planned_us for row in rows)
 
-        shared = set.intersection(*(set(found) for found in times.values())) if times else set()
+        shared = set.intersection(*map(set, times.values())) if times else set()
         best = min(sorted(shared), key=relative, default=None)
         if best is None or relative(best) >= 1:
             return rows
@@ -301,20 +289,16 @@ class _Tuner:
 
     def _duel(self, row: Tuned, entry: Entry) -> Tuned:
         """Return the row with another winner, timed against the planned variant."""
-        winner = entry.variant(row.problem, self._device)
+        winner = entry.variant(row.problem, self.tuning.device)
         if winner == row.planned:
             return row
-        first, second = ((v, self._compiled[v][1]) for v in (row.planned, winner))
+        first, second = ((v, self.compiled[v][1]) for v in (row.planned, winner))
         try:
-            found = duel_of(row.problem, self._device, first, second)
+            ms, winner_ms, ratio = duel_of(row.problem, self.tuning.device, first, second)
         finally:
             free_memory()
-        return row._replace(
-            planned_us=1e3 * found.first_ms,
-            winner=winner,
-            winner_us=1e3 * found.second_ms,
-            ratio=found.ratio,
-        )
+        us, winner_us = 1e3 * ms, 1e3 * winner_ms
+        return row._replace(planned_us=us, winner=winner, winner_us=winner_us, ratio=ratio)
 
 
 def entry_of(variant: Variant) -> Entry:

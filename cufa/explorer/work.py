@@ -37,9 +37,9 @@ def memory_bound(problem: Problem, ceilings: dict[str, float]) -> bool:
     return flops(problem) / nbytes(problem) < ridge
 
 
-def shortest_s(problem: Problem, ceilings: dict[str, float]) -> float | None:
-    """Return the seconds that a problem takes at the ceilings of a card; None if unknown."""
+def shortest_s(operations: float, moved: int, ceilings: dict[str, float]) -> float | None:
+    """Return the seconds that operations and bytes take at a card's ceilings; None if unknown."""
     if "gemm_tflops" not in ceilings:
         return None
-    by_products = flops(problem) / (1e12 * ceilings["gemm_tflops"])
-    return max(by_products, nbytes(problem) / (1e9 * ceilings["read_gbs"]))
+    by_products = operations / (1e12 * ceilings["gemm_tflops"])
+    return max(by_products, moved / (1e9 * ceilings["read_gbs"]))

@@ -1,17 +1,11 @@
 // The part that bwd_mma.cu and bwd_fp32.cu share: which keys a block works on, which rows it
 // visits, the ring through which Q and dO arrive, and all that is not a product.
 #pragma once
-#include "bwd_params.cuh"
+#include "bwd_place.cuh"
 #include "ptx.cuh"
 #include "ptx_reduce.cuh"
 #include "score_slope.cuh"
 #include "tile.cuh"
-
-// A tile of rows of one query head of the group.
-struct RowTile {
-    int head;  // of the group
-    int tile;
-};
 
 // A block computes dK and dV of BN keys of one head of K and V: it loops over the query heads of
 // the group, and over the tiles of BM rows that see some of the keys. K and V stay in shared
@@ -25,7 +19,7 @@ struct RowTile {
 // warps has dV, and computes dQ while the second half, which has dK, computes that.
 template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS, class SCORE,
           class KV>
-struct BackwardBlock {
+struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
     static constexpr int THREADS = WARPS * 32;
     static constexpr bool SHARES = HEAD_DIM + HEAD_DIM_V > (sizeof(T) == 4 ? 96 : 320);
     static constexpr int KEY_WARPS = SHARES ? WARPS / 2 : WARPS;
@@ -38,32 +32,22 @@ struct BackwardBlock {
     static_assert(ROW_UNIT % BM == 0 && BM % 16 == 0, "tiles of rows are in one unit");
     static_assert(STAGES == 1 || STAGES == 2, "one tile is on its way at most");
 
-    const BackwardArguments<SCORE, KV>& p;
-    uint32_t smem;
-    int number;  // in which blocks begin
-    int batch, head_kv, key_tile;
-    Sequence sequence;
-    int first, end;  // tiles of rows that visit these keys
+    using Place = KeyPlace<BM, BN, SCORE, KV>;
+    using Place::batch;
+    using Place::head_kv;
+    using Place::is_partial;
+    using Place::key_tile;
+    using Place::keys_of;
+    using Place::p;
+    using Place::rank;
+    using Place::sequence;
+    using Place::turn;
+    using Place::visits;
+    const uint32_t smem;
+    const int number;  // in which blocks begin
 
     __device__ BackwardBlock(const BackwardArguments<SCORE, KV>& p, unsigned char* smem)
-        : p(p), smem(smem_address(smem)) {
-        number = block_index();
-        if (p.turns) {  // blocks that wait for others begin after them
-            if (thread_index() == 0) *reinterpret_cast<volatile int*>(smem) = draw(p.turns_drawn);
-            __syncthreads();
-            number = *reinterpret_cast<volatile int*>(smem);
-            __syncthreads();
-        }
-        const Tile tile = key_tile_of(number);
-        batch = tile.batch, head_kv = tile.head, key_tile = tile.q_tile;
-        sequence = KV::sequence(p, batch, 0);
-        const int tiles = key_tile * BN < sequence.seq_kv ? (sequence.seq_q + BM - 1) / BM : 0;
-        first = SCORE::RIGHT_EDGE
-                    ? first_of(tiles, [&](int i) { return keys_of(i).end > key_tile; })
-                    : 0;
-        end = SCORE::LEFT_EDGE ? first_of(tiles, [&](int i) { return keys_of(i).first > key_tile; })
-                               : tiles;
-    }
+        : BackwardBlock(p, smem, number_of_block(p, smem)) {}
 
     // Where things are in shared memory. The tile of dS takes what is behind the ring.
     static constexpr uint32_t ROWS_BYTES = 2 * BM * sizeof(float);
@@ -83,11 +67,6 @@ struct BackwardBlock {
     __device__ static int key0() { return warp_row<BN, KEY_WARPS>(); }
     __device__ static bool has_dv() { return !SHARES || thread_index() / 32 < KEY_WARPS; }
     __device__ static bool has_dk() { return !SHARES || thread_index() / 32 >= KEY_WARPS; }
-
-    // The tiles of rows to visit, one after the other, until `head` is the group.
-    __device__ RowTile begin() const { return found({first < end ? 0 : p.group, first}); }
-    __device__ RowTile after(const RowTile& t) const { return found({t.head, t.tile + 1}); }
-    __device__ bool visits(const RowTile& t) const { return t.head < p.group; }
 
     // Starts the copies of K and V, and of the first tile of rows.
     __device__ void start(const RowTile& t) const {
@@ -229,45 +208,14 @@ struct BackwardBlock {
         if (thread_index() == 0) st_release(turn(t), rank(t) + 1);
     }
 
-    // How many keys there are from the tile's first one on, those included that have no gradient.
-    __device__ int keys_left() const {
-        return (KV::RAGGED ? sequence.seq_kv : p.seq_kv) - key_tile * BN;
-    }
-    // Where the tile's rows are in a gradient.
-    __device__ T* rows_of(const Tensor& t) const {
-        return head_ptr<T>(t, KV::RAGGED ? 0 : batch, head_kv) +
-               (sequence.first_k + key_tile * BN) * t.stride_seq;
-    }
+    __device__ T* rows_of(const Tensor& t) const { return Place::template rows_of<T>(t); }
     __device__ float growth() const { return Of{p}.growth(); }
 
  private:
-    // The first of `tiles` tiles of rows for which something holds, as for all behind it; `tiles`
-    // if there is none.
-    template <class Holds>
-    static __device__ int first_of(int tiles, const Holds& holds) {
-        int low = 0, high = tiles;
-        while (low < high) {
-            const int middle = (low + high) / 2;
-            if (holds(middle))
-                high = middle;
-            else
-                low = middle + 1;
-        }
-        return low;
-    }
-    __device__ KeyTiles keys_of(int tile) const {
-        return static_cast<const SCORE&>(p).template key_tiles<BN>(sequence, tile * BM,
-                                                                   tile * BM + BM - 1);
-    }
     // Tiles of keys of a head in their order, and with them those of all heads, if these are equal.
-    __device__ Tile key_tile_of(int number) const {
+    static __device__ Tile key_tile_of(const BackwardArguments<SCORE, KV>& p, int number) {
         if constexpr (KV::RAGGED) {
-            struct {
-                const int* cu_seqlens_q;
-                int seq_q, q_tiles, sequences;
-            } keys{p.cu_seqlens_k, p.seq_kv, p.kv_tiles, p.sequences};
-            const int of_head = number % p.kv_tiles;  // which are counted from the last one on
-            return KV::template tile<BN>(keys, number - of_head + p.kv_tiles - 1 - of_head, 0);
+            return Place::ragged_tile(p, number);
         } else if constexpr (Of::IN_TURN) {  // those of a head begin before those of the next one
             const int head = number / p.kv_tiles, kv = p.heads_q / p.group;
             return {head / kv, head % kv, number % p.kv_tiles};
@@ -276,43 +224,8 @@ struct BackwardBlock {
             return {head / kv, head % kv, number / heads};
         }
     }
-    __device__ RowTile found(RowTile t) const {
-        for (;; ++t.tile) {
-            if (t.tile >= end) ++t.head, t.tile = first;
-            if (t.head >= p.group) return t;
-            if constexpr (!SCORE::HAS_BLOCK_MAP) return t;
-            const int* line = this->line(t);
-            if (line[key_tile + 1] > line[key_tile]) return t;
-        }
-    }
-    // The line of a map for a tile of rows, see BlockLine.
-    __device__ const int* line(const RowTile& t) const {
-        if constexpr (SCORE::HAS_BLOCK_MAP) {
-            const SCORE& score = p;
-            return score
-                .template block_line<BN>(p.seq_kv, batch, head_kv * p.group + t.head, t.tile)
-                .line;
-        }
-        return nullptr;
-    }
-    __device__ bool is_partial(const RowTile& t) const {
-        if constexpr (SCORE::HAS_BLOCK_MAP) {
-            const int* line = this->line(t);
-            const BlockLine of_tile{line, (p.seq_kv + BN - 1) / BN};
-            return of_tile.visits().visit(line[key_tile]).is_partial();
-        }
-        return true;
-    }
-    // How many tiles of keys add to the rows before this one does.
-    __device__ int rank(const RowTile& t) const {
-        const int first = SCORE::LEFT_EDGE ? keys_of(t.tile).first : 0;
-        if constexpr (SCORE::HAS_BLOCK_MAP) return line(t)[key_tile] - line(t)[first];
-        return key_tile - first;
-    }
-    __device__ int* turn(const RowTile& t) const {
-        return p.turns + (first_row<KV>(p, batch, head_kv * p.group + t.head) + t.tile * BM) / 16;
-    }
-
+    __device__ BackwardBlock(const BackwardArguments<SCORE, KV>& p, unsigned char* smem, int number)
+        : Place(p, key_tile_of(p, number)), smem(smem_address(smem)), number(number) {}
     __device__ int key_of(int mt, int h, int lane) const {
         return key_tile * BN + key0() + mt * 16 + h * 8 + lane / 4;
     }

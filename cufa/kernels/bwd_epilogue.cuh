@@ -39,6 +39,19 @@ __device__ void stage_gradient(const float (&r)[MT][OT][4], uint32_t tile, int r
                 sts_32(tile + Tile::offset(row0 + mt * 16 + h * 8 + lane / 4, ot) + lane % 4 * 4,
                        pack2<T>(r[mt][ot][2 * h], r[mt][ot][2 * h + 1]));
 }
+// 16 bytes of a row, of which `left` elements are there: at once where they are all, and aligned.
+template <class T>
+__device__ void write_chunk(const float (&values)[4], T* dst, int left, bool aligned) {
+    constexpr int CHUNK = 16 / sizeof(T);
+    if (aligned && CHUNK <= left) {
+        *reinterpret_cast<float4*>(dst) = make_float4(values[0], values[1], values[2], values[3]);
+    } else {
+        const T* elements = reinterpret_cast<const T*>(values);
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i)
+            if (i < left) dst[i] = elements[i];
+    }
+}
 // The tile from there to global memory: whole 16-byte chunks of a row, where they are aligned.
 template <class Tile, int THREADS, class T>
 __device__ void copy_gradient(uint32_t tile, T* g, long long stride, int rows, int cols) {
@@ -49,15 +62,6 @@ __device__ void copy_gradient(uint32_t tile, T* g, long long stride, int rows, i
         if (row >= rows || col >= cols) continue;
         float values[4];
         lds(values, tile + Tile::offset(row, chunk));
-        T* dst = g + row * stride + col;
-        if (aligned && col + Tile::CHUNK <= cols) {
-            *reinterpret_cast<float4*>(dst) =
-                make_float4(values[0], values[1], values[2], values[3]);
-        } else {
-            const T* elements = reinterpret_cast<const T*>(values);
-#pragma unroll
-            for (int i = 0; i < Tile::CHUNK; ++i)
-                if (col + i < cols) dst[i] = elements[i];
-        }
+        write_chunk(values, g + row * stride + col, cols - col, aligned);
     }
 }

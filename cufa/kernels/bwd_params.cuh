@@ -7,7 +7,9 @@
 #include "score.cuh"
 
 // Rows of the workspace come in units, none of which two sequences share. A multiple of all BM.
-constexpr int ROW_UNIT = 64;
+constexpr int ROW_UNIT = 128;
+// Rows of the workspace for each counter of turns: a kernel may need two for 16 rows.
+constexpr int TURN_ROWS = 8;
 
 // `o` and `lse` are those of the forward pass; `q_tiles` counts units of rows. A gradient whose
 // address is null is not written. cufa/specs/backward.py holds the same layout as a NumPy dtype.
@@ -17,8 +19,8 @@ struct BackwardParams : Params {
     // O.
     float *row_lse, *row_delta;
     float* dq_sums;  // dQ / scale, in pieces, see DqPiece; null if dQ is not asked for
-    int* turns;  // for a fixed order of sums, of 16 rows each, (batch, heads_q, workspace_rows /
-                 // 16): how many tiles of keys have added to them; null for any order
+    int* turns;      // for a fixed order of sums, (batch, heads_q, workspace_rows / TURN_ROWS): how
+                     // many tiles of keys have added to some of the rows; null for any order
     int* turns_drawn;    // how many blocks have begun
     const float* sinks;  // (heads_q,)
     long long stride_sinks;
@@ -57,10 +59,14 @@ __device__ Tile unit_of_block(const Arguments& p) {
 }
 
 // dQ is added up in pieces of 16 rows and eight columns, accumulator by accumulator, so that a warp
-// adds to 128 bytes in a row. Those of float32 are of each fourth column, see store_o_fp32.
-template <class T, int HEAD_DIM>
+// adds to 128 bytes in a row; or, in QUADS, lane by lane, for copies that add. Those of float32 are
+// of each fourth column, see store_o_fp32.
+template <class T, int HEAD_DIM, bool QUADS = false>
 struct DqPiece {
     static constexpr int SIZE = 16 * 8, PIECES = HEAD_DIM / 8;
+
+    // The place of a lane's i-th accumulator in a piece.
+    static __device__ int index(int i, int lane) { return QUADS ? lane * 4 + i : i * 32 + lane; }
 
     // The place of a piece, from a row of the workspace on that is a multiple of 16.
     static __device__ float* at(float* sums, long long row, int piece) {

@@ -23,7 +23,7 @@ struct RowWriter {
         p.lse[static_cast<long long>(tile.batch * p.heads_q + tile.head(p, row)) * p.seq_q +
               tile.query(p, row)] = ARGUMENTS::NEEDS_LSE ? lse : Softmax::log_sum_exp(lse, l);
     }
-    // Whether so many columns of any row can be written at once, from a multiple of them on.
+    // Whether `columns` columns of any row can be written at once, from a multiple of them on.
     __device__ bool can_write(int columns) const {
         const long long strides = p.o.stride_batch | p.o.stride_head | p.o.stride_seq;
         return (reinterpret_cast<unsigned long long>(p.o.data) / sizeof(T) | strides |
@@ -131,9 +131,9 @@ struct UnitEnd {
     }
 
  private:
-    // What each of many rows has one of, by a thread each: what the teams' O weigh, in place of m;
-    // and, if it is written, what O is multiplied by, in place of l, and where it begins. (With
-    // threadIdx.x here, the main loop of sixteen warps spills registers.)
+    // A thread finds the numbers of a row: the weights of the teams' O, in place of m; and, if O is
+    // written, its factor, in place of l, and where the row begins. (With threadIdx.x here, the
+    // main loop of sixteen warps spills registers.)
     __device__ void find_weights(const UnitRows& tile, const Piece& partial, int block, bool one,
                                  int warp, int lane) const {
 #pragma unroll 1

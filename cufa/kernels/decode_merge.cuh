@@ -25,7 +25,7 @@ struct Partial {
     static __device__ int m_and_l(int row, int part) { return row * ROW + HEAD_DIM_V + 4 * part; }
 };
 
-// Shares out rows of O among the warps of so many blocks, of which this is one, and hands on a row
+// Shares out rows of O among the warps of `blocks` blocks, of which this is one, and hands on a row
 // and which 64 of its columns.
 template <int WARPS, int COLS, class Function>
 __device__ void for_each_part(int rows, Function function, int block = 0, int blocks = 1) {
@@ -41,13 +41,13 @@ __device__ inline void leave(float* p, float2 x) {
     st_relaxed(p, make_float2(x.x == x.x ? x.x : NAN, x.y == x.y ? x.y : NAN));
 }
 
-// So many pieces of a row are looked at in the time of one look at L2.
+// The pieces of a row that are looked at in the time of one look at L2.
 constexpr int PIECES_AT_ONCE = 16;
 
 // Merges the pieces of the blocks [partial.begin, end), in this order, as they come, and leaves
-// NOTHING in their place: those rows that are the share-th of so many. `place` says where a row and
-// a column of O are, and `write` is handed that, and two numbers of O from there on, and m and l of
-// the row. A warp has ROWS at a time.
+// NOTHING in their place: those rows that are the share-th of `shares`. `place` says where a row
+// and a column of O are, and `write` is handed that, and two numbers of O from there on, and m and
+// l of the row. A warp has ROWS at a time.
 template <int WARPS, int ROWS, int HEAD_DIM_V, class Place, class Write>
 __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int rows, int share,
                              int shares, float m_to_log2, Place place, Write write) {
@@ -240,7 +240,7 @@ __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int 
 // Which blocks merge the pieces of a unit: the last one, [begin, end), for which those that it
 // waits for have begun before. Where rows are many, all but the first share them out, if they see,
 // when they have left their pieces, that the last one has begun: no other can be missing then, so
-// that all may wait for each other. What they do they say in a word of their place.
+// that all may wait for each other. Each says in a word of its place what it does.
 template <int WARPS, int HEAD_DIM_V>
 struct MergingBlocks {
     const Partial<HEAD_DIM_V> partial;

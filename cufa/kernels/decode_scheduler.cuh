@@ -7,7 +7,7 @@
 #pragma once
 #include "decode_unit.cuh"
 
-// The share of a block of so many teams: `count` tiles, the first of which belongs to `unit`; with
+// The share of a block of TEAMS teams: `count` tiles, the first of which belongs to `unit`; with
 // WHOLE, that unit's.
 template <class ARGUMENTS, int BN, int TEAMS, bool WHOLE>
 struct Share {
@@ -16,9 +16,9 @@ struct Share {
     Unit unit{};
     int count = 0;
 
-    // Of up to 32 sequences, `length` is the keys of that which has the lane's number. Of more,
-    // lengths are looked up, if `looks`; else the share is that of sequences which are all as long
-    // as the block's own, if units are then cut into equally many pieces.
+    // With up to 32 sequences, `length` is the keys of the one that has the lane's number. With
+    // more, lengths are looked up, if `looks`; else the share is that of sequences which are all as
+    // long as the block's, if units are then cut into equally many pieces.
     __device__ void find(const ARGUMENTS& p, int block, int length, bool looks) {
         const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
         const bool few = p.batch <= 32;
@@ -29,7 +29,7 @@ struct Share {
             unit.set_keys(p, keys_of(p, unit.batch)), unit.begin_at(0), count = unit.tiles;
             return;
         }
-        // Of equally many pieces of each unit
+        // As if each unit had equally many pieces
         const int number = p.parts.quotient(block),
                   batch = min(p.units.quotient(number), p.batch - 1);
         part = block - number * p.parts.divisor;
@@ -100,7 +100,7 @@ struct Share {
         unit.batch = p.units.quotient(first_unit), unit.index = p.units.remainder(first_unit);
         unit.set_keys(p,
                       few ? __shfl_sync(0xffffffff, length, unit.batch) : keys_of(p, unit.batch));
-        // Of few, from the same look as the share, which is what is compared when lengths are
+        // With few sequences, from the same look as the share, which is compared when lengths are
         // looked at once more.
         const int after = min(unit.batch + 1, p.batch - 1);
         unit.keys_next = few ? __shfl_sync(0xffffffff, length, after) : keys_of(p, after);

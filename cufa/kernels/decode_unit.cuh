@@ -33,7 +33,7 @@ struct Unit {
         keys = n, first = first_of(p, n), tiles = tiles_of(p, n);
     }
     __device__ int first_key(const ARGUMENTS& p) const { return first_key_of(p, keys); }
-    // Whether it visits the same tiles if the sequence has so many keys.
+    // Whether it visits the same tiles if the sequence has `n` keys.
     __device__ bool is_same_with(const ARGUMENTS& p, int n) const {
         return tiles_of(p, n) == tiles && first_of(p, n) == first;
     }

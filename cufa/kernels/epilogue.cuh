@@ -14,7 +14,7 @@ struct OutputTile {
     int q0;       // first row of the block, counted from it
     int row0;     // first row of the warp, counted from q0
 
-    // Of several sequences in one array, `batch` is 0.
+    // `batch` is 0 where several sequences are in one array.
     __device__ OutputTile(Tile tile, const Sequence& sequence, int batch)
         : batch(batch),
           head(tile.head),

@@ -11,7 +11,7 @@ struct PackedRows {
     int query[2], head[2];
     int batch, seq_q, first_q;
 
-    // Of several sequences in one array, `batch` is 0.
+    // `batch` is 0 where several sequences are in one array.
     __device__ PackedRows(const Params& p, const Sequence& sequence, int batch, int tile_head,
                           int row)
         : lane(thread_index_anew() % 32),

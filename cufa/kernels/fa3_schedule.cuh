@@ -19,9 +19,9 @@ struct Plain {
     // How many consumers keep the tensor cores busy while one waits: O is then waited for in front
     // of the softmax.
     static constexpr int BUSY_CONSUMERS = 3;
-    // Curves of up to so many terms pack P within each branch, of the curve or of its substitute,
-    // because ptxas does not mix instructions behind a branch with the exponentials in it. That
-    // needs the registers which waiting for O has freed. Float16's curve has more terms.
+    // Curves of up to SHORT_CURVE terms pack P within each branch, of the curve or of its
+    // substitute, because ptxas does not mix instructions behind a branch with the exponentials in
+    // it. That needs the registers which waiting for O has freed. Float16's curve has more terms.
     static constexpr int SHORT_CURVE = 3;
 };
 

@@ -1,6 +1,6 @@
-// What stands between S = Q K^T and the softmax: which keys a query sees, and what becomes of a
-// score. A Score is made of parts. Every kernel, on every path, asks only here; a new mask or score
-// expression is a new part.
+// Masks and scores, between S = Q K^T and the softmax: which keys a query sees, and how its scores
+// change. A Score is made of parts. Every kernel, on every path, asks only here; a new mask or
+// score expression is a new part.
 #pragma once
 #include "alibi.cuh"
 #include "at.cuh"
@@ -28,7 +28,7 @@ struct Masked {
     bool right, left;
 };
 
-// Of the arrays that have a number for each pair, those that a kernel has brought nearer: none. See
+// Tiles, in shared memory, of the arrays that have a number for each pair: none. See
 // pair_tiles_sm90.cuh.
 struct NoTiles {
     template <class Part>
@@ -73,8 +73,8 @@ struct Score : Parts... {
         return keys;
     }
 
-    // What the queries from `first` to `last` visit. At least one tile if there are keys at all:
-    // where none is seen, all of its scores are masked.
+    // The tiles of keys that the queries from `first` to `last` visit. At least one if there are
+    // keys at all: where none is seen, all of its scores are masked.
     template <int BN>
     __device__ KeyTiles key_tiles(const Sequence& sequence, int first, int last) const {
         const Keys of_first = sees(sequence, first), of_last = sees(sequence, last);
@@ -83,11 +83,11 @@ struct Score : Parts... {
                 LEFT_EDGE ? (max(0, of_last.first) + BN - 1) / BN : 0,
                 max(0, of_first.end - RIGHT_EDGE) / BN};
     }
-    // What of the j-th tile of keys needs a mask.
+    // Which edges of the j-th tile of keys need a mask.
     __device__ static Masked masked(const KeyTiles& tiles, int j) {
         return {j >= tiles.whole_end, LEFT_EDGE && j < tiles.whole_first};
     }
-    // What the map has of the row_tile-th tile of rows, for `seq_kv` keys, those included that a
+    // The map's line of the row_tile-th tile of rows, for `seq_kv` keys, those included that a
     // short sequence lacks.
     template <int BN>
     __device__ BlockLine block_line(int seq_kv, int batch, int head, int row_tile) const {
@@ -324,7 +324,7 @@ struct Score : Parts... {
     }
 };
 
-// What a launch passes to a kernel: the parameters of all, then those of the score's parts and of
+// The arguments of a launch: the parameters of all kernels, then those of the score's parts and of
 // the way of finding K and V, where these have any.
 template <class SCORE, class KV>
 struct Arguments : Params, SCORE, KV {};

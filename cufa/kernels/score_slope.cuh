@@ -54,7 +54,7 @@ struct Differentiated<Score<Parts...>> {
 
     const Whole& score;
 
-    // The score of a pair from S, natural or in log2 units as of Score, and its derivative by
+    // The score of a pair from S, natural or in log2 units as in Score, and its derivative by
     // `factor` times S.
     __device__ float of(float s, float factor, const Pair& pair, float& slope) const {
         s *= factor, slope = 1.f;

@@ -18,8 +18,8 @@ struct Series {
         return sum;
     }
 };
-// Of three terms, as a square: in between there is one number of each score, and none of the
-// multiply-adds needs two of the parameters, so that those need no registers. See
+// A series of three terms, as a square: in between there is one number of each score, and none of
+// the multiply-adds needs two of the parameters, so that those need no registers. See
 // cufa/features/softcap.py.
 struct Square {
     float root, middle, rest, end;
@@ -84,7 +84,7 @@ struct Softcap : Capping<Softcap> {
     static constexpr int CURVE_TERMS = 3;
     float softcap_root, softcap_middle, softcap_rest, softcap_end;
 
-    // Of the launch's scale, which comes in front of all other parts.
+    // The curve for the launch's scale, which comes in front of all other parts.
     __device__ Square curve(float) const {
         return {softcap_root, softcap_middle, softcap_rest, softcap_end};
     }
@@ -107,7 +107,7 @@ struct FineSoftcap : Capping<FineSoftcap> {
 #pragma unroll
         for (int i = 0; i < CURVE_TERMS; ++i)
             curve.terms[i] = TANH[i] * power, power *= inverse * inverse;
-        // Of other factors, powers would leave float32's range.
+        // Powers of other factors would leave float32's range.
         curve.end = inverse > 0x1p-12f && inverse < 0x1p12f ? TANH_LIMIT * softcap_log2 : 0.f;
         return curve;
     }
@@ -148,8 +148,8 @@ struct SumLimits {
 // is larger than at the end.
 template <class SCALE>
 struct SumLimits<SCALE, true> {
-    // What scores that are as low as the curve's other end may weigh, beside the largest, so that
-    // it does not matter.
+    // The most that scores as low as the curve's other end may weigh, next to the largest, so that
+    // their error does not matter.
     static constexpr float LEAST_LOG2 = -25.f;
     float of_row[2] = {SCALE::MAX_SUM, SCALE::MAX_SUM};
     bool curved = false;

@@ -35,8 +35,8 @@
 #pragma once
 #include "ptx.cuh"
 
-// How P of a type is scaled, where row maxima are not always looked for. What is left between P of
-// the largest score and the limit is how far scores may rise before m has to follow.
+// How P of a type is scaled, where row maxima are not always looked for. Scores may rise by as much
+// as is left between P of the largest score and the limit before m has to follow.
 template <class T>
 struct PScale {  // float16 ends at 65504
     // log2 of P of a row's largest score, when m has just been set by it
@@ -294,8 +294,8 @@ struct OnlineSoftmax {
                 set_if_equal(rO[mt][i / 4][i % 4], divisor[mt][i / 2 % 2] == 0.f, true, 0.f);
     }
 
-    // Of scores beyond MAX_LOG2 the multiply-adds of P no longer take out m: NaN, and not something
-    // wrong.
+    // The multiply-adds of P no longer take out m of scores beyond MAX_LOG2: the sum is NaN, and
+    // not a wrong number.
     static __device__ float beyond(float m_log2, float sum) {
         return m_log2 > NONE && !(fabsf(m_log2) <= MAX_LOG2) ? NAN : sum;
     }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cufa import device as devices
-from cufa.arrays import ALIGNMENT, Array, Ints, copied, readable
+from cufa.arrays import ALIGNMENT, Array, Ints, copied, readable, whole_chunks
 from cufa.compiler import jit
 from cufa.dtypes import DTYPES
 from cufa.features.parts import ARRAYS
@@ -14,15 +14,18 @@ from cufa.launch import workspace
 from cufa.launch.array_sums import finishing, wanted_of
 from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch, launcher
-from cufa.launch.params import ScoreLayout, packed, scale_log2
+from cufa.launch.params import ScoreLayout, free_buffers, packed, scale_log2, taken_buffer
 from cufa.launch.signature import Key, Place, remember
 from cufa.planner.array_sums import CHAINS, IN_TURN, Wanted
 from cufa.planner.backward import BackwardPlan, Step, backward_plan
 from cufa.problem.extras import Extras, placed
 from cufa.problem.parse_backward import Gradients, Results
 from cufa.problem.problem import Problem
-from cufa.specs.backward import parameter
+from cufa.specs import BACKWARD_KERNELS
+from cufa.specs.arguments import TemplateArguments
+from cufa.specs.backward import MAPPED, parameter
 from cufa.specs.layout import numbers_of
+from cufa.specs.tile import panel_columns
 
 _PREPARED = 128  # calls that are remembered
 
@@ -47,8 +50,7 @@ class _Prepared(NamedTuple):
     ----------
     plan : BackwardPlan
     launches : tuple of Launch
-        Each is given the addresses of `_TENSORS`, of the log-sum-exp, of `_NUMBERS`, of the chains
-        of `BackwardPlan`, of each of its sums and of the gradient made of them, those of
+        Each is given the addresses of `_TENSORS`, of the log-sum-exp, of `_NUMBERS`, those of
         `Extras.flat` and the seed.
     """
 
@@ -67,6 +69,7 @@ def attention_backward(
     extras: Extras,
     deterministic: bool,
     ndim: int = 4,
+    forced: TemplateArguments | None = None,
 ) -> None:
     """Compute gradients on the current device and stream.
 
@@ -86,6 +89,8 @@ def attention_backward(
         Whether all sums have a fixed order.
     ndim : int
         Axes of the caller's q.
+    forced : TemplateArguments, optional
+        As of `cufa.planner.backward.backward_plan`.
 
     Raises
     ------
@@ -96,25 +101,27 @@ def attention_backward(
 
     written = {f"d{name}": getattr(gradients, name) for name in "qkv"}
     wanted = {name: array for name, array in written.items() if array is not None}
+    given = {**tensors._asdict(), "o": its.out, "d_out": its.dout}
     sizes = (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv)
     bias = () if gradients.bias is None else (gradients.bias,)
     others = (*bias, *gradients.read.values())  # in the order of `BackwardPlan.sums`
-    if 0 in sizes or problem.kv != "Dense":  # rows that no sequence has
-        for array in wanted.values():
-            array.fill(0)
+    is_empty = 0 in sizes
+    arrays = wanted if is_empty else _taken(given, wanted, negative=problem.scale < 0)
+    if is_empty or problem.kv != "Dense":  # rows that no sequence has
+        for name in wanted:
+            arrays[name].fill(0)
         if gradients.sinks is not None:
             gradients.sinks.fill(0)
-    if 0 in sizes:
+    if is_empty:
         for array in others:
             array.fill(0)
         return
-    given = {**tensors._asdict(), "o": its.out, "d_out": its.dout}
-    arrays = _taken(given, wanted, negative=problem.scale < 0)
     lse = its.lse if its.lse.flags.c_contiguous else _contiguous(its.lse)
     device_id = cupy.cuda.runtime.getDevice()
     infos = tuple(_info(i, each) for i, each in enumerate(extras.flat))
     key = (
         *(problem, device_id, deterministic, ndim, infos, gradients.sinks is None, not bias),
+        forced,
         tuple(arrays[name].strides if name in arrays else None for name in _TENSORS),
     )
     call = _prepared.get(key)
@@ -122,8 +129,10 @@ def attention_backward(
         strides = {name: array.strides for name, array in arrays.items()}
         wrt = [name for name in (*"qkv", "sinks") if getattr(gradients, name) is not None]
         described = extras.described(infos)
+        address = arrays["q"].data.ptr
         more = wanted_of(problem, gradients, ndim)
-        call = _prepare(problem, strides, described, wrt, more, deterministic, ndim, device_id)
+        asked = wrt, more, deterministic, forced
+        call = _prepare(problem, strides, address, described, asked, ndim, device_id)
         remember(_prepared, key, call, _PREPARED)
     plan = call.plan
     memory = workspace.of_device(device_id).take(plan.workspace_words)  # kept until all is queued
@@ -200,12 +209,9 @@ def _taken(given: dict[str, Array], wanted: dict[str, Array], negative: bool) ->
     taken = {}
     for name, array in given.items():
         negate = name == "q" and negative
-        if name == "o":
-            plain = _has_rows(array)
-        else:
-            plain = array.data.ptr % ALIGNMENT == 0 and readable(
-                array.shape, array.strides, array.itemsize
-            )
+        plain = array.data.ptr % ALIGNMENT == 0 and readable(
+            array.shape, array.strides, array.itemsize
+        )
         if not plain or negate:
             _refuse_capture(name.replace("d_", "d"), array)
             array = copied(array, negate)
@@ -248,23 +254,26 @@ def _refuse_capture(name: str, array: Array) -> None:
 def _prepare(
     problem: Problem,
     strides: dict[str, Ints],
+    address: int,
     extras: Extras,
-    wrt: list[str],
-    more: tuple[Wanted, ...],
-    deterministic: bool,
+    asked: tuple[list[str], tuple[Wanted, ...], bool, TemplateArguments | None],
     ndim: int,
     device_id: int,
 ) -> _Prepared:
     device = devices.of_id(device_id)
     # Kernels take a scale that is not negative: Q comes negated, and dQ takes the sign.
     positive = problem._replace(scale=abs(problem.scale), returns_lse=True)
-    plan = backward_plan(positive, device, wrt, deterministic, more)
+    wrt, more, deterministic, forced = asked
+    maps = all(_has_map(problem, name, strides[name]) for name in MAPPED)
+    plan = backward_plan(positive, device, wrt, deterministic, maps, forced, more)
     reads = plan.problem.reads
     numbers = placed(reads, ndim, plan.problem.sizes, extras) if reads else ()
     launches = []
     for step in plan.steps:
         function = jit.kernel(step.instance, device, device_id)
         content, places = _parameter(plan, step, strides, numbers, extras, problem.scale)
+        if _uses_tma(step):
+            content = _maps(plan, step, strides, address) + content
         launch = launcher(function, (step.grid, 1, 1), step.threads, step.instance.smem_bytes)
         launches.append(Launch(launch, content, places))
     for i, sums in enumerate(plan.sums):
@@ -272,6 +281,42 @@ def _prepare(
         if last is not None:
             launches.append(last)
     return _Prepared(plan, tuple(launches))
+
+
+def _shape(problem: Problem, name: str) -> Ints:
+    """Return the shape of one of `MAPPED`."""
+    heads, seq = (
+        (problem.heads_kv, problem.seq_kv) if name in "kv" else (problem.heads_q, problem.seq_q)
+    )
+    return problem.batch, heads, seq, problem.head_dim if name in "qk" else problem.head_dim_v
+
+
+def _has_map(problem: Problem, name: str, strides: Ints) -> bool:
+    """Whether TMA can describe an array whose rows are made of whole chunks, see `_taken`."""
+    *sizes, columns = _shape(problem, name)
+    itemsize = DTYPES[problem.dtype].bytes
+    shape = *sizes, whole_chunks(columns, itemsize)
+    return readable(shape, strides, itemsize, tma=True, repeats=name in "kv")
+
+
+def _uses_tma(step: Step) -> bool:
+    spec = BACKWARD_KERNELS.get(step.instance.kernel)
+    return spec is not None and spec.tma
+
+
+def _maps(plan: BackwardPlan, step: Step, strides: dict[str, Ints], address: int) -> bytes:
+    """Return the tensor maps of `MAPPED`; `address` is that of any array."""
+    problem, variant, found = plan.problem, plan.variant, []
+    copied_rows = BACKWARD_KERNELS[step.instance.kernel].copied_rows or variant.bm
+    for name in MAPPED:
+        steps = (0, *strides[name][1:]) if problem.kv == "Varlen" else strides[name]
+        rows = variant.bn if name in "kv" else copied_rows
+        buffer = taken_buffer()
+        box = 1, rows, panel_columns(variant.head_dim)
+        encoded = buffer.maps.encoded(problem.dtype, address, _shape(problem, name), steps, *box)
+        free_buffers.append(buffer)
+        found.append(encoded)
+    return b"".join(found)
 
 
 def _parameter(
@@ -282,9 +327,9 @@ def _parameter(
     extras: Extras,
     scale: float,
 ) -> tuple[bytes, tuple[Place, ...]]:
-    """Return the parameter of a launch, in which addresses are 0, and where these go."""
+    """Return the parameter of a launch without maps, its addresses 0, and where these go."""
     problem, variant = plan.problem, plan.variant._replace(score=step.instance.score)
-    dtype = parameter(variant.score, variant.kv)
+    dtype = parameter(variant.score, variant.kv, _uses_tma(step))
     score = ScoreLayout(variant, dtype)
     itemsize, sinks = DTYPES[problem.dtype].bytes, extras.arrays[_SINKS]
     known: dict[str, float] = {
@@ -318,10 +363,14 @@ def _parameter(
         of_sums |= sums.numbers
     values += score.values(problem, numbers if variant.score else (), of_sums)
     content = packed(
-        ((offset, kind) for _, offset, kind in numbers_of(dtype)), 0, dtype.itemsize
+        ((offset, kind) for _, offset, kind in numbers_of(dtype)),
+        offsets["params.q.data"],
+        dtype.itemsize,
     ).pack(*values)
     names = (*(f"{name}.data" for name in _TENSORS), "lse", *_NUMBERS)
     places = [(offsets[f"params.{name}"] // 8, i) for i, name in enumerate(names)]
+    if _uses_tma(step):
+        places += ((offsets[f"maps.{name}"] // 8, names.index(f"{name}.data")) for name in MAPPED)
     if variant.score and plan.chains is not None:
         places.append((offsets[f"{IN_TURN.name}.{CHAINS}"] // 8, len(names)))
     if variant.score:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cufa.device import Device
-from cufa.features.parts import kind_of
 from cufa.features.sinks import Sinks
-from cufa.features.user_functions import OWN
 from cufa.planner.array_sums import ArraySums, Chains, Wanted, planned_sums
 from cufa.problem.problem import Problem
-from cufa.specs import BACKWARD_KERNELS, bwd_finish, bwd_prepare, bwd_sinks
+from cufa.specs import BACKWARD_FORMS, bwd_finish, bwd_prepare, bwd_sinks
 from cufa.specs.arguments import TemplateArguments
-from cufa.specs.backward import ROW_UNIT, THREADS, TURN_ROWS, around, instance_of
+from cufa.specs.backward import ROW_UNIT, THREADS, TURN_ROWS, BackwardSpec, around
 from cufa.specs.instance import Instance
-
-_SLOPES = ("Softcap", "FineSoftcap", "ExactSoftcap", OWN["score_mod"])
-"""Parts whose derivative is not 1."""
 
 _ALIGNMENT = 4  # float32 numbers: 16 bytes
 _WORD = 4  # bytes
@@ -44,7 +39,8 @@ class BackwardPlan(NamedTuple):
     Attributes
     ----------
     variant : TemplateArguments
-        The template arguments of the kernel that computes the products.
+        The template arguments of the first kernel that computes products; the tiles of others
+        are of the same size.
     steps : tuple of Step
         One after the other.
     problem : Problem
@@ -61,6 +57,9 @@ class BackwardPlan(NamedTuple):
         The order of blocks that add to them.
     cleared : tuple of int
         The words of the workspace that are to be 0, first and end: sums, and chains.
+    expected_us : tuple of float
+        For `explain_backward`: how many microseconds each step would take on an H200;
+        empty where that is not known.
     """
 
     variant: TemplateArguments
@@ -76,6 +75,15 @@ class BackwardPlan(NamedTuple):
     sums: tuple[ArraySums, ...] = ()
     chains: Chains | None = None
     cleared: tuple[int, int] = (0, 0)
+    expected_us: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        """One line."""
+        steps = "; ".join(
+            f"{step.instance} grid={step.grid} block={step.threads} smem={step.instance.smem_bytes}"
+            for step in self.steps
+        )
+        return f"{steps}; workspace={_WORD * self.workspace_words}"
 
     @property
     def workspace_rows(self) -> int:
@@ -83,8 +91,19 @@ class BackwardPlan(NamedTuple):
         return self.q_units * ROW_UNIT
 
 
-def _has_slope(score: tuple[str, ...]) -> bool:
-    return any(kind_of(part) in _SLOPES for part in score)
+def _variant(
+    spec: BackwardSpec, problem: Problem, device: Device, is_large: bool
+) -> TemplateArguments:
+    tiles = spec.tiles(device.compute_capability)
+    dims = spec.padded(device.compute_capability, (problem.head_dim, problem.head_dim_v))
+    assert dims is not None
+    is_large = is_large or spec.is_large(problem.score)
+    bm, bn, stages, warps, blocks_per_sm, _ = tiles[dims][-1 if is_large else 0]
+    return TemplateArguments(
+        *(spec.name, problem.dtype, *dims, bm, bn, stages, warps, blocks_per_sm),
+        score=problem.score,
+        kv=problem.kv,
+    )
 
 
 def backward_plan(
@@ -92,6 +111,8 @@ def backward_plan(
     device: Device,
     wrt: Collection[str],
     deterministic: bool,
+    maps: bool = True,
+    forced: TemplateArguments | None = None,
     wanted: Sequence[Wanted] = (),
 ) -> BackwardPlan:
     """Plan the gradients of a problem that is not empty.
@@ -104,37 +125,46 @@ def backward_plan(
         Names of the arrays to differentiate by: some of "q", "k", "v" and "sinks".
     deterministic : bool
         Whether its sums have a fixed order.
+    maps : bool
+        Whether TMA can describe Q, K, V and the gradient of the result as they are.
+    forced : TemplateArguments, optional
+        Those of a kernel of products, in place of what its spec says.
     wanted : sequence of Wanted
         A bias, and arrays that a `score_mod` reads, to differentiate by.
     """
     problem = problem.without(Sinks)
     wants_dq = "q" in wrt
-    spec = next(each for each in BACKWARD_KERNELS.values() if problem.dtype in each.dtypes)
-    dims, tiles = next(
-        (dims, tiles)
-        for dims, tiles in spec.tiles(device.compute_capability).items()
-        if dims[0] >= problem.head_dim and dims[1] >= problem.head_dim_v
+    dims = problem.head_dim, problem.head_dim_v
+    form = next(
+        form
+        for form in BACKWARD_FORMS
+        if (forced is None or forced.kernel in (spec.name for spec in form))
+        and all(spec.takes(problem.dtype, dims, problem.score, device, maps) for spec in form)
+        and all(spec.differentiates or not wanted for spec in form)
     )
-    keeps_scores = bool(wanted) or _has_slope(problem.score)
-    bm, bn, stages, warps, blocks_per_sm, _ = tiles[-1 if keeps_scores else 0]
-    variant = TemplateArguments(
-        *(spec.name, problem.dtype, *dims, bm, bn, stages, warps, blocks_per_sm),
-        score=problem.score,
-        kv=problem.kv,
-    )
+    variants = [
+        forced
+        if forced and forced.kernel == spec.name
+        else _variant(spec, problem, device, bool(wanted))
+        for spec in form
+    ]
+    variant = variants[0]
+    sums_dq = wants_dq and not any(spec.by_rows for spec in form)
     if problem.kv == "Varlen":  # see kernels/kv.cuh
         q_units = problem.seq_q // ROW_UNIT + problem.sequences
-        key_tiles = problem.seq_kv // bn + problem.sequences
+        key_tiles = problem.seq_kv // variant.bn + problem.sequences
     else:
-        q_units, key_tiles = -(-problem.seq_q // ROW_UNIT), -(-problem.seq_kv // bn)
+        q_units, key_tiles = -(-problem.seq_q // ROW_UNIT), -(-problem.seq_kv // variant.bn)
     heads = problem.batch * problem.heads_q
     rows = heads * q_units * ROW_UNIT
-    words, places = 0, {}
-    dq_words = rows * dims[0] * wants_dq
+    words = 0
+    places: dict[str, Any] = {}
+    dq_words = rows * variant.head_dim * sums_dq
     start = 2 * rows + dq_words  # a multiple of `_ALIGNMENT`
     arrays = planned_sums(problem, wanted, key_tiles, deterministic, start)
-    variant = variant._replace(score=arrays.score)
-    takes_turns = deterministic and (wants_dq or arrays.chains is not None)
+    variants = [each._replace(score=arrays.score) for each in variants]
+    variant = variants[0]
+    takes_turns = deterministic and (sums_dq or arrays.chains is not None)
     for name, size in (
         ("row_lse", rows),
         ("row_delta", rows),
@@ -150,17 +180,14 @@ def backward_plan(
     if "sinks" in wrt:
         sums = around(bwd_sinks.SPEC.name, variant, smem_bytes=_WORD * bwd_sinks.SPEC.threads // 32)
         steps.append(Step(sums, problem.heads_q, bwd_sinks.SPEC.threads))
-    if wanted or not {"q", "k", "v"}.isdisjoint(wrt):
-        blocks = problem.batch * problem.heads_kv * key_tiles
-        steps.append(Step(instance_of(variant), blocks, variant.threads))
-    if wants_dq:
-        steps.append(Step(around(bwd_finish.SPEC.name, variant), units, THREADS))
+    for spec, of_spec in zip(form, variants, strict=True):
+        if wanted or not set(spec.gradients).isdisjoint(wrt):
+            blocks = units if spec.by_rows else problem.batch * problem.heads_kv * key_tiles
+            steps.append(Step(spec.instance(of_spec), blocks, of_spec.threads))
+    if sums_dq:
+        steps.append(Step(around(bwd_finish.SPEC.name, variant, form[0].tma), units, THREADS))
     return BackwardPlan(
-        variant,
-        tuple(steps),
-        problem,
-        q_units,
-        key_tiles,
+        *(variant, tuple(steps), problem, q_units, key_tiles),
         **places,
         workspace_words=words,
         sums=arrays.sums,

@@ -16,7 +16,7 @@ from cufa.specs.decode_block import partial_floats
 from cufa.specs.variant import Variant
 
 _MANY_PARTS, _SHORT_PART = 12, 1024
-"""From so many parts of so few keys on, one is left out: multiprocessors are free to merge."""
+"""From this many parts of this few keys on, one is left out: multiprocessors are free to merge."""
 
 
 class DecodePlan(NamedTuple):
@@ -33,7 +33,8 @@ class DecodePlan(NamedTuple):
     parts : int
         The same, or into how many each can be cut where lengths differ little.
     slack, spread : int
-        By how many tiles of keys an equal part may exceed so many eighths of an equal share of all.
+        By how many tiles of keys, `slack`, an equal part may exceed `spread` eighths of an equal
+        share of all.
     ends : int
         As how many tiles the end of an item counts in equal shares of all keys.
     """

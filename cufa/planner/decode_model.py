@@ -21,7 +21,7 @@ _END = 60 << 10  # an item's begin and end, but for its rows
 _NUMBER = 27  # each number of O in that end: teams of warps add theirs up
 _PIECE = 4 << 10  # one more split of an item, which has to be merged
 _OVERLAP = 24
-"""n blocks of whole items run on a multiprocessor where so many ends take longer than to read n^2
+"""n blocks of whole items run on a multiprocessor where n ends take longer than to read n^2
 items: some begin and end while others read, but in smaller tiles."""
 
 _MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
@@ -79,7 +79,7 @@ class Items(NamedTuple):
         return next((n for n in (8, 4, 2) if n * n * self.size < most and n < 2 * self.of_each), 1)
 
     def apart(self, blocks: int) -> float:
-        """Return the price where each item has a block, so many of which run on a multiprocessor.
+        """Return the price where each item has a block; `blocks` of them run on a multiprocessor.
 
         The more waves, the more their blocks drift apart, and fill what the last leaves idle.
         """
@@ -108,11 +108,11 @@ class Items(NamedTuple):
         return self.next + _WAIT * ((parts == 1) + (batch > 32))
 
     def parts(self, blocks: int) -> int:
-        """Return into how many parts so many blocks cut each item: more take longer to merge."""
+        """Return into how many parts `blocks` blocks cut each item: more take longer to merge."""
         return max(1, min(blocks // self.number, math.isqrt(self.size // _PIECE)))
 
     def expected_us(self, blocks: int | None = None) -> float:
-        """Return the microseconds that so many blocks take, or the least for any number."""
+        """Return the microseconds that `blocks` blocks take, or the least for any number."""
         read = self.of_each * self.size
         price = read + _END + math.ceil(self.of_each) * (self.end - _END)
         if blocks is not None:

@@ -21,7 +21,7 @@ def of_lengths(kv: str, batch: int, lengths: Sequence[ArrayInfo | None]) -> int:
     kv : str
         As in `cufa.problem.problem.Problem`, but for "Dense".
     batch : int
-        Of q.
+        The batch of q.
     lengths : sequence
         As in `cufa.problem.extras.Extras`.
 
@@ -71,7 +71,7 @@ def check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleTy
     name : str
         The argument.
     array : array
-        Of integers, on the host or where `xp` is.
+        Integers, on the host or where `xp` is.
     shape : tuple of int
         That is needed.
     xp : module

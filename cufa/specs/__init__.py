@@ -12,12 +12,15 @@ from cufa.specs import (
     append,
     block_lists,
     block_mask,
+    bwd_dkv_wgmma,
+    bwd_dq_wgmma,
     bwd_finish,
     bwd_fp32,
     bwd_mma,
     bwd_prepare,
     bwd_sinks,
     bwd_sums,
+    bwd_wgmma,
     clear_rows,
     decode,
     decode_wgmma,
@@ -52,8 +55,16 @@ AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
 }
 """The kernels that compute no attention, by name."""
 
+BACKWARD_FORMS: tuple[tuple[BackwardSpec, ...], ...] = (
+    (bwd_wgmma.SPEC,),
+    (bwd_dq_wgmma.SPEC, bwd_dkv_wgmma.SPEC),
+    (bwd_mma.SPEC,),
+    (bwd_fp32.SPEC,),
+)
+"""The kernels that compute gradients of attention together, in the order of preference."""
+
 BACKWARD_KERNELS: dict[str, BackwardSpec] = {
-    module.SPEC.name: module.SPEC for module in (bwd_mma, bwd_fp32)
+    spec.name: spec for form in BACKWARD_FORMS for spec in form
 }
 """The kernels that compute gradients of attention, by name."""
 

@@ -12,6 +12,6 @@ SPEC = AuxiliarySpec(
     outputs=("dq",),
     threads=THREADS,
     types=("t",),
-    numbers=("head_dim",),
+    numbers=("head_dim", "quads"),
     takes_score=True,
 )

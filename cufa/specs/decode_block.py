@@ -39,7 +39,7 @@ def padded(head_dim: int) -> int:
 
 
 def partial_floats(blocks: int, rows: int, columns: int) -> int:
-    """Return the float32 numbers that the pieces of so many blocks take, two places each.
+    """Return the float32 numbers that the pieces of `blocks` blocks take, two places each.
 
     ``kernels/decode_merge.cuh`` says where they are.
     """

@@ -11,6 +11,10 @@ from cufa.problem.problem import Problem
 PREFILL_HEAD_DIMS = (64, 128, 256)
 FP32_HEAD_DIMS = (64, 128)
 GQA_SEQS = (2048, 8192, 32768)
+VARLEN_LENGTHS = (
+    *(1034, 898, 270, 1978, 2040, 1145, 373, 380, 1208, 1350, 1792, 46, 409, 222, 740, 2499),
+)
+"""Lengths of 16 sequences, 16384 tokens together."""
 
 HEAD_DIMS = (
     (64, 64),

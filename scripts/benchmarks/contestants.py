@@ -15,10 +15,11 @@ from benchmarks.accuracy import max_errors
 from benchmarks.calls import in_turn
 from benchmarks.cells import Cell
 from benchmarks.inputs import Operands, to_cupy
-from benchmarks.peers import PEERS, Maker, cufa_call
+from benchmarks.peers import PEERS, cufa_call
 from benchmarks.results import figures
 from cufa.explorer import stage
 from cufa.explorer.clock import Call
+from cufa.specs.arguments import TemplateArguments
 from cufa.specs.variant import Variant
 
 CUFA = "cufa"
@@ -47,7 +48,7 @@ class Ready(NamedTuple):
     """
 
     cell: Cell
-    variant: Variant
+    variant: TemplateArguments
     calls: dict[str, Call]
     errors: dict[str, float]
     gaps: Mapping[str, str] = MappingProxyType({})
@@ -90,7 +91,10 @@ class Contestants:
     """
 
     def __init__(
-        self, kernel: str | None, peers: Iterable[str], makers: Mapping[str, Maker] | None = None
+        self,
+        kernel: str | None,
+        peers: Iterable[str],
+        makers: Mapping[str, Callable[[Any], Call]] | None = None,
     ) -> None:
         self._kernel = kernel
         self._peers = list(peers)
@@ -105,7 +109,7 @@ class Contestants:
         """
         cell = operands.cell
         calls, results, gaps = self._prepare((operands, *more))
-        errors = max_errors(cupy, cell, (operands.q, operands.k, operands.v), results)
+        errors = self.errors(operands, results)
         for name in [name for name, error in errors.items() if not math.isfinite(error)]:
             gaps[name] = "gives results that are not finite"
             say(f"{cell}: {name} {gaps[name]}")
@@ -115,13 +119,18 @@ class Contestants:
             return None
         return Ready(cell, self.planned(operands), calls, errors, gaps)
 
-    def ours(self, operands: Operands) -> Call:
+    def ours(self, operands: Any) -> Call:
         """Return cufa's call on operands."""
         return cufa_call(operands, self._kernel)
 
-    def planned(self, operands: Operands) -> Variant:
+    def planned(self, operands: Any) -> TemplateArguments:
         """Return the variant that it runs."""
         return planned(operands, self._kernel)
+
+    def errors(self, operands: Any, results: dict[str, Any]) -> dict[str, float]:
+        """Return the largest error of each result."""
+        q, k, v = operands.q, operands.k, operands.v
+        return max_errors(cupy, operands.cell, (q, k, v), results)
 
     def _prepare(
         self, sets: Sequence[Operands]

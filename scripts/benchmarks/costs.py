@@ -13,11 +13,11 @@ from benchmarks import drawn, graphs, model_shapes
 from benchmarks.cells import SEQS, Cell
 from benchmarks.contestants import reason, rounded, rows_of, say
 from benchmarks.cost_fit import DTYPE, KERNEL, LEFT_OUT, MOST_SPILLED, name_of
+from benchmarks.race import Budget, Race
 from cufa import device as devices
 from cufa.compiler.nvrtc import Compiled
 from cufa.explorer.build import compile_all
 from cufa.explorer.clock import Call, CudaClock
-from cufa.explorer.race import Budget, Race
 from cufa.explorer.space import variants
 from cufa.explorer.stage import Stage
 from cufa.specs import ATTENTION_KERNELS

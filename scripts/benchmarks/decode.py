@@ -17,11 +17,11 @@ from benchmarks.contestants import CUFA, Contestants, free_memory, rounded
 from benchmarks.inputs import Operands
 from benchmarks.models import sets_beyond_l2
 from benchmarks.peers import PEERS
+from benchmarks.race import Budget
 from benchmarks.results import figures
 from cufa import device as devices
 from cufa.compiler import jit
 from cufa.explorer.clock import Call, Clock
-from cufa.explorer.race import Budget
 from cufa.planner import decode as planner
 from cufa.problem.parse_decode import parse_decode
 from cufa.specs.variant import Variant

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
 import cupy
 
 from benchmarks.contestants import reason, say
+from benchmarks.race import Budget, CaptureError, Race
 from cufa.explorer.clock import Call, Clock
-from cufa.explorer.race import Budget, CaptureError, Race
 
 REPLAYED_BELOW_MS = {"auto": 0.2, "graph": math.inf, "events": 0.0}
 """Races whose fastest call takes less are of replays, by the name of a way of timing."""
@@ -60,11 +62,36 @@ def capture(call: Call, calls: int) -> Call:
         The contestant cannot be captured.
     """
     try:
-        of_torch = type(call()).__module__.partition(".")[0] == "torch"
+        result = call()
+        first = result[0] if isinstance(result, tuple) else result
+        of_torch = type(first).__module__.partition(".")[0] == "torch"
         cupy.cuda.Device().synchronize()
         return _captured_by_torch(call, calls) if of_torch else _captured_by_cupy(call, calls)
     except Exception as error:  # whatever a library raises, its calls can still be timed
         raise CaptureError(reason(error)) from error
+
+
+@contextmanager
+def one_stream() -> Iterator[None]:
+    """Have CuPy and PyTorch queue all on one stream, on which PyTorch's calls are captured, too.
+
+    PyTorch differentiates on the stream of the forward pass, which a capture must not leave.
+    """
+    if importlib.util.find_spec("torch") is None:
+        yield
+        return
+    import torch
+
+    stream = _torch_stream()
+    with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):
+        yield
+
+
+@cache
+def _torch_stream() -> Any:
+    import torch
+
+    return torch.cuda.Stream()
 
 
 @cache
@@ -96,7 +123,9 @@ def _launch(graph: Any, memory: Any) -> None:
 def _captured_by_torch(call: Call, calls: int) -> Call:
     import torch
 
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+    if stream == torch.cuda.default_stream():
+        stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call()
     torch.cuda.synchronize()

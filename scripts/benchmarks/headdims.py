@@ -10,9 +10,9 @@ import cupy
 from benchmarks.cells import Cell, headdim_cells
 from benchmarks.contestants import CUFA, Contestants, free_memory
 from benchmarks.inputs import Operands
+from benchmarks.race import Budget, medians
 from benchmarks.results import figures
 from cufa.explorer.clock import Clock
-from cufa.explorer.race import Budget, medians
 
 HeadDims = tuple[int, int]
 

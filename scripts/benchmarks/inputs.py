@@ -59,7 +59,9 @@ def to_torch(array: Any) -> Any:
 
 
 def to_cupy(result: Any) -> Any:
-    """Return a CuPy view of a contestant's result, a CuPy array or a PyTorch tensor."""
+    """Return a CuPy view of a result: of a CuPy array, a PyTorch tensor, or each of a tuple."""
+    if isinstance(result, tuple):
+        return tuple(map(to_cupy, result))
     if isinstance(result, cupy.ndarray):
         return result
     import torch

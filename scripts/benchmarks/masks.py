@@ -11,12 +11,12 @@ import numpy as np
 
 import cufa
 from benchmarks import graphs
-from benchmarks.cells import Cell
+from benchmarks.cells import VARLEN_LENGTHS, Cell
 from benchmarks.contestants import CUFA, columns, free_memory, reason, rounded, rows_of, say
 from benchmarks.inputs import DTYPES, Operands, to_torch
 from benchmarks.peers import PEERS, cufa_call
+from benchmarks.race import Budget
 from cufa.explorer.clock import Call, Clock
-from cufa.explorer.race import Budget
 
 CAUSAL = "cufa_causal"
 """cufa's causal kernel on the same shape, a peer of every row."""
@@ -28,11 +28,6 @@ _HEAD_DIMS = (64, 128)
 _SEQS = (8192, 16384)
 _BIAS_SEQ = 4096
 _SOFTCAP = 30.0
-_LENGTHS = (
-    *(1034, 898, 270, 1978, 2040, 1145, 373, 380, 1208, 1350, 1792, 46, 409, 222, 740, 2499),
-)
-"""Lengths of 16 sequences, 16384 tokens together."""
-
 Arrays = Mapping[str, Any]
 
 
@@ -170,7 +165,9 @@ def _alibi_mod(operands: Operands, rng: Any) -> dict[str, Any]:
 
 def _documents(operands: Operands, rng: Any, package: ModuleType) -> tuple[Call, Arrays]:
     """Return a causal call with the sequences of `_varlen` as documents of one sequence."""
-    documents = cupy.asarray(np.repeat(np.arange(len(_LENGTHS), dtype=np.int32), _LENGTHS))
+    documents = cupy.asarray(
+        np.repeat(np.arange(len(VARLEN_LENGTHS), dtype=np.int32), VARLEN_LENGTHS)
+    )
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return documents[q_idx] == documents[kv_idx]
@@ -187,7 +184,7 @@ def _varlen(operands: Operands, rng: Any, package: ModuleType) -> tuple[Call, Ar
         x.swapaxes(1, 2).reshape(_TOKENS, cell.hq, cell.d)
         for x in (operands.q, operands.k, operands.v)
     )
-    offsets = cupy.asarray(np.cumsum([0, *_LENGTHS]).astype(np.int32))
+    offsets = cupy.asarray(np.cumsum([0, *VARLEN_LENGTHS]).astype(np.int32))
     return lambda: package.attention_varlen(q, k, v, offsets, offsets, causal=True), {}
 
 

@@ -13,9 +13,9 @@ from benchmarks.contestants import Contestants, columns, rounded, rows_of
 from benchmarks.inputs import Operands
 from benchmarks.model_shapes import Shape, kind_of
 from benchmarks.peers import PEERS, cufa_call
+from benchmarks.race import Budget
 from cufa import device as devices
 from cufa.explorer.clock import Call, Clock
-from cufa.explorer.race import Budget
 
 HOST_CALLS = 12
 """Calls of a batch."""

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 
 from benchmarks import before, drawn
+from benchmarks.backward_cases import FAMILIES as GRADIENTS
+from benchmarks.backward_cases import cases as gradient_cases
 from benchmarks.cells import (
     FAMILIES,
     FP32_HEAD_DIMS,
@@ -36,11 +38,15 @@ PREFILL_PEERS = (
 FP32_PEERS = ("efficient", "math", "cupy", "cufa_fa1")
 MODEL_PEERS = ("cudnn", "fa2", "flash_attn_2", "flash_attn_3", "flash_attn_4", "flashinfer")
 _TABLES = ("prefill", "gqa", "fp32")
-_WITH_PEERS = (*_TABLES, "models", "decode", "masks")
+_WITH_PEERS = (*_TABLES, "models", "decode", "masks", "backward")
 LEAST_NEW = 16
 GENERATORS = ("Llama-3.1-8B", "tiny")
 GENERATE_PEERS = ("transformers",)
 MASK_PEERS = ("cudnn",)
+BACKWARD_PEERS = (
+    *("cudnn", "fa2", "efficient"),
+    *("flash_attn_2", "flash_attn_3", "flash_attn_4", "cufa_causal"),
+)
 DECODE_PEERS = ("cudnn", "fa2", "flash_attn_3_cache", "flash_attn_4")
 
 
@@ -126,6 +132,16 @@ def parser() -> argparse.ArgumentParser:
     )
     masks.add_argument("--peers", nargs="*", default=list(MASK_PEERS), help="besides cufa")
     masks.set_defaults(kernel="auto")
+
+    backward = commands.add_parser(
+        "backward", parents=[run, race, part], help="gradients, by graph replay"
+    )
+    backward.add_argument(
+        "--only", nargs="+", default=list(GRADIENTS), choices=GRADIENTS, help="(default: all)"
+    )
+    backward.add_argument("--head-dim", type=int, nargs="+", help="of these (default: all)")
+    backward.add_argument("--peers", nargs="*", default=list(BACKWARD_PEERS), help="besides cufa")
+    backward.set_defaults(kernel="auto")
 
     generate = commands.add_parser(
         "generate", parents=[run], help="text by a model of random weights, tokens a second"
@@ -275,6 +291,8 @@ def check(options: argparse.Namespace) -> None:
         cells_of(options)
     if options.bench == "regret":
         drawn_of(options)
+    if options.bench == "backward":
+        gradient_cases(options.only, options.head_dim)
     if options.bench == "models":
         chosen(options.models)
     if getattr(options, "rest", 0) < 0:
@@ -291,9 +309,10 @@ def check(options: argparse.Namespace) -> None:
             TABLES[name].cells(options.head_dim, options.seq)
     machine.check_compiler()
     if options.bench in _WITH_PEERS:
-        from benchmarks.peers import check_names  # which imports CuPy
+        from benchmarks import backward_peers, peers  # which import CuPy
 
-        check_names(options.peers)
+        known = backward_peers.PEERS if options.bench == "backward" else peers.PEERS
+        peers.check_names(options.peers, known)
     device = machine.current_gpu("calls are timed, and need one")
     for name in getattr(options, "kernels", None) or ():
         if not ATTENTION_KERNELS[name].runs_on(device):

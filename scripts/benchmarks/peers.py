@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -219,8 +219,8 @@ PEERS: dict[str, Maker] = {
 FlashAttention-2); ``flash_attn_*`` are the packages of that name."""
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Raise ValueError when a name is no contestant."""
-    unknown = [name for name in names if name not in PEERS]
+def check_names(names: Iterable[str], known: Collection[str]) -> None:
+    """Raise ValueError when a name is none of the contestants that are known."""
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"unknown peer {', '.join(unknown)}; known are {', '.join(PEERS)}")
+        raise ValueError(f"unknown peer {', '.join(unknown)}; known are {', '.join(known)}")

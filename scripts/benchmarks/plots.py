@@ -30,6 +30,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         _draw_cpu(figure, rows)
     elif result["bench"] == "masks":
         _draw_masks(figure, rows)
+    elif result["bench"] == "backward":
+        _draw_backward(figure, rows)
     elif result["bench"] == "generate":
         _draw_generate(figure, rows)
     elif result["bench"] == "regret":
@@ -193,6 +195,16 @@ def _draw_cpu(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
 def _draw_masks(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     """Draw a line a feature and shape, and on it a point a peer: how many times as fast it is."""
     labels = [f"{row['feature']}, {length_words(row['sq'])} x {row['d']}" for row in rows]
+    _draw_peers(figure, labels, rows)
+
+
+def _draw_backward(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw a line a case, and on it a point a peer: how many times as fast cufa is."""
+    labels = [
+        f"{row.get('model', row['feature'])}, {length_words(row['sq'])} x {dim_words(row)}"
+        + ", causal" * row["causal"]
+        for row in rows
+    ]
     _draw_peers(figure, labels, rows)
 
 

@@ -11,8 +11,8 @@ from benchmarks import graphs
 from benchmarks.cells import Cell
 from benchmarks.contestants import Contestants, rows_of
 from benchmarks.inputs import Operands
+from benchmarks.race import Budget
 from cufa.explorer.clock import Clock
-from cufa.explorer.race import Budget
 
 
 def rows(

@@ -16,10 +16,10 @@ from benchmarks.cells import TABLES, Cell
 from benchmarks.contestants import CUFA, columns, reason, rounded, rows_of, say
 from benchmarks.inputs import Operands
 from benchmarks.peers import cufa_call
+from benchmarks.race import Budget
 from benchmarks.summary import summarise
 from cufa import device as devices
 from cufa.explorer.clock import Call, CudaClock
-from cufa.explorer.race import Budget
 
 BEFORE = "before"
 ROUNDS = 40

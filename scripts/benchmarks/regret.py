@@ -11,13 +11,13 @@ from typing import Any
 from benchmarks import graphs
 from benchmarks.cells import Cell
 from benchmarks.contestants import reason, rounded, rows_of, say
+from benchmarks.race import Race
 from cufa import device as devices
 from cufa.compiler.nvrtc import Compiled
 from cufa.explorer.build import compile_all
 from cufa.explorer.clock import Call, Clock, CudaClock
 from cufa.explorer.knockout import Effort, knock_out
 from cufa.explorer.oracle import Oracle
-from cufa.explorer.race import Race
 from cufa.explorer.space import variants
 from cufa.explorer.stage import Stage
 from cufa.planner.plan import plan_tiles

@@ -41,6 +41,7 @@ _TITLES = {
     "models": "Shapes of real models",
     "decode": "Decoding",
     "masks": "Masks, biases and unequal lengths",
+    "backward": "Gradients",
     "generate": "Generating text",
     "regret": "The planner's choice and the fastest variant",
     "costs": "What the planner's costs are found from",
@@ -91,7 +92,10 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
             n for n in ("case", "mode", "page_size", "feature") if any(n in row for row in rows)
         )
         by = by or ("dtype",)
-        parts += [f"{ratios}:\n\n{summary(rows, by)}", cell_table(rows)]
+        of_gradients = bench == "backward"
+        best = with_best(rows, BEST) if of_gradients else rows
+        parts += [f"{ratios}:\n\n{summary(best, by)}", cell_table(rows)]
+        parts += _gaps_parts(rows) if of_gradients else []
     if any("cufa_maxerr" in row for row in rows) and bench != "refactor":
         parts += [error_summary(rows), error_table(rows)]
     return "\n\n".join(parts) + "\n"
@@ -158,12 +162,15 @@ def _models_parts(rows: Sequence[Row]) -> list[str]:
         f"With `batch_invariant=True` cufa takes {geomean(slower):.3f} times as long in geometric "
         f"mean, at most {max(slower):.2f}."
     )
+    return parts + _gaps_parts(rows)
+
+
+def _gaps_parts(rows: Sequence[Row]) -> list[str]:
     gaps = Counter(gap for row in rows for gap in row.get("gaps", {}).items())
-    if gaps:
-        lines = [[name, number, why] for (name, why), number in gaps.items()]
-        text = "What peers cannot run, and why:"
-        parts.append(f"{text}\n\n{table(['peer', 'cells', 'reason'], lines)}")
-    return parts
+    if not gaps:
+        return []
+    lines = [[name, number, why] for (name, why), number in gaps.items()]
+    return [f"What peers cannot run, and why:\n\n{table(['peer', 'cells', 'reason'], lines)}"]
 
 
 def _regret_summary(rows: Sequence[Row]) -> str:

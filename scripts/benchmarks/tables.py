@@ -89,7 +89,7 @@ def cell_table(rows: Sequence[Row], form: str = ".2f") -> str:
         for name in ("case", "feature", "model", "mode", "page_size")
         if any(name in row for row in rows)
     ]
-    names: Columns = {name: itemgetter(name) for name in found}
+    names: Columns = {name: partial(_or_nothing, name) for name in found}
     columns: Columns = {
         **names,
         **CELL,
@@ -101,6 +101,11 @@ def cell_table(rows: Sequence[Row], form: str = ".2f") -> str:
     if any("replayed" in row for row in rows):
         columns["timed by"] = _timing_words
     return f"Every cell, {unit}:\n\n{table_of(rows, columns)}"
+
+
+def _or_nothing(name: str, row: Row) -> Any:
+    """Return a field that not all rows of a table have."""
+    return row.get(name, "")
 
 
 def _timing_words(row: Row) -> str:

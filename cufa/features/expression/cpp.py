@@ -10,17 +10,7 @@ import numpy as np
 
 from cufa.arrays import Ints
 from cufa.dtypes import DTYPES
-from cufa.features.expression.graph import (
-    BOOL,
-    FLOAT,
-    INT,
-    LONG,
-    PAIR,
-    SCORE,
-    SIDE,
-    Graph,
-    Node,
-)
+from cufa.features.expression.graph import BOOL, FLOAT, INT, LONG, PAIR, SCORE, SIDE, Graph, Node
 from cufa.features.expression.tilt import Tilt
 from cufa.features.expression.values import ReadArray
 from cufa.features.user_functions import OWN
@@ -223,21 +213,21 @@ def _expression(
     graph: Graph, node: Node, texts: Mapping[int, str], names: Mapping[int, str]
 ) -> str:
     name, kind, operands, text, array, axis = node
-    found = [texts[i] for i in operands]
+    values = [texts[i] for i in operands]
     if name in _INLINE:
         return _INLINE[name]
     if name == "constant":
-        return _literal(text, kind)
+        return _LITERALS[kind](text)
     if name == "length":
         return f"{names[array]}.lengths[{axis}]"
     if name == "cast":
-        return f"static_cast<{kind}>({found[0]})"
+        return f"static_cast<{kind}>({values[0]})"
     if name == "where":
-        return f"{found[0]} ? {found[1]} : {found[2]}"
+        return "{} ? {} : {}".format(*values)
     if name == "load":
-        indices = (_index(graph, i, text) for i, text in zip(operands, found, strict=True))
+        indices = (_index(graph, i, text) for i, text in zip(operands, values, strict=True))
         return f"numpy::read<{kind}>({names[array]}.at({', '.join(indices)}))"
-    return f"numpy::{name}({', '.join(found)})"
+    return f"numpy::{name}({', '.join(values)})"
 
 
 def _index(graph: Graph, i: int, text: str) -> str:
@@ -258,7 +248,3 @@ _LITERALS: dict[str, Callable[[str], str]] = {
     LONG: lambda text: f"({-(2**63) + 1}LL - 1)" if text == str(-(2**63)) else f"{text}LL",
     FLOAT: _float,
 }
-
-
-def _literal(text: str, kind: str) -> str:
-    return _LITERALS[kind](text)

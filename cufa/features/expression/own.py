@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, Ints
+from cufa.arrays import Array
 from cufa.features.expression import cpp
 from cufa.features.expression.closures import Closure, closure, rebuilt
 from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD, Element, sums_of_read
@@ -162,16 +162,9 @@ def derivative_of(score_mod: Callable[..., Any]) -> Callable[..., np.ndarray] | 
 
     It is called with what `score_mod` is called with.
     """
-    its = _recorded(SCORE_MOD, score_mod, closure(score_mod))
-    slope = _slope(its.graph, its.root)
-    if slope is None:
-        return None
-
-    def of(score: np.ndarray, *pair: np.ndarray) -> np.ndarray:
-        inputs = dict(zip((SCORE, *PAIR), (score, *pair), strict=True))
-        return evaluated(its.graph, slope, inputs, its.arrays)
-
-    return of
+    recorded = _recorded(SCORE_MOD, score_mod, closure(score_mod))
+    slope = _slope(recorded.graph, recorded.root)
+    return None if slope is None else recorded.on_numpy(slope)
 
 
 class Partial(NamedTuple):
@@ -179,12 +172,14 @@ class Partial(NamedTuple):
 
     Attributes
     ----------
-    of, at : callable
-        Called as the function is: the derivative, and the indices of the element.
+    of : callable
+        Called as the function is: the derivative.
+    at : list of callable
+        Each index of the element, called in the same way.
     """
 
     of: Callable[..., np.ndarray]
-    at: Callable[..., tuple[np.ndarray, ...]]
+    at: list[Callable[..., np.ndarray]]
 
 
 def read_by(score_mod: Callable[..., Any]) -> dict[str, Array]:
@@ -195,26 +190,18 @@ def read_by(score_mod: Callable[..., Any]) -> dict[str, Array]:
 
 def partials_of(score_mod: Callable[..., Any], name: str) -> list[Partial]:
     """Return the derivatives of a `score_mod` by what it reads of an array, a place each."""
-    graph, root, reads, arrays = _recorded(SCORE_MOD, score_mod, closure(score_mod))
+    recorded = _recorded(SCORE_MOD, score_mod, closure(score_mod))
+    graph, root, reads, _ = recorded
     (number,) = (each.number for each in reads if each.name == name)
-
-    def value(node: int, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
-        return evaluated(graph, node, dict(zip((SCORE, *PAIR), inputs, strict=True)), arrays)
-
-    found = []
-    for i in graph.reachable(root):
-        node = graph.nodes[i]
-        if node.name == "load" and node.array == number:
-            slope, indices = derivative(graph, root, i), node.operands
-
-            def of(*inputs: np.ndarray, slope: int = slope) -> np.ndarray:
-                return value(slope, inputs)
-
-            def at(*inputs: np.ndarray, nodes: Ints = indices) -> tuple[np.ndarray, ...]:
-                return tuple(value(node, inputs) for node in nodes)
-
-            found.append(Partial(of, at))
-    return found
+    nodes = graph.reachable(root)
+    loads = [i for i in nodes if (graph.nodes[i].name, graph.nodes[i].array) == ("load", number)]
+    return [
+        Partial(
+            recorded.on_numpy(derivative(graph, root, i)),
+            [recorded.on_numpy(index) for index in graph.nodes[i].operands],
+        )
+        for i in loads
+    ]
 
 
 def _slope(graph: Graph, root: int) -> int | None:
@@ -230,6 +217,15 @@ class _Recorded(NamedTuple):
     root: int
     reads: list[ReadArray]
     arrays: list[Array]
+
+    def on_numpy(self, node: int) -> Callable[..., np.ndarray]:
+        """Return what computes a node from what the function is called with: NumPy arrays."""
+
+        def value(*inputs: np.ndarray) -> np.ndarray:
+            named = dict(zip((SCORE, *PAIR), inputs, strict=True))
+            return evaluated(self.graph, node, named, self.arrays)
+
+        return value
 
 
 def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _Recorded:

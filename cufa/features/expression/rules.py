@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from cufa.features.expression.graph import BOOL, FLOAT, INT, KINDS, Graph, Node
 
-_OF_FLOATS = frozenset(
-    (
-        *("divide", "power", "sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
-        *("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2", "sinh", "cosh", "tanh"),
-        *("fabs", "rint", "copysign", "hypot"),
+_TYPES: dict[str, tuple[str | None, str]] = {
+    name: types
+    for names, types in (
+        ("divide sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan", (FLOAT, FLOAT)),
+        ("arcsin arccos arctan arctan2 sinh cosh tanh fabs rint copysign hypot", (FLOAT, FLOAT)),
+        ("isnan isinf isfinite", (FLOAT, BOOL)),
+        ("less less_equal greater greater_equal equal not_equal", (None, BOOL)),
+        ("logical_and logical_or logical_xor logical_not", (BOOL, BOOL)),
     )
-)
-_TESTS = frozenset(("isnan", "isinf", "isfinite"))
-_COMPARISONS = frozenset(
-    ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
-)
-_LOGICAL = frozenset(("logical_and", "logical_or", "logical_xor", "logical_not"))
+    for name in names.split()
+}
+"""The types that a function takes, None for the common one of its operands, and returns."""
+
 _BITS = frozenset(("bitwise_and", "bitwise_or", "bitwise_xor", "invert"))
 _SHIFTS = frozenset(("left_shift", "right_shift"))
 _ROUNDINGS = frozenset(("floor", "ceil", "trunc"))
@@ -53,14 +54,9 @@ def applied(graph: Graph, function: str, operands: list[int]) -> int:
     kind = common(graph, operands)
     if name == "power":
         return _power(graph, *operands)
-    if name in _OF_FLOATS:
-        return _call(graph, name, operands, FLOAT, FLOAT)
-    if name in _TESTS:
-        return _call(graph, name, operands, FLOAT, BOOL)
-    if name in _COMPARISONS:
-        return _call(graph, name, operands, kind, BOOL)
-    if name in _LOGICAL:
-        return _call(graph, name, operands, BOOL, BOOL)
+    if name in _TYPES:
+        takes, gives = _TYPES[name]
+        return _call(graph, name, operands, takes or kind, gives)
     if name in _ROUNDINGS:
         return _call(graph, name, operands, FLOAT, FLOAT) if kind == FLOAT else operands[0]
     if name in _BITS or name in _SHIFTS:

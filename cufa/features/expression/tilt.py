@@ -10,16 +10,7 @@ import functools
 import math
 from typing import NamedTuple
 
-from cufa.features.expression.graph import (
-    FLOAT,
-    INT,
-    LONG,
-    PAIR,
-    SCORE,
-    SIDE,
-    Graph,
-    Node,
-)
+from cufa.features.expression.graph import FLOAT, INT, LONG, PAIR, SCORE, SIDE, Graph, Node
 from cufa.features.expression.rules import applied
 
 _QUERY, _KEY = PAIR[-2:]
@@ -98,27 +89,22 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
             return graph.constant(1, INT)
         if node.kind not in (INT, LONG, FLOAT):
             raise _UnevenError
-        inner = [of_key[j] for j in node.operands]
+        a, b = (*node.operands, *node.operands)[:2]
+        first, second = even(a), even(b)
         if node.name in ("add", "subtract"):
-            return total(even(node.operands[0]), even(node.operands[1]), node.name)
-        if node.name == "cast" and node.kind != FLOAT and graph.kind(node.operands[0]) == FLOAT:
-            raise _UnevenError  # what is cut off differs
-        if node.name == "negative" or (node.name == "cast" and node.kind != INT):
-            step = even(node.operands[0])
-            assert step is not None
-            if node.name == "cast":
-                return graph.cast(step, node.kind)
-            return applied(graph, "negative", [step])
-        if node.name == "divide" and not is_number(node.operands[1]):
-            raise _UnevenError  # that may be 0
-        if node.name in ("multiply", "divide") and inner == [True, False]:
-            step = even(node.operands[0])
-            assert step is not None
-            return applied(graph, node.name, [step, node.operands[1]])
-        if node.name == "multiply" and inner == [False, True]:
-            step = even(node.operands[1])
-            assert step is not None
-            return product(step, node.operands[0])
+            return total(first, second, node.name)
+        if node.name == "negative" and first is not None:
+            return applied(graph, "negative", [first])
+        # An integer of a float is uneven: what is cut off differs.
+        is_even = node.kind == FLOAT or (node.kind == LONG and graph.kind(a) != FLOAT)
+        if node.name == "cast" and is_even and first is not None:
+            return graph.cast(first, node.kind)
+        # A divisor that is no number may be 0.
+        if node.name == "multiply" or (node.name == "divide" and is_number(b)):
+            if first is not None and second is None:
+                return applied(graph, node.name, [first, b])
+            if first is None and second is not None:
+                return product(second, a)
         raise _UnevenError
 
     def of_distance(i: int) -> int:
@@ -129,7 +115,8 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
         if graph.kind(i) != INT or not reached <= _LINEAR or times(i) > _SMALL:
             raise _UnevenError
         step = even(i)
-        assert step is not None
+        if step is None:
+            raise _UnevenError
         turns.add(i)
         return product(step, graph.add(Node(SIDE, INT)))
 

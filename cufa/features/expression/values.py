@@ -6,6 +6,7 @@ a method of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import ml_dtypes
@@ -54,6 +55,17 @@ class ReadArray(NamedTuple):
     name: str
     dtype: np.dtype
     ndim: int
+
+
+def _unknown(request: str, instead: str) -> Callable[..., NoReturn]:
+    """Return a method that refuses what asks for a value."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            f"{request} asks for a value, which there is only when the kernel runs: {instead}"
+        )
+
+    return refuse
 
 
 class _Traced(NDArrayOperatorsMixin):
@@ -112,45 +124,17 @@ class _Traced(NDArrayOperatorsMixin):
             raise TypeError(f"dtype {np.dtype(dtype)} is none that kernels compute in: {known}")
         return Value(self._graph, self._graph.cast(self._node(), kind))
 
-    def _is_unknown(self, what: str, instead: str) -> NoReturn:
-        raise TypeError(
-            f"{what} asks for a value, which there is only when the kernel runs: {instead}"
-        )
-
-    def __bool__(self) -> bool:
-        """Refuse."""
-        self._is_unknown(
-            "a condition (if, while, and, or, not, in, a < b < c, min, max)",
-            "use numpy.where, &, |, ~, numpy.minimum and numpy.maximum",
-        )
-
-    def __int__(self) -> int:
-        """Refuse."""
-        self._is_unknown("int()", "use astype(numpy.int32)")
-
-    def __float__(self) -> float:
-        """Refuse."""
-        self._is_unknown("float(), or a function of math,", "use astype and NumPy's functions")
-
-    def __complex__(self) -> complex:
-        """Refuse."""
-        self._is_unknown("complex()", "kernels have none")
-
-    def __index__(self) -> int:
-        """Refuse."""
-        self._is_unknown(f"{_ELSEWHERE}, or range(),", _NAME_IT)
-
-    def __iter__(self) -> Any:
-        """Refuse."""
-        self._is_unknown("an iteration", "only Python's own loops are unrolled")
-
-    def __len__(self) -> int:
-        """Refuse."""
-        self._is_unknown("len()", "an array's shape says it")
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        """Refuse."""
-        self._is_unknown(f"{_ELSEWHERE}, or an array of it,", _NAME_IT)
+    __bool__ = _unknown(
+        "a condition (if, while, and, or, not, in, a < b < c, min, max)",
+        "use numpy.where, &, |, ~, numpy.minimum and numpy.maximum",
+    )
+    __int__ = _unknown("int()", "use astype(numpy.int32)")
+    __float__ = _unknown("float(), or a function of math,", "use astype and NumPy's functions")
+    __complex__ = _unknown("complex()", "kernels have none")
+    __index__ = _unknown(f"{_ELSEWHERE}, or range(),", _NAME_IT)
+    __iter__ = _unknown("an iteration", "only Python's own loops are unrolled")
+    __len__ = _unknown("len()", "an array's shape says it")
+    __array__ = _unknown(f"{_ELSEWHERE}, or an array of it,", _NAME_IT)
 
 
 def _clip(x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
@@ -248,7 +232,7 @@ class Lookup(_Traced):
 def node_of(x: Any, graph: Graph, kind: str = BOOL) -> int:
     """Return the node of what a function is applied to; Python's numbers have the `kind` of others.
 
-    As in NumPy: an integer beside floats is a float, and a float is one whatever it is beside.
+    As in NumPy: an integer with floats is a float, and a float is one whatever it is with.
     """
     if isinstance(x, _Traced):
         if x._graph is not graph:

@@ -1,0 +1,107 @@
+"""`explain_backward`: the plan of a call of `attention_backward`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cufa import device as devices
+from cufa.api.backward import read_by_function
+from cufa.api.backward_gpu import traced
+from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
+from cufa.api.options import Causal, Layout, UserFunction, Window
+from cufa.arrays import AnyArray, array_module
+from cufa.checks import check_flag
+from cufa.cpu import attention as cpu
+from cufa.features.dropout import check_dropout
+from cufa.features.expression.own import NOTHING
+from cufa.features.window import NO_WINDOW
+from cufa.planner.backward import BackwardPlan
+from cufa.planner.backward_model import explained
+from cufa.problem.parse import parse
+from cufa.problem.parse_backward import TENSORS, check_wrt
+
+
+def explain_backward(
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    *,
+    wrt: Sequence[str] = TENSORS,
+    causal: Causal = False,
+    window: Window = NO_WINDOW,
+    attention_chunk: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: AnyArray | None = None,
+    bias: AnyArray | None = None,
+    mask: AnyArray | None = None,
+    sinks: AnyArray | None = None,
+    score_mod: UserFunction | None = None,
+    mask_mod: UserFunction | None = None,
+    block_mask: BlockMask | None = None,
+    lengths_k: AnyArray | None = None,
+    lengths_q: AnyArray | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    layout: Layout = "bhsd",
+    deterministic: bool = False,
+) -> BackwardPlan | cpu.Plan:
+    """Return how `attention_backward` would run a call; nothing is compiled or launched.
+
+    Parameters
+    ----------
+    q, k, v, wrt, causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
+        As for `attention_backward`; its `dout`, `out` and `lse` make no difference.
+    score_mod, mask_mod, block_mask, lengths_k, lengths_q, dropout_p, scale, layout
+        As for `attention_backward`.
+    deterministic : bool
+        As for `attention_backward`.
+
+    Returns
+    -------
+    cufa.planner.backward.BackwardPlan or cufa.cpu.attention.Plan
+        The latter for NumPy arrays. `str` of either is one line. The former has the launches in
+        `steps`, and in `expected_us` how many microseconds each would take on an H200,
+        where known.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attention_backward`.
+
+    Examples
+    --------
+    >>> import numpy as np, cufa
+    >>> q = k = v = np.ones((1, 8, 100, 64), np.float32)
+    >>> plan = cufa.explain_backward(q, k, v, causal=True)
+    """
+    check_flag("deterministic", deterministic)
+    if block_mask is not None:
+        mask_mod = mask_mod_of(block_mask, mask_mod)
+    xp = array_module(q, k, v, None)
+    beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
+    read = read_by_function(score_mod)
+    wrt = check_wrt(wrt, {**read, "q": q, "k": k, "v": v, **beside}, read)
+    problem, _ = parse(
+        *(q, k, v),
+        asked={
+            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
+            **{"softcap": softcap, "dropout_p": check_dropout(dropout_p)},
+        },
+        scale=scale,
+        layout=layout,
+        out=None,
+        xp=xp,
+        beside=beside,
+        own=NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel=None),
+        lengths_k=lengths_k,
+        lengths_q=lengths_q,
+        return_lse=True,
+    )
+    if block_mask is not None:
+        problem = with_block_mask(problem, block_mask, xp)
+    if xp is np:
+        return cpu.plan(problem)
+    device = devices.of_id(xp.cuda.runtime.getDevice())
+    return explained(problem, device, wrt, deterministic)

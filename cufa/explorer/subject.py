@@ -1,0 +1,82 @@
+"""What an exploration is about: attention, or its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cufa.arrays import Operands
+from cufa.device import Device
+from cufa.explorer import build
+from cufa.explorer.beside import Beside
+from cufa.explorer.oracle import Oracle, Verdict
+from cufa.explorer.work import flops, nbytes
+from cufa.planner.plan import plan_tiles
+from cufa.planner.rules import times
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
+from cufa.tuned import user_table
+
+if TYPE_CHECKING:
+    from cufa.explorer.stage import Stage
+
+
+class Judge(Protocol):
+    """Judges the results of a stage."""
+
+    def judge(self, *results: Any) -> Verdict:
+        """Compare results with what is right."""
+
+
+class Subject:
+    """Attention of a problem on a device, as `Run` explores it.
+
+    Parameters
+    ----------
+    problem : Problem
+    device : Device
+    """
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        self.problem, self.device = problem, device
+
+    def refusal(self, variant: Variant) -> str | None:
+        """Return why a variant cannot run, or None if it can."""
+        return build.refusal(self.problem, variant, self.device)
+
+    def expected(self, variants: Collection[Variant]) -> dict[Variant, float]:
+        """Return the microseconds that are expected of variants, as far as they are known."""
+        found: dict[Variant, float] = {}
+        for kernel in {variant.kernel for variant in variants}:
+            found |= times(self.problem, self.device, kernel)
+        return found
+
+    def planned(self, kernels: Collection[str]) -> Variant:
+        """Return the planner's choice; with a kernel forced if only others are explored."""
+        table = user_table(self.device)
+        usual = plan_tiles(self.problem, self.device, table=table).variant
+        if usual.kernel in kernels:
+            return usual
+        for kernel in kernels:
+            with suppress(ValueError):  # one that cannot run the problem
+                return plan_tiles(self.problem, self.device, kernel, table).variant
+        return usual
+
+    def stage(self, operands: Operands | None, beside: Beside | None) -> Stage:
+        """Return the problem on the current GPU, with arrays as of `Run.measure`."""
+        from cufa.explorer.stage import Stage
+
+        return Stage(self.problem, operands, self.device, beside)
+
+    def judge(self, stage: Stage) -> Judge:
+        """Return the judge of results of a stage."""
+        return Oracle(stage.xp, self.problem, *stage.operands[:3], stage.beside)
+
+    def flops(self) -> float:
+        """Return the operations of a call."""
+        return flops(self.problem)
+
+    def nbytes(self) -> int:
+        """Return the bytes that a call moves at least."""
+        return nbytes(self.problem)

@@ -1,0 +1,265 @@
+// FlashAttention-2's backward pass (Dao 2023, algorithm 2) on Hopper, for float16 and bfloat16,
+// sm_90a. A block owns BN keys of one K/V head and loops over the queries that see them, in tiles
+// of BM, of all query heads of the group. The producer, one thread of the first warpgroup, fetches
+// tiles of Q and dO by TMA. The consumers, the other warpgroups, own 64 keys each: S^T = K Q^T and
+// dP^T = V dO^T stay in registers, and so do P^T and dS^T, the left operands of dV += P^T dO and
+// dK += dS^T Q. dS goes through shared memory to dQ += dS K, which the consumers share, a step
+// later: so no consumer waits for another's softmax. dQ is added up in global memory.
+#include "bwd_common_sm90.cuh"
+#include "bwd_turned_sm90.cuh"
+#include "bwd_wgmma_smem.cuh"
+
+template <class C, class SCORE, class KV>
+struct BackwardConsumer {
+    using T = typename C::T;
+    static constexpr int BM = C::BM, BN = C::BN, D = C::HEAD_DIM, NT = BM / 8;
+    using QTile = typename C::QTile;
+    using KTile = typename C::KTile;
+    using DsTile = typename C::DsTile;
+    using Place = KeyPlace<BM, BN, SCORE, KV>;
+    using Scores = float[NT][4];
+    using DqPart = float[C::DQ_WIDTH / 8][4];
+    // Whether the registers of dP^T are needed until there is P^T.
+    static constexpr bool DP_LATE =
+        (SCORE::CHANGES_EVERY_TILE || SCORE::DROPS_WEIGHTS) && D + BM / 2 > 128;
+
+    const Place& place;
+    const BackwardSmem<C>& smem;
+    const int consumer;
+    int* due = nullptr;  // whose turn ends when this warp's part of dQ has been added
+    float rdK[D / 8][4] = {}, rdV[D / 8][4] = {};
+    uint32_t rP[BM / 16][4], rdS[BM / 16][4];
+
+    __device__ BackwardConsumer(const Place& place, const BackwardSmem<C>& smem, int consumer)
+        : place(place), smem(smem), consumer(consumer) {}
+
+    __device__ TurnedScores<T, SCORE, Place, NT> scores(const RowTile& t) const {
+        return {place, t, place.key_tile * BN + consumer * 64};
+    }
+
+    __device__ void wait_kv() const {
+        smem.wait_kv();
+        if constexpr (KV::TAILS) {
+            const int keys = place.sequence.seq_kv - place.key_tile * BN;
+            clear_rows_from<KTile>(keys, smem.k(), consumer);
+            clear_rows_from<KTile>(keys, smem.v(), consumer);
+        }
+    }
+    // Queue the two products that need Q and dO only: S^T = K Q^T and dP^T = V dO^T.
+    __device__ void queue_s(Scores& rS, uint32_t n, const RowTile& t) const {
+        smem.ring_q.wait(n);
+        if (KV::TAILS) clear_rows_from<QTile>(rows_left(t), smem.q(n), consumer);
+        wgmma_fence();
+        queue_product<T, KTile, QTile>(rS, KTile::operand(smem.k() + keys()),
+                                       QTile::operand(smem.q(n)));
+        wgmma_commit();
+    }
+    __device__ void queue_dp(Scores& rdP, uint32_t n, const RowTile& t) const {
+        smem.ring_do.wait(n);
+        if (KV::TAILS) clear_rows_from<QTile>(rows_left(t), smem.dout(n), consumer);
+        wgmma_fence();
+        queue_product<T, KTile, QTile>(rdP, KTile::operand(smem.v() + keys()),
+                                       QTile::operand(smem.dout(n)));
+        wgmma_commit();
+    }
+    __device__ uint32_t keys() const { return consumer * 64 * KTile::ROW_BYTES; }
+    __device__ int rows_left(const RowTile& t) const { return place.sequence.seq_q - t.tile * BM; }
+    // P^T = exp(S^T - lse)
+    __device__ void exponentiate(Scores& rS, uint32_t n, const RowTile& t) {
+        scores(t).weigh(rS, rP, smem.stats(n));
+    }
+    // dS^T = P^T (dP^T - delta). Weights that are dropped are 0 in rP.
+    __device__ void derive(const Scores& rS, Scores& rdP, uint32_t n) {
+        const int column = thread_index_anew() % 4 * 2;
+        const float growth = Differentiated<SCORE>{place.p}.growth();
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt) {
+            const float2 delta = lds_2(smem.stats(n) + 4 * (BM + nt * 8 + column));
+            if constexpr (SCORE::DROPS_WEIGHTS)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const uint32_t kept = rP[nt / 2][nt % 2 * 2 + i / 2] >> i % 2 * 16 & 0xffff;
+                    rdP[nt][i] = kept ? rdP[nt][i] * growth : 0.f;
+                }
+            rdP[nt][0] = rS[nt][0] * (rdP[nt][0] - delta.x);
+            rdP[nt][1] = rS[nt][1] * (rdP[nt][1] - delta.y);
+            rdP[nt][2] = rS[nt][2] * (rdP[nt][2] - delta.x);
+            rdP[nt][3] = rS[nt][3] * (rdP[nt][3] - delta.y);
+        }
+        pack_operand<T>(rdS, rdP);
+    }
+    // Hands dS to all consumers.
+    __device__ void share_ds(uint32_t n) const {
+        const int thread = thread_index_anew() % 128, lane = thread % 32;
+        smem.ring_ds.acquire(n);
+        const uint32_t lane_offset =
+            DsTile::offset(lane / 16 * 8 + lane % 8, consumer * 8 + thread / 32 * 2 + lane / 8 % 2);
+#pragma unroll
+        for (int k = 0; k < BM / 16; ++k)
+            stmatrix_x4_trans(smem.ds(n) + lane_offset + k * 16 * DsTile::ROW_BYTES, rdS[k][0],
+                              rdS[k][1], rdS[k][2], rdS[k][3]);
+        fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(smem.ring_ds.full + 8 * smem.ring_ds.slot(n));
+    }
+    __device__ void queue_dkv(uint32_t n) {
+        wgmma_fence();
+        queue_product<T, QTile>(rdV, rP, QTile::operand(smem.dout(n)), true);
+        queue_product<T, QTile>(rdK, rdS, QTile::operand(smem.q(n)), true);
+        wgmma_commit();
+    }
+    // This consumer's part of dQ: of 64 rows, or of some columns of all rows.
+    __device__ void queue_dq(DqPart& rdQ, uint32_t n) const {
+        smem.ring_ds.wait(n);
+        const uint32_t rows = C::SHARES_ROWS ? consumer * 64 * DsTile::ROW_BYTES : 0;
+        const int column = C::SHARES_ROWS ? 0 : consumer * C::DQ_WIDTH;
+        const uint32_t columns =
+            column / KTile::PANEL_COLS * KTile::PANEL_BYTES + column % KTile::PANEL_COLS * 2;
+        const uint32_t ds = DsTile::operand(smem.ds(n) + rows);
+        const uint32_t k = KTile::operand(smem.k() + columns);
+        wgmma_fence();
+#pragma unroll
+        for (int j = 0; j < BN / 16; ++j)
+            Wgmma<T, C::DQ_WIDTH>::template ss<0, 1>(rdQ, DsTile::columns(ds, j), KTile::rows(k, j),
+                                                     j > 0);
+        wgmma_commit();
+    }
+    // Adds it to the sum in global memory, where four numbers of a thread follow each other: each
+    // warp its own 16 rows.
+    __device__ void add_dq(const DqPart& rdQ, const RowTile& t) {
+        if (!place.p.dq_sums) return;
+        const int thread = thread_index_anew() % 128, lane = thread % 32, warp = thread / 32;
+        const uint32_t part = smem.dq(consumer, warp);
+        if (lane == 0) end_add();
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < C::DQ_WIDTH / 8; ++i)
+            sts_128(part + (i * 32 + lane) * 16,
+                    make_float4(rdQ[i][0], rdQ[i][1], rdQ[i][2], rdQ[i][3]));
+        fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) {
+            const int row = (C::SHARES_ROWS ? consumer * 64 : 0) + warp * 16;
+            const int piece = C::SHARES_ROWS ? 0 : consumer * (C::DQ_WIDTH / 8);
+            if (place.p.turns) take_turn(t, row);
+            bulk_add(DqPiece<T, D, true>::at(place.p.dq_sums, place.row_of(t) + row, piece), part,
+                     C::DQ_WARP_BYTES);
+            tma_store_commit();
+        }
+    }
+    // Waits until the place of a warp's part is free; or, where tiles of keys add in their order,
+    // until it has been added.
+    __device__ void end_add() {
+        if (!place.p.turns) {
+            tma_store_wait_read();
+        } else if (due) {
+            tma_store_wait();
+            fence_proxy_async_global();
+            st_release(due, ld_relaxed(due) + 1);
+        }
+    }
+    __device__ void take_turn(const RowTile& t, int row) {
+        due = place.turn(t) + row / TURN_ROWS + (C::SHARES_ROWS ? 0 : consumer);
+        const int rank = place.rank(t);
+        while (ld_acquire(due) != rank) {
+        }
+        fence_proxy_async_global();
+    }
+    // dV and dK leave through the places of V and K.
+    __device__ void store() {
+        const auto& p = place.p;
+        const int rows = place.keys_left(), row = consumer * 64;
+        named_barrier_sync(1, C::CONSUMERS * 128);  // all have read K
+        if (p.dk.data)
+            store_gradient<T, KTile>(rdK, p.scale, smem.k(), consumer, row, 0,
+                                     place.template rows_of<T>(p.dk), p.dk.stride_seq, rows,
+                                     p.head_dim);
+        if (p.dv.data)
+            store_gradient<T, KTile>(rdV, Differentiated<SCORE>{p}.growth(), smem.v(), consumer,
+                                     row, 0, place.template rows_of<T>(p.dv), p.dv.stride_seq, rows,
+                                     p.head_dim_v);
+    }
+};
+
+// Fetches K and V, and the tiles of rows that visit them; one thread.
+template <class C, class SCORE, class KV>
+__device__ void produce(const BackwardMaps& maps, const KeyPlace<C::BM, C::BN, SCORE, KV>& place,
+                        const BackwardSmem<C>& smem) {
+    using QTile = typename C::QTile;
+    constexpr int BM = C::BM;
+    const auto& p = place.p;
+    load_kv<typename C::KTile, KV>(maps, place, smem.k(), smem.v(), place.key_tile * C::BN,
+                                   smem.expect_kv());
+    const int batch = KV::RAGGED ? 0 : place.batch;
+    uint32_t n = 0;
+    for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
+        const int head = place.query_head(t), row = place.sequence.first_q + t.tile * BM;
+        const long long of_rows = place.row_of(t);
+        smem.ring_q.acquire(n);
+        const uint32_t full_q = smem.ring_q.expect(n, QTile::bytes + BM * 4);
+        QTile::load(smem.q(n), 0, maps.q, full_q, row, head, batch, L2_KEPT);
+        bulk_load(smem.stats(n), p.row_lse + of_rows, BM * 4, full_q);
+        smem.ring_do.acquire(n);
+        const uint32_t full_do = smem.ring_do.expect(n, QTile::bytes + BM * 4);
+        QTile::load(smem.dout(n), 0, maps.d_out, full_do, row, head, batch, L2_KEPT);
+        bulk_load(smem.stats(n) + BM * 4, p.row_delta + of_rows, BM * 4, full_do);
+    }
+}
+
+template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS,
+          int BLOCKS_PER_SM, class SCORE, class KV>
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
+    bwd_wgmma(const __grid_constant__ TmaBackwardArguments<SCORE, KV> arguments) {
+    using C = BackwardConfig<T, HEAD_DIM, BM, BN, STAGES>;
+    using Consumer = BackwardConsumer<C, SCORE, KV>;
+    using Place = typename Consumer::Place;
+    static_assert(HEAD_DIM_V == HEAD_DIM && WARPS == 4 * (C::CONSUMERS + 1), "as in the spec");
+    const auto& p = arguments.params;
+    extern __shared__ __align__(1024) unsigned char smem[];
+    const BackwardSmem<C> shared(smem_address(smem));
+    const Place place(p, key_tile_by_head<Place, KV>(p, number_of_block(p, smem)));
+    if (threadIdx.x == 0) shared.init();
+    __syncthreads();
+
+    const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+    if (warpgroup == 0) {
+        registers_decrease<C::PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0) produce<C, SCORE, KV>(arguments.maps, place, shared);
+        return;
+    }
+    registers_increase<C::CONSUMER_REGISTERS>();
+    Consumer c(place, shared, warpgroup - 1);
+    c.wait_kv();
+    uint32_t n = 0;
+    RowTile before{};  // of the step before
+    for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
+        typename Consumer::Scores rS, rdP;
+        typename Consumer::DqPart rdQ;
+        c.queue_s(rS, n, t);
+        if (!Consumer::DP_LATE) c.queue_dp(rdP, n, t);
+        wgmma_wait<!Consumer::DP_LATE>();
+        c.exponentiate(rS, n, t);
+        if (Consumer::DP_LATE) c.queue_dp(rdP, n, t);
+        wgmma_wait<0>();
+        c.derive(rS, rdP, n);
+        c.share_ds(n);
+        c.queue_dq(rdQ, n - 1);  // in the first step of what lies there, for no use
+        c.queue_dkv(n);
+        wgmma_wait<1>();
+        if (n > 0) {
+            shared.ring_ds.release(n - 1);
+            c.add_dq(rdQ, before);
+        }
+        wgmma_wait<0>();
+        shared.ring_q.release(n), shared.ring_do.release(n);
+        before = t;
+    }
+    if (n > 0) {
+        typename Consumer::DqPart rdQ;
+        c.queue_dq(rdQ, n - 1);
+        wgmma_wait<0>();
+        c.add_dq(rdQ, before);
+    }
+    c.store();
+    if (threadIdx.x % 32 == 0) c.end_add();
+}

@@ -1,0 +1,77 @@
+// A block's shared memory in bwd_wgmma.cu, and who waits for what in it.
+#pragma once
+#include "bwd_common_sm90.cuh"
+
+template <class T_, int HEAD_DIM_, int BM_, int BN_, int STAGES_>
+struct BackwardConfig : BackwardRegisters<BN_ / 64> {
+    using T = T_;
+    static constexpr int HEAD_DIM = HEAD_DIM_, BM = BM_, BN = BN_, CONSUMERS = BN / 64;
+    static constexpr int STAGES = STAGES_;
+    // The consumers share dQ by its rows, or, where these are those of one, by its columns.
+    static constexpr bool SHARES_ROWS = BM == 64 * CONSUMERS;
+    static constexpr int DQ_WIDTH = SHARES_ROWS ? HEAD_DIM : HEAD_DIM / CONSUMERS;
+    static_assert(SHARES_ROWS || BM == 64, "each consumer has 64 rows of dQ");
+    using QTile = WgmmaTile<BM, HEAD_DIM>;  // of dO, too
+    using KTile = WgmmaTile<BN, HEAD_DIM>;  // of V, too
+    using DsTile = WgmmaTile<BM, BN>;
+
+    // Where each part begins. A warp adds up its part of dQ through shared memory.
+    static constexpr int DQ_WARP_BYTES = 16 * DQ_WIDTH * 4;
+    static constexpr int K = 0, V = K + KTile::bytes, Q = V + KTile::bytes;
+    static constexpr int DO = Q + STAGES * QTile::bytes, DS = DO + STAGES * QTile::bytes;
+    static constexpr int DQ = DS + 2 * DsTile::bytes;
+    static constexpr int STATS = DQ + 4 * CONSUMERS * DQ_WARP_BYTES, STATS_BYTES = 8 * BM;
+    static constexpr int BARRIERS = STATS + STAGES * STATS_BYTES;
+    static constexpr int bytes = BARRIERS + 32 * STAGES + 32 + 8;
+};
+
+template <class C>
+struct BackwardSmem {
+    uint32_t base;
+    Ring<C::STAGES> ring_q, ring_do;
+    Ring<2> ring_ds;
+    uint32_t full_kv;
+
+    __device__ explicit BackwardSmem(uint32_t smem)
+        : base(smem),
+          ring_q(smem + C::BARRIERS),
+          ring_do(smem + C::BARRIERS + ring_q.bytes),
+          ring_ds(smem + C::BARRIERS + 2 * ring_q.bytes),
+          full_kv(smem + C::BARRIERS + 2 * ring_q.bytes + ring_ds.bytes) {}
+
+    // By one thread.
+    __device__ void init() const {
+        if (dynamic_smem_bytes() < C::bytes) __trap();
+        ring_q.init(4 * C::CONSUMERS), ring_do.init(4 * C::CONSUMERS);
+        for (int s = 0; s < 2; ++s)
+            mbarrier_init(ring_ds.full + 8 * s, 4 * C::CONSUMERS),
+                mbarrier_init(ring_ds.empty + 8 * s, 4 * C::CONSUMERS);
+        mbarrier_init(full_kv, 1);
+        mbarrier_fence_init();
+        fence_proxy_async();  // the block's number was where TMA writes K
+    }
+    __device__ uint32_t expect_kv() const {
+        mbarrier_arrive_expect(full_kv, 2 * C::KTile::bytes);
+        return full_kv;
+    }
+    __device__ void wait_kv() const { mbarrier_wait(full_kv, 0); }
+    __device__ uint32_t k() const { return base + C::K; }
+    __device__ uint32_t v() const { return base + C::V; }
+    __device__ uint32_t q(uint32_t n) const {
+        return base + C::Q + ring_q.slot(n) * C::QTile::bytes;
+    }
+    __device__ uint32_t dout(uint32_t n) const {
+        return base + C::DO + ring_do.slot(n) * C::QTile::bytes;
+    }
+    __device__ uint32_t ds(uint32_t n) const {
+        return base + C::DS + ring_ds.slot(n) * C::DsTile::bytes;
+    }
+    // The numbers of a tile's rows: the log-sum-exp, then delta.
+    __device__ uint32_t stats(uint32_t n) const {
+        return base + C::STATS + ring_q.slot(n) * C::STATS_BYTES;
+    }
+    // The part of dQ of a warp of a consumer.
+    __device__ uint32_t dq(int consumer, int warp) const {
+        return base + C::DQ + (consumer * 4 + warp) * C::DQ_WARP_BYTES;
+    }
+};

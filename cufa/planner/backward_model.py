@@ -1,0 +1,101 @@
+"""What the launches of a plan of gradients would take on an H200: operations and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from cufa.device import Device
+from cufa.dtypes import DTYPES
+from cufa.features.parts import edges
+from cufa.planner.backward import BackwardPlan, Step, backward_plan
+from cufa.problem.problem import Problem
+from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS
+from cufa.specs.arguments import TemplateArguments
+
+_LAUNCH_US = 2.0
+"""For a launch, whatever it computes."""
+
+_BYTES_A_US = 3.5e6
+"""Bytes that the kernels before and after the products read and write in a microsecond."""
+
+_MULTIPROCESSORS = 132
+"""Those of an H200, among which blocks are shared out."""
+
+_OPERANDS = ("q", "k", "v", "d_out", "row_lse", "row_delta", "dq_sums", "dk", "dv")
+"""What the products read and write at least once."""
+
+
+def explained(
+    problem: Problem,
+    device: Device,
+    wrt: Collection[str],
+    deterministic: bool,
+    forced: TemplateArguments | None = None,
+) -> BackwardPlan:
+    """Return a plan with the times that are expected of its steps; arguments as `backward_plan`.
+
+    A problem may be empty: its plan has no launch.
+    """
+    problem = problem._replace(scale=abs(problem.scale), returns_lse=True)
+    plan = backward_plan(problem, device, wrt, deterministic, forced=forced)
+    if 0 in (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv):
+        return plan._replace(steps=(), workspace_words=0)
+    products = sum(step.instance.kernel in BACKWARD_KERNELS for step in plan.steps)
+    times = [_of_step(step, plan, products) for step in plan.steps]
+    known = tuple(us for us in times if us is not None)
+    return plan._replace(expected_us=known if len(known) == len(times) else ())
+
+
+def _of_step(step: Step, plan: BackwardPlan, products: int) -> float | None:
+    sizes = _bytes(plan)
+    spec = AUXILIARY_KERNELS.get(step.instance.kernel)
+    if spec is not None:
+        moved = sum(sizes.get(name, 0) for name in (*spec.inputs, *spec.outputs))
+        return _LAUNCH_US + moved / _BYTES_A_US
+    rate = BACKWARD_KERNELS[step.instance.kernel].rate(plan.variant.head_dim)
+    if rate is None:
+        return None
+    v = plan.variant
+    places = v.blocks_per_sm * _MULTIPROCESSORS
+    waves = -(-step.grid // places)
+    busy = step.grid / (waves * places)  # the part of the places that have a block
+    moved = sum(sizes[name] for name in _OPERANDS)
+    each = flops(plan.problem, v.bm, v.bn) / products
+    return _LAUNCH_US + each / (1e6 * rate) / busy + moved / _BYTES_A_US
+
+
+def flops(problem: Problem, bm: int = 0, bn: int = 0) -> float:
+    """Return the operations of the five products, of the pairs that are seen.
+
+    Parameters
+    ----------
+    problem : Problem
+    bm, bn : int
+        Rows and keys of a tile. Those along an edge of what is seen are computed whole, so that
+        half of one counts in addition for each row there.
+    """
+    n = problem.sequences if problem.kv == "Varlen" else 1
+    one = problem._replace(seq_q=-(-problem.seq_q // n), seq_kv=-(-problem.seq_kv // n))
+    count = edges(problem.score)
+    pairs = float(one.seq_q * one.seq_kv)
+    if count:
+        first, end = one.sees(slice(0, one.seq_q))
+        along = count * one.seq_q * (bm + bn) / 2
+        pairs = min(pairs, float((end - first).sum()) + along)
+    heads = n * problem.batch * problem.heads_q
+    return 2.0 * heads * pairs * (3 * problem.head_dim + 2 * problem.head_dim_v)
+
+
+def _bytes(plan: BackwardPlan) -> dict[str, int]:
+    """Return the sizes of arrays, by name."""
+    p, element = plan.problem, DTYPES[plan.problem.dtype].bytes
+    queries, keys = (p.batch * n for n in (p.heads_q * p.seq_q, p.heads_kv * p.seq_kv))
+    found = {
+        **dict.fromkeys(("q", "dq"), element * queries * p.head_dim),
+        **dict.fromkeys(("k", "dk"), element * keys * p.head_dim),
+        **dict.fromkeys(("o", "d_out"), element * queries * p.head_dim_v),
+        **dict.fromkeys(("v", "dv"), element * keys * p.head_dim_v),
+        **dict.fromkeys(("lse", "row_lse", "row_delta"), 4 * queries),
+    }
+    sums = 4 * queries * plan.variant.head_dim if plan.dq_sums >= 0 else 0
+    return {**found, "dq_sums": sums}

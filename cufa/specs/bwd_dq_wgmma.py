@@ -1,0 +1,35 @@
+"""dQ of wide heads on Hopper: a producer's warpgroup, and a consumer for each 64 rows."""
+
+from __future__ import annotations
+
+from cufa.specs.arguments import TemplateArguments
+from cufa.specs.backward import BackwardSpec, Tiles
+from cufa.specs.tile_shape import TileShape
+
+# dQ of 64 rows is half of head_dim registers, S and dP half of bn each, dS a quarter. Stages hold K
+# or V: those of the next keys come while K of the present ones is in use.
+_TILES: Tiles = {
+    (192, 192): (TileShape(128, 64, 4, 12, 1),),
+    (256, 256): (TileShape(128, 64, 3, 12, 1),),
+}
+
+
+def _shared_memory(v: TemplateArguments) -> dict[str, int]:
+    return {
+        "Q and dO": 4 * v.bm * v.head_dim,
+        "K and V": 2 * v.stages * v.bn * v.head_dim,
+        "barriers": 16 * v.stages + 8,
+    }
+
+
+SPEC = BackwardSpec(
+    "bwd_dq_wgmma",
+    ("float16", "bfloat16"),
+    {90: _TILES},
+    shared_memory=_shared_memory,
+    archs=("sm_90a",),
+    tma=True,
+    gradients=("q",),
+    differentiates=False,
+    tflops={256: 406.0},
+)

@@ -1,0 +1,37 @@
+"""FlashAttention-2's backward pass on Hopper: a producer's warpgroup, and one for each 64 keys."""
+
+from __future__ import annotations
+
+from cufa.specs.arguments import TemplateArguments
+from cufa.specs.backward import BackwardSpec, Tiles, computes
+from cufa.specs.tile_shape import TileShape
+
+# dK and dV of 64 keys are half of head_dim + head_dim_v registers, S^T and dP^T half of bm each,
+# and P^T and dS^T a quarter.
+_TILES: Tiles = {
+    (64, 64): (TileShape(128, 128, 2, 12, 1), TileShape(64, 128, 2, 12, 1)),
+    (128, 128): (TileShape(64, 128, 2, 12, 1),),
+}
+
+
+def _shared_memory(v: TemplateArguments) -> dict[str, int]:
+    return {
+        "K and V": 4 * v.bn * v.head_dim,
+        "Q and dO": 4 * v.stages * v.bm * v.head_dim,
+        "dS": 4 * v.bm * v.bn,
+        "dQ": 4 * v.bm * v.head_dim,
+        "rows": 8 * v.stages * v.bm,
+        "barriers": 32 * v.stages + 32 + 8,
+    }
+
+
+SPEC = BackwardSpec(
+    "bwd_wgmma",
+    ("float16", "bfloat16"),
+    {90: _TILES},
+    shared_memory=_shared_memory,
+    archs=("sm_90a",),
+    tma=True,
+    is_large=computes,
+    tflops={64: 511.0, 128: 557.0},
+)

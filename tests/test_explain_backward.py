@@ -1,0 +1,176 @@
+"""`explain_backward`, `explain --backward` and `compile --backward`: plans of gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from played_gpu import on_gpu
+from test_cli import fields
+from test_cli_compile import Builder, Captured, builder
+
+import cufa
+from cufa import cli, device
+from cufa.planner.backward import backward_plan
+from cufa.planner.backward_model import explained, flops
+from cufa.problem.problem import Problem
+from cufa.specs import BACKWARD_KERNELS
+
+H200 = device.named("h200")
+__all__ = ["builder"]  # a fixture
+
+
+def problem(b: int, h: int, s: int, d: int, **options: Any) -> Problem:
+    return Problem.of_shapes(*[(b, h, s, d)] * 3, dtype="bfloat16", **options)
+
+
+# the model
+
+
+def test_operations() -> None:
+    """Five products of the pairs that are seen, and half a tile along each edge."""
+    assert flops(problem(2, 3, 100, 64)) == 10 * 2 * 3 * 100 * 100 * 64
+    causal = problem(2, 3, 100, 64, causal=True)
+    assert flops(causal) == 10 * 2 * 3 * 5050 * 64
+    assert flops(causal, 16, 32) == 10 * 2 * 3 * (5050 + 100 * 24) * 64
+    window = problem(1, 1, 100, 64, causal=True, window=(9, None))
+    assert flops(window) == 10 * (100 * 10 - 45) * 64
+    packed = problem(1, 3, 200, 64, causal=True)._replace(kv="Varlen", sequences=2)
+    assert flops(packed) == flops(causal)
+
+
+def test_expected_times() -> None:
+    """Large problems take their operations at the kernel's rate, and sums their bytes."""
+    large = problem(1, 16, 16384, 128)
+    plan = explained(large, H200, "qkv", deterministic=False)
+    before, products, after = plan.expected_us
+    rate = BACKWARD_KERNELS[plan.variant.kernel].rate(128) or 0.0
+    assert products == pytest.approx(flops(large) / rate / 1e6, rel=0.06)
+    assert before + after == pytest.approx(133, rel=0.05)
+    half = explained(large.having(*problem(1, 1, 8, 128, causal=True).features), H200, "qkv", False)
+    assert half.expected_us[1] == pytest.approx(products / 2, rel=0.06)
+    # A block alone leaves the other multiprocessors idle.
+    one, many = (explained(problem(1, h, 64, 128), H200, "qkv", False) for h in (1, 132))
+    assert sum(many.expected_us) < 3 * sum(one.expected_us)
+
+
+def test_all_but_the_times_is_the_plan() -> None:
+    for given in (problem(2, 4, 300, 72, causal=True), problem(1, 2, 64, 256)):
+        plan = explained(given, H200, "qkv", deterministic=True)
+        expected = backward_plan(given._replace(returns_lse=True), H200, "qkv", True)
+        assert plan._replace(expected_us=()) == expected
+        assert len(plan.expected_us) == len(plan.steps)
+
+
+@pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
+def test_all_head_dims_have_a_rate(kernel: str) -> None:
+    spec = BACKWARD_KERNELS[kernel]
+    assert all(spec.rate(d) for table in spec.tile_tables.values() for d, _ in table)
+
+
+def test_a_kernel_without_a_rate(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    name = explained(problem(1, 1, 64, 64), H200, "qkv", deterministic=False).variant.kernel
+    spec = BACKWARD_KERNELS[name]._replace(tflops={})
+    monkeypatch.setitem(BACKWARD_KERNELS, name, spec)
+    assert explained(problem(1, 1, 64, 64), H200, "qkv", deterministic=False).expected_us == ()
+    words = ["explain", "--q", "1,1,64,64", "--dtype", "bfloat16", "--backward", "--gpu", "h200"]
+    assert cli.main(words) == 0
+    assert "expected" not in capsys.readouterr().out
+
+
+# the function
+
+
+def test_numpy_arrays() -> None:
+    q = np.ones((2, 4, 30, 8), np.float32)
+    assert "numpy" in str(cufa.explain_backward(q, q, q, causal=True))
+    with pytest.raises(ValueError, match="wrt"):
+        cufa.explain_backward(q, q, q, wrt=("z",))
+    with pytest.raises(TypeError, match="deterministic"):
+        cufa.explain_backward(q, q, q, deterministic=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_arrays_of_a_gpu() -> None:
+    q, k = (on_gpu(np.zeros((2, h, 300, 128), np.float16)) for h in (4, 2))
+    plan: Any = cufa.explain_backward(q, k, k, causal=True, scale=-0.1, deterministic=True)
+    names = [step.instance.kernel for step in plan.steps]
+    assert (names[0], names[-1]) == ("bwd_prepare", "bwd_finish")
+    assert plan.turns >= 0
+    assert all(us > 0 for us in plan.expected_us)
+    assert "\n" not in str(plan)
+    assert str(plan).endswith(f"workspace={4 * plan.workspace_words}")
+    of_keys: Any = cufa.explain_backward(q, k, k, wrt=("k",))
+    assert "bwd_finish" not in str(of_keys)
+    nothing: Any = cufa.explain_backward(q[:0], k[:0], k[:0])
+    assert (nothing.steps, nothing.expected_us, nothing.workspace_words) == ((), (), 0)
+    with pytest.raises(ValueError, match="of numpy arrays only"):
+        cufa.explain_backward(q, k, k, bias=on_gpu(np.zeros((300, 300), np.float16)), wrt=("bias",))
+
+
+# the commands
+
+
+def test_explain(capsys: Captured) -> None:
+    words = ["explain", "--q", "4,32,4096,128", "--k", "4,8,4096,128", "--dtype", "bfloat16"]
+    assert cli.main([*words, "--causal", "--backward", "--deterministic", "--gpu", "a100"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    given = Problem.of_shapes(
+        *((4, 32, 4096, 128), (4, 8, 4096, 128), (4, 8, 4096, 128)), dtype="bfloat16", causal=True
+    )
+    plan = explained(given, device.named("a100"), "qkv", deterministic=True)
+    for number, step in enumerate(plan.steps, 1):
+        assert f"launch {number}         {step.instance}\n" in out
+        assert f"{step.grid} blocks of {step.threads} threads\n" in out
+    assert "gradients of q, k, v; bfloat16, batch 4, heads 32/8, seq 4096" in out
+    found = fields(out)
+    assert found["bm"] == str(plan.variant.bm)
+    assert found["workspace"] == str(4 * plan.workspace_words)
+    assert found["registers"] == "at"
+    assert "in a fixed order" in out
+    assert out.rstrip().endswith(f"{sum(plan.expected_us):.1f} us on an H200")
+
+
+def test_explain_gradients_of_sinks(capsys: Captured) -> None:
+    words = ["explain", "--q", "1,8,100,64", "--beside", "sinks", "--backward", "--gpu", "h200"]
+    assert cli.main(words) == 0
+    out, _ = capsys.readouterr()
+    assert "gradients of q, k, v, sinks; " in out
+    assert "bwd_sinks<" in out
+
+
+@pytest.mark.parametrize("lengths", ["", "varlen"])
+def test_compile(builder: Builder, lengths: str) -> None:
+    words = ["compile", "--gpu", "a100", "--for", "2,8,300,64", "--dtype", "float16", "--backward"]
+    words += ["--lengths", lengths] if lengths else []
+    assert cli.main([*words, "--beside", "sinks"]) == 0
+    kernels = [each.kernel for each in builder.asked]
+    # The products once for each mask; what comes before and after is the same.
+    assert sorted(kernels) == [
+        *("bwd_finish", "bwd_mma", "bwd_mma", "bwd_prepare", "bwd_sinks", "fa2_mma", "fa2_mma")
+    ]
+    assert {each.kv for each in builder.asked} == {"Varlen" if lengths else "Dense"}
+    assert cli.main([*words, "--beside", "sinks"]) == 0
+    assert builder.asked == []
+
+
+def test_compile_for_both_passes(builder: Builder) -> None:
+    """The forward pass of a gradient has the log-sum-exp."""
+    words = ["compile", "--gpu", "a100", "--for", "1,8,64,32", "--dtype", "bfloat16", "--causal"]
+    words += ["--softcap", "30"]
+    assert cli.main([*words, "--return-lse"]) == 0
+    (with_lse,) = builder.asked
+    assert cli.main([*words, "--backward"]) == 0
+    assert with_lse not in builder.asked
+    assert {each.kernel for each in builder.asked} == {"bwd_prepare", "bwd_mma", "bwd_finish"}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_call_takes_what_was_compiled(builder: Builder) -> None:
+    words = ["compile", "--gpu", "h200", "--for", "2,4,100,64", "--dtype", "float16", "--backward"]
+    assert cli.main([*words, "--causal"]) == 0
+    q = on_gpu(np.zeros((2, 4, 100, 64), np.float16))
+    plan: Any = cufa.explain_backward(q, q, q, causal=True)
+    assert {step.instance for step in plan.steps} <= set(builder.asked)
