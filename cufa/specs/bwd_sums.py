@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from cufa.specs.auxiliary import AuxiliarySpec
-from cufa.specs.backward import THREADS
 
 _AXES = ("batch", "heads", "queries", "keys")
 
@@ -20,6 +19,6 @@ SPEC = AuxiliarySpec(
     ),
     inputs=("sums",),
     outputs=("gradient",),
-    threads=THREADS,
+    threads=128,
     types=("t",),
 )
