@@ -38,8 +38,7 @@ class BackwardCall(Call):
         self.dout = rng.standard_normal(shape, np.float32).astype(DTYPES[drawn.dtype])
         rows = call["q"].shape[0] if drawn.is_varlen else drawn.q.shape[2]
         self._dout = self._placed(self._in_order(self.dout[:, :, :rows]))[0]
-        more = ("bias", "sinks") if xp is np else ("sinks",)
-        names = ("q", "k", "v", *(name for name in more if name in drawn.arrays))
+        names = ("q", "k", "v", *(name for name in ("bias", "sinks") if name in drawn.arrays))
         self.wrt = tuple(
             rng.permutation([x for x in names if rng.random() < 0.8] or names).tolist()
         )

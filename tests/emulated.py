@@ -51,6 +51,7 @@ ARGUMENTS = {
     "block_mask": "BlockMaskArguments<{}>",
     "block_lists": "BlockListsParams",
     "clear_rows": "ClearRowsParams",
+    "bwd_sums": "BackwardSumsParams",
 }
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)

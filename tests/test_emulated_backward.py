@@ -15,7 +15,7 @@ from exhaustive import exhaustive
 from played_gpu import Gpu, on_gpu, one_in
 from reference import DTYPES, oracle, random_inputs
 from reference_backward import ExpectedGradients
-from test_backward import NAMES, features, formula_options
+from test_backward import NAMES, features, formula_options, wrt_of
 from test_varlen import ragged
 
 import cufa
@@ -101,7 +101,7 @@ def checked(
 ) -> None:
     """Compare the gradients of a call with the oracle's; the call may name others than it."""
     arrays = drawn(rng, form, sizes, **options)
-    wrt = (*"qkv", "sinks") if "sinks" in options else (*"qkv",)
+    wrt = wrt_of(options)
     found = gradients(arrays, wrt=wrt, **(options if given is None else given))
     dout, q, k, v, *_ = arrays
     ExpectedGradients(dout, q, k, v, **options).assert_accepts(found, f"{form} {sizes}")
@@ -342,7 +342,6 @@ def test_an_empty_call_writes_zeros() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"wrt": ("bias",), "bias": np.ones((1, 4), np.float32)}, "wrt has 'bias': its gradient"),
         ({"score_mod": "score * 2"}, "score_mod is C\\+\\+, which cannot be differentiated"),
         ({"kernel": "fa2_mma"}, "kernel: gradients have one kernel a dtype"),
     ],

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
+import read_arrays
+import score_arrays
 import score_mods
 from backward_combinations import checked
 from reference import DTYPES, to_host
 from reference_backward import ExpectedGradients
-from test_backward import NAMES, drawn, features, formula_options
+from test_backward import NAMES, READ, drawn, features, formula_options, wrt_of
 
 import cufa
 
@@ -45,9 +48,53 @@ def test_a_feature(cupy: Any, rng: np.random.Generator, dtype: str, name: str) -
         else:
             given = options = features(rng, name, sizes)
         expected = ExpectedGradients(*arrays, **formula_options(options, sizes))
-        wrt = (*"qkv", "sinks") if "sinks" in options else (*"qkv",)
-        found = both_passes(cupy, arrays, wrt, given)
+        found = both_passes(cupy, arrays, wrt_of(options), given)
         expected.assert_accepts({x: to_host(y) for x, y in found.items()}, f"{sizes}")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("axes", itertools.product((False, True), repeat=4), ids=str)
+def test_a_bias_of_each_shape(
+    cupy: Any, rng: np.random.Generator, dtype: str, deterministic: bool, axes: tuple[bool, ...]
+) -> None:
+    """Along batch, heads, queries and keys; in a fixed order, two calls have the same bits."""
+    sizes = (2, 4, 2, 300, 333)
+    b, h, q, k = (n if has else 1 for n, has in zip((2, 4, 300, 333), axes, strict=True))
+    options: dict[str, Any] = {
+        **{
+            "bias": score_arrays.bias(rng, (b, h, 1, q, k)),
+            "sinks": score_arrays.sinks(rng, sizes),
+        },
+        **{"causal": True, "deterministic": deterministic},
+    }
+    arrays = drawn(rng, dtype, sizes, 64, 64)
+    first, again = (both_passes(cupy, arrays, ("bias",), options)["bias"] for _ in range(2))
+    del options["deterministic"]
+    ExpectedGradients(*arrays, **options).assert_accepts({"bias": to_host(first)})
+    assert not deterministic or to_host(first).tobytes() == to_host(again).tobytes()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", READ)
+def test_arrays_that_a_function_reads(
+    cupy: Any, rng: np.random.Generator, dtype: str, deterministic: bool, name: str
+) -> None:
+    sizes, wrt = (2, 4, 2, 140, 150), READ[name]
+    draw, make = score_mods.FEATURES[name]
+    read = {each: np.asarray(array) for each, array in draw(rng, sizes).items()}
+    host, there = make(read), make({each: cupy.asarray(array) for each, array in read.items()})
+    arrays = drawn(rng, dtype, sizes, 64, 64)
+    out, lse = cufa.attention(*map(cupy.asarray, arrays[1:]), return_lse=True, **there)
+    given = (*map(cupy.asarray, arrays), out, lse)
+    bits = set()
+    for _ in range(2 if deterministic else 1):
+        gradients = cufa.attention_backward(*given, wrt=wrt, deterministic=deterministic, **there)
+        found = {each: to_host(x) for each, x in zip(wrt, gradients, strict=True)}
+        bits.add(tuple(x.tobytes() for x in found.values()))
+        read_arrays.assert_accepts(found, (*arrays, to_host(out), to_host(lse)), name, host)
+    assert len(bits) == 1
 
 
 @pytest.mark.parametrize("dims", [(1, 256), (64, 64), (128, 128), (192, 128), (256, 256)], ids=str)

@@ -9,6 +9,7 @@ from exhaustive import exhaustive
 
 from cufa import device
 from cufa.compiler import nvrtc
+from cufa.planner.array_sums import Wanted
 from cufa.planner.backward import BackwardPlan, backward_plan
 from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_KERNELS
@@ -132,3 +133,46 @@ def test_what_is_not_wanted_takes_no_memory() -> None:
     plan = backward_plan(problem, device.named("h200"), "k", True)
     assert [step.instance.kernel for step in plan.steps] == ["bwd_prepare", "bwd_wgmma"]
     assert (plan.dq_sums, plan.turns, plan.workspace_words) == (-1, -1, 2 * 4 * 128)
+
+
+KEY_TILES = 8
+
+
+@pytest.mark.parametrize(
+    ("lengths", "dtype", "words", "chains"),
+    [
+        # Each number is one block's
+        ((2, 4, 300, 500), "float32", 0, 0),
+        ((2, 4, 300, 500), "bfloat16", 2 * 4 * 300 * 500, 0),
+        # Sequences, heads or both share them, tile by tile of the keys
+        ((1, 4, 300, 500), "float32", 0, 2 * KEY_TILES),
+        ((2, 1, 300, 500), "float16", 2 * 300 * 500, 2 * KEY_TILES),
+        ((1, 1, 300, 500), "float32", 0, KEY_TILES),
+        # Sums of each sequence and head
+        ((1, 4, 1, 500), "float32", 2 * 4 * 500, 0),
+        ((2, 4, 300, 1), "float32", 0, 2 * 2),
+        ((1, 1, 1, 1), "bfloat16", 2 * 4 * 300, 2 * 2),
+    ],
+)
+def test_sums_of_a_bias(lengths: tuple[int, ...], dtype: str, words: int, chains: int) -> None:
+    """Memory grows with the bias, or with the lengths of sequences, and not with their product."""
+    problem = Problem.of_shapes(
+        *((2, 4, 300, 64), (2, 2, 500, 64), (2, 2, 500, 64)), dtype="float32"
+    )
+    part = f"Bias{dtype.capitalize()}"
+    wanted = [Wanted(part, dtype, lengths)]
+    for deterministic in (False, True):
+        plan = backward_plan(
+            *(problem.reading(part), device.named("h200"), ("bias",), deterministic),
+            wanted=wanted,
+        )
+        assert plan.key_tiles == KEY_TILES
+        assert plan.sums[0].lengths == lengths
+        ordered = chains if deterministic else 0
+        assert (0 if plan.chains is None else plan.chains.chains) == ordered
+        first, end = plan.cleared
+        assert end - first == words + ordered
+        assert ("InTurn" in plan.variant.score) == (ordered > 0)
+        assert (plan.turns >= 0) == (ordered > 0)
+        steps = [step.instance.kernel for step in plan.steps]
+        assert steps == ["bwd_prepare", "bwd_fp32"]

@@ -76,8 +76,7 @@ def attention_backward(
         The results of `attention` with ``return_lse=True`` and the same other arguments.
     wrt : tuple of str
         Arrays to differentiate by: some of "q", "k", "v", "bias" and "sinks", and of the
-        names of arrays of floats that `score_mod` reads; with CuPy arrays, some of "q", "k", "v"
-        and "sinks". Others are not computed.
+        names of arrays of floats that `score_mod` reads. Others are not computed.
     causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
         As of `attention`.
     score_mod : function, optional
@@ -92,7 +91,9 @@ def attention_backward(
         arrays of the call. For what is in `wrt`.
     deterministic : bool
         Whether two identical calls give the same bits. On the CPU they always do. On a GPU, tiles
-        of keys then add to dq in a fixed order; dk and dv are the same bits in any case.
+        of keys then add to dq in a fixed order; dk and dv are the same bits in any case. Blocks
+        that add to the same elements of the gradient of a bias wait for each other, and with an
+        array that `score_mod` reads, all blocks do: such a call takes many times as long.
     kernel : str or Variant, optional
         None: a dtype has one kernel of gradients.
 
@@ -112,11 +113,14 @@ def attention_backward(
     Notes
     -----
     The method is FlashAttention-2 (Dao 2023, algorithm 2): scores are computed again, tile by tile,
-    from the log-sum-exp. The gradient of a score is P (dP - delta), where delta is the sum of
-    dout * out over a row. The gradient of a sink is the sum of -exp(sink - lse) delta over the rows
-    of its head. Beyond the gradients, memory is that of dq in float32, and two numbers a row. On a
-    GPU it is kept for the next call on the stream; a call that is captured into a CUDA graph takes
-    that of a call before it on that stream.
+    from the log-sum-exp. The gradient of a score is P (dP - delta), where delta is the sum of dout
+    * out over a row. The gradient of a sink is the sum of -exp(sink - lse) delta over the rows of
+    its head. Beyond the gradients, memory is that of dq in float32, and two numbers a row. On a GPU
+    the gradients of a bias, and of arrays that `score_mod` reads, are added up in float32, too:
+    unless they are float32, that takes a number an element. Of a bias that lacks queries it takes a
+    number for each key, and of one that lacks keys a number for each query, of each head and
+    sequence. On a GPU the memory is kept for the next call on the stream; a call that is captured
+    into a CUDA graph takes that of a call before it on that stream.
 
     On a GPU, weights come from the log-sum-exp in float32. It has an error of 2^-24 of itself,
     which is a relative error of the weights: of rows all of whose scores are beyond some 10^4 in
@@ -186,7 +190,7 @@ def attention_backward(
     check_gradients(into, {**tensors, **results, **beside, **others}, xp)
     if xp is not np:
         return gradients_on_gpu(
-            *(problem, operands, its, {**tensors, **beside, **into}),
+            *(problem, operands, its, given),
             (alibi_slopes, bias, mask, sinks, block_mask),
             others,
             functions,

@@ -9,7 +9,7 @@ from cufa.arrays import Array, Operands
 from cufa.features.expression.own import Own, own
 from cufa.launch import backward, calls
 from cufa.problem.extras import Extras
-from cufa.problem.parse_backward import TENSORS, Gradients, Results
+from cufa.problem.parse_backward import TENSORS, WRT, Gradients, Results
 from cufa.problem.problem import Problem
 
 
@@ -25,19 +25,13 @@ def traced(
     ------
     TypeError, ValueError
     """
-    for name in wrt:
-        if name not in (*TENSORS, "sinks"):
-            raise ValueError(
-                f"wrt has {name!r}: its gradient is computed of numpy arrays only; with cupy "
-                "arrays, wrt can name 'q', 'k', 'v' and 'sinks'"
-            )
     if isinstance(score_mod, str):
         raise TypeError(
             "score_mod is C++, which cannot be differentiated: give a Python function of it"
         )
     if kernel is not None:
         raise ValueError(f"kernel: gradients have one kernel a dtype: leave {kernel!r} out")
-    return own(score_mod, mask_mod)
+    return own(score_mod, mask_mod, tuple(name for name in wrt if name not in WRT))
 
 
 def gradients_on_gpu(
@@ -62,7 +56,7 @@ def gradients_on_gpu(
     operands : Operands
     its : Results
     given : mapping
-        q, k, v, sinks, and dq, dk, dv, or None for those that the caller has no place for.
+        What `wrt` may name, and dq, dk, dv, or None for those that the caller has no place for.
     arrays : tuple
         Those that parts of the score read, in the order of `cufa.features.parts.ARRAYS`.
     lengths : mapping
@@ -90,7 +84,13 @@ def gradients_on_gpu(
     there = tuple(calls.on_device(name, array) for name, array in lengths.items())
     seed = operands.seed if "Dropout" in problem.score else None
     extras = Extras(arrays, there, mods.arrays, seed)
-    views = Gradients(**{name: view(x) if name in TENSORS else x for name, x in found.items()})
+    views = Gradients(
+        **{name: view(x) if name in TENSORS else x for name, x in found.items() if name in WRT},
+        read={name: found[name] for name in mods.sums},
+    )
+    for name, array in found.items():
+        if name not in WRT and name not in mods.sums:  # the function only refers to it
+            array.fill(0)
     tensors = backward.Tensors(operands.q, operands.k, operands.v)
     backward.attention_backward(problem, tensors, its, views, extras, deterministic, ndim)
     return tuple(found.values())

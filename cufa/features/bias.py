@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cufa.arrays import Array
+from cufa.dtypes import DTYPES
 from cufa.features.feature import Call, Places, Reading, Tile
-from cufa.features.part import Part
+from cufa.features.part import Parameter, Part
 from cufa.features.random_arrays import normal
 
 
@@ -40,3 +41,24 @@ class Bias(Reading):
         """Return a bias of each head."""
         shape = (1, call.heads_q, call.seq_q, call.seq_kv)
         return normal(xp, shape, np.dtype(part.dtype), seed)
+
+
+SUMS = "bias_sums"
+"""The parameter that is the address of the sums of a bias's gradient."""
+
+
+def in_sums(part: Part, by_query: bool, by_key: bool) -> Part:
+    """Return the part that adds up the gradient of a bias, too: see ``kernels/bias_sums.cuh``.
+
+    Parameters
+    ----------
+    part : Part
+        The one that reads it.
+    by_query, by_key : bool
+        Whether its sums have an axis of queries, and one of keys.
+    """
+    arguments = DTYPES[part.dtype].cpp, *(str(x).lower() for x in (by_query, by_key))
+    strides = (Parameter(f"{SUMS}_stride_{axis}", "i8") for axis in part.axes)
+    return part._replace(
+        name=f"BiasInSums<{', '.join(arguments)}>", parameters=(Parameter(SUMS, "u8"), *strides)
+    )

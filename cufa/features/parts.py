@@ -19,7 +19,7 @@ _own: dict[str, Part] = {}
 
 
 def register(part: Part) -> None:
-    """Make a part known that was made of a caller's own expression; its name says all of it."""
+    """Make a part known that is none of a feature's `PARTS`; its name says all of it."""
     _own[part.name] = part
 
 

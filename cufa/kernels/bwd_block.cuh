@@ -44,9 +44,10 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
     using Place::turn;
     using Place::visits;
     const uint32_t smem;
+    const int number;  // in which blocks begin
 
     __device__ BackwardBlock(const BackwardArguments<SCORE, KV>& p, unsigned char* smem)
-        : Place(p, key_tile_of(p, number_of_block(p, smem))), smem(smem_address(smem)) {}
+        : BackwardBlock(p, smem, number_of_block(p, smem)) {}
 
     // Where things are in shared memory. The tile of dS takes what is behind the ring.
     static constexpr uint32_t ROWS_BYTES = 2 * BM * sizeof(float);
@@ -78,6 +79,13 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
         load_k.start(tile_k(), key_tile * BN, load_k.source(key_tile * BN));
         load_v.start(tile_v(), key_tile * BN, load_v.source(key_tile * BN));
         load(t, 0);
+        if constexpr (Of::IN_TURN)
+            static_cast<const InTurn&>(p).begin(batch, head_kv, key_tile, number);
+    }
+    // Lets the next block add to sums whose order is fixed.
+    __device__ void end_sums() const {
+        if constexpr (Of::IN_TURN)
+            static_cast<const InTurn&>(p).end(batch, head_kv, key_tile, number);
     }
     // Waits for the tile of a stage. Every warp is then done with the one before, whose place is
     // filled again.
@@ -99,10 +107,11 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
         }
     }
 
-    // S^T -> P^T = exp(S^T - LSE) in place; and the derivative of scores, where that is not 1.
+    // S^T -> P^T = exp(S^T - LSE) in place; and the derivative of scores, where that is not 1, or
+    // S^T itself where gradients of arrays are added up.
     using Of = Differentiated<SCORE>;
     struct Slopes {
-        float x[MT][Of::HAS_SLOPE ? NT : 1][4];
+        float x[MT][Of::HAS_SLOPE || Of::HAS_SUMS ? NT : 1][4];
     };
     __device__ void weigh(float (&rS)[MT][NT][4], Slopes& slopes, const RowTile& t,
                           int stage) const {
@@ -125,17 +134,22 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
                     for (int h = 0; h < 2; ++h) {
                         const int key = key_of(mt, h, lane);
                         float& s = rS[mt][nt][2 * h + i];
-                        const float of_row = (i ? lse.y : lse.x) * (SCORE::NATURAL ? 1.f : LOG2_E);
+                        const float of_row = i ? lse.y : lse.x;
                         if constexpr (SCORE::CHANGES_EVERY_TILE) {
                             const Pair pair{sequence, batch, head, min(query, sequence.seq_q - 1),
                                             min(key, sequence.seq_kv - 1)};
                             float slope;
-                            s = exp2_approx((score.of(s, p.scale_log2, pair, slope) - of_row) *
-                                            SCORE::TO_LOG2);
-                            if constexpr (Of::HAS_SLOPE) slopes.x[mt][nt][2 * h + i] = slope;
+                            if constexpr (Of::HAS_SUMS) slopes.x[mt][nt][2 * h + i] = s;
+                            s = score.of(s, p.scale_log2, pair, slope);
+                            // In log2 units, the LSE is not rounded: of large scores, whole rows
+                            // of weights would be wrong by as much.
+                            s = exp2_approx(SCORE::NATURAL ? (s - of_row) * LOG2_E
+                                                           : fmaf(-of_row, LOG2_E, s));
+                            if constexpr (Of::HAS_SLOPE && !Of::HAS_SUMS)
+                                slopes.x[mt][nt][2 * h + i] = slope;
                             if (asks) set_if_equal(s, score.hides(pair), true, 0.f);
                         } else {
-                            s = exp2_approx(fmaf(s, p.scale_log2, -of_row));
+                            s = exp2_approx(fmaf(s, p.scale_log2, -(of_row * LOG2_E)));
                         }
                         set_if_less(s, seen.end - 1, key, 0.f);
                         if (SCORE::LEFT_EDGE) set_if_less(s, key, seen.first, 0.f);
@@ -147,22 +161,14 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
     // P^T. Those that are not should be `growth` times as large: so is dV in the end.
     __device__ void differentiate(float (&rdP)[MT][NT][4], const float (&rP)[MT][NT][4],
                                   const Slopes& slopes, const RowTile& t, int stage) const {
-        const int lane = thread_index() % 32;
-        const float growth = Of{p}.growth();
-#pragma unroll
-        for (int nt = 0; nt < NT; ++nt) {
-            const float2 delta = lds_2(rows(stage) + (BM + nt * 8 + lane % 4 * 2) * 4);
-#pragma unroll
-            for (int mt = 0; mt < MT; ++mt) {
-                if constexpr (SCORE::DROPS_WEIGHTS) drop(rdP, t, nt, mt, growth);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    float& x = rdP[mt][nt][i];
-                    const float weight = rP[mt][nt][i];
-                    x = weight * (x - (i % 2 ? delta.y : delta.x));
-                    if constexpr (Of::HAS_SLOPE) x = weight == 0.f ? 0.f : x * slopes.x[mt][nt][i];
-                }
+        if constexpr (Of::WARPS_IN_TURN) {
+            for (int warp = 0; warp < KEY_WARPS; ++warp) {
+                if (thread_index() / 32 % KEY_WARPS == warp)
+                    differentiate_warp(rdP, rP, slopes, t, stage);
+                named_barrier_sync(1, KEY_WARPS * 32);
             }
+        } else {
+            differentiate_warp(rdP, rP, slopes, t, stage);
         }
     }
     // The weights that are left.
@@ -210,13 +216,53 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
     static __device__ Tile key_tile_of(const BackwardArguments<SCORE, KV>& p, int number) {
         if constexpr (KV::RAGGED) {
             return Place::ragged_tile(p, number);
+        } else if constexpr (Of::IN_TURN) {  // those of a head begin before those of the next one
+            const int head = number / p.kv_tiles, kv = p.heads_q / p.group;
+            return {head / kv, head % kv, number % p.kv_tiles};
         } else {
             const int heads = p.heads / p.group, head = number % heads, kv = p.heads_q / p.group;
             return {head / kv, head % kv, number / heads};
         }
     }
+    __device__ BackwardBlock(const BackwardArguments<SCORE, KV>& p, unsigned char* smem, int number)
+        : Place(p, key_tile_of(p, number)), smem(smem_address(smem)), number(number) {}
     __device__ int key_of(int mt, int h, int lane) const {
         return key_tile * BN + key0() + mt * 16 + h * 8 + lane / 4;
+    }
+    __device__ void differentiate_warp(float (&rdP)[MT][NT][4], const float (&rP)[MT][NT][4],
+                                       const Slopes& slopes, const RowTile& t, int stage) const {
+        const int lane = thread_index() % 32, head = head_kv * p.group + t.head;
+        const Of score{p};
+        const float growth = score.growth();
+        auto pair = [&](int key, int query) {
+            return Pair{
+                sequence, batch, head,
+                min(t.tile * BM + query / 2 * 8 + lane % 4 * 2 + query % 2, sequence.seq_q - 1),
+                min(key_of(key / 2, key % 2, lane), sequence.seq_kv - 1)};
+        };
+        typename Of::template ArraySums<MT, NT> sums;
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt) {
+            const float2 delta = lds_2(rows(stage) + (BM + nt * 8 + lane % 4 * 2) * 4);
+#pragma unroll
+            for (int mt = 0; mt < MT; ++mt) {
+                if constexpr (SCORE::DROPS_WEIGHTS) drop(rdP, t, nt, mt, growth);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float& x = rdP[mt][nt][i];
+                    const float weight = rP[mt][nt][i];
+                    x = weight * (x - (i % 2 ? delta.y : delta.x));
+                    if constexpr (Of::HAS_SUMS) {
+                        const int key = mt * 2 + i / 2, query = nt * 2 + i % 2;
+                        x = score.back(weight == 0.f ? 0.f : x, slopes.x[mt][nt][i], p.scale_log2,
+                                       pair(key, query), sums, key, query);
+                    } else if constexpr (Of::HAS_SLOPE) {
+                        x = weight == 0.f ? 0.f : x * slopes.x[mt][nt][i];
+                    }
+                }
+            }
+        }
+        if constexpr (Of::HAS_SUMS) score.end_sums(sums, pair);
     }
     // x = `factor` times x, or 0 for weights that are dropped.
     __device__ void drop(float (&x)[MT][NT][4], const RowTile& t, int nt, int mt,

@@ -90,6 +90,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         block.release(following);
         t = following;
     }
+    block.end_sums();
     cp_async_wait<0>();
 
     const Tile tile{block.batch, block.head_kv, block.key_tile};

@@ -76,6 +76,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         block.release(following);
         t = following;
     }
+    block.end_sums();
 
     // dV and dK take the place of V and K
     cp_async_wait<0>();

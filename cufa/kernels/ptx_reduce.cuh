@@ -25,3 +25,9 @@ __device__ inline void st_release(int* p, int x) {
 }
 // Writes of this thread come before those of a thread that it meets after this.
 __device__ inline void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// How many of the warp's lanes before this one have the same value.
+__device__ inline int lanes_before_with(uint64_t x) {
+    const unsigned same = __match_any_sync(0xffffffff, x);
+    return __popc(same & ((1u << threadIdx.x % 32) - 1));
+}

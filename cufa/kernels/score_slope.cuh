@@ -1,5 +1,8 @@
-// The derivative of a score with respect to what its parts were handed: one hook a part.
+// The derivative of a score with respect to what its parts were handed, and to arrays that they
+// read: one hook a part.
 #pragma once
+#include "array_sums.cuh"
+#include "bias_sums.cuh"
 #include "score.cuh"
 
 // That of a part, from the score in front of it and the one behind it. A part of a caller's own has
@@ -41,6 +44,13 @@ template <class... Parts>
 struct Differentiated<Score<Parts...>> {
     using Whole = Score<Parts...>;
     static constexpr bool HAS_SLOPE = (!Slope<Parts>::ONE || ...);
+    // Whether gradients of arrays are added up, in a fixed order, and warps then one by one.
+    static constexpr bool HAS_SUMS = ((Sums<Parts>::COUNT > 0) || ...),
+                          IN_TURN = (IS_IN_TURN<Parts> || ...),
+                          WARPS_IN_TURN = IN_TURN && (Sums<Parts>::COLLIDES || ...);
+    // The sums of a warp, part by part.
+    template <int MT, int NT>
+    struct ArraySums : SumsOfPart<Parts, Sums<Parts>::COUNT, MT, NT, IN_TURN>... {};
 
     const Whole& score;
 
@@ -52,6 +62,18 @@ struct Differentiated<Score<Parts...>> {
         s *= Whole::FROM_LOG2;
         (step<true, Parts>(s, pair, slope), ...);
         return s;
+    }
+    // From the gradient of a score back through the parts: returns that of `factor` times S, and
+    // adds those of arrays. `key` and `query` as of SumsOfRead.
+    template <int MT, int NT>
+    __device__ float back(float dS, float s, float factor, const Pair& pair,
+                          ArraySums<MT, NT>& sums, int key, int query) const {
+        return step_back<false, Parts...>(dS, s * factor, pair, sums, key, query);
+    }
+    // Behind all pairs of a tile.
+    template <int MT, int NT, class PairOf>
+    __device__ void end_sums(ArraySums<MT, NT>& sums, const PairOf& pair) const {
+        (static_cast<OfPart<Parts, MT, NT>&>(sums).end(part<Parts>(), pair), ...);
     }
     // Whether a part hides the key from the query.
     __device__ bool hides(const Pair& pair) const {
@@ -70,9 +92,30 @@ struct Differentiated<Score<Parts...>> {
     }
 
  private:
+    template <class Part, int MT, int NT>
+    using OfPart = SumsOfPart<Part, Sums<Part>::COUNT, MT, NT, IN_TURN>;
+
     template <class Part>
     __device__ const Part& part() const {
         return score;
+    }
+    // Through those parts, and behind them through those of natural units.
+    template <bool NATURAL, class First, class... Rest, int MT, int NT>
+    __device__ float step_back(float dS, float s, const Pair& pair, ArraySums<MT, NT>& sums,
+                               int key, int query) const {
+        constexpr bool CHANGES = !First::LINEAR && First::NATURAL == NATURAL;
+        float changed = s;
+        if constexpr (CHANGES) changed = part<First>().score(s, pair);
+        if constexpr (sizeof...(Rest) > 0)
+            dS = step_back<NATURAL, Rest...>(dS, changed, pair, sums, key, query);
+        else if constexpr (!NATURAL)
+            dS = step_back<true, Parts...>(dS, changed * Whole::FROM_LOG2, pair, sums, key, query);
+        if constexpr (CHANGES) {
+            static_cast<OfPart<First, MT, NT>&>(sums).add(part<First>(), dS, s, pair, key, query);
+            if constexpr (!Slope<First>::ONE)
+                dS = dS == 0.f ? 0.f : dS * Slope<First>::of(part<First>(), s, changed, pair);
+        }
+        return dS;
     }
     template <bool NATURAL, class Part>
     __device__ void step(float& s, const Pair& pair, float& slope) const {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cufa import device as devices
@@ -10,10 +11,12 @@ from cufa.compiler import jit
 from cufa.dtypes import DTYPES
 from cufa.features.parts import ARRAYS
 from cufa.launch import workspace
+from cufa.launch.array_sums import finishing, wanted_of
 from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch, launcher
 from cufa.launch.params import ScoreLayout, free_buffers, packed, scale_log2, taken_buffer
 from cufa.launch.signature import Key, Place, remember
+from cufa.planner.array_sums import CHAINS, IN_TURN, Wanted
 from cufa.planner.backward import BackwardPlan, Step, backward_plan
 from cufa.problem.extras import Extras, placed
 from cufa.problem.parse_backward import Gradients, Results
@@ -28,6 +31,7 @@ _PREPARED = 128  # calls that are remembered
 
 _TENSORS = ("q", "k", "v", "o", "d_out", "dq", "dk", "dv")
 _NUMBERS = ("row_lse", "row_delta", "dq_sums", "turns", "turns_drawn", "sinks", "d_sinks")
+_FIRST_SUMS = len(_TENSORS) + 1 + len(_NUMBERS) + 1  # behind lse and chains
 _BLOCK_MASK, _SINKS = ARRAYS.index("block_mask"), ARRAYS.index("sinks")
 
 
@@ -67,7 +71,7 @@ def attention_backward(
     ndim: int = 4,
     forced: TemplateArguments | None = None,
 ) -> None:
-    """Compute gradients of Q, K, V and sinks on the current device and stream.
+    """Compute gradients on the current device and stream.
 
     Parameters
     ----------
@@ -76,11 +80,13 @@ def attention_backward(
     tensors : Tensors
     its : Results
     gradients : Gradients
-        Where they go; all of it is written. That of a bias is not computed here.
+        Where they go; all of it is written. Those of a bias, and of arrays that a `score_mod`
+        reads, are contiguous and have the axes of the caller's. The latter are those that the part
+        of the `score_mod` adds to, in order.
     extras : Extras
         As of the forward call; lengths are on the device.
     deterministic : bool
-        Whether the sums of dQ have a fixed order.
+        Whether all sums have a fixed order.
     ndim : int
         Axes of the caller's q.
     forced : TemplateArguments, optional
@@ -97,6 +103,8 @@ def attention_backward(
     wanted = {name: array for name, array in written.items() if array is not None}
     given = {**tensors._asdict(), "o": its.out, "d_out": its.dout}
     sizes = (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv)
+    bias = () if gradients.bias is None else (gradients.bias,)
+    others = (*bias, *gradients.read.values())  # in the order of `BackwardPlan.sums`
     is_empty = 0 in sizes
     arrays = wanted if is_empty else _taken(given, wanted, negative=problem.scale < 0)
     if is_empty or problem.kv != "Dense":  # rows that no sequence has
@@ -105,12 +113,15 @@ def attention_backward(
         if gradients.sinks is not None:
             gradients.sinks.fill(0)
     if is_empty:
+        for array in others:
+            array.fill(0)
         return
     lse = its.lse if its.lse.flags.c_contiguous else _contiguous(its.lse)
     device_id = cupy.cuda.runtime.getDevice()
     infos = tuple(_info(i, each) for i, each in enumerate(extras.flat))
     key = (
-        *(problem, device_id, deterministic, ndim, infos, gradients.sinks is None, forced),
+        *(problem, device_id, deterministic, ndim, infos, gradients.sinks is None, not bias),
+        forced,
         tuple(arrays[name].strides if name in arrays else None for name in _TENSORS),
     )
     call = _prepared.get(key)
@@ -119,7 +130,8 @@ def attention_backward(
         wrt = [name for name in (*"qkv", "sinks") if getattr(gradients, name) is not None]
         described = extras.described(infos)
         address = arrays["q"].data.ptr
-        asked = wrt, deterministic, forced
+        more = wanted_of(problem, gradients, ndim)
+        asked = wrt, more, deterministic, forced
         call = _prepare(problem, strides, address, described, asked, ndim, device_id)
         remember(_prepared, key, call, _PREPARED)
     plan = call.plan
@@ -129,19 +141,38 @@ def attention_backward(
     numbers = [start + 4 * place if place >= 0 else 0 for place in places]
     # Behind the turns is how many blocks were drawn.
     drawn = start + 4 * (plan.workspace_words - 1) if plan.turns >= 0 else 0
+    chains, sums = _cleared(plan, memory, others)
     addresses = (
         *(arrays[name].data.ptr if name in arrays else 0 for name in _TENSORS),
         _aligned(lse),
         *(*numbers, drawn),
         *(0 if gradients.sinks is None else extras.arrays[_SINKS].data.ptr,),
         *(0 if gradients.sinks is None else gradients.sinks.data.ptr,),
+        chains,
+        *(x.data.ptr for pair in zip(sums, others, strict=True) for x in pair),
         *_addresses(extras, plan),
     )
     for launch in call.launches:
         launch(*addresses)
+    for each, found, array in zip(plan.sums, sums, others, strict=True):
+        if each.dtype not in DTYPES:
+            array[...] = found.reshape(array.shape)
     for name, array in wanted.items():
         if arrays[name] is not array:
             array[...] = arrays[name]
+
+
+def _cleared(plan: BackwardPlan, memory: Array, gradients: Sequence[Array]) -> tuple[int, Any]:
+    """Set sums, and chains, to 0; return the address of the chains, and the sums."""
+    first, end = plan.cleared
+    if first < end:
+        memory[first:end].fill(0)
+    found = []
+    for its, gradient in zip(plan.sums, gradients, strict=True):
+        if its.place < 0:
+            gradient.fill(0)
+        found.append(gradient if its.place < 0 else memory[its.place : its.place + its.size])
+    return 0 if plan.chains is None else memory.data.ptr + 4 * plan.chains.place, found
 
 
 def _info(place: int, array: Any) -> Any:
@@ -225,16 +256,16 @@ def _prepare(
     strides: dict[str, Ints],
     address: int,
     extras: Extras,
-    asked: tuple[list[str], bool, TemplateArguments | None],
+    asked: tuple[list[str], tuple[Wanted, ...], bool, TemplateArguments | None],
     ndim: int,
     device_id: int,
 ) -> _Prepared:
     device = devices.of_id(device_id)
     # Kernels take a scale that is not negative: Q comes negated, and dQ takes the sign.
     positive = problem._replace(scale=abs(problem.scale), returns_lse=True)
-    wrt, deterministic, forced = asked
+    wrt, more, deterministic, forced = asked
     maps = all(_has_map(problem, name, strides[name]) for name in MAPPED)
-    plan = backward_plan(positive, device, wrt, deterministic, maps, forced)
+    plan = backward_plan(positive, device, wrt, deterministic, maps, forced, more)
     reads = plan.problem.reads
     numbers = placed(reads, ndim, plan.problem.sizes, extras) if reads else ()
     launches = []
@@ -245,6 +276,10 @@ def _prepare(
             content = _maps(plan, step, strides, address) + content
         launch = launcher(function, (step.grid, 1, 1), step.threads, step.instance.smem_bytes)
         launches.append(Launch(launch, content, places))
+    for i, sums in enumerate(plan.sums):
+        last = finishing(sums, _FIRST_SUMS + 2 * i)
+        if last is not None:
+            launches.append(last)
     return _Prepared(plan, tuple(launches))
 
 
@@ -323,7 +358,10 @@ def _parameter(
     values: list[float] = [
         known.get(name.removeprefix("params."), 0) for name in offsets if name.startswith("params.")
     ]
-    values += score.values(problem, numbers if variant.score else ())
+    of_sums: dict[str, float] = {} if plan.chains is None else {**plan.chains.numbers}
+    for sums in plan.sums:
+        of_sums |= sums.numbers
+    values += score.values(problem, numbers if variant.score else (), of_sums)
     content = packed(
         ((offset, kind) for _, offset, kind in numbers_of(dtype)),
         offsets["params.q.data"],
@@ -333,8 +371,15 @@ def _parameter(
     places = [(offsets[f"params.{name}"] // 8, i) for i, name in enumerate(names)]
     if _uses_tma(step):
         places += ((offsets[f"maps.{name}"] // 8, names.index(f"{name}.data")) for name in MAPPED)
+    if variant.score and plan.chains is not None:
+        places.append((offsets[f"{IN_TURN.name}.{CHAINS}"] // 8, len(names)))
+    if variant.score:
+        places += (
+            (offsets[f"{sums.part}.{sums.parameter}"] // 8, _FIRST_SUMS + 2 * i)
+            for i, sums in enumerate(plan.sums)
+        )
+    first = _FIRST_SUMS + 2 * len(plan.sums)
     places += (
-        (word, which if which < 0 else len(names) + extras.place(which))
-        for word, which in score.places
+        (word, which if which < 0 else first + extras.place(which)) for word, which in score.places
     )
     return content, tuple(places)

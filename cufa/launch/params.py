@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,7 +74,12 @@ class ScoreLayout:
             places.append((offsets[f"Dropout.{SEED}"] // 8, -1))
         self.places = tuple(places)
 
-    def values(self, problem: Problem, strides: tuple[Ints, ...]) -> list[float]:
+    def values(
+        self,
+        problem: Problem,
+        strides: tuple[Ints, ...],
+        more: Mapping[str, float] = MappingProxyType({}),
+    ) -> list[float]:
         """Return the numbers, in order; addresses are 0.
 
         Parameters
@@ -81,6 +87,8 @@ class ScoreLayout:
         problem : Problem
         strides : tuple of tuple of int
             Strides of the arrays that parts read, as `cufa.problem.extras.placed` returns them.
+        more : mapping
+            Parameters of parts that are not of the problem, by name.
         """
         if not self._names:
             return []
@@ -91,7 +99,7 @@ class ScoreLayout:
             names = [number.name for number in part.numbers[len(part.numbers) - len(numbers) :]]
             arrays |= dict(zip(names, numbers, strict=True))
         sizes = {name: getattr(problem, name) for name in self._sizes}
-        known = {**sizes, **problem.numbers, **arrays}
+        known = {**sizes, **problem.numbers, **arrays, **more}
         return [known[name] for name in self._names]
 
     def _of_lists(self, problem: Problem, lengths: Ints) -> Ints:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from cufa.device import Device
 from cufa.features.sinks import Sinks
+from cufa.planner.array_sums import ArraySums, Chains, Wanted, planned_sums
 from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_FORMS, bwd_finish, bwd_prepare, bwd_sinks
 from cufa.specs.arguments import TemplateArguments
@@ -49,7 +50,13 @@ class BackwardPlan(NamedTuple):
     row_lse, row_delta, dq_sums, turns : int
         Where these begin in the workspace, in 32-bit words; -1 for none.
     workspace_words : int
-        The size of all of it: two numbers a row, dQ in float32, and the turns.
+        The size of all of it: two numbers a row, dQ in float32, sums of gradients of arrays that
+        parts of the score read, and the turns.
+    sums : tuple of ArraySums
+    chains : Chains or None
+        The order of blocks that add to them.
+    cleared : tuple of int
+        The words of the workspace that are to be 0, first and end: sums, and chains.
     expected_us : tuple of float
         For `explain_backward`: how many microseconds each step would take on an H200;
         empty where that is not known.
@@ -65,6 +72,9 @@ class BackwardPlan(NamedTuple):
     dq_sums: int
     turns: int
     workspace_words: int
+    sums: tuple[ArraySums, ...] = ()
+    chains: Chains | None = None
+    cleared: tuple[int, int] = (0, 0)
     expected_us: tuple[float, ...] = ()
 
     def __str__(self) -> str:
@@ -81,11 +91,14 @@ class BackwardPlan(NamedTuple):
         return self.q_units * ROW_UNIT
 
 
-def _variant(spec: BackwardSpec, problem: Problem, device: Device) -> TemplateArguments:
+def _variant(
+    spec: BackwardSpec, problem: Problem, device: Device, is_large: bool
+) -> TemplateArguments:
     tiles = spec.tiles(device.compute_capability)
     dims = spec.padded(device.compute_capability, (problem.head_dim, problem.head_dim_v))
     assert dims is not None
-    bm, bn, stages, warps, blocks_per_sm, _ = tiles[dims][-1 if spec.is_large(problem.score) else 0]
+    is_large = is_large or spec.is_large(problem.score)
+    bm, bn, stages, warps, blocks_per_sm, _ = tiles[dims][-1 if is_large else 0]
     return TemplateArguments(
         *(spec.name, problem.dtype, *dims, bm, bn, stages, warps, blocks_per_sm),
         score=problem.score,
@@ -100,6 +113,7 @@ def backward_plan(
     deterministic: bool,
     maps: bool = True,
     forced: TemplateArguments | None = None,
+    wanted: Sequence[Wanted] = (),
 ) -> BackwardPlan:
     """Plan the gradients of a problem that is not empty.
 
@@ -115,6 +129,8 @@ def backward_plan(
         Whether TMA can describe Q, K, V and the gradient of the result as they are.
     forced : TemplateArguments, optional
         Those of a kernel of products, in place of what its spec says.
+    wanted : sequence of Wanted
+        A bias, and arrays that a `score_mod` reads, to differentiate by.
     """
     problem = problem.without(Sinks)
     wants_dq = "q" in wrt
@@ -124,9 +140,12 @@ def backward_plan(
         for form in BACKWARD_FORMS
         if (forced is None or forced.kernel in (spec.name for spec in form))
         and all(spec.takes(problem.dtype, dims, problem.score, device, maps) for spec in form)
+        and all(spec.differentiates or not wanted for spec in form)
     )
     variants = [
-        forced if forced and forced.kernel == spec.name else _variant(spec, problem, device)
+        forced
+        if forced and forced.kernel == spec.name
+        else _variant(spec, problem, device, bool(wanted))
         for spec in form
     ]
     variant = variants[0]
@@ -140,25 +159,38 @@ def backward_plan(
     rows = heads * q_units * ROW_UNIT
     words = 0
     places: dict[str, Any] = {}
+    dq_words = rows * variant.head_dim * sums_dq
+    start = 2 * rows + dq_words  # a multiple of `_ALIGNMENT`
+    arrays = planned_sums(problem, wanted, key_tiles, deterministic, start)
+    variants = [each._replace(score=arrays.score) for each in variants]
+    variant = variants[0]
+    takes_turns = deterministic and (sums_dq or arrays.chains is not None)
     for name, size in (
         ("row_lse", rows),
         ("row_delta", rows),
-        ("dq_sums", rows * variant.head_dim * sums_dq),
-        ("turns", (rows // TURN_ROWS + 1) * (sums_dq and deterministic)),
+        ("dq_sums", dq_words),
+        ("sums", arrays.words),
+        ("turns", (rows // TURN_ROWS + 1) * takes_turns),
     ):
         places[name] = words if size else -1
         words += -(-size // _ALIGNMENT) * _ALIGNMENT
+    del places["sums"]
     units = heads * q_units
     steps = [Step(around(bwd_prepare.SPEC.name, variant), units, THREADS)]
     if "sinks" in wrt:
         sums = around(bwd_sinks.SPEC.name, variant, smem_bytes=_WORD * bwd_sinks.SPEC.threads // 32)
         steps.append(Step(sums, problem.heads_q, bwd_sinks.SPEC.threads))
     for spec, of_spec in zip(form, variants, strict=True):
-        if not set(spec.gradients).isdisjoint(wrt):
+        if wanted or not set(spec.gradients).isdisjoint(wrt):
             blocks = units if spec.by_rows else problem.batch * problem.heads_kv * key_tiles
             steps.append(Step(spec.instance(of_spec), blocks, of_spec.threads))
     if sums_dq:
         steps.append(Step(around(bwd_finish.SPEC.name, variant, form[0].tma), units, THREADS))
     return BackwardPlan(
-        variant, tuple(steps), problem, q_units, key_tiles, **places, workspace_words=words
+        *(variant, tuple(steps), problem, q_units, key_tiles),
+        **places,
+        workspace_words=words,
+        sums=arrays.sums,
+        chains=arrays.chains,
+        cleared=(start, start + arrays.words),
     )

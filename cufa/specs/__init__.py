@@ -19,6 +19,7 @@ from cufa.specs import (
     bwd_mma,
     bwd_prepare,
     bwd_sinks,
+    bwd_sums,
     bwd_wgmma,
     clear_rows,
     decode,
@@ -49,7 +50,7 @@ AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     module.SPEC.name: module.SPEC
     for module in (
         *(append, merge, block_mask, block_lists, clear_rows),
-        *(bwd_prepare, bwd_finish, bwd_sinks),
+        *(bwd_prepare, bwd_finish, bwd_sinks, bwd_sums),
     )
 }
 """The kernels that compute no attention, by name."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from cufa.arrays import Ints
 from cufa.dtypes import DTYPES
 from cufa.features.expression.graph import BOOL, FLOAT, INT, LONG, PAIR, SCORE, SIDE, Graph, Node
 from cufa.features.expression.tilt import Tilt
@@ -25,7 +27,6 @@ _ELEMENTS = {
     "float64": "double",
     **{row.name: row.cpp for row in DTYPES.values()},
 }
-_BEGINS = '\n#include "expression.cuh"\n'
 _INLINE = {**{name: name for name in PAIR}, SCORE: "s", SIDE: SIDE}
 
 SCORE_MOD, MASK_MOD = "score_mod", "mask_mod"
@@ -38,10 +39,32 @@ _SAYS = {
 _STEP = "float step(const Pair& pair, int side) const"
 _TURN = "int turn(const Pair& pair) const"
 _SLOPE = "float slope(float s, float changed, const Pair& pair) const"
+_PARTIAL = "float partial(Read<{}>, float s, const Pair& pair) const"
+_PLACE = "float* place(Read<{}>, float s, const Pair& pair) const"
 _METHODS = {
     SCORE_MOD: "float score(float s, const Pair& pair) const",
     MASK_MOD: "bool hides(const Pair& pair) const",
 }
+
+
+class Element(NamedTuple):
+    """An element of an array by which a score is differentiated.
+
+    Attributes
+    ----------
+    load, slope : int
+        The node that reads it, and that of the derivative.
+    sums : int
+        Number of the array among those by which the score is differentiated.
+    by_query, by_key : bool
+        Whether it depends on the query, and on the key, which element that is.
+    """
+
+    load: int
+    slope: int
+    sums: int
+    by_query: bool
+    by_key: bool
 
 
 def of_graph(
@@ -51,6 +74,7 @@ def of_graph(
     arrays: Sequence[ReadArray],
     tilt: Tilt | None = None,
     slope: int | None = None,
+    elements: Sequence[Element] = (),
 ) -> tuple[str, str]:
     """Return name and source of the struct of a traced function.
 
@@ -67,9 +91,13 @@ def of_graph(
         The growth of a score that grows evenly from key to key.
     slope : int, optional
         The derivative of the score by what it was before; None for 1.
+    elements : sequence of Element
+        By which the score is differentiated, too.
     """
     names = {array.number: f"a{i}" for i, array in enumerate(arrays)}
-    members = [
+    differentiated = 1 + max((element.sums for element in elements), default=-1)
+    members = [f"float* {sums_of_read(i)};" for i in range(differentiated)]
+    members += [
         f"numpy::Array<{_ELEMENTS[array.dtype.name]}, {array.ndim}> {names[array.number]};"
         for array in arrays
     ]
@@ -84,20 +112,51 @@ def of_graph(
             methods.append((_TURN, _returning(graph, tilt.turn, names)))
     if slope is not None:
         methods.append((_SLOPE, _returning(graph, slope, names)))
-    return _struct(argument, says, members, methods)
+    if elements:
+        says += f", COLLIDES = true, {_listed('BY_QUERY', [e.by_query for e in elements])}"
+        says += f", {_listed('BY_KEY', [e.by_key for e in elements])}"
+        members.append(f"static constexpr int SUMS = {len(elements)};")
+    for i, element in enumerate(elements):
+        load = graph.nodes[element.load]
+        place = _returning(graph, load.operands, names, _place(graph, element, names))
+        methods.append((_PARTIAL.format(i), _returning(graph, element.slope, names)))
+        methods.append((_PLACE.format(i), place))
+    return _struct(
+        argument, says, members, methods, "expression_sums" if elements else "expression"
+    )
 
 
-def _returning(graph: Graph, root: int, names: Mapping[int, str], value: str = "{}") -> list[str]:
-    """Return the statements that return a node's value."""
+def sums_of_read(i: int) -> str:
+    """Return the name of the sums of an array by which a score is differentiated."""
+    return f"{SCORE_MOD}_sums_{i}"
+
+
+def _listed(name: str, values: Sequence[bool]) -> str:
+    """Return the definition of an array of bools."""
+    return f"{name}[] = {{{', '.join(str(x).lower() for x in values)}}}"
+
+
+def _place(graph: Graph, element: Element, names: Mapping[int, str]) -> str:
+    """Return the place of an element among the sums, with a place for each index."""
+    load = graph.nodes[element.load]
+    indices = "".join(f", {_index(graph, i, '{}')}" for i in load.operands)
+    return f"{sums_of_read(element.sums)} + numpy::number({names[load.array]}{indices})"
+
+
+def _returning(
+    graph: Graph, roots: int | Ints, names: Mapping[int, str], value: str = "{}"
+) -> list[str]:
+    """Return the statements that return a node's value, or what is made of several."""
     texts: dict[int, str] = {}
     lines: list[str] = []
-    for i in graph.reachable(root):
+    nodes = roots if isinstance(roots, tuple) else (roots,)
+    for i in sorted({i for node in nodes for i in graph.reachable(node)}):
         node = graph.nodes[i]
         texts[i] = _expression(graph, node, texts, names)
         if node.operands:
             lines.append(f"const {node.kind} x{len(lines)} = {texts[i]};")
             texts[i] = f"x{len(lines) - 1}"
-    return [*lines, f"return {value.format(texts[root])};"]
+    return [*lines, f"return {value.format(*(texts[node] for node in nodes))};"]
 
 
 def of_text(argument: str, text: str) -> tuple[str, str]:
@@ -122,14 +181,18 @@ def of_text(argument: str, text: str) -> tuple[str, str]:
 
 
 def _struct(
-    argument: str, says: str, members: Sequence[str], methods: Sequence[tuple[str, Sequence[str]]]
+    argument: str,
+    says: str,
+    members: Sequence[str],
+    methods: Sequence[tuple[str, Sequence[str]]],
+    header: str = "expression",
 ) -> tuple[str, str]:
     """Return name, which says what is in it, and source of a struct."""
 
     def written(name: str) -> str:
         return "\n    ".join(
             (
-                f'{_BEGINS}#line 1 "{argument}"\nstruct {name} : Part<{name}> {{',
+                f'\n#include "{header}.cuh"\n#line 1 "{argument}"\nstruct {name} : Part<{name}> {{',
                 f"static constexpr bool {says};",
                 *members,
                 *(

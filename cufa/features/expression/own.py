@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import linecache
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FunctionType, MethodType, TracebackType
 from typing import Any, NamedTuple
 
@@ -14,13 +14,13 @@ import numpy as np
 from cufa.arrays import Array
 from cufa.features.expression import cpp
 from cufa.features.expression.closures import Closure, closure, rebuilt
-from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD
+from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD, Element, sums_of_read
 from cufa.features.expression.derivative import derivative
 from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, Graph, Node
 from cufa.features.expression.on_numpy import evaluated
 from cufa.features.expression.tilt import tilt_of
 from cufa.features.expression.values import ELEMENTS, Lookup, ReadArray, Value, node_of
-from cufa.features.part import Part
+from cufa.features.part import Parameter, Part
 from cufa.features.parts import register
 
 _KNOWN = 256  # traces that are remembered
@@ -41,11 +41,14 @@ class Own(NamedTuple):
         That they read, in order.
     names : tuple of str
         Names of these arrays in messages.
+    sums : tuple of str
+        Names of those whose gradients the `score_mod` adds up, in the order of its parameters.
     """
 
     parts: tuple[str, ...] = ()
     arrays: tuple[Array, ...] = ()
     names: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ()
 
 
 NOTHING = Own()
@@ -55,17 +58,26 @@ _UNCHANGED, _ALL_SEEN = _SCORE, Node("constant", BOOL, text="1")
 
 
 class _Traced(NamedTuple):
-    """The part that a function is, or None if it changes nothing; and which arrays it reads."""
+    """The part that a function is, or None if it changes nothing, and the arrays that it reads.
+
+    Attributes
+    ----------
+    part : str or None
+    reads : tuple of Read
+    sums : tuple of str
+        As of `Own`.
+    """
 
     part: str | None
     reads: tuple[Read, ...]
+    sums: tuple[str, ...] = ()
 
 
 _known: dict[tuple[Any, ...], _Traced] = {}
 _lock = threading.Lock()
 
 
-def own(score_mod: object, mask_mod: object) -> Own:
+def own(score_mod: object, mask_mod: object, wrt: tuple[str, ...] = ()) -> Own:
     """Return the parts of a call's own expressions.
 
     Functions are traced once: again only if what they refer to has other types, numbers of axes, or
@@ -75,6 +87,8 @@ def own(score_mod: object, mask_mod: object) -> Own:
     ----------
     score_mod, mask_mod : callable, str or None
         As in `cufa.attention`.
+    wrt : tuple of str
+        Names of arrays of floats by which the `score_mod` is differentiated.
 
     Raises
     ------
@@ -84,6 +98,7 @@ def own(score_mod: object, mask_mod: object) -> Own:
         More arrays than a kernel takes.
     """
     parts, arrays, names = [], [], []
+    sums: tuple[str, ...] = ()
     for argument, given in ((SCORE_MOD, score_mod), (MASK_MOD, mask_mod)):
         if given is None:
             continue
@@ -92,10 +107,11 @@ def own(score_mod: object, mask_mod: object) -> Own:
             continue
         function = check(argument, given)
         found = closure(function)
-        key = argument, found.key
+        by = wrt if argument == SCORE_MOD else ()
+        key = argument, found.key, by
         traced = _known.get(key) if found.is_known else None
         if traced is None:
-            traced = _traced(argument, function, found)
+            traced = _traced(argument, function, found, by)
             if found.is_known:
                 _remember(key, traced)
         if traced.part is not None:
@@ -103,7 +119,8 @@ def own(score_mod: object, mask_mod: object) -> Own:
             of_function = tuple(found.arrays.values())
             arrays += [of_function[i][0] for i, _ in traced.reads]
             names += [name for _, name in traced.reads]
-    return Own(tuple(parts), tuple(arrays), tuple(names))
+            sums += traced.sums
+    return Own(tuple(parts), tuple(arrays), tuple(names), sums)
 
 
 def check(argument: str, given: object) -> Any:
@@ -232,7 +249,9 @@ def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _R
     return _Recorded(graph, root, reads, [array for array, _ in found.arrays.values()])
 
 
-def _traced(argument: str, function: Callable[..., Any], found: Closure) -> _Traced:
+def _traced(
+    argument: str, function: Callable[..., Any], found: Closure, wrt: tuple[str, ...]
+) -> _Traced:
     graph, root, arrays, _ = _recorded(argument, function, found)
     slope = _slope(graph, root) if argument == SCORE_MOD else None
     if graph.nodes[root] in (_UNCHANGED, _ALL_SEEN):
@@ -246,10 +265,28 @@ def _traced(argument: str, function: Callable[..., Any], found: Closure) -> _Tra
             f"{size} bytes: a kernel has room for {_MOST_BYTES}"
         )
     tilt = tilt_of(graph, root) if argument == SCORE_MOD else None
-    name, source = cpp.of_graph(argument, graph, root, used, tilt, slope)
+    sums = tuple(array.name for array in used if array.name in wrt)
+    numbers = {array.number: sums.index(array.name) for array in used if array.name in sums}
+    elements = _elements(graph, root, numbers)
+    name, source = cpp.of_graph(argument, graph, root, used, tilt, slope, elements)
     ndims = tuple(array.ndim for array in used)
-    register(Part(name, argument, source=source, arrays=ndims, tilts=tilt is not None))
-    return _Traced(name, tuple((a.number, f"{argument}: {a.name}") for a in used))
+    parameters = tuple(Parameter(sums_of_read(i), "u8") for i in range(len(sums)))
+    register(Part(name, argument, parameters, source=source, arrays=ndims, tilts=tilt is not None))
+    return _Traced(name, tuple((a.number, f"{argument}: {a.name}") for a in used), sums)
+
+
+def _elements(graph: Graph, root: int, sums: Mapping[int, int]) -> list[Element]:
+    """Return by what a score is differentiated; `sums` has the number of the sums of an array."""
+    found = []
+    for i in graph.reachable(root):
+        node = graph.nodes[i]
+        if node.name == "load" and node.array in sums:
+            reached = {j for index in node.operands for j in graph.reachable(index)}
+            names = {graph.nodes[j].name for j in reached}
+            by_query, by_key = (not names.isdisjoint((SCORE, name)) for name in PAIR[2:])
+            slope = derivative(graph, root, i)
+            found.append(Element(i, slope, sums[node.array], by_query, by_key))
+    return found
 
 
 def _place(traceback: TracebackType | None) -> str:

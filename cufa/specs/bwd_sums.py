@@ -1,0 +1,19 @@
+"""After the products of the backward pass: the gradient of an array of its sums."""
+
+from __future__ import annotations
+
+from cufa.specs.auxiliary import AuxiliarySpec
+from cufa.specs.layout import struct
+
+SPEC = AuxiliarySpec(
+    "bwd_sums",
+    params=struct(
+        ("u8", "sums gradient"),
+        ("i8", "elements"),
+        ("i4", "batch heads queries keys sums_batch sums_heads sums_queries sums_keys lanes"),
+    ),
+    inputs=("sums",),
+    outputs=("gradient",),
+    threads=128,
+    types=("t",),
+)
