@@ -43,7 +43,7 @@ SHAPES = [
     tuple(n if has else 1 for n, has in zip((2, 4, 40, 150), axes, strict=True))
     for axes in itertools.product((False, True), repeat=4)
 ]
-#: Two forms have all; tiles of the others, and the device that has another form of the kernel, some.
+#: Two forms have all; another tile, and a device whose kernel of products is another, have some.
 CASES = [
     *itertools.product((MMA, FP32_SHARED), SHAPES),
     *itertools.product(
