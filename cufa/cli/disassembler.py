@@ -31,12 +31,12 @@ def find() -> str:
 
     cuobjdump needs it too, so there is no use in looking for that.
     """
-    found = shutil.which(_TOOL)
+    program = shutil.which(_TOOL)
     for folder in (*_toolkits(), *_packages()):
-        found = found or shutil.which(_TOOL, path=str(folder))
-    if found is None:
+        program = program or shutil.which(_TOOL, path=str(folder))
+    if program is None:
         raise CommandError(f"{_TOOL} is needed for SASS: pip install nvidia-cuda-nvdisasm")
-    return found
+    return program
 
 
 def sass(tool: str, cubin: bytes) -> str:

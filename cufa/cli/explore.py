@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     status = 0
     try:
         with watch() as show:
-            found = explorer.explore(
+            exploration = explorer.explore(
                 problem,
                 space=space,
                 backward=options.backward,
@@ -98,24 +98,24 @@ def run(options: argparse.Namespace) -> int:
                 progress=show,
             )
     except Interrupted as stop:
-        found, status = stop.exploration, 130
+        exploration, status = stop.exploration, 130
         print(f"{options.prog}: interrupted; this was found so far", file=sys.stderr)
     try:  # first: a pipe that closes early must not cost the files
-        _write(found, options)
+        _write(exploration, options)
     finally:
-        _print(found, options.top)
-    if status == 0 and found.rows and all(row.error for row in found.rows):
+        _print(exploration, options.top)
+    if status == 0 and exploration.rows and all(row.error for row in exploration.rows):
         return 1  # there is nothing that could run
     return status
 
 
 def _space(options: argparse.Namespace, problem: Problem, device: Device) -> Space:
     """Return the variants that the options ask for, or of gradients the values of arguments."""
-    own: list[Variant] = options.variant or []
-    if options.backward and (own or options.kernel):
+    named: list[Variant] = options.variant or []
+    if options.backward and (named or options.kernel):
         raise CommandError("--backward: gradients have one kernel a dtype; choose by --space")
-    if own and not options.space and not options.kernel:
-        return own
+    if named and not options.space and not options.kernel:
+        return named
     axes: dict[str, list[int]] = {}
     for name, values in options.space or ():
         axes.setdefault(name, []).extend(values)
@@ -123,30 +123,31 @@ def _space(options: argparse.Namespace, problem: Problem, device: Device) -> Spa
         if options.backward:
             gradients.variants(problem, device, axes)
             return axes
-        return [*variants(problem, device, options.kernel, axes), *own]
+        return [*variants(problem, device, options.kernel, axes), *named]
     except (TypeError, ValueError) as error:
         raise CommandError(error) from error
 
 
-def _write(found: Exploration, options: argparse.Namespace) -> None:
+def _write(exploration: Exploration, options: argparse.Namespace) -> None:
     """Write the files that were asked for."""
     for path, write in (
-        (options.json, found.to_json),
-        (options.csv, found.to_csv),
-        (options.plot if found.rows else None, found.plot),
+        (options.json, exploration.to_json),
+        (options.csv, exploration.to_csv),
+        (options.plot if exploration.rows else None, exploration.plot),
     ):
         if path is not None:
             write(path)
             print(f"wrote {path}", file=sys.stderr)
 
 
-def _print(found: Exploration, top: int | None) -> None:
+def _print(exploration: Exploration, top: int | None) -> None:
     """Print the first `top` rows, or all, and what is left out."""
-    print(f"{heading(found)}\n")
-    shown = found.rows[:top]
-    table.show(headers(found.timed), [cells(row, found.timed, found.planned) for row in shown])
-    left_out = len(found.rows) - len(shown)
+    print(f"{heading(exploration)}\n")
+    timed, planned = exploration.timed, exploration.planned
+    rows = [cells(row, timed, planned) for row in exploration.rows[:top]]
+    table.show(headers(timed), rows)
+    left_out = len(exploration.rows) - len(rows)
     if left_out:
         print(f"and {left_out} more")
-    if found.best is not None:
-        print(f"\nbest: {found.best.variant}")
+    if exploration.best is not None:
+        print(f"\nbest: {exploration.best.variant}")

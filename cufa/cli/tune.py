@@ -94,8 +94,8 @@ def _shapes(options: argparse.Namespace) -> list[Shapes]:
     queries = options.q
     keys = options.k or queries
     values = options.v or keys
-    for name, given in (("k", keys), ("v", values)):
-        if len(given) != len(queries):
+    for name, shapes in (("k", keys), ("v", values)):
+        if len(shapes) != len(queries):
             raise CommandError(f"as many --{name} as --q are needed, or none")
     return [Shapes(*each) for each in zip(queries, keys, values, strict=True)]
 

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from cufa.arrays import Ints
 from cufa.compiler import context, driver
 
 FIRST_CAPABILITY = 90
@@ -76,12 +75,29 @@ _ATTRIBUTE_ADDRESS = ctypes.addressof(_ATTRIBUTE)
 _CONFIG = struct.Struct("@7I2PI0P")  # the members of `Config`, in order
 
 
-def packed(grid: Ints, block: Ints, smem_bytes: int, *, overlap: bool = True) -> bytes:
+def packed(
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    smem_bytes: int,
+    *,
+    overlap: bool = True,
+) -> bytes:
     """Return the bytes of a `Config`, for a stream to be named.
 
     A new grid costs 0.3 us so, and 8 us if ctypes makes a `Config`.
     """
     return _CONFIG.pack(*grid, *block, smem_bytes, 0, _ATTRIBUTE_ADDRESS, overlap)
+
+
+def config(
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    smem_bytes: int,
+    *,
+    overlap: bool = True,
+) -> Config:
+    """Return what tells the driver of a launch, for a stream to be named."""
+    return Config.from_buffer_copy(packed(grid, block, smem_bytes, overlap=overlap))
 
 
 class _Passed(threading.local):
@@ -119,7 +135,9 @@ class Dependent:
         self._function = function  # keeps its module loaded
         self._pointer = function.ptr
 
-    def launcher(self, grid: Ints, block: Ints, smem_bytes: int) -> Callable[[Parameter], None]:
+    def launcher(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], smem_bytes: int
+    ) -> Callable[[Parameter], None]:
         """Return what launches it on the current stream, with a parameter."""
         import cupy
 
@@ -131,13 +149,13 @@ class Dependent:
             passed, stream = _passed, current_stream()
             # First: what is collected when a tuple is made may launch kernels, too.
             arguments = passed.config_address, self._pointer, passed.parameters_address, None
-            config = overlapping if may_overlap(stream) else alone, stream.ptr
-            passed.bytes[:], passed.config.stream = config
+            given = overlapping if may_overlap(stream) else alone, stream.ptr
+            passed.bytes[:], passed.config.stream = given
             passed.parameters[0] = parameter.address
             error = launch(*arguments)
             if error == context.INVALID:
                 context.make_current()  # and what that collects may launch kernels
-                passed.bytes[:], passed.config.stream = config
+                passed.bytes[:], passed.config.stream = given
                 passed.parameters[0] = parameter.address
                 error = launch(*arguments)
             if error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from cufa import device as devices
 from cufa import optional
+from cufa.api.attention import attention
 from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
 from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.arrays import Array, Operands, array_module
@@ -29,6 +31,9 @@ from cufa.problem.parse import parse
 from cufa.problem.problem import Problem, checked
 from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.variant import Variant
+
+_OPTIONS = inspect.signature(attention).parameters.keys() - {"q", "out"}
+"""The arguments of `cufa.attention`, of which a Problem takes the place."""
 
 _DEFAULTS: dict[str, Any] = {"scale": None, "layout": "bhsd", "return_lse": False}
 
@@ -123,18 +128,16 @@ def explore(
     >>> space = {"bm": (128,), "bn": (64, 80), "stages": (2,)}
     >>> found = cufa.explore(problem, space=space, arch="sm_90a")  # doctest: +SKIP
     """
-    given = {name: value for name, value in locals().items() if value is not None}
-    for name in ("q", "backward", "kernels", "space", "arch", "device", "jobs", "progress"):
-        given.pop(name, None)
+    options = {n: value for n, value in locals().items() if n in _OPTIONS and value is not None}
     kernels = checked_kernels(kernels)
     check_options(jobs, progress)
     target, timed = _target(arch, device)
     if isinstance(q, Problem):
-        problem, operands, beside = _of_problem(q, given), None, None
+        problem, operands, beside = _of_problem(q, options), None, None
     else:
-        given.pop("k", None)
-        given.pop("v", None)
-        problem, operands, beside = _of_arrays((q, k, v), given, timed)
+        options.pop("k", None)
+        options.pop("v", None)
+        problem, operands, beside = _of_arrays((q, k, v), options, timed)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
     check_flag("backward", backward)
@@ -174,10 +177,10 @@ def _of_gradients(
     return gradient_variants(problem, device, checked_space(values))
 
 
-def _of_problem(problem: Problem, given: dict[str, Any]) -> Problem:
+def _of_problem(problem: Problem, options: dict[str, Any]) -> Problem:
     """Return a problem that can be explored as it is."""
-    if given:
-        raise TypeError(f"{next(iter(given))} must not be given with a Problem, which says all")
+    if options:
+        raise TypeError(f"{next(iter(options))} must not be given with a Problem, which says all")
     problem = checked(problem)
     kinds = {feature.ARGUMENT for feature in problem.features}
     missing = [name for name in (*OWN, Blocks.ARGUMENT) if name in kinds]
@@ -189,30 +192,30 @@ def _of_problem(problem: Problem, given: dict[str, Any]) -> Problem:
 
 
 def _of_arrays(
-    arrays: tuple[Any, Any, Any], given: dict[str, Any], timed: bool
+    arrays: tuple[Any, Any, Any], options: dict[str, Any], timed: bool
 ) -> tuple[Problem, Operands, Beside]:
     """Return the problem of a call of `attention`, and its arrays: on the GPU, if it is timed."""
-    if given.get("block_mask") is not None:
-        given["mask_mod"] = mask_mod_of(given["block_mask"], given.get("mask_mod"))
+    if options.get("block_mask") is not None:
+        options["mask_mod"] = mask_mod_of(options["block_mask"], options.get("mask_mod"))
     beside = Beside(
         ndim=np.ndim(arrays[0]),
-        arrays={name: given.pop(name) for name in DRAWN if name in given},
-        own=own(given.get("score_mod"), given.get("mask_mod")),
-        score_mod=given.pop("score_mod", None),
-        mask_mod=given.pop("mask_mod", None),
-        block_mask=given.pop("block_mask", None),
-        seed=check_seed(given.pop("seed", 0)),
+        arrays={name: options.pop(name) for name in DRAWN if name in options},
+        own=own(options.get("score_mod"), options.get("mask_mod")),
+        score_mod=options.pop("score_mod", None),
+        mask_mod=options.pop("mask_mod", None),
+        block_mask=options.pop("block_mask", None),
+        seed=check_seed(options.pop("seed", 0)),
     )
-    check_flag("return_lse", given.get("return_lse", False))
+    check_flag("return_lse", options.get("return_lse", False))
     xp = array_module(*arrays)
     if timed:
         xp = optional.cupy()
         beside = beside.on(xp)
         arrays = tuple(map(xp.asarray, arrays))
-    asked = {name: given.pop(name) for name in VALUES if name in given}
+    asked = {name: options.pop(name) for name in VALUES if name in options}
     problem, operands = parse(
         *arrays,
-        **{**_DEFAULTS, **given},
+        **{**_DEFAULTS, **options},
         asked=asked,
         out=None,
         xp=xp,

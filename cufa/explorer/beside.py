@@ -77,11 +77,11 @@ class Beside(NamedTuple):
 
     def addresses(self, problem: Problem, variant: Variant) -> Ints:
         """Return those that a launch of a variant is given."""
-        found = [self.arrays[name].data.ptr if name in self.arrays else 0 for name in ARRAYS]
+        pointers = [self.arrays[name].data.ptr if name in self.arrays else 0 for name in ARRAYS]
         if self.block_mask is not None and problem.of(Blocks) is not None:
             lists = self.block_mask.lists(variant)
-            found[ARRAYS.index("block_mask")] = lists.data.ptr
-        return *found, *(array.data.ptr for array in self.own.arrays), self.seed
+            pointers[ARRAYS.index("block_mask")] = lists.data.ptr
+        return *pointers, *(array.data.ptr for array in self.own.arrays), self.seed
 
 
 def _info(array: Array) -> ArrayInfo:

@@ -38,12 +38,12 @@ def measure(clock: Clock, dtype: str) -> dict[str, float]:
     import cupy
 
     read_gbs, copy_gbs = _memory_gbs(clock)
-    found = {"read_gbs": round(read_gbs, 1), "copy_gbs": round(copy_gbs, 1)}
+    ceilings = {"read_gbs": round(read_gbs, 1), "copy_gbs": round(copy_gbs, 1)}
     # There may be no cuBLAS, or no room for the matrices.
     with contextlib.suppress(ImportError, OSError, RuntimeError, MemoryError):
-        found["gemm_tflops"] = round(_gemm_tflops(clock, dtype), 1)
+        ceilings["gemm_tflops"] = round(_gemm_tflops(clock, dtype), 1)
     cupy.get_default_memory_pool().free_all_blocks()
-    return found
+    return ceilings
 
 
 def _memory_gbs(clock: Clock) -> tuple[float, float]:

@@ -20,11 +20,11 @@ Array = Any
 
 def hidden(xp: Any, at: Places, **options: Any) -> Array:
     """Return where masks hide key j from query i; options are those of `cufa.attention`."""
-    found = xp.zeros((), bool)
-    for kind, given in _given(options):
-        its = kind.hides(given, at, xp)
-        found = found if its is None else found | its
-    return found
+    hidden = xp.zeros((), bool)
+    for kind, value in _features(options):
+        by_feature = kind.hides(value, at, xp)
+        hidden = hidden if by_feature is None else hidden | by_feature
+    return hidden
 
 
 def scores_of(xp: Any, products: Array, at: Places, *, scale: float, **options: Any) -> Array:
@@ -35,18 +35,18 @@ def scores_of(xp: Any, products: Array, at: Places, *, scale: float, **options: 
     """
     number, scores = products.dtype.type, products
     scores *= number(scale)
-    for kind, given in _given(options):
-        scores = kind.changed(given, scores, at, xp)
+    for kind, value in _features(options):
+        scores = kind.changed(value, scores, at, xp)
     return xp.where(hidden(xp, at, **options), number(-np.inf), scores)
 
 
-def _given(options: dict[str, Any]) -> list[tuple[type[Feature], Any]]:
-    """Return the features of options that are given, and these."""
+def _features(options: dict[str, Any]) -> list[tuple[type[Feature], Any]]:
+    """Return the features that options ask for, and the options' values."""
     unknown = options.keys() - {kind.ARGUMENT for kind in FEATURES}
     if unknown:
         raise TypeError(f"there is no {min(unknown)} in the formula")
-    given = ((kind, options.get(kind.ARGUMENT)) for kind in FEATURES)
-    return [(kind, value) for kind, value in given if value is not None]
+    values = ((kind, options.get(kind.ARGUMENT)) for kind in FEATURES)
+    return [(kind, value) for kind, value in values if value is not None]
 
 
 def softmax(xp: Any, scores: Array, sinks: Array | None = None) -> tuple[Array, Array]:

@@ -186,8 +186,8 @@ class Oracle:
         b, h = (xp.asarray(each)[:, None] for each in np.transpose(self._heads))
         rows = xp.asarray(self._rows[:, part])
         of_rows = zip(b, h, rows, strict=True)
-        found = [kept(dropout.p, seed, *at, keys, xp)[0] for at in of_rows]
-        return xp.concatenate(found) / dropout.keep
+        factors = [kept(dropout.p, seed, *at, keys, xp)[0] for at in of_rows]
+        return xp.concatenate(factors) / dropout.keep
 
 
 def product(xp: Any, a: Array, b: Array, step: int) -> Array:

@@ -70,15 +70,15 @@ class Race(Generic[Name]):
     def round(self, names: Sequence[Name] | None = None) -> None:
         """Take a sample of some contestants, or of all that are running."""
         self.estimate()
-        found: dict[Name, float] = {}
+        sampled: dict[Name, float] = {}
         group: dict[Name, int] = {}
         for name in order_of(self.running if names is None else names, self._rounds):
             group[name] = self._burst_calls(name)
             if sum(n * self.first_ms[each] for each, n in group.items()) >= _GROUP_MS:
-                found.update(self._group(group))
+                sampled.update(self._group(group))
                 group = {}
-        found.update(self._group(group))
-        for name, ms in found.items():
+        sampled.update(self._group(group))
+        for name, ms in sampled.items():
             self.samples[name][self._rounds] = ms
         self._rounds += 1
 
@@ -88,11 +88,11 @@ class Race(Generic[Name]):
     def _group(self, group: Mapping[Name, int]) -> dict[Name, float]:
         """Queue a burst of each, so that the host's time falls behind the card's, and wait."""
         bursts = {name: self._burst(name, calls) for name, calls in group.items()}
-        found = {name: reading() for name, reading in bursts.items()}
-        self.busy_ms += sum(found[name] * calls for name, calls in group.items())
+        ms = {name: reading() for name, reading in bursts.items()}
+        self.busy_ms += sum(ms[name] * calls for name, calls in group.items())
         if group:
             self._clock.rest()
-        return found
+        return ms
 
     def _burst(self, name: Name, calls: int) -> Reading:
         return self._clock.burst(self._calls[name], calls)

@@ -1,6 +1,7 @@
 """Tiles that the planner chooses from on Hopper, and what they cost, in microseconds.
 
-The rows of ``hopper_costs.csv``, which ``python scripts/bench.py fit`` writes.
+A row of ``hopper_costs.csv`` has head dims, a causal mask or none, a tile, and its cost. Spaces
+separate the costs of a tile of keys.
 """
 
 from __future__ import annotations
@@ -10,22 +11,25 @@ from importlib import resources
 from cufa.specs.costs import Cost
 from cufa.specs.tile_shape import TileShape
 
-Costs = dict[tuple[int, int, bool], dict[TileShape, Cost]]
-"""Costs of tiles, by head dims and whether the mask is causal."""
+Key = tuple[int, int, bool]
+"""The head dims of Q and K and of V, and whether there is a causal mask."""
+
+COLUMNS = ("head_dim", "head_dim_v", "causal", *TileShape._fields, *Cost._fields)
 
 
-def read_table(text: str) -> Costs:
-    """Return the costs that a table holds, whose first two lines are a remark and the headings."""
-    costs: Costs = {}
-    for line in text.splitlines()[2:]:
-        words = line.split(",")
-        d, dv, causal, *numbers, ping_pong = map(int, words[:9])
-        launch, wave, *others = (float(word) for i, word in enumerate(words[9:]) if i != 2)
-        keys = tuple(map(float, words[11].split()))
-        cost = Cost._make((launch, wave, keys, *others))
-        shape = TileShape._make((*numbers, bool(ping_pong)))
-        costs.setdefault((d, dv, bool(causal)), {})[shape] = cost
+def _read() -> dict[Key, dict[TileShape, Cost]]:
+    text = resources.files("cufa.specs").joinpath("hopper_costs.csv").read_text(encoding="utf-8")
+    costs: dict[Key, dict[TileShape, Cost]] = {}
+    for line in text.splitlines():
+        if line.startswith(("#", COLUMNS[0])):
+            continue
+        *numbers, launch, wave, keys, blank, fetched, ragged, unaligned, sustained = line.split(",")
+        d, dv, causal, *shape, ping_pong = map(int, numbers)
+        rest = map(float, (blank, fetched, ragged, unaligned, sustained))
+        cost = Cost(float(launch), float(wave), tuple(map(float, keys.split())), *rest)
+        tile = TileShape._make((*shape, bool(ping_pong)))
+        costs.setdefault((d, dv, bool(causal)), {})[tile] = cost
     return costs
 
 
-COSTS = read_table(resources.files("cufa.specs").joinpath("hopper_costs.csv").read_text("utf-8"))
+COSTS = _read()

@@ -18,6 +18,7 @@ from cufa.planner import scheduler
 from cufa.specs import ATTENTION_KERNELS
 from cufa.specs.costs import Cost, Work, copies, memory_us, work
 from cufa.specs.fa3_wgmma import q_slots
+from cufa.specs.hopper_costs import COLUMNS, Key
 from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
@@ -50,7 +51,6 @@ _DEAR = 1.07  # losses beyond count several times
 _TOO_DEAR = 4.0
 
 Row = Mapping[str, Any]
-Key = tuple[int, int, bool]
 Costs = dict[Key, dict[TileShape, Cost]]
 
 
@@ -318,18 +318,23 @@ def gpu_of(result: Mapping[str, Any]) -> device.Device:
 
 def table(result: Mapping[str, Any]) -> str:
     """Return the text of `cufa/specs/hopper_costs.csv` from a result file."""
-    measured = f"{result['device']} on {result['date'][:10]} by python scripts/bench.py costs"
-    names = ("head_dim", "head_dim_v", "causal", *TileShape._fields, *Cost._fields)
-    lines = [f"# Measured on an {measured}, in microseconds", ",".join(names)]
+    lines = [
+        f"# Measured on an {result['device']} on {result['date'][:10]} by scripts/bench.py costs,",
+        "# and written by scripts/bench.py fit",
+        ",".join(COLUMNS),
+    ]
     costs = costs_of(result["rows"], gpu_of(result), keeps_to_registers)
-    for key, of_tiles in costs.items():
-        for shape, cost in of_tiles.items():
-            numbers = (str(int(x)) for x in (*key, *shape))
-            prices = (f"{x:.4g}" for x in (cost.launch, cost.wave, *cost[3:]))
-            launch, wave, *others = prices
-            keys = " ".join(f"{x:.4g}" for x in cost.keys)
-            lines.append(",".join((*numbers, launch, wave, keys, *others)))
+    lines += (
+        row(key, shape, cost) for key, tiles in costs.items() for shape, cost in tiles.items()
+    )
     return "\n".join([*lines, ""])
+
+
+def row(key: Key, shape: TileShape, cost: Cost) -> str:
+    """Return the row of a tile and its cost."""
+    keys = " ".join(f"{x:.4g}" for x in cost.keys)
+    prices = [keys if x is cost.keys else f"{x:.4g}" for x in cost]
+    return ",".join([*(str(int(x)) for x in (*key, *shape)), *prices])
 
 
 def write(result: Mapping[str, Any], root: Path) -> Path:
