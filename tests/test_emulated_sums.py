@@ -17,13 +17,14 @@ from read_arrays import assert_accepts
 from reference_backward import ExpectedGradients
 from test_backward import READ, formula_options
 from test_emulated_backward import (
-    FP32,
+    FP32_SHARED,
     MMA,
+    MMA_SHARED,
+    WGMMA_ROWS,
     Case,
     drawn,
     emulated,
     emulator,
-    forms,
     gradients,
     name_of,
 )
@@ -42,7 +43,17 @@ SHAPES = [
     tuple(n if has else 1 for n, has in zip((2, 4, 40, 150), axes, strict=True))
     for axes in itertools.product((False, True), repeat=4)
 ]
-SAMPLE = ((MMA, (1, 4, 40, 150)), (MMA, (1, 4, 1, 150)), (FP32, (2, 1, 40, 1)), (MMA, (1, 4, 1, 1)))
+#: Two forms have all; another tile, and a device whose kernel of products is another, have some.
+CASES = [
+    *itertools.product((MMA, FP32_SHARED), SHAPES),
+    *itertools.product(
+        (MMA_SHARED, WGMMA_ROWS), ((1, 4, 40, 150), (2, 1, 1, 150), (1, 1, 40, 1), (1, 4, 1, 1))
+    ),
+]
+SAMPLE = (
+    *((MMA, (1, 4, 40, 150)), (MMA, (1, 4, 1, 1)), (FP32_SHARED, (2, 1, 40, 1))),
+    (WGMMA_ROWS, (1, 4, 40, 150)),
+)
 
 #: Orders in which blocks and warps run.
 ORDERS = ((False, 0), (True, 3), (False, 5))
@@ -61,8 +72,7 @@ def in_any_order(
     return found[0]
 
 
-@forms
-@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+@pytest.mark.parametrize(("form", "shape"), CASES, ids=name_of)
 @exhaustive("backward", but=lambda form, shape: (form, shape) in SAMPLE)
 def test_a_bias_of_each_shape(
     emulated: Emulator, rng: np.random.Generator, form: Case, shape: tuple[int, ...]
@@ -84,9 +94,9 @@ def test_a_bias_of_each_shape(
     expected.assert_accepts(in_any_order(emulated, arrays, wrt=wrt, **options), "in order")
 
 
-@forms
+@pytest.mark.parametrize("form", [MMA, FP32_SHARED], ids=name_of)
 @pytest.mark.parametrize("name", READ)
-@exhaustive("backward", but=lambda form, name: (form, name) in ((MMA, "all"), (FP32, "alibi")))
+@exhaustive("backward", but=lambda form, name: form is MMA and name == "all")
 def test_arrays_that_a_function_reads(
     emulated: Emulator, rng: np.random.Generator, form: Case, name: str
 ) -> None:
@@ -122,7 +132,7 @@ def test_an_array_that_a_function_refers_to_alone(rng: np.random.Generator) -> N
     np.testing.assert_allclose(found["wide"], expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("form", [MMA, FP32], ids=name_of)
+@pytest.mark.parametrize("form", [MMA, FP32_SHARED], ids=name_of)
 def test_sequences_of_any_lengths(emulated: Emulator, rng: np.random.Generator, form: Case) -> None:
     """A bias, and an array that a function reads, of sequences in a row: as of NumPy arrays."""
     _, dtype, d, dv = form

@@ -105,8 +105,10 @@ def test_arrays_of_a_gpu() -> None:
     assert "bwd_finish" not in str(of_keys)
     nothing: Any = cufa.explain_backward(q[:0], k[:0], k[:0])
     assert (nothing.steps, nothing.expected_us, nothing.workspace_words) == ((), (), 0)
-    with pytest.raises(ValueError, match="of numpy arrays only"):
-        cufa.explain_backward(q, k, k, bias=on_gpu(np.zeros((300, 300), np.float16)), wrt=("bias",))
+    bias = on_gpu(np.zeros((300, 300), np.float16))
+    of_bias: Any = cufa.explain_backward(q, k, k, bias=bias, wrt=("bias",))
+    assert [sums.lengths for sums in of_bias.sums] == [(1, 1, 300, 300)]
+    assert [step.instance.kernel for step in of_bias.steps] == ["bwd_prepare", "bwd_mma"]
 
 
 # the commands

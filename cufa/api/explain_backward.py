@@ -17,10 +17,11 @@ from cufa.cpu import attention as cpu
 from cufa.features.dropout import check_dropout
 from cufa.features.expression.own import NOTHING
 from cufa.features.window import NO_WINDOW
+from cufa.launch.array_sums import wanted_of
 from cufa.planner.backward import BackwardPlan
 from cufa.planner.backward_model import explained
 from cufa.problem.parse import parse
-from cufa.problem.parse_backward import TENSORS, check_wrt
+from cufa.problem.parse_backward import TENSORS, Gradients, check_wrt
 
 
 def explain_backward(
@@ -104,4 +105,10 @@ def explain_backward(
     if xp is np:
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
-    return explained(problem, device, wrt, deterministic)
+    sums = Gradients(
+        bias=bias if "bias" in wrt else None,
+        read={name: array for name, array in read.items() if name in wrt},
+    )
+    return explained(
+        problem, device, wrt, deterministic, wanted=wanted_of(problem, sums, len(q.shape))
+    )

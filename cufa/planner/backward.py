@@ -140,7 +140,7 @@ def backward_plan(
         for form in BACKWARD_FORMS
         if (forced is None or forced.kernel in (spec.name for spec in form))
         and all(spec.takes(problem.dtype, dims, problem.score, device, maps) for spec in form)
-        and all(spec.differentiates or not wanted for spec in form)
+        and all(spec.sums_arrays or not wanted for spec in form)
     )
     variants = [
         forced

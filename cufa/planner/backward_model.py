@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.features.parts import edges
+from cufa.planner.array_sums import Wanted
 from cufa.planner.backward import BackwardPlan, Step, backward_plan
 from cufa.problem.problem import Problem
 from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS
@@ -31,13 +32,14 @@ def explained(
     wrt: Collection[str],
     deterministic: bool,
     forced: TemplateArguments | None = None,
+    wanted: Sequence[Wanted] = (),
 ) -> BackwardPlan:
     """Return a plan with the times that are expected of its steps; arguments as `backward_plan`.
 
     A problem may be empty: its plan has no launch.
     """
     problem = problem._replace(scale=abs(problem.scale), returns_lse=True)
-    plan = backward_plan(problem, device, wrt, deterministic, forced=forced)
+    plan = backward_plan(problem, device, wrt, deterministic, forced=forced, wanted=wanted)
     if 0 in (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv):
         return plan._replace(steps=(), workspace_words=0)
     products = sum(step.instance.kernel in BACKWARD_KERNELS for step in plan.steps)

@@ -128,6 +128,8 @@ class BackwardSpec(NamedTuple):
         Those that it computes.
     differentiates : bool
         Whether it takes scores whose parts have derivatives, and weights that are dropped.
+    sums_arrays : bool
+        Whether it computes gradients of a bias and of arrays that a `score_mod` reads.
     is_large : callable
         The parts of a score -> whether it takes the second tile.
     tflops : mapping of int to float
@@ -144,6 +146,7 @@ class BackwardSpec(NamedTuple):
     copied_rows: int | None = None
     gradients: tuple[str, ...] = ("q", "k", "v")
     differentiates: bool = True
+    sums_arrays: bool = True
     is_large: Callable[[tuple[str, ...]], bool] = has_slope
     tflops: Mapping[int, float] = MappingProxyType({})
 

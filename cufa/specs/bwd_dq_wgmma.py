@@ -31,5 +31,6 @@ SPEC = BackwardSpec(
     tma=True,
     gradients=("q",),
     differentiates=False,
+    sums_arrays=False,
     tflops={256: 406.0},
 )

@@ -32,6 +32,7 @@ SPEC = BackwardSpec(
     shared_memory=_shared_memory,
     archs=("sm_90a",),
     tma=True,
+    sums_arrays=False,
     is_large=computes,
     tflops={64: 511.0, 128: 557.0},
 )
