@@ -3,6 +3,7 @@
 #include "bwd_epilogue.cuh"
 #include "bwd_params.cuh"
 #include "bwd_place.cuh"
+#include "ptx_bwd_sm90.cuh"
 #include "tile_sm90.cuh"
 
 struct BackwardMaps {

@@ -120,8 +120,7 @@ struct BackwardConsumer {
         wgmma_fence();
 #pragma unroll
         for (int j = 0; j < BN / 16; ++j)
-            Wgmma<T, C::DQ_WIDTH>::template ss<0, 1>(rdQ, DsTile::columns(ds, j), KTile::rows(k, j),
-                                                     j > 0);
+            WgmmaOfRows<T, C::DQ_WIDTH>::ss(rdQ, DsTile::columns(ds, j), KTile::rows(k, j), j > 0);
         wgmma_commit();
     }
     // Adds it to the sum in global memory, where four numbers of a thread follow each other: each

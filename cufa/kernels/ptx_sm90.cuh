@@ -90,15 +90,6 @@ __device__ inline void tma_store_commit() {
 __device__ inline void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// Waits until they have written.
-__device__ inline void tma_store_wait() {
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-// What this thread has seen or done in global memory comes before what it asks of TMA, and the
-// other way round.
-__device__ inline void fence_proxy_async_global() {
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-}
 // Makes this thread's writes to shared memory visible to TMA.
 __device__ inline void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -123,31 +114,6 @@ __device__ inline void stmatrix_x4(uint32_t smem, uint32_t a, uint32_t b, uint32
                  : "memory");
 }
 
-// The same of 8 x 8 matrices that are transposed on the way.
-__device__ inline void stmatrix_x4_trans(uint32_t smem, uint32_t a, uint32_t b, uint32_t c,
-                                         uint32_t d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(smem),
-                 "r"(a), "r"(b), "r"(c), "r"(d)
-                 : "memory");
-}
-
-// Copies bytes, a multiple of 16 of such an address, to shared memory; they count at the barrier.
-__device__ inline void bulk_load(uint32_t smem, const void* gmem, uint32_t bytes, uint32_t bar) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(smem),
-        "l"(gmem), "r"(bytes), "r"(bar)
-        : "memory");
-}
-// Adds float32, a multiple of 16 bytes of them, from shared to global memory; commit and wait as
-// for stores of TMA.
-__device__ inline void bulk_add(float* gmem, uint32_t smem, uint32_t bytes) {
-    asm volatile(
-        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(gmem),
-        "r"(smem), "r"(bytes)
-        : "memory");
-}
-
 __device__ inline uint64_t wgmma_descriptor(uint32_t low, uint32_t high) {
     uint64_t d;
     asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(low), "r"(high));
@@ -163,10 +129,9 @@ __device__ inline void wgmma_wait() {
 }
 
 // wgmma.mma_async, m64 nN k16, float32 accumulators: d[i] are the columns 8 i .. 8 i + 7. D = A B,
-// or D += A B. ss: A and B in shared memory, K along the columns of both, or, with A_ROWS or
-// B_ROWS, along the rows. rs: A in registers, B in shared memory, K along its rows. A statement
-// does one step of K, or two: each statement hands on all accumulators, which takes the compiler
-// time.
+// or D += A B. ss: A and B in shared memory, K along the columns of both. rs: A in registers, B in
+// shared memory, K along its rows. A statement does one step of K, or two: each statement hands on
+// all accumulators, which takes the compiler time.
 template <class T, int N>
 struct Wgmma;
 
@@ -218,13 +183,6 @@ struct Wgmma;
             asm volatile(PREDICATES(X2) STEP(N, NAME, G, "%" X0 ", %" X1 ", p, 1, 1, 0, 0") "}"    \
                          : R##G                                                                    \
                          : "l"(a), "l"(b), "r"(accumulate));                                       \
-        }                                                                                          \
-        template <int A_ROWS, int B_ROWS>                                                          \
-        static __device__ void ss(float (&d)[N / 8][4], uint64_t a, uint64_t b, int accumulate) {  \
-            asm volatile(PREDICATES(X2)                                                            \
-                             STEP(N, NAME, G, "%" X0 ", %" X1 ", p, 1, 1, %" X3 ", %" X4) "}"      \
-                         : R##G                                                                    \
-                         : "l"(a), "l"(b), "r"(accumulate), "n"(A_ROWS), "n"(B_ROWS));             \
         }                                                                                          \
         static __device__ void ss(float (&d)[N / 8][4], uint64_t a, uint64_t b, uint64_t a2,       \
                                   uint64_t b2, int accumulate) {                                   \

@@ -94,9 +94,7 @@ inline void tma_store_wait_read() {
     for (emulator::Step& store : emulator::thread->stores) store();
     emulator::thread->stores.clear();
 }
-inline void tma_store_wait() { tma_store_wait_read(); }
 inline void fence_proxy_async() {}
-inline void fence_proxy_async_global() {}
 inline void named_barrier_arrive(int id, int threads) { emulator::arrive(id, threads); }
 template <int>
 void registers_increase() {}
@@ -109,31 +107,6 @@ inline void stmatrix_x4(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32
     emulator::meet<1>({row}, [&](auto& rows, int lane) {
         for (int i = 0; i < 4; ++i) std::memcpy(shared_memory + rows[8 * i + lane / 4][0] + lane % 4 * 4, &r[i], 4);
         return 0;
-    });
-}
-
-inline void stmatrix_x4_trans(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    emulator::shared(row, 16);
-    const uint32_t r[4] = {a, b, c, d};
-    emulator::meet<1>({row}, [&](auto& rows, int lane) {
-        for (int i = 0; i < 4; ++i)
-            for (int e = 0; e < 2; ++e)
-                std::memcpy(shared_memory + rows[8 * i + lane % 4 * 2 + e][0] + lane / 4 * 2,
-                            reinterpret_cast<const unsigned char*>(&r[i]) + 2 * e, 2);
-        return 0;
-    });
-}
-inline void bulk_load(uint32_t smem, const void* gmem, uint32_t bytes, uint32_t bar) {
-    emulator::block->in_flight.push_back([=] {
-        for (uint32_t i = 0; i < bytes; i += 16)
-            std::memcpy(emulator::shared(smem + i, 16), static_cast<const unsigned char*>(gmem) + i, 16);
-        mbarrier(bar).bytes -= bytes;
-        mbarrier(bar).settle();
-    });
-}
-inline void bulk_add(float* gmem, uint32_t smem, uint32_t bytes) {
-    emulator::thread->stores.push_back([=] {
-        for (uint32_t i = 0; i < bytes; i += 4) gmem[i / 4] += *reinterpret_cast<float*>(emulator::shared(smem + i, 4));
     });
 }
 
@@ -179,21 +152,6 @@ struct Wgmma {
             for (int i = 0; i < 32; ++i)
                 rows[i / 16][i % 16] = Operand<T>(a).of_row(thread % 128 / 32 * 16 + thread % 32 / 4 + i / 16 * 8, i % 16);
             multiply(rD, rows, thread % 4, accumulate, [&](int column, int k) { return Operand<T>(b).of_row(column, k); });
-        });
-    }
-    template <int A_ROWS, int B_ROWS>
-    static void ss(float (&d)[N / 8][4], uint64_t a, uint64_t b, int accumulate) {
-        const Accumulators rD = d;
-        const int thread = threadIdx.x;
-        emulator::thread->products.add([=] {
-            const Operand<T> of_a(a), of_b(b);
-            float rows[2][16];
-            for (int i = 0; i < 32; ++i) {
-                const int row = thread % 128 / 32 * 16 + thread % 32 / 4 + i / 16 * 8;
-                rows[i / 16][i % 16] = A_ROWS ? of_a.of_column(row, i % 16) : of_a.of_row(row, i % 16);
-            }
-            multiply(rD, rows, thread % 4, accumulate,
-                     [&](int column, int k) { return B_ROWS ? of_b.of_column(column, k) : of_b.of_row(column, k); });
         });
     }
     static void ss(float (&d)[N / 8][4], uint64_t a, uint64_t b, uint64_t a2, uint64_t b2, int accumulate) {
