@@ -187,7 +187,7 @@ def attention_backward(
     operands = operands._replace(seed=seed, out=its.out)
     is_padded = problem.kv == "Padded"
     others: dict[str, Any] = {"lengths_k": lengths_k, "lengths_q": lengths_q} if is_padded else {}
-    check_gradients(into, {**tensors, **results, **beside, **others}, xp)
+    check_gradients(into, {**tensors, **results, **beside, **others, **functions.read}, xp)
     if xp is not np:
         return gradients_on_gpu(
             *(problem, operands, its, given),

@@ -367,8 +367,7 @@ def parsed(
         check_dtypes({"q": q, "out": out})
         if xp is not np:
             check_devices({"out": out}, xp)
-        of_mods = dict(zip(mods.names, mods.arrays, strict=True))
-        beside = {**given, **lengths, **of_mods}.items()
+        beside = {**given, **lengths, **mods.read}.items()
         there = {n: x for n, x in beside if x is not None}
         check_out(out, (*q.shape[:2], v.shape[2]), {"q": q, "k": k, "v": v, **there})
         operands = operands._replace(out=as_bhsd(out[None], LAYOUT))
