@@ -17,7 +17,10 @@ Arrays = tuple[np.ndarray, ...]
 
 
 def bound(arrays: Arrays, name: str, options: Mapping[str, Any]) -> float:
-    """Return the error that is accepted of an element: 2^-19 of the sum of all that is added.
+    """Return the error that is accepted of an element: a part of the sum of all that is added.
+
+    A weight is the exponential of a score minus the log-sum-exp. Both are rounded to float32, so
+    that its error grows with their magnitude.
 
     Parameters
     ----------
@@ -35,7 +38,10 @@ def bound(arrays: Arrays, name: str, options: Mapping[str, Any]) -> float:
 
     given: Any = {**options, "score_mod": with_offsets, "wrt": ("offsets",)}
     (of_scores,) = cufa.attention_backward(*arrays, **given)
-    return float(np.abs(of_scores).sum()) * STEEPEST[name] * 2.0**-19
+    lse = arrays[5]
+    largest = float(np.abs(lse[np.isfinite(lse)]).max(initial=0))
+    of_weight = 2.0**-20 + 2 * 2.0**-24 * largest
+    return float(np.abs(of_scores).sum()) * STEEPEST[name] * of_weight
 
 
 def assert_accepts(

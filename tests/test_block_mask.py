@@ -406,6 +406,22 @@ def test_there_must_be_a_function(played_cupy: Any, there: bool) -> None:
         cufa.BlockMask.of(None, 1, 1, 5, 5, xp=played_cupy if there else np)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("mask_mod", "message"),
+    [
+        (
+            lambda b, h, q_idx, kv_idx: q_idx >= kv_idx * h,
+            "heads is None, but mask_mod depends on h",
+        ),
+        (lambda b, h, q_idx, kv_idx: b == 0, "batch is None, but mask_mod depends on b"),
+    ],
+)
+def test_axes_that_a_mask_depends_on(mask_mod: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cufa.BlockMask.of(mask_mod, None, None, 40, 50)
+    assert cufa.BlockMask.of(mask_mod, 2, 3, 40, 50).kinds.shape[:2] == (2, 3)
+
+
 def test_what_is_printed() -> None:
     tiles = cufa.BlockMask.of(within, 2, None, 100, 150, block=(50, 20))
     parts = "62.5% hidden, 12.5% in part, 25.0% whole"

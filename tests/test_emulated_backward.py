@@ -339,6 +339,18 @@ def test_an_empty_call_writes_zeros() -> None:
     assert dk.shape == dv.shape == k.shape
 
 
+def test_a_table_is_no_place_for_a_gradient() -> None:
+    memory = on_gpu(np.zeros((1, 1, 4, 32), np.float16))
+    table = memory.view_of(memory.host.reshape(-1)[:4])
+    x, lse = on_gpu(np.ones((1, 1, 4, 32), np.float16)), on_gpu(np.ones((1, 1, 4), np.float32))
+
+    def added(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + table[q_idx]
+
+    with pytest.raises(ValueError, match=r"^dq .* shares memory with score_mod: table"):
+        cufa.attention_backward(x, x, x, x, x, lse, score_mod=added, dq=memory)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -89,6 +89,13 @@ def test_numpy_arrays() -> None:
         cufa.explain_backward(q, q, q, wrt=("z",))
     with pytest.raises(TypeError, match="deterministic"):
         cufa.explain_backward(q, q, q, deterministic=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seed is needed with dropout_p"):
+        cufa.explain_backward(q, q, q, dropout_p=0.1)
+    assert "numpy" in str(cufa.explain_backward(q, q, q, dropout_p=0.1, seed=3))
+    with pytest.raises(ValueError, match="score_mod must be a function for NumPy arrays"):
+        cufa.explain_backward(q, q, q, score_mod="score * 2")
+    with pytest.raises(TypeError, match="score_mod cannot be traced"):
+        cufa.explain_backward(q, q, q, score_mod=lambda s, b, h, i, j: s if i > j else -s)
 
 
 @pytest.mark.usefixtures("gpu")

@@ -127,7 +127,7 @@ def test_combinations(cupy: Any, group: int) -> None:
 
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_many_launches_have_the_same_bits(cupy: Any, rng: np.random.Generator, d: int) -> None:
-    """Of 10,000, while another stream keeps some multiprocessors busy."""
+    """All of 10,000, while another stream keeps some multiprocessors busy."""
     sizes, wrt = (1, 4, 2, 300, 400), (*"qkv",)
     dout, q, k, v = map(cupy.asarray, drawn(rng, "bfloat16", sizes, d, d))
     out, lse = cufa.attention(q, k, v, causal=True, return_lse=True)

@@ -124,7 +124,8 @@ def attention_backward(
 
     On a GPU, weights come from the log-sum-exp in float32. It has an error of 2^-24 of itself,
     which is a relative error of the weights: of rows all of whose scores are beyond some 10^4 in
-    magnitude, it shows.
+    magnitude, it shows. A row of n scores of -1e9 has n times the gradients that it should have:
+    there, hide the row by a mask instead, which gives it none.
 
     ``docs/guide/gradients.md`` gives both functions to a library that differentiates.
 
@@ -187,7 +188,7 @@ def attention_backward(
     operands = operands._replace(seed=seed, out=its.out)
     is_padded = problem.kv == "Padded"
     others: dict[str, Any] = {"lengths_k": lengths_k, "lengths_q": lengths_q} if is_padded else {}
-    check_gradients(into, {**tensors, **results, **beside, **others}, xp)
+    check_gradients(into, {**tensors, **results, **beside, **others, **functions.read}, xp)
     if xp is not np:
         return gradients_on_gpu(
             *(problem, operands, its, given),

@@ -56,7 +56,8 @@ def gradients_on_gpu(
     operands : Operands
     its : Results
     given : mapping
-        What `wrt` may name, and dq, dk, dv, or None for those that the caller has no place for.
+        The arrays that `wrt` may name, and dq, dk and dv: None for those that the caller has no
+        place for.
     arrays : tuple
         Those that parts of the score read, in the order of `cufa.features.parts.ARRAYS`.
     lengths : mapping

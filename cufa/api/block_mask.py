@@ -13,7 +13,7 @@ from cufa.arrays import Array, module_of
 from cufa.checks import check_devices, check_module, check_size
 from cufa.cpu import block_mask as cpu
 from cufa.cpu.own import checked
-from cufa.features.expression.own import own
+from cufa.features.expression.own import indices_read, own
 from cufa.features.user_functions import Blocks, MaskMod
 from cufa.launch import block_lists
 from cufa.launch import block_mask as launch
@@ -78,7 +78,8 @@ class BlockMask:
         mask_mod : function or str
             As in `cufa.attention`.
         batch, heads : int or None
-            Sequences and query heads; None where the mask is the same for all.
+            Sequences and query heads; None where the mask is the same for all, which one in C++
+            must be.
         seq_q, seq_kv : int
             Queries and keys.
         block : tuple of int
@@ -129,6 +130,14 @@ class BlockMask:
             raise ValueError(f"block {block} makes {rows} x {columns} tiles, too many of all heads")
         if mask_mod is None:
             raise TypeError("mask_mod must be a function or a string of C++, not None")
+        if None in (batch, heads) and not isinstance(mask_mod, str):
+            read = indices_read(mask_mod)
+            for name, index, size in (("batch", "b", batch), ("heads", "h", heads)):
+                if size is None and index in read:
+                    raise ValueError(
+                        f"{name} is None, but mask_mod depends on {index}: give {name}, how many "
+                        "there are"
+                    )
         kinds = xp.empty((*sizes[:2], rows, columns), np.uint8)
         if xp is np:
             function = checked("mask_mod", mask_mod)

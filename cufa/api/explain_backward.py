@@ -14,7 +14,8 @@ from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.arrays import AnyArray, array_module
 from cufa.checks import check_flag
 from cufa.cpu import attention as cpu
-from cufa.features.dropout import check_dropout
+from cufa.cpu.own import differentiable
+from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING
 from cufa.features.window import NO_WINDOW
 from cufa.launch.array_sums import wanted_of
@@ -44,6 +45,7 @@ def explain_backward(
     lengths_k: AnyArray | None = None,
     lengths_q: AnyArray | None = None,
     dropout_p: float = 0.0,
+    seed: int | None = None,
     scale: float | None = None,
     layout: Layout = "bhsd",
     deterministic: bool = False,
@@ -54,7 +56,7 @@ def explain_backward(
     ----------
     q, k, v, wrt, causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
         As for `attention_backward`; its `dout`, `out` and `lse` make no difference.
-    score_mod, mask_mod, block_mask, lengths_k, lengths_q, dropout_p, scale, layout
+    score_mod, mask_mod, block_mask, lengths_k, lengths_q, dropout_p, seed, scale, layout
         As for `attention_backward`.
     deterministic : bool
         As for `attention_backward`.
@@ -81,6 +83,8 @@ def explain_backward(
     if block_mask is not None:
         mask_mod = mask_mod_of(block_mask, mask_mod)
     xp = array_module(q, k, v, None)
+    dropout_p = check_dropout(dropout_p)
+    check_dropout_seed(seed, dropout_p)
     beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
     read = read_by_function(score_mod)
     wrt = check_wrt(wrt, {**read, "q": q, "k": k, "v": v, **beside}, read)
@@ -88,7 +92,7 @@ def explain_backward(
         *(q, k, v),
         asked={
             **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
-            **{"softcap": softcap, "dropout_p": check_dropout(dropout_p)},
+            **{"softcap": softcap, "dropout_p": dropout_p},
         },
         scale=scale,
         layout=layout,
@@ -103,6 +107,7 @@ def explain_backward(
     if block_mask is not None:
         problem = with_block_mask(problem, block_mask, xp)
     if xp is np:
+        differentiable(score_mod, mask_mod, read.keys() & {*wrt})
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
     sums = Gradients(

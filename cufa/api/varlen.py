@@ -322,7 +322,7 @@ def parsed(
         check_dtypes({"q": q, "out": out})
         if xp is not np:
             check_devices({"out": out}, xp)
-        read = {**of_score, **lengths, **dict(zip(mods.names, mods.arrays, strict=True))}
+        read = {**of_score, **lengths, **mods.read}
         inputs = {name: array for name, array in read.items() if array is not None}
         check_out(out, (*q.shape[:2], v.shape[2]), {"q": q, "k": k, "v": v, **inputs})
         operands = operands._replace(out=as_bhsd(out[None], LAYOUT))

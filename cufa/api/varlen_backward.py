@@ -130,7 +130,7 @@ def attention_varlen_backward(
     shape = *q.shape[:2], v.shape[2]
     lse_shape = q.shape[1], q.shape[0]
     of_out, its_out, its_lse = check_results(results, q, (shape, lse_shape), xp)
-    check_gradients(into, {**tensors, **results, **beside, **lengths}, xp)
+    check_gradients(into, {**tensors, **results, **beside, **lengths, **functions.read}, xp)
     its = Results(_of_one(of_out), _of_one(its_out), its_lse[None])
     if xp is not np:
         return gradients_on_gpu(

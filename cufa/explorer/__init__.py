@@ -181,14 +181,14 @@ def _of_problem(problem: Problem, options: dict[str, Any]) -> Problem:
     """Return a problem that can be explored as it is."""
     if options:
         raise TypeError(f"{next(iter(options))} must not be given with a Problem, which says all")
-    problem = checked(problem)
-    kinds = {feature.ARGUMENT for feature in problem.features}
+    dense = checked(problem)
+    kinds = {feature.ARGUMENT for feature in dense.features}
     missing = [name for name in (*OWN, Blocks.ARGUMENT) if name in kinds]
     if problem.kv != "Dense":
         missing.append("lengths")
     if missing:
         raise ValueError(f"q: what {missing[0]} is like is not in a Problem: give q, k and v")
-    return problem
+    return dense
 
 
 def _of_arrays(

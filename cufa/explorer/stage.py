@@ -48,7 +48,7 @@ class Stage:
         Q, K and V as the caller gave them, and the result.
     beside : Beside
     results, repeated : tuple of array
-        What a call writes, and those that have the same bits in each call.
+        The arrays that a call writes, and those that have the same bits in each call.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What an exploration is about: attention, or its gradients."""
+"""The subject of an exploration: attention, or its gradients."""
 
 from __future__ import annotations
 

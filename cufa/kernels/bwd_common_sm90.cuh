@@ -1,4 +1,4 @@
-// What the Hopper kernels of the backward pass share.
+// Parts that the Hopper kernels of the backward pass share.
 #pragma once
 #include "bwd_epilogue.cuh"
 #include "bwd_params.cuh"

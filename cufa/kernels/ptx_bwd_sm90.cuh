@@ -6,8 +6,8 @@
 __device__ inline void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
-// What this thread has seen or done in global memory comes before what it asks of TMA, and the
-// other way round.
+// Orders this thread's own accesses to global memory and those that TMA makes for it: the ones
+// before the fence come first, whichever kind they are.
 __device__ inline void fence_proxy_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }

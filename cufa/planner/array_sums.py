@@ -128,7 +128,7 @@ class Planned(NamedTuple):
     chains : Chains or None
         None where any order gives the same bits, or is allowed.
     words : int
-        What all of it takes of the workspace.
+        Words of the workspace that all of it takes.
     """
 
     score: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What the launches of a plan of gradients would take on an H200: operations and bytes."""
+"""The time that a plan of gradients would take on an H200, by operations and bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MULTIPROCESSORS = 132
 """Those of an H200, among which blocks are shared out."""
 
 _OPERANDS = ("q", "k", "v", "d_out", "row_lse", "row_delta", "dq_sums", "dk", "dv")
-"""What the products read and write at least once."""
+"""Arrays that the products read or write at least once."""
 
 
 def explained(

@@ -103,7 +103,7 @@ def parse(
         problem = problem.reading(*reads)
         operands = operands._replace(beside=views)
         inputs |= {name: array for name, array in beside.items() if array is not None}
-        inputs |= dict(zip(own.names, own.arrays, strict=True))
+        inputs |= own.read
     problem = problem._replace(returns_lse=bool(return_lse))
     limits = {
         "lengths_k": (lengths_k, problem.seq_kv),

@@ -63,7 +63,7 @@ class Case(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `cufa.attention` is given besides Q, K and V."""
+        """The arguments of `cufa.attention` after Q, K and V."""
         window = {} if self.window is None else {"window": (self.window - 1, None)}
         return {"causal": self.cell.causal, **window}
 
@@ -134,7 +134,7 @@ FAMILIES: dict[str, Callable[[], Iterable[Case]]] = {
     "varlen": _varlen,
     "fp32": _fp32,
 }
-"""What is measured, by the words of ``--only``."""
+"""Families of cases, by the words of ``--only``."""
 
 
 def cases(families: Iterable[str], head_dims: Iterable[int] | None = None) -> list[Case]:

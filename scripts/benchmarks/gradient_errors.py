@@ -69,7 +69,7 @@ def gradients(
     ----------
     xp : module
     dout, q : array, shapes (heads, seq, dv) and (heads, seq, d)
-        Of the query heads that share it.
+        Those of the query heads that share it.
     k, v : array, shapes (seq, d) and (seq, dv)
     scale : float
     **options

@@ -50,6 +50,11 @@ class Own(NamedTuple):
     names: tuple[str, ...] = ()
     sums: tuple[str, ...] = ()
 
+    @property
+    def read(self) -> dict[str, Array]:
+        """The arrays by name."""
+        return dict(zip(self.names, self.arrays, strict=True))
+
 
 NOTHING = Own()
 
@@ -202,6 +207,15 @@ def partials_of(score_mod: Callable[..., Any], name: str) -> list[Partial]:
         )
         for i in loads
     ]
+
+
+def indices_read(mask_mod: Callable[..., Any]) -> set[str]:
+    """Return on which of b, h, q_idx and kv_idx the result of a `mask_mod` depends."""
+    function = check(MASK_MOD, mask_mod)
+    recorded = _recorded(MASK_MOD, function, closure(function))
+    reached = {recorded.graph.nodes[i].name for i in recorded.graph.reachable(recorded.root)}
+    names = zip(PAIR, ("b", "h", "q_idx", "kv_idx"), strict=True)
+    return {name for node, name in names if node in reached}
 
 
 def _slope(graph: Graph, root: int) -> int | None:
