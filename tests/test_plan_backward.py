@@ -94,8 +94,8 @@ def test_steps_and_memory() -> None:
     assert [step.grid for step in plan.steps] == [24, 2 * 2 * 8, 24]
     assert (plan.row_lse, plan.row_delta, plan.dq_sums) == (0, rows, 2 * rows)
     assert plan.turns == rows * (2 + 128)
-    # A turn for 8 rows, and how many blocks have begun.
-    assert plan.workspace_words == rows * (2 + 128) + rows // 8 + 4
+    # A turn for 16 rows, and how many blocks have begun.
+    assert plan.workspace_words == rows * (2 + 128) + rows // 16 + 4
 
 
 def test_wide_heads_on_hopper() -> None:

@@ -46,7 +46,8 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
     const uint32_t smem;
 
     __device__ BackwardBlock(const BackwardArguments<SCORE, KV>& p, unsigned char* smem)
-        : Place(p, key_tile_of(p, number_of_block(p, smem))), smem(smem_address(smem)) {}
+        : Place(p, Place::template tile<false>(p, number_of_block(p, smem))),
+          smem(smem_address(smem)) {}
 
     // Where things are in shared memory. The tile of dS takes what is behind the ring.
     static constexpr uint32_t ROWS_BYTES = 2 * BM * sizeof(float);
@@ -206,15 +207,6 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
     __device__ float growth() const { return Of{p}.growth(); }
 
  private:
-    // Tiles of keys of a head in their order, and with them those of all heads, if these are equal.
-    static __device__ Tile key_tile_of(const BackwardArguments<SCORE, KV>& p, int number) {
-        if constexpr (KV::RAGGED) {
-            return Place::ragged_tile(p, number);
-        } else {
-            const int heads = p.heads / p.group, head = number % heads, kv = p.heads_q / p.group;
-            return {head / kv, head % kv, number / heads};
-        }
-    }
     __device__ int key_of(int mt, int h, int lane) const {
         return key_tile * BN + key0() + mt * 16 + h * 8 + lane / 4;
     }

@@ -8,8 +8,8 @@
 
 // Rows of the workspace come in units, none of which two sequences share. A multiple of all BM.
 constexpr int ROW_UNIT = 128;
-// Rows of the workspace for each counter of turns: a kernel may need two for 16 rows.
-constexpr int TURN_ROWS = 8;
+// Rows of the workspace for each counter of turns.
+constexpr int TURN_ROWS = 16;
 
 // `o` and `lse` are those of the forward pass; `q_tiles` counts units of rows. A gradient whose
 // address is null is not written. cufa/specs/backward.py holds the same layout as a NumPy dtype.

@@ -42,14 +42,25 @@ struct KeyPlace {
                                : tiles;
     }
 
-    // The tiles of keys of a head in their order, of sequences that are RAGGED.
+    // The tile of a block. Those of a head have their order: the long ones come first where a mask
+    // is causal. Where they add to dQ by turns it is the other one, which is that of the turns: see
+    // `rank`. BY_HEAD: whether a head's tiles follow each other, and not those of all heads.
+    template <bool BY_HEAD>
+    static __device__ Tile tile(const BackwardArguments<SCORE, KV>& p, int number) {
+        if constexpr (KV::RAGGED) return ragged_tile(p, number);
+        const int heads = p.heads / p.group, of_batch = p.heads_q / p.group;
+        const int head = BY_HEAD ? number / p.kv_tiles : number % heads,
+                  of_head = BY_HEAD ? number % p.kv_tiles : number / heads;
+        return {head / of_batch, head % of_batch, p.turns ? p.kv_tiles - 1 - of_head : of_head};
+    }
     static __device__ Tile ragged_tile(const BackwardArguments<SCORE, KV>& p, int number) {
         struct {
             const int* cu_seqlens_q;
             int seq_q, q_tiles, sequences;
         } keys{p.cu_seqlens_k, p.seq_kv, p.kv_tiles, p.sequences};
         const int of_head = number % p.kv_tiles;  // which are counted from the last one on
-        return KV::template tile<BN>(keys, number - of_head + p.kv_tiles - 1 - of_head, 0);
+        return KV::template tile<BN>(
+            keys, p.turns ? number : number - of_head + p.kv_tiles - 1 - of_head, 0);
     }
 
     // The tiles of rows to visit, one after the other, until `head` is the group.
@@ -76,11 +87,15 @@ struct KeyPlace {
         return true;
     }
 
-    // How many tiles of keys add to the rows before this one does; and where these are counted.
+    // How many tiles of keys add to the rows before this one does; and where these are counted. The
+    // last keys add first: under a causal mask a block begins where its keys are on the diagonal,
+    // so that of blocks which begin together each finds its turn come. None waits forever: it waits
+    // for blocks of lower numbers only, which have begun, and of all that run the one with the
+    // lowest number waits for none.
     __device__ int rank(const RowTile& t) const {
-        const int first = SCORE::LEFT_EDGE ? keys_of(t.tile).first : 0;
-        if constexpr (SCORE::HAS_BLOCK_MAP) return line(t)[key_tile] - line(t)[first];
-        return key_tile - first;
+        const int end = keys_of(t.tile).end;
+        if constexpr (SCORE::HAS_BLOCK_MAP) return line(t)[end] - line(t)[key_tile + 1];
+        return end - 1 - key_tile;
     }
     __device__ int* turn(const RowTile& t) const { return p.turns + row_of(t) / TURN_ROWS; }
 

@@ -41,7 +41,7 @@ MAPS = np.dtype([(name, "u8", MAP_WORDS) for name in MAPPED])
 ROW_UNIT = 128
 """Rows of the workspace come in multiples of it, as in ``kernels/bwd_params.cuh``."""
 
-TURN_ROWS = 8
+TURN_ROWS = 16
 """Rows of the workspace for each counter of turns, as there."""
 
 THREADS = 256
