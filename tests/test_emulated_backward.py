@@ -35,10 +35,10 @@ MMA_EIGHT = ("a100", "bfloat16", 64, 64)
 #: Whose consumers share dQ by rows, or by columns.
 WGMMA_ROWS, WGMMA_COLUMNS = ("h200", "bfloat16", 40, 64), ("h200", "float16", 100, 72)
 #: Whose dQ is a kernel of its own.
-WGMMA_TWO = ("h200", "bfloat16", 256, 200)
+WGMMA_TWO, WGMMA_TWO_192 = ("h200", "bfloat16", 256, 200), ("h200", "float16", 192, 128)
 FORMS = (
     *(MMA, FP32, MMA_SHARED, FP32_SHARED, MMA_EIGHT),
-    *(WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_TWO),
+    *(WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_TWO, WGMMA_TWO_192),
 )
 SAMPLE = (MMA, "all"), (FP32, "dropout_p"), (MMA, "function all"), (FP32, "softcap")
 

@@ -236,7 +236,7 @@ def _prepare(
         function = jit.kernel(step.instance, device, device_id)
         content, places = _parameter(plan, step, strides, numbers, extras, problem.scale)
         if _uses_tma(step):
-            content = _maps(plan, strides, address) + content
+            content = _maps(plan, step, strides, address) + content
         launch = launcher(function, (step.grid, 1, 1), step.threads, step.instance.smem_bytes)
         launches.append(Launch(launch, content, places))
     return _Prepared(plan, tuple(launches))
@@ -263,12 +263,13 @@ def _uses_tma(step: Step) -> bool:
     return spec is not None and spec.tma
 
 
-def _maps(plan: BackwardPlan, strides: dict[str, Ints], address: int) -> bytes:
+def _maps(plan: BackwardPlan, step: Step, strides: dict[str, Ints], address: int) -> bytes:
     """Return the tensor maps of `MAPPED`; `address` is that of any array."""
     problem, variant, found = plan.problem, plan.variant, []
+    copied_rows = BACKWARD_KERNELS[step.instance.kernel].copied_rows or variant.bm
     for name in MAPPED:
         steps = (0, *strides[name][1:]) if problem.kv == "Varlen" else strides[name]
-        rows = variant.bn if name in "kv" else variant.bm
+        rows = variant.bn if name in "kv" else copied_rows
         buffer = taken_buffer()
         box = 1, rows, panel_columns(variant.head_dim)
         encoded = buffer.maps.encoded(problem.dtype, address, _shape(problem, name), steps, *box)

@@ -121,6 +121,8 @@ class BackwardSpec(NamedTuple):
         The architectures that it is for; None for all.
     tma : bool
         Whether it reads `MAPPED` through tensor maps: they come first in its parameter.
+    copied_rows : int, optional
+        Rows of Q and dO that one copy brings; None for those of a tile.
     gradients : tuple of str
         Those that it computes.
     differentiates : bool
@@ -135,6 +137,7 @@ class BackwardSpec(NamedTuple):
     shared_memory: Callable[[TemplateArguments], dict[str, int]] = shared_memory
     archs: tuple[str, ...] | None = None
     tma: bool = False
+    copied_rows: int | None = None
     gradients: tuple[str, ...] = ("q", "k", "v")
     differentiates: bool = True
     is_large: Callable[[tuple[str, ...]], bool] = has_slope

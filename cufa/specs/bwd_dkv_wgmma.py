@@ -1,4 +1,4 @@
-"""dK and dV of wide heads on Hopper: a producer's warpgroup, and two that share the columns."""
+"""dK and dV of wide heads on Hopper: a producer's warpgroup, and one of each of the two."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from cufa.specs.arguments import TemplateArguments
 from cufa.specs.backward import BackwardSpec, Tiles
 from cufa.specs.tile_shape import TileShape
 
-# Half of dK and of dV of 64 keys is half of head_dim registers, S^T or dP^T half of bm. Its tile is
-# that of bwd_dq_wgmma, as both read the same lists of a BlockMask.
-_TILES: Tiles = {(256, 256): (TileShape(128, 64, 1, 12, 1),)}
+# dK, or dV, of 64 keys is half of head_dim registers. bm is that of bwd_dq_wgmma, as both read the
+# same lists of a BlockMask; a step takes 64 rows.
+_TILES: Tiles = {
+    (192, 192): (TileShape(128, 64, 3, 12, 1),),
+    (256, 256): (TileShape(128, 64, 2, 12, 1),),
+}
+_ROWS, _P_SLOTS = 64, 2
 
 
 def _shared_memory(v: TemplateArguments) -> dict[str, int]:
     return {
         "K and V": 4 * v.bn * v.head_dim,
-        "Q and dO": 4 * v.stages * v.bm * v.head_dim,
-        "P and dS": 4 * v.bm * v.bn,
-        "rows": 8 * v.bm,
-        "barriers": 4 * 16 + 8,
+        "Q and dO": 4 * v.stages * _ROWS * v.head_dim,
+        "P": 2 * _P_SLOTS * v.bn * _ROWS,
+        "rows": 8 * v.stages * _ROWS,
+        "barriers": 16 * (2 * v.stages + _P_SLOTS) + 8,
     }
 
 
@@ -28,6 +32,7 @@ SPEC = BackwardSpec(
     shared_memory=_shared_memory,
     archs=("sm_90a",),
     tma=True,
+    copied_rows=_ROWS,
     gradients=("k", "v"),
     differentiates=False,
 )

@@ -8,7 +8,10 @@ from cufa.specs.tile_shape import TileShape
 
 # dQ of 64 rows is half of head_dim registers, S and dP half of bn each, dS a quarter. Stages hold K
 # or V: those of the next keys come while K of the present ones is in use.
-_TILES: Tiles = {(256, 256): (TileShape(128, 64, 3, 12, 1),)}
+_TILES: Tiles = {
+    (192, 192): (TileShape(128, 64, 4, 12, 1),),
+    (256, 256): (TileShape(128, 64, 3, 12, 1),),
+}
 
 
 def _shared_memory(v: TemplateArguments) -> dict[str, int]:
