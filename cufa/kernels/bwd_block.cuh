@@ -46,8 +46,7 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
     const uint32_t smem;
 
     __device__ BackwardBlock(const BackwardArguments<SCORE, KV>& p, unsigned char* smem)
-        : Place(p, Place::template tile<false>(p, number_of_block(p, smem))),
-          smem(smem_address(smem)) {}
+        : Place(p, Place::tile(p, number_of_block(p, smem), false)), smem(smem_address(smem)) {}
 
     // Where things are in shared memory. The tile of dS takes what is behind the ring.
     static constexpr uint32_t ROWS_BYTES = 2 * BM * sizeof(float);

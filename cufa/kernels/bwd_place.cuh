@@ -29,10 +29,13 @@ struct KeyPlace {
     const BackwardArguments<SCORE, KV>& p;
     int batch, head_kv, key_tile;
     Sequence sequence;
-    int first, end;  // tiles of rows
+    int first, end;            // tiles of rows
+    int first_head, end_head;  // of the group
 
-    __device__ KeyPlace(const BackwardArguments<SCORE, KV>& p, const Tile& tile)
+    // `split`: which of the blocks it is that share the query heads of the tile.
+    __device__ KeyPlace(const BackwardArguments<SCORE, KV>& p, const Tile& tile, int split = 0)
         : p(p), batch(tile.batch), head_kv(tile.head), key_tile(tile.q_tile) {
+        first_head = split * p.split_heads, end_head = min(p.group, first_head + p.split_heads);
         sequence = KV::sequence(p, batch, 0);
         const int tiles = key_tile * BN < sequence.seq_kv ? (sequence.seq_q + BM - 1) / BM : 0;
         first = SCORE::RIGHT_EDGE
@@ -44,13 +47,12 @@ struct KeyPlace {
 
     // The tile of a block. Those of a head have their order: the long ones come first where a mask
     // is causal. Where they add to dQ by turns it is the other one, which is that of the turns: see
-    // `rank`. BY_HEAD: whether a head's tiles follow each other, and not those of all heads.
-    template <bool BY_HEAD>
-    static __device__ Tile tile(const BackwardArguments<SCORE, KV>& p, int number) {
+    // `rank`. `by_head`: whether a head's tiles follow each other, and not those of all heads.
+    static __device__ Tile tile(const BackwardArguments<SCORE, KV>& p, int number, bool by_head) {
         if constexpr (KV::RAGGED) return ragged_tile(p, number);
         const int heads = p.heads / p.group, of_batch = p.heads_q / p.group;
-        const int head = BY_HEAD ? number / p.kv_tiles : number % heads,
-                  of_head = BY_HEAD ? number % p.kv_tiles : number / heads;
+        const int head = by_head ? number / p.kv_tiles : number % heads,
+                  of_head = by_head ? number % p.kv_tiles : number / heads;
         return {head / of_batch, head % of_batch, p.turns ? p.kv_tiles - 1 - of_head : of_head};
     }
     static __device__ Tile ragged_tile(const BackwardArguments<SCORE, KV>& p, int number) {
@@ -63,10 +65,10 @@ struct KeyPlace {
             keys, p.turns ? number : number - of_head + p.kv_tiles - 1 - of_head, 0);
     }
 
-    // The tiles of rows to visit, one after the other, until `head` is the group.
-    __device__ RowTile begin() const { return found({first < end ? 0 : p.group, first}); }
+    // The tiles of rows to visit, one after the other, until `head` is the last one's end.
+    __device__ RowTile begin() const { return found({first < end ? first_head : end_head, first}); }
     __device__ RowTile after(const RowTile& t) const { return found({t.head, t.tile + 1}); }
-    __device__ bool visits(const RowTile& t) const { return t.head < p.group; }
+    __device__ bool visits(const RowTile& t) const { return t.head < end_head; }
     __device__ int query_head(const RowTile& t) const { return head_kv * p.group + t.head; }
     // Where they begin in the workspace.
     __device__ long long row_of(const RowTile& t) const {
@@ -128,7 +130,7 @@ struct KeyPlace {
     __device__ RowTile found(RowTile t) const {
         for (;; ++t.tile) {
             if (t.tile >= end) ++t.head, t.tile = first;
-            if (t.head >= p.group) return t;
+            if (t.head >= end_head) return t;
             if constexpr (!SCORE::HAS_BLOCK_MAP) return t;
             const int* line = this->line(t);
             if (line[key_tile + 1] > line[key_tile]) return t;

@@ -154,6 +154,22 @@ struct BackwardConsumer {
                                      row, 0, place.template rows_of<T>(p.dv), p.dv.stride_seq, rows,
                                      p.head_dim_v);
     }
+    // Leaves this block's part of dK and dV for bwd_join.cu.
+    __device__ void leave(float* sums) const {
+        using Piece = DqPiece<T, D, true>;
+        const int thread = thread_index_anew() % 128, lane = thread % 32;
+        const int row = consumer * 64 + thread / 32 * 16;
+        const float of_k = place.p.scale, of_v = Differentiated<SCORE>{place.p}.growth();
+#pragma unroll
+        for (int i = 0; i < D / 8; ++i) {
+            const float (&k)[4] = rdK[i], (&v)[4] = rdV[i];
+            float* at = Piece::at(sums, row, i) + lane * 4;
+            *reinterpret_cast<float4*>(at) =
+                make_float4(k[0] * of_k, k[1] * of_k, k[2] * of_k, k[3] * of_k);
+            *reinterpret_cast<float4*>(at + BN * D) =
+                make_float4(v[0] * of_v, v[1] * of_v, v[2] * of_v, v[3] * of_v);
+        }
+    }
 };
 
 // Fetches K and V, and the tiles of rows that visit them; one thread.
@@ -226,7 +242,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const auto& p = arguments.params;
     extern __shared__ __align__(1024) unsigned char smem[];
     const BackwardSmem<C> shared(smem_address(smem));
-    const Place place(p, Place::template tile<true>(p, number_of_block(p, smem)));
+    const int number = number_of_block(p, smem), splits = p.kv_splits;
+    const Place place(p, Place::tile(p, number / splits, splits == 1), number % splits);
     if (threadIdx.x == 0) shared.init();
     __syncthreads();
 
@@ -270,5 +287,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         wgmma_wait<0>();
         c.hand_dq(rdQ, n - 1);
     }
-    c.store();
+    if (splits == 1)
+        c.store();
+    else
+        c.leave(p.kv_sums + number * (2ll * BN * HEAD_DIM));
 }

@@ -32,5 +32,6 @@ SPEC = BackwardSpec(
     shared_memory=_shared_memory,
     archs=("sm_90a",),
     tma=True,
+    splits_groups=True,
     is_large=computes,
 )
