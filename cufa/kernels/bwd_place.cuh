@@ -23,8 +23,9 @@ __device__ int number_of_block(const Arguments& p, unsigned char* smem) {
     return __shfl_sync(0xffffffff, number, 0);
 }
 
-// A tile of BN keys of one head of K and V, and the tiles of BM rows that visit it.
-template <int BM, int BN, class SCORE, class KV>
+// A tile of BN keys of one head of K and V, and the tiles of BM rows that visit it. SPLITS: whether
+// several blocks may share the query heads of its group.
+template <int BM, int BN, class SCORE, class KV, bool SPLITS = false>
 struct KeyPlace {
     const BackwardArguments<SCORE, KV>& p;
     int batch, head_kv, key_tile;
@@ -32,10 +33,11 @@ struct KeyPlace {
     int first, end;            // tiles of rows
     int first_head, end_head;  // of the group
 
-    // `split`: which of the blocks it is that share the query heads of the tile.
+    // `split`: which of these blocks it is.
     __device__ KeyPlace(const BackwardArguments<SCORE, KV>& p, const Tile& tile, int split = 0)
         : p(p), batch(tile.batch), head_kv(tile.head), key_tile(tile.q_tile) {
-        first_head = split * p.split_heads, end_head = min(p.group, first_head + p.split_heads);
+        first_head = SPLITS ? split * p.split_heads : 0;
+        end_head = SPLITS ? min(p.group, first_head + p.split_heads) : p.group;
         sequence = KV::sequence(p, batch, 0);
         const int tiles = key_tile * BN < sequence.seq_kv ? (sequence.seq_q + BM - 1) / BM : 0;
         first = SCORE::RIGHT_EDGE

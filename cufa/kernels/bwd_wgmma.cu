@@ -4,8 +4,8 @@
 // tiles of Q and dO by TMA. The consumers, the other warpgroups, own 64 keys each: S^T = K Q^T and
 // dP^T = V dO^T stay in registers, and so do P^T and dS^T, the left operands of dV += P^T dO and
 // dK += dS^T Q. dS goes through shared memory to dQ += dS K, which the consumers share, a step
-// later: so no consumer waits for another's softmax. dQ is added up in global memory, by one thread
-// of the first warpgroup for each consumer.
+// later: so no consumer waits for another's softmax. dQ is added up in global memory, by threads of
+// the first warpgroup.
 #include "bwd_common_sm90.cuh"
 #include "bwd_turned_sm90.cuh"
 #include "bwd_wgmma_smem.cuh"
@@ -17,7 +17,7 @@ struct BackwardConsumer {
     using QTile = typename C::QTile;
     using KTile = typename C::KTile;
     using DsTile = typename C::DsTile;
-    using Place = KeyPlace<BM, BN, SCORE, KV>;
+    using Place = KeyPlace<BM, BN, SCORE, KV, true>;
     using Scores = float[NT][4];
     using DqPart = float[C::DQ_WIDTH / 8][4];
     // Whether the registers of dP^T are needed until there is P^T.
@@ -124,21 +124,19 @@ struct BackwardConsumer {
                                                      j > 0);
         wgmma_commit();
     }
-    // Hands it to the warp that adds it to the sum in global memory, where four numbers of a thread
-    // follow each other.
+    // Hands it to the thread that adds it to the sum in global memory.
     __device__ void hand_dq(const DqPart& rdQ, uint32_t n) const {
         if (!place.p.dq_sums) return;
         const int thread = thread_index_anew() % 128, lane = thread % 32;
-        const Ring<1> ring = smem.ring_dq(consumer);
         const uint32_t part = smem.dq(consumer, thread / 32);
-        ring.acquire(n);
+        smem.acquire_dq(n);
 #pragma unroll
         for (int i = 0; i < C::DQ_WIDTH / 8; ++i)
             sts_128(part + (i * 32 + lane) * 16,
                     make_float4(rdQ[i][0], rdQ[i][1], rdQ[i][2], rdQ[i][3]));
         fence_proxy_async();
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(ring.full);
+        if (lane == 0) mbarrier_arrive(smem.full_dq(n));
     }
     // dV and dK leave through the places of V and K.
     __device__ void store() {
@@ -174,7 +172,8 @@ struct BackwardConsumer {
 
 // Fetches K and V, and the tiles of rows that visit them; one thread.
 template <class C, class SCORE, class KV>
-__device__ void produce(const BackwardMaps& maps, const KeyPlace<C::BM, C::BN, SCORE, KV>& place,
+__device__ void produce(const BackwardMaps& maps,
+                        const KeyPlace<C::BM, C::BN, SCORE, KV, true>& place,
                         const BackwardSmem<C>& smem) {
     using QTile = typename C::QTile;
     constexpr int BM = C::BM;
@@ -197,32 +196,28 @@ __device__ void produce(const BackwardMaps& maps, const KeyPlace<C::BM, C::BN, S
     }
 }
 
-// Adds a consumer's part of dQ, of one tile of rows after the other, to the sum in global memory,
+// Adds dQ of each third tile of rows, from the adder's number on, to the sum in global memory,
 // where there are turns when it is this block's; one thread.
 template <class C, class SCORE, class KV>
-__device__ void add_dq(const KeyPlace<C::BM, C::BN, SCORE, KV>& place, const BackwardSmem<C>& smem,
-                       int consumer) {
+__device__ void add_dq(const KeyPlace<C::BM, C::BN, SCORE, KV, true>& place,
+                       const BackwardSmem<C>& smem, int adder) {
     using Piece = DqPiece<typename C::T, C::HEAD_DIM, true>;
     const auto& p = place.p;
-    const Ring<1> ring = smem.ring_dq(consumer);
-    const int row = C::SHARES_ROWS ? consumer * 64 : 0,
-              piece = C::SHARES_ROWS ? 0 : consumer * (C::DQ_WIDTH / 8);
     uint32_t n = 0;
     for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
-        int* turn = p.turns ? place.turn(t) + consumer : nullptr;
+        if (n % C::ADDERS != adder) continue;
+        int* turn = p.turns ? place.turn(t) : nullptr;
         const int rank = turn ? place.rank(t) : 0;
-        ring.wait(n);
+        smem.wait_dq(n);
         if (turn) {
             while (ld_acquire(turn) != rank) {
             }
             fence_proxy_async_global();
         }
-        for (int warp = 0; warp < 4; ++warp)
-            bulk_add(Piece::at(p.dq_sums, place.row_of(t) + row + warp * 16, piece),
-                     smem.dq(consumer, warp), C::DQ_WARP_BYTES);
+        bulk_add(Piece::at(p.dq_sums, place.row_of(t), 0), smem.dq(0, 0), C::DQ_BYTES);
         tma_store_commit();
         tma_store_wait_read();
-        ring.arrive(n);
+        mbarrier_arrive(smem.empty_dq());
         if (turn) {
             tma_store_wait();
             fence_proxy_async_global();
@@ -239,6 +234,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     using Consumer = BackwardConsumer<C, SCORE, KV>;
     using Place = typename Consumer::Place;
     static_assert(HEAD_DIM_V == HEAD_DIM && WARPS == 4 * (C::CONSUMERS + 1), "as in the spec");
+    static_assert(C::ADDERS == 3, "the first warpgroup's warps, but for the one that fetches");
     const auto& p = arguments.params;
     extern __shared__ __align__(1024) unsigned char smem[];
     const BackwardSmem<C> shared(smem_address(smem));
@@ -252,7 +248,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         registers_decrease<C::PRODUCER_REGISTERS>();
         const int warp = threadIdx.x / 32;
         if (threadIdx.x == 0) produce<C, SCORE, KV>(arguments.maps, place, shared);
-        if (p.dq_sums && threadIdx.x % 32 == 0 && warp > 0 && warp <= C::CONSUMERS)
+        if (p.dq_sums && threadIdx.x % 32 == 0 && warp > 0)
             add_dq<C, SCORE, KV>(place, shared, warp - 1);
         return;
     }

@@ -21,7 +21,7 @@ def _shared_memory(v: TemplateArguments) -> dict[str, int]:
         "dS": 4 * v.bm * v.bn,
         "dQ": 4 * v.bm * v.head_dim,
         "rows": 8 * v.stages * v.bm,
-        "barriers": 32 * v.stages + 32 + 16 * (v.bn // 64) + 8,
+        "barriers": 32 * v.stages + 32 + 32 + 8,
     }
 
 
