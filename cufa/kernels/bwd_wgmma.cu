@@ -284,6 +284,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     }
     if (splits == 1)
         c.store();
-    else
+    else if (p.kv_sums)
         c.leave(p.kv_sums + number * (2ll * BN * HEAD_DIM));
 }
