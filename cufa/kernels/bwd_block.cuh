@@ -193,7 +193,7 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
 #pragma unroll
         for (int i = 0; i < PIECES * 4; ++i) red_add(sums + i * 32, rdQ[i / 4][i % 4]);
     }
-    // With these around it, tiles of keys add in their order.
+    // With these around it, tiles of keys add in a fixed order, see `KeyPlace::rank`.
     __device__ void take_turn(const RowTile& t) const {
         if (!p.turns) return;
         if (thread_index() == 0)

@@ -1,5 +1,5 @@
 // The backward pass, after its products, where several blocks share the query heads of a tile of
-// keys: dK and dV of their parts. The sums have a fixed order.
+// keys: adds up their parts of dK and dV, in a fixed order.
 #include "bwd_params.cuh"
 #include "bwd_pieces.cuh"
 #include "bwd_place.cuh"

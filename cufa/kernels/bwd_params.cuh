@@ -22,7 +22,7 @@ struct BackwardParams : Params {
     int* turns;      // for a fixed order of sums, (batch, heads_q, workspace_rows / TURN_ROWS): how
                      // many tiles of keys have added to some of the rows; null for any order
     int* turns_drawn;    // how many blocks have begun
-    float* kv_sums;      // dK and dV of parts of groups of query heads, see bwd_join.cu
+    float* kv_sums;      // parts of dK and dV, of some query heads each, see bwd_join.cu
     const float* sinks;  // (heads_q,)
     long long stride_sinks;
     float* d_sinks;      // (heads_q,)

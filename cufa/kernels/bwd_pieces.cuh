@@ -19,8 +19,8 @@ __device__ inline void transpose_4x4(float (&x)[4], int lane) {
         }
 }
 
-// Writes a warp's 16 rows of four pieces. Lanes have two columns of each: four turn theirs into a
-// piece each. `left` rows are there, of `cols` columns.
+// Writes a warp's 16 rows of four pieces, the first `left` rows and `cols` columns. A lane has two
+// columns of each piece; four lanes exchange theirs, so that each writes a piece's row.
 template <class T>
 __device__ void write_pieces(const float (&sums)[4][4], T* rows, long long stride, int left,
                              int piece, int cols, bool aligned) {

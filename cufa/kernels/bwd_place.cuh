@@ -47,9 +47,9 @@ struct KeyPlace {
                                : tiles;
     }
 
-    // The tile of a block. Those of a head have their order: the long ones come first where a mask
-    // is causal. Where they add to dQ by turns it is the other one, which is that of the turns: see
-    // `rank`. `by_head`: whether a head's tiles follow each other, and not those of all heads.
+    // The tile of a block. A head's tiles begin in ascending order: under a causal mask the longest
+    // ones then come first. With turns they begin in descending order, as they add to dQ: see
+    // `rank`. `by_head`: whether all tiles of a head begin before those of the next head.
     static __device__ Tile tile(const BackwardArguments<SCORE, KV>& p, int number, bool by_head) {
         if constexpr (KV::RAGGED) return ragged_tile(p, number);
         const int heads = p.heads / p.group, of_batch = p.heads_q / p.group;
@@ -92,10 +92,9 @@ struct KeyPlace {
     }
 
     // How many tiles of keys add to the rows before this one does; and where these are counted. The
-    // last keys add first: under a causal mask a block begins where its keys are on the diagonal,
-    // so that of blocks which begin together each finds its turn come. None waits forever: it waits
-    // for blocks of lower numbers only, which have begun, and of all that run the one with the
-    // lowest number waits for none.
+    // last keys add first: under a causal mask a block begins at the diagonal, so that blocks which
+    // begin together do not wait for each other. No block waits forever: it waits only for blocks
+    // with lower numbers, which have begun, and the lowest of those that run waits for none.
     __device__ int rank(const RowTile& t) const {
         const int end = keys_of(t.tile).end;
         if constexpr (SCORE::HAS_BLOCK_MAP) return line(t)[end] - line(t)[key_tile + 1];

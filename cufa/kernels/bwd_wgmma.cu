@@ -195,8 +195,8 @@ __device__ void produce(const BackwardMaps& maps,
     }
 }
 
-// Adds dQ of each third tile of rows, from the adder's number on, to the sum in global memory,
-// where there are turns when it is this block's; one thread.
+// Adds dQ of every third tile of rows, from number `adder` on, to the sum in global memory: with
+// turns, when it is this block's. One thread.
 template <class C, class SCORE, class KV>
 __device__ void add_dq(const KeyPlace<C::BM, C::BN, SCORE, KV, true>& place,
                        const BackwardSmem<C>& smem, int adder) {

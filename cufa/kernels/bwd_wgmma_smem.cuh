@@ -15,16 +15,15 @@ struct BackwardConfig : BackwardRegisters<BN_ / 64> {
     using KTile = WgmmaTile<BN, HEAD_DIM>;  // of V, too
     using DsTile = WgmmaTile<BM, BN>;
 
-    // Where each part begins. dQ is that of a tile, made of the parts of the consumers' warps, in
-    // the order of DqPiece.
+    // Where each part begins. dQ is that of one tile of rows, in the order of DqPiece.
     static constexpr int DQ_WARP_BYTES = 16 * DQ_WIDTH * 4;
     static constexpr int K = 0, V = K + KTile::bytes, Q = V + KTile::bytes;
     static constexpr int DO = Q + STAGES * QTile::bytes, DS = DO + STAGES * QTile::bytes;
     static constexpr int DQ = DS + 2 * DsTile::bytes;
     static constexpr int DQ_BYTES = 4 * CONSUMERS * DQ_WARP_BYTES;
     static constexpr int STATS = DQ + DQ_BYTES, STATS_BYTES = 8 * BM;
-    // Warps, one thread each, that add dQ of the tiles up by turns: an addition takes longer than a
-    // tile.
+    // Threads that add dQ of one tile each, one after the other: an addition takes longer than a
+    // step.
     static constexpr int ADDERS = 3;
     static constexpr int BARRIERS = STATS + STAGES * STATS_BYTES;
     static constexpr int bytes = BARRIERS + 32 * STAGES + 32 + 8 * (ADDERS + 1) + 8;
@@ -79,8 +78,8 @@ struct BackwardSmem {
     __device__ uint32_t stats(uint32_t n) const {
         return base + C::STATS + ring_q.slot(n) * C::STATS_BYTES;
     }
-    // dQ of the n-th tile: its place is filled by all consumers, and emptied by one adder, which
-    // has a barrier of its own, as it is there for each third tile only.
+    // dQ of the n-th tile: all consumers fill its place, and one adder empties it. Each adder has a
+    // barrier of its own, because it waits for every third tile only.
     __device__ uint32_t full_dq(uint32_t n) const { return barriers_dq + n % C::ADDERS * 8; }
     __device__ uint32_t empty_dq() const { return barriers_dq + C::ADDERS * 8; }
     __device__ void acquire_dq(uint32_t n) const { mbarrier_wait(empty_dq(), n % 2 ^ 1); }

@@ -1,4 +1,4 @@
-"""After the products of the backward pass: dK and dV of parts of groups of query heads."""
+"""After the products of the backward pass: the sum of parts of dK and dV."""
 
 from __future__ import annotations
 
