@@ -14,7 +14,7 @@ FAMILIES = {
     "decode": ("decode", "decode_wgmma"),
     "backward": (
         *("bwd_wgmma", "bwd_dq_wgmma", "bwd_dkv_wgmma", "bwd_mma", "bwd_fp32"),
-        *("bwd_prepare", "bwd_finish", "bwd_sinks", "bwd_sums"),
+        *("bwd_prepare", "bwd_finish", "bwd_join", "bwd_sinks", "bwd_sums"),
     ),
     "others": ("append", "merge", "block_mask", "block_lists", "clear_rows"),
 }
