@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array
+from cufa.arrays import Array, check_unmasked
 from cufa.features.expression import cpp
 from cufa.features.expression.closures import Closure, closure, rebuilt
 from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD, Element, sums_of_read
@@ -136,9 +136,14 @@ def check(argument: str, given: object) -> Any:
         return given
     called = getattr(type(given), "__call__", None)  # noqa: B004
     if isinstance(given, type) or not isinstance(called, FunctionType):
+        way_out = ""
+        if hasattr(given, "__wrapped__"):  # of functools.lru_cache, say
+            way_out = ": give the function that it wraps, its __wrapped__"
+        elif callable(given) and not isinstance(given, type):
+            way_out = ": call it in a lambda"
         raise TypeError(
             f"{argument} must be a function (def, lambda, functools.partial or an object that can "
-            f"be called) or a string of C++, not {type(given).__name__}"
+            f"be called) or a string of C++, not {type(given).__name__}{way_out}"
         )
     return MethodType(called, given)
 
@@ -244,6 +249,8 @@ class _Recorded(NamedTuple):
 
 def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _Recorded:
     graph = Graph()
+    for array, name in found.arrays.values():
+        check_unmasked(f"{argument}: {name}", array)
     reads = [
         ReadArray(i, name, array.dtype, array.ndim)
         for i, (array, name) in enumerate(found.arrays.values())
@@ -257,6 +264,11 @@ def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _R
         root = node_of(traced(*inputs), graph)
         if argument == MASK_MOD and graph.kind(root) != BOOL:
             raise TypeError(f"it returns what is {graph.kind(root)}: a bool is needed")
+        if argument == SCORE_MOD and graph.kind(root) == BOOL:
+            raise TypeError(
+                "it returns what is bool: a score is needed; a function that says which keys are "
+                "seen is a mask_mod"
+            )
     except Exception as error:
         where = _place(error.__traceback__)
         raise TypeError(f"{argument} cannot be traced: {error}{where}") from error
@@ -267,6 +279,13 @@ def _traced(
     argument: str, function: Callable[..., Any], found: Closure, wrt: tuple[str, ...]
 ) -> _Traced:
     graph, root, arrays, _ = _recorded(argument, function, found)
+    again = _recorded(argument, function, found)
+    if (again.graph.nodes, again.root) != (graph.nodes, root):
+        raise TypeError(
+            f"{argument} is another function each time that it is traced: a random number or a "
+            "counter in it would be one constant for all pairs; draw an array before the call, and "
+            "read its elements, or use dropout_p"
+        )
     slope = _slope(graph, root) if argument == SCORE_MOD else None
     if graph.nodes[root] in (_UNCHANGED, _ALL_SEEN):
         return _Traced(None, ())
