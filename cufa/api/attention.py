@@ -130,8 +130,10 @@ def attention(
         four, of which those that q lacks have length 1.
     mask : array of bool, broadcastable to (b, hq, sq, sk)
         True where a query sees a key, unless another mask hides it. Or uint8, eight keys a byte as
-        `numpy.packbits` packs the last axis, which then is not broadcast. A padding mask
-        (b, keys) is ``mask[:, None, None]``: alone, it would be taken for (sq, sk).
+        `numpy.packbits` packs the last axis, which then is not broadcast; of an element a key,
+        use ``mask.astype(bool)``. In NumPy arrays, bits beyond the last key are an error; on the
+        GPU they are not looked at. A padding mask (b, keys) is ``mask[:, None, None]``: alone, it
+        would be taken for (sq, sk).
     sinks : array, shape (hq,), float32
         A logit of each head that takes part in the softmax and has no value (gpt-oss).
     score_mod : function or str, optional

@@ -130,7 +130,8 @@ def attention_varlen(
         only. Where offsets on the device exceed them, the first queries and keys of a sequence
         count.
     seqused_k : array, shape (sequences,), of integers, optional
-        How many of each sequence's keys are in use, the first ones.
+        How many of each sequence's keys are in use, the first ones: no more than it has. On the
+        device a larger number counts as all of them.
     causal, window, attention_chunk, softcap, scale
         As in `cufa.attention`, for each sequence by its own lengths.
     alibi_slopes : array, shape (hq,) or (sequences, hq), float32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import re
 import threading
 from collections.abc import Callable, Mapping
 from types import FunctionType, MethodType, TracebackType
@@ -214,12 +215,15 @@ def partials_of(score_mod: Callable[..., Any], name: str) -> list[Partial]:
     ]
 
 
-def indices_read(mask_mod: Callable[..., Any]) -> set[str]:
-    """Return on which of b, h, q_idx and kv_idx the result of a `mask_mod` depends."""
+def indices_read(mask_mod: Callable[..., Any] | str) -> set[str]:
+    """Return on which of b, h, q_idx and kv_idx a `mask_mod` depends; of C++, which it names."""
+    indices = "b", "h", "q_idx", "kv_idx"
+    if isinstance(mask_mod, str):
+        return set(re.findall(r"\w+", mask_mod)).intersection(indices)
     function = check(MASK_MOD, mask_mod)
     recorded = _recorded(MASK_MOD, function, closure(function))
     reached = {recorded.graph.nodes[i].name for i in recorded.graph.reachable(recorded.root)}
-    names = zip(PAIR, ("b", "h", "q_idx", "kv_idx"), strict=True)
+    names = zip(PAIR, indices, strict=True)
     return {name for node, name in names if node in reached}
 
 
