@@ -11,6 +11,7 @@ from cufa import device as devices
 from cufa.api.arguments import arguments_of, parsed
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import AttentionOptions, Causal, Layout, UserFunction, Window
+from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
@@ -62,6 +63,7 @@ def attention(
     return_lse: bool,
     **options: Unpack[AttentionOptions],
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
+@refuses_other_names
 def attention(
     q: Array,
     k: Array,
@@ -88,6 +90,7 @@ def attention(
     return_lse: bool = False,
     batch_invariant: bool = False,
     kernel: str | Variant | None = None,
+    **other_names: Any,
 ) -> Any:
     """Compute exact attention, softmax(scale * Q K^T) V, without storing the scores.
 
@@ -240,6 +243,8 @@ def attention(
     >>> lse.shape
     (1, 8, 100)
     """
+    if other_names:
+        refuse("attention", other_names)
     if block_mask is not None:
         mask_mod = mask_mod_of(block_mask, mask_mod)
     mods = NOTHING

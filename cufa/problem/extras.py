@@ -292,7 +292,10 @@ def _parse_arrays(
         part = part_of(argument, array.dtype)
         if part is None:
             needed = " or ".join(_PARTS[argument])
-            raise TypeError(f"{argument} has dtype {shown_dtype(array.dtype)}: {needed} is needed")
+            raise TypeError(
+                f"{argument} has dtype {shown_dtype(array.dtype)}: {needed} is needed"
+                f"{_other_mask(array.dtype) if argument == 'mask' else ''}"
+            )
         strides = steps(part, ndim, sizes, array.shape, array.strides)
         if strides is None:
             raise ValueError(f"{argument} has shape {array.shape}: {_needed(part, ndim, sizes)}")
@@ -304,6 +307,13 @@ def _parse_arrays(
             check_devices({argument: array}, xp)
         reads.append(part.name)
     return reads, views
+
+
+def _other_mask(dtype: np.dtype) -> str:
+    """Return what to do with a mask of another library, for the end of a message."""
+    if dtype.kind in "iu":
+        return ", such as mask != 0"
+    return "; a mask that is added to the scores is a bias" if dtype.kind in "fV" else ""
 
 
 def _check_bits(argument: str, array: np.ndarray, keys: int) -> None:

@@ -96,12 +96,15 @@ def is_readable(array: Array) -> bool:
     return bool(array.dtype == _INT32 and follow)
 
 
-def check_lengths(name: str, lengths: np.ndarray, most: int) -> None:
-    """Refuse lengths on the host that are negative, or more than there is room for."""
+def check_lengths(name: str, lengths: np.ndarray, most: int, room: str = "") -> None:
+    """Refuse lengths on the host that are negative, or more than there is room for.
+
+    `room` says of what, for the end of the message.
+    """
     bad = np.flatnonzero((lengths < 0) | (lengths > most))
     if bad.size:
         i = int(bad[0])
-        raise ValueError(f"{name}[{i}] is {lengths[i]}: it must be 0 to {most}")
+        raise ValueError(f"{name}[{i}] is {lengths[i]}: it must be 0 to {most}{room}")
 
 
 def parse_offsets(
