@@ -314,6 +314,18 @@ def test_tokens_that_a_layer_misses_are_not_used(rng: np.random.Generator, empty
     assert cache.host_lengths.tolist() == [2, 2, 2]
 
 
+def test_there_is_nothing_to_attend_to(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty()
+    k, v = drawn(rng, 3, H, 5, D), drawn(rng, 3, H, 5, DV)
+    with pytest.raises(ValueError, match="no sequence has a token to attend to: append tokens"):
+        cache.decode(k)
+    cache.append(k, v, counts=[0, 5, 0])
+    assert not cache.decode(k)[::2].any()
+    with pytest.raises(ValueError, match="no sequence has a token"):
+        cache[:1].decode(k[:1])
+    assert cache[1:1].decode(k[1:1]).shape == (0, H, 5, DV)
+
+
 def test_a_view_says_what_is_of_the_whole(empty: Any) -> None:
     cache = empty()
     for name in ("fork", "allocate", "free", "free_pages"):
@@ -879,6 +891,9 @@ def test_any_steps_are_those_of_a_plain_model(xp: ModuleType, page_size: int) ->
                 np.testing.assert_array_equal(table(), before[0])
                 assert cache.free_pages == before[1]
                 step = "no room"
+        elif not cache.host_lengths.any():
+            with pytest.raises(ValueError, match=r"no sequence has a token|none of the sequences"):
+                cache.decode(xp.asarray(drawn(rng, sequences, H, 2, D)))
         else:
             q = drawn(rng, sequences, H, 2, D)
             out = to_host(cache.decode(xp.asarray(q)))

@@ -520,9 +520,9 @@ class Cache:
         Raises
         ------
         TypeError, ValueError, RuntimeError, CompileError
-            As `cufa.decode`. ValueError also where no sequence has been allocated, or where the
-            layer misses tokens that `extend` has made room for; neither in a capture, and the
-            latter not once a `write` has been captured, as replays write.
+            As `cufa.decode`. ValueError also where no sequence has a token, or where the layer
+            misses tokens that `extend` has made room for; neither in a capture, and the latter not
+            once a `write` has been captured, as replays write.
 
         Notes
         -----
@@ -530,9 +530,13 @@ class Cache:
         are copied, and so cannot be in a CUDA graph.
         """
         held = self._layer(layer)
-        idle = self._store.pages is not None and not np.count_nonzero(self._in_use)
-        if idle and len(self) and not self._store.is_capturing():
-            raise none_allocated(self._rows.start, len(self))
+        if not np.count_nonzero(self._ends) and len(self) and not self._store.is_capturing():
+            if not self._in_use.any():
+                raise none_allocated(self._rows.start, len(self))
+            raise ValueError(
+                "no sequence has a token to attend to: append tokens before decode, or extend the "
+                "cache and write each layer"
+            )
         if self._written[layer].tobytes() != self._ends.tobytes():  # a fraction of comparing them
             self._store.check_written(layer, self._rows)
         return decode_padded(
