@@ -39,7 +39,9 @@ def test_names_of_other_libraries(name: str) -> None:
         "decode": lambda: DECODE(Q, Q, Q, **{name: 1}),
         "attention_varlen": lambda: ragged(*[Q[0]] * 3, offsets, offsets, **{name: 1}),
     }
-    for function, call in calls.items():
+    cache: Any = cufa.KVCache(2, 4, 20, 8, dtype="float32")
+    of_cache: tuple[str, Callable[[], Any]] = ("decode", lambda: cache.decode(Q, **{name: 1}))
+    for function, call in (*calls.items(), of_cache):
         message = rf"^{function}\(\) got an unexpected keyword argument '{name}': here it is .*"
         with pytest.raises(TypeError, match=message + NAMES[name]):
             call()

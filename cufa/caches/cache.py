@@ -11,6 +11,7 @@ import numpy as np
 
 from cufa.api.decode import decode_padded
 from cufa.api.options import CacheOptions, Window
+from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
 from cufa.caches.counts import Counts, counts_of, integers, none_allocated
 from cufa.caches.full import CacheFullError
@@ -482,6 +483,7 @@ class Cache:
     def decode(
         self, q: ArrayT, *, return_lse: bool, **options: Unpack[CacheOptions]
     ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
+    @refuses_other_names
     def decode(
         self,
         q: Array,
@@ -499,6 +501,7 @@ class Cache:
         num_splits: int | None = None,
         unified_max: float | None = None,
         kernel: str | Variant | None = None,
+        **other_names: Any,
     ) -> Any:
         """Attend from the newest queries to all tokens of each sequence.
 
@@ -529,6 +532,8 @@ class Cache:
         On the GPU the cache is never copied. Queries whose rows are no multiple of 16 bytes long
         are copied, and so cannot be in a CUDA graph.
         """
+        if other_names:
+            refuse("decode", other_names)
         held = self._layer(layer)
         if not np.count_nonzero(self._ends) and len(self) and not self._store.is_capturing():
             if not self._in_use.any():
