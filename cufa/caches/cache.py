@@ -133,9 +133,9 @@ class Cache:
         -------
         k_cache, v_cache : array
             (sequences, heads_kv, capacity, head_dim), or all pages of the cache, (pages, heads_kv,
-            page_size, head_dim); in the order of its layout. Always the same memory. What is put
-            there without `write`, the `decode` of the cache does not know of; `cufa.decode` takes
-            it.
+            page_size, head_dim); in the order of its layout. Always the same memory. The `decode`
+            of the cache refuses tokens that are put there without `write`; `cufa.decode` takes
+            them.
 
         Raises
         ------
