@@ -72,8 +72,10 @@ def check_dtype(name: str, array: Array) -> str:
     """Return the name of a dtype that attention takes."""
     dtype = _DTYPE_NAMES.get(array.dtype)
     if dtype is None:
+        way_out = f"; {name}.astype(numpy.float32) converts it" if array.dtype == np.float64 else ""
         raise TypeError(
             f"{name} has dtype {shown_dtype(array.dtype)}: one of {', '.join(DTYPES)} is needed"
+            f"{way_out}"
         )
     return dtype
 

@@ -414,12 +414,37 @@ def test_there_must_be_a_function(played_cupy: Any, there: bool) -> None:
             "heads is None, but mask_mod depends on h",
         ),
         (lambda b, h, q_idx, kv_idx: b == 0, "batch is None, but mask_mod depends on b"),
+        ("q_idx >= kv_idx * (b + 1)", "batch is None, but mask_mod depends on b"),
     ],
+    ids=["h", "b", "text"],
 )
-def test_axes_that_a_mask_depends_on(mask_mod: Any, message: str) -> None:
+def test_axes_that_a_mask_depends_on(played_cupy: Any, mask_mod: Any, message: str) -> None:
+    xp: Any = played_cupy if isinstance(mask_mod, str) else np
     with pytest.raises(ValueError, match=message):
-        cufa.BlockMask.of(mask_mod, None, None, 40, 50)
-    assert cufa.BlockMask.of(mask_mod, 2, 3, 40, 50).kinds.shape[:2] == (2, 3)
+        cufa.BlockMask.of(mask_mod, None, None, 40, 50, xp=xp)
+    assert cufa.BlockMask.of(mask_mod, 2, 3, 40, 50, xp=xp).kinds.shape[:2] == (2, 3)
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["numpy", "cupy"])
+def test_one_sequence_or_head_is_not_all(
+    played_cupy: Any, rng: np.random.Generator, there: bool
+) -> None:
+    """Where the mask differs from one to the other."""
+    xp: Any = played_cupy if there else np
+    made: Any = on_gpu if there else np.asarray
+    q, k, v = map(made, random_inputs(rng, "float32", b=2, hq=4, sq=40, sk=50, d=64))
+    masks: Any = (
+        ("batch=1, and its mask_mod depends on b, .* has 2: make", lambda b, h, i, j: i >= j * b),
+        ("heads=1, and its mask_mod depends on h, .* has 4: make", lambda b, h, i, j: i >= j * h),
+    )
+    for message, mask_mod in masks:
+        tiles = cufa.BlockMask.of(mask_mod, 1, 1, 40, 50, xp=xp)
+        for function in (cufa.attention, cufa.explain):
+            for _ in range(2):
+                with pytest.raises(ValueError, match=f"^block_mask was made with {message}"):
+                    function(q, k, v, block_mask=tiles)
+    same = cufa.BlockMask.of(lambda b, h, i, j: i >= j, 1, 1, 40, 50, xp=xp)
+    assert cufa.attention(q, k, v, block_mask=same).shape == (2, 4, 40, 64)
 
 
 def test_what_is_printed() -> None:

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from cufa.api.block_mask import with_block_mask
+from cufa.api.other_names import instead_of
 from cufa.arrays import Array, Operands
 from cufa.features import FEATURES
 from cufa.features.expression.own import Own
@@ -35,7 +36,9 @@ def arguments_of(function: Callable[..., Any]) -> Callable[[_F], _F]:
             try:
                 bound = signature.bind(*args, **keywords)
             except TypeError as error:
-                raise TypeError(f"{decorated.__name__}() {error}") from None
+                unknown = next((name for name in keywords if name not in signature.parameters), "")
+                hint = instead_of(unknown)
+                raise TypeError(f"{decorated.__name__}() {error}{hint}") from None
             bound.apply_defaults()
             return decorated(**bound.arguments)
 

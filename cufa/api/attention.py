@@ -11,6 +11,7 @@ from cufa import device as devices
 from cufa.api.arguments import arguments_of, parsed
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import AttentionOptions, Causal, Layout, UserFunction, Window
+from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
@@ -62,6 +63,7 @@ def attention(
     return_lse: bool,
     **options: Unpack[AttentionOptions],
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
+@refuses_other_names
 def attention(
     q: Array,
     k: Array,
@@ -88,6 +90,7 @@ def attention(
     return_lse: bool = False,
     batch_invariant: bool = False,
     kernel: str | Variant | None = None,
+    **other_names: Any,
 ) -> Any:
     """Compute exact attention, softmax(scale * Q K^T) V, without storing the scores.
 
@@ -130,8 +133,10 @@ def attention(
         four, of which those that q lacks have length 1.
     mask : array of bool, broadcastable to (b, hq, sq, sk)
         True where a query sees a key, unless another mask hides it. Or uint8, eight keys a byte as
-        `numpy.packbits` packs the last axis, which then is not broadcast. A padding mask
-        (b, keys) is ``mask[:, None, None]``: alone, it would be taken for (sq, sk).
+        `numpy.packbits` packs the last axis, which then is not broadcast; of an element a key,
+        use ``mask.astype(bool)``. In NumPy arrays, bits beyond the last key are an error; on the
+        GPU they are not looked at. A padding mask (b, keys) is ``mask[:, None, None]``: alone, it
+        would be taken for (sq, sk).
     sinks : array, shape (hq,), float32
         A logit of each head that takes part in the softmax and has no value (gpt-oss).
     score_mod : function or str, optional
@@ -238,6 +243,8 @@ def attention(
     >>> lse.shape
     (1, 8, 100)
     """
+    if other_names:
+        refuse("attention", other_names)
     if block_mask is not None:
         mask_mod = mask_mod_of(block_mask, mask_mod)
     mods = NOTHING

@@ -9,6 +9,7 @@ import numpy as np
 from cufa import device as devices
 from cufa.api.arguments import arrays_of, values_of
 from cufa.api.options import DecodeOptions, Layout, Window
+from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import decode as cpu
@@ -55,6 +56,7 @@ def decode(
     return_lse: bool,
     **options: Unpack[DecodeOptions],
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
+@refuses_other_names
 def decode(
     q: Array,
     k_cache: Array,
@@ -75,6 +77,7 @@ def decode(
     num_splits: int | None = None,
     unified_max: float | None = None,
     kernel: str | Variant | None = None,
+    **other_names: Any,
 ) -> Any:
     """Compute attention of each sequence's newest queries over the keys that its cache holds.
 
@@ -183,6 +186,8 @@ def decode(
     >>> cufa.decode(q, k_cache, v_cache, lengths=np.array([3, 100])).shape
     (2, 8, 1, 64)
     """
+    if other_names:
+        refuse("decode", other_names)
     return decode_padded(
         q,
         k_cache,
@@ -328,5 +333,7 @@ def _checked_splits(num_splits: object) -> int | None:
     if isinstance(num_splits, bool) or not isinstance(num_splits, (int, np.integer)):
         raise TypeError(f"num_splits must be an integer or None, not {type(num_splits).__name__}")
     if num_splits < 1:
-        raise ValueError(f"num_splits must be at least 1, not {num_splits}")
+        raise ValueError(
+            f"num_splits must be at least 1, or None to choose (flash-attn's 0), not {num_splits}"
+        )
     return int(num_splits)

@@ -10,6 +10,7 @@ import numpy as np
 from cufa import device as devices
 from cufa.api.arguments import arguments_of, arrays_of, values_of
 from cufa.api.options import Causal, UserFunction, VarlenOptions, Window
+from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import (
     check_devices,
@@ -79,6 +80,7 @@ def attention_varlen(
     return_lse: bool,
     **options: Unpack[VarlenOptions],
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
+@refuses_other_names
 def attention_varlen(
     q: Array,
     k: Array,
@@ -105,6 +107,7 @@ def attention_varlen(
     out: Array | None = None,
     return_lse: bool = False,
     kernel: str | Variant | None = None,
+    **other_names: Any,
 ) -> Any:
     """Compute attention of sequences of any lengths that follow each other, without padding.
 
@@ -130,7 +133,8 @@ def attention_varlen(
         only. Where offsets on the device exceed them, the first queries and keys of a sequence
         count.
     seqused_k : array, shape (sequences,), of integers, optional
-        How many of each sequence's keys are in use, the first ones.
+        How many of each sequence's keys are in use, the first ones: no more than it has. On the
+        device a larger number counts as all of them.
     causal, window, attention_chunk, softcap, scale
         As in `cufa.attention`, for each sequence by its own lengths.
     alibi_slopes : array, shape (hq,) or (sequences, hq), float32
@@ -181,6 +185,8 @@ def attention_varlen(
     >>> cufa.attention_varlen(q, k, v, offsets, offsets, causal=True).shape
     (160, 8, 64)
     """
+    if other_names:
+        refuse("attention_varlen", other_names)
     tensors = q, k, v, out
     known = all(array is None or getattr(array, "ndim", 0) == 3 for array in tensors)
     mods = NOTHING

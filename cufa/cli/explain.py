@@ -116,7 +116,7 @@ def _print(problem: Problem, device: Device, found: Plan | DecodePlan) -> None:
         ("block", f"{found.block} threads"),
         ("shared memory", f"{found.smem_bytes} bytes a block"),
         *_beside(found),
-        *_expected(found),
+        *_expected(found, device),
     ]
     table.pairs([*rows, ("reason", found.reason)])
 
@@ -134,11 +134,13 @@ def _work(problem: Problem, found: Plan | DecodePlan) -> str:
     return work + f" x {counted(found.q_tiles, 'tile')} of queries"
 
 
-def _expected(found: Plan | DecodePlan) -> Iterator[tuple[object, ...]]:
+def _expected(found: Plan | DecodePlan, device: Device) -> Iterator[tuple[object, ...]]:
     """Yield the times that are expected of the variant, and of the fastest alternatives."""
     times = dict(found.expected_us)
     if found.variant in times:
-        yield "expected", f"{times.pop(found.variant):.1f} us on an H200"
+        is_h200 = "h200" in device.name.lower()
+        of_others = "" if is_h200 else ", whose costs stand for those of other GPUs"
+        yield "expected", f"{times.pop(found.variant):.1f} us on an H200{of_others}"
     for variant, us in list(times.items())[:_ALTERNATIVES]:
         yield "  instead", f"{us:.1f} us", variant
     if len(times) > _ALTERNATIVES:

@@ -56,7 +56,10 @@ class Softcap(Value):
             raise TypeError(f"softcap must be a real number or None, not {type(given).__name__}")
         value = as_float(given)
         if not _LEAST <= value <= _MOST:  # also true for NaN
-            raise ValueError(f"softcap must be {_LEAST:g} to {_MOST:g}, not {value!r}")
+            raise ValueError(
+                f"softcap must be {_LEAST:g} to {_MOST:g}, or None for none (flash-attn's 0), not "
+                f"{value!r}"
+            )
         return cls(value)
 
     @property

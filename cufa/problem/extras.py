@@ -294,16 +294,37 @@ def _parse_arrays(
         part = part_of(argument, array.dtype)
         if part is None:
             needed = " or ".join(_PARTS[argument])
-            raise TypeError(f"{argument} has dtype {shown_dtype(array.dtype)}: {needed} is needed")
+            raise TypeError(
+                f"{argument} has dtype {shown_dtype(array.dtype)}: {needed} is needed"
+                f"{_other_mask(array.dtype) if argument == 'mask' else ''}"
+            )
         strides = steps(part, ndim, sizes, array.shape, array.strides)
         if strides is None:
             raise ValueError(f"{argument} has shape {array.shape}: {_needed(part, ndim, sizes)}")
         if xp is np:
+            if part.dtype == "uint8":
+                _check_bits(argument, array, sizes["k"])
             views[argument] = _spread(np.asarray(array), part, sizes, strides, np)
         else:
             check_devices({argument: array}, xp)
         reads.append(part.name)
     return reads, views
+
+
+def _other_mask(dtype: np.dtype) -> str:
+    """Return what to do with a mask of another library, for the end of a message."""
+    if dtype.kind in "iu":
+        return ", such as mask != 0"
+    return "; a mask that is added to the scores is a bias" if dtype.kind in "fV" else ""
+
+
+def _check_bits(argument: str, array: np.ndarray, keys: int) -> None:
+    """Refuse packed bits of keys that there are not, such as those of an element a key."""
+    if keys % 8 and (array[..., -1] & (0xFF >> keys % 8)).any():
+        raise ValueError(
+            f"{argument} has bits beyond the last of {keys} keys: uint8 holds eight keys a byte, "
+            f"as numpy.packbits packs them; of an element a key, {argument}.astype(bool) is needed"
+        )
 
 
 def all_axes(argument: str, array: Array, ndim: int, sizes: Sizes, xp: Any) -> Array:

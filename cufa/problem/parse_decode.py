@@ -137,7 +137,10 @@ def parse_decode(
     if lengths is not None:
         check_integers("lengths", lengths, (problem.batch,), xp)
         if isinstance(lengths, np.ndarray):
-            check_lengths("lengths", lengths, problem.seq_kv)
+            room = ""
+            if block_table is not None:
+                room = f", the {block_table.shape[1]} pages of {keys} tokens of a sequence's table"
+            check_lengths("lengths", lengths, problem.seq_kv, room)
             lengths = np.ascontiguousarray(lengths, np.int32)
         arrays["lengths"] = lengths
     if block_table is not None:

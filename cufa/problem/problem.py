@@ -411,7 +411,8 @@ def check_shapes(
             )
         keys *= table[1]
     elif blocks != batch:
-        raise _mismatch("k", f"batch {blocks} and {batch} differ", "q", cached, shown or (q, k, v))
+        what = f"batch {blocks} and {batch} differ" + "; pages need a block_table" * cached
+        raise _mismatch("k", what, "q", cached, shown or (q, k, v))
     if cached and keys > MAX_KEYS:
         name = "block_table" if paged else "k_cache"
         raise ValueError(f"{name}: {keys} keys a sequence are more than {MAX_KEYS}")
