@@ -40,11 +40,19 @@ SHARED_MEMORY({smem_bytes})
 {own}
 extern "C" int argument_bytes;
 int argument_bytes = sizeof({arguments});
-extern "C" bool run(const {arguments}& arguments, int grid, int threads, unsigned smem_bytes,
-                    bool last_first, unsigned seed, emulator::Front front) {{
-    return emulator::run(grid, threads, smem_bytes, last_first, [&] {{ {variant}(arguments); }},
-                         seed, front);
+static void kernel(const void* arguments) {{
+    {variant}(*static_cast<const {arguments}*>(arguments));
 }}
+extern "C" bool run(const void* arguments, int grid, int threads, unsigned smem_bytes,
+                    bool last_first, unsigned seed, emulator::Front front) {{
+    return emulator::run({{grid, threads, smem_bytes, last_first, seed, front}}, emulator_pages,
+                         kernel, arguments);
+}}
+"""
+#: The same in all libraries, which are linked to no others: they find what is loaded before.
+SHARED = """
+#include "scheduler.cpp"
+#include "ptx.cpp"
 """
 #: Arguments of kernels other than attention's.
 ARGUMENTS = {
@@ -93,7 +101,8 @@ class Emulator:
             arguments=_arguments(variant),
             variant=variant,
         )
-        return self._sources.library(top, *CHECKED)
+        ctypes.CDLL(str(self._sources.library(SHARED, "-O2", "-fno-strict-aliasing")), ctypes.RTLD_GLOBAL)
+        return self._sources.library(top, *CHECKED, "-nostdlib")
 
     def kernel(self, variant: Variant | Instance, _gpu: object, _device_id: int) -> Any:
         """Stand for `jit.kernel`."""
