@@ -101,7 +101,9 @@ class Emulator:
             arguments=_arguments(variant),
             variant=variant,
         )
-        ctypes.CDLL(str(self._sources.library(SHARED, "-O2", "-fno-strict-aliasing")), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(
+            str(self._sources.library(SHARED, "-O2", "-fno-strict-aliasing")), ctypes.RTLD_GLOBAL
+        )
         return self._sources.library(top, *CHECKED, "-nostdlib")
 
     def kernel(self, variant: Variant | Instance, _gpu: object, _device_id: int) -> Any:
