@@ -45,8 +45,8 @@ static void kernel(const void* arguments) {{
 }}
 extern "C" bool run(const void* arguments, int grid, int threads, unsigned smem_bytes,
                     bool last_first, unsigned seed, emulator::Front front) {{
-    return emulator::run({{grid, threads, smem_bytes, last_first, seed, front}}, emulator_pages,
-                         kernel, arguments);
+    return emulator::run({{emulator_pages, emulator_smem, grid, threads, smem_bytes, last_first,
+                          seed, front}}, kernel, arguments);
 }}
 """
 #: The same in all libraries, which are linked to no others: they find what is loaded before.
@@ -63,6 +63,12 @@ ARGUMENTS = {
 }
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
+
+
+def load_shared(sources: Sources) -> None:
+    """Load what all libraries of kernels find."""
+    library = sources.library(SHARED, "-O2", "-fno-strict-aliasing")
+    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
 class Emulator:
@@ -101,9 +107,7 @@ class Emulator:
             arguments=_arguments(variant),
             variant=variant,
         )
-        ctypes.CDLL(
-            str(self._sources.library(SHARED, "-O2", "-fno-strict-aliasing")), ctypes.RTLD_GLOBAL
-        )
+        load_shared(self._sources)
         return self._sources.library(top, *CHECKED, "-nostdlib")
 
     def kernel(self, variant: Variant | Instance, _gpu: object, _device_id: int) -> Any:

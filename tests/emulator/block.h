@@ -24,6 +24,7 @@
 #define SHARED_MEMORY(bytes)                                                                                          \
     extern "C" {                                                                                                      \
     alignas(PAGE) unsigned char emulator_pages[SHARED_PAGES + PAGE];                                                  \
+    extern unsigned char emulator_smem[] __asm__("smem");                                                             \
     }                                                                                                                 \
     __asm__(".globl smem\n.set smem, emulator_pages + " TEXT(SHARED_PAGES) " - (" TEXT(bytes) " + 15) / 16 * 16");
 
@@ -133,16 +134,17 @@ inline unsigned char* shared(uint32_t address, uint32_t bytes) {
     return shared_memory + address;
 }
 
-// Runs the blocks one after the other; or, with a seed, by turns and some warps at a time, while a kernel in front of them
-// goes on. Whether all came to an end.
 struct Launch {
+    unsigned char *pages, *shared_memory;
     int blocks, threads;
     uint32_t smem_bytes;
     bool last_first;
     uint32_t seed;
     Front front;
 };
-bool run(const Launch& launch, unsigned char* pages, void (*kernel)(const void*), const void* arguments);
+// Runs the blocks one after the other; or, with a seed, by turns and some warps at a time, while a kernel in front of them
+// goes on. Whether all came to an end.
+bool run(const Launch& launch, void (*kernel)(const void*), const void* arguments);
 
 }  // namespace emulator
 

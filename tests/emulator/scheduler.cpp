@@ -171,13 +171,12 @@ void leave(Meeting& meeting) {
     if (++meeting.left == 32) meeting.came = meeting.left = 0;
 }
 
-bool run(const Launch& launch, unsigned char* pages, void (*f)(const void*), const void* given) {
+bool run(const Launch& launch, void (*f)(const void*), const void* given) {
     constexpr int PATIENCE = 1 << 14;  // turns in which no block ends
     const uint32_t seed = launch.seed;
     blocks = launch.blocks, threads = launch.threads, smem_bytes = launch.smem_bytes, front = launch.front;
-    shared_memory = pages + SHARED_PAGES - (smem_bytes + 15) / 16 * 16;
-    kernel = f, arguments = given, block = nullptr;
-    mprotect(pages + SHARED_PAGES, PAGE, PROT_NONE);
+    shared_memory = launch.shared_memory, kernel = f, arguments = given, block = nullptr;
+    mprotect(launch.pages + SHARED_PAGES, PAGE, PROT_NONE);
     std::minstd_rand random(seed);
     auto below = [&](size_t n) { return seed ? static_cast<size_t>(random()) / 8 % n : 0; };
     const size_t at_once = 1 + below(16), pace = 1 << below(7);
