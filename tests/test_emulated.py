@@ -195,7 +195,7 @@ def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
 
 @pytest.mark.parametrize("form", [FA3, FA3_TURNS, FA3_WIDE, FA3_TWO_SLOTS], ids=lambda f: f[:50])
 @pytest.mark.parametrize("kind", PAIRS)
-@exhaustive(but=lambda form, kind: form is FA3 or "16" in kind)
+@exhaustive("fa3_wgmma", one_in=4)
 def test_arrays_of_pairs_however_they_lie(rng: np.random.Generator, form: str, kind: str) -> None:
     """In chunks, and not so: every one is the same to the kernel."""
     variant = Variant.parse(form.format(score=""))
