@@ -62,7 +62,8 @@ def test_sums_in_pages_and_in_batches_that_fit_a_graph(
 
 def test_alone_and_in_a_batch(device: str, tokenizer: Tokenizer) -> None:
     model = Llama(FOLDER, device)
-    prompts = [Prompt(tokenizer.encode(adder.prompt(*pair)), TOKENS) for pair in PAIRS[: 100 if device == "gpu" else 25]]
+    pairs = PAIRS[: 100 if device == "gpu" else 25]
+    prompts = [Prompt(tokenizer.encode(adder.prompt(*pair)), TOKENS) for pair in pairs]
     together = np.stack(list(generate(model, prompts, Settings())), axis=1)
     for prompt, row in zip(prompts, together, strict=True):
         alone = np.concatenate(list(generate(model, [prompt], Settings())))
