@@ -40,11 +40,19 @@ SHARED_MEMORY({smem_bytes})
 {own}
 extern "C" int argument_bytes;
 int argument_bytes = sizeof({arguments});
-extern "C" bool run(const {arguments}& arguments, int grid, int threads, unsigned smem_bytes,
-                    bool last_first, unsigned seed, emulator::Front front) {{
-    return emulator::run(grid, threads, smem_bytes, last_first, [&] {{ {variant}(arguments); }},
-                         seed, front);
+static void kernel(const void* arguments) {{
+    {variant}(*static_cast<const {arguments}*>(arguments));
 }}
+extern "C" bool run(const void* arguments, int grid, int threads, unsigned smem_bytes,
+                    bool last_first, unsigned seed, emulator::Front front) {{
+    return emulator::run({{emulator_pages, emulator_smem, grid, threads, smem_bytes, last_first,
+                          seed, front}}, kernel, arguments);
+}}
+"""
+#: The same in all libraries, which are linked to no others: they find what is loaded before.
+SHARED = """
+#include "scheduler.cpp"
+#include "ptx.cpp"
 """
 #: Arguments of kernels other than attention's.
 ARGUMENTS = {
@@ -55,6 +63,12 @@ ARGUMENTS = {
 }
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
+
+
+def load_shared(sources: Sources) -> None:
+    """Load what all libraries of kernels find."""
+    library = sources.library(SHARED, "-O2", "-fno-strict-aliasing")
+    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
 class Emulator:
@@ -93,7 +107,8 @@ class Emulator:
             arguments=_arguments(variant),
             variant=variant,
         )
-        return self._sources.library(top, *CHECKED)
+        load_shared(self._sources)
+        return self._sources.library(top, *CHECKED, "-nostdlib")
 
     def kernel(self, variant: Variant | Instance, _gpu: object, _device_id: int) -> Any:
         """Stand for `jit.kernel`."""

@@ -134,6 +134,7 @@ def called(variant: Variant, arrays: Any, **options: Any) -> tuple[np.ndarray, n
     ],
     ids=["alone", "causal", "window and score_mod", "softcap and top-left"],
 )
+@exhaustive(but=lambda form, options: form in ONE_OF_EACH or "softcap" in options, one_in=3)
 def test_tiles_that_are_left_out(
     played_cupy: Any, rng: np.random.Generator, form: str, options: dict[str, Any]
 ) -> None:
@@ -152,6 +153,7 @@ def test_tiles_that_are_left_out(
 
 @needs_compiler
 @forms
+@exhaustive(one_in=2)
 def test_what_kinds_are_to_a_kernel(played_cupy: Any, rng: np.random.Generator, form: str) -> None:
     """Hidden tiles are not read, whole ones not masked, and rows may see none."""
     variant = Variant.parse(form)
@@ -184,7 +186,7 @@ def late_starters(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 @needs_compiler
 @forms
 @pytest.mark.parametrize("name", ["alone", "causal", "alibi", "softcap", "score_mod"])
-@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "alibi")
+@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "alibi", one_in=3)
 def test_whole_tiles_after_tiles_in_part(
     played_cupy: Any, rng: np.random.Generator, form: str, name: str
 ) -> None:
@@ -224,7 +226,9 @@ some_forms = pytest.mark.parametrize(
 @needs_compiler
 @some_forms
 @pytest.mark.parametrize("name", ["all", "mask", "bits", "sinks and window", "bias of keys"])
-@exhaustive(but=lambda form, name: form in (FORMS[0], FORMS[3], FORMS[4]) or name == "all")
+@exhaustive(
+    but=lambda form, name: form in (FORMS[0], FORMS[3], FORMS[4]) or name == "all", one_in=3
+)
 def test_beside_other_parts(
     played_cupy: Any, rng: np.random.Generator, form: str, name: str
 ) -> None:
@@ -246,6 +250,7 @@ def test_beside_other_parts(
 @needs_compiler
 @some_forms
 @pytest.mark.parametrize("causal", [False, True])
+@exhaustive(one_in=2)
 def test_padded_batches(
     played_cupy: Any, rng: np.random.Generator, form: str, causal: bool
 ) -> None:

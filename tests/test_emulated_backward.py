@@ -109,6 +109,7 @@ def checked(
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("form", [*FORMS, WGMMA_TWO_192], ids=name_of)
+@exhaustive("backward", one_in=2)
 def test_odd_lengths(rng: np.random.Generator, form: Case, causal: bool) -> None:
     checked(rng, form, (1, 2, 1, 45, 71) if causal else (2, 1, 1, 70, 33), causal=causal)
 
