@@ -10,7 +10,7 @@ from cufa import device as devices
 from cufa.api.arguments import arrays_of, values_of
 from cufa.api.options import DecodeOptions, Layout, Window
 from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd
-from cufa.checks import check_flag, refuse_kernel
+from cufa.checks import check_flag, check_integer, refuse_kernel
 from cufa.cpu import decode as cpu
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
@@ -260,7 +260,10 @@ def decode_padded(
         return result
     arguments = locals()
     check_flag("return_lse", return_lse)
-    num_splits = _checked_splits(num_splits)
+    if num_splits is not None:
+        num_splits = check_integer("num_splits", num_splits, "an integer or None")
+        if num_splits < 1:
+            raise ValueError(f"num_splits must be at least 1, not {num_splits}")
     problem, operands, xp = parse_decode(
         *(q, k_cache, v_cache),
         **{name: arguments[name] for name in _PARSED},
@@ -320,13 +323,3 @@ def _on_cpu(
         operands = operands._replace(out=as_bhsd(out, layout))
     lse = cpu.decode(problem, operands)
     return (out, lse) if return_lse else out
-
-
-def _checked_splits(num_splits: object) -> int | None:
-    if num_splits is None:
-        return None
-    if isinstance(num_splits, bool) or not isinstance(num_splits, (int, np.integer)):
-        raise TypeError(f"num_splits must be an integer or None, not {type(num_splits).__name__}")
-    if num_splits < 1:
-        raise ValueError(f"num_splits must be at least 1, not {num_splits}")
-    return int(num_splits)

@@ -9,9 +9,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from cufa.arrays import Operands
+from cufa.checks import check_integer
 from cufa.compiler import nvrtc
 from cufa.compiler.nvrtc import Compiled
 from cufa.device import Device
@@ -232,10 +231,7 @@ def _reason(error: Exception) -> str:
 
 def check_options(jobs: object, progress: object) -> None:
     """Check the options of a run before any work for it; TypeError or ValueError."""
-    if jobs is not None:
-        if isinstance(jobs, bool) or not isinstance(jobs, (int, np.integer)):
-            raise TypeError(f"jobs must be an integer or None, not {type(jobs).__name__}")
-        if jobs < 1:
-            raise ValueError(f"jobs must be at least 1, not {jobs}")
+    if jobs is not None and check_integer("jobs", jobs, "an integer or None") < 1:
+        raise ValueError(f"jobs must be at least 1, not {jobs}")
     if not (progress is None or callable(progress)):
         raise TypeError(f"progress must be callable or None, not {type(progress).__name__}")

@@ -7,7 +7,6 @@ so there the kernels keep within the cache, whatever they find.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Real
 from types import MappingProxyType, ModuleType
 from typing import NamedTuple
 
@@ -15,12 +14,12 @@ import numpy as np
 
 from cufa.arrays import Array, as_bhsd, module_of, module_of_all
 from cufa.checks import (
-    as_float,
     check_devices,
     check_dtypes,
     check_flag,
     check_layout,
     check_out,
+    check_real,
     check_scale,
 )
 from cufa.features import parse as parse_features
@@ -162,11 +161,9 @@ def _checked_max(unified_max: float | None, dtype: str) -> float | None:
     """Return what takes the place of row maxima."""
     if unified_max is None:
         return None
-    if isinstance(unified_max, bool) or not isinstance(unified_max, Real):
-        raise TypeError(f"unified_max must be a number or None, not {type(unified_max).__name__}")
+    value = check_real("unified_max", unified_max, "a number or None")
     if dtype == "float32":
         raise ValueError("unified_max is for float16 and bfloat16, q has float32")
-    value = as_float(unified_max)
     if not abs(value) <= MAX_UNIFIED:
         raise ValueError(f"unified_max must be {MAX_UNIFIED} at most in magnitude, not {value!r}")
     return value
