@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from cufa.api.arguments import arrays_of, parsed
 from cufa.api.backward_gpu import gradients_on_gpu, traced
-from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
+from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.arrays import AnyArray, ArrayT, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
@@ -18,7 +19,7 @@ from cufa.cpu.backward_lengths import backward_padded
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, check, read_by
 from cufa.features.window import NO_WINDOW
-from cufa.problem.parse import parse, restore_shape
+from cufa.problem.parse import restore_shape
 from cufa.problem.parse_backward import (
     TENSORS,
     WRT,
@@ -149,7 +150,7 @@ def attention_backward(
     """
     results = {"dout": dout, "out": out, "lse": lse}
     into = {"dq": dq, "dk": dk, "dv": dv}
-    beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
+    beside = arrays_of(locals())
     tensors = {"q": q, "k": k, "v": v}
     written: dict[str, Any] = {name: array for name, array in into.items() if array is not None}
     xp = module_of_all({**tensors, **results, **written})
@@ -162,24 +163,7 @@ def attention_backward(
     given = {**read, **tensors, **beside, **into}
     wrt = check_wrt(wrt, given, read)
     functions = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel)
-    problem, operands = parse(
-        *(q, k, v),
-        asked={
-            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
-            **{"softcap": softcap, "dropout_p": dropout_p},
-        },
-        scale=scale,
-        layout=layout,
-        out=None,
-        xp=xp,
-        beside=beside,
-        own=functions,
-        lengths_k=lengths_k,
-        lengths_q=lengths_q,
-        return_lse=True,
-    )
-    if block_mask is not None:
-        problem = with_block_mask(problem, block_mask, xp)
+    problem, operands = parsed(locals(), functions, xp, None, return_lse=True)
     ndim = len(q.shape)
     shapes = restore_shape(problem, ndim, layout)
     of_out, its_out, its_lse = check_results(results, q, shapes, xp)

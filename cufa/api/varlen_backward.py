@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cufa.api.arguments import arrays_of
 from cufa.api.backward import made, read_by_function, returned
 from cufa.api.backward_gpu import gradients_on_gpu, traced
 from cufa.api.options import Causal, UserFunction, Window
@@ -114,7 +115,7 @@ def attention_varlen_backward(
     """
     results = {"dout": dout, "out": out, "lse": lse}
     into = {"dq": dq, "dk": dk, "dv": dv}
-    beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
+    beside = arrays_of(locals())
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
     tensors = {"q": q, "k": k, "v": v}
     written: dict[str, Any] = {name: array for name, array in into.items() if array is not None}
