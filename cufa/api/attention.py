@@ -14,7 +14,7 @@ from cufa.api.options import AttentionOptions, Causal, Layout, UserFunction, Win
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
-from cufa.cpu.lengths import attention_padded
+from cufa.cpu.lengths import attention_of_lengths
 from cufa.cpu.own import Own as Functions
 from cufa.cpu.own import checked
 from cufa.features.dropout import check_dropout, check_dropout_seed
@@ -361,8 +361,7 @@ def _on_cpu(problem: Problem, operands: Operands, arguments: Mapping[str, Any]) 
     if functions.is_called:  # whatever they raise, `out` is whole
         operands = operands._replace(out=np.empty(result.shape, result.dtype))
     if problem.kv == "Padded":
-        lengths = arguments["lengths_k"], arguments["lengths_q"]
-        lse = attention_padded(problem, operands, *lengths, functions)
+        lse = attention_of_lengths(problem, operands, arguments, functions)
     else:
         _, lse = cpu.attention(problem, operands, functions)
     if result is not operands.out:

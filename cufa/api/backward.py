@@ -15,7 +15,7 @@ from cufa.arrays import AnyArray, ArrayT, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import own as cpu_own
 from cufa.cpu.backward import attention_backward as on_cpu
-from cufa.cpu.backward_lengths import backward_padded
+from cufa.cpu.backward_lengths import backward_of_lengths
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, check, read_by
 from cufa.features.window import NO_WINDOW
@@ -192,7 +192,7 @@ def attention_backward(
     gradients = made(wrt, given, own.is_called)
     views = gradients.viewed(lambda x: as_bhsd(x, layout), ndim)
     if is_padded:
-        backward_padded(problem, operands, its, views, **others, own=own)
+        backward_of_lengths(problem, operands, its, views, others, own)
     else:
         on_cpu(problem, operands, its, views, own)
     return returned(wrt, gradients, given)

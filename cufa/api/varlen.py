@@ -20,7 +20,7 @@ from cufa.checks import (
     refuse_kernel,
 )
 from cufa.cpu import attention as cpu_attention
-from cufa.cpu import lengths as cpu
+from cufa.cpu.lengths import attention_of_lengths
 from cufa.cpu.own import Own, checked
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, own
@@ -392,7 +392,7 @@ def _on_cpu(
     arguments = operands.out
     if functions.is_called:  # whatever they raise, `out` is whole
         operands = operands._replace(out=arguments.copy())
-    lse = cpu.attention_varlen(problem, operands, **lengths, own=functions)
+    lse = attention_of_lengths(problem, operands, lengths, functions)
     if arguments is not operands.out:
         arguments[...] = operands.out
     return (out, lse[0]) if return_lse else out

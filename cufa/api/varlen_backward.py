@@ -14,7 +14,7 @@ from cufa.api.options import Causal, UserFunction, Window
 from cufa.api.varlen import LAYOUT, parsed
 from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
-from cufa.cpu.backward_lengths import backward_varlen
+from cufa.cpu.backward_lengths import backward_of_lengths
 from cufa.cpu.own import differentiable
 from cufa.features.dropout import check_dropout
 from cufa.features.expression.own import NOTHING
@@ -151,8 +151,7 @@ def attention_varlen_backward(
     gradients = made(wrt, given, own.is_called)
     views = gradients.viewed(_of_one, 4)
     operands = operands._replace(out=its.out)
-    of_sequences: dict[str, Any] = offsets
-    backward_varlen(problem, operands, its, views, **of_sequences, own=own)
+    backward_of_lengths(problem, operands, its, views, offsets, own)
     return returned(wrt, gradients, given)
 
 

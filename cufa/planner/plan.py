@@ -110,9 +110,7 @@ def plan_tiles(
             forced = "" if kernel is None else "forced kernel, "
             reason = f"{forced}tuned on {table.date} (user's table)"
             return _planned(problem, variant, _block(variant, device), device, reason)
-    head_dims = problem.head_dim, problem.head_dim_v
-    kind = problem.dtype, head_dims, problem.score, device, problem.kv
-    variant, _ = rules.choice(chosen.name, *kind).of(problem.alike)
+    variant, _ = rules.choice_of(problem, device, chosen.name).of(problem.alike)
     return _planned(problem, variant, _block(variant, device), device, reason)
 
 
@@ -156,9 +154,7 @@ class TiledPlanner:
         self._reason = first.reason
         self._block = first.variant, _block(first.variant, device)
         if table is None and not isinstance(kernel, Variant):
-            name, head_dims = first.variant.kernel, (problem.head_dim, problem.head_dim_v)
-            kind = problem.dtype, head_dims, problem.score, device, problem.kv
-            self._choice = found = rules.choice(name, *kind)
+            self._choice = found = rules.choice_of(problem, device, first.variant.kernel)
             self.rounded = found.rounded if found.rounds else None
 
     def __call__(self, problem: Problem) -> Plan:

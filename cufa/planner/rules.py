@@ -321,11 +321,15 @@ def choice(
     return Choice(ATTENTION_KERNELS[kernel], dtype, head_dims, score, device, kv)
 
 
+def choice_of(problem: Problem, device: Device, kernel: str) -> Choice:
+    """Return the choice between the variants of a kernel, for problems like one."""
+    head_dims = problem.head_dim, problem.head_dim_v
+    return choice(kernel, problem.dtype, head_dims, problem.score, device, problem.kv)
+
+
 def times(problem: Problem, device: Device, kernel: str) -> dict[Variant, float]:
     """Return the microseconds expected of each of a kernel's variants, if that is known."""
-    head_dims = problem.head_dim, problem.head_dim_v
-    found = choice(kernel, problem.dtype, head_dims, problem.score, device, problem.kv)
-    return found.times(problem.alike)
+    return choice_of(problem, device, kernel).times(problem.alike)
 
 
 def all_variants(device: Device) -> list[Variant]:
