@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -272,36 +273,30 @@ def decode_padded(
     )
     if xp is np:
         refuse_kernel(kernel)
-        return _on_cpu(problem, operands, q, out, layout, return_lse)
+        return _on_cpu(problem, operands, arguments)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, num_splits=num_splits)
     if not problem.has_keys or 0 in (problem.batch, problem.heads_q, problem.seq_q):
         planner(problem)  # a kernel that cannot be is refused all the same
-        return _nothing(problem, q, out, sinks, layout, return_lse)
+        return _nothing(problem, arguments)
     on_device = map(calls.on_device, ("lengths", "block_table"), extras.lengths)
     extras = extras._replace(lengths=tuple(on_device))
     kind = Kind(problem, layout, device, device_id, planner, extras, padded)
     return calls.run(q, k_cache, v_cache, out, return_lse, options, kind, extras)
 
 
-def _nothing(
-    problem: Problem,
-    q: Array,
-    out: Array | None,
-    sinks: Array | None,
-    layout: str,
-    return_lse: bool,
-) -> Any:
+def _nothing(problem: Problem, arguments: Mapping[str, Any]) -> Any:
     """Return the results on the GPU where there are no keys, or no queries."""
     import cupy
 
-    shape, lse_shape = restore_shape(problem, 4, layout)
+    q, out, sinks = (arguments[name] for name in ("q", "out", "sinks"))
+    shape, lse_shape = restore_shape(problem, 4, arguments["layout"])
     if out is None:
         out = cupy.empty(shape, q.dtype)
     if out.size:
         out[...] = 0
-    if not return_lse:
+    if not arguments["return_lse"]:
         return out
     lse = cupy.empty(lse_shape, np.float32)
     if lse.size:
@@ -309,17 +304,11 @@ def _nothing(
     return out, lse
 
 
-def _on_cpu(
-    problem: Problem,
-    operands: DecodeOperands,
-    q: Array,
-    out: Array | None,
-    layout: str,
-    return_lse: bool,
-) -> Any:
-    shape, _ = restore_shape(problem, 4, layout)
+def _on_cpu(problem: Problem, operands: DecodeOperands, arguments: Mapping[str, Any]) -> Any:
+    out, layout = arguments["out"], arguments["layout"]
     if out is None:
-        out = np.empty(shape, q.dtype)
+        shape, _ = restore_shape(problem, 4, layout)
+        out = np.empty(shape, arguments["q"].dtype)
         operands = operands._replace(out=as_bhsd(out, layout))
     lse = cpu.decode(problem, operands)
-    return (out, lse) if return_lse else out
+    return (out, lse) if arguments["return_lse"] else out

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cufa.device import Device
 from cufa.features.parts import kind_of, part_named
 from cufa.planner import rules, scheduler
-from cufa.planner.checks import check_device, check_kv, check_variant
+from cufa.planner.checks import check_device, check_kv, check_variant, kernel_named
 from cufa.planner.problem_class import problem_class
 from cufa.planner.scheduler import Order
 from cufa.planner.tuned_table import Table
@@ -185,17 +185,7 @@ def _check_limits(problem: Problem, device: Device) -> None:
 
 
 def _checked_kernel(problem: Problem, name: object, device: Device) -> Spec:
-    if not isinstance(name, str):
-        raise TypeError(f"kernel must be a str or a Variant, not {type(name).__name__}")
-    kernel = ATTENTION_KERNELS.get(name)
-    if kernel is None:
-        hint = ", which is for cufa.decode" if name in KERNELS else ""
-        raise ValueError(
-            f"kernel must be one of {', '.join(ATTENTION_KERNELS)}, not {name!r}{hint}"
-        )
-    if problem.dtype not in kernel.dtypes:
-        takes = " or ".join(kernel.dtypes)
-        raise ValueError(f"kernel: {name} takes {takes}, q has {problem.dtype}")
+    kernel = kernel_named(name, problem.dtype, decodes=False)
     if not kernel.runs_on(device):
         archs = " and ".join(kernel.archs or ())
         raise ValueError(f"kernel: {name} is for {archs}, {device.name} is {device.arch}")
