@@ -22,7 +22,7 @@ from cufa.features.expression.own import NOTHING, Own, own
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
-from cufa.planner.attention import Planner, explained
+from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import NO_EXTRAS, Extras
@@ -323,8 +323,8 @@ def explain(
         _functions(arguments)
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
-    invariant = options["batch_invariant"]
-    return explained(problem, device, options["kernel"], user_table(device), invariant)
+    kernel, invariant = options["kernel"], options["batch_invariant"]
+    return Planner(problem, device, kernel, user_table(device), invariant).explained(problem)
 
 
 def _parsed(arguments: Mapping[str, Any], mods: Own | None = None) -> tuple[Problem, Operands, Any]:
@@ -337,7 +337,7 @@ def _parsed(arguments: Mapping[str, Any], mods: Own | None = None) -> tuple[Prob
     xp = array_module(*(arguments[name] for name in ("q", "k", "v", "out")))
     if mods is None:
         mods = NOTHING if xp is np else own(arguments["score_mod"], arguments["mask_mod"])
-    return *parsed(arguments, mods, xp, arguments["out"], arguments["return_lse"]), xp
+    return *parsed(arguments, mods, xp), xp
 
 
 def _functions(arguments: Mapping[str, Any]) -> Functions:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cufa.api.arguments import arrays_of, parsed
+from cufa.api.arguments import parsed
 from cufa.api.backward_gpu import gradients_on_gpu, traced
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
@@ -19,6 +19,7 @@ from cufa.cpu.backward_lengths import backward_of_lengths
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, check, read_by
 from cufa.features.window import NO_WINDOW
+from cufa.problem.extras import arrays_of
 from cufa.problem.parse import restore_shape
 from cufa.problem.parse_backward import (
     TENSORS,
@@ -163,7 +164,7 @@ def attention_backward(
     given = {**read, **tensors, **beside, **into}
     wrt = check_wrt(wrt, given, read)
     functions = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel)
-    problem, operands = parsed(locals(), functions, xp, None, return_lse=True)
+    problem, operands = parsed({**locals(), "out": None, "return_lse": True}, functions, xp)
     ndim = len(q.shape)
     shapes = restore_shape(problem, ndim, layout)
     of_out, its_out, its_lse = check_results(results, q, shapes, xp)

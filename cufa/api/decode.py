@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from cufa import device as devices
-from cufa.api.arguments import arrays_of, values_of
 from cufa.api.options import DecodeOptions, Layout, Window
 from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd
 from cufa.checks import check_flag, check_integer, refuse_kernel
@@ -17,7 +16,7 @@ from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner
-from cufa.problem.extras import NO_ARRAYS, Extras
+from cufa.problem.extras import Extras
 from cufa.problem.parse import restore_shape
 from cufa.problem.parse_decode import DecodeOperands, parse_decode
 from cufa.problem.problem import Problem
@@ -25,8 +24,6 @@ from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_PARSED = ("lengths", "block_table", "scale", "layout", "out", "unified_max", "return_lse")
 
 
 @overload
@@ -265,12 +262,7 @@ def decode_padded(
         num_splits = check_integer("num_splits", num_splits, "an integer or None")
         if num_splits < 1:
             raise ValueError(f"num_splits must be at least 1, not {num_splits}")
-    problem, operands, xp = parse_decode(
-        *(q, k_cache, v_cache),
-        **{name: arguments[name] for name in _PARSED},
-        asked=values_of(arguments),
-        beside=arrays_of(arguments) if arrays else NO_ARRAYS,
-    )
+    problem, operands, xp = parse_decode(arguments)
     if xp is np:
         refuse_kernel(kernel)
         return _on_cpu(problem, operands, arguments)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cufa import device as devices
-from cufa.api.arguments import arrays_of, parsed
+from cufa.api.arguments import parsed
 from cufa.api.backward import read_by_function
 from cufa.api.backward_gpu import traced
 from cufa.api.block_mask import BlockMask, mask_mod_of
@@ -22,6 +22,7 @@ from cufa.features.window import NO_WINDOW
 from cufa.launch.array_sums import wanted_of
 from cufa.planner.backward import BackwardPlan
 from cufa.planner.backward_model import explained
+from cufa.problem.extras import arrays_of
 from cufa.problem.parse_backward import TENSORS, Gradients, check_wrt
 
 
@@ -89,7 +90,7 @@ def explain_backward(
     read = read_by_function(score_mod)
     wrt = check_wrt(wrt, {**read, "q": q, "k": k, "v": v, **beside}, read)
     mods = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel=None)
-    problem, _ = parsed(locals(), mods, xp, None, return_lse=True)
+    problem, _ = parsed({**locals(), "return_lse": True}, mods, xp)
     if xp is np:
         differentiable(score_mod, mask_mod, read.keys() & {*wrt})
         return cpu.plan(problem)

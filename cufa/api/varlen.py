@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from cufa import device as devices
-from cufa.api.arguments import arguments_of, arrays_of, values_of
+from cufa.api.arguments import arguments_of
 from cufa.api.options import Causal, UserFunction, VarlenOptions, Window
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import (
@@ -22,6 +22,7 @@ from cufa.checks import (
 from cufa.cpu import attention as cpu_attention
 from cufa.cpu.lengths import attention_of_lengths
 from cufa.cpu.own import Own, checked
+from cufa.features import values_of
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, own
 from cufa.features.expression.own import Own as Traced
@@ -29,10 +30,10 @@ from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.clear_rows import clear_rows
 from cufa.launch.prepare import Kind
-from cufa.planner.attention import Planner, explained
+from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
-from cufa.problem.extras import Extras, parse_beside
+from cufa.problem.extras import Extras, arrays_of, parse_beside
 from cufa.problem.lengths import check_longest, parse_offsets
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
@@ -273,7 +274,7 @@ def explain_varlen(
         checked("score_mod", options["score_mod"]), checked("mask_mod", options["mask_mod"])
         return cpu_attention.plan(problem.alike)
     device = devices.of_id(xp.cuda.runtime.getDevice())
-    return explained(problem, device, options["kernel"])
+    return Planner(problem, device, options["kernel"]).explained(problem)
 
 
 def parsed(
@@ -303,16 +304,9 @@ def parsed(
         if array is not None and array.ndim != 3:
             raise ValueError(f"{name} has shape {array.shape}: (total, heads, head_dim) is needed")
     q, k, v, out = arrays.values()
-    problem, operands = parse(
-        *(q[None], k[None], v[None]),
-        asked=values_of(arguments),
-        scale=arguments["scale"],
-        layout=LAYOUT,
-        out=None,
-        xp=xp,
-        shown=(q.shape, k.shape, v.shape),
-        return_lse=arguments["return_lse"],
-    )
+    whole = {"q": q[None], "k": k[None], "v": v[None], "layout": LAYOUT, **values_of(arguments)}
+    whole |= {name: arguments[name] for name in ("scale", "return_lse")}
+    problem, operands = parse(whole, xp, shown=(q.shape, k.shape, v.shape))
     operands = operands._replace(seed=check_dropout_seed(arguments["seed"], arguments["dropout_p"]))
     totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
     sequences, lengths = parse_offsets({name: arguments[name] for name in LENGTHS}, totals, xp)

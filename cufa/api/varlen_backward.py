@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from cufa.api.arguments import arrays_of
 from cufa.api.backward import made, read_by_function, returned
 from cufa.api.backward_gpu import gradients_on_gpu, traced
 from cufa.api.options import Causal, UserFunction, Window
@@ -19,6 +18,7 @@ from cufa.cpu.own import differentiable
 from cufa.features.dropout import check_dropout
 from cufa.features.expression.own import NOTHING
 from cufa.features.window import NO_WINDOW
+from cufa.problem.extras import arrays_of
 from cufa.problem.parse_backward import (
     TENSORS,
     Results,

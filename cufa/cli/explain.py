@@ -27,7 +27,7 @@ from cufa.cli.parser import (
 from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text
-from cufa.planner.attention import explained
+from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem.problem import Problem
@@ -79,9 +79,8 @@ def run(options: argparse.Namespace) -> int:
         explain_backward.show(problem, device, options.deterministic)
         return 0
     try:
-        found = explained(
-            problem, device, options.kernel, user_table(device), options.batch_invariant
-        )
+        tuned, invariant = user_table(device), options.batch_invariant
+        found = Planner(problem, device, options.kernel, tuned, invariant).explained(problem)
     except ValueError as error:
         raise CommandError(error) from error
     _print(problem, device, found)

@@ -10,7 +10,7 @@ import numpy as np
 
 from cufa import device as devices
 from cufa import optional
-from cufa.api.arguments import arrays_of, parsed
+from cufa.api.arguments import parsed
 from cufa.api.attention import attention
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
@@ -27,6 +27,7 @@ from cufa.explorer.space import Space, checked_kernels, checked_space, variants
 from cufa.explorer.subject import Subject
 from cufa.features.expression.own import own
 from cufa.features.user_functions import OWN, Blocks
+from cufa.problem.extras import arrays_of
 from cufa.problem.problem import Problem, checked
 from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.variant import Variant
@@ -208,7 +209,7 @@ def _of_arrays(
         block_mask=arguments["block_mask"],
         seed=check_seed(options.get("seed", 0)),
     )
-    return_lse = check_flag("return_lse", arguments["return_lse"])
+    check_flag("return_lse", arguments["return_lse"])
     xp = array_module(*arrays)
     if timed:
         xp = optional.cupy()
@@ -216,7 +217,7 @@ def _of_arrays(
         arrays = tuple(map(xp.asarray, arrays))
     arguments |= {**dict(zip("qkv", arrays, strict=True)), **beside.arrays}
     arguments["block_mask"] = beside.block_mask
-    return *parsed(arguments, beside.own, xp, None, return_lse), beside
+    return *parsed(arguments, beside.own, xp), beside
 
 
 def _target(arch: str | None, device: str | Device | None) -> tuple[Device, bool]:

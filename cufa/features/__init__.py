@@ -39,6 +39,11 @@ READINGS = {kind.ARGUMENT: kind for kind in FEATURES if issubclass(kind, Reading
 """Those that read arrays, or are a caller's own functions, by argument."""
 
 
+def values_of(arguments: Mapping[str, object]) -> dict[str, object]:
+    """Return those of a call's arguments that say of the scores what plain values can."""
+    return {name: arguments[name] for name in VALUES if name in arguments}
+
+
 def parse(asked: Mapping[str, object]) -> tuple[Feature, ...]:
     """Check arguments that are plain values, and return the features of which they ask.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,14 +35,13 @@ _PARTS = {
 _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
 _MOST_AXES = max(_PAIRS)
 
-NO_ARRAYS: Mapping[str, Array | None] = MappingProxyType({})
-"""No arrays next to q, k and v."""
-
-NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
-"""That ask something of the scores."""
-
 Sizes = Mapping[str, int]
 """Batch, query heads, queries and keys, by their letters: b, h, q and k."""
+
+
+def arrays_of(arguments: Mapping[str, Any]) -> dict[str, Array | None]:
+    """Return those of a call's arguments that are arrays which parts of the score read."""
+    return {name: arguments[name] for name in ARRAYS if name in arguments and name != "block_mask"}
 
 
 class Extras(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from cufa.checks import (
     check_scale,
 )
 from cufa.features import parse as parse_features
+from cufa.features import values_of
 from cufa.features.expression.own import NOTHING
-from cufa.problem.extras import NO_ARGUMENTS, NO_ARRAYS, parse_beside
+from cufa.problem.extras import arrays_of, parse_beside
 from cufa.problem.lengths import check_integers, check_lengths
 from cufa.problem.problem import Problem, check_shapes
 
@@ -58,33 +59,13 @@ class DecodeOperands(NamedTuple):
     beside: Mapping[str, Array] = MappingProxyType({})
 
 
-def parse_decode(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    *,
-    lengths: Array | None,
-    block_table: Array | None,
-    scale: float | None,
-    layout: str,
-    out: Array | None,
-    unified_max: float | None = None,
-    asked: Mapping[str, object] = NO_ARGUMENTS,
-    beside: Mapping[str, Array | None] = NO_ARRAYS,
-    return_lse: bool = False,
-) -> tuple[Problem, DecodeOperands, ModuleType]:
+def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands, ModuleType]:
     """Check the arguments of a call of `decode`. Nothing is written, or copied to the device.
 
     Parameters
     ----------
-    q, k_cache, v_cache, lengths, block_table, scale, layout, out, unified_max
-        As in `cufa.decode`.
-    asked : mapping
-        Its arguments that say what becomes of the scores and are plain values.
-    beside : mapping
-        Its arrays that parts of the score read, by argument; None where there is none.
-    return_lse : bool
-        As in `cufa.decode`.
+    arguments : mapping
+        By name.
 
     Returns
     -------
@@ -98,8 +79,10 @@ def parse_decode(
     TypeError, ValueError
         As `cufa.decode`.
     """
+    layout, out = arguments["layout"], arguments["out"]
+    lengths, block_table = arguments["lengths"], arguments["block_table"]
     check_layout(layout)
-    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
+    arrays = {name: arguments[name] for name in ("q", "k_cache", "v_cache")}
     if out is not None:
         arrays["out"] = out
     xp = module_of_all(arrays)
@@ -120,18 +103,19 @@ def parse_decode(
     shown = tuple(array.shape for array in arrays.values())
     capacity = check_shapes(kv, *shapes, shown, () if block_table is None else block_table.shape)
     (batch, heads_q, seq_q, head_dim), (blocks, heads_kv, keys, head_dim_v) = shapes[0], shapes[2]
-    check_flag("causal", asked.get("causal", False))
+    check_flag("causal", arguments["causal"])
     problem = Problem(
         *(dtype, batch, heads_q, heads_kv, seq_q, capacity, head_dim, head_dim_v),
-        *(check_scale(scale, head_dim), parse_features(asked)),
+        *(check_scale(arguments["scale"], head_dim), parse_features(values_of(arguments))),
         kv=kv,
-        returns_lse=bool(return_lse),
+        returns_lse=bool(arguments["return_lse"]),
     )
     if block_table is not None:
         problem = problem._replace(pages=blocks, page_size=keys)
+    beside = arrays_of(arguments)
     reads, of_score = parse_beside(beside, NOTHING, 4, problem.sizes, xp)
     problem = problem.reading(*reads)
-    problem = problem._replace(unified_max=_checked_max(unified_max, dtype))
+    problem = problem._replace(unified_max=_checked_max(arguments["unified_max"], dtype))
     arrays |= {name: array for name, array in beside.items() if array is not None}
     if lengths is not None:
         check_integers("lengths", lengths, (problem.batch,), xp)
