@@ -196,7 +196,7 @@ def test_batch_invariant_says_where_the_variant_comes_from() -> None:
 
 
 def test_expected_times() -> None:
-    def explained(call: Problem, gpu: Device) -> Plan | DecodePlan:
+    def explained(call: Problem, gpu: device.Device) -> Plan | DecodePlan:
         return attention.Planner(call, gpu).explained(call)
 
     found = explained(problem(1, 32, 8, 1024, 1024), H200)

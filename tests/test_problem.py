@@ -368,31 +368,31 @@ def test_array_on_another_device(cupy: Any, name: str) -> None:
     call = cupy_call(cupy)
     call[name] = device_array(cupy, (2, 3, 5, 8), device=1, at=1 << 25)
     with pytest.raises(ValueError, match=rf"^{name} .* is on device 1, but .* device is 0"):
-        parse(**call, xp=cupy)
+        parse(call, cupy)
 
 
 @pytest.mark.usefixtures("device_0")
 def test_misaligned_elements(cupy: Any) -> None:
     call = cupy_call(cupy, k=device_array(cupy, (2, 3, 5, 8), at=(1 << 25) + 1))
     with pytest.raises(ValueError, match=r"^k .* no multiple of 2 bytes"):
-        parse(**call, xp=cupy)
+        parse(call, cupy)
 
 
 @pytest.mark.usefixtures("device_0")
 def test_cupy_out_overlap(cupy: Any) -> None:
     packed = device_array(cupy, (2, 5, 4, 3, 8), at=1 << 26)
     q, k, v, out = (packed[:, :, i] for i in range(4))
-    parse(**cupy_call(cupy, q=q, k=k, v=v, out=out, layout="bshd"), xp=cupy)
+    parse(cupy_call(cupy, q=q, k=k, v=v, out=out, layout="bshd"), cupy)
     for name in "qkv":
         call = cupy_call(cupy, q=q, k=k, v=v, layout="bshd")
         with pytest.raises(ValueError, match=rf"^out .* shares memory with {name}"):
-            parse(**{**call, "out": call[name]}, xp=cupy)
+            parse({**call, "out": call[name]}, cupy)
     # Beginning inside q, and ending after it; and running backwards over it.
     flat = device_array(cupy, (480,), at=1 << 27)
     q, out = flat[:240].reshape(2, 3, 5, 8), flat[200:440].reshape(2, 3, 5, 8)
     for view in (out, out[:, :, ::-1]):
         with pytest.raises(ValueError, match=r"^out .* shares memory with q"):
-            parse(**cupy_call(cupy, q=q, out=view), xp=cupy)
+            parse(cupy_call(cupy, q=q, out=view), cupy)
     broadcast = cupy.broadcast_to(device_array(cupy, (2, 3, 1, 8), at=1 << 28), (2, 3, 5, 8))
     with pytest.raises(ValueError, match=r"^out .* share memory"):
-        parse(**cupy_call(cupy, out=broadcast), xp=cupy)
+        parse(cupy_call(cupy, out=broadcast), cupy)

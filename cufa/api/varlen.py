@@ -216,12 +216,12 @@ def attention_varlen(
     if xp is np:
         refuse_kernel(kernel)
         functions = Own(checked("score_mod", score_mod), checked("mask_mod", mask_mod))
-        return _on_cpu(problem, operands, functions, q, out, return_lse, lengths)
+        return _on_cpu(problem, operands, functions, arguments, lengths)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel)
     if problem.sequences == 0:
-        return _of_no_sequence(problem, q, out, return_lse, xp)
+        return _of_no_sequence(problem, arguments, xp)
     extras = extras._replace(lengths=tuple(map(calls.on_device, LENGTHS, lengths.values())))
     kind = Kind(problem, LAYOUT, device, device_id, planner, extras)
     result = calls.run(q1, k1, v1, out1, return_lse, options, kind, extras)
@@ -346,13 +346,12 @@ def _without_batch(result: Any, out: Array | None, return_lse: bool) -> Any:
     return (result[0][0] if out is None else out), result[1][0]
 
 
-def _of_no_sequence(
-    problem: Problem, q: Array, out: Array | None, return_lse: bool, xp: Any
-) -> Any:
+def _of_no_sequence(problem: Problem, arguments: Mapping[str, Any], xp: Any) -> Any:
     """Return the result of a call on the GPU whose queries no sequence has."""
+    q, out = arguments["q"], arguments["out"]
     if out is None:
         out = xp.zeros((*q.shape[:2], problem.head_dim_v), q.dtype)
-    if not return_lse:
+    if not arguments["return_lse"]:
         return out
     lse = xp.empty((problem.heads_q, problem.seq_q), np.float32)
     lse.fill(-np.inf)
@@ -373,20 +372,19 @@ def _on_cpu(
     problem: Problem,
     operands: Operands,
     functions: Own,
-    q: Array,
-    out: Array | None,
-    return_lse: bool,
+    arguments: Mapping[str, Any],
     lengths: Mapping[str, Any],
 ) -> Any:
+    q, out = arguments["q"], arguments["out"]
     if out is None:
         out = np.empty((*q.shape[:2], problem.head_dim_v), q.dtype)
         operands = operands._replace(out=out.swapaxes(0, 1)[None])
     else:
         functions.check_apart("out", out)
-    arguments = operands.out
+    result = operands.out
     if functions.is_called:  # whatever they raise, `out` is whole
-        operands = operands._replace(out=arguments.copy())
+        operands = operands._replace(out=result.copy())
     lse = attention_of_lengths(problem, operands, lengths, functions)
-    if arguments is not operands.out:
-        arguments[...] = operands.out
-    return (out, lse[0]) if return_lse else out
+    if result is not operands.out:
+        result[...] = operands.out
+    return (out, lse[0]) if arguments["return_lse"] else out

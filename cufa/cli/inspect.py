@@ -70,8 +70,7 @@ def _print_figures(variant: Variant, device: Device) -> None:
     compiled = nvrtc.compile_variant(variant, device.arch)
     smem_bytes = compiled.static_smem_bytes + compiled.dynamic_smem_bytes
     blocks = resident_blocks(device, variant.threads, compiled.registers, smem_bytes)
-    threads = blocks * variant.threads
-    spills = compiled.spill_bytes
+    threads, spills = blocks * variant.threads, compiled.spill_bytes
     table.pairs(
         (
             ("variant", variant),

@@ -42,7 +42,7 @@ def check_decoding(problem: Problem, device: Device, kernel: str | Variant | Non
             f"q: {rows} rows that share a K/V head, or {heads} heads of all sequences, are more "
             f"than {_MAX_ROWS}"
         )
-    length, (longest, argument) = max(problem.capacity, problem.seq_q), problem.longest
+    length, (longest, argument) = max(problem.seq_kv, problem.seq_q), problem.longest
     if length > longest:
         raise ValueError(
             f"{argument}: {length} keys a sequence, or queries, are more than {longest}"

@@ -88,11 +88,6 @@ class Problem(NamedTuple):
         return Problem._make((self.dtype, *sizes, *self[1 + len(sizes) :]))
 
     @property
-    def capacity(self) -> int:
-        """Keys of a sequence at most."""
-        return self.seq_kv
-
-    @property
     def is_paged(self) -> bool:
         """Whether a block table says where keys are."""
         return self.kv == "Paged"
@@ -133,6 +128,11 @@ class Problem(NamedTuple):
     def of(self, kind: type[_F]) -> _F | None:
         """Return the feature of a kind; None if there is none."""
         return next((each for each in self.features if isinstance(each, kind)), None)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The arguments that say what becomes of the scores and are plain values."""
+        return {each.ARGUMENT: each.given for each in self.features if isinstance(each, Value)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold; features by argument."""
@@ -315,14 +315,13 @@ def checked(problem: Problem) -> Problem:
         As `Problem.of_shapes`.
     """
     p = problem
-    values = {each.ARGUMENT: each.given for each in p.features if isinstance(each, Value)}
     result = Problem.of_shapes(
         (p.batch, p.heads_q, p.seq_q, p.head_dim),
         (p.batch, p.heads_kv, p.seq_kv, p.head_dim),
         (p.batch, p.heads_kv, p.seq_kv, p.head_dim_v),
         dtype=p.dtype,
         scale=p.scale,
-        **values,
+        **p.asked,
     )
     result = result.reading(*p.reads)
     return result._replace(returns_lse=check_flag("returns_lse", p.returns_lse))
