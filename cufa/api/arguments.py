@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 
 from cufa.api.block_mask import with_block_mask
 from cufa.arrays import Operands
+from cufa.checks import refuse_kernel
+from cufa.cpu.own import Own as Functions
+from cufa.cpu.own import checked
 from cufa.features.expression.own import Own
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
@@ -58,3 +61,12 @@ def parsed(arguments: Mapping[str, Any], mods: Own, xp: ModuleType) -> tuple[Pro
     if arguments["block_mask"] is not None:
         problem = with_block_mask(problem, arguments["block_mask"], xp)
     return problem, operands
+
+
+def functions_on_cpu(arguments: Mapping[str, Any]) -> Functions:
+    """Return the functions of a call that runs on the CPU; refuse what is for the GPU."""
+    refuse_kernel(arguments["kernel"])
+    block_mask = arguments.get("block_mask")
+    score_mod, mask_mod = (checked(name, arguments[name]) for name in ("score_mod", "mask_mod"))
+    tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
+    return Functions(score_mod, mask_mod, tiles=tiles)

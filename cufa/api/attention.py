@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from cufa import device as devices
-from cufa.api.arguments import arguments_of, parsed
+from cufa.api.arguments import arguments_of, functions_on_cpu, parsed
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import AttentionOptions, Causal, Layout, UserFunction, Window
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
-from cufa.checks import check_flag, refuse_kernel
+from cufa.checks import check_flag
 from cufa.cpu import attention as cpu
 from cufa.cpu.lengths import attention_of_lengths
-from cufa.cpu.own import Own as Functions
-from cufa.cpu.own import checked
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, Own, own
 from cufa.features.window import NO_WINDOW
@@ -320,7 +318,7 @@ def explain(
     problem, _, xp = _parsed(arguments)
     check_dropout_seed(options["seed"], options["dropout_p"])
     if xp is np:
-        _functions(arguments)
+        functions_on_cpu(arguments)
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
     kernel, invariant = options["kernel"], options["batch_invariant"]
@@ -340,17 +338,8 @@ def _parsed(arguments: Mapping[str, Any], mods: Own | None = None) -> tuple[Prob
     return *parsed(arguments, mods, xp), xp
 
 
-def _functions(arguments: Mapping[str, Any]) -> Functions:
-    """Return the functions of a call that runs on the CPU; refuse what is for the GPU."""
-    refuse_kernel(arguments["kernel"])
-    block_mask = arguments["block_mask"]
-    score_mod, mask_mod = (checked(name, arguments[name]) for name in ("score_mod", "mask_mod"))
-    tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
-    return Functions(score_mod, mask_mod, tiles=tiles)
-
-
 def _on_cpu(problem: Problem, operands: Operands, arguments: Mapping[str, Any]) -> Any:
-    functions, q, out = _functions(arguments), arguments["q"], arguments["out"]
+    functions, q, out = functions_on_cpu(arguments), arguments["q"], arguments["out"]
     shape, lse_shape = restore_shape(problem, np.ndim(q), arguments["layout"])
     if out is None:
         out = np.empty(shape, q.dtype)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from cufa import device as devices
-from cufa.api.arguments import arguments_of
+from cufa.api.arguments import arguments_of, functions_on_cpu
 from cufa.api.options import Causal, UserFunction, VarlenOptions, Window
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import (
@@ -17,11 +17,9 @@ from cufa.checks import (
     check_flag,
     check_out,
     check_size,
-    refuse_kernel,
 )
 from cufa.cpu import attention as cpu_attention
 from cufa.cpu.lengths import attention_of_lengths
-from cufa.cpu.own import Own, checked
 from cufa.features import values_of
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, own
@@ -214,9 +212,7 @@ def attention_varlen(
     check_flag("return_lse", return_lse)
     problem, operands, lengths, xp = parsed(arguments, mods)
     if xp is np:
-        refuse_kernel(kernel)
-        functions = Own(checked("score_mod", score_mod), checked("mask_mod", mask_mod))
-        return _on_cpu(problem, operands, functions, arguments, lengths)
+        return _on_cpu(problem, operands, arguments, lengths)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel)
@@ -270,8 +266,7 @@ def explain_varlen(
     mods = NOTHING if is_on_host else own(options["score_mod"], options["mask_mod"])
     problem, _, _, xp = parsed(arguments, mods)
     if xp is np:
-        refuse_kernel(options["kernel"])
-        checked("score_mod", options["score_mod"]), checked("mask_mod", options["mask_mod"])
+        functions_on_cpu(options)
         return cpu_attention.plan(problem.alike)
     device = devices.of_id(xp.cuda.runtime.getDevice())
     return Planner(problem, device, options["kernel"]).explained(problem)
@@ -371,11 +366,10 @@ def _cleared(
 def _on_cpu(
     problem: Problem,
     operands: Operands,
-    functions: Own,
     arguments: Mapping[str, Any],
     lengths: Mapping[str, Any],
 ) -> Any:
-    q, out = arguments["q"], arguments["out"]
+    functions, q, out = functions_on_cpu(arguments), arguments["q"], arguments["out"]
     if out is None:
         out = np.empty((*q.shape[:2], problem.head_dim_v), q.dtype)
         operands = operands._replace(out=out.swapaxes(0, 1)[None])

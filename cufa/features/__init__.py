@@ -61,7 +61,8 @@ def parse(asked: Mapping[str, object]) -> tuple[Feature, ...]:
         raise TypeError(f"there is no {name} among {', '.join(VALUES)}")
     found: dict[str, Value] = {}
     for name, kind in VALUES.items():
-        feature = kind.parse(asked[name]) if name in asked else None
+        given = asked.get(name, kind.DEFAULT)
+        feature = None if given is None is kind.DEFAULT else kind.parse(given)
         if feature is not None:
             found[name] = feature
     for feature in tuple(found.values()):

@@ -57,8 +57,6 @@ class AttentionChunk(Value):
     @classmethod
     def parse(cls, given: object) -> AttentionChunk | None:
         """Check the argument."""
-        if given is None:
-            return None
         size = check_integer("attention_chunk", given, "an integer or None")
         if size < 1:
             raise ValueError(

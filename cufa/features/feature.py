@@ -241,7 +241,7 @@ class Value(Feature):
 
     @classmethod
     def parse(cls, given: object) -> Value | None:
-        """Check the argument; None where it asks for nothing.
+        """Check the argument, None only where that is no default; None if it asks for nothing.
 
         Raises
         ------

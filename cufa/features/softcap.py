@@ -48,8 +48,6 @@ class Softcap(Value):
     @classmethod
     def parse(cls, given: object) -> Softcap | None:
         """Check the argument."""
-        if given is None:
-            return None
         value = check_real("softcap", given, "a real number or None")
         if not _LEAST <= value <= _MOST:  # also true for NaN
             raise ValueError(f"softcap must be {_LEAST:g} to {_MOST:g}, not {value!r}")
