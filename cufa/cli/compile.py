@@ -31,6 +31,7 @@ from cufa.cli.parser import (
     CommandError,
     Parser,
     add_device,
+    add_flag,
     add_jobs,
     add_masks,
     add_scores,
@@ -94,12 +95,8 @@ def add(parser: Parser) -> None:
         help="with --for: such problems with lengths_k or lengths_q, or as batches of "
         "cufa.attention_varlen",
     )
-    parser.add_argument(
-        "--backward",
-        action="store_true",
-        help="with --for: the kernels of their gradients, too, and those of the forward pass with "
-        "the log-sum-exp",
-    )
+    text = "with --for: the kernels of their gradients, too; forward with the log-sum-exp"
+    add_flag(parser, "--backward", text)
     parser.add_argument("--dtype", choices=DTYPES, help="one element type (default: all)")
     add_masks(parser)
     add_jobs(parser)

@@ -21,6 +21,7 @@ from cufa.cli.parser import (
     CommandError,
     Parser,
     add_device,
+    add_flag,
     add_problem,
     one_problem,
 )
@@ -58,15 +59,9 @@ def add(parser: Parser) -> None:
     """Add the command's options."""
     add_problem(parser)
     parser.add_argument("--kernel", type=kernel, metavar="NAME", help="a kernel to force")
-    parser.add_argument(
-        "--batch-invariant", action="store_true", help="the same bits alone and in any batch"
-    )
-    parser.add_argument(
-        "--backward", action="store_true", help="the plan of cufa.attention_backward"
-    )
-    parser.add_argument(
-        "--deterministic", action="store_true", help="with --backward: sums in a fixed order"
-    )
+    add_flag(parser, "--batch-invariant", "the same bits alone and in any batch")
+    add_flag(parser, "--backward", "the plan of cufa.attention_backward")
+    add_flag(parser, "--deterministic", "with --backward: sums in a fixed order")
     add_device(parser, "This machine's by default; one that is named need not be here.")
 
 

@@ -143,15 +143,13 @@ def explore(
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
     check_flag("backward", backward)
-    subject: Subject | None = None
     chosen: list[Variant] = []
     if backward:
         chosen += _of_gradients(q, problem, target, kernels, space)
-        subject = GradientsOf(problem, target)
     else:
         chosen += variants(problem, target, kernels, space)
     optional.cupy()
-    run = Run(problem, target, jobs, progress, subject=subject)
+    run = Run((GradientsOf if backward else Subject)(problem, target), jobs, progress)
     try:
         run.build(chosen)
         if timed:

@@ -198,15 +198,13 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
     us : float
         Its expected time; 0.0 if that is not known.
     """
-    if other.grid == 0 or not 0 < problem.seq_q <= _MOST_ROWS:
+    rows = problem.group * problem.seq_q
+    if not 0 < rows <= _MOST_ROWS or not _FEWEST_KEYS <= _keys(problem) <= MAX_KEYS:
         return other
-    if problem.group * problem.seq_q > _MOST_ROWS:
-        return other
-    if not _FEWEST_KEYS <= _keys(problem) <= MAX_KEYS:
+    if other.grid == 0:
         return other
     others = _tiled_us(problem, device, other, us)
     # Most are slower whatever the grid, which takes long to plan
-    rows = problem.group * problem.seq_q
     kernel = default_decoder(rows, problem.dtype, False, device).name
     if Items.of(problem, device, tile_rows(problem, kernel)).expected_us() >= others:
         return other
