@@ -57,6 +57,11 @@ class Viewer:
             They have not as many axes.
         """
         s = signature
+        if self._layout == "bhsd" and len(s.q_shape) == len(s.k_shape) == len(s.v_shape) == 4:
+            batch, heads, seq, _ = s.q_shape
+            result = batch, heads, seq, s.v_shape[3]
+            strides = s.q_strides, s.k_strides, s.v_strides, self._made(result)
+            return Views((s.q_shape, s.k_shape, s.v_shape, result), strides)
         if not 2 <= len(s.q_shape) == len(s.k_shape) == len(s.v_shape) <= 4:
             raise ValueError("q, k and v need as many axes: 2, 3 or 4")
         q, q_strides = self._bhsd(s.q_shape, s.q_strides)

@@ -74,6 +74,8 @@ class Extras(NamedTuple):
     @property
     def table(self) -> ArrayInfo | None:
         """The block table of `decode`."""
+        if not self.lengths:
+            return None
         tables = (info for info in self.lengths if info is not None and len(info.shape) == 2)
         return next(tables, None)
 

@@ -85,7 +85,7 @@ class Problem(NamedTuple):
     def sized(self, batch: int, heads_q: int, heads_kv: int, seq_q: int, seq_kv: int) -> Problem:
         """Return the same with other sizes, sooner than `_replace` does."""
         sizes = batch, heads_q, heads_kv, seq_q, seq_kv
-        return Problem._make((self.dtype, *sizes, *self[1 + len(sizes) :]))
+        return tuple.__new__(Problem, (self[0], *sizes, *self[1 + len(sizes) :]))
 
     @property
     def is_paged(self) -> bool:
