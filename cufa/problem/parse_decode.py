@@ -27,6 +27,7 @@ from cufa.features import values_of
 from cufa.features.expression.own import NOTHING
 from cufa.problem.extras import arrays_of, parse_beside
 from cufa.problem.lengths import check_integers, check_lengths
+from cufa.problem.parse import restore_shape
 from cufa.problem.problem import Problem, check_shapes
 
 MAX_UNIFIED = 1e6
@@ -131,9 +132,7 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
             block_table = np.ascontiguousarray(block_table, np.int32)
         arrays["block_table"] = block_table
     if out is not None:
-        b, h, s, d = problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v
-        shape = (b, h, s, d) if layout == "bhsd" else (b, s, h, d)
-        check_out(out, shape, arrays)
+        check_out(out, restore_shape(problem, 4, layout)[0], arrays)
         out = as_bhsd(out, layout)
     operands = DecodeOperands(
         views["q"], views["k_cache"], views["v_cache"], lengths, block_table, out, of_score
