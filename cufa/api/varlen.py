@@ -11,13 +11,7 @@ from cufa import device as devices
 from cufa.api.arguments import arguments_of, functions_on_cpu
 from cufa.api.options import Causal, UserFunction, VarlenOptions, Window
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
-from cufa.checks import (
-    check_devices,
-    check_dtypes,
-    check_flag,
-    check_out,
-    check_size,
-)
+from cufa.checks import check_devices, check_dtypes, check_flag, check_out, check_size
 from cufa.cpu import attention as cpu_attention
 from cufa.cpu.lengths import attention_of_lengths
 from cufa.features import values_of

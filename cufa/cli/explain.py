@@ -17,14 +17,7 @@ import argparse
 from collections.abc import Iterator
 
 from cufa.cli import explain_backward, machine, table
-from cufa.cli.parser import (
-    CommandError,
-    Parser,
-    add_device,
-    add_flag,
-    add_problem,
-    one_problem,
-)
+from cufa.cli.parser import CommandError, Parser, add_device, add_flag, add_problem, one_problem
 from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text

@@ -88,14 +88,9 @@ class Problem(NamedTuple):
         return tuple.__new__(Problem, (self[0], *sizes, *self[1 + len(sizes) :]))
 
     @property
-    def is_paged(self) -> bool:
-        """Whether a block table says where keys are."""
-        return self.kv == "Paged"
-
-    @property
     def has_keys(self) -> bool:
         """Whether any sequence could have a key."""
-        return self.seq_kv > 0 and (self.pages > 0 or not self.is_paged)
+        return self.seq_kv > 0 and (self.pages > 0 or self.kv != "Paged")
 
     @property
     def in_cache(self) -> Problem:
