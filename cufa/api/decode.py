@@ -261,7 +261,10 @@ def decode_padded(
     if num_splits is not None:
         num_splits = check_integer("num_splits", num_splits, "an integer or None")
         if num_splits < 1:
-            raise ValueError(f"num_splits must be at least 1, not {num_splits}")
+            raise ValueError(
+                "num_splits must be at least 1, or None to choose (flash-attn's 0), not "
+                f"{num_splits}"
+            )
     problem, operands, xp = parse_decode(arguments)
     if xp is np:
         refuse_kernel(kernel)

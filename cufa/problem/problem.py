@@ -374,7 +374,8 @@ def check_shapes(
     of_v, _, _, head_dim_v = v
     cached, paged, shown = kv in CACHES, kv == "Paged", shown or (q, k, v)
     if not paged and blocks != batch:
-        raise _mismatch(1, 0, f"batch {blocks} and {batch} differ", cached, shown)
+        what = f"batch {blocks} and {batch} differ" + "; pages need a block_table" * cached
+        raise _mismatch(1, 0, what, cached, shown)
     if not cached and of_v != batch:
         raise _mismatch(2, 0, f"batch {of_v} and {batch} differ", cached, shown)
     if head_dim_k != head_dim:
