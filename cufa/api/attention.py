@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from cufa import device as devices
-from cufa.api.arguments import arguments_of, parsed
+from cufa.api.arguments import arguments_of, functions_on_cpu, parsed
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import AttentionOptions, Causal, Layout, UserFunction, Window
 from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
-from cufa.checks import check_flag, refuse_kernel
+from cufa.checks import check_flag
 from cufa.cpu import attention as cpu
-from cufa.cpu.lengths import attention_padded
-from cufa.cpu.own import Own as Functions
-from cufa.cpu.own import checked
+from cufa.cpu.lengths import attention_of_lengths
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, Own, own
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
-from cufa.planner.attention import Planner, explained
+from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import NO_EXTRAS, Extras
@@ -327,11 +325,11 @@ def explain(
     problem, _, xp = _parsed(arguments)
     check_dropout_seed(options["seed"], options["dropout_p"])
     if xp is np:
-        _functions(arguments)
+        functions_on_cpu(arguments)
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
-    invariant = options["batch_invariant"]
-    return explained(problem, device, options["kernel"], user_table(device), invariant)
+    kernel, invariant = options["kernel"], options["batch_invariant"]
+    return Planner(problem, device, kernel, user_table(device), invariant).explained(problem)
 
 
 def _parsed(arguments: Mapping[str, Any], mods: Own | None = None) -> tuple[Problem, Operands, Any]:
@@ -344,20 +342,11 @@ def _parsed(arguments: Mapping[str, Any], mods: Own | None = None) -> tuple[Prob
     xp = array_module(*(arguments[name] for name in ("q", "k", "v", "out")))
     if mods is None:
         mods = NOTHING if xp is np else own(arguments["score_mod"], arguments["mask_mod"])
-    return *parsed(arguments, mods, xp, arguments["out"], arguments["return_lse"]), xp
-
-
-def _functions(arguments: Mapping[str, Any]) -> Functions:
-    """Return the functions of a call that runs on the CPU; refuse what is for the GPU."""
-    refuse_kernel(arguments["kernel"])
-    block_mask = arguments["block_mask"]
-    score_mod, mask_mod = (checked(name, arguments[name]) for name in ("score_mod", "mask_mod"))
-    tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
-    return Functions(score_mod, mask_mod, tiles=tiles)
+    return *parsed(arguments, mods, xp), xp
 
 
 def _on_cpu(problem: Problem, operands: Operands, arguments: Mapping[str, Any]) -> Any:
-    functions, q, out = _functions(arguments), arguments["q"], arguments["out"]
+    functions, q, out = functions_on_cpu(arguments), arguments["q"], arguments["out"]
     shape, lse_shape = restore_shape(problem, np.ndim(q), arguments["layout"])
     if out is None:
         out = np.empty(shape, q.dtype)
@@ -368,8 +357,7 @@ def _on_cpu(problem: Problem, operands: Operands, arguments: Mapping[str, Any]) 
     if functions.is_called:  # whatever they raise, `out` is whole
         operands = operands._replace(out=np.empty(result.shape, result.dtype))
     if problem.kv == "Padded":
-        lengths = arguments["lengths_k"], arguments["lengths_q"]
-        lse = attention_padded(problem, operands, *lengths, functions)
+        lse = attention_of_lengths(problem, operands, arguments, functions)
     else:
         _, lse = cpu.attention(problem, operands, functions)
     if result is not operands.out:

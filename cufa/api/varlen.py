@@ -8,21 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from cufa import device as devices
-from cufa.api.arguments import arguments_of, arrays_of, values_of
+from cufa.api.arguments import arguments_of, functions_on_cpu
 from cufa.api.options import Causal, UserFunction, VarlenOptions, Window
 from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
-from cufa.checks import (
-    check_devices,
-    check_dtypes,
-    check_flag,
-    check_out,
-    check_size,
-    refuse_kernel,
-)
+from cufa.checks import check_devices, check_dtypes, check_flag, check_out, check_size
 from cufa.cpu import attention as cpu_attention
-from cufa.cpu import lengths as cpu
-from cufa.cpu.own import Own, checked
+from cufa.cpu.lengths import attention_of_lengths
+from cufa.features import values_of
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, own
 from cufa.features.expression.own import Own as Traced
@@ -30,10 +23,10 @@ from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.clear_rows import clear_rows
 from cufa.launch.prepare import Kind
-from cufa.planner.attention import Planner, explained
+from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
-from cufa.problem.extras import Extras, parse_beside
+from cufa.problem.extras import Extras, arrays_of, parse_beside
 from cufa.problem.lengths import check_longest, parse_offsets
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
@@ -219,14 +212,12 @@ def attention_varlen(
     check_flag("return_lse", return_lse)
     problem, operands, lengths, xp = parsed(arguments, mods)
     if xp is np:
-        refuse_kernel(kernel)
-        functions = Own(checked("score_mod", score_mod), checked("mask_mod", mask_mod))
-        return _on_cpu(problem, operands, functions, q, out, return_lse, lengths)
+        return _on_cpu(problem, operands, arguments, lengths)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel)
     if problem.sequences == 0:
-        return _of_no_sequence(problem, q, out, return_lse, xp)
+        return _of_no_sequence(problem, arguments, xp)
     extras = extras._replace(lengths=tuple(map(calls.on_device, LENGTHS, lengths.values())))
     kind = Kind(problem, LAYOUT, device, device_id, planner, extras)
     result = calls.run(q1, k1, v1, out1, return_lse, options, kind, extras)
@@ -275,11 +266,10 @@ def explain_varlen(
     mods = NOTHING if is_on_host else own(options["score_mod"], options["mask_mod"])
     problem, _, _, xp = parsed(arguments, mods)
     if xp is np:
-        refuse_kernel(options["kernel"])
-        checked("score_mod", options["score_mod"]), checked("mask_mod", options["mask_mod"])
+        functions_on_cpu(options)
         return cpu_attention.plan(problem.alike)
     device = devices.of_id(xp.cuda.runtime.getDevice())
-    return explained(problem, device, options["kernel"])
+    return Planner(problem, device, options["kernel"]).explained(problem)
 
 
 def parsed(
@@ -309,16 +299,9 @@ def parsed(
         if array is not None and array.ndim != 3:
             raise ValueError(f"{name} has shape {array.shape}: (total, heads, head_dim) is needed")
     q, k, v, out = arrays.values()
-    problem, operands = parse(
-        *(q[None], k[None], v[None]),
-        asked=values_of(arguments),
-        scale=arguments["scale"],
-        layout=LAYOUT,
-        out=None,
-        xp=xp,
-        shown=(q.shape, k.shape, v.shape),
-        return_lse=arguments["return_lse"],
-    )
+    whole = {"q": q[None], "k": k[None], "v": v[None], "layout": LAYOUT, **values_of(arguments)}
+    whole |= {name: arguments[name] for name in ("scale", "return_lse")}
+    problem, operands = parse(whole, xp, shown=(q.shape, k.shape, v.shape))
     operands = operands._replace(seed=check_dropout_seed(arguments["seed"], arguments["dropout_p"]))
     totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
     sequences, lengths = parse_offsets({name: arguments[name] for name in LENGTHS}, totals, xp)
@@ -358,13 +341,12 @@ def _without_batch(result: Any, out: Array | None, return_lse: bool) -> Any:
     return (result[0][0] if out is None else out), result[1][0]
 
 
-def _of_no_sequence(
-    problem: Problem, q: Array, out: Array | None, return_lse: bool, xp: Any
-) -> Any:
+def _of_no_sequence(problem: Problem, arguments: Mapping[str, Any], xp: Any) -> Any:
     """Return the result of a call on the GPU whose queries no sequence has."""
+    q, out = arguments["q"], arguments["out"]
     if out is None:
         out = xp.zeros((*q.shape[:2], problem.head_dim_v), q.dtype)
-    if not return_lse:
+    if not arguments["return_lse"]:
         return out
     lse = xp.empty((problem.heads_q, problem.seq_q), np.float32)
     lse.fill(-np.inf)
@@ -384,21 +366,19 @@ def _cleared(
 def _on_cpu(
     problem: Problem,
     operands: Operands,
-    functions: Own,
-    q: Array,
-    out: Array | None,
-    return_lse: bool,
+    arguments: Mapping[str, Any],
     lengths: Mapping[str, Any],
 ) -> Any:
+    functions, q, out = functions_on_cpu(arguments), arguments["q"], arguments["out"]
     if out is None:
         out = np.empty((*q.shape[:2], problem.head_dim_v), q.dtype)
         operands = operands._replace(out=out.swapaxes(0, 1)[None])
     else:
         functions.check_apart("out", out)
-    arguments = operands.out
+    result = operands.out
     if functions.is_called:  # whatever they raise, `out` is whole
-        operands = operands._replace(out=arguments.copy())
-    lse = cpu.attention_varlen(problem, operands, **lengths, own=functions)
-    if arguments is not operands.out:
-        arguments[...] = operands.out
-    return (out, lse[0]) if return_lse else out
+        operands = operands._replace(out=result.copy())
+    lse = attention_of_lengths(problem, operands, lengths, functions)
+    if result is not operands.out:
+        result[...] = operands.out
+    return (out, lse[0]) if arguments["return_lse"] else out

@@ -17,17 +17,11 @@ import argparse
 from collections.abc import Iterator
 
 from cufa.cli import explain_backward, machine, table
-from cufa.cli.parser import (
-    CommandError,
-    Parser,
-    add_device,
-    add_problem,
-    one_problem,
-)
+from cufa.cli.parser import CommandError, Parser, add_device, add_flag, add_problem, one_problem
 from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text
-from cufa.planner.attention import explained
+from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem.problem import Problem
@@ -58,15 +52,9 @@ def add(parser: Parser) -> None:
     """Add the command's options."""
     add_problem(parser)
     parser.add_argument("--kernel", type=kernel, metavar="NAME", help="a kernel to force")
-    parser.add_argument(
-        "--batch-invariant", action="store_true", help="the same bits alone and in any batch"
-    )
-    parser.add_argument(
-        "--backward", action="store_true", help="the plan of cufa.attention_backward"
-    )
-    parser.add_argument(
-        "--deterministic", action="store_true", help="with --backward: sums in a fixed order"
-    )
+    add_flag(parser, "--batch-invariant", "the same bits alone and in any batch")
+    add_flag(parser, "--backward", "the plan of cufa.attention_backward")
+    add_flag(parser, "--deterministic", "with --backward: sums in a fixed order")
     add_device(parser, "This machine's by default; one that is named need not be here.")
 
 
@@ -79,9 +67,8 @@ def run(options: argparse.Namespace) -> int:
         explain_backward.show(problem, device, options.deterministic)
         return 0
     try:
-        found = explained(
-            problem, device, options.kernel, user_table(device), options.batch_invariant
-        )
+        tuned, invariant = user_table(device), options.batch_invariant
+        found = Planner(problem, device, options.kernel, tuned, invariant).explained(problem)
     except ValueError as error:
         raise CommandError(error) from error
     _print(problem, device, found)

@@ -69,6 +69,11 @@ def add_command(commands: Any, command: ModuleType) -> None:
     command.add(parser)
 
 
+def add_flag(group: Any, flag: str, text: str) -> None:
+    """Add an option that has no value."""
+    group.add_argument(flag, action="store_true", help=text)
+
+
 def add_problem(parser: Parser) -> None:
     """Add the options that say one problem."""
     group = parser.add_argument_group("the problem")
@@ -132,11 +137,8 @@ def add_scores(group: Any) -> None:
         metavar="NAME[:DTYPE]",
         help=f"an array: {', '.join(values.known_arrays())} (repeatable)",
     )
-    group.add_argument(
-        "--return-lse",
-        action="store_true",
-        help="with the log-sum-exp, for which a softcap in bfloat16 is more exact",
-    )
+    text = "with the log-sum-exp, for which a softcap in bfloat16 is more exact"
+    add_flag(group, "--return-lse", text)
 
 
 def asked(options: argparse.Namespace) -> dict[str, Any]:
