@@ -66,8 +66,9 @@ _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
 
 
 def load_shared(sources: Sources) -> None:
-    """Load what all libraries of kernels find."""
-    library = sources.library(SHARED, "-O2", "-fno-strict-aliasing")
+    """Load what all libraries of kernels find, and the library of mathematics with it."""
+    options = "-O2", "-fno-strict-aliasing", "-Wl,--no-as-needed"
+    library = sources.library(SHARED, *options)
     ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
