@@ -6,6 +6,7 @@ A compiler of C++ takes the place of NVRTC, and ``tests/emulator`` that of the G
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,9 +66,11 @@ ARGUMENTS = {
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
 
 
-def load_shared(sources: Sources) -> None:
-    """Load what all libraries of kernels find."""
-    library = sources.library(SHARED, "-O2", "-fno-strict-aliasing")
+@functools.cache
+def load_shared() -> None:
+    """Load what all libraries of kernels find, and the library of mathematics with it."""
+    options = "-O2", "-fno-strict-aliasing", "-Wl,--no-as-needed"
+    library = Sources(*FOLDERS).library(SHARED, *options)
     ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
@@ -107,7 +110,7 @@ class Emulator:
             arguments=_arguments(variant),
             variant=variant,
         )
-        load_shared(self._sources)
+        load_shared()
         return self._sources.library(top, *CHECKED, "-nostdlib")
 
     def kernel(self, variant: Variant | Instance, _gpu: object, _device_id: int) -> Any:

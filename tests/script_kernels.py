@@ -109,7 +109,7 @@ class ScriptKernels:
     def _compiled(self, file: str) -> Any:
         runs = (RUN.format(i=i, expression=each) for i, each in enumerate(EXPRESSIONS[file]))
         top = SOURCE.format(file=file) + "".join(runs)
-        load_shared(self._sources)
+        load_shared()
         return ctypes.CDLL(str(self._sources.library(top)))
 
     empty = staticmethod(np.empty)

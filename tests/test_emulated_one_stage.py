@@ -80,6 +80,7 @@ def test_a_share_of_many_units(one_stage: Emulator, rng: np.random.Generator) ->
 
 @pytest.mark.parametrize("page_size", [16, 48, 64])
 @pytest.mark.parametrize("equal", [True, False])
+@exhaustive("decode", one_in=2)
 def test_a_block_for_each_of_many_units(
     one_stage: Emulator,
     rng: np.random.Generator,

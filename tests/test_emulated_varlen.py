@@ -90,6 +90,7 @@ def test_sequences_of_any_lengths(
     [FA3_WIDE, FA3_TWO_OF_THREE, FA3_TWO_SLOTS, FA3_TURNS, FA3_ONE_SLOT],
     ids=lambda f: f[:50],
 )
+@exhaustive(one_in=2)
 def test_warps_that_are_not_in_step(
     emulated: Emulator,  # noqa: F811
     rng: np.random.Generator,
