@@ -33,7 +33,7 @@ class Dtype(NamedTuple):
     name : str
         As NumPy writes it.
     scalar : type
-        Of NumPy.
+        The scalar type of NumPy.
     bytes : int
     cpp : str
         The name in C++.

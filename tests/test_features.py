@@ -12,7 +12,7 @@ from reference import assert_accepted, hidden_keys, random_inputs
 
 import cufa
 from cufa.features import FEATURES, VALUES, ordered, parse
-from cufa.features.parts import PARTS
+from cufa.features.parts import ARRAYS, PARTS
 from cufa.launch import calls
 from cufa.problem.problem import Problem, checked
 
@@ -24,19 +24,24 @@ values = pytest.mark.parametrize("name", VALUES)
 
 
 class Asked(Exception):  # noqa: N818
-    """The key by which a call looks itself up."""
+    """The key by which a call looks itself up, and its extras."""
 
 
-def key_of(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], **options: Any) -> Any:
-    """Return the options by which a call is looked up among those before it."""
+def looked_up(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], **options: Any) -> Any:
+    """Return the options by which a call is looked up among those before it, and its extras."""
 
     def replay(*args: Any) -> None:
-        raise Asked(args[5])
+        raise Asked(*args[5:7])
 
     monkeypatch.setattr(calls, "replay", replay)
     with pytest.raises(Asked) as found:
         call(**options)
-    return found.value.args[0]
+    return found.value.args
+
+
+def key_of(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], **options: Any) -> Any:
+    """Return the options by which a call is looked up among those before it."""
+    return looked_up(monkeypatch, call, **options)[0]
 
 
 def attention(**options: Any) -> Any:
@@ -102,6 +107,23 @@ def test_calls_that_differ_in_a_feature_are_told_apart(
     same = given == default.parameters[name].default
     assert (keys[0] == keys[1]) == same
     assert not any(a == b for i, a in enumerate(keys[2:]) for b in keys[3 + i :])
+
+
+@pytest.mark.parametrize("call", [attention, attention_varlen, decode])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_calls_pass_arrays_in_the_order_of_arrays(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], name: str
+) -> None:
+    """They pass a tuple by position, which kernels' parameters read by `ARRAYS`."""
+    if name not in inspect.signature(getattr(cufa, call.__name__)).parameters:
+        pytest.skip(f"{call.__name__} takes no {name}")
+    given: Any = np.zeros(1, np.float32)
+    if name == "block_mask":
+        given = cufa.BlockMask.of(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx, 1, 1, 4, 4)
+    _, extras = looked_up(monkeypatch, call, **{name: given})
+    assert len(extras.arrays) == len(ARRAYS)
+    for each, array in zip(ARRAYS, extras.arrays, strict=True):
+        assert array is (given if each == name else None), each
 
 
 @values

@@ -1,4 +1,4 @@
-"""The public functions. Each reads problem -> plan -> kernel -> launch."""
+"""`attention` and `explain`: problem -> plan -> kernel -> launch."""
 
 from __future__ import annotations
 

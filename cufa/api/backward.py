@@ -75,7 +75,7 @@ def attention_backward(
     dout : array, of the shape and dtype of `out`
         The gradient of a number with respect to the result of `attention`. Any strides.
     q, k, v : array
-        As of `attention`. Query heads of a group share the gradient of their K/V head: its sum.
+        As in `attention`. Query heads of a group share the gradient of their K/V head: its sum.
         Axes along which k or v is broadcast (stride 0) have their length in its gradient, too.
     out, lse : array
         The results of `attention` with ``return_lse=True`` and the same other arguments.
@@ -83,13 +83,13 @@ def attention_backward(
         Arrays to differentiate by: some of "q", "k", "v", "bias" and "sinks", and of the
         names of arrays of floats that `score_mod` reads. Others are not computed.
     causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
-        As of `attention`.
+        As in `attention`.
     score_mod : function, optional
-        As of `attention`. It is differentiated by the score, operation by operation; where it has
+        As in `attention`. It is differentiated by the score, operation by operation; where it has
         a kink, the derivative is that of one of the sides, and rounding and comparing has none.
         C++ cannot be differentiated.
     mask_mod, block_mask, lengths_k, lengths_q, dropout_p, seed, scale, layout
-        As of `attention`. Tiles that a `block_mask` hides take no time; the same seed drops the
+        As in `attention`. Tiles that a `block_mask` hides take no time; the same seed drops the
         same weights.
     dq, dk, dv : array, optional
         Where gradients go: of the shapes and the dtype of q, k and v, sharing no memory with other
@@ -107,7 +107,7 @@ def attention_backward(
     tuple of array
         The gradients in the order of `wrt`, in the shapes and dtypes of these arrays. Sums are
         float32, and rounded once. Gradients of queries that see no key are 0, and so are those
-        beyond a length. That of a bias is summed over axes along which it is broadcast.
+        beyond a length. The gradient of a bias is summed over axes along which it is broadcast.
 
     Raises
     ------
@@ -122,9 +122,9 @@ def attention_backward(
     * out over a row. The gradient of a sink is the sum of -exp(sink - lse) delta over the rows of
     its head. Beyond the gradients, memory is that of dq in float32, and two numbers a row. On a GPU
     the gradients of a bias, and of arrays that `score_mod` reads, are added up in float32, too:
-    unless they are float32, that takes a number an element. Of a bias that lacks queries it takes a
-    number for each key, and of one that lacks keys a number for each query, of each head and
-    sequence. On a GPU the memory is kept for the next call on the stream; a call that is captured
+    unless they are float32, that takes a number an element. A bias that lacks queries takes a
+    number for each key, and one that lacks keys a number for each query, of each head and sequence.
+    On a GPU the memory is kept for the next call on the stream; a call that is captured
     into a CUDA graph takes that of a call before it on that stream.
 
     On a GPU, weights come from the log-sum-exp in float32. It has an error of 2^-24 of itself,
@@ -204,8 +204,8 @@ def gradients_of(
     given : mapping
         The arguments of `attention_backward`, or of `attention_varlen_backward`, by name.
     call_of : callable
-        Checks the arguments of the forward call, of which there are the caller's functions, and the
-        module that arrays belong to.
+        Checks the arguments of the forward call. Called with the arguments by name, the caller's
+        traced functions, and the module that arrays belong to.
     """
     arguments = {**given, "out": None, "return_lse": True}
     results = {name: given[name] for name in ("dout", "out", "lse")}
@@ -270,7 +270,8 @@ def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradien
     given : mapping
         Arguments of the call, by name.
     apart : bool
-        Whether not in the caller's: whatever a function of the caller's raises, those are whole.
+        True: new arrays, so that an exception of the caller's function leaves dq, dk and dv
+        unchanged.
     """
     found: dict[str, np.ndarray] = {}
     for name in wrt:
@@ -289,7 +290,7 @@ def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradien
 def returned(
     wrt: tuple[str, ...], gradients: Gradients, given: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """Return gradients as the caller wants them; arguments as of `made`."""
+    """Return gradients as the caller wants them; arguments as in `made`."""
     found = []
     for name in wrt:
         its = given.get(f"d{name}") if name in TENSORS else None

@@ -63,7 +63,7 @@ def gradients_on_gpu(
     lengths : mapping
         Those that say how long sequences are, by argument, in order.
     mods : Own
-        As of `traced`.
+        As in `traced`.
     wrt : tuple of str
     view : callable
         Makes a (batch, heads, seq, head_dim) view of one of `given`.

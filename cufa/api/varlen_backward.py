@@ -56,15 +56,15 @@ def attention_varlen_backward(
     dout : array, shape (total_q, hq, dv)
         The gradient of a number with respect to the result of `attention_varlen`, of its dtype.
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k
-        As of `attention_varlen`.
+        As in `attention_varlen`.
     out, lse : array, shapes (total_q, hq, dv) and (hq, total_q)
         The results of `attention_varlen` with ``return_lse=True`` and the same other arguments.
     wrt : tuple of str
         Names of the arrays to differentiate by, see `attention_backward`.
     causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod
-        As of `attention_varlen`; a `score_mod` is differentiated, see `attention_backward`.
+        As in `attention_varlen`; a `score_mod` is differentiated, see `attention_backward`.
     dropout_p, seed, scale
-        As of `attention_varlen`.
+        As in `attention_varlen`.
     dq, dk, dv : array, optional
         Where gradients go, see `attention_backward`.
     deterministic : bool
@@ -75,8 +75,8 @@ def attention_varlen_backward(
     Returns
     -------
     tuple of array
-        The gradients in the order of `wrt`, in the shapes and dtypes of these arrays. Those of
-        rows that no sequence has, and of keys that are not in use, are 0.
+        The gradients in the order of `wrt`, in the shapes and dtypes of these arrays. Rows
+        that no sequence has, and keys that are not in use, have gradients of 0.
 
     Raises
     ------

@@ -25,9 +25,9 @@ def backward_of_lengths(
     Parameters
     ----------
     problem, lengths
-        As of `cufa.cpu.runs.runs`.
+        As in `cufa.cpu.runs.runs`.
     operands, results, into
-        As of `attention_backward`; of "Varlen", the first axis of all but a bias has length 1.
+        As in `attention_backward`; for "Varlen", the first axis of all but a bias has length 1.
         Gradients of what is of no sequence, or beyond a length, are 0.
     own : Own
         The caller's functions.

@@ -24,7 +24,7 @@ def attention_of_lengths(
     Parameters
     ----------
     problem, lengths
-        As of `cufa.cpu.runs.runs`.
+        As in `cufa.cpu.runs.runs`.
     operands : Operands
         Of "Varlen", their first axis has length 1.
     own : Own

@@ -64,7 +64,7 @@ class Subject:
         return usual
 
     def stage(self, operands: Operands | None, beside: Beside | None) -> Stage:
-        """Return the problem on the current GPU, with arrays as of `Run.measure`."""
+        """Return the problem on the current GPU, with arrays as in `Run.measure`."""
         from cufa.explorer.stage import Stage
 
         return Stage(self.problem, operands, self.device, beside)

@@ -241,7 +241,9 @@ class Value(Feature):
 
     @classmethod
     def parse(cls, given: object) -> Value | None:
-        """Check the argument, None only where that is no default; None if it asks for nothing.
+        """Check the argument; return None if it asks for nothing.
+
+        The argument is None only where None is not the default.
 
         Raises
         ------

@@ -84,8 +84,8 @@ __device__ void add_to_sums(float* place, float x) {
     }
 }
 
-// The sums of a warp for one place at which a part reads. What does not depend on the query, or on
-// the key, is added up in registers first.
+// The sums of a warp for one place at which a part reads. Numbers that do not depend on the query,
+// or on the key, are added up in registers first.
 template <class Part, int I, int MT, int NT, bool IN_TURN>
 struct SumsOfRead {
     static constexpr bool BY_QUERY = Part::BY_QUERY[I], BY_KEY = Part::BY_KEY[I];
@@ -128,7 +128,7 @@ struct SumsOfRead {
     }
 };
 
-// Those of all places at which a part reads, the first COUNT of them.
+// The sums of the first COUNT places at which a part reads.
 template <class Part, int COUNT, int MT, int NT, bool IN_TURN>
 struct SumsOfPart : SumsOfPart<Part, COUNT - 1, MT, NT, IN_TURN> {
     using Before = SumsOfPart<Part, COUNT - 1, MT, NT, IN_TURN>;

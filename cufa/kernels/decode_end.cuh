@@ -192,7 +192,7 @@ struct UnitEnd {
         const int col = (warp % HALVES * LANES + lane % LANES) * 4;
 #pragma unroll 1
         for (int group = warp; group / HALVES * ROWS < some; group += WARPS * AT_ONCE) {
-            // All of these rows' before any is handed on: else each would wait for its own. (Of a
+            // All rows are read before any is handed on: else each would wait for its own. (For a
             // piece, inverse and of_row mean nothing.)
             float o[AT_ONCE][4], inverse[AT_ONCE];
             T* of_row[AT_ONCE];

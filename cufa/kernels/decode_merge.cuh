@@ -143,12 +143,12 @@ __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int ro
     for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, merge, share, shares);
 }
 
-// The same of `n` pieces, which are two, each for half of a warp, or up to four, each for a
-// quarter: long units are often cut so, and the steps for more pieces take as long as all else
-// then. Of 64 columns a lane has four, or eight, of its piece. Lanes of the same place in their
-// parts pass each other what they do not keep, so that each has two columns of all pieces: of four,
-// a lane of the first half keeps the first four of eight, and of these one of an even part the
-// first two.
+// The same for `n` pieces: two, each read by half of a warp, or up to four, each read by a quarter.
+// Long units are often cut so, and the steps for more pieces take as long as all else then. A lane
+// reads four of 64 columns of its piece, or eight. Lanes of the same place in their parts pass each
+// other what they do not keep, so that each has two columns of all pieces. With four pieces, a lane
+// of the first half keeps the first four of its eight columns, and one of an even part the first
+// two of these.
 template <int WARPS, int ROWS, int PIECES, int HEAD_DIM_V, class Place, class Write>
 __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int rows, int share,
                                  int shares, float m_to_log2, Place place, Write write) {

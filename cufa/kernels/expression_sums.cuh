@@ -5,7 +5,7 @@
 
 namespace numpy {
 
-// The number of an element of an array, axis by axis; indices as of `Array::at`.
+// The number of an element of an array, axis by axis; indices as in `Array::at`.
 template <class T, int RANK, class... Indices>
 __device__ long long number(const Array<T, RANK>& array, Indices... indices) {
     static_assert(sizeof...(Indices) == RANK, "an index an axis");

@@ -123,8 +123,8 @@ struct Exponent {
         else
             return (SCORE::RIGHT_EDGE && here.j > here.keys.whole_end) || climbs(here);
     }
-    // Whether tilts rise by so much from one tile of keys to the next that S would be computed
-    // again: looked at in the warpgroup's first row. Next to wider O, a tile of fewer keys and no
+    // Whether S would be computed again, since tilts rise that far from one tile of keys to the
+    // next: looked at in the warpgroup's first row. Next to wider O, a tile of fewer keys and no
     // registers to spare, looking costs more than it saves.
     __device__ bool climbs(const Here& here) const {
         if constexpr (SCORE::AFFINE_IN_KEY && !SCORE::NO_KEYS_AHEAD && C::HEAD_DIM_V <= 64) {

@@ -16,7 +16,7 @@ struct Keys {
     int first, end;  // [first, end); none where end <= first
 };
 
-// Whose score it is; a query and a key that there are.
+// The query and the key that a score is of; both exist.
 struct Pair {
     const Sequence& sequence;
     int batch, head, query, key;
@@ -38,7 +38,7 @@ struct Part {
     // Whether what it adds grows evenly from key to key, by `step`, in one piece or two: see
     // tilt.cuh.
     static constexpr bool AFFINE_IN_KEY = false;
-    // Whether these may meet elsewhere than at the key that a query stands at.
+    // Whether its two pieces may meet at another key than the one that a query stands at.
     static constexpr bool BREAKS_ELSEWHERE = false;
     // Whether a query sees no keys beyond the one it stands at.
     static constexpr bool NO_KEYS_AHEAD = false;

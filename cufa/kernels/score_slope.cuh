@@ -64,7 +64,7 @@ struct Differentiated<Score<Parts...>> {
         return s;
     }
     // From the gradient of a score back through the parts: returns that of `factor` times S, and
-    // adds those of arrays. `key` and `query` as of SumsOfRead.
+    // adds those of arrays. `key` and `query` as in SumsOfRead.
     template <int MT, int NT>
     __device__ float back(float dS, float s, float factor, const Pair& pair,
                           ArraySums<MT, NT>& sums, int key, int query) const {

@@ -20,13 +20,13 @@ _WARP = 32
 
 
 def wanted_of(problem: Problem, gradients: Gradients, ndim: int) -> tuple[Wanted, ...]:
-    """Return what is wanted beside gradients of q, k, v and sinks.
+    """Return what is wanted next to gradients of q, k, v and sinks.
 
     Parameters
     ----------
     problem : Problem
     gradients : Gradients
-        That of a bias has the axes of the caller's.
+        The gradient of a bias has the axes of the caller's.
     ndim : int
         Axes of the caller's q.
     """

@@ -85,21 +85,21 @@ def attention_backward(
     Parameters
     ----------
     problem : Problem
-        That of the forward call.
+        The problem of the forward call.
     tensors : Tensors
     its : Results
     gradients : Gradients
-        Where they go; all of it is written. Those of a bias, and of arrays that a `score_mod`
-        reads, are contiguous and have the axes of the caller's. The latter are those that the part
-        of the `score_mod` adds to, in order.
+        Where they go; all of it is written. Gradients of a bias, and of arrays that a `score_mod`
+        reads, are contiguous and have the axes of the caller's. The latter are the arrays that the
+        part of the `score_mod` adds to, in order.
     extras : Extras
-        As of the forward call; lengths are on the device.
+        As in the forward call; lengths are on the device.
     deterministic : bool
         Whether all sums have a fixed order.
     ndim : int
         Axes of the caller's q.
     forced : TemplateArguments, optional
-        As of `cufa.planner.backward.backward_plan`.
+        As in `cufa.planner.backward.backward_plan`.
 
     Raises
     ------

@@ -52,6 +52,6 @@ def made(
 
 
 def launcher_of(lines: int) -> Launcher:
-    """Return what launches the kernel for so many lists, compiled for the current device."""
+    """Return what launches the kernel for `lines` lists, compiled for the current device."""
     instance = Instance(SPEC.name, (), (SPEC.threads,))
     return ready(instance, -(-lines // SPEC.threads), SPEC.threads)

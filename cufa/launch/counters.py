@@ -34,8 +34,8 @@ class Counters:
     """The counters of one device.
 
     A word can be taken again, by whatever stream and thread, because the launch that had it is over
-    when the ring has been round. Not so that of a captured launch, since a graph may be replayed at
-    any time: the reserve is not used twice, and another is there before it runs out.
+    when the ring has been round. A captured launch keeps its word, because a graph may be replayed
+    at any time: the reserve is not used twice, and another is there before it runs out.
 
     Parameters
     ----------

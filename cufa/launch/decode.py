@@ -14,7 +14,7 @@ from cufa.specs.variant import Variant
 
 
 class DecodeLayout(ParameterLayout):
-    """That of the kernels that decode.
+    """The layout of the parameter of kernels that decode.
 
     Parameters
     ----------

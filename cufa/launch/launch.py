@@ -1,4 +1,4 @@
-"""A kernel of which everything but addresses is filled in: the one way to launch any."""
+"""Launches a kernel whose parameter is complete but for addresses."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def ready(instance: Instance, grid: int | tuple[int, int], threads: int) -> Laun
 
 
 class Launch:
-    """A launch of which everything but addresses is filled in.
+    """A launch whose parameter is complete but for addresses.
 
     Parameters
     ----------

@@ -235,7 +235,7 @@ class ParameterLayout:
 
 
 class Layout(ParameterLayout):
-    """That of the kernels of `attention`.
+    """The layout of the parameter of kernels of `attention`.
 
     TMA needs the addresses of Q, K and V in its maps only, and that of O in both; without it, the
     two are one.
@@ -345,7 +345,7 @@ class Buffer:
 
 
 free_buffers: list[Buffer] = []
-"""Those that are nobody's: each launch under way has one of its own."""
+"""Buffers that nobody uses: each launch under way has one of its own."""
 
 
 def taken_buffer() -> Buffer:

@@ -228,7 +228,10 @@ class Kind:
         )
 
     def _problem(self, views: Views, extras: Extras) -> Problem | None:
-        """Return the problem of such arrays; None if it is empty."""
+        """Return the problem of arrays with new sizes; None if it is empty.
+
+        Calls of a kind differ in sizes only: the rest has been parsed and checked.
+        """
         q, k, v, _ = views.shapes
         kv, table = self.problem.kv, extras.table
         keys = check_shapes(kv, q, k, v, (), () if table is None else table.shape)

@@ -3,9 +3,9 @@
 It is all ones before and after a launch, by which blocks know that a number is not there yet. The
 launches of one stream follow each other, and have the same memory.
 
-That of launches captured into a CUDA graph was set aside by an ordinary call before, and is not
-used by anything else from then on, since the graph may be replayed at any time. The launches of one
-stream within one capture have the same.
+An ordinary call sets memory aside for launches that are captured into a CUDA graph. Nothing else
+uses it from then on, since the graph may be replayed at any time. The launches of one stream within
+one capture have the same memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEAST = 1 << 20
 """Bytes that a stream has, and that are set aside for a capture, at least."""
 
 _STREAMS = 64
-"""Whose memory is kept, and of all captures under way."""
+"""Streams whose memory is kept, those of captures under way included."""
 
 _KEPT = 32 << 20
 """Bytes that are kept for a stream, at most: more come from CuPy's pool for each launch."""
@@ -119,7 +119,7 @@ class Scratch:
         return place
 
     def _give(self, key: int, nbytes: int) -> Place:
-        """Give the current stream so much memory.
+        """Give the current stream `nbytes` of memory.
 
         Its earlier memory goes back to CuPy's pool, which gives it to nobody but that stream.
         """

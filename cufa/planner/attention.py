@@ -1,4 +1,7 @@
-"""Problem + Device -> how `attention` runs it: by a kernel of its own, or as `decode` would."""
+"""Problem + Device -> how `attention`, `attention_varlen` and `decode` run it.
+
+`attention` runs a problem by a kernel of its own, or as `decode` would.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ _OTHERS_READ = 1.12
 """The factor by which the others take longer where all wait for memory."""
 
 _MOST_ROWS = 128
-"""That share a K/V head: beyond, nothing was measured."""
+"""Rows that share a K/V head: beyond, nothing was measured."""
 
 _LEAST_KEYS = 512
 """Keys of a part with `batch_invariant`: with 128, large batches took three times as long."""

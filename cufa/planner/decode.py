@@ -33,10 +33,9 @@ class DecodePlan(NamedTuple):
     parts : int
         The same, or into how many each can be cut where lengths differ little.
     slack, spread : int
-        By how many tiles of keys, `slack`, an equal part may exceed `spread` eighths of an equal
-        share of all.
+        An equal part may have `slack` tiles of keys more than `spread` / 8 of an equal share.
     ends : int
-        As how many tiles the end of an item counts in equal shares of all keys.
+        Tiles that the end of an item counts for, where keys are shared out equally.
     """
 
     variant: Variant
@@ -103,7 +102,7 @@ def plan_splits(
         variant, never = kernel, never or kernel.whole
     else:
         variant = variant_of(problem, device, kernel, items, num_splits is not None, never)
-    # Those of a window may begin and end anywhere.
+    # The keys of a window may begin and end anywhere in a tile.
     bn = variant.bn
     tiles = max(1, min(-(-problem.seq_kv // bn), -(-(problem.visited - 1) // bn) + 1))
     grid, parts, splits, smem_bytes = items.number, 1, int(never), variant.smem_bytes

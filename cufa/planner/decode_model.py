@@ -65,9 +65,9 @@ class Items(NamedTuple):
     def are_whole(self, element_bytes: int) -> bool:
         """Whether no item is ever cut, however lengths differ.
 
-        To read the longest on one multiprocessor, while others are short, then takes no longer than
-        to cut: a merge; and of several items a multiprocessor, a look at all lengths and an end for
-        each. The products of float32 halve the speed.
+        One multiprocessor then reads the longest sequence, while others are short, in no more time
+        than cutting takes. A cut costs a merge; with several items a multiprocessor, also a look at
+        all lengths and an end for each. The products of float32 halve the speed.
         """
         several = _WAIT + math.ceil(self.of_each) * self.end if self.of_each > 1 else 0
         return self.size <= 2 / element_bytes * _ALONE * (_WAIT + several)

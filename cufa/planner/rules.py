@@ -40,7 +40,7 @@ registers, or less time next to the products, for the scores."""
 
 
 class _Priced(NamedTuple):
-    """A variant of which costs were measured.
+    """A variant whose costs were measured.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class _Priced(NamedTuple):
 
 
 class _Floor(NamedTuple):
-    """Microseconds that no problem takes less of a variant than.
+    """A lower bound of the time that a variant takes for any problem, in microseconds.
 
     Attributes
     ----------
@@ -167,7 +167,7 @@ class Choice:
             few = heads * -(-rows // long.bm) < self._sm_count
             return next((each for each in short if few or rows <= each.bm), long), 0.0
         packable = scheduler.packable(heads_q, heads_kv, self._kernel)
-        if self._is_top_left:  # of which none sees more
+        if self._is_top_left:  # no row sees more keys
             keys = min(keys, rows)
         if packable == 1 or rows > PACKED_ROWS:
             rows, keys = self.rounded(rows, keys)
@@ -186,7 +186,7 @@ class Choice:
     def rounded(self, rows: int, keys: int) -> tuple[int, int]:
         """Return lengths up to the next step, for which most that are new have been seen before.
 
-        Those for which costs are the same. Where rows see no keys, or few, some more matter.
+        Costs within a step are the same. Where rows see no keys, or few, exact lengths matter.
         """
         if self._hides_rows and rows > keys:
             return rows, keys
@@ -239,8 +239,8 @@ class Choice:
         pack = packable if rows < priced.tile[0] else 1
         megabytes = (heads * rows + heads_kv * keys) * self._element_mb
         falls = self._falls(rows, keys, seen)
-        if seen is not None:  # by all rows of a tile, of which each stands a key on
-            bm, bn, _ = priced.tile  # and at both ends, on average, those that none of them sees
+        if seen is not None:  # all rows of a tile, each one key later
+            bm, bn, _ = priced.tile  # on average also keys at both ends that no row sees
             keys = min(keys, seen + min(rows, bm) - 1 + bn - math.gcd(bm, bn))
         return priced.cost.of(
             work(

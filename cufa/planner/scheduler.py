@@ -14,7 +14,7 @@ from cufa.specs.spec import Spec
 from cufa.specs.variant import Variant
 
 KEY_STEP = 16
-"""Plans differ no more than numbers of keys rounded up to it: that of the keys in a tile."""
+"""Two key counts that round up to the same multiple have the same plan, as in tiles of keys."""
 
 
 class Order(NamedTuple):

@@ -54,11 +54,11 @@ class Problem(NamedTuple):
         of `decode`, where a sequence has up to `seq_kv` keys, and its queries are the newest
         positions.
     sequences, max_seqlen_q, max_seqlen_k : int
-        Of "Varlen": how many there are, and the longest that count.
+        For "Varlen": how many sequences there are, and the longest lengths that count.
     returns_lse : bool
         Whether the log-sum-exp is asked for.
     pages, page_size : int
-        Of "Paged": pages of the cache, and keys of a page.
+        For "Paged": pages of the cache, and keys of a page.
     unified_max : float, optional
         A score in place of row maxima, in a cache.
     """
@@ -104,7 +104,7 @@ class Problem(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Those that arrays of scores have, by the letters of their axes."""
+        """The sizes of arrays of scores, by the letters of their axes."""
         if self.kv == "Varlen":
             sizes = self.sequences, self.heads_q, self.max_seqlen_q, self.max_seqlen_k
         else:
@@ -170,7 +170,7 @@ class Problem(NamedTuple):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Those parts that read arrays besides q, k and v, or that are the caller's functions."""
+        """The parts that read arrays besides q, k and v, or that are the caller's functions."""
         return tuple(name for name in self.score if part_named(name).reads)
 
     @property

@@ -1,4 +1,6 @@
-"""One spec a kernel, with the stem of its ``.cu``. Nothing else knows a kernel by its name.
+"""One spec a kernel, with the stem of its ``.cu``.
+
+Nothing else knows a kernel of `attention` or `decode` by its name.
 
 A new kernel is a file of ``cufa/kernels`` and a file here, named below.
 """
@@ -45,7 +47,7 @@ A call of `attention` that names none takes the first that can run it.
 """
 
 ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.decodes}
-"""Those that are for `attention`; the others are for `decode`."""
+"""The kernels of `attention`, by name; the others are for `decode`."""
 
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     module.SPEC.name: module.SPEC
@@ -100,7 +102,7 @@ def default_decoder(rows: int, dtype: str, has_max: bool, device: Device) -> Spe
     Parameters
     ----------
     rows : int
-        That share a K/V head.
+        Rows that share a K/V head.
     dtype : str
     has_max : bool
         Whether the call has a `unified_max`.

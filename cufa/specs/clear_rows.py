@@ -6,7 +6,7 @@ from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.layout import struct
 
 ROWS = 32
-"""That a block looks at."""
+"""Rows that a block checks."""
 
 SPEC = AuxiliarySpec(
     "clear_rows",

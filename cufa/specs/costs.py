@@ -103,8 +103,7 @@ def memory_us(megabytes: float) -> float:
 def beside_memory(time: float, megabytes: float) -> float:
     """Return the time of multiprocessors and memory, which work at the same time.
 
-    Neither waits for all of the other: the larger counts, and of the smaller its part the more, the
-    nearer it comes.
+    Neither waits for all of the other: the larger counts; the smaller adds more the closer it is.
     """
     return float((time**3 + memory_us(megabytes) ** 3) ** (1 / 3))
 

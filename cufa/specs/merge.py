@@ -6,7 +6,7 @@ from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.layout import struct
 
 MAX_PARTS = 128
-"""Whose addresses the parameter, of 4 KiB at most, has room for: those of others lie in memory."""
+"""Parts whose addresses fit into the parameter, of 4 KiB at most; memory has those of others."""
 
 PART = struct(("u8", "out lse"))
 """The layout of ``Part``."""

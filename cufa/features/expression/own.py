@@ -71,7 +71,7 @@ class _Traced(NamedTuple):
     part : str or None
     reads : tuple of Read
     sums : tuple of str
-        As of `Own`.
+        As in `Own`.
     """
 
     part: str | None
