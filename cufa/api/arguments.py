@@ -24,7 +24,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def arguments_of(function: Callable[..., Any]) -> Callable[[_F], _F]:
     """Return a decorator: what it decorates is given all arguments of another function, by name.
 
-    Those that the caller leaves out have the other function's defaults.
+    Arguments that the caller leaves out have the other function's defaults.
     """
     signature = inspect.signature(function)
 
@@ -58,7 +58,7 @@ def parsed(arguments: Mapping[str, Any], mods: Own, xp: ModuleType) -> tuple[Pro
     mods : Own
         The caller's functions, traced.
     xp : module
-        That the arrays belong to.
+        The module that the arrays belong to.
     """
     problem, operands = parse(arguments, xp, mods)
     if arguments["block_mask"] is not None:

@@ -166,7 +166,7 @@ class Call(NamedTuple):
     lengths : dict
         The arrays that say how long sequences are, by argument, in order.
     shapes : tuple
-        Those of the result and of its log-sum-exp.
+        The shapes of the result and of its log-sum-exp.
     view : callable
         Makes a (batch, heads, seq, head_dim) view of an array of the caller's.
     ndim : int

@@ -59,9 +59,9 @@ def gradients_on_gpu(
         The arrays that `wrt` may name, and dq, dk and dv: None for those that the caller has no
         place for.
     arrays : tuple
-        Those that parts of the score read, in the order of `cufa.features.parts.ARRAYS`.
+        Arrays that parts of the score read, in the order of `cufa.features.parts.ARRAYS`.
     lengths : mapping
-        Those that say how long sequences are, by argument, in order.
+        Arrays that say how long sequences are, by argument, in order.
     mods : Own
         As in `traced`.
     wrt : tuple of str

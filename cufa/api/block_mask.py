@@ -34,7 +34,7 @@ class BlockMask:
     Attributes
     ----------
     mask_mod : function or str
-        That says which pairs are seen.
+        Says which pairs are seen.
     kinds : array of uint8, (batch, heads, rows of tiles, columns of tiles)
         0 where a tile is hidden, 2 where all of its pairs are seen, 1 where some are. Along the
         first two axes of length 1 where the mask is the same for all.

@@ -291,7 +291,7 @@ def parsed(
     dict
         The arrays named in `LENGTHS`, as int32 if they are on the host.
     module
-        That the arrays belong to.
+        The module that the arrays belong to.
     """
     arrays = {name: arguments[name] for name in ("q", "k", "v", "out")}
     xp = array_module(*arrays.values())

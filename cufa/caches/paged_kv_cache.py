@@ -24,7 +24,7 @@ class PagedKVCache(Cache):
     Parameters
     ----------
     pages : int
-        That there are.
+        Number of pages.
     page_size : int
         Tokens of a page: any number.
     sequences : int

@@ -38,7 +38,7 @@ class Pages:
     Parameters
     ----------
     pages : int
-        That there are.
+        Number of pages.
     page_size : int
     sequences : int
         At most.

@@ -14,13 +14,13 @@ from cufa.specs import KERNELS
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
-# From which version on declarations that no kernel needs can be left out.
+# From this version on, declarations that no kernel needs can be left out.
 _MINIMAL = (12, 4)
 
 CUPYS_OPTIONS = ("--device-as-default-execution-space", "-ftz=true")
 """Options that CuPy gives to all modules: code compiled otherwise must compute the same."""
 
-# From which version on a compilation can be answered from the driver's cache.
+# From this version on, a compilation can be answered from the driver's cache.
 _CACHES = (13, 0)
 
 

@@ -146,7 +146,7 @@ class _Queries:
     rows : slice
     q : ndarray, (batch, heads_q, seq_q, head_dim)
     results : Results
-        Those of all queries, too.
+        The results of all queries, those of other tiles too.
     beside : mapping
         Arrays of these sequences and heads that parts of the score read, by argument.
     own : Own

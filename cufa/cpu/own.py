@@ -67,9 +67,9 @@ class Own(NamedTuple):
     tiles : Tiles, optional
         Which tiles `mask_mod` hides, of all sequences and heads.
     derivative : function, optional
-        Of `score_mod` by the score, with the same arguments.
+        The derivative of `score_mod` by the score, with the same arguments.
     partials : mapping
-        Of `score_mod` by arrays that it reads, by their names.
+        The derivatives of `score_mod` by arrays that it reads, by their names.
     """
 
     score_mod: Function | None = None

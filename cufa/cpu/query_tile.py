@@ -32,7 +32,7 @@ def query_tile(
     Parameters
     ----------
     score : Score
-        That of the tile.
+        The score of the tile.
     columns : int
         Keys of a tile.
     q : ndarray, (batch, heads_q, rows, head_dim)

@@ -48,7 +48,7 @@ class Exploration:
     problem : Problem
     device : Device
     arch : str
-        That the variants were compiled for.
+        The architecture that the variants were compiled for.
     rows : list of Row
         Given in any order, and brought into that of `ranked`.
     planned : Variant
@@ -59,7 +59,7 @@ class Exploration:
     ceilings : dict of str to float or None
         "read_gbs", "copy_gbs" and, with cuBLAS, "gemm_tflops", measured with the variants.
     seconds : float
-        That it took.
+        How long it took.
     date : str
         ISO day.
     """

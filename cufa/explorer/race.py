@@ -40,7 +40,7 @@ class Race(Generic[Name]):
     Attributes
     ----------
     running : list
-        Those that take part, in the order of `calls`.
+        The calls that take part, in the order of `calls`.
     first_ms : dict
         Milliseconds of a single call of each.
     samples : dict of dict

@@ -161,8 +161,8 @@ def tune(
     """Time variants for problems on the current GPU, and find what to run for each class of them.
 
     A variant wins a class if it is at least 1% faster over its problems, and for none of them more
-    than 1% slower, than what the planner chooses without the user's table. That is measured once
-    more for the best one, in many interleaved rounds. Nothing is stored: `Tuning.store` does that.
+    than 1% slower, than what the planner chooses without the user's table. The best one is
+    measured once more, in many interleaved rounds. Nothing is stored: `Tuning.store` does that.
 
     Parameters
     ----------

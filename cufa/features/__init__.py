@@ -33,10 +33,10 @@ FEATURES: tuple[type[Feature], ...] = (
 """All features. They apply in this order, but that masks hide after all else is done."""
 
 VALUES = {kind.ARGUMENT: kind for kind in FEATURES if issubclass(kind, Value)}
-"""Those whose arguments are plain values, by argument."""
+"""The features whose arguments are plain values, by argument."""
 
 READINGS = {kind.ARGUMENT: kind for kind in FEATURES if issubclass(kind, Reading)}
-"""Those that read arrays, or are a caller's own functions, by argument."""
+"""The features that read arrays, or are a caller's own functions, by argument."""
 
 
 def values_of(arguments: Mapping[str, object]) -> dict[str, object]:

@@ -158,7 +158,7 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
         }
     }
     // dP^T -> dS^T = P^T (dP^T - delta) in place. Weights that are dropped are then no longer in
-    // P^T. Those that are not should be `growth` times as large: so is dV in the end.
+    // P^T. The others should be `growth` times as large: so is dV in the end.
     __device__ void differentiate(float (&rdP)[MT][NT][4], const float (&rP)[MT][NT][4],
                                   const Slopes& slopes, const RowTile& t, int stage) const {
         if constexpr (Of::WARPS_IN_TURN) {

@@ -62,8 +62,8 @@ __device__ Tile unit_of_block(const Arguments& p) {
 }
 
 // dQ is added up in pieces of 16 rows and eight columns, accumulator by accumulator, so that a warp
-// adds to 128 bytes in a row; or, in QUADS, lane by lane, for copies that add. Those of float32 are
-// of each fourth column, see store_o_fp32.
+// adds to 128 bytes in a row; or, in QUADS, lane by lane, for copies that add. Pieces of float32
+// are of each fourth column, see store_o_fp32.
 template <class T, int HEAD_DIM, bool QUADS = false>
 struct DqPiece {
     static constexpr int SIZE = 16 * 8, PIECES = HEAD_DIM / 8;

@@ -16,8 +16,8 @@ struct DecodeParams {
     int head_dim, head_dim_v;
     int splits;  // pieces of every unit; 0: as many as fit, or as the blocks' equal shares of all
                  // work fall
-    int slack;   // tiles by which an equal part of a unit may exceed so much of an equal share of
-                 // all work:
+    int slack;   // tiles that an equal part of a unit may have more than this part of an equal
+                 // share of all work:
     int spread;  // eighths of it
     int ends;    // tiles as which a unit's end counts in such a share
     Divisor group;      // query heads that share a KV head

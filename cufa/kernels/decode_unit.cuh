@@ -44,7 +44,7 @@ struct Unit {
     static __device__ int first_of(const ARGUMENTS& p, int keys) {
         return ARGUMENTS::LEFT_EDGE ? max(0, min(first_key_of(p, keys), keys - 1)) / BN : 0;
     }
-    // That the first query sees: none sees one before it.
+    // The first key that the first query sees: no query sees one before it.
     static __device__ int first_key_of(const ARGUMENTS& p, int keys) {
         return p.sees(Sequence{p.seq_q, keys}, 0).first;
     }

@@ -40,7 +40,7 @@ struct PairRows {
         return (place ^ (panel ^ swizzle(rows))) + rows * ROW_BYTES + bytes - panel;
     }
 
-    // Looks up where the rows of a tile begin. Those beyond the sequence are read as its last one.
+    // Looks up where the rows of a tile begin. Rows beyond the sequence are read as its last one.
     template <class At>
     static __device__ void aim(uint32_t tile, const OfPairs<T>& array, const Sequence& sequence,
                                const At& at) {
@@ -214,7 +214,7 @@ constexpr bool IS_SAME = false;
 template <class A>
 constexpr bool IS_SAME<A, A> = true;
 
-// Those of all parts that have any, one after the other from `place` on, a warp's own.
+// The tiles of all parts that have any, one after the other from `place` on, a warp's own.
 template <class SCORE, int BN>
 struct PairTiles;
 template <class... Parts, int BN>

@@ -15,7 +15,7 @@
 #include "softcap.cuh"
 #include "window.cuh"
 
-// The tiles of BN keys that some rows visit, the last first: [first, end). Those of [whole_first,
+// The tiles of BN keys that some rows visit, the last first: [first, end). Tiles in [whole_first,
 // whole_end) need no mask; with a right edge, each row that sees any key has seen one by then.
 struct KeyTiles {
     int first, end;

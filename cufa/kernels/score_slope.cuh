@@ -5,8 +5,8 @@
 #include "bias_sums.cuh"
 #include "score.cuh"
 
-// That of a part, from the score in front of it and the one behind it. A part of a caller's own has
-// a method `slope`; those that only add to a score, or hide keys, have none: it is 1.
+// The slope of a part, from the score in front of it and the one behind it. A caller's own part has
+// a method `slope`; parts that only add to a score, or hide keys, have none: it is 1.
 template <class Part, class = void>
 struct Slope {
     static constexpr bool ONE = true;

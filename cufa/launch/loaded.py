@@ -66,7 +66,7 @@ class Loaded:
     function : cupy.cuda.Function or Dependent
     device_id : int
     extras : Extras
-        Those of all its launches: arrays, or their shapes, strides and dtypes.
+        The extras of all its launches: arrays, or their shapes, strides and dtypes.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Loaded:
         problem : Problem
             Not empty, and with a scale that is not negative.
         shapes, strides : tuple of tuple of int
-            Those of q, k, v and the result: 4-D (batch, heads, seq, head_dim) arrays, which the
+            Of q, k, v and the result: 4-D (batch, heads, seq, head_dim) arrays, which the
             kernel takes as they are; strides in bytes.
         address : int
             The address of any such array, as the driver needs one; each launch has its own.

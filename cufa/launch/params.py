@@ -152,7 +152,7 @@ class ParameterLayout:
         Parameters
         ----------
         extras : Extras
-            Those of all launches.
+            The extras of all launches.
         """
         of_score = (
             (word, which if which < 0 else TENSORS + extras.place(which))
@@ -187,7 +187,7 @@ class ParameterLayout:
         of_plan : PlanNumbers
         problem : Problem
         strides : tuple of tuple of int
-            Those of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
+            Strides of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
         numbers : tuple of tuple of int
             Strides of the arrays that parts of the score read; see `cufa.problem.extras.placed`.
         table_stride : int

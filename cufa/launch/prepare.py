@@ -83,7 +83,7 @@ class Kind:
         The current device.
     planner : Planner
     extras : Extras
-        Those of one of them.
+        The extras of one of them.
     padded : bool
         Whether zeros follow the rows of K and V, up to whole chunks of `ALIGNMENT` bytes.
 
@@ -96,7 +96,7 @@ class Kind:
     has_block_mask : bool
         Whether a `cufa.BlockMask` says which tiles are visited.
     calls : dict
-        Those that came twice and are prepared, the oldest first.
+        Calls that came twice and are prepared, the oldest first.
     latest : tuple
         The key of the latest one that has been prepared, and the call.
     """

@@ -97,7 +97,7 @@ class Encoder:
             seq,
             groups,
             batches,
-            # That of an axis with one element is not used.
+            # The stride of an axis with one element is not used.
             of_head if pack > 1 else 16,
             of_seq if seq > 1 else 16,
             of_head * pack if groups > 1 else 16,

@@ -41,7 +41,7 @@ class Wanted(NamedTuple):
     dtype : str
         As NumPy writes it.
     lengths : tuple of int
-        Those of a bias along batch, heads, queries and keys; of others the shape.
+        The lengths of a bias along batch, heads, queries and keys; the shape of another array.
     """
 
     part: str
@@ -59,7 +59,7 @@ class ArraySums(NamedTuple):
     parameter : str
         The part's parameter that is their address.
     dtype : str
-        That of the gradient.
+        The dtype of the gradient.
     lengths : tuple of int
         The four axes of the gradient: of an array that no bias is, the last one has all.
     sums : tuple of int

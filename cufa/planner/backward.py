@@ -159,7 +159,7 @@ def backward_plan(
     maps : bool
         Whether TMA can describe Q, K, V and the gradient of the result as they are.
     forced : TemplateArguments, optional
-        Those of a kernel of products, in place of what its spec says.
+        Arguments of a kernel of products, in place of what its spec says.
     wanted : sequence of Wanted
         A bias, and arrays that a `score_mod` reads, to differentiate by.
     """

@@ -20,7 +20,7 @@ _BYTES_A_US = 3.5e6
 """Bytes that the kernels before and after the products read and write in a microsecond."""
 
 _MULTIPROCESSORS = 132
-"""Those of an H200, among which blocks are shared out."""
+"""Multiprocessors of an H200, among which blocks are shared out."""
 
 _OPERANDS = ("q", "k", "v", "d_out", "row_lse", "row_delta", "dq_sums", "dk", "dv")
 """Arrays that the products read or write at least once."""
@@ -73,8 +73,8 @@ def flops(problem: Problem, bm: int = 0, bn: int = 0) -> float:
     ----------
     problem : Problem
     bm, bn : int
-        Rows and keys of a tile. Those along an edge of what is seen are computed whole, so that
-        half of one counts in addition for each row there.
+        Rows and keys of a tile. Tiles along an edge of what is seen are computed whole, so that
+        half a tile counts in addition for each row there.
     """
     n = problem.sequences if problem.kv == "Varlen" else 1
     one = problem._replace(seq_q=-(-problem.seq_q // n), seq_kv=-(-problem.seq_kv // n))

@@ -25,7 +25,7 @@ class DecodePlan(NamedTuple):
     Attributes
     ----------
     variant, grid, block, smem_bytes, reason, expected_us
-        Those of `cufa.planner.plan.Plan`.
+        As in `cufa.planner.plan.Plan`.
     row_tiles, rows : int
         Tiles of the rows that share a K/V head, and rows of one that are used, at most.
     splits : int

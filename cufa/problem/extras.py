@@ -1,7 +1,7 @@
 """Arrays next to q, k and v, which parts of a score read: slopes, biases, masks, sinks.
 
 They are read where they are, with whatever strides. Along an axis that they lack, or of length 1,
-all is the same. Those that a caller's own expressions read may have any axes.
+all is the same. Arrays that a caller's own expressions read may have any axes.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Extras(NamedTuple):
     arrays : tuple
         All of `cufa.features.parts.ARRAYS`, or nothing if there is none of them.
     lengths : tuple
-        Those that say how long sequences are, and where: ``lengths_k`` and ``lengths_q``; or
+        Arrays that say how long sequences are, and where: ``lengths_k``, ``lengths_q``; or
         ``cu_seqlens_q``, ``cu_seqlens_k`` and ``seqused_k``; or the lengths and the block table of
         `decode`.
     mods : tuple
-        Those that the caller's own functions read.
+        Arrays that the caller's own functions read.
     seed : int or None
         The seed of a dropout.
     """
@@ -118,7 +118,7 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
         Axes of q.
     sizes : mapping
     shape, strides : tuple of int
-        Those of the array.
+        Shape and strides of the array.
 
     Returns
     -------
@@ -258,7 +258,7 @@ def parse_beside(
     ndim, sizes
         As in `steps`.
     xp : module
-        That q, k and v belong to.
+        The module that q, k and v belong to.
 
     Returns
     -------

@@ -73,9 +73,9 @@ def check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleTy
     array : array
         Integers, on the host or where `xp` is.
     shape : tuple of int
-        That is needed.
+        The shape that is needed.
     xp : module
-        That q belongs to.
+        The module that q belongs to.
     """
     module = module_of(name, array)
     if module is not np and xp is np:
@@ -119,7 +119,7 @@ def parse_offsets(
     totals : mapping
         Rows that there are, by the names of the first two.
     xp : module
-        That q belongs to.
+        The module that q belongs to.
 
     Returns
     -------

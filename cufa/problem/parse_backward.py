@@ -133,12 +133,12 @@ def check_results(
     Parameters
     ----------
     results : mapping
-        Those three, by name.
+        dout, out and lse, by name.
     q : array
     shapes : tuple
-        That the result and its log-sum-exp have.
+        Shapes of the result and its log-sum-exp.
     xp : module
-        That all arrays belong to.
+        The module that all arrays belong to.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def check_gradients(
     inputs : mapping
         All arrays that the call reads, by name; q, k and v among them.
     xp : module
-        That all arrays belong to.
+        The module that all arrays belong to.
 
     Raises
     ------

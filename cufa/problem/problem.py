@@ -361,7 +361,7 @@ def check_shapes(
     q, k, v : tuple of int
         (batch, heads, seq, head_dim); of "Paged", k and v are (pages, heads, page_size, head_dim).
     shown : tuple of tuple of int, optional
-        Those of q, k and v that errors quote, if the caller's are others.
+        Shapes of q, k and v that errors quote, if the caller's are others.
     table : tuple of int, optional
         Shape of the block table of "Paged".
 

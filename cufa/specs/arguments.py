@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 NUMBERS = ("head_dim", "head_dim_v", "bm", "bn", "stages", "warps", "blocks_per_sm")
-"""Those of every kernel that are numbers, in order."""
+"""The arguments of every kernel that are numbers, in order."""
 
 SWITCHES = ("ping_pong", "unified", "whole")
-"""Those that some kernels have, and that are true or false."""
+"""The arguments of some kernels that are true or false."""
 
 
 class TemplateArguments(NamedTuple):

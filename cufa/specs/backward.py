@@ -52,10 +52,10 @@ THREADS = 256
 """Threads of a block of the kernels before and after the products."""
 
 HeadDims = tuple[int, int]
-"""Those of Q and K, and of V and O."""
+"""Head dims of Q and K, and of V and O."""
 
 Tiles = Mapping[HeadDims, tuple[TileShape, ...]]
-"""By padded head dims, of which a problem takes the first that hold its own.
+"""Tiles by padded head dims: a problem takes the first that hold its own.
 
 The second tile, where there is one, is for scores that take more registers, see
 `BackwardSpec.is_large`.
@@ -130,7 +130,7 @@ class BackwardSpec(NamedTuple):
     splits_groups : bool
         Whether several blocks can share the query heads of a tile of keys.
     gradients : tuple of str
-        Those that it computes.
+        The gradients that it computes.
     differentiates : bool
         Whether it takes scores whose parts have derivatives, and weights that are dropped.
     sums_arrays : bool
@@ -220,7 +220,7 @@ def around(kernel: str, v: TemplateArguments, *more: int, smem_bytes: int = 0) -
     ----------
     kernel : str
     v : TemplateArguments
-        Those of the products.
+        The arguments of the products.
     *more : int
         Its own numbers behind the head dim.
     smem_bytes : int

@@ -173,7 +173,7 @@ def work(
     """Return what a problem asks of a variant.
 
     With a causal mask, tiles come longest first; their lengths fall evenly to that of the shortest.
-    Those of one wave that share a multiprocessor differ. In several waves, each place draws its
+    Tiles of one wave that share a multiprocessor differ. In several waves, each place draws its
     next tile when it is free, so that all have their share; but for the longest tile, which may be
     more, and for as many as there are waves, of the length that the last wave begins with.
 

@@ -19,7 +19,7 @@ WGMMA_WIDTHS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
 # 64 rows a warpgroup, and four warps that fetch. Where V is narrow three warpgroups share a tile's
 # K and V; from 192 columns on registers hold O of two. Tiles of fewer rows read K and V for fewer,
 # and fewer other products run under a warpgroup's softmax, but they waste less: on the edge of a
-# causal mask, on rows that a tile has and the problem has not, and on the last wave. Those of 64
+# causal mask, on rows that a tile has and the problem has not, and on the last wave. Tiles of 64
 # rows come as two or more blocks a multiprocessor; from 192 columns on only one fits, alone with
 # its softmax. Which are chosen from, and which is fastest for a problem, follows from their costs.
 _TILES: Tiles = {

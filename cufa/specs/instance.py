@@ -17,9 +17,9 @@ class Instance(NamedTuple):
     dtypes : tuple of str
         The template arguments that are element types, which come first.
     arguments : tuple of (bool or int)
-        Those that are numbers, and come next.
+        The arguments that are numbers, and come next.
     score : tuple of str
-        Those that are parts of a score.
+        The arguments that are parts of a score.
     kv : str
         How Q, K and V are found, of a kernel that takes a score and this as its last arguments.
     smem_bytes : int

@@ -14,7 +14,7 @@ LENGTHS = {
         *(Parameter(name, "i4") for name in ("sequences", "max_seqlen_q", "max_seqlen_k")),
     ),
 }
-"""Those where sequences differ in length; 64 bits are the address of an array of that name."""
+"""Kinds of K and V where sequences differ in length; 64 bits are the address of that array."""
 
 DIVISOR = [("multiplier", "u4"), ("shift", "i4"), ("divisor", "i4")]
 """The fields of ``Divisor`` in ``kernels/divisor.cuh``."""

@@ -13,7 +13,7 @@ class Ring(NamedTuple):
     bn, stages : int
         Keys of a tile, and tiles of a ring.
     warps : int
-        Those of the block.
+        Warps of the block.
     team : int
         How many of its warps share a ring.
     """

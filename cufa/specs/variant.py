@@ -46,7 +46,7 @@ def _value(text: str) -> int:
 class Variant(TemplateArguments):
     """One template instantiation, its arguments by name.
 
-    Those between the type and the score are the kernel's `cufa.specs.spec.Spec.arguments`.
+    The arguments between the type and the score are the kernel's `cufa.specs.spec.Spec.arguments`.
 
     Attributes
     ----------

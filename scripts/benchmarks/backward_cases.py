@@ -49,7 +49,7 @@ class Case(NamedTuple):
     window : int or None
         Keys that a query sees, its own the last.
     lengths : tuple of int
-        Those of sequences packed one after the other; none where all are as long as the cell says.
+        Lengths of packed sequences; none where all are as long as the cell says.
     model : str
         Forward pass and gradients in one call, in a shape of this model.
     """

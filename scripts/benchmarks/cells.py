@@ -26,7 +26,7 @@ HEAD_DIMS = (
     (192, 192),
     (256, 256),
 )
-"""Those of Q and K, and of V, in the table of head dims."""
+"""Head dims of Q and K, and of V, in their table."""
 
 SCORES = ("normal", "sharp", "rising")
 """Data of a prefill, gqa or fp32 table: Q and K normal, with deviation 1; Q 8 times that, so

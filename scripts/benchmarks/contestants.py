@@ -63,7 +63,7 @@ class Ready(NamedTuple):
         speeds : mapping of str to float
             The figure of cufa and of each peer.
         replayed : collection of str
-            Those that were timed by graph replay.
+            Contestants that were timed by graph replay.
         unit : str
             Unit of the figures.
         """

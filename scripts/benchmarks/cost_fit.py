@@ -23,13 +23,13 @@ from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 KERNEL = "fa3_wgmma"
-"""Whose costs are measured."""
+"""The kernel whose costs are measured."""
 
 CHOSEN = 18
 """Variants at most of a pair of head dims, with and without a mask."""
 
 DTYPE = "bfloat16"
-"""In which they are measured."""
+"""The dtype of the measurements."""
 
 MOST_SPILLED = 80
 """Bytes a thread: registers that are not looked at in each tile of keys."""
@@ -85,8 +85,8 @@ def work_of(row: Row, shape: TileShape, gpu: device.Device) -> Work:
 def fitted(rows: Sequence[Row], gpu: device.Device) -> dict[TileShape, Cost]:
     """Return the costs of all variants of some rows, which have one key.
 
-    Those that differ only in the keys of a tile, and in stages, and have as many slots of Q, are a
-    family: their costs are proportional to keys, or have a constant part beside, and are found
+    Variants that differ only in the keys of a tile and in stages, and have as many slots of Q, are
+    a family: their costs are proportional to keys, or have a constant part too, and are found
     together. A factor says how each differs from its family.
     """
     families: dict[tuple[int, int, bool, int], list[TileShape]] = {}
@@ -194,7 +194,7 @@ class Forecast(NamedTuple):
         Parameters
         ----------
         names : iterable of str, optional
-            Those that can be chosen; all by default.
+            Variants that can be chosen; all by default.
         """
         some = self.predicted if names is None else [x for x in names if x in self.predicted]
         if not some:

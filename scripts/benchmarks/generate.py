@@ -201,7 +201,7 @@ def rows(
     peers : iterable of str
         Keys of `PEERS`.
     rounds : int
-        In which contestants take turns, after one to warm up.
+        Rounds in which contestants take turns, after one to warm up.
     read_gbs : float
         Bandwidth of reading, measured in the same run.
     """

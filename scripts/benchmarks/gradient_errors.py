@@ -31,8 +31,8 @@ class Arrays(Protocol):
 def max_errors(xp: Any, data: Arrays, results: dict[str, Any]) -> dict[str, float]:
     """Return the largest error of each contestant's dq, dk and dv; NaN where one is there.
 
-    An error is by the largest number of the gradient. Those of the first and the last head of K and
-    V are checked, and of queries that share it; where sequences have lengths, of the first of them.
+    An error is by the largest number of the gradient. The first and the last head of K and V are
+    checked, and the queries that share each; where sequences have lengths, of the first of them.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def gradients(
     ----------
     xp : module
     dout, q : array, shapes (heads, seq, dv) and (heads, seq, d)
-        Those of the query heads that share it.
+        Arrays of the query heads that share it.
     k, v : array, shapes (seq, d) and (seq, dv)
     scale : float
     **options

@@ -34,7 +34,7 @@ def medians(
     batch : callable
         Called for each round. A choice that all its calls share is made once for a batch.
     batches : int
-        That count, behind those that warm up.
+        Batches that count, after those that warm up.
     synchronize : callable
         Waits for the GPU.
     """

@@ -50,7 +50,7 @@ def rows(
     """Yield a result row a shape that cufa can run, and print a line for each.
 
     Times are those of the GPU, by replay. Keys and values that are a call's own were written just
-    before in a model, and are in L2 here, too, as far as they fit. Those of a cache are old: calls
+    before in a model, and are in L2 here, too, as far as they fit. A cache's are old: calls
     take as many sets of operands in turn as keep them out of it.
 
     Parameters

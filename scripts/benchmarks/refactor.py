@@ -146,7 +146,7 @@ class Refactor:
         names : iterable of str
             Names in `benchmarks.cells.FAMILIES`.
         head_dims : sequence of int, optional
-            Those of the tables by default.
+            By default the head dims of the tables.
         seqs : sequence of int
         """
         l2_bytes = devices.current().l2_bytes

@@ -43,9 +43,9 @@ class Regret:
     ----------
     cells : sequence of Cell
     seed : int
-        Which drew them.
+        The seed that drew the cells.
     kernels : sequence of str, optional
-        Whose variants are explored; by default that which the planner takes.
+        Kernels whose variants are explored; by default the one that the planner takes.
 
     Attributes
     ----------

@@ -15,7 +15,7 @@ class Experts(NamedTuple):
     ----------
     router : Linear
     gate_up, down : Linear
-        Those of all experts, one below the other.
+        Matrices of all experts, one below the other.
     chosen : int
         Experts that a token takes.
     gate : str

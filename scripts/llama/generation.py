@@ -14,7 +14,7 @@ from llama.model import Llama
 from llama.sampling import Sampler, Settings
 
 #: Tokens of a prompt that pass the network together: enough to fill a GPU, and no more memory
-#: than activations of so many.
+#: than the activations of this number.
 PREFILL_TOKENS = 8192
 
 

@@ -91,8 +91,8 @@ class Llama:
         `numpy` or `cupy`.
     config : Config
     matrices : dict
-        Those of the layers, the embedding and the head by the names of `tensor_shapes`, as views;
-        without those of experts.
+        Matrices of the layers, the embedding and the head, without those of experts, as views, by
+        the names of `tensor_shapes`.
     idle : Decoder or None
         The last decoder, if nobody uses it.
 

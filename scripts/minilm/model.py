@@ -128,8 +128,8 @@ class MiniLM:
     ) -> Array:
         """Return one embedding a sentence: the mean of its last hidden states, of length 1.
 
-        A sentence is cut after 256 tokens, as the model's configuration says. Those of a batch
-        follow each other, so none is padded and none sees another.
+        A sentence is cut after 256 tokens, as the model's configuration says. Sentences of a
+        batch follow each other, so none is padded and none sees another.
 
         Parameters
         ----------

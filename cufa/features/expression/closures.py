@@ -18,7 +18,7 @@ from cufa.arrays import Array
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _FIXED = (BuiltinFunctionType, np.ufunc, type(np.where))
 _MODULES = frozenset(("builtins", "numpy", "cupy", "math", "operator", "ml_dtypes"))
-"""Whose attributes nobody changes, nor those of their types."""
+"""Modules: nobody changes their attributes, nor those of their types."""
 
 
 class Closure(NamedTuple):

@@ -86,13 +86,13 @@ def of_graph(
     root : int
         A score in natural units, or whether a query sees a key.
     arrays : sequence of ReadArray
-        Those that nodes name by their numbers.
+        The arrays that nodes name by their numbers.
     tilt : Tilt, optional
         The growth of a score that grows evenly from key to key.
     slope : int, optional
         The derivative of the score by what it was before; None for 1.
     elements : sequence of Element
-        By which the score is differentiated, too.
+        Elements by which the score is differentiated, too.
     """
     names = {array.number: f"a{i}" for i, array in enumerate(arrays)}
     differentiated = 1 + max((element.sums for element in elements), default=-1)

@@ -21,7 +21,7 @@ def derivative(graph: Graph, root: int, leaf: int) -> int:
     Parameters
     ----------
     graph : Graph
-        To which the nodes of the derivative are added; equal ones are shared with the expression.
+        Gets the nodes of the derivative; equal nodes are shared with the expression.
     root : int
         The node that is differentiated.
     leaf : int

@@ -32,7 +32,7 @@ def evaluated(
     inputs : mapping
         Values of the nodes without operands, by name: of the score and of the pair.
     arrays : sequence of ndarray
-        Those that nodes name by their numbers.
+        The arrays that nodes name by their numbers.
     """
     values: dict[int, Any] = {}
     with np.errstate(all="ignore"):

@@ -39,7 +39,7 @@ class Own(NamedTuple):
     parts : tuple of str
         Parts of the score; a function that changes nothing has none.
     arrays : tuple of array
-        That they read, in order.
+        Arrays that the parts read, in order.
     names : tuple of str
         Names of these arrays in messages.
     sums : tuple of str

@@ -36,7 +36,7 @@ class Tensor(NamedTuple):
     place : slice
         The place of its bytes.
     row_bytes : int
-        Those of the last axis.
+        Bytes of the last axis.
     """
 
     shape: tuple[int, ...]

@@ -14,7 +14,7 @@ _PATTERNS = {
     "llama-bpe": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_OTHERS}",
 }
 
-#: Those that cut as GPT-2 does; "smollm" takes each digit by itself.
+#: Pre-tokenizers that cut as GPT-2 does; "smollm" takes each digit by itself.
 _AS_GPT2 = ("gpt-2", "smollm")
 
 
