@@ -112,7 +112,8 @@ def attention(
     window : tuple of int or None, (left, right)
         Query i sees the keys from i + sk - sq - left to i + sk - sq + right only. Bounds are 0 or
         more; None is no bound (flash-attn's -1).
-        With a causal mask, those that both let it see. Tiles of keys that none sees take no time.
+        With a causal mask, it sees the keys that both allow. Tiles of keys that no query sees take
+        no time.
     attention_chunk : int, optional
         Query i stands at position p = i + sk - sq and sees the keys j of its own chunk only:
         j // attention_chunk == p // attention_chunk. Division rounds down, so a query before the
@@ -126,9 +127,9 @@ def attention(
         ``-slope * |i + sk - sq - j|`` is added to the score of query i and key j, after the softcap
         (ALiBi, Press et al. 2022).
     bias : array, broadcastable to (b, hq, sq, sk)
-        Is added to the scores after that: float16, bfloat16 or float32. It and `mask` have the
-        axes (b, sq, sk) with 3-D arrays, and (sq, sk) with 2-D ones, whatever the layout, or all
-        four, of which those that q lacks have length 1.
+        Added to the scores after ALiBi: float16, bfloat16 or float32. It and `mask` have the axes
+        (b, sq, sk) with 3-D arrays, and (sq, sk) with 2-D ones, whatever the layout; or all four
+        axes, with length 1 for those that q lacks.
     mask : array of bool, broadcastable to (b, hq, sq, sk)
         True where a query sees a key, unless another mask hides it. Or uint8, eight keys a byte as
         `numpy.packbits` packs the last axis, which then is not broadcast; of an element a key,
@@ -149,18 +150,19 @@ def attention(
         whole the function is not called. The mask's function need not be given again, and another
         one may not. Other masks and lengths may be given, too.
     lengths_k : array, shape (b,), of integers
-        How many keys each sequence has, 0 to sk: those behind them are no keys, and masks and
-        ALiBi's distances are aligned to the last one that there is. On the device, where nothing
-        is read back, or on the host; what is not contiguous int32 on the device is converted
-        first. Beyond sk, lengths on the device count as sk.
+        How many keys each sequence has, 0 to sk. Keys behind them do not count, and masks and
+        ALiBi's distances are aligned to the last key that counts. The array is on the host or on
+        the device, where nothing is read back; there it is converted first unless it is
+        contiguous int32. Beyond sk, lengths on the device count as sk.
     lengths_q : array, shape (b,), of integers
         How many queries each sequence has, 0 to sq, likewise; with or without `lengths_k`. Query i
         of sequence n then stands at key i + lengths_k[n] - lengths_q[n], in place of i + sk - sq.
         Rows behind them are 0, and -inf in the log-sum-exp; what q holds there does not matter.
         A batch that is padded on the right, of as many queries as keys, takes one array for both.
     dropout_p : float
-        How many of the weights are dropped at random, the others being divided by 1 - dropout_p
-        (Dao et al. 2022, algorithm 2): 0 or more, and less than 1. `cufa.dropout_mask` says which.
+        The share of the weights that is dropped at random; the others are divided by 1 - dropout_p
+        (Dao et al. 2022, algorithm 2). 0 or more, and less than 1. `cufa.dropout_mask` says which
+        weights are kept.
     seed : int, optional
         Needed for a dropout, 0 to 2^64 - 1. The same seed drops the same weights, whatever runs:
         give each layer and step a seed of its own.
@@ -176,8 +178,8 @@ def attention(
     batch_invariant : bool
         Whether a sequence gives the same bits alone and in any batch: the variant, and the number
         of parts that keys are cut into, are then those of a batch of one. Few queries with many
-        keys need memory for the parts' results then, at most about as much as k and v take. What
-        names the sequence, a dropout or a function of `b`, still tells them apart.
+        keys need memory for the parts' results then, at most about as much as k and v take. A
+        dropout and a function of `b` still depend on the sequence's place in the batch.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32") or one instantiation, which
         caps scores as its name says; GPU only.
@@ -208,7 +210,7 @@ def attention(
     -----
     The method is FlashAttention-2 (Dao 2023, algorithm 1); for 16-bit arrays on Hopper it is
     FlashAttention-3 (Shah et al. 2024, algorithm 2). "fa1_fp32" is FlashAttention-1 (Dao et al.
-    2022, algorithm 1). Few queries with many keys run as those of `cufa.decode`
+    2022, algorithm 1). Few queries with many keys run as in `cufa.decode`
     where that is faster; ``docs/guide/numerics.md`` says when.
 
     ``docs/guide/numerics.md`` says where infinities and NaN go, and how large scores may be;

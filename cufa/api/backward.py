@@ -81,7 +81,7 @@ def attention_backward(
         The results of `attention` with ``return_lse=True`` and the same other arguments.
     wrt : tuple of str
         Arrays to differentiate by: some of "q", "k", "v", "bias" and "sinks", and of the
-        names of arrays of floats that `score_mod` reads. Others are not computed.
+        names of arrays of floats that `score_mod` reads. Other gradients are not computed.
     causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
         As in `attention`.
     score_mod : function, optional
@@ -93,14 +93,14 @@ def attention_backward(
         same weights.
     dq, dk, dv : array, optional
         Where gradients go: of the shapes and the dtype of q, k and v, sharing no memory with other
-        arrays of the call. For what is in `wrt`.
+        arrays of the call. Only for arrays in `wrt`.
     deterministic : bool
         Whether two identical calls give the same bits. On the CPU they always do. On a GPU, tiles
         of keys then add to dq in a fixed order; dk and dv are the same bits in any case. Blocks
         that add to the same elements of the gradient of a bias wait for each other, and with an
         array that `score_mod` reads, all blocks do: such a call takes many times as long.
     kernel : str or Variant, optional
-        None: a dtype has one kernel of gradients.
+        None only: the kernels of gradients cannot be chosen.
 
     Returns
     -------
@@ -128,8 +128,8 @@ def attention_backward(
     into a CUDA graph takes that of a call before it on that stream.
 
     On a GPU, weights come from the log-sum-exp in float32. It has an error of 2^-24 of itself,
-    which is a relative error of the weights: of rows all of whose scores are beyond some 10^4 in
-    magnitude, it shows. A row of n scores of -1e9 has n times the gradients that it should have:
+    which is a relative error of the weights: it shows in rows all of whose scores exceed some 10^4
+    in magnitude. A row of n scores of -1e9 has n times the gradients that it should have:
     there, hide the row by a mask instead, which gives it none.
 
     ``docs/guide/gradients.md`` gives both functions to a library that differentiates.

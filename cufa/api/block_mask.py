@@ -36,14 +36,14 @@ class BlockMask:
     mask_mod : function or str
         Says which pairs are seen.
     kinds : array of uint8, (batch, heads, rows of tiles, columns of tiles)
-        0 where a tile is hidden, 2 where all of its pairs are seen, 1 where some are. Along the
-        first two axes of length 1 where the mask is the same for all.
+        0 where a tile is hidden, 2 where all of its pairs are seen, 1 where some are. The
+        first two axes have length 1 where the mask is the same for all.
     block : tuple of int
         Queries and keys of a tile.
     seq_q, seq_kv : int
         Lengths; the last tiles may have fewer.
     key : tuple
-        Shape of `kinds`, `block`, `seq_q` and `seq_kv`: what a call is remembered by.
+        Shape of `kinds`, `block`, `seq_q` and `seq_kv`, by which a call is remembered.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class BlockMask:
         seq_q, seq_kv : int
             Queries and keys.
         block : tuple of int
-            Queries and keys of a tile: 16 to 1024, best powers of two, as those of the kernels are
-            then. Small ones leave out more; large ones are fewer.
+            Queries and keys of a tile: 16 to 1024, best powers of two, as the kernels' tiles are.
+            Small tiles leave out more; large ones are fewer.
         xp : module
-            `numpy` or `cupy`, of the arrays that `attention` is called with; with `cupy`, on the
+            `numpy` or `cupy`, as the arrays that `attention` is called with; with `cupy`, on the
             current device and stream.
 
         Raises
@@ -191,7 +191,7 @@ def mask_mod_of(block_mask: object, mask_mod: object) -> Any:
     Raises
     ------
     TypeError
-        `block_mask` is none.
+        `block_mask` is no `BlockMask`.
     ValueError
         The call names another function.
     """

@@ -95,7 +95,7 @@ def decode(
         Values, of q's dtype.
     lengths : array, shape (b,), optional
         Keys in use, those of these queries included: 0 to the capacity, which is also the default.
-        Not to be changed while a call that reads them still runs, by another stream.
+        Another stream must not change them while a call that reads them runs.
         Query i of sq is at position lengths - sq + i of its sequence. Integers on the device or in
         a NumPy array. The kernel reads a contiguous int32 array of the device where it is, in each
         replay of a captured call; others are converted first.
@@ -104,8 +104,8 @@ def decode(
         Entries beyond the length may be anything. Sequences may share pages. One page a sequence,
         of the cache's capacity, picks sequences from a larger contiguous cache.
     causal : bool
-        Query i sees the keys j <= i + lengths - sq only; else it sees all in use, as in a prefix
-        that is not its own, see `merge`.
+        Query i sees the keys j <= i + lengths - sq only. If False, it sees all keys in use, as in a
+        prefix that is not its own; see `merge`.
     window : tuple of int or None, (left, right)
         Query i sees the keys from i + lengths - sq - left to i + lengths - sq + right only; None is
         no bound. Keys in front of all windows are not read, nor are their pages.
@@ -162,14 +162,15 @@ def decode(
         range and pages that do not exist give results that mean nothing, and no read outside the
         caches.
     RuntimeError
-        A call is captured into a CUDA graph, and none of its size was made before outside of one.
+        A call is captured into a CUDA graph, and no call of its size was made before outside of a
+        graph.
     CompileError
         NVRTC refused a kernel.
 
     Notes
     -----
     On the GPU: split keys and reduction as in Flash-Decoding (Dao, Haziza, Massa and Sizov 2023);
-    the query heads of a KV head as the rows of one product, as the flat ones of FlashDecoding++
+    the query heads of a KV head as the rows of one product, like the flat ones of FlashDecoding++
     (Hong et al. 2023, section 4), and its unified maximum (section 3) with `unified_max`; pages as
     in PagedAttention (Kwon et al. 2023).
 

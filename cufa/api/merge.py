@@ -30,7 +30,7 @@ def merge(
     layout: Layout = "bhsd",
     out: AnyArray | None = None,
 ) -> tuple[ArrayT, ArrayT]:
-    """Merge attentions of the same queries over disjoint sets of keys into that over all of them.
+    """Merge attentions of the same queries over disjoint sets of keys into one over all keys.
 
     Parameters
     ----------
@@ -39,7 +39,8 @@ def merge(
         in float16, bfloat16 (`ml_dtypes.bfloat16`) or float32. 3-D (b, s, dv) and 2-D (s, dv)
         results stand for missing axes, as there. dv is 1 to 256. Any strides.
     lses : sequence of arrays (b, h, s), or array with the parts along its first axis
-        Their log-sum-exps, natural logarithms, float32, as many; without the axes that outs miss.
+        Their log-sum-exps, natural logarithms, float32, one for each of `outs`, without the
+        axes that these miss.
     layout : {"bhsd", "bshd"}
         Order of the axes of 4-D results; log-sum-exps are (b, h, s) in either.
     out : array, optional
@@ -59,23 +60,23 @@ def merge(
         Dtypes that are not supported or not the same, objects that are no arrays, NumPy mixed with
         CuPy.
     ValueError
-        No parts, or not as many of both; shapes, layout, devices or `out` that do not fit.
+        No parts, or not as many `outs` as `lses`; shapes, layout, devices or `out` that do not fit.
     CompileError
         NVRTC refused a kernel.
 
     Notes
     -----
-    A part whose log-sum-exp is -inf has seen no key, and its result is not read; where all are so,
-    the result is 0 and -inf. Parts of a log-sum-exp of +inf outweigh all others, each as much as
-    the other. NaN makes NaN. A log-sum-exp near -1e9, of a row that a bias hides in a part, is
-    rounded to multiples of 64 in float32: right next to a part with usual scores, which takes all
-    weight; but where a row is so in all parts, how many keys each has does not count. Hide keys by
-    `mask`, whose log-sum-exp is -inf. Sinks of `attention` and `decode` belong into one part only.
-    The formula is that of FlashAttention-2 (Dao 2023, section 2.3.1).
+    A part whose log-sum-exp is -inf has seen no key, and its result is not read. If all are -inf,
+    the result is 0 and -inf. Parts whose log-sum-exp is +inf outweigh all others, and share the
+    weight evenly. NaN makes NaN. A log-sum-exp near -1e9, of a row that a bias hides in a part, is
+    rounded to multiples of 64 in float32. The result is right if another part has usual scores,
+    which take all weight; if all parts hide the row so, their numbers of keys do not count. Hide
+    keys by `mask`, whose log-sum-exp is -inf. Give `sinks` to one part only. The formula is that of
+    FlashAttention-2 (Dao 2023, section 2.3.1).
 
     Examples
     --------
-    A prefix that sequences share, and what each has for itself:
+    A prefix that sequences share, and keys that each has for itself:
 
     >>> import numpy as np, cufa
     >>> q = np.ones((3, 8, 1, 64), np.float32)

@@ -90,7 +90,7 @@ class Rotary(RotaryTables):
             Factor of cosines and sines, such as YaRN's.
         interleaved : bool
         xp : module
-            `numpy` or `cupy`: of the tables.
+            `numpy` or `cupy`: the kind of the tables.
 
         Returns
         -------
@@ -223,8 +223,8 @@ class Rotary(RotaryTables):
         Notes
         -----
         Computed in float32 and rounded once, with the kernel that writes to caches: the bits are
-        those of `KVCache.append`. Tokens stay as they are where positions on the device are none
-        of the tables.
+        those of `KVCache.append`. Tokens whose positions on the device are beyond the tables stay
+        as they are.
 
         Sequences that follow each other, (total, h, d) as `cufa.attention_varlen` takes them, are
         ``rotary.apply(x[None], positions[None], layout="bshd")[0]``.

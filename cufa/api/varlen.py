@@ -118,9 +118,9 @@ def attention_varlen(
     cu_seqlens_q, cu_seqlens_k : array, shape (sequences + 1,), of integers
         Sequence i has the rows from cu_seqlens[i] to cu_seqlens[i + 1] - 1: the first number is 0,
         and none is less than the one before it, nor more than there are rows. On the host, the last
-        one of `cu_seqlens_q` must be the number of queries. On the device, what is not contiguous
-        int32 is converted first, and offsets that are otherwise give some result, but read and
-        write nothing outside of the arrays. There may be no sequences.
+        one of `cu_seqlens_q` must be the number of queries. On the device, an array that is not
+        contiguous int32 is converted first; offsets that break these rules give results that mean
+        nothing, but no access outside of the arrays. There may be no sequences.
     max_seqlen_q, max_seqlen_k : int, optional
         0 or more: the longest sequence's queries and keys, or more; needed with `bias` and `mask`
         only. Where offsets on the device exceed them, the first queries and keys of a sequence
@@ -164,7 +164,7 @@ def attention_varlen(
 
     Notes
     -----
-    The method is that of `cufa.attention`. Variants are chosen as for as many sequences of the
+    The method is that of `cufa.attention`. Variants are chosen as if all sequences had the
     average length. Offsets on the device may leave out queries: one small kernel more then looks
     for them, unless `out` is given and no log-sum-exp asked for.
 
@@ -252,8 +252,8 @@ def explain_varlen(
     Returns
     -------
     cufa.planner.plan.Plan or cufa.cpu.attention.Plan
-        As in `cufa.explain`. `expected_us`, and the tiles of a plan for NumPy arrays, are those of
-        as many sequences of the average length.
+        As in `cufa.explain`. `expected_us`, and the tiles of a plan for NumPy arrays, are as
+        if all sequences had the average length.
 
     Raises
     ------

@@ -34,8 +34,8 @@ class Cache:
 
     ``cache[2:5]`` is a view of sequences 2 to 4, and can do what the whole can, but for `fork`,
     `allocate` and `free`. `copy.copy`, `copy.deepcopy` and `pickle` make a cache that has memory
-    of its own, on the current device where it is of CuPy; a view takes the whole cache along. They
-    cannot be captured into a CUDA graph.
+    of its own, with CuPy on the current device; a view takes the whole cache along. They cannot be
+    captured into a CUDA graph.
     """
 
     def __init__(self, store: Store, rows: slice) -> None:
@@ -105,20 +105,20 @@ class Cache:
     def lengths(self) -> Array:
         """Tokens that each sequence has, (sequences,) int32 on the device: always the same memory.
 
-        Not to be written to.
+        Do not write to it.
         """
         return self._store.device[1, self._rows]
 
     @property
     def host_lengths(self) -> np.ndarray:
-        """The same on the host: a copy, known without waiting for the device."""
+        """The lengths on the host: a copy, known without waiting for the device."""
         return self._ends.copy()
 
     @property
     def block_table(self) -> Array:
         """The pages of each sequence, (sequences, pages a sequence) int32; None if not paged.
 
-        Always the same memory on the device, not to be written to.
+        Always the same memory on the device. Do not write to it.
         """
         return None if self._store.table is None else self._store.table[self._rows]
 
@@ -233,8 +233,8 @@ class Cache:
         Raises
         ------
         TypeError, ValueError
-            Lengths that are no integers, negative or not as many as sequences, or of which a
-            sequence has fewer; nothing has changed.
+            Lengths that are no integers, negative, not as many as sequences, or more than a
+            sequence has; nothing has changed.
         RuntimeError
             The current stream is being captured into a CUDA graph.
         """
@@ -368,7 +368,7 @@ class Cache:
         Raises
         ------
         TypeError, ValueError, CacheFullError, RuntimeError
-            As in both; nothing has changed then.
+            As in `extend` and `write`; nothing has changed then.
         """
         if self._store.layers != 1:
             raise ValueError(
@@ -524,8 +524,8 @@ class Cache:
         ------
         TypeError, ValueError, RuntimeError, CompileError
             As `cufa.decode`. ValueError also where no sequence has a token, or where the layer
-            misses tokens that `extend` has made room for; neither in a capture, and the latter not
-            once a `write` has been captured, as replays write.
+            misses tokens that `extend` has made room for. Neither is checked in a capture, and the
+            latter no more once a `write` has been captured, as replays write.
 
         Notes
         -----

@@ -56,7 +56,7 @@ class KVCache(Cache):
 
     A step of a model is `extend`, which advances the lengths, and in each layer `write` and
     `decode`. With a single layer, `append` is `extend` and `write`. Lengths are kept on the host,
-    and sent to the device by what changes them: nothing waits for the device, and storage and
+    and sent to the device by calls that change them: nothing waits for the device, and storage and
     lengths stay at their addresses. So a CUDA graph of `write` and `decode` is right in each
     replay, if `extend` is called before it.
 
@@ -100,8 +100,8 @@ class KVCache(Cache):
     def fork(self, sequence: int) -> int:
         """Copy the tokens of a sequence to the first one that has none.
 
-        A prompt that is gone on from several times is computed once. For a shorter prefix,
-        `truncate` the new one.
+        A prompt that several sequences continue is computed once. For a shorter prefix, `truncate`
+        the new sequence.
 
         Parameters
         ----------
@@ -110,7 +110,7 @@ class KVCache(Cache):
         Returns
         -------
         int
-            The number of the one that has got them.
+            The number of the sequence that has the copy.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class KVCache(Cache):
 
         Notes
         -----
-        The copy is in new memory: `PagedKVCache` shares pages in its place.
+        The tokens are copied. `PagedKVCache` shares pages instead.
         """
         self._store.refuse_capture("fork")
         check_sequence(sequence, self._store.in_use)

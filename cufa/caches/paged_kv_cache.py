@@ -28,12 +28,12 @@ class PagedKVCache(Cache):
     page_size : int
         Tokens of a page: any number.
     sequences : int
-        At the same time, at most; they have numbers from 0 on.
+        Sequences at the same time, at most; they have numbers from 0 on.
     heads_kv : int
     head_dim : int
     pages_per_sequence : int, optional
-        At most: the width of the block table; `pages` by default. A sequence has room for that many
-        times `page_size` tokens.
+        Pages of a sequence at most, the width of the block table; `pages` by default. A sequence
+        has room for `page_size` tokens a page.
     head_dim_v, dtype, layers, layout, rotary, xp
         As in `KVCache`.
 
@@ -48,10 +48,9 @@ class PagedKVCache(Cache):
     heads_kv, head_dim), as `layout` says, and its values the same with `head_dim_v`; see `layer`
     and `block_table`. Lengths and CUDA graphs are as in `KVCache`.
 
-    Numbers that are not allocated have the length 0: their rows of what is written are left out,
-    and what they decode is 0. So a batch is always all numbers, or a range of them, and one CUDA
-    graph serves whoever is in it. A batch of which no number is allocated is refused, but in a
-    capture.
+    Numbers that are not allocated have the length 0: their rows are not written, and decode to 0.
+    So a batch is always all numbers, or a range of them, and one CUDA graph serves whoever is in
+    it. A batch without an allocated number is refused, except in a capture.
 
     `fork` shares a sequence's pages with another one. A page that is partly filled and has several
     users is copied when one of them grows (copy on write); others never are. Pages are those of
@@ -147,7 +146,7 @@ class PagedKVCache(Cache):
     def fork(self, sequence: int) -> int:
         """Make a new sequence that has the same tokens, in the same pages.
 
-        For a shorter prefix, `truncate` the new one.
+        For a shorter prefix, `truncate` the new sequence.
 
         Parameters
         ----------
@@ -156,7 +155,7 @@ class PagedKVCache(Cache):
         Returns
         -------
         int
-            The new one's number.
+            The number of the new sequence.
 
         Raises
         ------

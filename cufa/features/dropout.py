@@ -173,14 +173,14 @@ def kept(
 def dropout_mask(
     shape: tuple[int, int, int, int], dropout_p: float, seed: int, *, xp: ModuleType = np
 ) -> Array:
-    """Return which weights `cufa.attention` keeps with such a dropout.
+    """Return which weights `cufa.attention` keeps with this dropout.
 
     Parameters
     ----------
     shape : tuple of int
         Batch, query heads, queries and keys.
     dropout_p : float
-        How many of the weights are dropped: 0 or more, and less than 1.
+        The share of the weights that is dropped: 0 or more, and less than 1.
     seed : int
         0 to 2^64 - 1.
     xp : module
