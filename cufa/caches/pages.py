@@ -19,7 +19,7 @@ class Taken(NamedTuple):
     sequence, entry : int
         Its place in the table.
     old : int or None
-        The page that was there and has other users, of which it is to be a copy.
+        The page that was there and has other users: the new page is to be a copy of it.
     new : int
     """
 

@@ -49,7 +49,7 @@ class Store:
     written : ndarray, (layers, sequences) int32
         Tokens of each sequence that a layer holds, as far as the host knows.
     is_captured : bool
-        Whether a CUDA graph writes tokens, too, of which the host does not know.
+        Whether a CUDA graph also writes tokens, which the host does not know of.
     device, table : array
         `host` and the table of `pages` where kernels read them.
     """
@@ -97,7 +97,7 @@ class Store:
             self.pages.changed |= {(int(i), int(j)) for i, j in np.argwhere(table)}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has memory of its own for; that of the device passes by the host."""
+        """Return the arrays that a copy has of its own; arrays of the device pass by the host."""
         self.refuse_capture("a copy of a cache")
         made = ("k", "v", "device", "table", "_spans", "_outbox")
         return {name: x for name, x in self.__dict__.items() if name not in made} | {

@@ -27,7 +27,7 @@ _MEANING = {
 
 
 def wrt_of(problem: Problem) -> tuple[str, ...]:
-    """Return what gradients of a problem are of: q, k, v, and sinks where there are any."""
+    """Return the arrays of a problem that have gradients: q, k, v, and sinks if there are any."""
     return TENSORS if problem.of(Sinks) is None else (*TENSORS, "sinks")
 
 

@@ -57,7 +57,7 @@ def _allow_shared_memory(function: Any, smem_bytes: int) -> None:
 
 
 def _most_shared_memory(variant: Variant | Instance, device: Device) -> int:
-    """Return what launches may ask for: those that decode, for more than the kernel uses.
+    """Return the shared memory that launches may ask for: to decode, more than the kernel uses.
 
     See ``kept_apart`` of cufa/planner/residency.py.
     """
@@ -66,7 +66,7 @@ def _most_shared_memory(variant: Variant | Instance, device: Device) -> int:
 
 
 def _wrong_registers(function: Any, variant: Variant | Instance) -> str | None:
-    """Say that a loaded kernel has not the registers that its code counts on, or return None."""
+    """Say that a loaded kernel lacks the registers that its code counts on, or return None."""
     from cupy.cuda import driver
 
     registers = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_NUM_REGS, function.ptr)

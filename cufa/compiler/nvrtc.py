@@ -105,7 +105,7 @@ def common_options() -> tuple[str, ...]:
 
 
 def wrong_registers(variant: Variant | Instance, registers: int) -> str | None:
-    """Say that a kernel got `registers` a thread, and counts on others; or None.
+    """Say that a kernel got `registers` a thread, and its code counts on others; or None.
 
     With fewer than its source reckons with, its warps would wait for the missing ones for ever.
 

@@ -26,7 +26,7 @@ from cufa.problem.problem import Problem
 _FLOAT32 = np.dtype(np.float32)
 _ALL = slice(None), slice(None)  # sequences and heads
 
-#: Beyond this, float32 leaves less than 2^-17 of exp(lse): of scores of -1e9 it leaves nothing.
+#: Beyond this, float32 leaves less than 2^-17 of exp(lse): with scores of -1e9 nothing.
 _LARGE_LSE = 128
 
 

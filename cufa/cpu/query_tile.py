@@ -20,7 +20,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 #: 1, a scaled q may overflow.
 _LEAST_SCALE = 2.0**-20
 
-#: Rows with fewer keys get maxima: of a single key, exp(score) / exp(score) is 1 with rounding.
+#: Rows with fewer keys get maxima: exp(score) / exp(score) of a single key is 1 with rounding.
 _FEW_KEYS = 64
 
 

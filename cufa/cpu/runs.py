@@ -39,7 +39,7 @@ class Rows(NamedTuple):
 
 
 class PaddedRows(NamedTuple):
-    """The rows of a sequence in arrays where each has as many, of which the first ones count."""
+    """The rows of a sequence in arrays where each has as many; the first `used` ones count."""
 
     sequence: slice
     used: int | None

@@ -14,7 +14,7 @@ from cufa.problem.problem import Problem
 
 
 class Score:
-    """The score of a tile of queries: of those of all heads of a group, head by head.
+    """The score of a tile of queries: the queries of all heads of a group, head by head.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ _DEFAULTS: dict[str, Any] = {
     for name, each in inspect.signature(attention).parameters.items()
     if name not in ("q", "out")
 }
-"""The arguments of `cufa.attention`, of which a Problem takes the place."""
+"""The arguments of `cufa.attention`, which a Problem takes the place of."""
 
 __all__ = ["Exploration", "Interrupted", "Progress", "Row", "explore"]
 

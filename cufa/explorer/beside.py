@@ -17,7 +17,7 @@ from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 DRAWN = tuple(name for name in ARRAYS if name != Blocks.ARGUMENT)
-"""The arguments that are arrays, of which `drawn` makes random ones."""
+"""The arguments that are arrays; `drawn` makes random ones."""
 
 
 class Beside(NamedTuple):
@@ -49,7 +49,7 @@ class Beside(NamedTuple):
     def on(self, xp: Any) -> Beside:
         """Return the same with all arrays but those that functions read as ones of a module.
 
-        TypeError where functions read others, or are C++, of which no results can be checked.
+        TypeError where functions read other arrays, or are C++: their results cannot be checked.
         """
         for name in ("score_mod", "mask_mod"):
             if isinstance(getattr(self, name), str):
@@ -76,7 +76,7 @@ class Beside(NamedTuple):
         return Extras(tuple(infos), mods=tuple(map(_info, self.own.arrays)))
 
     def addresses(self, problem: Problem, variant: Variant) -> Ints:
-        """Return those that a launch of a variant is given."""
+        """Return the addresses that a launch of a variant is given."""
         pointers = [self.arrays[name].data.ptr if name in self.arrays else 0 for name in ARRAYS]
         if self.block_mask is not None and problem.of(Blocks) is not None:
             lists = self.block_mask.lists(variant)

@@ -28,7 +28,7 @@ def hidden(xp: Any, at: Places, **options: Any) -> Array:
 
 
 def scores_of(xp: Any, products: Array, at: Places, *, scale: float, **options: Any) -> Array:
-    """Return what the softmax is taken of, from Q K^T, which is overwritten.
+    """Return the scores that the softmax takes, from Q K^T, which is overwritten.
 
     Options are those of `cufa.attention`, but that arrays broadcast to the scores; a mask of bits
     has a byte for each eight keys.

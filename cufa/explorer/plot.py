@@ -76,7 +76,7 @@ def _tile(variant: Variant) -> tuple[str, int, int, int, int]:
 
 
 def _look(variant: Variant) -> tuple[int, int, str]:
-    """Return what colour and marker stand for."""
+    """Return the numbers that colour and marker stand for."""
     return variant.stages, variant.warps, flags(variant)
 
 

@@ -14,7 +14,7 @@ from cufa.specs.variant import Variant
 from cufa.tuned import user_table
 
 Space = Mapping[str, Iterable[int]] | Sequence[Variant]
-"""Values of template arguments, of which all legal products are taken; or the variants."""
+"""Values of template arguments, whose legal combinations are all taken; or the variants."""
 
 _TILE = ("bm", "bn", "stages", "warps", "ping_pong")
 _DEMANDING = ("bm", "bn", "warps")  # of registers
@@ -148,8 +148,8 @@ def _of_kernel(
 def _bounded(variant: Variant, device: Device, needed: float, keep_one: bool) -> list[Variant]:
     """Return a variant under each bound of registers that leaves it the needed ones.
 
-    `blocks_per_sm` does nothing else than to bound registers: of the numbers of blocks that have
-    the same bound, and that shared memory lets in, the largest stands for all.
+    `blocks_per_sm` only bounds registers. The largest number of blocks that fits into shared memory
+    stands for all numbers with the same bound.
     """
     most = resident_blocks(device, variant.threads, 1, variant.smem_bytes)
     bounds = {register_bound(device, variant.threads, n): n for n in range(1, most + 1)}

@@ -40,7 +40,7 @@ READINGS = {kind.ARGUMENT: kind for kind in FEATURES if issubclass(kind, Reading
 
 
 def values_of(arguments: Mapping[str, object]) -> dict[str, object]:
-    """Return those of a call's arguments that say of the scores what plain values can."""
+    """Return the arguments of a call that are plain values of features."""
     return {name: arguments[name] for name in VALUES if name in arguments}
 
 

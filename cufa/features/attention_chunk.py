@@ -95,5 +95,5 @@ class AttentionChunk(Value):
 
     @classmethod
     def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:
-        """Draw a size: of few keys, or up to more than there are."""
+        """Draw a size: a few keys, or up to more than there are."""
         return int(rng.integers(1, [20, 20, seq_kv + 20][rng.integers(3)]))

@@ -109,7 +109,7 @@ class Tile(NamedTuple):
     seed: int = 0
 
     def pairs(self, argument: str, columns: slice | None = None) -> np.ndarray:
-        """Return what an array with all axes has for the tile, in the shape of the scores."""
+        """Return the tile's elements of an array with all axes, in the shape of the scores."""
         part = self.arrays[argument][:, :, self.rows, columns or self.keys]
         return part.reshape(*self.stacked, part.shape[-1])
 
@@ -274,7 +274,7 @@ class Reading(Feature):
     part: str
 
     def parts(self, call: Call) -> tuple[str, ...]:
-        """Return that one."""
+        """Return its one part."""
         return (self.part,)
 
     @property

@@ -35,7 +35,7 @@ class Mask(Reading):
 
     @staticmethod
     def hides(given: Any, at: Places, xp: Any) -> Array | None:
-        """Return where the mask is not true; of bits, a key's is the highest for the first one."""
+        """Return where the mask is not true; the first key of eight has the highest bit."""
         if given.dtype == np.uint8:
             j = xp.arange(at.seq_kv)
             given = (given[..., j // 8] >> (7 - j % 8).astype(np.uint8)) & 1 != 0
@@ -43,6 +43,6 @@ class Mask(Reading):
 
     @classmethod
     def random(cls, part: Part, call: Call, xp: Any, seed: int) -> Array:
-        """Return a mask of each sequence, of which most is true."""
+        """Return a mask of each sequence, mostly true."""
         columns = -(-call.seq_kv // 8) if part.dtype == "uint8" else call.seq_kv
         return mostly(xp, (call.batch, 1, call.seq_q, columns), np.dtype(part.dtype), seed)

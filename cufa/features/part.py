@@ -45,9 +45,9 @@ class Part(NamedTuple):
     source : str
         Source of the struct, if it was made of a caller's own expression.
     arrays : tuple of int
-        Numbers of axes of the arrays that such a one reads.
+        Numbers of axes of the arrays that this expression reads.
     tilts : bool
-        Whether what such a one adds grows evenly from key to key, see ``kernels/tilt.cuh``.
+        Whether what the expression adds grows evenly from key to key, see ``kernels/tilt.cuh``.
     """
 
     name: str

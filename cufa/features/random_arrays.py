@@ -13,7 +13,7 @@ _PERIOD = (1 << 22) - 3  # a prime: the repeats meet rows and heads at other pla
 def normal(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> Any:
     """Return normally distributed numbers, drawn on the host and repeated there on the device.
 
-    `xp` is ``numpy`` or ``cupy``; of the latter no more than NVRTC is needed.
+    `xp` is ``numpy`` or ``cupy``; CuPy needs NVRTC only.
     """
     rng = np.random.default_rng(seed)
     drawn = rng.standard_normal(min(math.prod(shape), _PERIOD), dtype=np.float32)

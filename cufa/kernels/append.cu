@@ -55,8 +55,8 @@ __device__ void copy_unit(const AppendParams& p, T* to, const T* from, int unit,
     load_chunk(sin, p.sin + angles);
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
-        // Pair i: of the same place in both chunks, or of neighbours, which fill one chunk after
-        // the other.
+        // Pair i: the same place in both chunks, or neighbours, which fill one chunk after the
+        // other.
         const int x = INTERLEAVED ? 2 * i : i, y = INTERLEAVED ? 2 * i + 1 : VEC + i;
         const float zx = z[x / VEC][x % VEC], zy = z[y / VEC][y % VEC];
         turned[x / VEC][x % VEC] = zx * cos[i] - zy * sin[i];

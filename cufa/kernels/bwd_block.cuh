@@ -141,8 +141,8 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
                             float slope;
                             if constexpr (Of::HAS_SUMS) slopes.x[mt][nt][2 * h + i] = s;
                             s = score.of(s, p.scale_log2, pair, slope);
-                            // In log2 units, the LSE is not rounded: of large scores, whole rows
-                            // of weights would be wrong by as much.
+                            // In log2 units, the LSE is not rounded: with large scores, whole
+                            // rows of weights would be wrong by as much.
                             s = exp2_approx(SCORE::NATURAL ? (s - of_row) * LOG2_E
                                                            : fmaf(-of_row, LOG2_E, s));
                             if constexpr (Of::HAS_SLOPE && !Of::HAS_SUMS)

@@ -64,7 +64,7 @@ __device__ void clear_rows_from(int first, uint32_t tile, int consumer) {
 
 // Writes 64 rows of a gradient, `factor` times, from a consumer's registers through a tile in
 // shared memory: to its rows from `row` on, and its chunks from `chunk` on. `g` is where the tile's
-// rows are, of which there are `rows` of `cols` columns.
+// rows are: `rows` of them, with `cols` columns.
 template <class T, class Tile, int N>
 __device__ void store_gradient(const float (&r)[N][4], float factor, uint32_t tile, int consumer,
                                int row, int chunk, T* g, long long stride, int rows, int cols) {

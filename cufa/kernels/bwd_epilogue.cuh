@@ -39,7 +39,7 @@ __device__ void stage_gradient(const float (&r)[MT][OT][4], uint32_t tile, int r
                 sts_32(tile + Tile::offset(row0 + mt * 16 + h * 8 + lane / 4, ot) + lane % 4 * 4,
                        pack2<T>(r[mt][ot][2 * h], r[mt][ot][2 * h + 1]));
 }
-// 16 bytes of a row, of which `left` elements are there: at once where they are all, and aligned.
+// Writes 16 bytes of a row, `left` elements at most: at once if that is all, and aligned.
 template <class T>
 __device__ void write_chunk(const float (&values)[4], T* dst, int left, bool aligned) {
     constexpr int CHUNK = 16 / sizeof(T);

@@ -76,8 +76,8 @@ struct UnitEnd {
 
     const RowWriter<T, Softmax, ARGUMENTS> writer;
     float* sSum;       // [TEAMS][FEW][PITCH]; [TEAMS][BM][PITCH] from the first ring on
-    OfTeams *sM, *sL;  // [BM] each; of many rows then what the teams' O weigh, and in sL.of[0] what
-                       // O is multiplied by, or NO_KEYS
+    OfTeams *sM, *sL;  // [BM] each; with many rows then the weights of the teams' O, and in
+                       // sL.of[0] the factor of O, or NO_KEYS
     T** sO;            // [BM]: where many rows of O begin, in place of Q when it has been used
 
     // `last` says that no keys of another unit are on their way; `one`, that the unit is in one

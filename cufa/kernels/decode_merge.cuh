@@ -25,7 +25,7 @@ struct Partial {
     static __device__ int m_and_l(int row, int part) { return row * ROW + HEAD_DIM_V + 4 * part; }
 };
 
-// Shares out rows of O among the warps of `blocks` blocks, of which this is one, and hands on a row
+// Shares out rows of O among the warps of `blocks` blocks, this one among them, and hands on a row
 // and which 64 of its columns.
 template <int WARPS, int COLS, class Function>
 __device__ void for_each_part(int rows, Function function, int block = 0, int blocks = 1) {

@@ -67,7 +67,7 @@ struct Share {
         total = (total + p.ends * p.batch) * p.units.divisor;
         each = p.blocks.quotient(total), more = total - each * p.blocks.divisor,
         first = block * each + min(block, more);
-        // Its end, and then its beginning: of which unit they are, at which of its tiles, and how
+        // Its end, and then its beginning: in which unit they are, at which of its tiles, and how
         // many there are before
         int at = first + each + (block < more), tile;
 #pragma unroll 1
@@ -118,7 +118,7 @@ struct Share {
         return p.splits ||
                (p.batch * p.units.divisor <= p.blocks.divisor && steps_of(p, longest) <= most);
     }
-    // The pieces of a unit of this share, of which the block has one.
+    // The pieces of a unit of this share; the block has one of them.
     __device__ Pieces pieces(const DecodeParams& p, const Unit& unit, int block) const {
         if constexpr (WHOLE) return {block, block + 1};
         if (even) {

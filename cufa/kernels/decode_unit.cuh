@@ -89,7 +89,7 @@ __device__ inline int lanes_end(int own) {
     return own;
 }
 
-// An element of a ragged list, of which each sequence has some.
+// An element of a ragged list, in which each sequence has some.
 struct OfSequence {
     int sequence, i, all;  // its sequence, its number there, and how many there are
 

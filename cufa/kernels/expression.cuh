@@ -200,8 +200,8 @@ __device__ T right_shift(T a, T b) {
 
 // --- arrays ---
 
-// The place that an index means: a negative one counts from the end, and one that there is not
-// means the nearest; `length` > 0.
+// The place that an index means: a negative one counts from the end, and one beyond the array means
+// the nearest; `length` > 0.
 __device__ inline uint32_t place(uint32_t index, int length) {
     return min(index, static_cast<uint32_t>(length - 1));
 }

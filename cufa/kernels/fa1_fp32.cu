@@ -43,8 +43,8 @@ __device__ void load_tile(float* tile, const float* gmem, long long stride, int 
     }
 }
 
-// S = Q K^T: of the rows of sQ from this thread's first on, every ROW_STEP-th, and of the keys of
-// sK every LANES-th.
+// S = Q K^T, for every ROW_STEP-th row of sQ from this thread's first on, and every LANES-th key of
+// sK.
 template <int HEAD_DIM, int ROW_STEP, int ROWS, int KEYS>
 __device__ void qk(float (&rS)[ROWS][KEYS], const float* sQ, const float* sK) {
     constexpr int PITCH = HEAD_DIM + PAD;

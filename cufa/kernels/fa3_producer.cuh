@@ -126,9 +126,9 @@ struct Producer {
     }
 
     // The next Q is asked for, with the tile `first` to `end` of keys at hand, when its slot should
-    // be free: of several at once, of one at the end; of two when the last O has been written,
-    // which is about when the first V are done with. There never before V number STAGES: until
-    // then, consumers that skip keys free the slot only after the loads that come later here.
+    // be free: with several slots at once, with one at the end, with two when the last O has been
+    // written, which is about when the first V are done with. With two never before V number
+    // STAGES: until then, consumers that skip keys free the slot only after later loads.
     static __device__ int load_q_at(int first, int end) {
         if (C::Q_STAGES == 1) return first;
         return C::Q_STAGES == 3 || C::O_FROM_REGISTERS ? end - 1 : max(first, end - 1 - C::STAGES);

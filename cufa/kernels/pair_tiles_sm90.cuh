@@ -51,8 +51,8 @@ struct PairRows {
         sts_64(tile + at.lane * 8, reinterpret_cast<uint64_t>(array.row(pair)));
     }
 
-    // Starts the copy of BN keys from `key` on, all of which there are if WHOLE. Zeros stand for
-    // keys that are not there.
+    // Starts the copy of BN keys from `key` on; if WHOLE, all exist. Zeros stand for keys that do
+    // not.
     template <bool WHOLE>
     static __device__ void fill(uint32_t tile, const OfPairs<T>& array, int key, int seq_kv) {
         const int lane = thread_index_anew() % 32;

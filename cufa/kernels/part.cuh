@@ -68,14 +68,14 @@ struct Part {
     // The keys that a query sees. From one query to the next, neither end may fall, or rise by more
     // than one, unless it JUMPS.
     __device__ Keys sees(const Sequence& sequence, int query) const { return {0, sequence.seq_kv}; }
-    // A score in log2 units, or natural ones; of parts that are not LINEAR.
+    // A score in log2 units, or natural ones; for parts that are not LINEAR.
     __device__ float score(float s, const Pair& pair) const { return s; }
-    // By how much it grows from key to key on the piece of that side, 1 or -1, in the units of
-    // `score`; and what is linear in query and key, whose sign is the side; of parts with
-    // AFFINE_IN_KEY.
+    // For parts with AFFINE_IN_KEY: the growth of what it adds from key to key on the piece of that
+    // side, 1 or -1, in the units of `score`; and a number that is linear in query and key, whose
+    // sign is the side.
     __device__ float step(const Pair& pair, int side) const { return 0.f; }
     __device__ int turn(const Pair& pair) const { return 0; }
-    // Whether the query does not see the key; of parts that are PAIRWISE.
+    // Whether the query does not see the key; for parts that are PAIRWISE.
     __device__ bool hides(const Pair& pair) const { return false; }
     // Whether the weights of the keys `key` + {0, 1, 8, 9} are dropped; `key` is even, and less
     // than 8 beyond a multiple of 16.

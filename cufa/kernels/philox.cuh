@@ -2,8 +2,8 @@
 #pragma once
 #include "ptx.cuh"
 
-// Philox4x32-10 (Salmon et al. 2011, section 4.3): of a counter of four words and a key, four words
-// of random bits.
+// Philox4x32-10 (Salmon et al. 2011, section 4.3): makes four words of random bits from a counter
+// of four words and a key.
 __device__ inline void philox(uint32_t (&counter)[4], uint64_t seed) {
     uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
 #pragma unroll

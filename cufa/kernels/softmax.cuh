@@ -276,8 +276,8 @@ struct OnlineSoftmax {
 #pragma unroll
                     for (int i = 2 * h; i < 2 * h + 2; ++i) {
                         const float o = rO[mt][ot][i], quotient = o * inverse;
-                        // One step of Newton's rounds to nearest; of what is not finite it makes
-                        // NaN.
+                        // A Newton step rounds to nearest; it makes NaN of a number that is not
+                        // finite.
                         rO[mt][ot][i] =
                             EXACT ? fmaf(fmaf(-quotient, divisor[mt][h], o), inverse, quotient)
                                   : quotient;

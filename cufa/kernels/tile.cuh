@@ -23,8 +23,8 @@ struct SmemTile {
         return (chunk / PANEL * ROWS + row) * (PANEL * 16) + swizzled * 16;
     }
     // The same place in a tile that begins at a multiple of 128 bytes, for copies with a policy.
-    // XOR comes last: of a sum of what is the same in all lanes and what is not, ptxas (CUDA 13)
-    // may make illegal instructions there.
+    // XOR comes last: from a sum of a number that is the same in all lanes and one that is not,
+    // ptxas (CUDA 13) may make illegal instructions there.
     static __device__ uint32_t place(uint32_t tile, int row, int chunk) {
         return (tile + (chunk / PANEL * ROWS + row) * (PANEL * 16)) ^
                (offset(row, chunk) % (PANEL * 16));

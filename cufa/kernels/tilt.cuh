@@ -39,9 +39,9 @@ struct Tilt {
             const Pair pair{sequence, at.batch, at.head(0, h), query_of(at.row_of(0, h)), origin};
             at_origin[h] = score.tilt(pair), step[h] = score.step(pair, pieces);
         }
-        // Infinite ones are not multiplied, for 0 times them is NaN, nor those that a distance
-        // could make infinite. Nor NATURAL ones that are so large that float32 rounds them together
-        // with scores: an exponent would not be rounded so.
+        // Not multiplied: infinite steps, since 0 times them is NaN; steps that a distance could
+        // make infinite; and NATURAL ones that are so large that float32 rounds them together with
+        // scores, as an exponent would not be rounded so.
         constexpr float LIMIT = SCORE::NATURAL ? 0x1p16f : 0x1p96f;
         const float sum =
             fabsf(at_origin[0]) + fabsf(at_origin[1]) + fabsf(step[0]) + fabsf(step[1]);

@@ -122,7 +122,7 @@ def in_rows(name: str, array: Array) -> Array:
 
 
 def _made(tokens: Tokens) -> Launch:
-    """Return the launch for such tokens, of which there are some."""
+    """Return the launch for tokens of these shapes; there is at least one token."""
     batch, _, seq, _ = tokens.k.shape
     instance = instance_of(tokens)
     parameter = filled(tokens)
@@ -135,7 +135,7 @@ def _made(tokens: Tokens) -> Launch:
 
 
 def _tensors(tokens: Tokens) -> list[tuple[str, Array]]:
-    """Return those that there are, by name: queries pass through only where they are turned."""
+    """Return the arrays that a launch takes, by name: queries only where they are turned."""
     arrays = [(name, getattr(tokens, name)) for name in _TENSORS]
     return [
         (name, array) for name, array in arrays if tokens.turned_q is not None or "q" not in name

@@ -185,7 +185,7 @@ def _cleared(plan: BackwardPlan, memory: Array, gradients: Sequence[Array]) -> t
 
 
 def _info(place: int, array: Any) -> Any:
-    """Return what the array at a place of `Extras.flat` is like; of a `cufa.BlockMask` its key."""
+    """Return shape, strides and dtype of an array of `Extras.flat`, or a `cufa.BlockMask`'s key."""
     if array is None:
         return None
     return array.key if place == _BLOCK_MASK else (array.shape, array.strides, array.dtype)

@@ -30,7 +30,7 @@ from cufa.specs.variant import Variant
 
 _ROWS = 64  # of a box of Q or of O: a warpgroup's
 
-_PLANS = 1024  # of a variant, of which launches are remembered
+_PLANS = 1024  # of a variant, whose launches are remembered
 _MAPS = 1024  # tensor maps of a variant that are remembered
 
 _Described = tuple[Ints, Ints, tuple[int, int, int]]

@@ -21,7 +21,7 @@ def merge(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) 
     outs : sequence of cupy.ndarray, (batch, heads, seq, head_dim)
     lses : sequence of cupy.ndarray, (batch, heads, seq) float32
     out : cupy.ndarray
-        Where the result goes; of any strides.
+        Where the result goes; any strides.
     lse : cupy.ndarray
         The same; contiguous.
     """

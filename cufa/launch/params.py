@@ -147,7 +147,7 @@ class ParameterLayout:
         self._itemsize = DTYPES[variant.dtype].bytes
 
     def places(self, extras: Extras) -> tuple[Place, ...]:
-        """Return where the addresses go that each launch is given: of tensors, and of extras.
+        """Return where the addresses of tensors and extras go, which each launch is given.
 
         Parameters
         ----------

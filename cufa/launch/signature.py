@@ -36,7 +36,7 @@ class Signature(NamedTuple):
         Whether q, k and v are each aligned.
     out : Out or None
     extras : tuple
-        Shape, strides and dtype of each of `Extras.flat`, or None; of a `cufa.BlockMask` its key.
+        Shape, strides and dtype of each of `Extras.flat`, or None; for a `cufa.BlockMask` its key.
     """
 
     q_shape: Ints

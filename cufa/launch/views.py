@@ -104,7 +104,7 @@ class Viewer:
         return (*strides, step), tuple(copies)
 
     def extents(self, signature: Signature, extras: Extras) -> tuple[Extent, ...]:
-        """Return those of out, q, k, v and extras; nothing without an out."""
+        """Return the extents of out, q, k, v and extras; nothing without an out."""
         if signature.out is None:
             return ()
         arrays = (signature.out[:2], *_inputs(signature))

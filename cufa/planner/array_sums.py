@@ -61,7 +61,7 @@ class ArraySums(NamedTuple):
     dtype : str
         The dtype of the gradient.
     lengths : tuple of int
-        The four axes of the gradient: of an array that no bias is, the last one has all.
+        The four axes of the gradient; if the array is no bias, the last axis has all elements.
     sums : tuple of int
         The same of the sums, which are contiguous.
     place : int

@@ -46,7 +46,7 @@ _LEAST_KEYS = 512
 _FEWEST_KEYS = 128
 """Fewer keys than this are all latency, whatever runs: they need no second kernel."""
 
-_KNOWN = 4096  # sizes, of which plans are remembered
+_KNOWN = 4096  # sizes whose plans are remembered
 _MANY_KEYS = 2**30  # with as many keys or rows, limits may lie within a step
 
 _HEAD_DIMS = (*((n, n) for n in (32, 64, 96, 128, 192, 256)), (192, 128))
@@ -228,14 +228,14 @@ def _keys(problem: Problem) -> int:
 
 
 def _read_us(problem: Problem, device: Device) -> float:
-    """Return what it takes all multiprocessors to read K and V once, of a multiple of the step."""
+    """Return the time in which all multiprocessors read K and V once, rounded up to the step."""
     columns = problem.head_dim + problem.head_dim_v
     cache = problem.batch * problem.heads_kv * _keys(problem) * columns
     return cache * DTYPES[problem.dtype].bytes / (device.sm_count * BYTES_A_US)
 
 
 def _tiled_us(problem: Problem, device: Device, plan: Plan, us: float) -> float:
-    """Return what a kernel of attention's own takes."""
+    """Return the time that a kernel of attention's own takes."""
     if us == 0.0:
         variant, keys = plan.variant, _keys(problem)
         tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles

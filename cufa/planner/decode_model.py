@@ -53,7 +53,7 @@ class Items(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem, device: Device, bm: int) -> Items:
-        """Return those of a problem in tiles of `bm` rows."""
+        """Return the items of a problem in tiles of `bm` rows."""
         rows, d, dv = problem.group * problem.seq_q, problem.head_dim, problem.head_dim_v
         number = problem.batch * problem.heads_kv * -(-rows // bm)
         keys = -(-max(1, problem.visited) // KEY_STEP) * KEY_STEP
@@ -101,7 +101,7 @@ class Items(NamedTuple):
         return self.end + _WAIT + self.find
 
     def slack(self, parts: int, batch: int) -> int:
-        """Return what equal shares cost more than as many equal parts of each item.
+        """Return how much more equal shares cost than as many equal parts of each item.
 
         A further item; a merge, if parts need none; a look at more lengths than a warp has lanes.
         """

@@ -18,7 +18,7 @@ from cufa.specs.rings import Ring
 from cufa.specs.variant import Variant
 
 _MUCH = 512 << 10
-"""Bytes that a multiprocessor reads: of less, large tiles gain less than the first one takes."""
+"""Bytes that a multiprocessor reads: with fewer, the first large tile costs more than all gain."""
 
 
 def tile_rows(problem: Problem, kernel: str) -> int:
@@ -57,7 +57,7 @@ def variant_of(
     found, kv = None, "Contiguous" if aligned else "Paged"
     while found is None and blocks:
         if suits:
-            # Each team has two tiles of keys; of float32, products take longer than reading.
+            # Each team has two tiles of keys; in float32, products take longer than reading.
             more, team = 2 if blocks > 2 else 1, bm // 16
             most = items.keys * blocks // (16 * more) if whole else 64
             most = max(16, most) if large and aligned and problem.dtype != "float32" else 16

@@ -23,7 +23,7 @@ class ProblemClass(NamedTuple):
         As compiled in the default kernel.
     score : tuple of str
     seq_q, seq_kv : int
-        A power of two, the problem's or the next; of a window, the most keys that a query sees.
+        A power of two, the problem's or the next; with a window, the most keys that a query sees.
     waves : int
         Row tiles a multiprocessor: 0 up to a half, 1, 2, 4 up to that many, 8 for more.
     """

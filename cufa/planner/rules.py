@@ -282,7 +282,7 @@ def _with_scores(cost: Cost, variant: Variant) -> Cost:
 
 
 def _within_blocks(score: tuple[str, ...], variants: list[Variant]) -> list[Variant]:
-    """Return those whose tiles are parts of a map's own, or whole numbers of them, or else all.
+    """Return the variants whose tiles divide a map's own or are multiples of them, or else all.
 
     Others visit what their neighbours' tiles see, and ask for each pair there.
     """
@@ -292,7 +292,7 @@ def _within_blocks(score: tuple[str, ...], variants: list[Variant]) -> list[Vari
 
 
 def _with_room(kernel: Spec, score: tuple[str, ...], variants: list[Variant]) -> list[Variant]:
-    """Return those in which the parts of a score have registers, or else all."""
+    """Return the variants with enough registers for the parts of a score, or else all."""
     spare = kernel.spare_registers
     busy = [part_named(part).argument for part in score]
     busy = [argument for argument in busy if argument in _BUSY]

@@ -40,7 +40,7 @@ Sizes = Mapping[str, int]
 
 
 def arrays_of(arguments: Mapping[str, Any]) -> dict[str, Array | None]:
-    """Return those of a call's arguments that are arrays which parts of the score read."""
+    """Return the arguments of a call that are arrays which parts of the score read."""
     return {name: arguments[name] for name in ARRAYS if name in arguments and name != "block_mask"}
 
 
@@ -213,7 +213,7 @@ def _odd(shape: Ints, strides: Ints, dtype: np.dtype) -> bool:
 
 
 def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
-    """Return what of a `cufa.BlockMask` is not as in a call, and both numbers; or None.
+    """Return in what a `cufa.BlockMask` differs from a call, and both numbers; or None.
 
     Parameters
     ----------
@@ -311,7 +311,7 @@ def _other_mask(dtype: np.dtype) -> str:
 
 
 def _check_bits(argument: str, array: np.ndarray, keys: int) -> None:
-    """Refuse packed bits of keys that there are not, such as those of an element a key."""
+    """Refuse packed bits beyond the last key, as uint8 with an element for each key has."""
     if keys % 8 and (array[..., -1] & (0xFF >> keys % 8)).any():
         raise ValueError(
             f"{argument} has bits beyond the last of {keys} keys: uint8 holds eight keys a byte, "

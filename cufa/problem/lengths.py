@@ -117,7 +117,7 @@ def parse_offsets(
     arrays : mapping
         ``cu_seqlens_q``, ``cu_seqlens_k`` and ``seqused_k``; the last one may be None.
     totals : mapping
-        Rows that there are, by the names of the first two.
+        Numbers of rows, by the names of the first two.
     xp : module
         The module that q belongs to.
 

@@ -73,7 +73,7 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
     Problem
     DecodeOperands
     module
-        `numpy` or `cupy`: of q, the caches and `out`.
+        `numpy` or `cupy`: the module of q, the caches and `out`.
 
     Raises
     ------

@@ -359,11 +359,11 @@ def check_shapes(
     kv : str
         As in `Problem`.
     q, k, v : tuple of int
-        (batch, heads, seq, head_dim); of "Paged", k and v are (pages, heads, page_size, head_dim).
+        (batch, heads, seq, head_dim); for "Paged", k and v are (pages, heads, page_size, head_dim).
     shown : tuple of tuple of int, optional
         Shapes of q, k and v that errors quote, if the caller's are others.
     table : tuple of int, optional
-        Shape of the block table of "Paged".
+        Shape of the block table for "Paged".
 
     Raises
     ------

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 _FEW = 4
-"""Row tiles of a head whose keys are counted tile by tile; of more the average will do."""
+"""Row tiles of a head whose keys are counted tile by tile; for more, the average will do."""
 
 _BRISK = 30000
 """Keys that a block visits, one tile of rows after the other, before the card's clock falls."""

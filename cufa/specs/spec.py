@@ -85,7 +85,7 @@ class Spec(NamedTuple):
         float32 scratch in global memory for each row.
     flops_per_byte : int
         Floating-point operations of a busy multiprocessor in the time in which it could read a byte
-        of global memory, as measured on an H200; of those that are for `attention`.
+        of global memory, as measured on an H200; for kernels of `attention`.
     scores, kvs : tuple of str
         The parts of a score, and the ways of finding K and V, that it takes.
     decodes : bool

@@ -69,8 +69,8 @@ class Variant(TemplateArguments):
     unified : bool
         Whether the softmax has a preset maximum; for kernels that can.
     whole : bool
-        Whether each block reads one unit, a sequence's keys of a K/V head, of which nothing is ever
-        cut; for kernels that can.
+        Whether each block reads one unit, a sequence's keys of a K/V head, and no unit is ever cut;
+        for kernels that can.
     schedule : str
         One of the kernel's schedules, where it has several and one is asked for; else it is the one
         that the kernel's spec names.

@@ -144,7 +144,7 @@ def _content(cell: CellType) -> Any:
 
 
 def _attributes(method: MethodType) -> dict[str, Any]:
-    """Return those of a method's object; none of a class and of what has slots."""
+    """Return the attributes of a method's object; none for a class and an object with slots."""
     owner = method.__self__
     return {} if isinstance(owner, type) else getattr(owner, "__dict__", {})
 

@@ -41,7 +41,7 @@ def derivative(graph: Graph, root: int, leaf: int) -> int:
 
 
 def _slope(graph: Graph, i: int, inner: list[int | None]) -> int | None:
-    """Return the slope of a node from those of its operands, of which one at least is not 0."""
+    """Return the slope of a node from those of its operands, at least one of which is not 0."""
     node, do = graph.nodes[i], _Terms(graph)
     if node.name == "cast":
         return inner[0]

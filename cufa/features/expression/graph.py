@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 BOOL, INT, LONG, FLOAT = KINDS = ("bool", "int", "long long", "float")
-"""The types of C++ that a node may have; of two, arithmetic is in the later one."""
+"""The types of C++ that a node may have; arithmetic of two types is in the later one."""
 
 PAIR = ("pair.batch", "pair.head", "pair.query", "pair.key")
 """Nodes of the pair whose score it is: integers that are not negative."""

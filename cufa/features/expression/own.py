@@ -216,7 +216,7 @@ def partials_of(score_mod: Callable[..., Any], name: str) -> list[Partial]:
 
 
 def indices_read(mask_mod: Callable[..., Any] | str) -> set[str]:
-    """Return on which of b, h, q_idx and kv_idx a `mask_mod` depends; of C++, which it names."""
+    """Return on which of b, h, q_idx and kv_idx a `mask_mod` depends, or which its C++ names."""
     indices = "b", "h", "q_idx", "kv_idx"
     if isinstance(mask_mod, str):
         return set(re.findall(r"\w+", mask_mod)).intersection(indices)

@@ -35,7 +35,7 @@ _MOST_FACTORS = 64  # of a power with a constant exponent
 
 
 def applied(graph: Graph, function: str, operands: list[int]) -> int:
-    """Return the node of one of NumPy's functions; TypeError for one that there is not.
+    """Return the node of one of NumPy's functions; TypeError for an unknown one.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def _call(graph: Graph, name: str, operands: list[int], takes: str, gives: str) 
 
 
 def _power(graph: Graph, base: int, exponent: int) -> int:
-    """Return a power: of a small constant exponent that is an integer, the product that it is."""
+    """Return a power; for a small constant integer as exponent, a product."""
     kind = common(graph, [base, exponent])
     node = graph.nodes[exponent]
     if node.name == "constant":

@@ -25,7 +25,7 @@ class Tilt(NamedTuple):
     Attributes
     ----------
     step : int
-        Its growth from a key to the next on the same piece; of `SIDE`.
+        Its growth from a key to the next on the same piece, as a node that may read `SIDE`.
     turn : int, optional
         An integer whose sign, which is `SIDE`, says on which of two pieces a pair is: linear in
         query and key.

@@ -146,7 +146,7 @@ def _clip(x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max:
 
 
 class Value(_Traced):
-    """A number of which there is one for each pair of query and key.
+    """A number for each pair of query and key.
 
     Parameters
     ----------
