@@ -11,7 +11,7 @@ struct RowWriter {
     const ARGUMENTS& p;
     const float m_to_log2;
 
-    // Adds to l of a row what is no key, the sink, and returns what its log-sum-exp is found from.
+    // Adds the sink to l of a row, and returns the number that its log-sum-exp is found from.
     __device__ float conclude(const UnitRows& tile, int row, float m, float& l) const {
         if (!FP32) l = Softmax::beyond(m, l);
         float lse = m * m_to_log2;
@@ -31,8 +31,8 @@ struct RowWriter {
                    columns ==
                0;
     }
-    // O = O / l of two columns of a row, from `of_row` on, where `col`, which is even, is; its
-    // log-sum-exp with the first of all.
+    // Writes O / l of two columns of a row, `col`, which is even, and the next, to `of_row`; with
+    // column 0 also the log-sum-exp.
     __device__ void write(const UnitRows& tile, int row, int col, T* of_row, const float (&o)[2],
                           float m, float l) const {
         const float lse = conclude(tile, row, m, l), inverse = FP32 ? 0.f : reciprocal_approx(l);
@@ -51,8 +51,8 @@ struct RowWriter {
     }
 };
 
-// Adds up O of a block's teams, each of which has seen other keys, in shared memory: FEW rows at a
-// time behind their rings, of RING_BYTES together, or all of a tile where these were, if the block
+// Adds up O of a block's teams, which have seen different keys, in shared memory: FEW rows at a time
+// behind the teams' rings of RING_BYTES, or all rows of a tile in place of the rings, if the block
 // has no other unit.
 template <class T, class Softmax, class ARGUMENTS, int BM, int HEAD_DIM_V, int TEAM, int WARPS,
           int RING_BYTES>
@@ -62,7 +62,7 @@ struct UnitEnd {
     static_assert(!MANY || !FP32, "of many rows O is written in 16 bits");
     static constexpr float NO_KEYS = -1.f;  // in place of what O of a row is multiplied by
     static constexpr int TEAMS = WARPS / TEAM, PITCH = HEAD_DIM_V + 8;
-    // As many as give each warp something to do
+    // Enough to give each warp something to do
     static constexpr int LEAST = WARPS / Piece::PARTS > 4 ? WARPS / Piece::PARTS : 4,
                          FEW = BM * TEAM / 8 > LEAST ? BM * TEAM / 8 : LEAST;
     static constexpr int SUM_BYTES = TEAMS * FEW * PITCH * 4;
@@ -162,8 +162,8 @@ struct UnitEnd {
         }
     }
 
-    // Adds those of a team to columns of a row. They are handed on once each: what came again after
-    // the merging block took it would stay there for the next launch.
+    // Adds a team's numbers to columns of a row. Each is handed on once: a number that came again
+    // after the merging block took it would stay there for the next launch.
     template <int COLS>
     static __device__ void add(float (&o)[COLS], const float* sum, int of_some, int at_once,
                                int col, int t, float weight) {
@@ -179,8 +179,8 @@ struct UnitEnd {
             leave(partial.of(block) + partial.column(row, col + i), make_float2(o[i], o[i + 1]));
     }
 
-    // A lane has four columns of some of many rows at once, a warp all of a row, or half of a wide
-    // one, or of several rows.
+    // With many rows, a lane has four columns of some rows at once, and a warp a whole row, half of
+    // a wide one, or several rows.
     __device__ void add_up_many(const float* sum, int begin, int some, int at_once,
                                 const Piece& partial, int block, bool one, int warp,
                                 int lane) const {

@@ -4,8 +4,8 @@
 #include "decode_config.cuh"
 #include "ptx.cuh"
 
-// How THREADS threads copy a tile of keys: ACROSS neighbours have a row, each a chunk of every
-// panel, or, with WHOLE_ROWS and if rows divide a warp, one chunk of the row; and then every
+// How THREADS threads copy a tile of keys. ACROSS neighbours share a row: each copies a chunk of
+// every panel, or one chunk of the row with WHOLE_ROWS, if rows divide a warp. They copy every
 // ROWS-th row, of the tile or of the END rows that are the warp's own. Whole rows follow each other
 // in memory.
 template <class Tile_, int THREADS, bool WHOLE_ROWS, bool BY_WARP>
@@ -35,8 +35,8 @@ struct TeamKeys {
     static constexpr int GRAIN = KV::template grain<BN>(), GRAINS = BN / GRAIN,
                          LOOKED_UP = 32 / GRAINS;
     static_assert(GRAINS <= 32, "a warp looks up the pages of a tile at once");
-    // Memory gives whole rows a little faster, but to warpgroups only those of sixteens that lie
-    // anywhere; where each row is found by itself, a thread should have few.
+    // Whole rows are read a little faster; by warpgroups only if groups of sixteen rows lie
+    // anywhere. Where each row is found by itself, a thread should have few.
     static constexpr bool WHOLE_ROWS = TEAM < 4 ? GRAIN == BN : GRAIN == 16 && GRAIN < BN;
     // A warp copies a whole page, if a tile has as many pages as the team has warps.
     static constexpr bool BY_WARP = TEAM == 4 && GRAINS == TEAM;
@@ -59,7 +59,7 @@ struct TeamKeys {
     // many tiles at once; and when the first of them is asked for, since entries take long to come.
     // Tiles of one grain would come later so: they are found one by one.
     const T *k_at = nullptr, *v_at = nullptr;
-    // Where this thread copies the tile from that is asked for next, if that lies in one grain.
+    // Where this thread finds the tile that is asked for next, if that lies in one grain.
     const T *k_from = nullptr, *v_from = nullptr;
     unsigned long long kept = L2_NORMAL;  // how long L2 keeps what is read
 
@@ -132,9 +132,9 @@ struct TeamKeys {
 
     // --- copies ---
 
-    // Data that is read once leaves L2 first, unless other row tiles read it, too: pieces and
-    // results stay there, which memory would take in between. Where a whole unit's results are next
-    // to nothing, reading is faster without that.
+    // Data that is read once leaves L2 first, unless other row tiles read it, too. So pieces and
+    // results stay in L2, and are not written to memory in between. Where a whole unit's results
+    // are next to nothing, reading is faster without that.
     __device__ void keep_in_l2(const UnitRows& rows, const Pieces& pieces) {
         const bool once = !pieces.one() || share.unit.tiles * BN < 1024 * max(rows.rows, 4);
         kept = p.row_tiles.divisor == 1 && once ? L2_READ_ONCE : L2_NORMAL;

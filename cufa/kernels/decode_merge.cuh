@@ -45,9 +45,9 @@ __device__ inline void leave(float* p, float2 x) {
 constexpr int PIECES_AT_ONCE = 16;
 
 // Merges the pieces of the blocks [partial.begin, end), in this order, as they come, and leaves
-// NOTHING in their place: those rows that are the share-th of `shares`. `place` says where a row
-// and a column of O are, and `write` is handed that, and two numbers of O from there on, and m and
-// l of the row. A warp has ROWS at a time.
+// NOTHING in their place. Takes the rows of one share of `shares`. `place` says where a row and a
+// column of O are; `write` gets that place, two numbers of O from there on, and m and l of the row.
+// A warp has ROWS rows at a time.
 template <int WARPS, int ROWS, int HEAD_DIM_V, class Place, class Write>
 __device__ void merge_pieces(const Partial<HEAD_DIM_V>& partial, int end, int rows, int share,
                              int shares, float m_to_log2, Place place, Write write) {
@@ -206,7 +206,8 @@ __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int 
             for (int i = 0; i < FOURS; ++i)
                 if (has) st_relaxed_4(of_piece + partial.column(row(r), col(i)), nothing);
         }
-        // Adds the columns that this lane keeps of the other lane, which gets those that it keeps.
+        // Adds the other lane's part of the column that this lane keeps, and gives away its own
+        // part of the other's.
         auto exchanged = [&](float low, float high, bool keeps_high, int distance) {
             return (keeps_high ? high : low) +
                    __shfl_xor_sync(0xffffffff, keeps_high ? low : high, distance);
@@ -237,10 +238,10 @@ __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int 
     for_each_part<WARPS, HEAD_DIM_V>((rows + ROWS - 1) / ROWS, merge, share, shares);
 }
 
-// Which blocks merge the pieces of a unit: the last one, [begin, end), for which those that it
-// waits for have begun before. Where rows are many, all but the first share them out, if they see,
-// when they have left their pieces, that the last one has begun: no other can be missing then, so
-// that all may wait for each other. Each says in a word of its place what it does.
+// Which of the blocks [begin, end) merge the pieces of a unit. The last one does: those that it
+// waits for have begun before. Where rows are many, all blocks but the first share the rows out, if
+// they see, after they have left their pieces, that the last one has begun: then all have begun, and
+// may wait for each other. Each writes into a word of its place what it does.
 template <int WARPS, int HEAD_DIM_V>
 struct MergingBlocks {
     const Partial<HEAD_DIM_V> partial;
@@ -257,7 +258,7 @@ struct MergingBlocks {
     __device__ void begin() const {
         if (many && is_last() && threadIdx.x == 0) say(block, 1.f);
     }
-    // When it has left its pieces: calls `merge` for each share of the rows that is this block's.
+    // When the block has left its pieces: calls `merge` for each of its shares of the rows.
     template <class Merge>
     __device__ void each_share(Merge merge) const {
         const int shares = many ? count() : 1;

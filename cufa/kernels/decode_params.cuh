@@ -19,7 +19,7 @@ struct DecodeParams {
     int slack;   // tiles that an equal part of a unit may have more than this part of an equal
                  // share of all work:
     int spread;  // eighths of it
-    int ends;    // tiles as which a unit's end counts in such a share
+    int ends;    // tiles that a unit's end counts for in such a share
     Divisor group;      // query heads that share a KV head
     Divisor row_tiles;  // of the group * seq_q rows that share a KV head
     Divisor units;      // of a sequence: heads_kv * row_tiles

@@ -29,7 +29,7 @@ struct Share {
             unit.set_keys(p, keys_of(p, unit.batch)), unit.begin_at(0), count = unit.tiles;
             return;
         }
-        // As if each unit had equally many pieces
+        // The block's place if each unit had equally many pieces
         const int number = p.parts.quotient(block),
                   batch = min(p.units.quotient(number), p.batch - 1);
         part = block - number * p.parts.divisor;
@@ -107,10 +107,10 @@ struct Share {
         unit.begin_at(-tile);
     }
 
-    // Whether units are cut into equally many pieces, of tiles of all sequences together, and of
-    // the longest: where that takes hardly longer than equal shares, since two pieces a block take
-    // longer. Where blocks follow each other, a whole unit each, the longest may have more, for
-    // others fill the time.
+    // Whether units are cut into equally many pieces, by the tiles of all sequences together and of
+    // the longest. They are where that takes hardly longer than equal shares, since two pieces a
+    // block take longer. Where blocks follow each other, a whole unit each, the longest may have
+    // more, since others fill the time.
     __device__ bool is_even() const { return WHOLE || even; }
     static __device__ bool is_even(const DecodeParams& p, int total, int longest) {
         const int each = p.blocks.quotient(total * p.units.divisor);
@@ -165,13 +165,12 @@ struct Lengths {
           all(!WHOLE && !few && p.lengths && !p.splits),
           length(few ? length_at(p, at(p, lane())) : 0) {}
 
-    // Where they will be looked at once more: those of few, or the own one.
+    // Finds where lengths will be looked at once more: all of few sequences, or the own one.
     __device__ void find_again(const DecodeParams& p, int own) {
         own_at = at(p, few ? lane() : own);
         computed_here(own_at);
     }
-    // They are copied to shared memory, like the keys: no load that has to come first stands in
-    // front of those.
+    // Copies lengths to shared memory, like the keys, so that no load has to come before the keys.
     __device__ void look_again(const DecodeParams& p, uint32_t two_ints) const {
         cp_async_4(two_ints, own_at, p.lengths), cp_async_4(two_ints + 4, at(p, threadIdx.x), all);
     }
@@ -182,8 +181,8 @@ struct Lengths {
     __device__ int keys_now(const DecodeParams& p, int own) const {
         return keys_of_length(p, few ? __shfl_sync(0xffffffff, own_now, own) : own_now);
     }
-    // Whether all sequences are still such that units are cut into equally many pieces. For all
-    // threads, if they are many.
+    // Whether the lengths still let units be cut into equally many pieces. All threads call it, if
+    // sequences are many.
     __device__ bool hold(const ARGUMENTS& p, const Share<ARGUMENTS, BN, TEAMS, WHOLE>& share,
                          int (*sums)[2]) const {
         int total = 0, longest = 0;
@@ -220,8 +219,8 @@ struct Lengths {
     int own_now, other_now;
 
     static __device__ int lane() { return threadIdx.x % 32; }
-    // Each thread has one, if some the last: a branch of lanes in front of a load has misled ptxas,
-    // see docs/design/decode.md.
+    // Each thread has a length, some the last one: a branch of lanes in front of a load has misled
+    // ptxas, see docs/design/decode.md.
     static __device__ const int* at(const DecodeParams& p, int number) {
         return p.lengths + min(number, p.batch - 1);
     }

@@ -4,8 +4,8 @@
 #include "paged.cuh"
 
 // A unit, and where its tiles lie in a block's share: from `begin` on, which is less than 0 if it
-// began before. Where a window begins, those before it are none of the unit's. A sequence without
-// keys has a tile, too, in which nothing is seen: it has outputs.
+// began before. Tiles in front of a window do not belong to the unit. A sequence without keys has a
+// tile, too, in which nothing is seen, since it has outputs.
 template <class ARGUMENTS, int BN>
 struct Unit {
     int batch, index;      // of a sequence's units
