@@ -102,7 +102,7 @@ struct SumsOfRead {
         else
             sums[KEYS > 1 ? key : 0][QUERIES > 1 ? query : 0] += x;
     }
-    // Behind all pairs of a tile; pair(key, query) is one of the thread.
+    // After all pairs of a tile; pair(key, query) is one of the thread.
     template <class PairOf>
     __device__ void end(const Part& part, const PairOf& pair) {
         if constexpr (!OF_PAIRS) {

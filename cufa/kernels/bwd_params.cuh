@@ -27,7 +27,7 @@ struct BackwardParams : Params {
     long long stride_sinks;
     float* d_sinks;      // (heads_q,)
     float scale;         // of scores, > 0
-    float dq_factor;     // dQ of its sums: the scale, or, where Q comes negated, minus that
+    float dq_factor;     // factor of dQ's sums: the scale, or minus it where Q comes negated
     int workspace_rows;  // of one head
     int kv_tiles;        // of keys, of one head
     // bwd_wgmma only: blocks that share the query heads of a tile of keys, and how many one takes.

@@ -245,8 +245,8 @@ struct DecodeBlock {
             writer().write(first.rows, row, col, of_row, two, m, l);
         };
         const int rows = first.rows.rows, n = first.pieces.end - first.pieces.begin;
-        // Chosen in front of the shares: inside, ptxas takes warps for divergent. With few rows, few
-        // columns and rings of several stages, units are short and have many pieces.
+        // Chosen in front of the shares: inside, ptxas takes warps for divergent. With few rows,
+        // few columns and rings of several stages, units are short and have many pieces.
         constexpr bool MAY_BE_FEW = End::MANY || C::HEAD_DIM_V > 128 || STAGES == 1;
         if (MAY_BE_FEW && n == 2)
             merging.each_share([&](int share, int shares) {

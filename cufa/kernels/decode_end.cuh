@@ -51,9 +51,9 @@ struct RowWriter {
     }
 };
 
-// Adds up O of a block's teams, which have seen different keys, in shared memory: FEW rows at a time
-// behind the teams' rings of RING_BYTES, or all rows of a tile in place of the rings, if the block
-// has no other unit.
+// Adds up O of a block's teams, which have seen different keys, in shared memory: FEW rows at a
+// time behind the teams' rings of RING_BYTES, or all rows of a tile in place of the rings, if the
+// block has no other unit.
 template <class T, class Softmax, class ARGUMENTS, int BM, int HEAD_DIM_V, int TEAM, int WARPS,
           int RING_BYTES>
 struct UnitEnd {

@@ -240,8 +240,8 @@ __device__ void merge_few_pieces(const Partial<HEAD_DIM_V>& partial, int n, int 
 
 // Which of the blocks [begin, end) merge the pieces of a unit. The last one does: those that it
 // waits for have begun before. Where rows are many, all blocks but the first share the rows out, if
-// they see, after they have left their pieces, that the last one has begun: then all have begun, and
-// may wait for each other. Each writes into a word of its place what it does.
+// they see, after they have left their pieces, that the last one has begun: then all have begun,
+// and may wait for each other. Each writes into a word of its place what it does.
 template <int WARPS, int HEAD_DIM_V>
 struct MergingBlocks {
     const Partial<HEAD_DIM_V> partial;

@@ -186,7 +186,7 @@ template <class T>
 __device__ T invert(T a) {
     return ~a;
 }
-// By as many bits as there are, or more, nothing is left but the sign.
+// A shift by all bits, or more, leaves nothing but the sign.
 template <class T>
 __device__ T left_shift(T a, T b) {
     return b >= 0 && b < static_cast<T>(8 * sizeof(T))
@@ -211,8 +211,8 @@ __device__ uint32_t place(I index, int length) {
     return static_cast<uint32_t>(max(min(index, static_cast<I>(length - 1)), static_cast<I>(0)));
 }
 
-// One of any lengths and strides, in bytes: an address then takes two multiply-adds. Nothing beyond
-// it is read.
+// An array of any lengths and strides, in bytes: an address then takes two multiply-adds. Nothing
+// beyond the array is read.
 template <class T, int RANK>
 struct Array {
     const T* data;
@@ -234,7 +234,7 @@ struct Array<T, 0> {
     __device__ T at() const { return *data; }
 };
 
-// An element as what expressions compute in.
+// An element in the type that expressions compute in.
 template <class To, class T>
 __device__ To read(T x) {
     return static_cast<To>(x);

@@ -8,7 +8,7 @@
 #include "score.cuh"
 #include "tile.cuh"
 
-// Copies tiles of BN keys: those that are visited, where a map leaves out others.
+// Copies the tiles of BN keys that are visited: a map may leave out others.
 template <class Loader, int BN, bool BLOCKS>
 struct OfVisits {
     using type = Loader;

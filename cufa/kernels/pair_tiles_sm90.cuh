@@ -85,7 +85,7 @@ struct PairRows {
             }
         }
     }
-    // Whether that can be done: all rows begin with whole pieces, and their elements follow each
+    // Whether rows can be copied so: all begin with whole pieces, and their elements follow each
     // other.
     static __device__ bool lies_in_pieces(const OfPairs<T>& array) {
         const uint64_t strides = array.stride_batch | array.stride_head | array.stride_query;
@@ -97,8 +97,8 @@ struct PairRows {
     static __device__ int elements(int first, int seq_kv) {
         return WHOLE ? BN / KEYS : min((seq_kv + KEYS - 1) / KEYS - first, BN / KEYS);
     }
-    // The same of other arrays, element by element, neighbouring lanes' from where they are
-    // neighbours.
+    // The same for other arrays, element by element: neighbouring lanes copy elements that are
+    // neighbours in memory.
     template <bool WHOLE>
     static __device__ void fill_by_elements(uint32_t tile, const OfPairs<T>& array, int key,
                                             int seq_kv) {
@@ -224,8 +224,8 @@ struct PairTiles<Score<Parts...>, BN> {
     static constexpr int BYTES = (0 + ... + PairTile<Parts, BN>::BYTES);
     uint32_t place;
 
-    // Whether sequences have them in common, and heads have not: the same heads of all sequences
-    // then belong together.
+    // Whether sequences share the arrays, and heads do not: the same heads of all sequences then
+    // belong together.
     __device__ bool belong_to_heads(const Score<Parts...>& score) const {
         long long of_batch = 0, of_head = 0;
         auto look = [&](auto of, const auto& part, uint32_t) {
@@ -255,7 +255,7 @@ struct PairTiles<Score<Parts...>, BN> {
         each(start, score);
         cp_async_commit();
     }
-    // The same of arrays that cannot be copied so; it takes some registers.
+    // The same for arrays that cannot be copied so; it takes some registers.
     template <bool WHOLE>
     __device__ void fill_others(const Score<Parts...>& score, int key, int seq_kv = 0) const {
         auto copy = [&](auto of, const auto& part, uint32_t tile) {

@@ -28,8 +28,8 @@ struct Pair {
 template <class Self>
 struct Part {
     // Whether scores stay proportional to Q K^T, with the scale as the factor. Else the softmax is
-    // handed log2 units, or natural ones, in which `score` is then: where a part adds what may be
-    // of any size, such as -1e9 or float32's lowest number, sums are then those of float32.
+    // handed log2 units, or natural ones, and `score` is in these: where a part adds numbers of any
+    // size, such as -1e9 or float32's lowest number, sums are then those of float32.
     static constexpr bool LINEAR = true, NATURAL = false;
     // Whether all scores of a warp are handed over together, to `apply_all`. It brings them to log2
     // units, from those in which they are by `factor`, and makes that 1. So do the parts before it

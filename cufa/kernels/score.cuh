@@ -46,7 +46,7 @@ struct Score : Parts... {
     static constexpr bool HAS_BLOCK_MAP = (Parts::HAS_BLOCK_MAP || ...);
     // Whether a map knows all tiles in which pairs are hidden one by one.
     static constexpr bool MAPPED = HAS_BLOCK_MAP && ((!Parts::PAIRWISE || Parts::KEY_MAJOR) && ...);
-    // Whether there are tiles of which no pair is asked for; those alone are then AFFINE_IN_KEY, or
+    // Whether there are tiles in which no pair is asked for; only these are then AFFINE_IN_KEY, or
     // a curve.
     static constexpr bool WHOLE = !PAIRWISE || MAPPED;
     static constexpr bool FIRST_TILE_BOUNDS_MAX =
@@ -87,16 +87,15 @@ struct Score : Parts... {
     __device__ static Masked masked(const KeyTiles& tiles, int j) {
         return {j >= tiles.whole_end, LEFT_EDGE && j < tiles.whole_first};
     }
-    // The map's line of the row_tile-th tile of rows, for `seq_kv` keys, those included that a
-    // short sequence lacks.
+    // The map's line for the row_tile-th tile of rows and `seq_kv` keys, with the keys that a short
+    // sequence lacks.
     template <int BN>
     __device__ BlockLine block_line(int seq_kv, int batch, int head, int row_tile) const {
         const int tiles = (seq_kv + BN - 1) / BN;
         return {this->block_mask.line(batch, head) + row_tile * 2ll * (tiles + 1), tiles};
     }
 
-    // One of the units in which the softmax is handed scores, or terms of them, in log2
-    // units; and the other way round.
+    // Factors of scores and their terms, from the softmax's units to log2 units and back.
     static constexpr float TO_LOG2 = NATURAL ? LOG2_E : 1.f, FROM_LOG2 = 1.f / TO_LOG2;
     static __device__ float to_log2(float scale_log2) { return LINEAR ? scale_log2 : TO_LOG2; }
 
@@ -112,9 +111,9 @@ struct Score : Parts... {
          ...);
         return sum;
     }
-    // The linear pieces on which all pairs are that queries see of some keys: 1, and a bit for each
-    // tilt; 0 if pairs are on two pieces of a tilt. The pairs that are seen have five corners, at
-    // which what is linear is least and most.
+    // The linear pieces that hold all pairs that queries see of some keys: 1, and a bit for each
+    // tilt; 0 if pairs are on two pieces of a tilt. The pairs that are seen have five corners,
+    // where a linear function is least and most.
     __device__ int pieces(const Sequence& sequence, int first_query, int last_query, int first_key,
                           int last_key) const {
         last_key = min(last_key, sequence.seq_kv - 1);

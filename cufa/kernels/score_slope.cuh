@@ -63,8 +63,8 @@ struct Differentiated<Score<Parts...>> {
         (step<true, Parts>(s, pair, slope), ...);
         return s;
     }
-    // From the gradient of a score back through the parts: returns that of `factor` times S, and
-    // adds those of arrays. `key` and `query` as in SumsOfRead.
+    // From the gradient of a score back through the parts: returns the gradient of `factor` times
+    // S, and adds up those of arrays. `key` and `query` as in SumsOfRead.
     template <int MT, int NT>
     __device__ float back(float dS, float s, float factor, const Pair& pair,
                           ArraySums<MT, NT>& sums, int key, int query) const {
@@ -84,7 +84,7 @@ struct Differentiated<Score<Parts...>> {
         ((Parts::DROPS_WEIGHTS ? part<Parts>().dropped(drops, batch, head, query, key) : void()),
          ...);
     }
-    // By what the weights grow that are not dropped.
+    // The factor of weights that are not dropped.
     __device__ float growth() const {
         float keep = 1.f, lse = 0.f;
         ((Parts::DROPS_WEIGHTS ? part<Parts>().end_row(keep, lse, 0) : void()), ...);

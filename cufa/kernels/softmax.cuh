@@ -185,8 +185,8 @@ struct OnlineSoftmax {
         return BY_DIFFERENCE ? (s - m) * scale_log2 : fmaf(s, scale_log2, -m);
     }
 
-    // Where `update_max` did not look first, P may come out too large: whether a thread's part of a
-    // row sum is larger than its limit, in the warp. NaN is not: it stays NaN.
+    // Where `update_max` did not look first, P may come out too large. Returns whether a thread's
+    // part of a row sum is beyond its limit, in the warp. NaN is not: it stays NaN.
     template <class Limits>
     __device__ bool too_large(const Limits& limits) const {
         bool found = false;

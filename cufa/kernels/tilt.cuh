@@ -11,9 +11,9 @@ struct Tilt {
     int origin = 0;        // the key that the function starts at
     float at_origin[2] = {}, step[2] = {};
 
-    // The pieces on which all is that the warp's rows see of the keys from `first` to the last of
-    // the BN that `at` names; 0 if that is not one of each. Where no query sees keys beyond its
-    // own, it is.
+    // The pieces that hold all pairs of the warp's rows and the keys from `first` to the last of
+    // the BN that `at` names, as far as rows see them; 0 if that is not one of each. Where no query
+    // sees keys beyond its own, it is.
     template <int BN, class SCORE>
     static __device__ int pieces_of(const SCORE& score, const Sequence& sequence, const At& at,
                                     int first) {
