@@ -130,7 +130,7 @@ class _Sum:
 
 
 def part_of(whole: np.ndarray | None, *part: slice) -> np.ndarray | None:
-    """Return a part of a bias, or of what is of its shape: all along axes of length 1."""
+    """Return a part of a bias, or of an array of its shape: all along axes of length 1."""
     if whole is None:
         return None
     pairs = zip(part, whole.shape, strict=False)
@@ -159,8 +159,8 @@ class _Queries:
     Attributes
     ----------
     softmax : OnlineSoftmax or None
-        The sums of rows, where the log-sum-exp of one says too little of its weights: `add_up` is
-        to be called with all keys then.
+        The sums of rows, where a log-sum-exp says too little of its weights: `add_up` is to be
+        called with all keys then.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class _Queries:
         keys : slice
         tK, tV : ndarray, (batch, heads_kv, keys, ...)
         dK, dV : ndarray or None
-            Theirs; that of K without the scale, as is that of Q.
+            Their gradients; those of K and Q are without the scale.
         """
         if not self._sees(keys):
             return

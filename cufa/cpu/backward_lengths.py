@@ -28,7 +28,7 @@ def backward_of_lengths(
         As in `cufa.cpu.runs.runs`.
     operands, results, into
         As in `attention_backward`; for "Varlen", the first axis of all but a bias has length 1.
-        Gradients of what is of no sequence, or beyond a length, are 0.
+        Gradients of rows that no sequence has, or beyond a length, are 0.
     own : Own
         The caller's functions.
     """

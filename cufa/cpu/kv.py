@@ -39,7 +39,7 @@ def _for_blas(matrices: np.ndarray) -> np.ndarray:
 
 
 class Dense:
-    """In arrays of (batch, heads, seq, head_dim).
+    """Keys and values in arrays of (batch, heads, seq, head_dim).
 
     Parameters
     ----------

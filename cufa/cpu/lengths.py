@@ -26,7 +26,7 @@ def attention_of_lengths(
     problem, lengths
         As in `cufa.cpu.runs.runs`.
     operands : Operands
-        Of "Varlen", their first axis has length 1.
+        For "Varlen", their first axis has length 1.
     own : Own
         The caller's functions.
 

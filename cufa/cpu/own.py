@@ -61,7 +61,7 @@ class Own(NamedTuple):
     ----------
     score_mod, mask_mod : function or None
     batch, heads : slice
-        Which sequences, and which query heads.
+        The sequences, and the query heads.
     first : int
         The number of the first sequence.
     tiles : Tiles, optional
@@ -87,7 +87,7 @@ class Own(NamedTuple):
         return self._replace(batch=batch, heads=heads)
 
     def beginning_with(self, first: int) -> Own:
-        """Return the same for sequences of which the first has this number."""
+        """Return the same for sequences from this number on."""
         return self._replace(first=first)
 
     @property
@@ -147,7 +147,7 @@ class Own(NamedTuple):
             The scores that the function was called with.
         rows, keys : slice
         into : mapping
-            To what, by the names of the arrays.
+            The sums to add to, by the names of the arrays.
         """
         inputs = before, *self._indices(rows, keys)
         for name, partials in self.partials.items():

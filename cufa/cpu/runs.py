@@ -64,7 +64,7 @@ class Run(NamedTuple):
     keys: Rows | PaddedRows
 
     def call(self, problem: Problem, operands: Operands) -> tuple[Problem, Operands]:
-        """Return the call that these sequences are, of the problem and the operands of all."""
+        """Return the call of these sequences, from the problem and the operands of all."""
         q, out = (self.queries.of(x) for x in (operands.q, operands.out))
         k, v = (self.keys.of(x) for x in (operands.k, operands.v))
         beside = dict(operands.beside)
@@ -84,7 +84,7 @@ def runs(problem: Problem, lengths: Mapping[str, Array | None]) -> Iterator[Run]
     Parameters
     ----------
     problem : Problem
-        With `kv` of "Padded" or "Varlen".
+        With `kv` "Padded" or "Varlen".
     lengths : mapping
         By argument: ``lengths_k`` and ``lengths_q``; or ``cu_seqlens_q``, ``cu_seqlens_k`` and
         ``seqused_k``. None for one that is not given.

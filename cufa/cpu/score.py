@@ -112,12 +112,12 @@ class Score:
         return by_function if hidden is None else by_function | hidden
 
     def drop(self, rP: np.ndarray, keys: slice) -> None:
-        """Set those of a tile's weights to 0 that are dropped."""
+        """Set the dropped weights of a tile to 0."""
         for feature in self._dropping:
             feature.drop(rP, self._tile(keys))
 
     def kept(self, keys: slice) -> np.ndarray | None:
-        """Return by what a dropout multiplies a tile's weights; None without any."""
+        """Return the factors by which a dropout multiplies a tile's weights; None without any."""
         dropout = self.problem.of(Dropout)
         if dropout is None:
             return None

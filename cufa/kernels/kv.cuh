@@ -32,8 +32,8 @@ struct Dense {
     }
 };
 
-// The same, but of each sequence's queries and keys only the first ones are there. Rows of the
-// result that follow them are 0, and -inf in the log-sum-exp.
+// The same, but only the first queries and keys of each sequence exist. Rows of the result that
+// follow them are 0, and -inf in the log-sum-exp.
 struct Padded : Dense {
     static constexpr bool TAILS = true, PADS_ROWS = true;
     const int *lengths_k, *lengths_q;  // (batch,); null for all

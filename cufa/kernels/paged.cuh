@@ -18,8 +18,8 @@ struct Contiguous {
     }
 };
 
-// Pages of (heads, page_size, dim), which a table names in the order of each sequence's keys. What
-// the table says is not believed: no page is looked for outside the cache.
+// Pages of (heads, page_size, dim), which a table names in the order of each sequence's keys. The
+// table is not trusted: no page is looked for outside the cache.
 struct Paged {
     static constexpr bool PAGED = true;
     const int* block_table;  // (batch, at least what holds the longest sequence)

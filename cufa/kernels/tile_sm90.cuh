@@ -63,7 +63,7 @@ struct WgmmaTile : SmemTile<ROWS_, COLS_, 2> {
     }
 };
 
-// Queues D = A B^T, of tiles of which `operand` is given: S = Q K^T.
+// Queues D = A B^T, for tiles whose `operand` is given: S = Q K^T.
 template <class T, class ATile, class BTile, int NT>
 __device__ void queue_product(float (&d)[NT][4], uint32_t a, uint32_t b) {
     constexpr int STEPS = ATile::COLS / 16;
@@ -75,7 +75,7 @@ __device__ void queue_product(float (&d)[NT][4], uint32_t a, uint32_t b) {
         Wgmma<T, BTile::ROWS>::ss(d, ATile::columns(a, STEPS - 1), BTile::columns(b, STEPS - 1),
                                   STEPS > 1);
 }
-// Queues D = A B, or D += A B, of A in registers and a tile of which `operand` is given: O += P V.
+// Queues D = A B, or D += A B, for A in registers and a tile whose `operand` is given: O += P V.
 template <class T, class BTile, int NT, int STEPS>
 __device__ void queue_product(float (&d)[NT][4], const uint32_t (&a)[STEPS][4], uint32_t b,
                               bool accumulates) {

@@ -35,7 +35,7 @@ def kind_of(k: Array, v: Array, q: Array | None) -> Key | None:
     Returns
     -------
     tuple or None
-        Equal for arrays that are as legal as each other; None for objects of another type.
+        Equal for arrays of which all or none are legal; None for objects of another type.
     """
     import cupy
 
@@ -80,7 +80,7 @@ def addresses(tokens: Tokens) -> tuple[int, ...]:
 
 
 def prepared(tokens: Tokens) -> Launch:
-    """Return the launch of such tokens, and of others of their shapes, strides and alignment.
+    """Return the launch of these tokens, and of others of their shapes, strides and alignment.
 
     Parameters
     ----------

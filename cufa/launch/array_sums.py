@@ -1,4 +1,4 @@
-"""Arrays -> what is wanted of their gradients, and the launches that make these of their sums."""
+"""Arrays -> the gradients that are wanted of them, and launches that make these from sums."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def finishing(sums: ArraySums, which: int) -> Launch | None:
     ----------
     sums : ArraySums
     which : int
-        Which of the addresses is that of the sums; that of the gradient is the next one.
+        The number of the address of the sums; the address of the gradient is the next one.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Arrays -> launch: the path of a call, short where the like of it has been prepared."""
+"""Arrays -> launch: the path of a call, short where a call like it has been prepared."""
 
 from __future__ import annotations
 
@@ -161,9 +161,9 @@ def replay(
 
 
 def _described(extras: Extras, device_id: int) -> tuple[Key, Ints] | None:
-    """Return what arrays are like, and their addresses; None if one may not be.
+    """Return what arrays are like, and their addresses; None if one is not allowed.
 
-    No `BlockMask` elsewhere may be: a call that has none there is of the same kind.
+    A `BlockMask` may be in its own place only: a call without one is of the same kind.
     """
     infos: list[Any] = []
     addresses = []

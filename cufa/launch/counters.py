@@ -1,6 +1,6 @@
 """Counters from which blocks draw their tiles: a word for each launch, zero before and after it.
 
-All memory is set to zero when it is reserved, by an ordinary call: nothing is left to do for one
+All memory is set to zero when it is reserved, by an ordinary call: nothing is left to do in a call
 that is captured into a CUDA graph.
 """
 
@@ -55,7 +55,7 @@ class Counters:
         self._next_reserve: Iterator[int] | None = None
 
     def reserve(self) -> None:
-        """Make sure that there are words; not while a graph is captured."""
+        """Reserve words, if there are none; not while a graph is captured."""
         if self._next_reserve is not None:
             return
         with self._lock:

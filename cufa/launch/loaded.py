@@ -119,7 +119,7 @@ class Loaded:
             Of q, k, v and the result: 4-D (batch, heads, seq, head_dim) arrays, which the
             kernel takes as they are; strides in bytes.
         address : int
-            The address of any such array, as the driver needs one; each launch has its own.
+            The address of any of these arrays, as the driver needs one; each launch has its own.
         numbers : tuple of tuple of int
             Strides of the arrays that parts of the score read; see `cufa.problem.extras.placed`.
         extras : Extras

@@ -168,7 +168,7 @@ class ParameterLayout:
         plan : Plan or DecodePlan
             As the variant's kernel needs it.
         problem : Problem
-            One of those that are planned so; they differ in lengths only.
+            One of the problems with this plan; they differ in lengths only.
         """
         raise NotImplementedError
 
@@ -349,7 +349,7 @@ free_buffers: list[Buffer] = []
 
 
 def taken_buffer() -> Buffer:
-    """Return a buffer that is nobody else's until it is among the free ones again."""
+    """Return a buffer that nobody else uses until it is among the free ones again."""
     try:
         return free_buffers.pop()  # in one step, whatever other threads do
     except IndexError:

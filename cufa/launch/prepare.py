@@ -26,7 +26,7 @@ from cufa.problem.problem import CACHES, Problem, check_shapes
 from cufa.specs.variant import Variant
 
 _CALLS = 128  # of a kind that are remembered
-_SEEN = 1024  # of which it is known that there was such a call
+_SEEN = 1024  # keys of calls that came once
 
 
 class PreparedCall(NamedTuple):

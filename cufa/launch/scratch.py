@@ -67,7 +67,7 @@ _thread, _threads = threading.local(), itertools.count(1)
 
 
 def of_thread() -> int:
-    """Return what stands for this thread's default stream; a thread's ident may come again."""
+    """Return a key of this thread's default stream; a thread's ident may come again."""
     key = getattr(_thread, "key", None)
     if key is None:
         key = _thread.key = -next(_threads)
@@ -100,7 +100,7 @@ class Scratch:
         Raises
         ------
         NotSetAsideError
-            The stream is being captured, and what was set aside does not do.
+            The stream is being captured, and the memory that was set aside is too small.
         """
         nbytes = _NUMBER * floats
         stream = self._current_stream()

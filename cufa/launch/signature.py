@@ -64,7 +64,7 @@ _lock = threading.Lock()
 
 
 def remember(memory: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:
-    """Put a value into a memory, unless there is one; from a full memory the oldest goes."""
+    """Put a value into a memory, unless it has one; a full memory loses its oldest."""
     with _lock:
         kept = memory.setdefault(key, value)
         while len(memory) > limit:

@@ -54,7 +54,7 @@ class Viewer:
         Raises
         ------
         ValueError
-            They have not as many axes.
+            They have other numbers of axes.
         """
         s = signature
         if not 2 <= len(s.q_shape) == len(s.k_shape) == len(s.v_shape) <= 4:
@@ -130,7 +130,7 @@ class Viewer:
         )
 
     def _check_strides(self, signature: Signature) -> None:
-        """See that they are multiples of an element, and those of `out` keep its elements apart."""
+        """Check strides: multiples of an element; those of `out` keep its elements apart."""
         size, arrays = self._itemsize, list(_inputs(signature))
         if signature.out is not None:
             shape, strides, _ = signature.out

@@ -38,7 +38,7 @@ class Workspace:
         Raises
         ------
         ValueError
-            The stream is being captured, and has no memory that does.
+            The stream is being captured, and has no memory that is large enough.
         """
         import cupy
 

@@ -128,9 +128,9 @@ class Planned(NamedTuple):
     sums : tuple of ArraySums
         In the order of what is wanted.
     chains : Chains or None
-        None where any order gives the same bits, or is allowed.
+        None where any order is allowed, or gives the same bits.
     words : int
-        Words of the workspace that all of it takes.
+        Words of the workspace that sums and chains take.
     """
 
     score: tuple[str, ...]
@@ -195,8 +195,8 @@ _ONE_CHAIN: _Order = 1, (0, 0, 0, 0, 0, 1)
 def _sums_of_bias(lengths: Ints, problem: Problem) -> Ints:
     """Return the axes of the sums of a bias.
 
-    One that lacks queries, or keys, has sums of each sequence and head, so that few blocks add to
-    one number; these sums are added up in the end.
+    A bias that lacks queries, or keys, has sums of each sequence and head, so that few blocks add
+    to one number; these sums are added up in the end.
     """
     batch, heads, queries, keys = problem.sizes.values()
     if lengths[2:] == (queries, keys):

@@ -47,16 +47,16 @@ class BackwardPlan(NamedTuple):
     steps : tuple of Step
         One after the other.
     problem : Problem
-        As the kernels see it: sinks are in the log-sum-exp already.
+        The problem as the kernels see it: sinks are in the log-sum-exp already.
     q_units, key_tiles : int
         Units of rows of a query head, and tiles of keys of a K/V head.
     kv_splits : int
         Blocks that share the query heads of a tile of keys.
     row_lse, row_delta, dq_sums, kv_sums, turns : int
-        Where these begin in the workspace, in 32-bit words; -1 for none.
+        Where each begins in the workspace, in 32-bit words; -1 for none.
     workspace_words : int
-        The size of all of it: two numbers a row, dQ in float32, sums of gradients of arrays that
-        parts of the score read, parts of dK and dV in float32, and the turns.
+        Its size: two numbers a row, dQ in float32, sums of gradients of arrays that parts of the
+        score read, parts of dK and dV in float32, and the turns.
     sums : tuple of ArraySums
     chains : Chains or None
         The order of blocks that add to them.

@@ -13,7 +13,7 @@ _MAX_ROWS = 2**31 - 2**8
 """Rows that share a K/V head, and heads of all sequences: 32-bit numbers, rounded up to tiles."""
 
 MAX_TILES = 2**31 - 2**16
-"""Tiles of keys of all sequences together, and what counts as such: they have 32-bit numbers."""
+"""Tiles of keys of all sequences, and those that ends count for: they have 32-bit numbers."""
 
 
 def check_device(device: Device) -> None:
@@ -55,7 +55,7 @@ def check_decoding(problem: Problem, device: Device, kernel: str | Variant | Non
 
 
 def check_tiles(items: int, tiles: int, ends: int) -> None:
-    """Raise ValueError if `decode` has no numbers for all tiles of keys, and what ends count as."""
+    """Raise ValueError if tiles of keys, with those that ends count for, exceed 32-bit numbers."""
     if items * (tiles + ends) > MAX_TILES:
         raise ValueError(
             f"k_cache: {items} x {tiles} tiles of keys, of all sequences and heads, and {ends} for "
@@ -70,7 +70,7 @@ def _check_name(problem: Problem, name: object) -> None:
 
 
 def kernel_named(name: object, dtype: str, decodes: bool) -> Spec:
-    """Return the kernel that a call names; TypeError or ValueError if it has none such.
+    """Return the kernel that a call names; TypeError or ValueError if there is no such kernel.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def check_variant(problem: Problem, variant: Variant, device: Device, decodes: b
         complaint = f"its head dims {tile_dims} are less than the problem's {dims}"
     if complaint is None and KERNELS[variant.kernel].needs_keys and problem.seq_kv == 0:
         complaint = "it needs at least one key"
-    # One that is named may cap scores as it does where no log-sum-exp is asked for.
+    # A named variant may cap scores as it does without a log-sum-exp.
     scores = problem.score, problem._replace(returns_lse=False).score
     if complaint is None and variant.score not in scores:
         complaint = f"its score is {variant.score}, the call's {problem.score}"

@@ -31,7 +31,7 @@ class DecodePlan(NamedTuple):
     splits : int
         Parts of every sequence, 1 also where items are never cut; 0 where lengths decide.
     parts : int
-        The same, or into how many each can be cut where lengths differ little.
+        The same; where lengths decide, into how many parts each can be cut if these differ little.
     slack, spread : int
         An equal part may have `slack` tiles of keys more than `spread` / 8 of an equal share.
     ends : int
@@ -79,8 +79,8 @@ def plan_splits(
 ) -> DecodePlan:
     """Choose how a problem, which is not empty, runs on a device.
 
-    Each work item has a block, or as many blocks as run at once share all keys out: what costs less
-    if all sequences are as long as can be. How items are cut is found from lengths, on the device.
+    Each work item has a block, or as many blocks as run at once share all keys out: whatever costs
+    less if all sequences are as long as they can be. The device cuts items by the lengths.
 
     Parameters
     ----------
@@ -130,6 +130,6 @@ def plan_splits(
         *(variant, grid, variant.threads, smem_bytes, -(-rows // bm), splits, parts, min(rows, bm)),
         slack=items.slack(parts, problem.batch) // tile_bytes,
         ends=ends,
-        # An item may be as long as all that its place reads but one: others fill the time.
+        # An item may be as long as all but one that its place reads: others fill the time.
         spread=int(8 * max(1.0, items.of_each - 1)) if parts == 1 else 8,
     )

@@ -18,9 +18,9 @@ def resident(variant: Variant, device: Device) -> int:
 def kept_apart(grid: int, variant: Variant, device: Device) -> int:
     """Return the bytes of shared memory with which each multiprocessor has as many blocks.
 
-    Where all run at once, they begin while those of the kernel in front end, so that some would
-    have more otherwise, and others less: with `decode`, 32 sequences of 4096 keys with 8 heads of
-    64 columns, a block each, took 1.34 times as long.
+    Where all blocks run at once, they begin while the blocks of the kernel in front end. Some
+    multiprocessors would have more blocks otherwise, and others fewer: with `decode`, 32 sequences
+    of 4096 keys with 8 heads of 64 columns, a block each, took 1.34 times as long.
     """
     each = -(-grid // device.sm_count)
     if each > resident(variant, device):

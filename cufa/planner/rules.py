@@ -184,7 +184,7 @@ class Choice:
         return found
 
     def rounded(self, rows: int, keys: int) -> tuple[int, int]:
-        """Return lengths up to the next step, for which most that are new have been seen before.
+        """Return lengths rounded up to a step: then most new lengths have been seen before.
 
         Costs within a step are the same. Where rows see no keys, or few, exact lengths matter.
         """
@@ -262,8 +262,7 @@ class Choice:
 def _turns(tile: TileShape, score: tuple[str, ...], head_dim_v: int) -> bool:
     """Return whether a tile's consumers take turns where those of a plain problem may.
 
-    With few keys a tile of rows waiting costs more than it gives, in those tiles in which it has
-    been measured.
+    With few keys, waiting costs a tile of rows more than it gains, in the tiles that were measured.
     """
     if tile.bm == 128 and head_dim_v >= 128 and any(part_named(name).left_edge for name in score):
         return False
@@ -271,7 +270,7 @@ def _turns(tile: TileShape, score: tuple[str, ...], head_dim_v: int) -> bool:
 
 
 def _with_scores(cost: Cost, variant: Variant) -> Cost:
-    """Return a variant's cost with what its scores take longer than in others."""
+    """Return a variant's cost, with the additional time that its scores take."""
     consumers = variant.bm // 64
     is_dear = consumers > 2 or (consumers == 2 and variant.bn > 128)
     if not is_dear or variant.head_dim_v < 128 or not variant.causal:
@@ -284,7 +283,7 @@ def _with_scores(cost: Cost, variant: Variant) -> Cost:
 def _within_blocks(score: tuple[str, ...], variants: list[Variant]) -> list[Variant]:
     """Return the variants whose tiles divide a map's own or are multiples of them, or else all.
 
-    Others visit what their neighbours' tiles see, and ask for each pair there.
+    Other variants visit tiles that only their neighbours see, and ask for each pair there.
     """
     if BLOCKS not in score:
         return variants

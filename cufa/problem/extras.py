@@ -123,7 +123,7 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
     Returns
     -------
     tuple of int or None
-        0 along axes on which nothing depends; None for a shape that does not fit.
+        0 along axes that make no difference; None for a shape that does not fit.
     """
     of_pairs = "q" in part.axes
     if len(shape) > _MOST_AXES:
@@ -208,7 +208,7 @@ def _complaint(shape: Ints, strides: Ints, dtype: np.dtype, sizes: Sizes) -> str
 
 
 def _odd(shape: Ints, strides: Ints, dtype: np.dtype) -> bool:
-    """Whether elements are no multiple of one apart, along axes that have several."""
+    """Whether a stride is no multiple of an element, along an axis that has several."""
     return any(n > 1 and step % dtype.itemsize for n, step in zip(shape, strides, strict=True))
 
 
@@ -347,7 +347,7 @@ def _spread(array: Array, part: Part, sizes: Sizes, strides: Ints, xp: Any) -> A
 
 
 def _lengths(part: Part, axes: str, sizes: Sizes) -> list[int]:
-    """Return what an array of a part measures along axes."""
+    """Return the lengths of a part's array along axes."""
     shape = [sizes[axis] for axis in axes]
     if part.dtype == "uint8":
         shape[-1] = -(-shape[-1] // 8)

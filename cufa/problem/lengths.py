@@ -14,7 +14,7 @@ _INT32 = np.dtype(np.int32)
 
 
 def of_lengths(kv: str, batch: int, lengths: Sequence[ArrayInfo | None]) -> int:
-    """Return how many sequences arrays of lengths are of.
+    """Return the number of sequences that arrays of lengths are for.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def is_readable(array: Array) -> bool:
 def check_lengths(name: str, lengths: np.ndarray, most: int, room: str = "") -> None:
     """Refuse lengths on the host that are negative, or more than there is room for.
 
-    `room` says of what, for the end of the message.
+    `room` says what there is room for, for the end of the message.
     """
     bad = np.flatnonzero((lengths < 0) | (lengths > most))
     if bad.size:

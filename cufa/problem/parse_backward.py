@@ -21,7 +21,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 class Gradients(NamedTuple):
-    """An array for each gradient that is asked for, by the name of what it is of; None for others.
+    """An array for each gradient that is asked for, by the name of its argument; None for others.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Gradients(NamedTuple):
 
     @property
     def needs_scores(self) -> bool:
-        """Whether a gradient of scores is needed: not for that of V, nor of the sinks."""
+        """Whether a gradient of scores is needed: gradients of V and sinks need none."""
         return not (self.q is self.k is self.bias is None) or bool(self.read)
 
     def viewed(self, view: Callable[[Array], Array], ndim: int) -> Gradients:

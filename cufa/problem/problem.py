@@ -94,7 +94,7 @@ class Problem(NamedTuple):
 
     @property
     def in_cache(self) -> Problem:
-        """The same, as `decode` runs it: that of a cache in which all sequences are full."""
+        """The problem as `decode` runs it: over a cache in which all sequences are full."""
         return self if self.kv in CACHES else self._replace(kv="Contiguous")
 
     @property
@@ -113,7 +113,7 @@ class Problem(NamedTuple):
 
     @property
     def alike(self) -> Problem:
-        """The same, or one with sequences of one length that takes about as long."""
+        """The problem, or one with sequences of one length that takes about as long."""
         if self.kv != "Varlen":
             return self
         n = max(1, self.sequences)
@@ -147,7 +147,7 @@ class Problem(NamedTuple):
         return self._replace(features=tuple(kept))
 
     def reading(self, *parts: str) -> Problem:
-        """Return the same with features that are parts which read arrays."""
+        """Return the same with features whose parts read arrays."""
         return self.having(*(READINGS[part_named(name).argument](name) for name in parts))
 
     @property
@@ -203,13 +203,13 @@ class Problem(NamedTuple):
 
     @property
     def visited(self) -> int:
-        """How many keys there are from the first on that one of the queries sees."""
+        """Number of keys from the first one that any query sees."""
         left = self._reach.left
         return self.seq_kv if left is None else min(self.seq_kv, max(1, left + self.seq_q))
 
     @property
     def most_seen(self) -> int | None:
-        """The most keys that a query sees, where that has a bound which leaves some out."""
+        """The most keys that a query sees, if a bound leaves some out; else None."""
         left, right, most = self._reach
         if left is not None and right is not None:
             most = left + right + 1 if most is None else min(most, left + right + 1)
