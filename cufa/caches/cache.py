@@ -65,7 +65,7 @@ class Cache:
     if not TYPE_CHECKING:  # where every name would be known
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say of which cache a method is that a view has not."""
+            """Say that a method belongs to the whole cache, if a view lacks it."""
             if name in _OF_THE_WHOLE:
                 raise AttributeError(
                     f"{name} is of the whole cache, not of a view (sequences {self._rows.start} to "
@@ -189,7 +189,7 @@ class Cache:
 
     @contextmanager
     def _extended(self, counts: np.ndarray) -> Iterator[None]:
-        """Make room for new tokens, which is taken back if what follows fails."""
+        """Make room for new tokens; take it back if the block fails."""
         store, first = self._store, self._rows.start
         ends = self._ends + counts
         plan: list[Taken] = []

@@ -80,7 +80,7 @@ def counts_of(name: str, values: object, in_use: np.ndarray, first: int) -> np.n
 
 
 def none_allocated(first: int, sequences: int) -> ValueError:
-    """Return the error of a call for sequences of which none has been allocated."""
+    """Return the error of a call for sequences none of which has been allocated."""
     which = f"sequence {first} has not"
     if sequences > 1:
         which = f"none of the sequences {first} to {first + sequences - 1} has"

@@ -4,6 +4,6 @@
 class CacheFullError(RuntimeError):
     """A cache has no room for what was asked of it, and has not changed.
 
-    It is out of capacity, pages or sequences; the message says of which. Freeing sequences or
+    It is out of capacity, pages or sequences; the message says which. Freeing sequences or
     cutting them short makes room.
     """

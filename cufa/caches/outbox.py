@@ -21,8 +21,8 @@ class _Sent(NamedTuple):
 class Outbox:
     """Copies of one array of the host to one of the device, on the current stream.
 
-    The copy is from memory of its own, which no later change of the host's array reaches. Nothing
-    waits for the device: there is as much such memory as copies are pending.
+    A copy is made from memory of its own, which later changes of the host's array do not reach.
+    Nothing waits for the device: each pending copy has such memory.
     """
 
     def __init__(self) -> None:

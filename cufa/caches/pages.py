@@ -41,7 +41,7 @@ class Pages:
         Number of pages.
     page_size : int
     sequences : int
-        At most.
+        Number of sequences, at most.
     per_sequence : int
         Pages of a sequence at most.
 
@@ -50,7 +50,7 @@ class Pages:
     table : ndarray, (sequences, per_sequence) int32
         Entries that are not in use name some page, too: 0 or the last that was there.
     changed : set of (int, int)
-        Entries that differ from what they were when it was last cleared.
+        Entries that have changed since it was last cleared.
     """
 
     def __init__(self, pages: int, page_size: int, sequences: int, per_sequence: int) -> None:

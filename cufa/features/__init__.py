@@ -30,7 +30,7 @@ FEATURES: tuple[type[Feature], ...] = (
     ScoreMod,
     MaskMod,
 )
-"""All features. They apply in this order, but that masks hide after all else is done."""
+"""All features. They apply in this order, except that masks hide keys last."""
 
 VALUES = {kind.ARGUMENT: kind for kind in FEATURES if issubclass(kind, Value)}
 """The features whose arguments are plain values, by argument."""
@@ -45,7 +45,7 @@ def values_of(arguments: Mapping[str, object]) -> dict[str, object]:
 
 
 def parse(asked: Mapping[str, object]) -> tuple[Feature, ...]:
-    """Check arguments that are plain values, and return the features of which they ask.
+    """Check arguments that are plain values, and return the features that they ask for.
 
     Parameters
     ----------

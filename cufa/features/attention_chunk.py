@@ -32,7 +32,7 @@ class AttentionChunk(Value):
     ----------
     size : int
         Query i stands at position p = i + seq_kv - seq_q, and sees the keys j of
-        j // size == p // size, rounded down. One that stands before the first key sees none.
+        j // size == p // size, rounded down. A query that stands before the first key sees none.
     """
 
     size: int
@@ -90,7 +90,7 @@ class AttentionChunk(Value):
 
     @staticmethod
     def hides(given: Any, at: Places, xp: Any) -> Array | None:
-        """Return where a key is of another chunk."""
+        """Return where a key is in another chunk."""
         return at.j // given != (at.j - at.ahead) // given
 
     @classmethod

@@ -24,7 +24,7 @@ class Curve(NamedTuple):
     ----------
     root, middle, rest : float
     end : float
-        Up to where it is right, in magnitude; 0 for nowhere.
+        The magnitude up to which it is right; 0 for nowhere.
     """
 
     root: float = 0.0

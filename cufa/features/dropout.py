@@ -26,7 +26,7 @@ _LOW = 0xFFFFFFFF
 
 
 def check_dropout(dropout_p: object) -> float:
-    """Return how many of the weights are dropped."""
+    """Return the share of the weights that is dropped."""
     value = check_real("dropout_p", dropout_p)
     if not 0 <= value < 1:  # also true for NaN
         raise ValueError(f"dropout_p must be 0 or more, and less than 1, not {value!r}")
@@ -47,12 +47,12 @@ def check_dropout_seed(seed: object, dropout_p: float) -> int:
 
 @dataclass(frozen=True)
 class Dropout(Value):
-    """A dropout; its seed is not of the problem.
+    """A dropout; its seed is no part of the problem.
 
     Attributes
     ----------
     p : float
-        How many of the weights are dropped.
+        The share of the weights that is dropped.
     """
 
     p: float
@@ -88,7 +88,7 @@ class Dropout(Value):
 
     @property
     def keep(self) -> float:
-        """How many of the weights are kept."""
+        """The share of the weights that is kept."""
         return 1 - threshold(self.p) / 2**32
 
     def numbers(self, call: Call) -> dict[str, float]:
@@ -96,7 +96,7 @@ class Dropout(Value):
         return {"dropout_threshold": threshold(self.p), "dropout_keep": self.keep}
 
     def drop(self, rP: np.ndarray, tile: Tile) -> None:
-        """Set weights of a tile to 0."""
+        """Set the dropped weights of a tile to 0."""
         queries = np.arange(tile.rows.start, tile.rows.stop)
         for i, of_sequence in enumerate(tile.arrays["numbers"]):
             its = of_sequence[:1, 0], of_sequence[:, 1]

@@ -136,7 +136,7 @@ Bound = Any
 
 @dataclass(frozen=True)
 class Feature:
-    """A wish of a call for its scores; the methods here are those of one that does nothing.
+    """A wish of a call for its scores; the methods here do nothing.
 
     Attributes
     ----------
@@ -199,14 +199,14 @@ class Feature:
         return None
 
     def drop(self, rP: np.ndarray, tile: Tile) -> None:
-        """Set weights to 0 that are dropped, in place."""
+        """Set dropped weights to 0, in place."""
 
     # The formula of the oracles: apart from all that is above, and of the argument itself. Arrays
     # are of the module `xp` and broadcast to the scores.
 
     @staticmethod
     def changed(given: Any, scores: Array, at: Places, xp: Any) -> Array:
-        """Return what becomes of scores."""
+        """Return the changed scores."""
         return scores
 
     @staticmethod
@@ -253,7 +253,7 @@ class Value(Feature):
         raise NotImplementedError
 
     def settle(self, found: dict[str, Value]) -> None:
-        """Bring the features of a call, by argument, to one form where they say the same."""
+        """Bring features of a call, by argument, to one form if several forms say the same."""
 
     @classmethod
     def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:

@@ -34,7 +34,7 @@ class Part(NamedTuple):
     left_edge, right_edge : bool
         Whether it leaves out keys before the first, or after the last, that a query sees.
     jumps : bool
-        Whether these may rise by more than one from query to query, see ``kernels/part.cuh``.
+        Whether these keys may rise by more than one from query to query, see ``kernels/part.cuh``.
     decodes : bool
         Whether `cufa.decode` takes it.
     axes : str

@@ -19,7 +19,7 @@ _own: dict[str, Part] = {}
 
 
 def register(part: Part) -> None:
-    """Make a part known that is none of a feature's `PARTS`; its name says all of it."""
+    """Register a part that is not in a feature's `PARTS`; its name says all of it."""
     _own[part.name] = part
 
 
@@ -29,7 +29,7 @@ def part_named(name: str) -> Part:
 
 
 def kind_of(name: str) -> str:
-    """Return the name of a part, or what that of a caller's own begins with."""
+    """Return the name of a part; of a caller's own part the beginning of its name."""
     kind = name.partition("_")[0]
     return kind if kind in OWN.values() else name
 

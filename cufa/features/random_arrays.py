@@ -21,7 +21,7 @@ def normal(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> 
 
 
 def mostly(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> Any:
-    """Return truth values of which nine in ten are true, as bool, or eight in each uint8."""
+    """Return truth values, nine in ten true, as bool, or eight in each uint8."""
     rng = np.random.default_rng(seed)
     bits = 8 if dtype == np.uint8 else 1
     drawn = rng.random(bits * min(math.prod(shape), _PERIOD), np.float32) < 0.9

@@ -11,7 +11,7 @@ from cufa.specs.layout import of_parts, structure
 
 
 class AuxiliarySpec(NamedTuple):
-    """One such kernel, as the rest of the package knows it.
+    """A kernel that computes no attention, as the rest of the package knows it.
 
     Attributes
     ----------

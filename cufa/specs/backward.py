@@ -70,7 +70,7 @@ def has_slope(score: tuple[str, ...]) -> bool:
 
 
 def computes(score: tuple[str, ...]) -> bool:
-    """Whether a part does more than say from which key to which a query sees, or which tiles."""
+    """Whether a part does more than say which range of keys a query sees, or which tiles."""
     parts = (part_named(name) for name in score if name != BLOCKS)
     return any(not (part.left_edge or part.right_edge) for part in parts)
 
@@ -118,7 +118,7 @@ class BackwardSpec(NamedTuple):
     dtypes : tuple of str
         The element types that it takes.
     tile_tables : mapping
-        By the compute capability from which on they hold.
+        Tiles by the least compute capability that they are for.
     shared_memory : callable
         Template arguments -> dynamic shared memory of a block, in bytes, by what it holds.
     archs : tuple of str, optional

@@ -1,4 +1,4 @@
-"""dK and dV of wide heads on Hopper: a producer's warpgroup, and one of each of the two."""
+"""dK and dV of wide heads on Hopper: warpgroups of a producer, of dK and of dV."""
 
 from __future__ import annotations
 

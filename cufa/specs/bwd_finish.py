@@ -1,4 +1,4 @@
-"""After the products of the backward pass: dQ of its sums."""
+"""After the products of the backward pass: dQ from its sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After the products of the backward pass: the gradient of an array of its sums."""
+"""After the products of the backward pass: the gradient of an array from its sums."""
 
 from __future__ import annotations
 

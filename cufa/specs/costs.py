@@ -28,7 +28,7 @@ class Work(NamedTuple):
         Tiles of keys in each place of the busiest multiprocessor: where there is one block, where
         there is a second with it, and so on.
     megabytes : float
-        Of K, V, O and what of Q is read: no rows of blank tiles.
+        Megabytes of K, V, O and the rows of Q that are read: no rows of blank tiles.
     blank : float
         Tiles, a multiprocessor, none of whose rows sees a key.
     fetched : float
@@ -118,7 +118,7 @@ class Copies(NamedTuple):
     ragged : bool
         Whether they are whole sectors, of 32 bytes, but no whole lines of 128.
     boxes : int
-        In how many parts it copies one, on average, where they are no whole sectors; else 0.
+        Parts in which it copies a row, on average, where rows are no whole sectors; else 0.
     read : int
         Bytes of a row of Q, in memory.
     """

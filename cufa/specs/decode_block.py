@@ -78,4 +78,4 @@ spec = functools.partial(
     decodes=True,
     is_dependent=True,
 )
-"""The spec of such a kernel; give the rest."""
+"""The spec of a kernel that decodes; give the rest."""

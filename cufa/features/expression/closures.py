@@ -27,12 +27,11 @@ class Closure(NamedTuple):
     Attributes
     ----------
     key : tuple
-        The same for functions of which a trace is the same: all but what is in arrays, and their
-        lengths.
+        Equal for functions whose traces are the same: all but the contents and lengths of arrays.
     arrays : dict
         The arrays by `id`, each with the name that refers to it.
     is_known : bool
-        Whether `key` says all; not of objects whose attributes may change.
+        Whether `key` says all; False with objects whose attributes may change.
     """
 
     key: tuple[Any, ...]

@@ -53,7 +53,7 @@ class Element(NamedTuple):
     Attributes
     ----------
     load, slope : int
-        The node that reads it, and that of the derivative.
+        The node that reads it, and the node of the derivative.
     sums : int
         Number of the array among those by which the score is differentiated.
     by_query, by_key : bool

@@ -25,7 +25,7 @@ def derivative(graph: Graph, root: int, leaf: int) -> int:
     root : int
         The node that is differentiated.
     leaf : int
-        By what: the score, or an element of an array that is read.
+        The node that it is differentiated by: the score, or an element of an array.
     """
     slopes: dict[int, int | None] = {}  # None for 0
     for i in graph.reachable(root):
@@ -209,4 +209,4 @@ _FACTORS: Mapping[str, Callable[..., _Factors]] = {
     "cosh": lambda do, i, a: (lambda: do("sinh", a),),
     "tanh": lambda do, i, a: (lambda: _rising(do, i),),
 }
-"""By what the slope of each operand is multiplied, given the node and its operands."""
+"""The factors of the operands' slopes, given the node and its operands."""

@@ -171,7 +171,7 @@ def _of_text(argument: str, text: str) -> str:
 def derivative_of(score_mod: Callable[..., Any]) -> Callable[..., np.ndarray] | None:
     """Return the derivative of a `score_mod` by the score, for NumPy arrays; None if it is 1.
 
-    It is called with what `score_mod` is called with.
+    It takes the arguments of `score_mod`.
     """
     recorded = _recorded(SCORE_MOD, score_mod, closure(score_mod))
     slope = _slope(recorded.graph, recorded.root)
@@ -313,7 +313,7 @@ def _traced(
 
 
 def _elements(graph: Graph, root: int, sums: Mapping[int, int]) -> list[Element]:
-    """Return by what a score is differentiated; `sums` has the number of the sums of an array."""
+    """Return the elements that a score is differentiated by; `sums` numbers the sums of arrays."""
     found = []
     for i in graph.reachable(root):
         node = graph.nodes[i]

@@ -52,7 +52,7 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
         of_score.append(node.name == SCORE or any(of_score[i] for i in node.operands))
 
     def total(a: int | None, b: int | None, name: str) -> int | None:
-        """Return the sum or the difference of two steps, None being that of what is the same."""
+        """Return the sum or the difference of two steps; None stands for no growth."""
         if b is None:
             return a
         if a is None:
@@ -60,7 +60,7 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
         return applied(graph, name, [a, b])
 
     def of_sum(i: int) -> int | None:
-        """Return the step of what the score is added to, itself or such a sum."""
+        """Return the step of a node less the score: the node is the score, or a sum with it."""
         node = graph.nodes[i]
         if node.name == SCORE:
             return None
