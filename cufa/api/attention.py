@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cufa import device as devices
 from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
-from cufa.api.options import AttentionOptions, Causal, Layout, UserFunction, Window
+from cufa.api.fp8 import Fp8
+from cufa.api.options import AttentionOptions, Causal, Layout, Precision, UserFunction, Window
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
@@ -25,6 +27,7 @@ from cufa.planner.plan import Plan
 from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.problem.parse import parse, restore_shape
 from cufa.problem.problem import Problem
+from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
 
@@ -59,6 +62,15 @@ def attention(
     return_lse: bool,
     **options: Unpack[AttentionOptions],
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
+@overload
+def attention(
+    q: Quantized,
+    k: Quantized,
+    v: Quantized,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> Any: ...
 def attention(
     q: Array,
     k: Array,
@@ -84,6 +96,8 @@ def attention(
     out: Array | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    out_dtype: DTypeLike = None,
+    precision: Precision | None = None,
     kernel: str | Variant | None = None,
 ) -> Any:
     """Compute exact attention, softmax(scale * Q K^T) V, without storing the scores.
@@ -101,7 +115,8 @@ def attention(
     k : array, shape (b, hk, sk, d)
         Keys, of q's dtype. hq must be a multiple of hk: query head i uses head i // (hq / hk).
     v : array, shape (b, hk, sk, dv)
-        Values, of q's dtype. d and dv are 1 to 256 and may differ.
+        Values, of q's dtype. d and dv are 1 to 256 and may differ. q, k and v may be of
+        `cufa.Quantized` instead, all three, with `out_dtype`: ``docs/guide/fp8.md``.
     causal : bool or {"bottom-right", "top-left"}
         Query i sees the keys j <= i + sk - sq only (aligned bottom-right: True, too), or those of
         j <= i (top-left).
@@ -172,6 +187,12 @@ def attention(
         of parts that keys are cut into, are then those of a batch of one. Few queries with many
         keys need memory for the parts' results then, at most about as much as k and v take. What
         names the sequence, a dropout or a function of `b`, still tells them apart.
+    out_dtype : dtype, optional
+        That of the result, where q, k and v are of `cufa.Quantized` or `precision` is given:
+        float16, bfloat16 or float32.
+    precision : {"fp8"}, optional
+        Quantises q, k and v to 8 bits first, with `cufa.quantize`: in blocks, and q and k with
+        ``hadamard=True``. NumPy arrays only.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32") or one instantiation, which
         caps scores as its name says; GPU only.
@@ -261,12 +282,16 @@ def attention(
         (attention_chunk, type(attention_chunk)),
         (return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
         (batch_invariant, type(batch_invariant), dropout_p, type(dropout_p)),
+        (out_dtype, precision),
     )
     result = calls.replay(q, k, v, out, return_lse, options, extras)
     if result is not None:
         return result
     check_flag("return_lse", return_lse)
     check_flag("batch_invariant", batch_invariant)
+    fp8 = Fp8.asked(q, k, v, out, out_dtype, precision, layout)
+    if fp8 is not None:
+        q, k, v = fp8.like
     xp = array_module(q, k, v, out)
     problem, operands = parse(
         *(q, k, v),
@@ -290,6 +315,8 @@ def attention(
     if xp is np:
         functions = _on_numpy(score_mod, mask_mod, block_mask, kernel)
         lengths = lengths_k, lengths_q
+        if fp8 is not None:
+            problem, operands = fp8.applied(problem, operands)
         return _on_cpu(problem, operands, functions, q, out, layout, return_lse, lengths)
     if extras.lengths:
         names = "lengths_k", "lengths_q"
@@ -327,6 +354,8 @@ def explain(
     out: Array | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    out_dtype: DTypeLike = None,
+    precision: Precision | None = None,
     kernel: str | Variant | None = None,
 ) -> Plan | DecodePlan | cpu.Plan:
     """Return how `attention` would run this call; nothing is compiled, launched or written.
@@ -337,7 +366,7 @@ def explain(
         As for `attention`.
     score_mod, mask_mod, block_mask, lengths_k, lengths_q, dropout_p, seed, scale, layout, out
         As for `attention`.
-    return_lse, batch_invariant, kernel
+    return_lse, batch_invariant, out_dtype, precision, kernel
         As for `attention`.
 
     Returns
@@ -361,6 +390,9 @@ def explain(
     check_flag("batch_invariant", batch_invariant)
     if block_mask is not None:
         mask_mod = mask_mod_of(block_mask, mask_mod)
+    fp8 = Fp8.asked(q, k, v, out, out_dtype, precision, layout)
+    if fp8 is not None:
+        q, k, v = fp8.like
     xp = array_module(q, k, v, out)
     problem, _ = parse(
         *(q, k, v),

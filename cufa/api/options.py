@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from numpy.typing import DTypeLike
+
 from cufa.arrays import AnyArray
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 Causal = bool | Literal["bottom-right", "top-left"]
 Layout = Literal["bhsd", "bshd"]
+Precision = Literal["fp8"]
 Window = tuple[int | None, int | None]
 #: A Python function, or C++ for the GPU.
 UserFunction = Callable[..., Any] | str
@@ -41,6 +44,8 @@ class _OfAttention(_Options, total=False):
     mask_mod: UserFunction | None
     dropout_p: float
     seed: int | None
+    out_dtype: DTypeLike
+    precision: Precision | None
 
 
 class AttentionOptions(_OfAttention, total=False):

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cufa import device as devices
-from cufa.api.options import Causal, UserFunction, VarlenOptions, Window
+from cufa.api.fp8 import Fp8
+from cufa.api.options import Causal, Precision, UserFunction, VarlenOptions, Window
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd, module_of
 from cufa.checks import (
     check_devices,
@@ -36,6 +38,7 @@ from cufa.problem.extras import Extras, parse_beside
 from cufa.problem.lengths import check_longest, parse_offsets
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
+from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
@@ -78,6 +81,17 @@ def attention_varlen(
     return_lse: bool,
     **options: Unpack[VarlenOptions],
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
+@overload
+def attention_varlen(
+    q: Quantized,
+    k: Quantized,
+    v: Quantized,
+    cu_seqlens_q: AnyArray,
+    cu_seqlens_k: AnyArray,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[VarlenOptions],
+) -> Any: ...
 def attention_varlen(
     q: Array,
     k: Array,
@@ -103,6 +117,8 @@ def attention_varlen(
     scale: float | None = None,
     out: Array | None = None,
     return_lse: bool = False,
+    out_dtype: DTypeLike = None,
+    precision: Precision | None = None,
     kernel: str | Variant | None = None,
 ) -> Any:
     """Compute attention of sequences of any lengths that follow each other, without padding.
@@ -144,6 +160,8 @@ def attention_varlen(
         Where the result goes.
     return_lse : bool
         Whether to return the log-sum-exp of the scores, too; with a softcap as in `attention`.
+    out_dtype, precision
+        As in `cufa.attention`, with arrays that were quantised with ``layout="thd"``.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32") or one instantiation; GPU only.
 
@@ -204,14 +222,18 @@ def attention_varlen(
             (attention_chunk, type(attention_chunk)),
             (return_lse, type(return_lse), dropout_p, type(dropout_p)),
             (kernel, None if kernel is None else calls.types_of(kernel)),
+            (out_dtype, precision),
         )
         result = calls.replay(q1, k1, v1, out1, return_lse, options, extras)
         if result is not None:
             result = _without_batch(result, out, return_lse)
             return _cleared(result, out, return_lse, cu_seqlens_q, max_seqlen_q)
     check_flag("return_lse", return_lse)
+    fp8 = Fp8.asked(*tensors, out_dtype, precision, "thd")
+    if fp8 is not None:
+        q, k, v = fp8.like
     problem, operands, lengths, xp = parsed(
-        tensors,
+        (q, k, v, out),
         dict(zip(ARRAYS, arrays, strict=True)),
         lengths,
         (max_seqlen_q, max_seqlen_k),
@@ -227,6 +249,8 @@ def attention_varlen(
     if xp is np:
         refuse_kernel(kernel)
         functions = Own(checked("score_mod", score_mod), checked("mask_mod", mask_mod))
+        if fp8 is not None:
+            problem, operands = fp8.applied(problem, operands)
         return _on_cpu(problem, operands, functions, q, out, return_lse, lengths)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
@@ -268,6 +292,8 @@ def explain_varlen(
     scale: float | None = None,
     out: Array | None = None,
     return_lse: bool = False,
+    out_dtype: DTypeLike = None,
+    precision: Precision | None = None,
     kernel: str | Variant | None = None,
 ) -> Plan | DecodePlan | cpu_attention.Plan:
     """Return how `attention_varlen` would run this call; nothing is compiled, launched or written.
@@ -278,7 +304,7 @@ def explain_varlen(
         As for `attention_varlen`.
     attention_chunk, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod, dropout_p, seed
         As for `attention_varlen`.
-    scale, out, return_lse, kernel
+    scale, out, return_lse, out_dtype, precision, kernel
         As for `attention_varlen`.
 
     Returns
@@ -294,6 +320,9 @@ def explain_varlen(
     """
     check_flag("return_lse", return_lse)
     beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
+    fp8 = Fp8.asked(q, k, v, out, out_dtype, precision, "thd")
+    if fp8 is not None:
+        q, k, v = fp8.like
     problem, _, _, xp = parsed(
         (q, k, v, out),
         beside,

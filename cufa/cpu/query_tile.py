@@ -12,7 +12,7 @@ from cufa.cpu.kv import KV
 from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.score import Score
 from cufa.cpu.seen import Seen, product
-from cufa.cpu.softmax import OnlineSoftmax, PlainSoftmax
+from cufa.cpu.softmax import Fp8Softmax, OnlineSoftmax, PlainSoftmax
 from cufa.cpu.spans import spans
 from cufa.features.dropout import Dropout
 from cufa.problem.problem import Problem
@@ -117,6 +117,7 @@ class _Tile:
     ) -> None:
         self._problem, self._rows, self._columns, self._kv = problem, rows, columns, kv
         self._own, self._q = own, q
+        self._is_fp8 = problem.precision == "fp8"
         # The heads of a group lie below each other, so that they share one product with K.
         batch, heads_q = q.shape[:2]
         positions = rows.stop - rows.start
@@ -133,7 +134,8 @@ class _Tile:
     @property
     def may_be_plain(self) -> bool:
         """Whether scores in natural units are as exact as differences of scores."""
-        return self._seen.fewest >= _FEW_KEYS and _LEAST_SCALE <= abs(self._problem.scale) <= 1
+        many = self._seen.fewest >= _FEW_KEYS and not self._is_fp8
+        return many and _LEAST_SCALE <= abs(self._problem.scale) <= 1
 
     def attended(self, is_plain: bool) -> PlainSoftmax:
         """Return sums over all keys that the rows see."""
@@ -152,8 +154,12 @@ class _Tile:
                 rQ *= scale
         else:
             remains = np.float32(1) if score.is_more_than_scaled else scale
-            softmax = OnlineSoftmax(self._stacked, p.head_dim_v, remains)
-        for keys in spans(*self._seen.by_any, self._columns):
+            kind = Fp8Softmax if self._is_fp8 else OnlineSoftmax
+            softmax = kind(self._stacked, p.head_dim_v, remains)
+        tiles = list(spans(*self._seen.by_any, self._columns))
+        if self._is_fp8:
+            tiles.reverse()  # the first keys often weigh most: others would lose bits next to them
+        for keys in tiles:
             if self._own.is_hidden(self._rows, keys):
                 continue
             tK, tV = self._kv.tiles(keys)
@@ -168,7 +174,7 @@ class _Tile:
             self._hide(rS, keys, hidden)
             softmax.weigh(rS)
             score.drop(rS, keys)
-            if keys.start == self._seen.by_any[0]:
+            if keys is tiles[0]:
                 self._times_values(rS, tV, keys, hidden, softmax.acc)
             else:
                 softmax.acc += self._times_values(rS, tV, keys, hidden, self._product)
