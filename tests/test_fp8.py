@@ -118,45 +118,39 @@ def test_masks_and_functions(rng: np.random.Generator) -> None:
     def less(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return score * 0.5
 
-    options = {"mask": mask[None, None], "bias": bias}
+    options: dict[str, Any] = {"mask": mask[None, None], "bias": bias}
     found = cufa.attention(
         *its, **options, mask_mod=far, score_mod=less, out_dtype="float32", return_lse=True
     )
-    expected = cufa.attention(
-        *(x.dequantize() for x in its), **options, mask_mod=far, score_mod=less, return_lse=True
-    )
+    expected = cufa.attention(*back(its), **options, mask_mod=far, score_mod=less, return_lse=True)
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=0.05)
     np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=1e-5)
+
+
+def first_rows(x: cufa.Quantized, i: int, n: int) -> cufa.Quantized:
+    """Return those of one sequence."""
+    one = slice(i, i + 1)
+    return dataclasses.replace(
+        x,
+        values=x.values[one, :, :n],
+        scales=x.scales[one, :, : -(-n // 128)],
+        shape=(1, x.shape[1], int(n), x.shape[3]),
+    )
 
 
 def test_lengths(rng: np.random.Generator) -> None:
     q, k, v = random_inputs(rng, "float16", b=3, hq=4, hk=2, sq=150, sk=200, d=64)
     lengths_q, lengths_k = np.array([150, 3, 0]), np.array([200, 140, 7])
-    for x, lengths in ((q, lengths_q), (k, lengths_k), (v, lengths_k)):
-        for i, n in enumerate(lengths):
+    for x, numbers in ((q, lengths_q), (k, lengths_k), (v, lengths_k)):
+        for i, n in enumerate(numbers):
             x[i, :, n:] = np.nan
     its = quantized((q, k, v))
-    out, lse = cufa.attention(
-        *its,
-        **{"out_dtype": np.float32, "lengths_q": lengths_q, "lengths_k": lengths_k},
-        causal=True,
-        return_lse=True,
-    )
+    lengths: dict[str, Any] = {"lengths_q": lengths_q, "lengths_k": lengths_k}
+    out, lse = cufa.attention(*its, **lengths, out_dtype=np.float32, causal=True, return_lse=True)
     for i, (n, m) in enumerate(zip(lengths_q, lengths_k, strict=True)):
         assert not out[i, :, n:].any()
         assert (lse[i, :, n:] == -math.inf).all()
-        alone = tuple(
-            cufa.Quantized(x.values[i : i + 1, :, :rows], x.scales[i : i + 1, :, :blocks], **how)
-            for x, rows, blocks in (
-                (y, size, -(-size // 128)) for y, size in zip(its, (n, m, m), strict=True)
-            )
-            for how in [
-                {
-                    "shape": (1, x.shape[1], int(rows), 64),
-                    **{"dtype": x.dtype, "hadamard": x.hadamard},
-                }
-            ]
-        )
+        alone = (first_rows(x, i, size) for x, size in zip(its, (n, m, m), strict=True))
         expected = cufa.attention(*alone, out_dtype=np.float32, causal=True)
         np.testing.assert_allclose(out[i, :, :n], expected[0], rtol=0, atol=1e-6)
 
@@ -174,7 +168,7 @@ def test_varlen(rng: np.random.Generator, smooth: bool) -> None:
     )
     assert out.dtype == ml_dtypes.bfloat16
     assert out.shape == q.shape
-    plain = (x.dequantize() for x in (q8, k8, v8))
+    plain = back((q8, k8, v8))
     expected, expected_lse = cufa.attention_varlen(*plain, offsets, offsets, **options)
     np.testing.assert_allclose(out.astype(np.float32), expected, rtol=0, atol=0.1)
     np.testing.assert_allclose(lse, expected_lse, rtol=0, atol=1e-5)
@@ -295,5 +289,6 @@ def test_varlen_takes_arrays_of_its_own_layout() -> None:
 
 
 def test_others_take_no_arrays_of_8_bits() -> None:
-    with pytest.raises(TypeError, match=r"dout must be .* not Quantized: dout.dequantize\(\) is one"):
-        cufa.attention_backward(X8, X, X, X, X, X)  # type: ignore[call-overload]
+    dout: Any = X8
+    with pytest.raises(TypeError, match=r"dout must be .* Quantized: dout.dequantize\(\) is one"):
+        cufa.attention_backward(dout, X, X, X, X, X)

@@ -56,42 +56,44 @@ def test_rows_of_different_magnitude_need_scales_of_blocks(rng: np.random.Genera
     assert error("tensor") > 0.9
 
 
-@pytest.mark.parametrize("n", [1 << 10, 1 << 13, 1 << 15])
-def test_the_error_does_not_grow_with_the_length(rng: np.random.Generator, n: int) -> None:
-    """Relative to values, as the mean of many is small: every query sees keys of one weight."""
-    q, k, v = random_inputs(rng, "float32", sq=16, sk=n, d=64)
-    v += 1
-    expected, _ = oracle(q, k, v)
-    assert rmse(cufa.attention(q, k, v, precision="fp8"), expected) < 5e-3
+def test_the_error_does_not_grow_with_the_length(rng: np.random.Generator) -> None:
+    """Relative to the result, which is smaller the more values it is the mean of."""
+    errors = []
+    for n in (1 << 10, 1 << 13, 1 << 17):
+        q, k, v = random_inputs(rng, "float32", sq=32, sk=n, d=64)
+        expected, _ = oracle(q, k, v)
+        found = cufa.attention(q, k, v, precision="fp8")
+        errors.append(rmse(found, expected) / float(np.sqrt((expected**2).mean())))
+    assert max(errors) <= 1.3 * errors[0]
 
 
-@pytest.mark.parametrize("at", [0, 77_777, (1 << 17) - 1])
-def test_a_needle_is_found(rng: np.random.Generator, at: int) -> None:
-    """One of 131072 keys, whose score stands out by 5 of the others' standard deviations."""
-    n, d = 1 << 17, 64
-    found = 0
-    k8, v8 = (
-        cufa.quantize(rng.standard_normal((1, 1, n, d), np.float32), hadamard=is_k)
-        for is_k in (True, False)
-    )
-    del found, k8, v8
+def test_needles_are_found(rng: np.random.Generator) -> None:
+    """Each of 200 queries has a key of its own, of 131072, whose score stands out by 5."""
+    n, d, draws = 1 << 17, 64, 200
+    q, k, v = random_inputs(rng, "float32", sq=draws, sk=n, d=d)
+    at = rng.choice(n, draws, replace=False)
+    k[0, 0, at] = 0
+    others = (q[0, 0] @ k[0, 0].T).max(axis=-1, keepdims=True) / 8
+    k[0, 0, at] = q[0, 0] * (others + 5) * 8 / (q[0, 0] ** 2).sum(axis=-1, keepdims=True)
+    out = cufa.attention(q, k, v, precision="fp8")[0, 0]
+    assert np.array_equal((out @ v[0, 0].T).argmax(axis=-1), at)
 
 
-def test_a_channel_with_a_large_mean(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("hadamard", [False, True])
+def test_a_channel_with_a_large_mean(rng: np.random.Generator, hadamard: bool) -> None:
+    """Softmax does not depend on it, but it takes the bits of the others."""
     q, k, v = random_inputs(rng, "float32", b=1, hq=4, hk=2, sq=512, d=128)
     shifted = k.copy()
     shifted[..., 7] += 30
-    expected, expected_lse = oracle(q, shifted, v)
+    q8, v8 = cufa.quantize(q, hadamard=hadamard), cufa.quantize(v)
 
-    def error(keys: np.ndarray, smooth: bool, hadamard: bool) -> float:
-        q8, v8 = cufa.quantize(q, hadamard=hadamard), cufa.quantize(v)
+    def error(keys: np.ndarray, smooth: bool) -> tuple[float, float]:
         k8 = cufa.quantize(keys, hadamard=hadamard, smooth=smooth)
         out, lse = cufa.attention(q8, k8, v8, out_dtype=np.float32, return_lse=True)
-        if keys is shifted:
-            np.testing.assert_allclose(lse, expected_lse, rtol=0, atol=3)
-        return rmse(out, expected)
+        expected, expected_lse = oracle(q8.dequantize(), keys, v)
+        return rmse(out, expected), rmse(lse, expected_lse)
 
-    for hadamard in (False, True):
-        without = rmse_without_mean = error(k, False, hadamard)
-        assert error(shifted, True, hadamard) <= 1.05 * without, rmse_without_mean
-    assert error(shifted, False, True) >= 1.5 * error(shifted, True, True)
+    without, with_mean, smoothed = error(k, False), error(shifted, False), error(shifted, True)
+    assert smoothed[0] <= 1.02 * without[0]
+    assert smoothed[1] <= 1.1 * without[1]
+    assert with_mean[0] >= 1.5 * smoothed[0], with_mean

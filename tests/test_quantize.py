@@ -235,7 +235,7 @@ def test_errors_name_the_argument(
 @pytest.mark.parametrize(
     ("changed", "kind", "message"),
     [
-        ({"scales": np.ones((1, 2), np.float32)}, ValueError, r"scales has .* \(1, 2, 1\) is needed"),
+        ({"scales": np.ones((1, 2), np.float32)}, ValueError, r"scales has .* \(1, 2, 1\) is"),
         ({"scales": np.ones((1, 2, 1))}, TypeError, "scales has dtype float64, but float32"),
         ({"scales": [1.0]}, TypeError, "scales must be a NumPy or a CuPy array"),
         ({"block": 16}, ValueError, r"scales has .* \(1, 2, 3\) is needed"),

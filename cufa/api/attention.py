@@ -10,7 +10,15 @@ from numpy.typing import DTypeLike
 from cufa import device as devices
 from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
 from cufa.api.fp8 import Fp8
-from cufa.api.options import AttentionOptions, Causal, Layout, Precision, UserFunction, Window
+from cufa.api.options import (
+    AttentionOptions,
+    Causal,
+    Layout,
+    Precision,
+    QuantizedOptions,
+    UserFunction,
+    Window,
+)
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
@@ -68,9 +76,20 @@ def attention(
     k: Quantized,
     v: Quantized,
     *,
-    return_lse: bool = False,
-    **options: Unpack[AttentionOptions],
+    out_dtype: DTypeLike,
+    return_lse: Literal[False] = False,
+    **options: Unpack[QuantizedOptions],
 ) -> Any: ...
+@overload
+def attention(
+    q: Quantized,
+    k: Quantized,
+    v: Quantized,
+    *,
+    out_dtype: DTypeLike,
+    return_lse: Literal[True],
+    **options: Unpack[QuantizedOptions],
+) -> tuple[Any, Any]: ...
 def attention(
     q: Array,
     k: Array,
@@ -96,7 +115,7 @@ def attention(
     out: Array | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
-    out_dtype: DTypeLike = None,
+    out_dtype: DTypeLike | None = None,
     precision: Precision | None = None,
     kernel: str | Variant | None = None,
 ) -> Any:
@@ -354,7 +373,7 @@ def explain(
     out: Array | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
-    out_dtype: DTypeLike = None,
+    out_dtype: DTypeLike | None = None,
     precision: Precision | None = None,
     kernel: str | Variant | None = None,
 ) -> Plan | DecodePlan | cpu.Plan:

@@ -1,4 +1,4 @@
-"""Attention of arrays in 8 bits: what `attention` and `attention_varlen` do differently for them."""
+"""Attention of arrays in 8 bits: what their calls do before they are like those of others."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Fp8:
                     "out_dtype is needed with arrays of 8 bits: the dtype of the result, "
                     f"{', '.join(DTYPES)}"
                 )
-            self._arrays = q, k, v
+            self._arrays: tuple[Quantized, ...] = q, k, v
         elif precision is None:
             raise ValueError(
                 "out_dtype must be None, unless q, k and v are Quantized or precision is 'fp8': "
@@ -83,10 +83,9 @@ class Fp8:
     def asked(cls, q: Any, k: Any, v: Any, out: Any, *how: Any) -> Fp8 | None:
         """Return what a call asks for; None where it asks for no 8 bits."""
         out_dtype, precision, _ = how
-        if out_dtype is None and precision is None:
-            if not any(isinstance(x, Quantized) for x in (q, k, v)):
-                return None
-        return cls(q, k, v, out, *how)
+        in_8_bits = any(isinstance(x, Quantized) for x in (q, k, v))
+        is_asked = in_8_bits or out_dtype is not None or precision is not None
+        return cls(q, k, v, out, *how) if is_asked else None
 
     def applied(self, problem: Problem, operands: Operands) -> tuple[Problem, Operands]:
         """Return a call on arrays `like` these as that of these.
@@ -95,11 +94,11 @@ class Fp8:
         -----
         K's mean is a column of q, its product with q, where K has a 1.
         """
-        q8, k8, v8 = self._arrays
         q, k, v = (x.stored() for x in self._arrays)
-        if k8.mean is not None:
-            batch, heads_kv, columns = k8.mean.shape
-            product = q.reshape(batch, heads_kv, -1, columns) @ k8.mean[..., None]
+        mean = self._arrays[1].mean
+        if mean is not None:
+            batch, heads_kv, columns = mean.shape
+            product = q.reshape(batch, heads_kv, -1, columns) @ mean[..., None]
             q = np.concatenate([q, product.reshape(*q.shape[:3], 1)], axis=3)
             k = np.concatenate([k, np.ones((*k.shape[:3], 1), np.float32)], axis=3)
         problem = problem._replace(precision="fp8", head_dim=q.shape[3])

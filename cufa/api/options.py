@@ -44,12 +44,11 @@ class _OfAttention(_Options, total=False):
     mask_mod: UserFunction | None
     dropout_p: float
     seed: int | None
-    out_dtype: DTypeLike
     precision: Precision | None
 
 
-class AttentionOptions(_OfAttention, total=False):
-    """Keywords of `attention`."""
+class QuantizedOptions(_OfAttention, total=False):
+    """Keywords of `attention` on `Quantized`, but for `out_dtype`, which is needed there."""
 
     block_mask: BlockMask | None
     lengths_k: AnyArray | None
@@ -58,12 +57,24 @@ class AttentionOptions(_OfAttention, total=False):
     batch_invariant: bool
 
 
-class VarlenOptions(_OfAttention, total=False):
-    """Keywords of `attention_varlen`."""
+class AttentionOptions(QuantizedOptions, total=False):
+    """Keywords of `attention`."""
+
+    out_dtype: DTypeLike | None
+
+
+class QuantizedVarlenOptions(_OfAttention, total=False):
+    """Keywords of `attention_varlen` on `Quantized`, but for `out_dtype`."""
 
     max_seqlen_q: int | None
     max_seqlen_k: int | None
     seqused_k: AnyArray | None
+
+
+class VarlenOptions(QuantizedVarlenOptions, total=False):
+    """Keywords of `attention_varlen`."""
+
+    out_dtype: DTypeLike | None
 
 
 class _OfDecoding(_Options, total=False):

@@ -55,8 +55,8 @@ def quantize(
     Returns
     -------
     Quantized
-        Its scales are the largest magnitude divided by 448; numbers are rounded to the nearest,
-        ties to even.
+        Its scales are the largest magnitude divided by 448, and 1 where all are 0; numbers are
+        rounded to the nearest, ties to even.
 
     Raises
     ------

@@ -10,7 +10,14 @@ from numpy.typing import DTypeLike
 
 from cufa import device as devices
 from cufa.api.fp8 import Fp8
-from cufa.api.options import Causal, Precision, UserFunction, VarlenOptions, Window
+from cufa.api.options import (
+    Causal,
+    Precision,
+    QuantizedVarlenOptions,
+    UserFunction,
+    VarlenOptions,
+    Window,
+)
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd, module_of
 from cufa.checks import (
     check_devices,
@@ -89,9 +96,22 @@ def attention_varlen(
     cu_seqlens_q: AnyArray,
     cu_seqlens_k: AnyArray,
     *,
-    return_lse: bool = False,
-    **options: Unpack[VarlenOptions],
+    out_dtype: DTypeLike,
+    return_lse: Literal[False] = False,
+    **options: Unpack[QuantizedVarlenOptions],
 ) -> Any: ...
+@overload
+def attention_varlen(
+    q: Quantized,
+    k: Quantized,
+    v: Quantized,
+    cu_seqlens_q: AnyArray,
+    cu_seqlens_k: AnyArray,
+    *,
+    out_dtype: DTypeLike,
+    return_lse: Literal[True],
+    **options: Unpack[QuantizedVarlenOptions],
+) -> tuple[Any, Any]: ...
 def attention_varlen(
     q: Array,
     k: Array,
@@ -117,7 +137,7 @@ def attention_varlen(
     scale: float | None = None,
     out: Array | None = None,
     return_lse: bool = False,
-    out_dtype: DTypeLike = None,
+    out_dtype: DTypeLike | None = None,
     precision: Precision | None = None,
     kernel: str | Variant | None = None,
 ) -> Any:
@@ -292,7 +312,7 @@ def explain_varlen(
     scale: float | None = None,
     out: Array | None = None,
     return_lse: bool = False,
-    out_dtype: DTypeLike = None,
+    out_dtype: DTypeLike | None = None,
     precision: Precision | None = None,
     kernel: str | Variant | None = None,
 ) -> Plan | DecodePlan | cpu_attention.Plan:

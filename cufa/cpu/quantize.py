@@ -70,4 +70,4 @@ def _largest(rows: np.ndarray, block: int) -> np.ndarray:
 
 def _scale(largest: np.ndarray) -> np.ndarray:
     """Return by what numbers are divided, so that the largest has the largest byte."""
-    return np.maximum(largest / LARGEST, _LEAST)
+    return np.where(largest == 0, np.float32(1), np.maximum(largest / LARGEST, _LEAST))

@@ -1,4 +1,4 @@
-"""The 8-bit floating point of quantised arrays: a sign, four bits of exponent, three of mantissa."""
+"""The 8-bit floating point of arrays: a sign, four bits of exponent, three of mantissa."""
 
 from __future__ import annotations
 
