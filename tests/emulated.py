@@ -51,6 +51,7 @@ ARGUMENTS = {
     "block_mask": "BlockMaskArguments<{}>",
     "block_lists": "BlockListsParams",
     "clear_rows": "ClearRowsParams",
+    "quantize": "QuantizeParams",
 }
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)

@@ -132,7 +132,8 @@ def _check_quantized(given: dict[str, Any], first: str, layout: str) -> None:
             )
         if x.layout != layout and (len(x.shape) == 4 or "thd" in (x.layout, layout)):
             raise ValueError(f"{name} was quantized with layout={x.layout!r}, not {layout!r}")
-    module_of_all({name: x.values for name, x in given.items()})
+    if module_of_all({name: x.values for name, x in given.items()}) is not np:
+        raise TypeError("q, k and v must hold NumPy arrays: there is no kernel for 8 bits")
     q, k, v = given.values()
     if k.transform != q.transform:
         raise ValueError(
@@ -144,6 +145,9 @@ def _check_quantized(given: dict[str, Any], first: str, layout: str) -> None:
             f"v was quantized with {v.transform}: the result would have to be transformed back, "
             "so v takes hadamard=False"
         )
+    for name in ("q", "k"):
+        if given[name].transposed:
+            raise ValueError(f"{name} was quantized with transposed=True: that is for v alone")
     for name in ("q", "v"):
         if given[name].mean is not None:
             raise ValueError(f"{name} was quantized with smooth=True: that is for k alone")
@@ -151,7 +155,8 @@ def _check_quantized(given: dict[str, Any], first: str, layout: str) -> None:
 
 def _quantized(given: dict[str, Array], layout: str) -> tuple[Quantized, ...]:
     """Return arrays as `precision` quantises them."""
-    module_of_all(given)
+    if module_of_all(given) is not np:
+        raise ValueError("precision must be None for CuPy arrays: there is no kernel for 8 bits")
     q = given["q"]
     for name, x in given.items():
         check_dtype(name, x)

@@ -7,11 +7,13 @@ from typing import Literal
 import numpy as np
 
 from cufa.arrays import AnyArray, Array, module_of
-from cufa.checks import check_dtype, check_flag, check_seed
+from cufa.checks import check_devices, check_dtype, check_flag, check_seed
 from cufa.cpu import quantize as cpu
+from cufa.launch import quantize as launch
 from cufa.quantized.axes import check_axes, four_axes
 from cufa.quantized.quantized import Quantized
 from cufa.quantized.scales import check_granularity
+from cufa.quantized.transposed import transposed as in_blocks
 
 Granularity = Literal["block", "head", "tensor"]
 
@@ -24,13 +26,14 @@ def quantize(
     hadamard: bool = False,
     seed: int = 0,
     smooth: bool = False,
+    transposed: bool = False,
     layout: Literal["bhsd", "bshd", "thd"] = "bhsd",
 ) -> Quantized:
     """Quantise queries, keys or values to 8-bit floating point (e4m3) with scales.
 
     Parameters
     ----------
-    x : ndarray, shape (b, h, s, d)
+    x : array, shape (b, h, s, d)
         float16, bfloat16 or float32; or (b, s, d) or (s, d), as `cufa.attention` takes them. d is 1
         to 256. Any strides.
     granularity : {"block", "head", "tensor"}
@@ -48,6 +51,9 @@ def quantize(
         Whether to take off each column of a head its mean, for keys that have columns with a
         large one. `attention` adds it again to the scores in float32, so that results and the
         log-sum-exp are those of the keys with it.
+    transposed : bool
+        Whether to store bytes as 8-bit matrix units take values: `Quantized` has the order. Queries
+        and keys are not transposed; on the CPU, values may be.
     layout : {"bhsd", "bshd", "thd"}
         Order of the axes of 4-D arrays; "thd" is of the 3-D arrays (tokens, heads, d) of
         `cufa.attention_varlen`.
@@ -82,7 +88,7 @@ def quantize(
     >>> bool(np.abs(k8.dequantize() - k).max() < 0.2)
     True
     """
-    return quantized("x", x, granularity, block, hadamard, seed, smooth, layout)
+    return quantized("x", x, granularity, block, hadamard, seed, smooth, transposed, layout)
 
 
 def quantized(
@@ -93,6 +99,7 @@ def quantized(
     hadamard: bool = False,
     seed: int = 0,
     smooth: bool = False,
+    transposed: bool = False,
     layout: str = "bhsd",
 ) -> Quantized:
     """Do what `quantize` does; errors give the array a name."""
@@ -101,9 +108,18 @@ def quantized(
     check_axes(name, x.shape, layout)
     rows = check_granularity(granularity, block)
     check_flag("smooth", smooth)
+    check_flag("transposed", transposed)
     how = granularity, rows, check_flag("hadamard", hadamard), check_seed(seed)
     if xp is not np:
-        raise TypeError(f"{name} must be a NumPy array: cupy.asnumpy({name}) is one")
+        check_devices({name: x}, xp)
+        if smooth:
+            raise ValueError(f"smooth must be False for CuPy arrays: cupy.asnumpy({name}) is none")
+        values, scales = launch.quantize(four_axes(x, layout), *how, transposed)
+        return Quantized(
+            values, scales, x.shape, x.dtype, *how, layout=layout, transposed=transposed
+        )
     x = np.asarray(x)
     values, scales, mean = cpu.quantize(four_axes(x, layout), *how, smooth)
-    return Quantized(values, scales, x.shape, x.dtype, *how, layout, mean)
+    if transposed:
+        values = in_blocks(values.view(np.uint8), np).view(values.dtype)
+    return Quantized(values, scales, x.shape, x.dtype, *how, layout, mean, transposed)

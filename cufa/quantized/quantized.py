@@ -14,6 +14,7 @@ from cufa.quantized.axes import check_axes, restored_axes, sizes_of
 from cufa.quantized.e4m3 import E4M3, expanded
 from cufa.quantized.scales import check_granularity, of_rows, shape_of_scales
 from cufa.quantized.transform import columns_of, restored
+from cufa.quantized.transposed import KEYS, rows_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,7 +26,7 @@ class Quantized:
     values : array, shape (b, h, s, columns)
         Of `ml_dtypes.float8_e4m3fn` on NumPy, of uint8 on CuPy. A row has 64, 96, 128, 192 or 256
         columns, the least number of these that holds a row of the source. Without a transform those
-        behind it are 0.
+        behind it are 0. (b, h, blocks, columns, 128) if they are transposed.
     scales : array of float32
         What numbers are multiplied by: (b, h, blocks) with a scale for each block of rows of a
         head, (b, h, 1) for each head, or (1, 1, 1).
@@ -46,6 +47,9 @@ class Quantized:
         Order of the source's axes, as in `cufa.quantize`.
     mean : array of float32, shape (b, h, columns), optional
         What was taken off each row, transformed as rows are.
+    transposed : bool
+        Whether `values` are transposed in blocks of 128 rows; behind the last row are zeros. Of 16
+        rows the order is 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15.
 
     Raises
     ------
@@ -67,6 +71,7 @@ class Quantized:
     seed: int = 0
     layout: str = "bhsd"
     mean: Array | None = None
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         """Check that all fit each other."""
@@ -77,17 +82,22 @@ class Quantized:
         check_axes("shape", self.shape, self.layout)
         block = check_granularity(self.granularity, self.block)
         check_flag("hadamard", self.hadamard)
+        check_flag("transposed", self.transposed)
         check_seed(self.seed)
         object.__setattr__(self, "block", block)
         batch, heads, seq, head_dim = sizes_of(self.shape, self.layout)
-        stored = batch, heads, seq, columns_of(head_dim)
+        columns = columns_of(head_dim)
+        stored: Ints = (batch, heads, seq, columns)
+        scales = shape_of_scales(self.granularity, block, stored)
+        if self.transposed:
+            stored = batch, heads, -(-seq // KEYS), columns, KEYS
         float32, of_values = np.dtype(np.float32), E4M3 if xp is np else np.dtype(np.uint8)
         needed = {
             "values": (self.values, stored, of_values),
-            "scales": (self.scales, shape_of_scales(self.granularity, block, stored), float32),
+            "scales": (self.scales, scales, float32),
         }
         if self.mean is not None:
-            needed["mean"] = self.mean, (batch, heads, stored[3]), float32
+            needed["mean"] = self.mean, (batch, heads, columns), float32
         for name, (array, shape, dtype) in needed.items():
             if array.shape != shape:
                 raise ValueError(f"{name} has shape {array.shape}, but {shape} is needed")
@@ -100,6 +110,7 @@ class Quantized:
         rows = "" if self.block is None else f", block={self.block}"
         signs = f", seed={self.seed}" if self.hadamard else ""
         smooth = "" if self.mean is None else ", smooth=True"
+        smooth += ", transposed=True" if self.transposed else ""
         return (
             f"Quantized(shape={self.shape}, dtype={self.dtype.name}, layout={self.layout!r}, "
             f"granularity={self.granularity!r}{rows}, hadamard={self.hadamard}{signs}{smooth}, "
@@ -125,8 +136,9 @@ class Quantized:
         array of float32, (b, h, s, columns)
             Rows after the transform, if there is one.
         """
-        xp = self.module
-        return expanded(self.values, xp) * of_rows(self.scales, self.block, self.values.shape[2])
+        *_, seq, _ = sizes_of(self.shape, self.layout)
+        values = rows_of(self.values, seq) if self.transposed else self.values
+        return expanded(values, self.module) * of_rows(self.scales, self.block, seq)
 
     def dequantize(self) -> Array:
         """Return the array that this stands for.

@@ -28,19 +28,23 @@ def together(columns: int) -> int:
     return columns & -columns
 
 
-def signs(seed: int, columns: int) -> np.ndarray:
-    """Return a sign for each column, float32.
+def sign_bits(seed: int, columns: int) -> np.ndarray:
+    """Return words with a bit for each column, from the lowest on: set where the sign changes.
 
     Notes
     -----
-    Bit c of the 128 that Philox4x32-10 has for the counter (j // 128, 0, 0, 0), with c = j % 128
-    from the lowest bit of its first word on, is set where column j changes its sign.
+    They are what Philox4x32-10 has for the counters (0, 0, 0, 0) and (1, 0, 0, 0).
     """
-    counter = np.arange(-(-columns // 128), dtype=np.uint64)
+    counter = np.arange(2, dtype=np.uint64)
     zero = np.zeros_like(counter)
     words = np.stack(philox((counter, zero, zero, zero), seed), axis=-1)
-    bits = words[..., None] >> np.arange(32, dtype=np.uint64) & np.uint64(1)
-    found: np.ndarray = np.where(bits.ravel()[:columns] == 1, np.float32(-1), np.float32(1))
+    return words.ravel()[: columns // 32].astype(np.uint32)
+
+
+def signs(seed: int, columns: int) -> np.ndarray:
+    """Return a sign for each column, float32."""
+    bits = sign_bits(seed, columns)[:, None] >> np.arange(32, dtype=np.uint32) & np.uint32(1)
+    found: np.ndarray = np.where(bits.ravel() == 1, np.float32(-1), np.float32(1))
     return found
 
 

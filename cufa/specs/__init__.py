@@ -25,6 +25,7 @@ from cufa.specs import (
     fa2_mma,
     fa3_wgmma,
     merge,
+    quantize,
 )
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.backward import BackwardSpec
@@ -45,7 +46,7 @@ ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.de
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     module.SPEC.name: module.SPEC
     for module in (
-        *(append, merge, block_mask, block_lists, clear_rows),
+        *(append, merge, block_mask, block_lists, clear_rows, quantize),
         *(bwd_prepare, bwd_finish, bwd_sinks),
     )
 }
