@@ -13,7 +13,8 @@ FAMILIES = {
     **{kernel: (kernel,) for kernel in ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32")},
     "decode": ("decode", "decode_wgmma"),
     "backward": ("bwd_mma", "bwd_fp32", "bwd_prepare", "bwd_finish", "bwd_sinks"),
-    "others": ("append", "merge", "block_mask", "block_lists", "clear_rows", "quantize"),
+    "others": ("append", "merge", "block_mask", "block_lists", "clear_rows"),
+    "quantize": ("quantize",),
 }
 
 

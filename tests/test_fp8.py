@@ -191,6 +191,9 @@ def test_precision_quantises_first(
     expected = cufa.attention(q8, k8, v8, out_dtype=q.dtype, **options)
     assert found.dtype == q.dtype
     assert np.array_equal(found, expected)
+    columns = cufa.quantize(v, layout=layout, transposed=True)
+    found = cufa.attention(q8, k8, columns, out_dtype=q.dtype, **options)
+    assert np.array_equal(found, expected)
     wide = cufa.attention(q, k, v, precision="fp8", out_dtype=np.float32, **options)
     assert np.array_equal(wide.astype(q.dtype), found)
     cufa.attention(q, k, v, precision="fp8", out=q, **options)  # it is quantised before
@@ -257,6 +260,7 @@ OUT: dict[str, Any] = {"out_dtype": np.float16}
             *(OUT, ValueError, "k was quantized with hadamard=True, seed=1, but q .* seed=0"),
         ),
         ((H8, H8, H8), OUT, ValueError, "v was quantized with hadamard=True"),
+        ((X8, cufa.quantize(X, transposed=True), X8), OUT, ValueError, "k was .* transposed=True"),
         ((cufa.quantize(X, smooth=True), X8, X8), OUT, ValueError, "q was .* smooth=True"),
         ((X8, X8, cufa.quantize(X, smooth=True)), OUT, ValueError, "v was .* smooth=True"),
         ((X8, X8, X8), {**OUT, "layout": "bshd"}, ValueError, "q was quantized with layout='bhsd'"),

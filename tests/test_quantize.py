@@ -1,4 +1,4 @@
-"""cufa.quantize on NumPy arrays, and what `Quantized` refuses."""
+"""cufa.quantize on NumPy arrays, what `Quantized` refuses, and that the kernel compiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import pytest
 from reference import DTYPES
 
 import cufa
+from cufa import device
+from cufa.compiler import nvrtc
 from cufa.quantized.transform import COLUMNS, restored, signs, together, transformed
+from cufa.specs.instance import Instance
+from cufa.specs.quantize import CONVERT, LARGEST, WHOLE, smem_bytes
 
 E4M3 = ml_dtypes.float8_e4m3fn
 LEAST = np.float32(2.0**-126)
@@ -84,6 +88,21 @@ def test_one_scale_of_a_tensor(rng: np.random.Generator) -> None:
     assert x8.scales.shape == (1, 1, 1)
     assert x8.scales[0, 0, 0] == np.float32(1e3) / np.float32(448)
     assert x8.dequantize()[1, 2, 3, 4] == pytest.approx(-1e3)
+
+
+@pytest.mark.parametrize("seq", [1, 128, 300])
+def test_values_may_be_transposed(rng: np.random.Generator, seq: int) -> None:
+    x = drawn(rng, 2, 3, seq, 80)
+    rows, columns = (cufa.quantize(x, transposed=way) for way in (False, True))
+    assert columns.values.shape == (2, 3, -(-seq // 128), 96, 128)
+    assert np.array_equal(rows.scales, columns.scales)
+    assert np.array_equal(rows.dequantize(), columns.dequantize())
+    for key in range(seq):
+        of_sixteen = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15].index(key % 16)
+        at = key % 128 // 16 * 16 + of_sixteen
+        assert np.array_equal(columns.values[:, :, key // 128, :, at], rows.values[:, :, key])
+    behind = columns.values.view(np.uint8)[:, :, -1].sum(axis=(0, 1, 2)) == 0
+    assert behind.sum() == -seq % 128
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
@@ -220,6 +239,7 @@ X = np.zeros((1, 2, 40, 64), np.float32)
         (X, {"block": 8}, ValueError, "block must be 16 to 1024, not 8"),
         (X, {"block": 64.0}, TypeError, "block must be an integer, not float"),
         (X, {"hadamard": 1}, TypeError, "hadamard must be True or False, not int"),
+        (X, {"transposed": 1}, TypeError, "transposed must be True or False, not int"),
         (X, {"smooth": 1}, TypeError, "smooth must be True or False, not int"),
         (X, {"seed": -1}, ValueError, "seed must be 0 to"),
         (X, {"seed": 1.0}, TypeError, "seed must be an integer"),
@@ -256,3 +276,20 @@ def test_parts_must_fit_each_other(
 ) -> None:
     with pytest.raises(kind, match=message):
         dataclasses.replace(cufa.quantize(X), **changed)
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a", "sm_120"])
+def test_compiles_without_spills(arch: str) -> None:
+    for dtype, columns, hadamard, transposed, number in (
+        ("float16", 64, True, False, WHOLE),
+        ("bfloat16", 128, False, True, WHOLE),
+        ("float32", 256, True, False, WHOLE),
+        ("bfloat16", 192, True, False, LARGEST),
+        ("float32", 96, False, True, CONVERT),
+    ):
+        arguments = columns, hadamard, transposed, number
+        smem = smem_bytes(columns, transposed)
+        instance = Instance("quantize", (dtype,), arguments, smem_bytes=smem)
+        compiled = nvrtc.compile_variant(instance, device.of_arch(arch).arch)
+        assert compiled.spill_bytes == compiled.stack_bytes == 0
+        assert "warning" not in compiled.log.lower()

@@ -67,10 +67,13 @@ def quantize(
     Raises
     ------
     TypeError, ValueError
-        Dtypes, shapes and arguments that do not fit.
+        Dtypes, shapes and arguments that do not fit; CuPy arrays with `smooth`, or on a GPU before
+        compute capability 8.9.
 
     Notes
     -----
+    CuPy arrays give the bits of NumPy arrays, but for numbers below 2^-126, which are 0 there.
+
     NaN and infinities become NaN, and do not change the scale of their block. With a transform they
     fill the columns that are transformed together. So a key with one makes NaN of rows that see it.
 

@@ -165,10 +165,10 @@ __global__ void __launch_bounds__(THREADS) quantize(const __grid_constant__ Quan
         float y[CHUNK];
 #pragma unroll
         for (int e = 0; e < CHUNK; ++e) y[e] = fabsf(x[k][e]) < INF ? x[k][e] * inverse : NAN;
-        const uint2 packed = {pack4_e4m3(y[0], y[1], y[2], y[3]),
-                              pack4_e4m3(y[4], y[5], y[6], y[7])};
+        uint2 packed = {pack4_e4m3(y[0], y[1], y[2], y[3]), pack4_e4m3(y[4], y[5], y[6], y[7])};
         const int column = k * STEP + lane * CHUNK;
         if constexpr (TRANSPOSED) {
+            if (row >= p.seq) packed = {0, 0};  // which signs have made -0
 #pragma unroll
             for (int e = 0; e < CHUNK; ++e)
                 tile[(column + e) * PITCH + place_of(row_of_block)] =
