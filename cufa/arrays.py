@@ -190,7 +190,9 @@ def overlaps_itself(shape: Ints, strides: Ints, itemsize: int) -> bool:
 
 
 def overlap(a: Array, b: Array) -> bool:
-    """Whether two arrays of one kind share an element; interleaved views do not."""
+    """Whether two arrays share an element; interleaved views do not."""
+    if isinstance(a, np.ndarray) is not isinstance(b, np.ndarray):
+        return False
     if isinstance(a, np.ndarray):
         host_a, host_b = a, b
     else:

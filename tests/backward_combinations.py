@@ -49,7 +49,7 @@ class BackwardCall(Call):
         drawn, call = self._drawn, self.arguments
         its = getattr(cufa, drawn.function)
         out, lse = its(return_lse=True, **call)
-        rest = {name: x for name, x in call.items() if name != "out"}
+        rest = {name: x for name, x in call.items() if name not in ("out", "kernel")}
         places, around = {}, []
         for name in self.wrt:
             if name in "qkv" and self._rng.random() < 0.5:

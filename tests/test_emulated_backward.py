@@ -244,6 +244,29 @@ def test_sequences_of_any_lengths(
         assert not np.any(x[rest[name]].astype(np.float32)), f"d{name}"
 
 
+def test_rows_of_no_sequence_where_places_are_copied(rng: np.random.Generator) -> None:
+    """Offsets lie on the host; rows of `dk` are not contiguous."""
+    _, dtype, d, dv = MMA
+    q, k, v = (
+        x[0].swapaxes(0, 1)
+        for x in random_inputs(rng, dtype, b=1, hq=2, hk=1, sq=20, sk=30, d=d, dv=dv)
+    )
+    dout = rng.standard_normal((20, 2, dv), np.float32).astype(q.dtype)
+    four = [x.swapaxes(0, 1)[None] for x in (dout, q, k[:23], v[:23])]
+    result = oracle(*four[1:])
+    out, lse = result[0][0].swapaxes(0, 1).astype(q.dtype), result[1][0].astype(np.float32)
+    place = on_gpu(np.full((d, 1, 30), np.nan, k.dtype))
+    dk = place.view_of(place.host.transpose(2, 1, 0))
+    given = map(on_gpu, (dout, q, k, v, out, lse))
+    offsets = np.array([0, 20], np.int32), np.array([0, 23], np.int32)
+    longest = {"max_seqlen_q": 20, "max_seqlen_k": 23}
+    (found,) = cufa.attention_varlen_backward(*given, *offsets, wrt=("k",), dk=dk, **longest)
+    assert found is dk
+    host = dk.get()
+    assert not np.any(host[23:].astype(np.float32))
+    ExpectedGradients(*four).assert_accepts({"k": host[:23].swapaxes(0, 1)[None]})
+
+
 @pytest.mark.parametrize("form", [MMA, FP32], ids=name_of)
 def test_arrays_that_lie_otherwise(rng: np.random.Generator, form: Case) -> None:
     """Any strides, of gradients, too; heads that share memory; a negative scale; what is wanted."""

@@ -18,7 +18,7 @@ from cufa.api.options import (
     VarlenOptions,
     Window,
 )
-from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd, module_of
+from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import (
     check_devices,
     check_dtypes,
@@ -418,7 +418,7 @@ def parsed(
             check_devices({"out": out}, xp)
         of_mods = dict(zip(mods.names, mods.arrays, strict=True))
         beside = {**given, **lengths, **of_mods}.items()
-        there = {n: x for n, x in beside if x is not None and module_of(n, x) is xp}
+        there = {n: x for n, x in beside if x is not None}
         check_out(out, (*q.shape[:2], v.shape[2]), {"q": q, "k": k, "v": v, **there})
         operands = operands._replace(out=as_bhsd(out[None], LAYOUT))
     problem = problem._replace(

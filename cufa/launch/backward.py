@@ -89,16 +89,17 @@ def attention_backward(
 
     written = {f"d{name}": getattr(gradients, name) for name in "qkv"}
     wanted = {name: array for name, array in written.items() if array is not None}
+    given = {**tensors._asdict(), "o": its.out, "d_out": its.dout}
     sizes = (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv)
-    if 0 in sizes or problem.kv != "Dense":  # rows that no sequence has
-        for array in wanted.values():
-            array.fill(0)
+    is_empty = 0 in sizes
+    arrays = wanted if is_empty else _taken(given, wanted, negative=problem.scale < 0)
+    if is_empty or problem.kv != "Dense":  # rows that no sequence has
+        for name in wanted:
+            arrays[name].fill(0)
         if gradients.sinks is not None:
             gradients.sinks.fill(0)
-    if 0 in sizes:
+    if is_empty:
         return
-    given = {**tensors._asdict(), "o": its.out, "d_out": its.dout}
-    arrays = _taken(given, wanted, negative=problem.scale < 0)
     lse = its.lse if its.lse.flags.c_contiguous else _contiguous(its.lse)
     device_id = cupy.cuda.runtime.getDevice()
     infos = tuple(_info(i, each) for i, each in enumerate(extras.flat))

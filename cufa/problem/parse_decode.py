@@ -150,7 +150,7 @@ def parse_decode(
     if out is not None:
         b, h, s, d = problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v
         shape = (b, h, s, d) if layout == "bhsd" else (b, s, h, d)
-        check_out(out, shape, {n: x for n, x in arrays.items() if module_of(n, x) is xp})
+        check_out(out, shape, arrays)
         out = as_bhsd(out, layout)
     operands = DecodeOperands(
         views["q"], views["k_cache"], views["v_cache"], lengths, block_table, out, of_score
