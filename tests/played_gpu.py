@@ -18,7 +18,7 @@ import pytest
 from reference import DTYPES, oracle
 
 from cufa import device
-from cufa.api import attention as api
+from cufa.api import arguments
 from cufa.api import decode as decoding
 from cufa.arrays import ALIGNMENT
 from cufa.compiler import jit
@@ -554,7 +554,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     played = GPU
     monkeypatch.setitem(sys.modules, "cupy", played.cupy())
     monkeypatch.setattr(device, "of_id", lambda device_id: device.named("h200"))
-    monkeypatch.setattr(api, "parse", played.parse)
+    monkeypatch.setattr(arguments, "parse", played.parse)
     monkeypatch.setattr(decoding, "parse_decode", played.parse_decode)
     monkeypatch.setattr(jit, "kernel", played.kernel)
     monkeypatch.setattr(calls, "_ndarray", None)

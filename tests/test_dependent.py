@@ -48,12 +48,17 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return driver
 
 
+def buffer_of(parameter: int) -> Any:
+    """Return what stands for the buffer of a launch."""
+    return SimpleNamespace(passed=dependent.Passed(parameter))
+
+
 def test_the_driver_is_told_all(driver: Driver) -> None:
     kernel = dependent.Dependent(SimpleNamespace(ptr=123))
     launch = kernel.launcher((5, 2, 1), (256, 1, 1), 1000)
     other = kernel.launcher((9, 1, 1), (64, 1, 1), 0)
     for each in (launch, other, launch):
-        each(SimpleNamespace(address=4096))
+        each(buffer_of(4096))
     overlaps = [(6, 1)]
     first = ((5, 2, 1), (256, 1, 1), 1000, None, overlaps, 123, 4096)
     assert driver.launches == [first, ((9, 1, 1), (64, 1, 1), 0, None, overlaps, 123, 4096), first]
@@ -103,7 +108,7 @@ def test_a_stream_that_others_may_destroy(driver: Driver, capturing: bool) -> No
     launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
     for driver.stream in (Stream(ptr=78), Stream(ptr=2)):
         driver.stream.capturing = capturing
-        launch(SimpleNamespace(address=4096))
+        launch(buffer_of(4096))
         overlaps = [(6, 1)] if capturing else []
         assert driver.launches.pop()[3:] == (driver.stream.ptr, overlaps, 1, 4096)
 
@@ -112,7 +117,7 @@ def test_an_error_of_the_driver(driver: Driver) -> None:
     driver.error = 1
     launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
     with pytest.raises(RuntimeError):  # without a driver, that it is not there
-        launch(SimpleNamespace(address=4096))
+        launch(buffer_of(4096))
 
 
 def test_a_thread_that_has_no_context_yet(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,25 +130,17 @@ def test_a_thread_that_has_no_context_yet(driver: Driver, monkeypatch: pytest.Mo
         driver.error = 0
 
     monkeypatch.setattr(context, "make_current", make_current)
-    launch(SimpleNamespace(address=4096))
+    launch(buffer_of(4096))
     assert made == [threading.get_ident()]
     assert len(driver.launches) == 2
     assert driver.launches[0] == driver.launches[1]
-    launch(SimpleNamespace(address=4096))
+    launch(buffer_of(4096))
     assert len(made) == 1
 
 
-def test_threads_do_not_share_what_they_pass(driver: Driver) -> None:
-    addresses = set()
-
-    def note() -> None:
-        addresses.add(dependent._passed.config_address)
-
-    note()
-    thread = threading.Thread(target=note)
-    thread.start()
-    thread.join()
-    assert len(addresses) == 2
+def test_buffers_do_not_share_what_they_pass() -> None:
+    passed = [dependent.Passed(4096) for _ in range(2)]
+    assert len({address for each in passed for address in (each.config, each.parameters)}) == 4
 
 
 def test_the_structs_are_those_of_the_driver() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from cufa import device as devices
-from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
-from cufa.api.fp8 import Fp8
+from cufa.api.arguments import arguments_of, parsed
+from cufa.api.block_mask import BlockMask, mask_mod_of
+from cufa.api.fp8 import as_8_bits
 from cufa.api.options import (
     AttentionOptions,
     Causal,
@@ -22,10 +24,11 @@ from cufa.api.options import (
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import attention as cpu
-from cufa.cpu import own as cpu_own
 from cufa.cpu.lengths import attention_padded
+from cufa.cpu.own import Own as Functions
+from cufa.cpu.own import checked
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.own import NOTHING, own
+from cufa.features.expression.own import NOTHING, Own, own
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
@@ -33,7 +36,7 @@ from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import NO_EXTRAS, Extras
-from cufa.problem.parse import parse, restore_shape
+from cufa.problem.parse import restore_shape
 from cufa.problem.problem import Problem
 from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
@@ -277,70 +280,43 @@ def attention(
     """
     if block_mask is not None:
         mask_mod = mask_mod_of(block_mask, mask_mod)
-    extras = NO_EXTRAS
-    dtypes: tuple[Any, ...] = ()
     mods = NOTHING
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
         mods = own(score_mod, mask_mod)
     if type(dropout_p) is not float:
         dropout_p = check_dropout(dropout_p)  # an array has no truth
     seed = check_dropout_seed(seed, dropout_p)
+    extras = NO_EXTRAS
+    read: tuple[Any, ...] = ()
     alone = alibi_slopes is bias is mask is sinks is block_mask is lengths_k is lengths_q is None
     if dropout_p or mods.parts or not alone:
         lengths = () if lengths_k is lengths_q is None else (lengths_k, lengths_q)
         arrays = alibi_slopes, bias, mask, sinks, block_mask  # as `ARRAYS`
         extras = Extras(arrays, lengths, mods.arrays, seed if dropout_p else None)
-        of_arrays = (getattr(array, "dtype", None) for array in extras.flat)
         has_tiles = block_mask is not None and block_mask.seq_kv > 0
-        dtypes = mods.parts, len(lengths), has_tiles, *of_arrays
-    # The types, because True == 1 and a cached call must not accept what a first one refuses.
-    options = (
-        dtypes,
-        (causal, type(causal), scale, type(scale), layout, softcap, type(softcap)),
-        (window, None if window is NO_WINDOW else calls.types_of(window)),
-        (attention_chunk, type(attention_chunk)),
-        (return_lse, type(return_lse), kernel, None if kernel is None else calls.types_of(kernel)),
-        (batch_invariant, type(batch_invariant), dropout_p, type(dropout_p)),
-        (out_dtype, precision),
+        read = mods.parts, len(lengths), has_tiles, *map(calls.dtype_of, extras.flat)
+    values = (causal, window, attention_chunk, softcap, dropout_p, scale, layout)
+    choices = return_lse, batch_invariant, out_dtype, precision, kernel
+    # True == 1, and a cached call must not accept what a first one refuses.
+    types = (
+        (type(causal), type(attention_chunk), type(softcap), type(scale), type(return_lse)),
+        (type(batch_invariant), window is NO_WINDOW or calls.types_of(window)),
+        kernel is None or calls.types_of(kernel),
     )
+    options = values, choices, types, read
     result = calls.replay(q, k, v, out, return_lse, options, extras)
     if result is not None:
         return result
-    check_flag("return_lse", return_lse)
-    check_flag("batch_invariant", batch_invariant)
-    fp8 = Fp8.asked(q, k, v, out, out_dtype, precision, layout)
-    if fp8 is not None:
-        q, k, v = fp8.like
-    xp = array_module(q, k, v, out)
-    problem, operands = parse(
-        *(q, k, v),
-        asked={
-            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
-            **{"softcap": softcap, "dropout_p": dropout_p},
-        },
-        scale=scale,
-        layout=layout,
-        out=out,
-        xp=xp,
-        beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
-        own=mods,
-        lengths_k=lengths_k,
-        lengths_q=lengths_q,
-        return_lse=return_lse,
-    )
-    if block_mask is not None:
-        problem = with_block_mask(problem, block_mask, xp)
+    fp8, arguments = as_8_bits(locals(), layout)
+    problem, operands, xp = _parsed(arguments, mods)
     operands = operands._replace(seed=seed)
     if xp is np:
-        functions = _on_numpy(score_mod, mask_mod, block_mask, kernel)
-        lengths = lengths_k, lengths_q
         if fp8 is not None:
             problem, operands = fp8.applied(problem, operands)
-        return _on_cpu(problem, operands, functions, q, out, layout, return_lse, lengths)
+        return _on_cpu(problem, operands, arguments)
     if extras.lengths:
-        names = "lengths_k", "lengths_q"
-        there = tuple(map(calls.on_device, names, extras.lengths))
-        extras = extras._replace(lengths=there)
+        on_device = map(calls.on_device, ("lengths_k", "lengths_q"), extras.lengths)
+        extras = extras._replace(lengths=tuple(on_device))
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, user_table(device), batch_invariant)
@@ -348,34 +324,9 @@ def attention(
     return calls.run(q, k, v, out, return_lse, options, kind, extras)
 
 
+@arguments_of(attention)
 def explain(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    causal: Causal = False,
-    window: Window = NO_WINDOW,
-    attention_chunk: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Array | None = None,
-    bias: Array | None = None,
-    mask: Array | None = None,
-    sinks: Array | None = None,
-    score_mod: UserFunction | None = None,
-    mask_mod: UserFunction | None = None,
-    block_mask: BlockMask | None = None,
-    lengths_k: Array | None = None,
-    lengths_q: Array | None = None,
-    dropout_p: float = 0.0,
-    seed: int | None = None,
-    scale: float | None = None,
-    layout: Layout = "bhsd",
-    out: Array | None = None,
-    return_lse: bool = False,
-    batch_invariant: bool = False,
-    out_dtype: DTypeLike | None = None,
-    precision: Precision | None = None,
-    kernel: str | Variant | None = None,
+    q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Unpack[AttentionOptions]
 ) -> Plan | DecodePlan | cpu.Plan:
     """Return how `attention` would run this call; nothing is compiled, launched or written.
 
@@ -405,75 +356,58 @@ def explain(
     >>> q = k = v = np.ones((1, 8, 100, 64), np.float32)
     >>> plan = cufa.explain(q, k, v, causal=True)
     """
-    check_flag("return_lse", return_lse)
-    check_flag("batch_invariant", batch_invariant)
-    if block_mask is not None:
-        mask_mod = mask_mod_of(block_mask, mask_mod)
-    fp8 = Fp8.asked(q, k, v, out, out_dtype, precision, layout)
-    if fp8 is not None:
-        q, k, v = fp8.like
-    xp = array_module(q, k, v, out)
-    problem, _ = parse(
-        *(q, k, v),
-        asked={
-            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
-            **{"softcap": softcap, "dropout_p": dropout_p},
-        },
-        scale=scale,
-        layout=layout,
-        out=out,
-        xp=xp,
-        beside={"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks},
-        own=NOTHING if xp is np else own(score_mod, mask_mod),
-        lengths_k=lengths_k,
-        lengths_q=lengths_q,
-        return_lse=return_lse,
-    )
-    if block_mask is not None:
-        problem = with_block_mask(problem, block_mask, xp)
-    check_dropout_seed(seed, dropout_p)
+    arguments: dict[str, Any] = {"q": q, "k": k, "v": v, "return_lse": return_lse, **options}
+    if options["block_mask"] is not None:
+        arguments["mask_mod"] = mask_mod_of(options["block_mask"], options["mask_mod"])
+    _, arguments = as_8_bits(arguments, options["layout"])
+    problem, _, xp = _parsed(arguments)
+    check_dropout_seed(options["seed"], options["dropout_p"])
     if xp is np:
-        _on_numpy(score_mod, mask_mod, block_mask, kernel)
+        _functions(arguments)
         return cpu.plan(problem)
     device = devices.of_id(xp.cuda.runtime.getDevice())
-    return explained(problem, device, kernel, user_table(device), batch_invariant)
+    invariant = options["batch_invariant"]
+    return explained(problem, device, options["kernel"], user_table(device), invariant)
 
 
-def _on_numpy(
-    score_mod: object, mask_mod: object, block_mask: BlockMask | None, kernel: object
-) -> cpu_own.Own:
+def _parsed(arguments: Mapping[str, Any], mods: Own | None = None) -> tuple[Problem, Operands, Any]:
+    """Check the arguments of a call, by name; return also the module that its arrays belong to.
+
+    `mods` are the functions if they have been traced.
+    """
+    check_flag("return_lse", arguments["return_lse"])
+    check_flag("batch_invariant", arguments["batch_invariant"])
+    xp = array_module(*(arguments[name] for name in ("q", "k", "v", "out")))
+    if mods is None:
+        mods = NOTHING if xp is np else own(arguments["score_mod"], arguments["mask_mod"])
+    return *parsed(arguments, mods, xp, arguments["out"], arguments["return_lse"]), xp
+
+
+def _functions(arguments: Mapping[str, Any]) -> Functions:
     """Return the functions of a call that runs on the CPU; refuse what is for the GPU."""
-    refuse_kernel(kernel)
-    return cpu_own.Own(
-        cpu_own.checked("score_mod", score_mod),
-        cpu_own.checked("mask_mod", mask_mod),
-        tiles=None if block_mask is None else (block_mask.kinds, block_mask.block),
-    )
+    refuse_kernel(arguments["kernel"])
+    block_mask = arguments["block_mask"]
+    score_mod, mask_mod = (checked(name, arguments[name]) for name in ("score_mod", "mask_mod"))
+    tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
+    return Functions(score_mod, mask_mod, tiles=tiles)
 
 
-def _on_cpu(
-    problem: Problem,
-    operands: Operands,
-    functions: cpu_own.Own,
-    q: Array,
-    out: Array | None,
-    layout: str,
-    return_lse: bool,
-    lengths: tuple[Array | None, Array | None],
-) -> Any:
-    shape, lse_shape = restore_shape(problem, np.ndim(q), layout)
+def _on_cpu(problem: Problem, operands: Operands, arguments: Mapping[str, Any]) -> Any:
+    functions, q, out = _functions(arguments), arguments["q"], arguments["out"]
+    shape, lse_shape = restore_shape(problem, np.ndim(q), arguments["layout"])
     if out is None:
         out = np.empty(shape, q.dtype)
-        operands = operands._replace(out=as_bhsd(out, layout))
+        operands = operands._replace(out=as_bhsd(out, arguments["layout"]))
     else:
         functions.check_apart("out", out)
-    given = operands.out
+    result = operands.out
     if functions.is_called:  # whatever they raise, `out` is whole
-        operands = operands._replace(out=np.empty(given.shape, given.dtype))
+        operands = operands._replace(out=np.empty(result.shape, result.dtype))
     if problem.kv == "Padded":
+        lengths = arguments["lengths_k"], arguments["lengths_q"]
         lse = attention_padded(problem, operands, *lengths, functions)
     else:
         _, lse = cpu.attention(problem, operands, functions)
-    if given is not operands.out:
-        given[...] = operands.out
-    return (out, lse.reshape(lse_shape)) if return_lse else out
+    if result is not operands.out:
+        result[...] = operands.out
+    return (out, lse.reshape(lse_shape)) if arguments["return_lse"] else out

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from cufa import device as devices
+from cufa.api.arguments import arrays_of, values_of
 from cufa.api.options import DecodeOptions, Layout, Window
 from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import decode as cpu
-from cufa.features.parts import ARRAYS
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
@@ -24,6 +24,8 @@ from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_PARSED = ("lengths", "block_table", "scale", "layout", "out", "unified_max", "return_lse")
 
 
 @overload
@@ -242,39 +244,28 @@ def decode_padded(
     dtypes: tuple[Any, ...] = ()
     if not (alibi_slopes is sinks is None):
         arrays = alibi_slopes, None, None, sinks, None  # as `ARRAYS`
-        dtypes = tuple(getattr(array, "dtype", None) for array in arrays)
-    # The types, because True == 1 and a cached call must not accept what a first one refuses.
-    of_kernel = None if kernel is None else calls.types_of(kernel)
-    options = (
-        ("cufa.decode", block_table is None, padded),
-        (causal, type(causal), scale, type(scale), layout, return_lse, type(return_lse)),
-        (num_splits, type(num_splits), kernel, of_kernel),
-        (unified_max, type(unified_max), softcap, type(softcap), dtypes),
-        (window, None if window is NO_WINDOW else calls.types_of(window)),
-        (attention_chunk, type(attention_chunk)),
+        dtypes = tuple(map(calls.dtype_of, arrays))
+    values = (causal, window, attention_chunk, softcap, scale, layout, num_splits, unified_max)
+    choices = return_lse, kernel
+    # True == 1, and a cached call must not accept what a first one refuses.
+    types = (
+        (type(causal), type(attention_chunk), type(softcap), type(scale), type(num_splits)),
+        (type(unified_max), type(return_lse), window is NO_WINDOW or calls.types_of(window)),
+        kernel is None or calls.types_of(kernel),
     )
+    options = "cufa.decode", block_table is None, padded, values, choices, types, dtypes
     extras = Extras(arrays, (lengths, block_table))
     result = calls.replay(q, k_cache, v_cache, out, return_lse, options, extras)
     if result is not None:
         return result
+    arguments = locals()
     check_flag("return_lse", return_lse)
     num_splits = _checked_splits(num_splits)
     problem, operands, xp = parse_decode(
-        q,
-        k_cache,
-        v_cache,
-        lengths=lengths,
-        block_table=block_table,
-        asked={
-            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
-            "softcap": softcap,
-        },
-        scale=scale,
-        layout=layout,
-        out=out,
-        unified_max=unified_max,
-        beside=dict(zip(ARRAYS, arrays, strict=True)) if arrays else NO_ARRAYS,
-        return_lse=return_lse,
+        *(q, k_cache, v_cache),
+        **{name: arguments[name] for name in _PARSED},
+        asked=values_of(arguments),
+        beside=arrays_of(arguments) if arrays else NO_ARRAYS,
     )
     if xp is np:
         refuse_kernel(kernel)
@@ -285,8 +276,8 @@ def decode_padded(
     if not problem.has_keys or 0 in (problem.batch, problem.heads_q, problem.seq_q):
         planner(problem)  # a kernel that cannot be is refused all the same
         return _nothing(problem, q, out, sinks, layout, return_lse)
-    there = (calls.on_device(name, getattr(operands, name)) for name in ("lengths", "block_table"))
-    extras = extras._replace(lengths=tuple(there))
+    on_device = map(calls.on_device, ("lengths", "block_table"), extras.lengths)
+    extras = extras._replace(lengths=tuple(on_device))
     kind = Kind(problem, layout, device, device_id, planner, extras, padded)
     return calls.run(q, k_cache, v_cache, out, return_lse, options, kind, extras)
 

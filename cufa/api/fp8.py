@@ -16,6 +16,25 @@ from cufa.quantized.quantized import Quantized
 PRECISIONS = ("fp8",)
 
 
+def as_8_bits(arguments: dict[str, Any], layout: str) -> tuple[Fp8 | None, dict[str, Any]]:
+    """Return what is in 8 bits of a call, if it asks for that, and the arguments to be checked.
+
+    Parameters
+    ----------
+    arguments : dict
+        Those of the call, by name.
+    layout : str
+        Order of the axes, as in `quantize`.
+    """
+    names = "q", "k", "v"
+    how = arguments["out_dtype"], arguments["precision"]
+    q, k, v = given = tuple(arguments[name] for name in names)
+    if how == (None, None) and not any(isinstance(x, Quantized) for x in given):
+        return None, arguments
+    fp8 = Fp8(q, k, v, arguments["out"], *how, layout)
+    return fp8, {**arguments, **dict(zip(names, fp8.like, strict=True))}
+
+
 class Fp8:
     """Queries, keys and values in 8 bits.
 
@@ -78,14 +97,6 @@ class Fp8:
                 )
         nothing = np.zeros((), dtype)
         self.like = tuple(np.broadcast_to(nothing, x.shape) for x in self._arrays)
-
-    @classmethod
-    def asked(cls, q: Any, k: Any, v: Any, out: Any, *how: Any) -> Fp8 | None:
-        """Return what a call asks for; None where it asks for no 8 bits."""
-        out_dtype, precision, _ = how
-        in_8_bits = any(isinstance(x, Quantized) for x in (q, k, v))
-        is_asked = in_8_bits or out_dtype is not None or precision is not None
-        return cls(q, k, v, out, *how) if is_asked else None
 
     def applied(self, problem: Problem, operands: Operands) -> tuple[Problem, Operands]:
         """Return a call on arrays `like` these as that of these.

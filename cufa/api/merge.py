@@ -91,20 +91,20 @@ def merge(
         raise ValueError(
             f"lses has {len(of_lses)} parts, but outs has {len(arrays)}: as many are needed"
         )
-    given = {**arrays, **of_lses, **({} if out is None else {"out": out})}
-    xp = module_of_all(given)
+    named = {**arrays, **of_lses, **({} if out is None else {"out": out})}
+    xp = module_of_all(named)
     if xp is np:
-        given = {name: np.asarray(array) for name, array in given.items()}
-        arrays, of_lses = ({n: given[n] for n in names} for names in (arrays, of_lses))
+        named = {name: np.asarray(array) for name, array in named.items()}
+        arrays, of_lses = ({n: named[n] for n in names} for names in (arrays, of_lses))
     _check(arrays, of_lses, layout)
     if xp is not np:
-        check_devices(given, xp)
+        check_devices(named, xp)
         if of_lses["lses[0]"].size > _MAX_ROWS:
             raise ValueError(
                 f"outs[0] has shape {arrays['outs[0]'].shape}: more rows than {_MAX_ROWS}"
             )
     first, first_lse = arrays["outs[0]"], of_lses["lses[0]"]
-    result: Array = given.get("out")
+    result: Array = named.get("out")
     if result is None:
         result = xp.empty(first.shape, first.dtype)
     else:

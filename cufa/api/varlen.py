@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cufa import device as devices
-from cufa.api.fp8 import Fp8
+from cufa.api.arguments import arguments_of, arrays_of, values_of
+from cufa.api.fp8 import as_8_bits
 from cufa.api.options import (
     Causal,
     Precision,
@@ -33,7 +34,6 @@ from cufa.cpu.own import Own, checked
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, own
 from cufa.features.expression.own import Own as Traced
-from cufa.features.parts import ARRAYS
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.clear_rows import clear_rows
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 _ANY = 2**31 - 1
 LAYOUT = "bshd"  # of one sequence, (1, total, heads, head_dim)
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")
 
 
 @overload
@@ -227,66 +228,50 @@ def attention_varlen(
         dropout_p = check_dropout(dropout_p)  # an array has no truth
     seed = check_dropout_seed(seed, dropout_p)
     arrays = alibi_slopes, bias, mask, sinks, None  # as `ARRAYS`
-    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
     offsets = cu_seqlens_q, cu_seqlens_k, seqused_k
     extras = Extras(arrays, offsets, mods.arrays, seed if dropout_p else None)
     if known and q is not None:
         q1, k1, v1, out1 = (None if array is None else array[None] for array in tensors)
-        # The types, because True == 1 and a cached call must not accept what a first one refuses.
-        options = (
-            ("varlen", mods.parts),
-            tuple(getattr(array, "dtype", None) for array in extras.flat),
-            (max_seqlen_q, type(max_seqlen_q), max_seqlen_k, type(max_seqlen_k)),
-            (causal, type(causal), scale, type(scale), softcap, type(softcap)),
-            (window, None if window is NO_WINDOW else calls.types_of(window)),
-            (attention_chunk, type(attention_chunk)),
-            (return_lse, type(return_lse), dropout_p, type(dropout_p)),
-            (kernel, None if kernel is None else calls.types_of(kernel)),
-            (out_dtype, precision),
+        values = (causal, window, attention_chunk, softcap, dropout_p, scale)
+        choices = max_seqlen_q, max_seqlen_k, return_lse, out_dtype, precision, kernel
+        # True == 1, and a cached call must not accept what a first one refuses.
+        types = (
+            (type(causal), type(attention_chunk), type(softcap), type(scale), type(return_lse)),
+            (type(max_seqlen_q), type(max_seqlen_k)),
+            (window is NO_WINDOW or calls.types_of(window)),
+            kernel is None or calls.types_of(kernel),
         )
+        read = "varlen", mods.parts, *map(calls.dtype_of, extras.flat)
+        options = values, choices, types, read
         result = calls.replay(q1, k1, v1, out1, return_lse, options, extras)
         if result is not None:
             result = _without_batch(result, out, return_lse)
             return _cleared(result, out, return_lse, cu_seqlens_q, max_seqlen_q)
+    arguments = locals()
     check_flag("return_lse", return_lse)
-    fp8 = Fp8.asked(*tensors, out_dtype, precision, "thd")
-    if fp8 is not None:
-        q, k, v = fp8.like
-    problem, operands, lengths, xp = parsed(
-        (q, k, v, out),
-        dict(zip(ARRAYS, arrays, strict=True)),
-        lengths,
-        (max_seqlen_q, max_seqlen_k),
-        mods,
-        seed,
-        asked={
-            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
-            **{"softcap": softcap, "dropout_p": dropout_p},
-        },
-        scale=scale,
-        return_lse=return_lse,
-    )
+    fp8, arguments = as_8_bits(arguments, "thd")
+    problem, operands, lengths, xp = parsed(arguments, mods)
     if xp is np:
         refuse_kernel(kernel)
         functions = Own(checked("score_mod", score_mod), checked("mask_mod", mask_mod))
         if fp8 is not None:
             problem, operands = fp8.applied(problem, operands)
-        return _on_cpu(problem, operands, functions, q, out, return_lse, lengths)
+        return _on_cpu(problem, operands, functions, arguments["q"], out, return_lse, lengths)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel)
     if problem.sequences == 0:
         return _of_no_sequence(problem, q, out, return_lse, xp)
-    there = tuple(calls.on_device(name, array) for name, array in lengths.items())
-    extras = extras._replace(lengths=there)
+    extras = extras._replace(lengths=tuple(map(calls.on_device, LENGTHS, lengths.values())))
     kind = Kind(problem, LAYOUT, device, device_id, planner, extras)
     result = calls.run(q1, k1, v1, out1, return_lse, options, kind, extras)
     result = _without_batch(result, out, return_lse)
     if isinstance(cu_seqlens_q, np.ndarray):  # which is known to cover all queries
         return result
-    return _cleared(result, out, return_lse, there[0], max_seqlen_q)
+    return _cleared(result, out, return_lse, extras.lengths[0], max_seqlen_q)
 
 
+@arguments_of(attention_varlen)
 def explain_varlen(
     q: Array,
     k: Array,
@@ -294,27 +279,8 @@ def explain_varlen(
     cu_seqlens_q: Array,
     cu_seqlens_k: Array,
     *,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    seqused_k: Array | None = None,
-    causal: Causal = False,
-    window: Window = NO_WINDOW,
-    attention_chunk: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Array | None = None,
-    bias: Array | None = None,
-    mask: Array | None = None,
-    sinks: Array | None = None,
-    score_mod: UserFunction | None = None,
-    mask_mod: UserFunction | None = None,
-    dropout_p: float = 0.0,
-    seed: int | None = None,
-    scale: float | None = None,
-    out: Array | None = None,
     return_lse: bool = False,
-    out_dtype: DTypeLike | None = None,
-    precision: Precision | None = None,
-    kernel: str | Variant | None = None,
+    **options: Unpack[VarlenOptions],
 ) -> Plan | DecodePlan | cpu_attention.Plan:
     """Return how `attention_varlen` would run this call; nothing is compiled, launched or written.
 
@@ -338,119 +304,87 @@ def explain_varlen(
     TypeError, ValueError
         As `attention_varlen`.
     """
+    arguments = {**locals(), **options}
     check_flag("return_lse", return_lse)
-    beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    fp8 = Fp8.asked(q, k, v, out, out_dtype, precision, "thd")
-    if fp8 is not None:
-        q, k, v = fp8.like
-    problem, _, _, xp = parsed(
-        (q, k, v, out),
-        beside,
-        {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k},
-        (max_seqlen_q, max_seqlen_k),
-        NOTHING if isinstance(q, np.ndarray) else own(score_mod, mask_mod),
-        seed,
-        asked={
-            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
-            **{"softcap": softcap, "dropout_p": dropout_p},
-        },
-        scale=scale,
-        return_lse=return_lse,
-    )
+    _, arguments = as_8_bits(arguments, "thd")
+    is_on_host = isinstance(arguments["q"], np.ndarray)
+    mods = NOTHING if is_on_host else own(options["score_mod"], options["mask_mod"])
+    problem, _, _, xp = parsed(arguments, mods)
     if xp is np:
-        refuse_kernel(kernel)
-        checked("score_mod", score_mod), checked("mask_mod", mask_mod)
+        refuse_kernel(options["kernel"])
+        checked("score_mod", options["score_mod"]), checked("mask_mod", options["mask_mod"])
         return cpu_attention.plan(problem.alike)
-    return explained(problem, devices.of_id(xp.cuda.runtime.getDevice()), kernel)
+    device = devices.of_id(xp.cuda.runtime.getDevice())
+    return explained(problem, device, options["kernel"])
 
 
 def parsed(
-    arrays: tuple[Array, Array, Array, Array | None],
-    given: Mapping[str, Array | None],
-    lengths: Mapping[str, Array | None],
-    longest: tuple[int | None, int | None],
-    mods: Traced,
-    seed: int | None,
-    **score: Any,
+    arguments: Mapping[str, Any], mods: Traced
 ) -> tuple[Problem, Operands, dict[str, Array | None], Any]:
     """Check a call's arguments.
 
     Parameters
     ----------
-    arrays : tuple
-        q, k, v and out.
-    given : mapping
-        Those that parts of the score read, by argument.
-    lengths : mapping
-        As in `parse_offsets`.
-    longest : tuple
-        `max_seqlen_q` and `max_seqlen_k`.
+    arguments : mapping
+        The arguments of `attention_varlen`, by name.
     mods : Own
-        The caller's functions.
-    seed : int or None
-    **score
-        As in `cufa.problem.parse.parse`.
+        The caller's functions, traced.
 
     Returns
     -------
     Problem
     Operands
     dict
-        `lengths`, as int32 if they are on the host.
+        The arrays named in `LENGTHS`, as int32 if they are on the host.
     module
         That the arrays belong to.
     """
-    xp = array_module(*arrays)
-    for name, array in zip(("q", "k", "v", "out"), arrays, strict=True):
+    arrays = {name: arguments[name] for name in ("q", "k", "v", "out")}
+    xp = array_module(*arrays.values())
+    for name, array in arrays.items():
         if array is not None and array.ndim != 3:
             raise ValueError(f"{name} has shape {array.shape}: (total, heads, head_dim) is needed")
-    q, k, v, out = arrays
-    shown = q.shape, k.shape, v.shape
-    of_one = q[None], k[None], v[None]
-    problem, operands = parse(*of_one, layout=LAYOUT, out=None, xp=xp, shown=shown, **score)
-    operands = operands._replace(seed=check_dropout_seed(seed, score["asked"]["dropout_p"]))
+    q, k, v, out = arrays.values()
+    problem, operands = parse(
+        *(q[None], k[None], v[None]),
+        asked=values_of(arguments),
+        scale=arguments["scale"],
+        layout=LAYOUT,
+        out=None,
+        xp=xp,
+        shown=(q.shape, k.shape, v.shape),
+        return_lse=arguments["return_lse"],
+    )
+    operands = operands._replace(seed=check_dropout_seed(arguments["seed"], arguments["dropout_p"]))
     totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
-    sequences, lengths = parse_offsets(lengths, totals, xp)
+    sequences, lengths = parse_offsets({name: arguments[name] for name in LENGTHS}, totals, xp)
+    of_score = arrays_of(arguments)
     if out is not None:
         out = np.asarray(out) if xp is np else out
         check_dtypes({"q": q, "out": out})
         if xp is not np:
             check_devices({"out": out}, xp)
-        of_mods = dict(zip(mods.names, mods.arrays, strict=True))
-        beside = {**given, **lengths, **of_mods}.items()
-        there = {n: x for n, x in beside if x is not None}
-        check_out(out, (*q.shape[:2], v.shape[2]), {"q": q, "k": k, "v": v, **there})
+        read = {**of_score, **lengths, **dict(zip(mods.names, mods.arrays, strict=True))}
+        inputs = {name: array for name, array in read.items() if array is not None}
+        check_out(out, (*q.shape[:2], v.shape[2]), {"q": q, "k": k, "v": v, **inputs})
         operands = operands._replace(out=as_bhsd(out[None], LAYOUT))
-    problem = problem._replace(
-        kv="Varlen",
-        sequences=sequences,
-        max_seqlen_q=_longest("max_seqlen_q", longest[0]),
-        max_seqlen_k=_longest("max_seqlen_k", longest[1]),
+    longest_q, longest_k = (
+        _longest(name, arguments[name]) for name in ("max_seqlen_q", "max_seqlen_k")
     )
-    check_longest("max_seqlen_q", problem.max_seqlen_q, lengths["cu_seqlens_q"])
-    used = lengths["seqused_k"]
-    check_longest("max_seqlen_k", problem.max_seqlen_k, lengths["cu_seqlens_k"], used)
-    problem, operands = _with_arrays(problem, operands, given, mods, xp)
-    return problem, operands, lengths, xp
+    problem = problem._replace(
+        kv="Varlen", sequences=sequences, max_seqlen_q=longest_q, max_seqlen_k=longest_k
+    )
+    check_longest("max_seqlen_q", longest_q, lengths["cu_seqlens_q"])
+    check_longest("max_seqlen_k", longest_k, lengths["cu_seqlens_k"], lengths["seqused_k"])
+    for name in ("bias", "mask"):
+        if of_score[name] is not None and _ANY in (longest_q, longest_k):
+            raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed with it")
+    reads, views = parse_beside(of_score, mods, 4, problem.sizes, xp)
+    return problem.reading(*reads), operands._replace(beside=views), lengths, xp
 
 
 def _longest(name: str, most: int | None) -> int:
     return _ANY if most is None else check_size(name, most, least=0)
-
-
-def _with_arrays(
-    problem: Problem,
-    operands: Operands,
-    given: Mapping[str, Array | None],
-    mods: Traced,
-    xp: Any,
-) -> tuple[Problem, Operands]:
-    """Return the problem and its operands with the arrays that parts of the score read."""
-    for name in ("bias", "mask"):
-        if given[name] is not None and _ANY in (problem.max_seqlen_q, problem.max_seqlen_k):
-            raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed with it")
-    reads, views = parse_beside(given, mods, 4, problem.sizes, xp)
-    return problem.reading(*reads), operands._replace(beside=views)
 
 
 def _without_batch(result: Any, out: Array | None, return_lse: bool) -> Any:
@@ -497,10 +431,10 @@ def _on_cpu(
         operands = operands._replace(out=out.swapaxes(0, 1)[None])
     else:
         functions.check_apart("out", out)
-    given = operands.out
+    arguments = operands.out
     if functions.is_called:  # whatever they raise, `out` is whole
-        operands = operands._replace(out=given.copy())
+        operands = operands._replace(out=arguments.copy())
     lse = cpu.attention_varlen(problem, operands, **lengths, own=functions)
-    if given is not operands.out:
-        given[...] = operands.out
+    if arguments is not operands.out:
+        arguments[...] = operands.out
     return (out, lse[0]) if return_lse else out

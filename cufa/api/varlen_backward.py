@@ -124,20 +124,9 @@ def attention_varlen_backward(
     given = {**read, **tensors, **beside, **into}
     wrt = check_wrt(wrt, given, read)
     functions = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel)
-    problem, operands, offsets, _ = parsed(
-        (q, k, v, None),
-        beside,
-        lengths,
-        (max_seqlen_q, max_seqlen_k),
-        functions,
-        seed,
-        asked={
-            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
-            **{"softcap": softcap, "dropout_p": check_dropout(dropout_p)},
-        },
-        scale=scale,
-        return_lse=True,
-    )
+    dropout_p = check_dropout(dropout_p)
+    arguments = {**locals(), "out": None, "return_lse": True}
+    problem, operands, offsets, _ = parsed(arguments, functions)
     shape = *q.shape[:2], v.shape[2]
     lse_shape = q.shape[1], q.shape[0]
     of_out, its_out, its_lse = check_results(results, q, (shape, lse_shape), xp)

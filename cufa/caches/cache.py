@@ -17,6 +17,7 @@ from cufa.caches.full import CacheFullError
 from cufa.caches.layer import Layer
 from cufa.caches.pages import Taken
 from cufa.caches.store import Store
+from cufa.checks import check_size
 from cufa.features.window import NO_WINDOW
 from cufa.specs.variant import Variant
 
@@ -126,19 +127,16 @@ class Cache:
         TypeError, ValueError
             There is no such layer.
         """
-        found = self._layer(layer)
-        return found.k, found.v
+        held = self._layer(layer)
+        return held.k, held.v
 
     def _layer(self, layer: int) -> Layer:
         """Return a layer of these sequences; made once."""
-        found = self._layers.get(layer) if type(layer) is int else None
-        if found is None:
-            if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
-                raise TypeError(f"layer must be an integer, not {type(layer).__name__}")
-            if not 0 <= layer < self._store.layers:
-                raise ValueError(f"layer must be 0 to {self._store.layers - 1}, not {layer}")
-            found = self._layers[int(layer)] = Layer(self._store, self._rows, int(layer))
-        return found
+        held = self._layers.get(layer) if type(layer) is int else None
+        if held is None:
+            number = check_size("layer", layer, self._store.layers - 1, least=0)
+            held = self._layers[number] = Layer(self._store, self._rows, number)
+        return held
 
     # --- lengths ---
 
@@ -298,18 +296,18 @@ class Cache:
         """
         store, first = self._store, self._rows.start
         store.refuse_capture("reorder")
-        given = integers("rows", rows)
-        if given.shape != (len(self),):
+        chosen = integers("rows", rows)
+        if chosen.shape != (len(self),):
             raise ValueError(
-                f"rows has shape {given.shape}, but there are {len(self)} sequences: one row for "
+                f"rows has shape {chosen.shape}, but there are {len(self)} sequences: one row for "
                 "each is needed"
             )
-        bad = np.flatnonzero((given < 0) | (given >= len(self)))
+        bad = np.flatnonzero((chosen < 0) | (chosen >= len(self)))
         if bad.size:
             i = int(bad[0])
-            raise ValueError(f"rows[{i}] is {given[i]}: it must be 0 to {len(self) - 1}")
-        targets = np.flatnonzero(given != np.arange(len(self)))
-        sources = given[targets].astype(np.int64)
+            raise ValueError(f"rows[{i}] is {chosen[i]}: it must be 0 to {len(self) - 1}")
+        targets = np.flatnonzero(chosen != np.arange(len(self)))
+        sources = chosen[targets].astype(np.int64)
         for i, source in zip(targets.tolist(), sources.tolist(), strict=True):
             idle = [first + row for row in (i, source) if not self._in_use[row]]
             if idle:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cufa.arrays import check_unmasked
+from cufa.checks import check_size
 
 Counts = Any  # int, sequence of int or ndarray
 
@@ -56,11 +57,11 @@ def counts_of(name: str, values: object, in_use: np.ndarray, first: int) -> np.n
     array = integers(name, values)
     if array.ndim and array.shape != in_use.shape:
         raise ValueError(f"{name} has shape {array.shape}, but there are {in_use.size} sequences")
-    given = array.ravel().tolist()
-    if given and min(given) < 0:
-        raise ValueError(f"{name} must not be negative, but {min(given)} is")
-    if given and max(given) > _MOST:
-        raise ValueError(f"{name} must not be more than {_MOST}, but {max(given)} is")
+    numbers = array.ravel().tolist()
+    if numbers and min(numbers) < 0:
+        raise ValueError(f"{name} must not be negative, but {min(numbers)} is")
+    if numbers and max(numbers) > _MOST:
+        raise ValueError(f"{name} must not be more than {_MOST}, but {max(numbers)} is")
     counts = np.empty(in_use.shape, np.int64)
     counts[...] = array
     if np.count_nonzero(in_use) == in_use.size:  # takes a fraction of what `all` does
@@ -90,11 +91,7 @@ def none_allocated(first: int, sequences: int) -> ValueError:
 
 def check_sequence(sequence: object, in_use: np.ndarray) -> None:
     """Refuse what is not the number of a sequence that is in use."""
-    if isinstance(sequence, bool) or not isinstance(sequence, (int, np.integer)):
-        raise TypeError(f"sequence must be an integer, not {type(sequence).__name__}")
-    if not 0 <= sequence < in_use.size:
-        raise ValueError(f"sequence must be 0 to {in_use.size - 1}, not {sequence}")
-    if not in_use[sequence]:
+    if not in_use[check_size("sequence", sequence, in_use.size - 1, least=0)]:
         raise ValueError(
             f"sequence {sequence} has not been allocated: allocate() returns the number of a new "
             "one"

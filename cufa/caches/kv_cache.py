@@ -91,22 +91,11 @@ class KVCache(Cache):
         rotary: Rotary | Sequence[Rotary] | None = None,
         xp: Any = np,
     ) -> None:
+        arguments = locals()
         sequences = check_size("sequences", sequences)
         capacity = check_size("capacity", capacity, MAX_KEYS)
-        store = made(
-            {"sequences": sequences, "heads_kv": heads_kv, "capacity": capacity},
-            head_dim,
-            head_dim_v,
-            dtype=dtype,
-            layers=layers,
-            layout=layout,
-            rotary=rotary,
-            xp=xp,
-            sequences=sequences,
-            capacity=capacity,
-            pages=None,
-        )
-        super().__init__(store, slice(0, sequences))
+        shape = {"sequences": sequences, "heads_kv": heads_kv, "capacity": capacity}
+        super().__init__(made(arguments, shape, sequences, capacity), slice(0, sequences))
 
     def fork(self, sequence: int) -> int:
         """Copy the tokens of a sequence to the first one that has none.

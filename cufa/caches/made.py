@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -18,39 +18,37 @@ from cufa.specs import MAX_HEAD_DIM
 
 
 def made(
-    shape: dict[str, int],
-    head_dim: int,
-    head_dim_v: int | None,
-    *,
-    dtype: Any,
-    layers: int,
-    layout: str,
-    rotary: Rotary | Sequence[Rotary] | None,
-    xp: Any,
+    arguments: Mapping[str, Any],
+    shape: Mapping[str, int],
     sequences: int,
     capacity: int,
-    pages: Pages | None,
+    pages: Pages | None = None,
 ) -> Store:
     """Make the storage of a cache.
 
     Parameters
     ----------
-    shape : dict
+    arguments : mapping
+        The arguments `head_dim`, `head_dim_v`, `dtype`, `layers`, `layout`, `rotary` and `xp` of
+        `KVCache`, by name.
+    shape : mapping
         Sizes of a layer but for the head dim, by name.
-    head_dim, head_dim_v, dtype, layers, layout, rotary, xp
-        As in `KVCache`.
     sequences : int
     capacity : int
         Tokens of the longest sequence.
-    pages : Pages or None
+    pages : Pages, optional
     """
-    check_layout(layout)
-    blocks, heads, keys = (check_size(name, n) for name, n in shape.items())
-    head_dim = check_size("head_dim", head_dim, MAX_HEAD_DIM)
-    if head_dim_v is None:
-        head_dim_v = head_dim
-    head_dim_v = check_size("head_dim_v", head_dim_v, MAX_HEAD_DIM)
-    layers = check_size("layers", layers)
+    check_layout(arguments["layout"])
+    sizes = tuple(check_size(name, n) for name, n in shape.items())
+    head_dim = check_size("head_dim", arguments["head_dim"], MAX_HEAD_DIM)
+    head_dim_v = head_dim
+    if arguments["head_dim_v"] is not None:
+        head_dim_v = check_size("head_dim_v", arguments["head_dim_v"], MAX_HEAD_DIM)
+    layers, xp, rotary = (
+        check_size("layers", arguments["layers"]),
+        arguments["xp"],
+        arguments["rotary"],
+    )
     check_module(xp)
     rotaries: Any = rotary if isinstance(rotary, (list, tuple)) else (rotary,) * layers
     if len(rotaries) != layers:
@@ -58,16 +56,9 @@ def made(
     if rotary is not None:
         for each in rotaries:
             _check_rotary(each, head_dim, capacity, xp)
+    dtype, dims = _dtype(arguments["dtype"]), (head_dim, head_dim_v)
     return Store(
-        xp,
-        _dtype(dtype),
-        layout,
-        layers,
-        (blocks, heads, keys),
-        (head_dim, head_dim_v),
-        sequences,
-        pages,
-        tuple(rotaries),
+        xp, dtype, arguments["layout"], layers, sizes, dims, sequences, pages, tuple(rotaries)
     )
 
 
@@ -77,12 +68,12 @@ def _dtype(dtype: Any) -> np.dtype:
         shown = repr(dtype)
         raise TypeError(f"{needed}, not {shown if len(shown) < 40 else type(dtype).__name__}")
     try:
-        found = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        known = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     except Exception:  # which one depends on the kind of nonsense
         raise TypeError(f"{needed}, not {dtype!r}") from None
-    if not found.isnative or found.name not in DTYPES:
-        raise TypeError(f"{needed}, not {shown_dtype(found)}")
-    return found
+    if not known.isnative or known.name not in DTYPES:
+        raise TypeError(f"{needed}, not {shown_dtype(known)}")
+    return known
 
 
 def _check_rotary(rotary: Any, head_dim: int, capacity: int, xp: Any) -> None:

@@ -28,13 +28,13 @@ class Outbox:
     def __init__(self) -> None:
         self._sent: deque[_Sent] = deque()
 
-    def send(self, host: np.ndarray, there: Array) -> None:
+    def send(self, host: np.ndarray, device_array: Array) -> None:
         """Copy an array; each time of the same size, and contiguous.
 
         Parameters
         ----------
         host : ndarray
-        there : array
+        device_array : array
             A CuPy array.
         """
         import cupy
@@ -47,6 +47,6 @@ class Outbox:
             array = np.frombuffer(memory, host.dtype, host.size).reshape(host.shape)
             free = _Sent(memory, array, cupy.cuda.Event(disable_timing=True))
         free.array[...] = host
-        there.data.copy_from_host_async(free.memory.ptr, host.nbytes, stream)
+        device_array.data.copy_from_host_async(free.memory.ptr, host.nbytes, stream)
         free.event.record(stream)
         self._sent.append(free)

@@ -85,26 +85,16 @@ class PagedKVCache(Cache):
         rotary: Rotary | Sequence[Rotary] | None = None,
         xp: Any = np,
     ) -> None:
+        arguments = locals()
         width = pages if pages_per_sequence is None else pages_per_sequence
         pages = check_size("pages", pages)
         page_size = check_size("page_size", page_size)
         sequences = check_size("sequences", sequences)
         width = check_size("pages_per_sequence", width)
         capacity = check_size("pages_per_sequence * page_size", width * page_size, MAX_KEYS)
-        store = made(
-            {"pages": pages, "heads_kv": heads_kv, "page_size": page_size},
-            head_dim,
-            head_dim_v,
-            dtype=dtype,
-            layers=layers,
-            layout=layout,
-            rotary=rotary,
-            xp=xp,
-            sequences=sequences,
-            capacity=capacity,
-            pages=Pages(pages, page_size, sequences, width),
-        )
-        super().__init__(store, slice(0, sequences))
+        shape = {"pages": pages, "heads_kv": heads_kv, "page_size": page_size}
+        tables = Pages(pages, page_size, sequences, width)
+        super().__init__(made(arguments, shape, sequences, capacity, tables), slice(0, sequences))
 
     @property
     def free_pages(self) -> int:
@@ -152,11 +142,7 @@ class PagedKVCache(Cache):
         """
         self._store.refuse_capture("free")
         check_sequence(sequence, self._store.in_use)
-        with self._store.changing():
-            self._store.host[:, sequence] = 0
-            self._store.in_use[sequence] = False
-        self._store.unwritten[:, sequence] = False
-        self._bookkeeping.cut(sequence, 0)
+        self[sequence : sequence + 1].reset()
 
     def fork(self, sequence: int) -> int:
         """Make a new sequence that has the same tokens, in the same pages.

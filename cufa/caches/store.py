@@ -58,7 +58,7 @@ class Store:
         dtype: np.dtype,
         layout: str,
         layers: int,
-        shape: tuple[int, int, int],
+        shape: tuple[int, ...],
         head_dims: tuple[int, int],
         sequences: int,
         pages: Pages | None,

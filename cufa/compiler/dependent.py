@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -40,10 +39,10 @@ def may_overlap(stream: Any) -> bool:
     return stream.ptr <= _LEGACY or bool(stream.is_capturing())
 
 
-class Parameter(Protocol):
-    """A kernel's one parameter."""
+class Buffer(Protocol):
+    """The memory of one launch, with a kernel's one parameter."""
 
-    address: int
+    passed: Passed
 
 
 class _Attribute(ctypes.Structure):
@@ -73,6 +72,7 @@ class Config(ctypes.Structure):
 _ATTRIBUTE = _Attribute(_SERIALIZATION, 0, 1)
 _ATTRIBUTE_ADDRESS = ctypes.addressof(_ATTRIBUTE)
 _CONFIG = struct.Struct("@7I2PI0P")  # the members of `Config`, in order
+_STREAM = Config.stream.offset // 8  # a word
 
 
 def packed(
@@ -100,19 +100,31 @@ def config(
     return Config.from_buffer_copy(packed(grid, block, smem_bytes, overlap=overlap))
 
 
-class _Passed(threading.local):
-    """Arguments of the driver's launch, made once for a thread."""
+class Passed:
+    """The arguments of the driver's launch of one parameter, in memory of its own.
 
-    def __init__(self) -> None:
-        self.config = Config()
-        self.config_address = ctypes.addressof(self.config)
-        self.bytes = memoryview((ctypes.c_char * ctypes.sizeof(Config)).from_buffer(self.config))
-        self.bytes = self.bytes.cast("B")
-        self.parameters = (ctypes.c_void_p * 1)()
-        self.parameters_address = ctypes.addressof(self.parameters)
+    Parameters
+    ----------
+    parameter : int
+        The address of the parameter.
 
+    Attributes
+    ----------
+    config, parameters : int
+        The addresses of a `Config` and of the array of parameters.
+    bytes, words : memoryview
+        The `Config`, by 8 and by 64 bits.
+    """
 
-_passed = _Passed()
+    __slots__ = ("_parameters", "bytes", "config", "parameters", "words")
+
+    def __init__(self, parameter: int) -> None:
+        config = Config()
+        self.config = ctypes.addressof(config)
+        self.bytes = memoryview(config).cast("B")
+        self.words = self.bytes.cast("Q")
+        self._parameters = (ctypes.c_void_p * 1)(parameter)
+        self.parameters = ctypes.addressof(self._parameters)
 
 
 @functools.cache
@@ -137,27 +149,23 @@ class Dependent:
 
     def launcher(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], smem_bytes: int
-    ) -> Callable[[Parameter], None]:
-        """Return what launches it on the current stream, with a parameter."""
+    ) -> Callable[[Buffer], None]:
+        """Return what launches it on the current stream, with the parameter in a buffer."""
         import cupy
 
         overlapping = packed(grid, block, smem_bytes)
         alone = packed(grid, block, smem_bytes, overlap=False)
         launch, current_stream = launch_kernel(), cupy.cuda.get_current_stream
+        function = self._pointer
 
-        def launched(parameter: Parameter) -> None:
-            passed, stream = _passed, current_stream()
-            # First: what is collected when a tuple is made may launch kernels, too.
-            arguments = passed.config_address, self._pointer, passed.parameters_address, None
-            given = overlapping if may_overlap(stream) else alone, stream.ptr
-            passed.bytes[:], passed.config.stream = given
-            passed.parameters[0] = parameter.address
-            error = launch(*arguments)
+        def launched(buffer: Buffer) -> None:
+            passed, stream = buffer.passed, current_stream()
+            passed.bytes[:] = overlapping if may_overlap(stream) else alone
+            passed.words[_STREAM] = stream.ptr
+            error = launch(passed.config, function, passed.parameters, None)
             if error == context.INVALID:
-                context.make_current()  # and what that collects may launch kernels
-                passed.bytes[:], passed.config.stream = given
-                passed.parameters[0] = parameter.address
-                error = launch(*arguments)
+                context.make_current()
+                error = launch(passed.config, function, passed.parameters, None)
             if error:
                 raise cupy.cuda.driver.CUDADriverError(error)
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array
-from cufa.compiler import jit
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch, launcher
+from cufa.launch.launch import Launch, ready
 from cufa.launch.signature import Key, remember
 from cufa.problem.tokens import Tokens
 from cufa.specs.append import SPEC
@@ -77,8 +75,8 @@ def addresses(tokens: Tokens) -> tuple[int, ...]:
         arrays[2] = None  # queries pass by
     if turns is not None:
         arrays += turns.cos, turns.sin
-    found = [0 if array is None else array.data.ptr for array in arrays]
-    return (*found, 0, 0) if turns is None else tuple(found)
+    known = [0 if array is None else array.data.ptr for array in arrays]
+    return (*known, 0, 0) if turns is None else tuple(known)
 
 
 def prepared(tokens: Tokens) -> Launch:
@@ -99,7 +97,7 @@ def prepared(tokens: Tokens) -> Launch:
     key += (address % ALIGNMENT == 0 for address in addresses(tokens))
     key += (None,) if turns is None else (turns.interleaved, turns.cos.shape)
     known = tuple(key)
-    return _prepared.get(known) or remember(_prepared, known, _made(tokens, device_id), _PREPARED)
+    return _prepared.get(known) or remember(_prepared, known, _made(tokens), _PREPARED)
 
 
 def in_rows(name: str, array: Array) -> Array:
@@ -123,7 +121,7 @@ def in_rows(name: str, array: Array) -> Array:
     return cupy.ascontiguousarray(array)
 
 
-def _made(tokens: Tokens, device_id: int) -> Launch:
+def _made(tokens: Tokens) -> Launch:
     """Return the launch for such tokens, of which there are some."""
     batch, _, seq, _ = tokens.k.shape
     instance = instance_of(tokens)
@@ -132,9 +130,8 @@ def _made(tokens: Tokens, device_id: int) -> Launch:
     units = (int(p["head_dim"]) - int(p["rotary_dim"]) // 2) // elements
     units_v = int(p["head_dim_v"]) // elements
     items = int(p["heads_q"]) * units + int(p["heads_kv"]) * (units + units_v)
-    function = jit.kernel(instance, devices.of_id(device_id), device_id)
-    grid = batch * seq, -(-items // SPEC.threads), 1
-    return Launch(launcher(function, grid, SPEC.threads), parameter, _PLACES)
+    grid = batch * seq, -(-items // SPEC.threads)
+    return Launch(ready(instance, grid, SPEC.threads), parameter, _PLACES)
 
 
 def _tensors(tokens: Tokens) -> list[tuple[str, Array]]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from cufa import device as devices
 from cufa.arrays import Array
-from cufa.compiler import jit
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch, launcher
+from cufa.launch.launch import Launch, Launcher, ready
 from cufa.launch.params import list_sizes
 from cufa.specs.block_lists import SPEC
 from cufa.specs.instance import Instance
@@ -49,25 +45,13 @@ def made(
     lines, columns = batch * heads * rows, length // 2 - 1
     lists = cupy.empty((lines, length), np.int32)
     parameter = np.zeros(1, SPEC.params)
-    addresses = kinds.data.ptr, lists.data.ptr
-    parameter[0] = (
-        *addresses,
-        kind_rows,
-        kind_columns,
-        *block,
-        rows,
-        columns,
-        *tile,
-        lines,
-        *sizes,
-    )
-    function = kernel(cupy.cuda.runtime.getDevice())
-    grid = -(-lines // SPEC.threads), 1, 1
-    Launch(launcher(function, grid, SPEC.threads), parameter)()
+    grids = kind_rows, kind_columns, *block, rows, columns, *tile
+    parameter[0] = (kinds.data.ptr, lists.data.ptr, *grids, lines, *sizes)
+    Launch(launcher_of(lines), parameter)()
     return lists
 
 
-def kernel(device_id: int) -> Any:
-    """Return the kernel, compiled for a device."""
+def launcher_of(lines: int) -> Launcher:
+    """Return what launches the kernel for so many lists, compiled for the current device."""
     instance = Instance(SPEC.name, (), (SPEC.threads,))
-    return jit.kernel(instance, devices.of_id(device_id), device_id)
+    return ready(instance, -(-lines // SPEC.threads), SPEC.threads)

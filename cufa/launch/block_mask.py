@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa import device as devices
 from cufa.arrays import Array, ArrayInfo
-from cufa.compiler import jit
 from cufa.features.expression.own import Own
 from cufa.features.parts import part_named
 from cufa.launch import block_lists
-from cufa.launch.launch import Launch, launcher
+from cufa.launch.launch import Launch, ready
 from cufa.problem.extras import Extras, check_own, placed
 from cufa.specs.block_mask import SPEC
 from cufa.specs.instance import Instance
@@ -44,13 +42,11 @@ def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]
         return
     by_axis = dict(zip("bhqk", sizes, strict=True))
     check_own(mask, by_axis, cupy, "as xp says")
-    device_id = cupy.cuda.runtime.getDevice()
-    instance = Instance(SPEC.name, (), (), mask.parts)
-    function = jit.kernel(instance, devices.of_id(device_id), device_id)
-    parameter = filled(kinds, mask, sizes, block)
-    grid = -(-kinds.size // _TILES), 1, 1
-    Launch(launcher(function, grid, SPEC.threads), parameter)()
-    block_lists.kernel(device_id)  # the first call with the mask needs it
+    launcher = ready(
+        Instance(SPEC.name, (), (), mask.parts), -(-kinds.size // _TILES), SPEC.threads
+    )
+    Launch(launcher, filled(kinds, mask, sizes, block))()
+    block_lists.launcher_of(1)  # compiles what the first call with the mask needs
 
 
 def filled(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]) -> np.ndarray:
@@ -61,8 +57,8 @@ def filled(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, in
     p["params"] = (kinds.data.ptr, heads, rows, columns, kinds.size, *sizes[2:], *block)
     infos = (ArrayInfo(array.shape, array.strides, array.dtype) for array in mask.arrays)
     by_axis = dict(zip("bhqk", sizes, strict=True))
-    found = placed(mask.parts, 4, by_axis, Extras(mods=tuple(infos)))
-    for name, numbers in zip(mask.parts, found, strict=True):
+    numbers_of_parts = placed(mask.parts, 4, by_axis, Extras(mods=tuple(infos)))
+    for name, numbers in zip(mask.parts, numbers_of_parts, strict=True):
         addresses = (array.data.ptr for array in mask.arrays)
         for number, value in zip(part_named(name).numbers, numbers, strict=True):
             p[name][number.name] = next(addresses) if number.dtype == "u8" else value

@@ -27,6 +27,11 @@ _ndarray: Any = None
 _current_device: Any = None
 
 
+def dtype_of(array: object) -> object:
+    """Return the dtype of what may be an array; None if it has none."""
+    return getattr(array, "dtype", None)
+
+
 def types_of(option: object) -> object:
     """Return the types of what the caller has chosen, or of what it is made of."""
     return (type(option), *map(type, option)) if isinstance(option, tuple) else type(option)
@@ -106,30 +111,28 @@ def replay(
     aligned = _ALIGNED
     if (q_at | k_at | v_at) % ALIGNMENT:
         aligned = (q_at % ALIGNMENT == 0, k_at % ALIGNMENT == 0, v_at % ALIGNMENT == 0)
-    given = None if out is None else (out.shape, out.strides, out.data.ptr % ALIGNMENT == 0)
+    into = None if out is None else (out.shape, out.strides, out.data.ptr % ALIGNMENT == 0)
     infos: Key = ()
     addresses: Ints = ()
     if extras is not NO_EXTRAS:
-        found = _found(extras, device_id)
-        if found is None:
+        described = _described(extras, device_id)
+        if described is None:
             return None
-        infos, addresses = found
+        infos, addresses = described
     # As `Signature`, which takes longer to make.
-    key = (q_shape, q.strides, k.shape, k.strides, v_shape, v.strides, aligned, given, infos)
+    key = (q_shape, q.strides, k.shape, k.strides, v_shape, v.strides, aligned, into, infos)
     latest, call = kind.latest
     if key != latest:
-        call = kind.calls.get(key)
-        if call is None:
-            try:
-                call = kind.prepare(key, q_at)
-            except ValueError:
-                if checked is not None:
-                    raise
-            if call is None:
+        try:
+            call = kind.calls.get(key) or kind.prepare(key, q_at)
+        except ValueError:
+            if checked is None:
                 return None
-    assert call is not None
-    odd = aligned is not _ALIGNED or given is not None
-    if odd and checked is None and not _is_legal(call, q, k, v, out, device_id, addresses):
+            raise
+    if call is None:
+        return None
+    is_odd = aligned is not _ALIGNED or into is not None
+    if is_odd and checked is None and not _is_legal(call, q, k, v, out, device_id, addresses):
         return None
     if infos and kind.has_block_mask:
         lists = extras.arrays[_BLOCK_MASK].lists(call.variant)
@@ -144,22 +147,20 @@ def replay(
     if return_lse:
         lse = _ndarray(call.lse_shape, np.float32)
         lse_at = lse.data.ptr
+    addresses = (q_at, k_at, v_at, out.data.ptr, lse_at, *addresses)
     try:
-        for launch in call.launches:
-            launch(q_at, k_at, v_at, out.data.ptr, lse_at, *addresses)
+        call.launch(*addresses)
     except NotSetAsideError:
         other = kind.alone(key, q_at)
         if other is None:
             raise
         if other.needs_memory:
-            arrays = dict(zip(kind.names, (q, k, v, out), strict=True))
-            raise _cannot_be_captured(other, arrays, kind.problem.scale) from None
-        for launch in other.launches:
-            launch(q_at, k_at, v_at, out.data.ptr, lse_at, *addresses)
+            raise _cannot_be_captured(other, kind, (q, k, v, out)) from None
+        other.launch(*addresses)
     return (out, lse) if return_lse else out
 
 
-def _found(extras: Extras, device_id: int) -> tuple[Key, Ints] | None:
+def _described(extras: Extras, device_id: int) -> tuple[Key, Ints] | None:
     """Return what arrays are like, and their addresses; None if one may not be.
 
     No `BlockMask` elsewhere may be: a call that has none there is of the same kind.
@@ -264,9 +265,9 @@ def _run_with_memory(
     addresses: Ints,
 ) -> Any:
     """Run a call on copies of arrays, or with a workspace."""
-    arrays = dict(zip(kind.names, (q, k, v, out), strict=True))
     if is_capturing():
-        raise _cannot_be_captured(call, arrays, kind.problem.scale)
+        raise _cannot_be_captured(call, kind, (q, k, v, out))
+    arrays = dict(zip(kind.names, (q, k, v, out), strict=True))
     keeps_rows = out is not None and kind.problem.kv == "Varlen"  # those that no sequence has
     if out is None:
         arrays["out"] = out = _ndarray(call.shape, q.dtype)
@@ -284,25 +285,25 @@ def _run_with_memory(
         workspace = _ndarray(call.workspace_floats, np.float32)
         addresses = (workspace.data.ptr,)
     q_at, k_at, v_at, out_at = (array.data.ptr for array in taken.values())
-    for launch in call.launches:
-        launch(q_at, k_at, v_at, out_at, 0 if lse is None else lse.data.ptr, *addresses)
+    call.launch(q_at, k_at, v_at, out_at, 0 if lse is None else lse.data.ptr, *addresses)
     if "out" in call.copies:
         as_bhsd(out, kind.layout)[...] = taken["out"]
     return out if lse is None else (out, lse)
 
 
-def _cannot_be_captured(call: PreparedCall, arrays: dict[str, Array], scale: float) -> ValueError:
+def _cannot_be_captured(call: PreparedCall, kind: Kind, arrays: tuple[Array, ...]) -> ValueError:
     if not call.copies:
         return ValueError(
             f"kernel: {call.variant.kernel} needs memory of its own, for which "
             "a call that is captured into a CUDA graph has no place"
         )
-    name = call.copies[0]
+    name, scale = call.copies[0], kind.problem.scale
+    array = arrays[kind.names.index(name)]
     if name == "q" and scale < 0:
         why = f"scale is {scale}: give q with the other sign"
     else:
         why = "give a contiguous array whose rows are a multiple of 16 bytes"
     return ValueError(
-        f"{name} (shape {arrays[name].shape}, strides {arrays[name].strides}) would be copied, for "
+        f"{name} (shape {array.shape}, strides {array.strides}) would be copied, for "
         f"which a call that is captured into a CUDA graph has no place; {why}"
     )

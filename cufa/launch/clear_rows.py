@@ -6,10 +6,8 @@ import functools
 
 import numpy as np
 
-from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array
-from cufa.compiler import jit
-from cufa.launch.launch import Launch, launcher
+from cufa.launch.launch import Launch, ready
 from cufa.specs.clear_rows import ROWS, SPEC
 from cufa.specs.instance import Instance
 
@@ -58,10 +56,8 @@ def instance_of(row_bytes: int) -> Instance:
 def _prepared(
     device_id: int, row_bytes: int, rows: int, heads: int, sequences: int, max_seqlen_q: int
 ) -> Launch:
-    """Return a launch that is given the addresses."""
-    instance = instance_of(row_bytes)
-    function = jit.kernel(instance, devices.of_id(device_id), device_id)
+    """Return a launch on a device, the current one, that is given the addresses."""
     parameter = np.zeros(1, SPEC.params)
     parameter[0] = 0, 0, 0, row_bytes // _WORD, rows, heads, sequences, max_seqlen_q
-    grid = -(-rows // ROWS), 1, 1
-    return Launch(launcher(function, grid, SPEC.threads), parameter, _PLACES)
+    launcher = ready(instance_of(row_bytes), -(-rows // ROWS), SPEC.threads)
+    return Launch(launcher, parameter, _PLACES)

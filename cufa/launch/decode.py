@@ -34,13 +34,13 @@ class DecodeLayout(ParameterLayout):
 
     def places(self, extras: Extras) -> tuple[Place, ...]:
         """As in `ParameterLayout`; the address of lengths is 0 where all sequences are full."""
-        found = super().places(extras)
+        places = super().places(extras)
         if not extras.lengths:
-            return found
+            return places
         first = TENSORS + extras.place(len(ARRAYS))
         of_lengths = self._words["params.lengths"], first
         of_table = () if self._table is None else ((self._table, first + 1),)
-        return *found, of_lengths, *of_table
+        return *places, of_lengths, *of_table
 
     def of_plan(self, plan: DecodePlan, problem: Problem) -> PlanNumbers:
         """As in `ParameterLayout`."""

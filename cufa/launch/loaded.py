@@ -136,15 +136,15 @@ class Loaded:
     def _of_plan(self, plan: Plan | DecodePlan, problem: Problem) -> _Planned:
         """Return what all launches of a plan have in common; made once."""
         sizes = problem.batch, problem.heads_q, problem.heads_kv
-        found = self._planned.get(id(plan))  # which is not used again as long as the plan is here
-        if found is None or found.sizes != sizes:
+        planned = self._planned.get(id(plan))  # which is not used again as long as the plan is here
+        if planned is None or planned.sizes != sizes:
             launch = launcher(self._function, (plan.grid, 1, 1), plan.block, plan.smem_bytes)
             numbers, memory = self._layout.of_plan(plan, problem), self._memory(plan, problem)
-            found = _Planned(plan, sizes, numbers, launch, memory)
+            planned = _Planned(plan, sizes, numbers, launch, memory)
             if len(self._planned) >= _PLANS:
                 self._planned.clear()
-            self._planned[id(plan)] = found
-        return found
+            self._planned[id(plan)] = planned
+        return planned
 
     def _memory(self, plan: Plan | DecodePlan, problem: Problem) -> Memory | None:
         """Return what gives the blocks of each launch the memory that they share, if they do."""
@@ -196,10 +196,10 @@ class Loaded:
             Its heads, rows and columns.
         """
         described = shape, strides, box
-        found = self._maps.get(described)
-        if found is None:
+        encoded = self._maps.get(described)
+        if encoded is None:
             buffer = taken_buffer()
-            found = buffer.maps.encoded(self.variant.dtype, address, shape, strides, *box)
-            remember(self._maps, described, found, _MAPS)
+            encoded = buffer.maps.encoded(self.variant.dtype, address, shape, strides, *box)
+            remember(self._maps, described, encoded, _MAPS)
             free_buffers.append(buffer)
-        return found
+        return encoded

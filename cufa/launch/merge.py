@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array
-from cufa.compiler import jit
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch, launcher
+from cufa.launch.launch import Launch, ready
 from cufa.specs.instance import Instance
 from cufa.specs.merge import MAX_PARTS, PART, SPEC
 
@@ -40,17 +38,14 @@ def merge(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) 
     if not direct:
         _refuse_capture("out", f"of strides {out.strides} the result")
     written = out if direct else cupy.empty(out.shape, out.dtype)
-    device_id = cupy.cuda.runtime.getDevice()
     instance = instance_of(outs, written)
-    function = jit.kernel(instance, devices.of_id(device_id), device_id)
     parts = parts_at(outs, lses)
     others = cupy.asarray(parts[MAX_PARTS:].view(np.uint64)) if len(parts) > MAX_PARTS else None
     parameter = filled(outs, lses, written, lse)
     parameter["part"][0, : len(parts)] = parts[:MAX_PARTS]
     parameter["others"] = 0 if others is None else others.data.ptr
     rows = SPEC.threads // (out.shape[3] // instance.arguments[0])
-    grid = -(-lse.size // rows), 1, 1
-    Launch(launcher(function, grid, SPEC.threads), parameter)()
+    Launch(ready(instance, -(-lse.size // rows), SPEC.threads), parameter)()
     if not direct:
         out[...] = written
 

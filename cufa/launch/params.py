@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cufa.compiler.dependent import Passed
 from cufa.dtypes import DTYPES
 from cufa.features.dropout import SEED
 from cufa.features.parts import ARRAYS, part_named
@@ -60,8 +61,8 @@ class ScoreLayout:
         lengths = LENGTHS.get(variant.kv, ())
         self._lengths = [number.name for number in lengths if number.dtype == "u8"]
         self._sizes = [number.name for number in lengths if number.dtype != "u8"]
-        beside = (*(number for part in parts for number in part.numbers), *lengths)
-        self._names = tuple(number.name for number in beside)
+        further = (*(number for part in parts for number in part.numbers), *lengths)
+        self._names = tuple(number.name for number in further)
         number = itertools.count(len(ARRAYS))
         places = [(offsets[f"kv.{name}"] // 8, next(number)) for name in self._lengths]
         for part in self._reads:
@@ -72,19 +73,19 @@ class ScoreLayout:
             places.append((offsets[f"Dropout.{SEED}"] // 8, -1))
         self.places = tuple(places)
 
-    def values(self, problem: Problem, beside: tuple[Ints, ...]) -> list[float]:
+    def values(self, problem: Problem, strides: tuple[Ints, ...]) -> list[float]:
         """Return the numbers, in order; addresses are 0.
 
         Parameters
         ----------
         problem : Problem
-        beside : tuple of tuple of int
+        strides : tuple of tuple of int
             Strides of the arrays that parts read, as `cufa.problem.extras.placed` returns them.
         """
         if not self._names:
             return []
         arrays = dict.fromkeys([*self._lengths, SEED], 0)
-        for part, numbers in zip(self._reads, beside, strict=True):
+        for part, numbers in zip(self._reads, strides, strict=True):
             if part.name == BLOCKS:
                 numbers = self._of_lists(problem, numbers)
             names = [number.name for number in part.numbers[len(part.numbers) - len(numbers) :]]
@@ -314,22 +315,24 @@ class Buffer:
         The memory, by 8 and by 64 bits.
     maps : Encoder
         Encodes the tensor maps, which are made at its beginning.
-    address : int
     args : tuple
         A kernel's one argument, as `cupy.cuda.Function` takes it.
+    passed : Passed
+        The same, as the driver takes it.
     """
 
-    __slots__ = ("address", "args", "bytes", "maps", "words")
+    __slots__ = ("args", "bytes", "maps", "passed", "words")
 
     def __init__(self) -> None:
         import cupy
 
         memory = np.zeros(_LARGEST + MAPS_ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % MAPS_ALIGNMENT
-        self.address = address = memory.ctypes.data + start
+        address = memory.ctypes.data + start
         self.bytes = memory.data[start : start + _LARGEST]
         self.words = self.bytes.cast("Q")
         self.maps = tensor_map.Encoder(self.words, address)
+        self.passed = Passed(address)
         self.args: tuple[Any, ...] = (cupy.cuda.function.CPointer(address),)
 
 

@@ -8,25 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa.arrays import (
-    ALIGNMENT,
-    ArrayInfo,
-    Ints,
-    extent,
-    overlaps_itself,
-    readable,
-    whole_chunks,
-)
+from cufa.arrays import ALIGNMENT, Ints
 from cufa.compiler import jit
 from cufa.device import Device
-from cufa.dtypes import DTYPES
 from cufa.features.user_functions import Blocks
 from cufa.launch import counters
 from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch
 from cufa.launch.loaded import Loaded
-from cufa.launch.params import FourInts
-from cufa.launch.signature import Key, Out, Signature, remember
+from cufa.launch.signature import Key, Signature, remember
+from cufa.launch.views import Extent, Viewer, Views
 from cufa.planner.attention import Planner
 from cufa.planner.plan import TiledPlanner
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
@@ -43,9 +34,9 @@ class PreparedCall(NamedTuple):
 
     Attributes
     ----------
-    launches : tuple of Launch
-        One after the other. Each is given the addresses of q, k, v, the result and its LSE, and
-        those of `Extras.flat` and the seed, or that of the workspace.
+    launch : Launch
+        It is given the addresses of q, k, v, the result and its LSE, and those of `Extras.flat` and
+        the seed, or that of the workspace.
     variant : Variant
         Variant of the kernel that visits the tiles.
     shape, lse_shape : tuple of int
@@ -61,14 +52,14 @@ class PreparedCall(NamedTuple):
         out.
     """
 
-    launches: tuple[Launch, ...]
+    launch: Launch
     variant: Variant
     shape: Ints
     lse_shape: Ints
     needs_memory: bool
     workspace_floats: int
     copies: tuple[str, ...]
-    extents: tuple[tuple[int, int], ...]
+    extents: tuple[Extent, ...]
 
     def is_apart(self, out: int, *inputs: int) -> bool:
         """Whether an output at this address ends before each input, or begins after it."""
@@ -77,13 +68,6 @@ class PreparedCall(NamedTuple):
             if first < end and address + first < high and low < address + end:
                 return False
         return True
-
-
-class _Views(NamedTuple):
-    """Shapes and strides of q, k, v and the result as (batch, heads, seq, head_dim) arrays."""
-
-    shapes: FourInts
-    strides: FourInts
 
 
 class Kind:
@@ -127,20 +111,16 @@ class Kind:
         extras: Extras,
         padded: bool = False,
     ) -> None:
-        cached = problem.kv in CACHES
-        self.names = ("q", "k_cache", "v_cache", "out") if cached else ("q", "k", "v", "out")
         self.problem = problem
         self.layout = layout
         self.calls: dict[Key, PreparedCall] = {}
         self.latest: tuple[Key, PreparedCall | None] = (), None
         self._seen: set[int] = set()
-        self._itemsize = size = DTYPES[problem.dtype].bytes
-        # Else some array is copied, and so is q where the scale is negative.
-        whole = problem.head_dim * size % ALIGNMENT == problem.head_dim_v * size % ALIGNMENT == 0
-        self._may_be_plain = whole and problem.scale >= 0
+        self._viewer = Viewer(problem, layout, padded)
+        self.names = self._viewer.names
         self._positive = problem._replace(scale=abs(problem.scale))  # as the kernels take it
         self._extras = extras.described((None,) * len(extras.flat))  # keeps no array alive
-        self._padded = padded
+        self._reads = problem.reads  # whatever the lengths
         self.has_block_mask = problem.of(Blocks) is not None
         self._device, self._device_id = device, device_id
         self._planner = planner
@@ -189,57 +169,37 @@ class Kind:
     def _prepared(
         self, signature: Signature, address: int, planner: Planner | TiledPlanner
     ) -> PreparedCall | None:
-        views = self._views(signature)
+        views = self._viewer.views(signature)
         extras = self._extras.described(signature.extras) if signature.extras else NO_EXTRAS
         problem = self._problem(views, extras)
         if problem is None:
             return None
-        out = views.shapes[3]
-        shape = (*signature.q_shape[:-1], out[3])
+        result = views.shapes[3]
+        shape = (*signature.q_shape[:-1], result[3])
         if signature.out is not None and signature.out.shape != shape:
             raise ValueError(f"out has shape {signature.out.shape}, but {shape} is needed")
         numbers: tuple[Ints, ...] = ()
-        reads = problem.reads
-        if reads:
-            numbers = placed(reads, len(signature.q_shape), problem.sizes, extras)
+        if self._reads:
+            numbers = placed(self._reads, len(signature.q_shape), problem.sizes, extras)
         plan = planner(problem)
-        variant = plan.variant
-        loaded = self._loaded.get(variant) or self._load(variant)
-
-        strides = views.strides
-        copies: tuple[str, ...] = ()
-        if signature.out is not None or not self._is_plain(signature.aligned, strides, loaded.tma):
-            self._check_strides(signature)
-            strides, copies = self._taken(signature, views, loaded.tma)
+        loaded = self._loaded.get(plan.variant) or self._load(plan.variant)
+        strides, copies = self._viewer.taken(signature, views, loaded.tma)
         if problem.kv == "Varlen":  # the tiles' sequences are not along this axis
             strides = tuple((0, *steps[1:]) for steps in strides)
         address &= -ALIGNMENT  # that of an array which may be copied
-        launch = loaded.launch(plan, problem, views.shapes, strides, address, numbers, extras)
         floats = plan.workspace_floats
         return PreparedCall(
-            (launch,),
-            variant,
+            loaded.launch(plan, problem, views.shapes, strides, address, numbers, extras),
+            plan.variant,
             shape,
-            out[:3] if len(shape) == 4 else shape[:-1],
+            result[:3] if len(shape) == 4 else shape[:-1],
             bool(copies) or floats > 0,
             floats,
             copies,
-            () if signature.out is None else self._extents(signature, signature.out, extras),
+            self._viewer.extents(signature, extras),
         )
 
-    def _views(self, signature: Signature) -> _Views:
-        """Return the arrays as the kernels see them, with a result that is made here."""
-        s = signature
-        if not 2 <= len(s.q_shape) == len(s.k_shape) == len(s.v_shape) <= 4:
-            raise ValueError("q, k and v need as many axes: 2, 3 or 4")
-        q, of_q = self._bhsd(s.q_shape, s.q_strides)
-        k, of_k = self._bhsd(s.k_shape, s.k_strides)
-        v, of_v = self._bhsd(s.v_shape, s.v_strides)
-        batch, heads, seq, _ = q
-        out = batch, heads, seq, v[3]
-        return _Views((q, k, v, out), (of_q, of_k, of_v, self._of_result(out)))
-
-    def _problem(self, views: _Views, extras: Extras) -> Problem | None:
+    def _problem(self, views: Views, extras: Extras) -> Problem | None:
         """Return the problem of such arrays; None if it is empty."""
         q, k, v, _ = views.shapes
         kv, table = self.problem.kv, extras.table
@@ -255,103 +215,6 @@ class Kind:
         if kv == "Varlen":
             return problem._replace(sequences=sequences)
         return problem._replace(pages=blocks, page_size=page_size) if kv == "Paged" else problem
-
-    def _is_plain(self, aligned: tuple[bool, ...], strides: FourInts, tma: bool) -> bool:
-        """Whether the kernel takes all arrays as they are, as far as can be seen at a glance."""
-        (q0, q1, q2, q3), (k0, k1, k2, k3), (v0, v1, v2, v3), _ = strides
-        return (
-            self._may_be_plain
-            and aligned[0]
-            and aligned[1]
-            and aligned[2]
-            and q3 == k3 == v3 == self._itemsize
-            and (q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2) % ALIGNMENT == 0
-            and (not tma or min(q0, q1, q2, k0, k1, k2, v0, v1, v2) > 0)
-        )
-
-    def _taken(
-        self, signature: Signature, views: _Views, tma: bool
-    ) -> tuple[FourInts, tuple[str, ...]]:
-        """Return the strides of the arrays that the kernel finds, and which of them are copies."""
-        found, copies = [], []
-        for i, name in enumerate(self.names[:3]):
-            shape, own, repeats = views.shapes[i], views.strides[i], name != "q"
-            read = shape
-            if self._padded and repeats:
-                read = (*shape[:3], whole_chunks(shape[3], self._itemsize))
-            taken = signature.aligned[i] and readable(read, own, self._itemsize, tma, repeats)
-            if 0 not in shape and not (taken and (repeats or self.problem.scale >= 0)):
-                copies.append(name)
-                own = self._packed(shape)
-            found.append(own)
-        out, own, direct = views.shapes[3], views.strides[3], True
-        if signature.out is not None:
-            _, own = self._bhsd(signature.out.shape, signature.out.strides)
-            direct = signature.out.is_aligned
-        if tma:
-            direct = direct and readable(out, own, self._itemsize, tma)
-        else:
-            direct = own[3] == self._itemsize or out[3] == 1
-        if not direct:
-            copies.append("out")
-            own = self._packed(out)
-        return (*found, own), tuple(copies)
-
-    def _check_strides(self, signature: Signature) -> None:
-        """See that they are multiples of an element, and those of `out` keep its elements apart."""
-        s, size = signature, self._itemsize
-        arrays = [(s.q_shape, s.q_strides), (s.k_shape, s.k_strides), (s.v_shape, s.v_strides)]
-        if s.out is not None:
-            arrays.append((s.out.shape, s.out.strides))
-            if overlaps_itself(s.out.shape, s.out.strides, size):
-                raise ValueError("elements of out share memory")
-        for name, (shape, strides) in zip(self.names, arrays, strict=False):
-            steps = (step for n, step in zip(shape, strides, strict=True) if n > 1)
-            if 0 not in shape and any(step % size for step in steps):
-                raise ValueError(f"{name} has strides {strides}: multiples of {size} are needed")
-
-    def _extents(
-        self, signature: Signature, out: Out, extras: Extras
-    ) -> tuple[tuple[int, int], ...]:
-        s = signature
-        arrays = (
-            (out.shape, out.strides),
-            (s.q_shape, s.q_strides),
-            (s.k_shape, s.k_strides),
-            (s.v_shape, s.v_strides),
-        )
-        found = [extent(shape, strides, self._itemsize) for shape, strides in arrays]
-        for info in extras.flat:
-            array = isinstance(info, ArrayInfo)  # a `BlockMask` is none
-            found.append(extent(info.shape, info.strides, info.dtype.itemsize) if array else (0, 0))
-        return tuple(found)
-
-    def _bhsd(self, shape: Ints, strides: Ints) -> tuple[Ints, Ints]:
-        """Return shape and strides with the axes (batch, heads, seq, head_dim)."""
-        if len(shape) == 4:
-            if self.layout == "bhsd":
-                return shape, strides
-            (b, s, h, d), (of_b, of_s, of_h, of_d) = shape, strides
-            return (b, h, s, d), (of_b, of_h, of_s, of_d)
-        # Missing axes have length 1, and any stride.
-        missing = 4 - len(shape)
-        if missing == 1:
-            return (shape[0], 1, *shape[1:]), (strides[0], ALIGNMENT, *strides[1:])
-        return (1, 1, *shape), (ALIGNMENT, ALIGNMENT, *strides)
-
-    def _of_result(self, shape: Ints) -> Ints:
-        """Return the strides of a result that is made here."""
-        _, heads, seq, head_dim = shape
-        row = head_dim * self._itemsize
-        if self.layout == "bhsd":
-            return heads * seq * row, seq * row, row, self._itemsize
-        return heads * seq * row, row, heads * row, self._itemsize
-
-    def _packed(self, shape: Ints) -> Ints:
-        """Return the strides of a copy, as `copied` and `padded` make it."""
-        _, heads, seq, head_dim = shape
-        row = whole_chunks(head_dim, self._itemsize) * self._itemsize
-        return heads * seq * row, seq * row, row, self._itemsize
 
     def _load(self, variant: Variant) -> Loaded:
         function = jit.kernel(variant, self._device, self._device_id)

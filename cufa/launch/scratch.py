@@ -110,10 +110,10 @@ class Scratch:
 
     def _of_thread(self) -> int:
         """Return what stands for this thread's stream; a thread's ident may come again."""
-        found = getattr(self._thread, "key", None)
-        if found is None:
-            found = self._thread.key = -next(self._threads)
-        return int(found)
+        key = getattr(self._thread, "key", None)
+        if key is None:
+            key = self._thread.key = -next(self._threads)
+        return int(key)
 
     def _give(self, key: int, nbytes: int) -> Place:
         """Give the current stream so much memory.
@@ -200,5 +200,5 @@ _of_device: dict[int, Scratch] = {}
 
 def of_device(device_id: int) -> Scratch:
     """Return the memory of a device."""
-    found = _of_device.get(device_id)
-    return found or _of_device.setdefault(device_id, Scratch())
+    memory = _of_device.get(device_id)
+    return memory or _of_device.setdefault(device_id, Scratch())

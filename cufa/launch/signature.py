@@ -52,8 +52,10 @@ class Signature(NamedTuple):
     @classmethod
     def of(cls, key: Key) -> Signature:
         """Return the plain tuple of the hot path with names."""
-        found = cls._make(key)
-        return found if found.out is None else found._replace(out=Out._make(found.out))
+        signature = cls._make(key)
+        return (
+            signature if signature.out is None else signature._replace(out=Out._make(signature.out))
+        )
 
 
 _T = TypeVar("_T")
@@ -64,7 +66,7 @@ _lock = threading.Lock()
 def remember(memory: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:
     """Put a value into a memory, unless there is one; from a full memory the oldest goes."""
     with _lock:
-        found = memory.setdefault(key, value)
+        kept = memory.setdefault(key, value)
         while len(memory) > limit:
             del memory[next(iter(memory))]
-        return found
+        return kept

@@ -50,13 +50,13 @@ class Workspace:
             key = self._key(stream.ptr)
             if stream.is_capturing():
                 return self._take_for_capture(key, words)
-            found = self._of_stream.get(key)
-            if found is None or found.size < words:
+            memory = self._of_stream.get(key)
+            if memory is None or memory.size < words:
                 self._of_stream.pop(key, None)  # it goes back to CuPy's pool, for this stream
                 while len(self._of_stream) >= _STREAMS:
                     del self._of_stream[next(iter(self._of_stream))]
-                found = self._of_stream[key] = cupy.empty((words,), np.float32)
-        return found
+                memory = self._of_stream[key] = cupy.empty((words,), np.float32)
+        return memory
 
     def _key(self, stream: int) -> int:
         """Return what stands for a stream: each thread's own has the same number."""
@@ -69,21 +69,21 @@ class Workspace:
 
     def _take_for_capture(self, stream: int, words: int) -> Array:
         key = current_capture()
-        found = self._of_capture.get(key)
-        if found is None:
-            found = self._of_stream.get(stream)
-        if found is None or found.size < words:
+        memory = self._of_capture.get(key)
+        if memory is None:
+            memory = self._of_stream.get(stream)
+        if memory is None or memory.size < words:
             raise ValueError(
                 "a backward pass is captured into a CUDA graph, for which no memory is set aside: "
                 "make such a call before it on the stream that is captured, outside of the graph"
             )
         if key not in self._of_capture:
             del self._of_stream[stream]
-            self._captured.append(found)
+            self._captured.append(memory)
             # Captures that are over need no entry: their number does not come again.
             kept = list(self._of_capture.items())[: _STREAMS - 1]
-            self._of_capture = {key: found, **dict(kept)}
-        return found
+            self._of_capture = {key: memory, **dict(kept)}
+        return memory
 
 
 _of_device: dict[int, Workspace] = {}
@@ -91,5 +91,5 @@ _of_device: dict[int, Workspace] = {}
 
 def of_device(device_id: int) -> Workspace:
     """Return the memory of a device."""
-    found = _of_device.get(device_id)
-    return found or _of_device.setdefault(device_id, Workspace())
+    workspace = _of_device.get(device_id)
+    return workspace or _of_device.setdefault(device_id, Workspace())

@@ -132,14 +132,14 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
     # An array with keys as bits, or with a number a head, has no missing axes.
     if not 0 <= first <= len(axes) - (not of_pairs or part.dtype == "uint8"):
         return None
-    found = dict.fromkeys(part.axes, 0)
+    step_along = dict.fromkeys(part.axes, 0)
     for axis, n, step in zip(axes[first:], shape, strides, strict=True):
         bits = part.dtype == "uint8" and axis == "k"
         if n == (-(-sizes[axis] // 8) if bits else sizes[axis]):
-            found[axis] = step
+            step_along[axis] = step
         elif n != 1 or bits or not of_pairs:
             return None
-    return tuple(found.values())
+    return tuple(step_along.values())
 
 
 def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tuple[Ints, ...]:
@@ -163,36 +163,36 @@ def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tup
     ValueError
         An array does not fit.
     """
-    found = []
+    placed_numbers = []
     mods = iter(extras.mods)
     for name in reads:
         part = part_named(name)
         if part.source:
-            found.append(_own_numbers(islice(mods, len(part.arrays)), sizes))
+            placed_numbers.append(_own_numbers(islice(mods, len(part.arrays)), sizes))
             continue
         info = extras.arrays[ARRAYS.index(part.argument)]
-        its: Sequence[int] | None = None
+        strides: Sequence[int] | None = None
         if name == BLOCKS:
             if info is not None and unlike(info, sizes) is None:
-                its = info[0][:2]
+                strides = info[0][:2]
         elif info is not None and _NAMES.get(info.dtype) == part.dtype:
-            its = None if _odd(*info) else steps(part, ndim, sizes, info.shape, info.strides)
-            its = its and [step // info.dtype.itemsize for step in its]
-        if its is None:
+            strides = None if _odd(*info) else steps(part, ndim, sizes, info.shape, info.strides)
+            strides = strides and [step // info.dtype.itemsize for step in strides]
+        if strides is None:
             raise ValueError(f"{part.argument} does not fit")
-        found.append((0, *its))
-    return tuple(found)
+        placed_numbers.append((0, *strides))
+    return tuple(placed_numbers)
 
 
 def _own_numbers(arrays: Iterable[ArrayInfo], sizes: Sizes) -> Ints:
     """Return the numbers of the arrays that an expression reads."""
-    found: list[int] = []
+    numbers: list[int] = []
     for shape, strides, dtype in arrays:
         complaint = _complaint(shape, strides, dtype, sizes)
         if complaint is not None:
             raise ValueError(complaint)
-        found += 0, *strides, *shape
-    return tuple(found)
+        numbers += 0, *strides, *shape
+    return tuple(numbers)
 
 
 def _complaint(shape: Ints, strides: Ints, dtype: np.dtype, sizes: Sizes) -> str | None:
@@ -293,11 +293,11 @@ def _parse_arrays(
         if part is None:
             needed = " or ".join(_PARTS[argument])
             raise TypeError(f"{argument} has dtype {shown_dtype(array.dtype)}: {needed} is needed")
-        its = steps(part, ndim, sizes, array.shape, array.strides)
-        if its is None:
+        strides = steps(part, ndim, sizes, array.shape, array.strides)
+        if strides is None:
             raise ValueError(f"{argument} has shape {array.shape}: {_needed(part, ndim, sizes)}")
         if xp is np:
-            views[argument] = _spread(np.asarray(array), part, sizes, its, np)
+            views[argument] = _spread(np.asarray(array), part, sizes, strides, np)
         else:
             check_devices({argument: array}, xp)
         reads.append(part.name)
@@ -317,15 +317,15 @@ def all_axes(argument: str, array: Array, ndim: int, sizes: Sizes, xp: Any) -> A
         Module of the array.
     """
     part = part_of(argument, array.dtype)
-    its = part and steps(part, ndim, sizes, array.shape, array.strides)
+    strides = part and steps(part, ndim, sizes, array.shape, array.strides)
     assert part is not None
-    assert its is not None
-    return _spread(array, part, sizes, its, xp)
+    assert strides is not None
+    return _spread(array, part, sizes, strides, xp)
 
 
-def _spread(array: Array, part: Part, sizes: Sizes, its: Ints, xp: Any) -> Array:
+def _spread(array: Array, part: Part, sizes: Sizes, strides: Ints, xp: Any) -> Array:
     as_strided = xp.lib.stride_tricks.as_strided
-    view: Array = as_strided(array, _lengths(part, part.axes, sizes), its)
+    view: Array = as_strided(array, _lengths(part, part.axes, sizes), strides)
     if xp is np:
         view.flags.writeable = False
     return view

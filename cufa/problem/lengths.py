@@ -39,8 +39,8 @@ def of_lengths(kv: str, batch: int, lengths: Sequence[ArrayInfo | None]) -> int:
         needed |= {} if used is None else {"seqused_k": (used, 0)}
     else:
         names = ("lengths_k", "lengths_q") if kv == "Padded" else ("lengths",)
-        given = zip(names, lengths, strict=False)  # a block table may follow
-        needed = {name: (info, 0) for name, info in given if info is not None}
+        named = zip(names, lengths, strict=False)  # a block table may follow
+        needed = {name: (info, 0) for name, info in named if info is not None}
     for name, (info, more) in needed.items():
         if info is None or not _is_row(info, batch + more):
             raise ValueError(f"{name} does not fit")
@@ -137,7 +137,7 @@ def parse_offsets(
         shape = getattr(first, "shape", None)
         raise ValueError(f"cu_seqlens_q has shape {shape}, but (sequences + 1,) is needed")
     sequences = first.size - 1
-    found = dict(arrays)
+    checked = dict(arrays)
     for name, array in arrays.items():
         if array is None and name not in totals:
             continue
@@ -148,8 +148,8 @@ def parse_offsets(
             _check_offsets(name, array, totals[name])
         else:
             check_lengths(name, array, 2**31 - 1)
-        found[name] = np.ascontiguousarray(array, np.int32)
-    return sequences, found
+        checked[name] = np.ascontiguousarray(array, np.int32)
+    return sequences, checked
 
 
 def _check_offsets(name: str, offsets: np.ndarray, total: int) -> None:

@@ -105,11 +105,11 @@ def parse(
         inputs |= {name: array for name, array in beside.items() if array is not None}
         inputs |= dict(zip(own.names, own.arrays, strict=True))
     problem = problem._replace(returns_lse=bool(return_lse))
-    given = {
+    limits = {
         "lengths_k": (lengths_k, problem.seq_kv),
         "lengths_q": (lengths_q, problem.seq_q),
     }
-    for name, (lengths, most) in given.items():
+    for name, (lengths, most) in limits.items():
         if lengths is None:
             continue
         check_integers(name, lengths, (problem.batch,), xp)

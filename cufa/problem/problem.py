@@ -139,8 +139,8 @@ class Problem(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold; features by argument."""
-        given = {each.ARGUMENT: each.given for each in self.features}
-        lists = {name: list(x) if isinstance(x, tuple) else x for name, x in given.items()}
+        values = {each.ARGUMENT: each.given for each in self.features}
+        lists = {name: list(x) if isinstance(x, tuple) else x for name, x in values.items()}
         return {**self._asdict(), "features": lists}
 
     def having(self, *features: Feature) -> Problem:
@@ -184,10 +184,10 @@ class Problem(NamedTuple):
     @property
     def numbers(self) -> dict[str, float]:
         """The run-time parameters of the parts, by name, but for those of arrays."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for feature in self.features:
-            found |= feature.numbers(self)
-        return found
+            values |= feature.numbers(self)
+        return values
 
     @property
     def longest(self) -> tuple[int, str]:
@@ -198,11 +198,11 @@ class Problem(NamedTuple):
     @property
     def _reach(self) -> Reach:
         """How far queries see."""
-        found: list[int | None] = [None, None, None]
+        bounds: list[int | None] = [None, None, None]
         for feature in self.features:
-            both = zip(found, feature.reach, strict=True)
-            found = [b if a is None else a if b is None else min(a, b) for a, b in both]
-        return Reach(*found)
+            both = zip(bounds, feature.reach, strict=True)
+            bounds = [b if a is None else a if b is None else min(a, b) for a, b in both]
+        return Reach(*bounds)
 
     @property
     def hides_far_keys(self) -> bool:
@@ -227,11 +227,11 @@ class Problem(NamedTuple):
         """Return the first key that each of some queries sees, and the end of what it sees."""
         i = np.arange(rows.start, rows.stop)
         first, end = np.zeros_like(i), np.full_like(i, self.seq_kv)
-        its_first, its_end = self.seen(i, i + self.seq_kv - self.seq_q)
-        if its_first is not None:
-            first = np.clip(its_first, 0, self.seq_kv)
-        if its_end is not None:
-            end = np.minimum(end, its_end)
+        seen_first, seen_end = self.seen(i, i + self.seq_kv - self.seq_q)
+        if seen_first is not None:
+            first = np.clip(seen_first, 0, self.seq_kv)
+        if seen_end is not None:
+            end = np.minimum(end, seen_end)
         return first, np.maximum(end, first)
 
     def seen(self, i: Any, stands: Any) -> tuple[Any, Any]:
@@ -241,11 +241,11 @@ class Problem(NamedTuple):
         """
         first = end = None
         for feature in self.features:
-            its_first, its_end = feature.sees(i, stands)
-            if its_first is not None:
-                first = its_first if first is None else np.maximum(first, its_first)
-            if its_end is not None:
-                end = its_end if end is None else np.minimum(end, its_end)
+            feature_first, feature_end = feature.sees(i, stands)
+            if feature_first is not None:
+                first = feature_first if first is None else np.maximum(first, feature_first)
+            if feature_end is not None:
+                end = feature_end if end is None else np.minimum(end, feature_end)
         return first, end
 
     @classmethod
@@ -319,7 +319,7 @@ def checked(problem: Problem) -> Problem:
     """
     p = problem
     values = {each.ARGUMENT: each.given for each in p.features if isinstance(each, Value)}
-    found = Problem.of_shapes(
+    result = Problem.of_shapes(
         (p.batch, p.heads_q, p.seq_q, p.head_dim),
         (p.batch, p.heads_kv, p.seq_kv, p.head_dim),
         (p.batch, p.heads_kv, p.seq_kv, p.head_dim_v),
@@ -327,8 +327,8 @@ def checked(problem: Problem) -> Problem:
         scale=p.scale,
         **values,
     )
-    found = found.reading(*p.reads)
-    return found._replace(returns_lse=check_flag("returns_lse", p.returns_lse))
+    result = result.reading(*p.reads)
+    return result._replace(returns_lse=check_flag("returns_lse", p.returns_lse))
 
 
 def from_shapes(

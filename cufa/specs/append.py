@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from cufa.specs.auxiliary import AuxiliarySpec
-from cufa.specs.layout import TENSOR
+from cufa.specs.layout import TENSOR, struct
 
 _INPUTS, _OUTPUTS = ("k", "v", "q"), ("turned_q", "k_cache", "v_cache")
 
 SPEC = AuxiliarySpec(
     "append",
-    params=np.dtype(
-        [
-            *((name, TENSOR) for name in (*_INPUTS, *_OUTPUTS)),
-            *((name, "u8") for name in ("starts", "lengths", "table")),
-            ("table_stride", "i8"),
-            *((name, "u8") for name in ("cos", "sin")),
-            *(
-                (name, "i4")
-                for name in (
-                    *("seq", "heads_kv", "heads_q", "head_dim", "head_dim_v", "rotary_dim"),
-                    *("positions", "page_size", "pages", "pages_a_sequence"),
-                )
-            ),
-        ],
-        align=True,
+    params=struct(
+        (TENSOR, " ".join((*_INPUTS, *_OUTPUTS))),
+        ("u8", "starts lengths table"),
+        ("i8", "table_stride"),
+        ("u8", "cos sin"),
+        ("i4", "seq heads_kv heads_q head_dim head_dim_v rotary_dim"),
+        ("i4", "positions page_size pages pages_a_sequence"),
     ),
     inputs=_INPUTS,
     outputs=_OUTPUTS,

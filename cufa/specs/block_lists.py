@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from cufa.specs.auxiliary import AuxiliarySpec
+from cufa.specs.layout import struct
 
 SPEC = AuxiliarySpec(
     "block_lists",
-    params=np.dtype(
-        [
-            *((name, "u8") for name in ("kinds", "lists")),
-            *(
-                (name, "i4")
-                for name in (
-                    *("kind_rows", "kind_columns", "queries", "keys"),
-                    *("rows", "columns", "bm", "bn"),
-                    *("lines", "seq_q", "seq_kv"),
-                )
-            ),
-        ],
-        align=True,
+    params=struct(
+        ("u8", "kinds lists"),
+        ("i4", "kind_rows kind_columns queries keys rows columns bm bn lines seq_q seq_kv"),
     ),
     inputs=("kinds",),
     outputs=("lists",),

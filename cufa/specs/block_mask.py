@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from cufa.specs.auxiliary import AuxiliarySpec
+from cufa.specs.layout import struct
 
 SPEC = AuxiliarySpec(
     "block_mask",
-    params=np.dtype(
-        [
-            ("kinds", "u8"),
-            *(
-                (name, "i4")
-                for name in (
-                    *("heads", "rows", "columns", "tiles"),
-                    *("seq_q", "seq_kv", "queries", "keys"),
-                )
-            ),
-        ],
-        align=True,
-    ),
+    params=struct(("u8", "kinds"), ("i4", "heads rows columns tiles seq_q seq_kv queries keys")),
     inputs=(),  # but for those of the mask
     outputs=("kinds",),
     threads=128,

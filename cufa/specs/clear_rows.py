@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from cufa.specs.auxiliary import AuxiliarySpec
+from cufa.specs.layout import struct
 
 ROWS = 32
 """That a block looks at."""
 
 SPEC = AuxiliarySpec(
     "clear_rows",
-    params=np.dtype(
-        [
-            *((name, "u8") for name in ("out", "lse", "cu_seqlens_q")),
-            ("row_words", "i8"),
-            *((name, "i4") for name in ("rows", "heads", "sequences", "max_seqlen_q")),
-        ],
-        align=True,
+    params=struct(
+        ("u8", "out lse cu_seqlens_q"),
+        ("i8", "row_words"),
+        ("i4", "rows heads sequences max_seqlen_q"),
     ),
     inputs=("cu_seqlens_q",),
     outputs=("out", "lse"),

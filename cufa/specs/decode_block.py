@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
-
 from cufa.dtypes import DTYPES
 from cufa.features.parts import PARTS
 from cufa.specs.arguments import TemplateArguments
 from cufa.specs.kv import DIVISOR, PAGES
-from cufa.specs.layout import TENSOR
+from cufa.specs.layout import TENSOR, struct
 from cufa.specs.spec import Spec
 
-PARAMS = np.dtype(
-    [
-        *((name, TENSOR) for name in "qkvo"),
-        *((name, "u8") for name in ("lse", "partial", "lengths")),
-        *((name, "f4") for name in ("scale_log2", "unified_max")),
-        *((name, "i4") for name in ("batch", "heads_q", "heads_kv", "seq_q", "seq_kv")),
-        *((name, "i4") for name in ("head_dim", "head_dim_v", "splits", "slack", "spread", "ends")),
-        *((name, DIVISOR) for name in ("group", "row_tiles", "units", "blocks", "parts")),
-    ],
-    align=True,
+PARAMS = struct(
+    (TENSOR, "q k v o"),
+    ("u8", "lse partial lengths"),
+    ("f4", "scale_log2 unified_max"),
+    ("i4", "batch heads_q heads_kv seq_q seq_kv"),
+    ("i4", "head_dim head_dim_v splits slack spread ends"),
+    (DIVISOR, "group row_tiles units blocks parts"),
 )
 """The layout of ``DecodeParams`` in ``kernels/decode_params.cuh``."""
 

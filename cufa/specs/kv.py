@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cufa.features.part import Parameter
+from cufa.specs.layout import struct
 
 LENGTHS = {
     "Padded": tuple(Parameter(name, "u8") for name in ("lengths_k", "lengths_q")),
@@ -18,10 +19,7 @@ LENGTHS = {
 DIVISOR = [("multiplier", "u4"), ("shift", "i4"), ("divisor", "i4")]
 """The fields of ``Divisor`` in ``kernels/divisor.cuh``."""
 
-PAGED = np.dtype(
-    [("block_table", "u8"), ("table_stride", "i4"), ("pages", "i4"), ("page_size", DIVISOR)],
-    align=True,
-)
+PAGED = struct(("u8", "block_table"), ("i4", "table_stride pages"), (DIVISOR, "page_size"))
 """The layout of ``Paged``."""
 
 PAGES = ("Paged", "PagedSixteens", "PagedTiles")

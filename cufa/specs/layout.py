@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,11 @@ Number = tuple[str, int, np.dtype]
 
 TENSOR = [("data", "u8"), ("stride_batch", "i8"), ("stride_head", "i8"), ("stride_seq", "i8")]
 """The fields of ``Tensor`` in ``kernels/params.cuh``."""
+
+
+def struct(*members: tuple[Any, str]) -> np.dtype:
+    """Return the layout of a struct: each type and the names of its members, as C lays them out."""
+    return np.dtype([(name, kind) for kind, names in members for name in names.split()], align=True)
 
 
 def structure(fields: Sequence[tuple[str, np.dtype]], alignment: int = 8) -> np.dtype:

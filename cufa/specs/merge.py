@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from cufa.specs.auxiliary import AuxiliarySpec
+from cufa.specs.layout import struct
 
 MAX_PARTS = 128
 """Whose addresses the parameter, of 4 KiB at most, has room for: those of others lie in memory."""
 
-PART = np.dtype([("out", "u8"), ("lse", "u8")], align=True)
+PART = struct(("u8", "out lse"))
 """The layout of ``Part``."""
 
-_STRIDES = [("batch", "i8"), ("head", "i8"), ("seq", "i8")]
+_STRIDES = struct(("i8", "batch head seq"))
 
 SPEC = AuxiliarySpec(
     "merge",
-    params=np.dtype(
-        [
-            ("out", "u8"),
-            ("lse", "u8"),
-            ("of_out", _STRIDES),
-            ("of_parts", _STRIDES),
-            ("of_part_lses", _STRIDES),
-            *((name, "i4") for name in ("rows", "heads", "seq", "head_dim", "parts")),
-            ("part", PART, MAX_PARTS),
-            ("others", "u8"),
-        ],
-        align=True,
+    params=struct(
+        ("u8", "out lse"),
+        (_STRIDES, "of_out of_parts of_part_lses"),
+        ("i4", "rows heads seq head_dim parts"),
+        ((PART, MAX_PARTS), "part"),
+        ("u8", "others"),
     ),
     inputs=("part", "others"),
     outputs=("out", "lse"),

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
+from cufa.specs.layout import TENSOR, struct
 
-from cufa.specs.layout import TENSOR
-
-PARAMS = np.dtype(
-    [
-        *((name, TENSOR) for name in "qkvo"),
-        ("lse", "u8"),
-        ("workspace", "u8"),
-        ("tiles_drawn", "u8"),
-        ("scale_log2", "f4"),
-        *(
-            (name, "i4")
-            for name in (
-                *("heads_q", "group", "seq_q", "seq_kv", "head_dim", "head_dim_v"),
-                *("q_tiles", "heads", "section_heads", "late_rows", "pack_log2"),
-            )
-        ),
-    ],
-    align=True,
+PARAMS = struct(
+    (TENSOR, "q k v o"),
+    ("u8", "lse workspace tiles_drawn"),
+    ("f4", "scale_log2"),
+    ("i4", "heads_q group seq_q seq_kv head_dim head_dim_v"),
+    ("i4", "q_tiles heads section_heads late_rows pack_log2"),
 )
 """The layout of ``Params``."""
 
 MAP_WORDS = 16
 """64-bit words of a tensor map."""
 
-MAPS = np.dtype([(name, "u8", MAP_WORDS) for name in "qkvo"])
+MAPS = struct((("u8", MAP_WORDS), "q k v o"))
 """The layout of ``TensorMaps``."""
 
 MAPS_ALIGNMENT = 64  # bytes

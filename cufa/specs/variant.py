@@ -22,9 +22,9 @@ _PRINTED = re.compile(
 _EXAMPLE = "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>"
 
 
-def _check_known(text: str, what: str, found: str, known: Collection[str]) -> None:
-    if found not in known:
-        raise ValueError(f"{text!r}: {what} must be one of {', '.join(known)}, not {found!r}")
+def _check_known(text: str, what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise ValueError(f"{text!r}: {what} must be one of {', '.join(known)}, not {name!r}")
 
 
 def _check_part(text: str, part: str) -> None:
@@ -125,15 +125,17 @@ class Variant(TemplateArguments):
             takes = ", ".join(("type", *fields, *order, "score", "kv"))
             raise ValueError(f"{text!r}: {name} takes the arguments {takes}")
         by_name: dict[str, Any] = dict(zip(fields, values, strict=True))
-        found = cls(name, _DTYPE[cpp_type], **by_name, score=parts, kv=kv)
+        variant = cls(name, _DTYPE[cpp_type], **by_name, score=parts, kv=kv)
         if schedule is None:
-            return found
+            return variant
         known = " or ".join(KERNELS[name].schedules)
         if not known:
             raise ValueError(f"{text!r}: {name} has no schedules: leave {schedule!r} out")
         if schedule not in KERNELS[name].schedules:
             raise ValueError(f"{text!r}: the schedule of {name} must be {known}, not {schedule!r}")
-        return found if schedule == found.named_schedule else found._replace(schedule=schedule)
+        return (
+            variant if schedule == variant.named_schedule else variant._replace(schedule=schedule)
+        )
 
     @property
     def name_expression(self) -> str:

@@ -18,6 +18,7 @@ from cufa.planner import scheduler
 from cufa.specs import ATTENTION_KERNELS
 from cufa.specs.costs import Cost, Work, copies, memory_us, work
 from cufa.specs.fa3_wgmma import q_slots
+from cufa.specs.hopper_costs import COLUMNS, Key
 from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
@@ -50,7 +51,6 @@ _DEAR = 1.07  # losses beyond count several times
 _TOO_DEAR = 4.0
 
 Row = Mapping[str, Any]
-Key = tuple[int, int, bool]
 Costs = dict[Key, dict[TileShape, Cost]]
 
 
@@ -316,42 +316,31 @@ def gpu_of(result: Mapping[str, Any]) -> device.Device:
     return device.named(result["device"].split()[1])
 
 
-def module(result: Mapping[str, Any]) -> str:
-    """Return the source of `cufa/specs/hopper_costs.py` from a result file."""
+def table(result: Mapping[str, Any]) -> str:
+    """Return the text of `cufa/specs/hopper_costs.csv` from a result file."""
     lines = [
-        '"""Tiles that the planner chooses from on Hopper, and what they cost, in microseconds.',
-        "",
-        f"Measured on an {result['device']} on {result['date'][:10]}",
-        "by ``python scripts/bench.py costs``, and written by ``python scripts/bench.py fit``.",
-        '"""',
-        "",
-        "from __future__ import annotations",
-        "",
-        "from cufa.specs.costs import Cost",
-        "from cufa.specs.tile_shape import TileShape",
-        "",
-        "COSTS: dict[tuple[int, int, bool], dict[TileShape, Cost]] = {",
+        f"# Measured on an {result['device']} on {result['date'][:10]} by scripts/bench.py costs,",
+        "# and written by scripts/bench.py fit",
+        ",".join(COLUMNS),
     ]
-    for (d, dv, causal), of_tiles in costs_of(
-        result["rows"], gpu_of(result), keeps_to_registers
-    ).items():
-        lines.append(f"    ({d}, {dv}, {causal}): {{")
-        for shape, cost in of_tiles.items():
-            numbers = ", ".join(str(x) for x in shape)
-            keys = ", ".join(f"{x:.4g}" for x in cost.keys) + ("," if len(cost.keys) == 1 else "")
-            rest = (f"{x:.4g}" for x in cost[3:])
-            words = f"{cost.launch:.4g}, {cost.wave:.4g}, ({keys}), {', '.join(rest)}"
-            line = f"        TileShape({numbers}): Cost({words}),"
-            wrapped = [line.split("Cost(")[0] + "Cost(", f"            {words}", "        ),"]
-            lines += [line] if len(line) <= 100 else wrapped
-        lines.append("    },")
-    return "\n".join([*lines, "}", ""])
+    costs = costs_of(result["rows"], gpu_of(result), keeps_to_registers)
+    lines += (
+        row(key, shape, cost) for key, tiles in costs.items() for shape, cost in tiles.items()
+    )
+    return "\n".join([*lines, ""])
+
+
+def row(key: Key, shape: TileShape, cost: Cost) -> str:
+    """Return the row of a tile and its cost."""
+    keys = " ".join(f"{x:.4g}" for x in cost.keys)
+    prices = [keys if x is cost.keys else f"{x:.4g}" for x in cost]
+    return ",".join([*(str(int(x)) for x in (*key, *shape)), *prices])
 
 
 def write(result: Mapping[str, Any], root: Path) -> Path:
-    """Write the module into a checkout, and return its path; ValueError for another benchmark's."""
+    """Write the table into a checkout, and return its path; ValueError for another benchmark's."""
     if result["bench"] != "costs":
         raise ValueError(f"the file is a result of {result['bench']}, not of costs")
-    path = root / "cufa" / "specs" / "hopper_costs.py"
-    path.write_text(module(result))
+    path = root / "cufa" / "specs" / "hopper_costs.csv"
+    path.write_text(table(result))
     return path
