@@ -37,8 +37,8 @@ def quantize(
         float16, bfloat16 or float32; or (b, s, d) or (s, d), as `cufa.attention` takes them. d is 1
         to 256. Any strides.
     granularity : {"block", "head", "tensor"}
-        What has a scale of its own: each block of rows of a head, each head of a sequence, or the
-        whole array.
+        The rows that share a scale: a block of rows of a head, a head of a sequence, or the whole
+        array.
     block : int, optional
         Rows of a block: a power of two, 16 to 1024; 128 by default.
     hadamard : bool
@@ -46,7 +46,7 @@ def quantize(
         to each row, which spreads outliers over all columns. Queries and keys need the same one:
         products of rows stay as they are then. Values take none.
     seed : int
-        Of the signs, 0 to 2^64 - 1.
+        The seed of the signs, 0 to 2^64 - 1.
     smooth : bool
         Whether to take off each column of a head its mean, for keys that have columns with a
         large one. `attention` adds it again to the scores in float32, so that results and the

@@ -9,7 +9,7 @@ AT_MAX_LOG2 = 8
 
 _LEAST_NORMAL = np.float32(2.0 ** (-6 - AT_MAX_LOG2))
 _EXPONENT = np.uint32(0x7F800000)
-#: Of float32's mantissa, three bits remain.
+#: Three bits of float32's mantissa remain.
 _LOST = np.uint32(20 << 23)
 
 

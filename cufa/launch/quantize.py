@@ -33,7 +33,7 @@ def quantize(
     Parameters
     ----------
     x : cupy.ndarray, (batch, heads, seq, head_dim)
-        Of any strides.
+        Any strides.
     granularity, block, hadamard, seed, transposed
         As in `cufa.quantize`, checked.
 

@@ -24,32 +24,32 @@ class Quantized:
     Parameters
     ----------
     values : array, shape (b, h, s, columns)
-        Of `ml_dtypes.float8_e4m3fn` on NumPy, of uint8 on CuPy. A row has 64, 96, 128, 192 or 256
+        `ml_dtypes.float8_e4m3fn` on NumPy, uint8 on CuPy. A row has 64, 96, 128, 192 or 256
         columns, the least number of these that holds a row of the source. Without a transform those
         behind it are 0. (b, h, blocks, columns, 128) if they are transposed.
     scales : array of float32
-        What numbers are multiplied by: (b, h, blocks) with a scale for each block of rows of a
+        Factors of the numbers: (b, h, blocks) with a scale for each block of rows of a
         head, (b, h, 1) for each head, or (1, 1, 1).
     shape : tuple of int
         That of the source.
     dtype : dtype
         That of the source: float16, bfloat16 or float32.
     granularity : {"block", "head", "tensor"}
-        What a scale is for.
+        The rows that share a scale.
     block : int, optional
         Rows of a block, a power of two from 16 to 1024; None for other granularities, and 128 where
         it is not given.
     hadamard : bool
         Whether signs and a Hadamard transform were applied to rows.
     seed : int
-        Of the signs.
+        The seed of the signs.
     layout : {"bhsd", "bshd", "thd"}
         Order of the source's axes, as in `cufa.quantize`.
     mean : array of float32, shape (b, h, columns), optional
-        What was taken off each row, transformed as rows are.
+        A row that was taken off each row, transformed as rows are.
     transposed : bool
-        Whether `values` are transposed in blocks of 128 rows; behind the last row are zeros. Of 16
-        rows the order is 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15.
+        Whether `values` are transposed in blocks of 128 rows; behind the last row are zeros. 16
+        rows are in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15.
 
     Raises
     ------
@@ -146,7 +146,7 @@ class Quantized:
         Returns
         -------
         array
-            Of the source's shape and dtype; numbers differ from its own by what 8 bits lose.
+            An array of the source's shape and dtype; numbers differ from its own by what 8 bits lose.
         """
         rows = self.stored()
         if self.mean is not None:

@@ -55,7 +55,7 @@ def transformed(x: Array, seed: int, xp: ModuleType) -> Array:
     ----------
     x : array of float32, (..., columns)
     seed : int
-        Of the signs.
+        The seed of the signs.
     xp : module
         That `x` belongs to.
     """

@@ -2,7 +2,7 @@
 #pragma once
 #include "ptx.cuh"
 
-// Of the numbers of e4m3, which rise with their bytes, the nearest; the even one of two.
+// The nearest number of e4m3, whose numbers rise with their bytes; the even one of two.
 inline uint32_t e4m3(float x) {
     if (x != x) return 0x7f;
     const auto number = [](uint32_t byte) {
