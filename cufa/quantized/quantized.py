@@ -146,7 +146,8 @@ class Quantized:
         Returns
         -------
         array
-            An array of the source's shape and dtype; numbers differ from its own by what 8 bits lose.
+            It has the source's shape and dtype; numbers differ from the source's by what 8 bits
+            lose.
         """
         rows = self.stored()
         if self.mean is not None:

@@ -1,7 +1,7 @@
 """Values as the matrix units of Hopper take them in 8 bits: along the keys, in blocks of them.
 
-16 keys are in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15: a thread has the weights of these four
-by four.
+16 keys are in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15: a thread has the weights of
+these four by four.
 """
 
 from __future__ import annotations
