@@ -52,6 +52,7 @@ ARGUMENTS = {
     "block_lists": "BlockListsParams",
     "clear_rows": "ClearRowsParams",
     "bwd_sums": "BackwardSumsParams",
+    "quantize": "QuantizeParams",
 }
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)

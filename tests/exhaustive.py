@@ -17,6 +17,7 @@ FAMILIES = {
         *("bwd_prepare", "bwd_finish", "bwd_sinks", "bwd_sums"),
     ),
     "others": ("append", "merge", "block_mask", "block_lists", "clear_rows"),
+    "quantize": ("quantize",),
 }
 
 

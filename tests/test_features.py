@@ -104,6 +104,15 @@ def test_calls_that_differ_in_a_feature_are_told_apart(
     assert not any(a == b for i, a in enumerate(keys[2:]) for b in keys[3 + i :])
 
 
+@pytest.mark.parametrize("call", [attention, attention_varlen])
+def test_calls_in_8_bits_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]
+) -> None:
+    asked: tuple[dict[str, Any], ...] = ({}, {"precision": "fp8"}, {"out_dtype": np.float16})
+    keys = [key_of(monkeypatch, call, **options) for options in asked]
+    assert len(set(keys)) == len(keys)
+
+
 @values
 def test_two_forms_of_a_mask_agree(rng: np.random.Generator, name: str) -> None:
     """The range of keys that queries see, and the formula of the oracles."""

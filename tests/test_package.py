@@ -134,11 +134,12 @@ def test_public_names() -> None:
             "KVCache",
             "PagedKVCache",
             "Problem",
+            "Quantized",
         ),
         *("Rotary", "Variant"),
         *("attention", "attention_backward", "attention_varlen", "attention_varlen_backward"),
         *("decode", "dropout_mask"),
-        *("explain", "explain_backward", "explain_varlen", "explore", "merge"),
+        *("explain", "explain_backward", "explain_varlen", "explore", "merge", "quantize"),
     ]
     for name in cufa.__all__:
         assert getattr(cufa, name).__doc__, name
@@ -156,7 +157,7 @@ ROOMS = [
     {"device", "dtypes", "arrays", "cache", "optional"},
     {"checks"},
     {"features"},
-    {"specs"},
+    {"specs", "quantized"},
     {"problem"},
     {"cpu", "planner"},
     {"compiler"},

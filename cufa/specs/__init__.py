@@ -29,6 +29,7 @@ from cufa.specs import (
     fa2_mma,
     fa3_wgmma,
     merge,
+    quantize,
 )
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.backward import BackwardSpec
@@ -49,7 +50,7 @@ ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.de
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     module.SPEC.name: module.SPEC
     for module in (
-        *(append, merge, block_mask, block_lists, clear_rows),
+        *(append, merge, block_mask, block_lists, clear_rows, quantize),
         *(bwd_prepare, bwd_finish, bwd_sinks, bwd_sums),
     )
 }
