@@ -1,0 +1,61 @@
+// The softmax for P in e4m3, which ends at 448.
+#pragma once
+#include "ptx_fp8.cuh"
+#include "softmax.cuh"
+
+// 2^x by a polynomial of third degree, wrong by 1e-4 at most: the unit for exponentials is slower
+// than all others. x from -INF to 127.
+__device__ inline float exp2_polynomial(float x) {
+    constexpr float ROUND = 0x1.8p23f;  // to whole numbers, which are the low bits then
+    x = fmaxf(x, -126.f);
+    const float whole = x + ROUND, f = x - (whole - ROUND);
+    const float y =
+        fmaf(fmaf(fmaf(0.05550410866f, f, 0.2402265070f), f, 0.6931471806f), f, 1.f);
+    return __uint_as_float(__float_as_uint(y) + (__float_as_uint(whole) << 23));
+}
+
+// P = 2^8 exp(S - m) of a row whose largest score is m: below 2^-9 of that P is 0. m follows the
+// largest score so far when P would pass 2^8.8: row maxima are looked for in every tile, for one
+// that is too large would be 448 unnoticed. The row sum takes P before it is rounded.
+template <int POLYNOMIALS>
+struct Softmax8 : OnlineSoftmax<1, false, 8> {
+    using Base = OnlineSoftmax<1, false, 8>;
+    static constexpr float AT_MAX_LOG2 = 8.f, SLACK_LOG2 = 0.8f;
+
+    __device__ Softmax8() : Base(1.f) {}  // takes maxima in log2 units
+
+    // S -> P in place, `factor` bringing the scores of either row to log2 units. Whether m has
+    // moved, so that O must be rescaled.
+    template <int NT>
+    __device__ bool update(float (&rS)[1][NT][4], const float (&factor)[2]) {
+        float row_max[2];
+        bool grown = false;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            row_max[h] = fmaxf(rS[0][0][2 * h], rS[0][0][2 * h + 1]);
+#pragma unroll
+            for (int nt = 1; nt < NT; ++nt)
+                row_max[h] = fmaxf(row_max[h], fmaxf(rS[0][nt][2 * h], rS[0][nt][2 * h + 1]));
+            row_max[h] *= factor[h];
+            grown |= row_max[h] - this->m[0][h].value() > AT_MAX_LOG2 + SLACK_LOG2;
+        }
+        const bool moves = __any_sync(0xffffffff, grown);
+        if (moves) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                this->update_row_max(lanes_max<4>(row_max[h]), 0, h, SLACK_LOG2);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float& s = rS[0][nt][2 * h + i];
+                    const float x = fmaf(s, factor[h], -this->m[0][h].value());
+                    s = nt % 8 < POLYNOMIALS ? exp2_polynomial(x) : exp2_approx(x);
+                    this->l[0][h] += s;
+                }
+        return moves;
+    }
+};
