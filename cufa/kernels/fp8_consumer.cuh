@@ -45,6 +45,7 @@ struct Consumer8 {
         turns.pass();
         wgmma_wait<0>();
         if (here.more) release_k(), exponentiate();
+        scale_v = scale_v_next;
         while (here.more) {
             pack_p();
             while (here.has_next_keys()) step<false>();
