@@ -21,12 +21,12 @@ struct Consumer8 {
     const uint32_t operand_q, operand_k, operand_v;
     Place<C> here;
     Softmax8<C::POLYNOMIALS> softmax;
-    float rS[1][NT][4];                     // S, then P
-    uint32_t rP[BN / 32][4];                // P as the operand of P V
-    float rPart[IN_FLIGHT][PIECE / 8][4];   // P V of one tile of keys, by wgmma
-    float rO[1][C::HEAD_DIM / 8][4] = {};   // their sum, in float32
-    float divisor[1][2];                    // of O, at the end of a tile
-    int kv_head;                            // of all batches
+    float rS[1][NT][4];                    // S, then P
+    uint32_t rP[BN / 32][4];               // P as the operand of P V
+    float rPart[IN_FLIGHT][PIECE / 8][4];  // P V of one tile of keys, by wgmma
+    float rO[1][C::HEAD_DIM / 8][4] = {};  // their sum, in float32
+    float divisor[1][2];                   // of O, at the end of a tile
+    int kv_head;                           // of all batches
     float scale_q[2], scale_k, scale_v, scale_v_next;
 
     __device__ Consumer8(const Arguments<SCORE, KV>& p, const Smem<C>& smem, int consumer)
@@ -75,21 +75,23 @@ struct Consumer8 {
         if constexpr (LAST) conclude();
         wgmma_wait<IN_FLIGHT>();
         bool moved = false;
-        if (!LAST || here.more) {
-            release_k();
-            moved = exponentiate();
-        }
+        float factor[2] = {scale_v, scale_v};  // of P V
+        if (C::O_FIRST) fold(present, factor);
+        if (!LAST || here.more) release_k(), moved = exponentiate();
 
-        // O follows m, or is written
-        fold(present);
+        // O follows m, or is written. The branch keeps the exponentials in front of the wait for
+        // P V: else the compiler puts them behind it.
+        if (!LAST && moved) {
+            softmax.rescale(rO);
+            factor[0] *= softmax.alpha[0][0], factor[1] *= softmax.alpha[0][1];
+        }
+        if (!C::O_FIRST) fold(present, factor);
         smem.ring_v.release(present);
         scale_v = scale_v_next;
-        if constexpr (LAST) {
+        if constexpr (LAST)
             store();
-        } else {
-            if (moved) softmax.rescale(rO);
+        else
             pack_p();
-        }
     }
 
     // Queues S = Q K^T, when it is this consumer's turn, and asks for the scales of its keys. If no
@@ -120,19 +122,19 @@ struct Consumer8 {
     }
     // Adds P V up in float32: the sums of wgmma have too few bits for more than a tile of keys.
     // Pieces that have not been queued yet are, as soon as registers for them are free.
-    __device__ void fold(uint32_t present) {
+    __device__ void fold(uint32_t present, const float (&factor)[2]) {
 #pragma unroll
         for (int i = 0; i < C::PIECES; ++i) {
-            // Later ones that are under way
             wait_for(C::PIECES - 1 - i);
 #pragma unroll
             for (int e = 0; e < PIECE / 2; ++e) {
                 float& o = rO[0][i * PIECE / 8 + e / 4][e % 4];
-                o = fmaf(rPart[i % IN_FLIGHT][e / 4][e % 4], scale_v, o);
+                o = fmaf(rPart[i % IN_FLIGHT][e / 4][e % 4], factor[e / 2 % 2], o);
             }
             if (i + IN_FLIGHT < C::PIECES) wgmma_fence(), queue_o(present, i + IN_FLIGHT);
         }
     }
+    // Waits for the piece that so many later ones follow.
     static __device__ void wait_for(int pieces) {
         if (pieces >= IN_FLIGHT - 1)
             wgmma_wait<IN_FLIGHT - 1>();
@@ -173,7 +175,7 @@ struct Consumer8 {
 
     // S -> P, with what the score makes of S in between. Whether O must follow m.
     __device__ bool exponentiate() {
-        float factor[2] = {scale_q[0] * scale_k, scale_q[1] * scale_k};
+        float factor[2] = {scale_q[0] * scale_k, scale_q[1] * scale_k};  // to log2 units
         if constexpr (!SCORE::LINEAR) {
 #pragma unroll
             for (int i = 0; i < NT * 4; ++i) rS[0][i / 4][i % 4] *= factor[i / 2 % 2];
@@ -184,7 +186,9 @@ struct Consumer8 {
             const At at = here.at(0);
             score().apply(rS, here.sequence(at.batch), 1.f, at, masked, here.visit.is_partial());
         }
-        return softmax.update(rS, factor);
+        const bool moved = softmax.follow(rS, factor);
+        softmax.exponentiate(rS, factor);
+        return moved;
     }
     __device__ const SCORE& score() const { return p; }
     // P as the operand of P V, see VTile8.
@@ -194,7 +198,7 @@ struct Consumer8 {
         for (int k = 0; k < BN / 32; ++k)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float(*s)[4] = &rS[0][4 * k + i / 2 * 2];
+                const float (*s)[4] = &rS[0][4 * k + i / 2 * 2];
                 const int h = i % 2 * 2;
                 rP[k][i] = pack4_float8(s[0][h], s[0][h + 1], s[1][h], s[1][h + 1]);
             }

@@ -9,8 +9,7 @@ __device__ inline float exp2_polynomial(float x) {
     constexpr float ROUND = 0x1.8p23f;  // to whole numbers, which are the low bits then
     x = fmaxf(x, -126.f);
     const float whole = x + ROUND, f = x - (whole - ROUND);
-    const float y =
-        fmaf(fmaf(fmaf(0.05550410866f, f, 0.2402265070f), f, 0.6931471806f), f, 1.f);
+    const float y = fmaf(fmaf(fmaf(0.05550410866f, f, 0.2402265070f), f, 0.6931471806f), f, 1.f);
     return __uint_as_float(__float_as_uint(y) + (__float_as_uint(whole) << 23));
 }
 
@@ -24,10 +23,10 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
 
     __device__ Softmax8() : Base(1.f) {}  // takes maxima in log2 units
 
-    // S -> P in place, `factor` bringing the scores of either row to log2 units. Whether m has
-    // moved, so that O must be rescaled.
+    // Takes m to the largest scores, `factor` bringing those of either row to log2 units. Whether
+    // it has moved for some rows, so that O must be rescaled.
     template <int NT>
-    __device__ bool update(float (&rS)[1][NT][4], const float (&factor)[2]) {
+    __device__ bool follow(const float (&rS)[1][NT][4], const float (&factor)[2]) {
         float row_max[2];
         bool grown = false;
 #pragma unroll
@@ -39,12 +38,16 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
             row_max[h] *= factor[h];
             grown |= row_max[h] - this->m[0][h].value() > AT_MAX_LOG2 + SLACK_LOG2;
         }
-        const bool moves = __any_sync(0xffffffff, grown);
-        if (moves) {
+        if (!__any_sync(0xffffffff, grown)) return false;
 #pragma unroll
-            for (int h = 0; h < 2; ++h)
-                this->update_row_max(lanes_max<4>(row_max[h]), 0, h, SLACK_LOG2);
-        }
+        for (int h = 0; h < 2; ++h)
+            this->update_row_max(lanes_max<4>(row_max[h]), 0, h, SLACK_LOG2);
+        return true;
+    }
+
+    // S -> P = 2^8 exp(S - m) in place.
+    template <int NT>
+    __device__ void exponentiate(float (&rS)[1][NT][4], const float (&factor)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
 #pragma unroll
@@ -56,6 +59,5 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
                     s = nt % 8 < POLYNOMIALS ? exp2_polynomial(x) : exp2_approx(x);
                     this->l[0][h] += s;
                 }
-        return moves;
     }
 };

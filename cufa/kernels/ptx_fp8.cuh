@@ -42,7 +42,7 @@ __device__ inline float load_early(const float* p) {
     "{\n.reg .pred p, q;\nsetp.ne.b32 p, %" ACCUMULATE ", 0;\nsetp.eq.b32 q, 0, 0;\n"
 #define STEP(N, OPERANDS, PREDICATE)                                                 \
     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" L##N "}, " OPERANDS \
-    ", " PREDICATE ", 1, 1;\n"
+                                                                      ", " PREDICATE ", 1, 1;\n"
 #define WGMMA(N, RN, X0, X1, X2, X3, X4, X5)                                                      \
     template <>                                                                                   \
     struct Wgmma<float8, N> {                                                                     \
@@ -60,11 +60,10 @@ __device__ inline float load_early(const float* p) {
         }                                                                                         \
         static __device__ void rs(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b,       \
                                   int accumulate) {                                               \
-            asm volatile(                                                                         \
-                PREDICATES(X5)                                                                    \
-                    STEP(N, "{%" X0 ",%" X1 ",%" X2 ",%" X3 "}, %" X4, "p") "}"                   \
-                : RN                                                                              \
-                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));           \
+            asm volatile(PREDICATES(X5)                                                           \
+                             STEP(N, "{%" X0 ",%" X1 ",%" X2 ",%" X3 "}, %" X4, "p") "}"          \
+                         : RN                                                                     \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));  \
         }                                                                                         \
     };
 // X0 and on are the names of the operands after the accumulators.
