@@ -41,20 +41,20 @@ struct VTile8 : WgmmaTile<HEAD_DIM, BN / 2> {
 };
 
 // Two bytes count as one element of fa3_wgmma's tiles. O does not leave through shared memory.
-template <class OUT_, int HEAD_DIM_, int BM_, int BN_, int STAGES_, int PIECE_, int IN_FLIGHT_,
-          bool PING_PONG_, bool O_FIRST_, int POLYNOMIALS_, class SCORE_>
-struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_ / 2, BM_, BN_, STAGES_, 1, PING_PONG_,
-                        Plain, SCORE_, Quantized> {
+template <class OUT_, int HEAD_DIM_, int HEAD_DIM_V_, int BM_, int BN_, int STAGES_, int PIECE_,
+          int IN_FLIGHT_, bool PING_PONG_, bool O_FIRST_, int POLYNOMIALS_, class SCORE_, class KV_>
+struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES_, 1, PING_PONG_,
+                        Plain, SCORE_, KV_> {
     using OUT = OUT_;
-    using VTile = VTile8<HEAD_DIM_, BN_>;
-    static constexpr int HEAD_DIM = HEAD_DIM_;
+    using VTile = VTile8<HEAD_DIM_V_, BN_>;
+    static constexpr int HEAD_DIM_V = HEAD_DIM_V_;
     // O += P V is computed in pieces of so many columns, so many of them at once.
-    static constexpr int PIECE = PIECE_, PIECES = HEAD_DIM / PIECE, IN_FLIGHT = IN_FLIGHT_;
+    static constexpr int PIECE = PIECE_, PIECES = HEAD_DIM_V / PIECE, IN_FLIGHT = IN_FLIGHT_;
     // Whether P V is waited for in front of the exponentials.
     static constexpr bool O_FIRST = O_FIRST_;
     // Of eight exponentials, how many pairs of columns are computed on the multiply-add units.
     static constexpr int POLYNOMIALS = POLYNOMIALS_;
-    static_assert(HEAD_DIM % PIECE == 0 && IN_FLIGHT <= PIECES, "whole pieces");
+    static_assert(HEAD_DIM_V % PIECE == 0 && IN_FLIGHT <= PIECES, "whole pieces");
     static_assert(!Config8::Pairs::BYTES && !SCORE_::NATURAL, "scores in log2 units");
     static_assert(Config8::ACROSS, "Q needs two slots");
 

@@ -21,12 +21,12 @@ struct Consumer8 {
     const uint32_t operand_q, operand_k, operand_v;
     Place<C> here;
     Softmax8<C::POLYNOMIALS> softmax;
-    float rS[1][NT][4];                    // S, then P
-    uint32_t rP[BN / 32][4];               // P as the operand of P V
-    float rPart[IN_FLIGHT][PIECE / 8][4];  // P V of one tile of keys, by wgmma
-    float rO[1][C::HEAD_DIM / 8][4] = {};  // their sum, in float32
-    float divisor[1][2];                   // of O, at the end of a tile
-    int kv_head;                           // of all batches
+    float rS[1][NT][4];                      // S, then P
+    uint32_t rP[BN / 32][4];                 // P as the operand of P V
+    float rPart[IN_FLIGHT][PIECE / 8][4];    // P V of one tile of keys, by wgmma
+    float rO[1][C::HEAD_DIM_V / 8][4] = {};  // their sum, in float32
+    float divisor[1][2];                     // of O, at the end of a tile
+    int kv_head;                             // of all batches
     float scale_q[2], scale_k, scale_v, scale_v_next;
 
     __device__ Consumer8(const Arguments<SCORE, KV>& p, const Smem<C>& smem, int consumer)
@@ -221,6 +221,6 @@ struct Consumer8 {
         store_o_direct<typename C::OUT>(rO[0], p, here.packed_rows());
         __syncwarp();  // for the compiler: else it makes no use of what is the same in all lanes
 #pragma unroll
-        for (int i = 0; i < C::HEAD_DIM / 2; ++i) rO[0][i / 4][i % 4] = 0.f;
+        for (int i = 0; i < C::HEAD_DIM_V / 2; ++i) rO[0][i / 4][i % 4] = 0.f;
     }
 };

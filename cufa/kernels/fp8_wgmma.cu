@@ -6,12 +6,12 @@
 #include "fa3_producer.cuh"
 #include "fp8_consumer.cuh"
 
-template <class OUT, int HEAD_DIM, int BM, int BN, int STAGES, int PIECE, int IN_FLIGHT,
-          bool PING_PONG, bool O_FIRST, int POLYNOMIALS, class SCORE>
+template <class OUT, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int PIECE,
+          int IN_FLIGHT, bool PING_PONG, bool O_FIRST, int POLYNOMIALS, class SCORE, class KV>
 __global__ void __launch_bounds__(BM * 2 + 128, 1)
-    fp8_wgmma(const __grid_constant__ TmaArguments<Arguments<SCORE, Quantized>> arguments) {
-    using C = Config8<OUT, HEAD_DIM, BM, BN, STAGES, PIECE, IN_FLIGHT, PING_PONG, O_FIRST,
-                      POLYNOMIALS, SCORE>;
+    fp8_wgmma(const __grid_constant__ TmaArguments<Arguments<SCORE, KV>> arguments) {
+    using C = Config8<OUT, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, PIECE, IN_FLIGHT, PING_PONG,
+                      O_FIRST, POLYNOMIALS, SCORE, KV>;
     const TensorMaps& maps = arguments.maps;
     const int tiles = arguments.params.heads * arguments.params.q_tiles;
     extern __shared__ __align__(1024) unsigned char smem[];
@@ -24,17 +24,18 @@ __global__ void __launch_bounds__(BM * 2 + 128, 1)
     __syncthreads();
     wait_for_kernel_in_front();  // from here on, memory is as it left it
 
-    // Registers of 32 threads, at launch and after they have been moved to the consumers.
-    constexpr int AT_LAUNCH = 65536 / (BM * 2 + 128) / 8 * 8;
-    constexpr int SHARE = (AT_LAUNCH * (C::CONSUMERS + 1) - 32) / C::CONSUMERS / 8 * 8;
+    // Registers of a thread: at launch, and after they have been moved to the consumers.
+    constexpr int ALL = 65536 / (BM * 2 + 128) / 8 * 8 * (C::CONSUMERS + 1);
+    constexpr int SHARE = (ALL - 24) / C::CONSUMERS / 8 * 8, CONSUMER = SHARE < 240 ? SHARE : 240;
+    constexpr int REST = ALL - CONSUMER * C::CONSUMERS, PRODUCER = REST < 40 ? REST : 40;
     // Broadcast from lane 0, so that the compiler takes the value as the same in all lanes.
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
-        registers_decrease<(C::CONSUMERS == 2 ? 24 : 32)>();
+        registers_decrease<PRODUCER>();
         launch_dependents();
         if (threadIdx.x == 0) Producer<C>(arguments.params, maps, shared, tiles).run();
     } else {
-        registers_increase<(SHARE < 240 ? SHARE : 240)>();
+        registers_increase<CONSUMER>();
         Consumer8<C>(arguments.params, shared, warpgroup - 1).run();
     }
 }
