@@ -20,7 +20,7 @@ from shared_libraries import COMPILER, Sources
 
 import cufa
 from cufa.compiler import source
-from cufa.specs import KERNELS
+from cufa.specs import FP8_KERNELS, KERNELS
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
@@ -123,6 +123,8 @@ class Emulator:
 
 def _arguments(variant: Variant | Instance) -> str:
     """Return the type of a kernel's one parameter."""
+    if isinstance(variant, Instance) and variant.kernel in FP8_KERNELS:
+        return f"TmaArguments<Arguments<Score<{', '.join(variant.score)}>, {variant.kv}>>"
     if isinstance(variant, Instance) and variant.kv:
         return f"BackwardArguments<Score<{', '.join(variant.score)}>, {variant.kv}>"
     if isinstance(variant, Instance):
