@@ -13,6 +13,7 @@ FAMILIES = {
     **{kernel: (kernel,) for kernel in ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32")},
     "decode": ("decode", "decode_wgmma"),
     "backward": ("bwd_mma", "bwd_fp32", "bwd_prepare", "bwd_finish", "bwd_sinks"),
+    "fp8": ("fp8_wgmma",),
     "others": ("append", "merge", "block_mask", "block_lists", "clear_rows"),
 }
 

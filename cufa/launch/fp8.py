@@ -98,15 +98,15 @@ def attention(
 
     device_id = cupy.cuda.runtime.getDevice()
     arrays = [each.values for each in operands] + [out]
+    infos = tuple(a if a is None else (a.shape, a.strides, a.dtype) for a in extras.flat)
     key = (
-        *(problem, device_id, ndim),
+        *(problem, device_id, ndim, infos),
         *((array.shape, array.strides) for array in arrays),
         *(each.numbers for each in operands),
-        *(a if a is None else (a.shape, a.strides, a.dtype) for a in extras.flat),
     )
     launch = _prepared.get(key)
     if launch is None:
-        launch = _made(problem, operands, out, extras, ndim, device_id)
+        launch = _made(problem, operands, out, extras.described(infos), ndim, device_id)
         remember(_prepared, key, launch, _PREPARED)
     launch(
         *(array.data.ptr for array in arrays),

@@ -18,7 +18,7 @@ KEYS = 128
 WAY = "Quantized"
 """How it finds Q, K and V, a struct of ``kernels/fp8_config.cuh``."""
 
-_SCALES = [("data", "u8"), ("stride", "i4"), ("block_log2", "i4")]
+_SCALES = np.dtype([("data", "u8"), ("stride", "i4"), ("block_log2", "i4")], align=True)
 _WORK_BYTES = 28  # of a tile of rows under way
 
 # Columns of V of which P V is computed at once: these sums and O, in float32, share the registers
@@ -127,7 +127,7 @@ def _smem_bytes(tile: Fp8Tile, head_dim: int, head_dim_v: int) -> int:
 
 def parameter(score: tuple[str, ...]) -> np.dtype:
     """Return the layout of what a launch passes by value."""
-    scales = np.dtype([(f"scales_{name}", _SCALES) for name in "qkv"])
+    scales = np.dtype([(f"scales_{name}", _SCALES) for name in "qkv"], align=True)
     fields = [("maps", MAPS), ("params", PARAMS), *of_parts(score), ("kv", scales)]
     return structure(fields, MAPS_ALIGNMENT)
 
