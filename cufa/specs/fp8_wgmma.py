@@ -23,7 +23,7 @@ _WORK_BYTES = 28  # of a tile of rows under way
 
 # Columns of V of which P V is computed at once: these sums and O, in float32, share the registers
 # with S and P.
-_PIECES = MappingProxyType({64: 64, 96: 96, 128: 128, 192: 96, 256: 64})
+_PIECES = MappingProxyType({64: 32, 96: 96, 128: 128, 192: 96, 256: 64})
 
 
 class Fp8Tile(NamedTuple):
