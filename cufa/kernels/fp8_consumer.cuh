@@ -77,7 +77,12 @@ struct Consumer8 {
         bool moved = false;
         float factor[2] = {scale_v, scale_v};  // of P V
         if (C::O_FIRST) fold(present, factor);
-        if (!LAST || here.more) release_k(), moved = exponentiate();
+        if constexpr (LAST) {
+            if (here.more) release_k(), exponentiate();
+        } else {
+            moved = exponentiate_unchecked();
+            release_k();
+        }
 
         // O follows m, or is written. The branch keeps the exponentials in front of the wait for
         // P V: else the compiler puts them behind it.
@@ -175,7 +180,46 @@ struct Consumer8 {
 
     // S -> P, with what the score makes of S in between. Whether O must follow m.
     __device__ bool exponentiate() {
-        float factor[2] = {scale_q[0] * scale_k, scale_q[1] * scale_k};  // to log2 units
+        float factor[2];
+        apply_score(factor);
+        const bool moved = softmax.follow(rS, factor);
+        softmax.exponentiate(rS, factor);
+        return moved;
+    }
+    // The same without maxima: if P comes out too large, m follows; where P has lost what was
+    // small, S is computed once more.
+    __device__ bool exponentiate_unchecked() {
+        float factor[2];
+        apply_score(factor);
+        const float before[2] = {softmax.l[0][0], softmax.l[0][1]};
+        softmax.l[0][0] = softmax.l[0][1] = 0.f;
+        softmax.exponentiate(rS, factor);
+        bool moved = softmax.may_pass(softmax.MAX_SUM);
+        float kept[2] = {1.f, 1.f};
+        if (moved) {
+            if (softmax.may_pass(0x1p60f)) {
+                wgmma_fence();
+                queue_product<float8, QTile, KTile>(
+                    rS[0], operand_q + smem.ring_q.slot(here.round) * (C::SLOT_BYTES >> 4),
+                    operand_k + smem.ring_k.slot(here.n) * (KTile::bytes >> 4));
+                wgmma_commit();
+                wgmma_wait<0>();
+                softmax.l[0][0] = softmax.l[0][1] = 0.f;
+                softmax.alpha[0][0] = softmax.alpha[0][1] = 1.f;
+                apply_score(factor);
+                softmax.follow(rS, factor);
+                softmax.exponentiate(rS, factor);
+            } else {
+                softmax.shift(rS);
+            }
+            kept[0] = softmax.alpha[0][0], kept[1] = softmax.alpha[0][1];
+        }
+        softmax.l[0][0] += before[0] * kept[0], softmax.l[0][1] += before[1] * kept[1];
+        return moved;
+    }
+    // What the score makes of S, and the factors that bring it to log2 units.
+    __device__ void apply_score(float (&factor)[2]) {
+        factor[0] = scale_q[0] * scale_k, factor[1] = scale_q[1] * scale_k;
         if constexpr (!SCORE::LINEAR) {
 #pragma unroll
             for (int i = 0; i < NT * 4; ++i) rS[0][i / 4][i % 4] *= factor[i / 2 % 2];
@@ -186,9 +230,6 @@ struct Consumer8 {
             const At at = here.at(0);
             score().apply(rS, here.sequence(at.batch), 1.f, at, masked, here.visit.is_partial());
         }
-        const bool moved = softmax.follow(rS, factor);
-        softmax.exponentiate(rS, factor);
-        return moved;
     }
     __device__ const SCORE& score() const { return p; }
     // P as the operand of P V, see VTile8.
