@@ -14,6 +14,10 @@ struct Consumer8 {
     using VTile = typename C::VTile;
     static constexpr int BN = C::BN, NT = BN / 8, PIECE = C::PIECE, IN_FLIGHT = C::IN_FLIGHT;
 
+    // Whether the first scores of a row tell about the others, and need no code of their own that
+    // would be there twice.
+    static constexpr bool UNCHECKED = SCORE::LINEAR && SCORE::FIRST_TILE_BOUNDS_MAX;
+
     const Arguments<SCORE, KV>& p;
     const Smem<C>& smem;
     const int consumer;
@@ -80,7 +84,10 @@ struct Consumer8 {
         if constexpr (LAST) {
             if (here.more) release_k(), exponentiate();
         } else {
-            moved = exponentiate_unchecked();
+            if constexpr (UNCHECKED)
+                moved = exponentiate_unchecked();
+            else
+                moved = exponentiate();
             release_k();
         }
 
