@@ -28,11 +28,13 @@ from cufa.specs import (
     fa2_fp32,
     fa2_mma,
     fa3_wgmma,
+    fp8_wgmma,
     merge,
     quantize,
 )
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.backward import BackwardSpec
+from cufa.specs.fp8_wgmma import Fp8Spec
 from cufa.specs.spec import Spec
 
 KERNELS: dict[str, Spec] = {
@@ -68,6 +70,9 @@ BACKWARD_KERNELS: dict[str, BackwardSpec] = {
     spec.name: spec for form in BACKWARD_FORMS for spec in form
 }
 """The kernels that compute gradients of attention, by name."""
+
+FP8_KERNELS: dict[str, Fp8Spec] = {fp8_wgmma.SPEC.name: fp8_wgmma.SPEC}
+"""The kernels that compute attention of 8-bit arrays, by name."""
 
 MAX_HEAD_DIM = max(spec.max_head_dim for spec in KERNELS.values())
 """The most that a head dim can be."""
