@@ -20,6 +20,7 @@ from shared_libraries import Sources
 
 from cufa import device
 from cufa.launch import fp8
+from cufa.planner.fp8 import plan_fp8
 from cufa.problem.extras import Extras
 from cufa.problem.parse import parse
 from cufa.specs.fp8_wgmma import SPEC
@@ -108,7 +109,8 @@ def computed(
     ]
     out = played_gpu.Array((*q.shape[:3], v.shape[3]), DTYPES[dtype])
     lse = played_gpu.Array(q.shape[:3], np.float32)
-    fp8.attention(problem, fp8.Operands(*operands), out, lse, extras)
+    plan = plan_fp8(problem, device.of_id(0))
+    fp8.attention(plan, problem, fp8.Operands(*operands), out, lse, extras)
     if sinks is not None:
         options["sinks"] = sinks
     expected, expected_lse = oracle(*(x for _, _, x in quantised_all), **options)
@@ -178,7 +180,8 @@ def test_the_scale_of_all(rng: np.random.Generator) -> None:
     like = np.broadcast_to(np.zeros((), np.float16), x.shape)
     problem, _ = parse(like, like, like, scale=None, layout="bhsd", out=None, xp=np)
     out = played_gpu.Array(x.shape, np.float16)
-    fp8.attention(problem, fp8.Operands(q, q, v), out, None)
+    plan = plan_fp8(problem, device.of_id(0))
+    fp8.attention(plan, problem, fp8.Operands(q, q, v), out, None)
     stored = values.view(E4M3).reshape(x.shape).astype(np.float64) * scales
     expected, _ = oracle(stored, stored, stored)
     error = np.sqrt(((out.host - expected) ** 2).mean() / (expected**2).mean())

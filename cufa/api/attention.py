@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cufa import device as devices
+from cufa.api import fp8_gpu
 from cufa.api.arguments import arguments_of, parsed
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.fp8 import as_8_bits
@@ -34,6 +35,7 @@ from cufa.launch import calls
 from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner, explained
 from cufa.planner.decode import DecodePlan
+from cufa.planner.fp8 import Fp8Plan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.problem.parse import restore_shape
@@ -214,7 +216,8 @@ def attention(
         float16, bfloat16 or float32.
     precision : {"fp8"}, optional
         Quantises q, k and v to 8 bits first, with `cufa.quantize`: in blocks, and q and k with
-        ``hadamard=True``. NumPy arrays only.
+        ``hadamard=True``. CuPy arrays need a Hopper GPU; ``docs/guide/fp8.md`` says what its kernel
+        takes.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32") or one instantiation, which
         caps scores as its name says; GPU only.
@@ -317,6 +320,8 @@ def attention(
     if extras.lengths:
         on_device = map(calls.on_device, ("lengths_k", "lengths_q"), extras.lengths)
         extras = extras._replace(lengths=tuple(on_device))
+    if fp8 is not None:
+        return fp8_gpu.attention(fp8, problem, out, return_lse, layout, kernel, extras)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, user_table(device), batch_invariant)
@@ -327,7 +332,7 @@ def attention(
 @arguments_of(attention)
 def explain(
     q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Unpack[AttentionOptions]
-) -> Plan | DecodePlan | cpu.Plan:
+) -> Plan | DecodePlan | Fp8Plan | cpu.Plan:
     """Return how `attention` would run this call; nothing is compiled, launched or written.
 
     Parameters
@@ -341,7 +346,8 @@ def explain(
 
     Returns
     -------
-    cufa.planner.plan.Plan, cufa.planner.decode.DecodePlan or cufa.cpu.attention.Plan
+    cufa.planner.plan.Plan, cufa.planner.decode.DecodePlan, cufa.planner.fp8.Fp8Plan or
+    cufa.cpu.attention.Plan
         The last one for NumPy arrays. `str` of any is one line. The first two say in `expected_us`
         what this variant and those that it was chosen from would take on an H200, where known.
 
@@ -359,12 +365,14 @@ def explain(
     arguments: dict[str, Any] = {"q": q, "k": k, "v": v, "return_lse": return_lse, **options}
     if options["block_mask"] is not None:
         arguments["mask_mod"] = mask_mod_of(options["block_mask"], options["mask_mod"])
-    _, arguments = as_8_bits(arguments, options["layout"])
+    fp8, arguments = as_8_bits(arguments, options["layout"])
     problem, _, xp = _parsed(arguments)
     check_dropout_seed(options["seed"], options["dropout_p"])
     if xp is np:
         _functions(arguments)
         return cpu.plan(problem)
+    if fp8 is not None:
+        return fp8_gpu.planned(fp8, problem, options["kernel"])
     device = devices.of_id(xp.cuda.runtime.getDevice())
     invariant = options["batch_invariant"]
     return explained(problem, device, options["kernel"], user_table(device), invariant)

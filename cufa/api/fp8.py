@@ -26,13 +26,12 @@ def as_8_bits(arguments: dict[str, Any], layout: str) -> tuple[Fp8 | None, dict[
     layout : str
         Order of the axes, as in `quantize`.
     """
-    names = "q", "k", "v"
     how = arguments["out_dtype"], arguments["precision"]
-    q, k, v = given = tuple(arguments[name] for name in names)
-    if how == (None, None) and not any(isinstance(x, Quantized) for x in given):
+    given = {name: arguments[name] for name in "qkv"}
+    if how == (None, None) and not any(isinstance(x, Quantized) for x in given.values()):
         return None, arguments
-    fp8 = Fp8(q, k, v, arguments["out"], *how, layout)
-    return fp8, {**arguments, **dict(zip(names, fp8.like, strict=True))}
+    fp8 = Fp8(given, arguments["out"], *how, layout)
+    return fp8, {**arguments, **fp8.like}
 
 
 class Fp8:
@@ -40,9 +39,9 @@ class Fp8:
 
     Parameters
     ----------
-    q, k, v : object
-        Three of `Quantized`, or with `precision` three arrays, which are quantised: in blocks, and
-        q and k with a transform.
+    given : dict
+        q, k and v: three of `Quantized`, or with `precision` three arrays, which are quantised: in
+        blocks, and q and k with a transform.
     out : array or None
     out_dtype, precision : object
         As in `attention`.
@@ -51,7 +50,10 @@ class Fp8:
 
     Attributes
     ----------
-    like : tuple of ndarray
+    given : dict
+    is_quantized : bool
+        Whether they are of `Quantized`.
+    like : dict
         Arrays with the shapes of q, k and v and the dtype of the result, which take no memory.
 
     Raises
@@ -62,51 +64,65 @@ class Fp8:
 
     def __init__(
         self,
-        q: Any,
-        k: Any,
-        v: Any,
+        given: dict[str, Any],
         out: Array | None,
         out_dtype: Any,
         precision: object,
         layout: str,
     ) -> None:
         _check_precision(precision)
-        given = {"q": q, "k": k, "v": v}
+        self.given, self._layout = given, layout
         of_8_bits = [name for name, x in given.items() if isinstance(x, Quantized)]
+        self.is_quantized = bool(of_8_bits)
         if of_8_bits:
-            _check_quantized(given, of_8_bits[0], layout)
+            xp = _check_quantized(given, of_8_bits[0], layout)
             if out_dtype is None:
                 raise ValueError(
                     "out_dtype is needed with arrays of 8 bits: the dtype of the result, "
                     f"{', '.join(DTYPES)}"
                 )
-            self._arrays: tuple[Quantized, ...] = q, k, v
         elif precision is None:
             raise ValueError(
                 "out_dtype must be None, unless q, k and v are Quantized or precision is 'fp8': "
                 f"the result has q's dtype, not {out_dtype!r}"
             )
         else:
-            self._arrays = _quantized(given, layout)
-        dtype = self._arrays[0].dtype if out_dtype is None else _checked_dtype(out_dtype)
+            xp = _check_arrays(given)
+        dtype = given["q"].dtype if out_dtype is None else _checked_dtype(out_dtype)
         if out is not None:
             module_of("out", out)
             if out.dtype != dtype:
                 raise TypeError(
                     f"out has dtype {shown_dtype(out.dtype)}, but the result has dtype {dtype.name}"
                 )
-        nothing = np.zeros((), dtype)
-        self.like = tuple(np.broadcast_to(nothing, x.shape) for x in self._arrays)
+        nothing = xp.empty((), dtype)
+        self.like = {name: xp.broadcast_to(nothing, x.shape) for name, x in given.items()}
+
+    def arrays(self, transposed: bool = False) -> dict[str, Quantized]:
+        """Return q, k and v in 8 bits; v may be `transposed` if it is quantised here."""
+        if self.is_quantized:
+            return self.given
+        return {
+            name: quantized(
+                name,
+                x,
+                hadamard=name != "v",
+                transposed=transposed and name == "v",
+                layout=self._layout,
+            )
+            for name, x in self.given.items()
+        }
 
     def applied(self, problem: Problem, operands: Operands) -> tuple[Problem, Operands]:
-        """Return a call on arrays `like` these as that of these.
+        """Return a call on NumPy arrays `like` these as that of these.
 
         Notes
         -----
         K's mean is a column of q, its product with q, where K has a 1.
         """
-        q, k, v = (x.stored() for x in self._arrays)
-        mean = self._arrays[1].mean
+        arrays = self.arrays()
+        q, k, v = (x.stored() for x in arrays.values())
+        mean = arrays["k"].mean
         if mean is not None:
             batch, heads_kv, columns = mean.shape
             product = q.reshape(batch, heads_kv, -1, columns) @ mean[..., None]
@@ -133,8 +149,8 @@ def _checked_dtype(out_dtype: Any) -> np.dtype:
     return dtype
 
 
-def _check_quantized(given: dict[str, Any], first: str, layout: str) -> None:
-    """Refuse arrays of 8 bits that do not fit each other."""
+def _check_quantized(given: dict[str, Any], first: str, layout: str) -> Any:
+    """Refuse arrays of 8 bits that do not fit each other; return their module."""
     for name, x in given.items():
         if not isinstance(x, Quantized):
             raise TypeError(
@@ -143,8 +159,7 @@ def _check_quantized(given: dict[str, Any], first: str, layout: str) -> None:
             )
         if x.layout != layout and (len(x.shape) == 4 or "thd" in (x.layout, layout)):
             raise ValueError(f"{name} was quantized with layout={x.layout!r}, not {layout!r}")
-    if module_of_all({name: x.values for name, x in given.items()}) is not np:
-        raise TypeError("q, k and v must hold NumPy arrays: there is no kernel for 8 bits")
+    xp = module_of_all({name: x.values for name, x in given.items()})
     q, k, v = given.values()
     if k.transform != q.transform:
         raise ValueError(
@@ -162,19 +177,16 @@ def _check_quantized(given: dict[str, Any], first: str, layout: str) -> None:
     for name in ("q", "v"):
         if given[name].mean is not None:
             raise ValueError(f"{name} was quantized with smooth=True: that is for k alone")
+    return xp
 
 
-def _quantized(given: dict[str, Array], layout: str) -> tuple[Quantized, ...]:
-    """Return arrays as `precision` quantises them."""
-    if module_of_all(given) is not np:
-        raise ValueError("precision must be None for CuPy arrays: there is no kernel for 8 bits")
-    q = given["q"]
+def _check_arrays(given: dict[str, Array]) -> Any:
+    """Refuse arrays that `precision` cannot quantise; return their module."""
+    xp, q = module_of_all(given), given["q"]
     for name, x in given.items():
         check_dtype(name, x)
         if x.dtype != q.dtype:
             raise TypeError(
                 f"{name} has dtype {shown_dtype(x.dtype)}, but q has dtype {q.dtype.name}"
             )
-    return tuple(
-        quantized(name, x, hadamard=name != "v", layout=layout) for name, x in given.items()
-    )
+    return xp

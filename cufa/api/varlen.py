@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cufa import device as devices
+from cufa.api import fp8_gpu
 from cufa.api.arguments import arguments_of, arrays_of, values_of
 from cufa.api.fp8 import as_8_bits
 from cufa.api.options import (
@@ -257,6 +258,8 @@ def attention_varlen(
         if fp8 is not None:
             problem, operands = fp8.applied(problem, operands)
         return _on_cpu(problem, operands, functions, arguments["q"], out, return_lse, lengths)
+    if fp8 is not None:
+        fp8_gpu.planned(fp8, problem, kernel)  # which refuses sequences in one array
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel)
@@ -306,7 +309,7 @@ def explain_varlen(
     """
     arguments = {**locals(), **options}
     check_flag("return_lse", return_lse)
-    _, arguments = as_8_bits(arguments, "thd")
+    fp8, arguments = as_8_bits(arguments, "thd")
     is_on_host = isinstance(arguments["q"], np.ndarray)
     mods = NOTHING if is_on_host else own(options["score_mod"], options["mask_mod"])
     problem, _, _, xp = parsed(arguments, mods)
@@ -314,6 +317,8 @@ def explain_varlen(
         refuse_kernel(options["kernel"])
         checked("score_mod", options["score_mod"]), checked("mask_mod", options["mask_mod"])
         return cpu_attention.plan(problem.alike)
+    if fp8 is not None:
+        fp8_gpu.planned(fp8, problem, options["kernel"])  # which refuses sequences in one array
     device = devices.of_id(xp.cuda.runtime.getDevice())
     return explained(problem, device, options["kernel"])
 

@@ -14,8 +14,10 @@ struct Scales {
     }
 };
 
-// (batch, heads, seq, dim) tensors of 8 bits. Those of V are stored as VTile8 says.
-struct Quantized : Dense {
+// (batch, heads, seq, dim) tensors of 8 bits, with the sequences of a WAY of kv.cuh. Those of V are
+// stored as VTile8 says.
+template <class WAY>
+struct Quantized : WAY {
     Scales scales_q, scales_k, scales_v;
 };
 
@@ -31,13 +33,35 @@ struct VTile8 : WgmmaTile<HEAD_DIM, BN / 2> {
 
     static __device__ void load(uint32_t tile, int, const TensorMap& map, uint32_t bar, int key,
                                 int head, int batch, unsigned long long policy) {
-        tma_load(tile, map, bar, key % KEYS / 2, 0, key / KEYS * HEAD_DIM, head, batch, policy);
+        // Far behind the keys, the number of the row may wrap to a negative one, where there are no
+        // rows, either.
+        const unsigned row = static_cast<unsigned>(key / KEYS) * HEAD_DIM;
+        tma_load(tile, map, bar, key % KEYS / 2, 0, static_cast<int>(row), head, batch, policy);
+    }
+    // Zeroes the keys of a chunk of 16 from `keys` on.
+    static __device__ void keep(uint32_t chunk, int keys) {
+        uint64_t halves[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            halves[i] = lds_64(chunk + 8 * i);
+#pragma unroll
+            for (int byte = 0; byte < 8; ++byte) {
+                const int key = byte / 2 % 2 * 8 + (2 * i + byte / 4) * 2 + byte % 2;
+                if (key >= keys) halves[i] &= ~(0xffull << 8 * byte);
+            }
+        }
+        sts_128(chunk,
+                make_float4(low(halves[0]), high(halves[0]), low(halves[1]), high(halves[1])));
     }
     // The operand of `columns` columns of O from the i-th such piece on.
     template <int COLUMNS>
     static __device__ uint32_t piece(uint32_t operand, int i) {
         return operand + (i * COLUMNS * Tile::ROW_BYTES >> 4);
     }
+
+ private:
+    static __device__ float low(uint64_t x) { return __uint_as_float(static_cast<uint32_t>(x)); }
+    static __device__ float high(uint64_t x) { return low(x >> 32); }
 };
 
 // Two bytes count as one element of fa3_wgmma's tiles. O does not leave through shared memory.
@@ -61,7 +85,7 @@ struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES
     // All consumers visit the same keys.
     static constexpr bool APART = false, SKIPS = false;
     static constexpr int PARTS = 1;
-    using Work = ::Work<PARTS, false, SCORE_::HAS_BLOCK_MAP>;
+    using Work = ::Work<PARTS, KV_::TAILS, SCORE_::HAS_BLOCK_MAP>;
     static constexpr bool O_FROM_REGISTERS = true, ALL_FREE_Q = true;
     static constexpr bool FOLDED = false;
 };

@@ -63,12 +63,14 @@ struct Consumer8 {
     template <bool LAST>
     __device__ void step() {
         const uint32_t present = here.n++;  // keys
+        const int end = here.keys_of_tile();
         if constexpr (LAST)
             take_up();
         else
             --here.j, here.visit = here.ahead;
         queue_s();
         smem.ring_v.wait(present);
+        if constexpr (KV::TAILS) clear_tail(present, end);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < IN_FLIGHT; ++i) queue_o(present, i);
@@ -131,6 +133,21 @@ struct Consumer8 {
                                      VTile::columns(VTile::template piece<PIECE>(tile, i), k),
                                      k > 0);
         wgmma_commit();
+    }
+    // Zeroes the keys of V from `end` on: memory behind a sequence may hold NaN, and 0 times NaN is
+    // NaN. Each consumer writes all of them; the others write the same.
+    __device__ void clear_tail(uint32_t present, int end) const {
+        if (end >= BN) return;
+        constexpr int CHUNKS = VTile::CHUNKS, KEYS_OF_CHUNK = 16;
+        const uint32_t tile = smem.v(present);
+#pragma unroll 1
+        for (int i = thread_index_anew() % 128; i < C::HEAD_DIM_V * CHUNKS; i += 128) {
+            const int keys = end - i % CHUNKS * KEYS_OF_CHUNK;
+            if (keys < KEYS_OF_CHUNK)
+                VTile::keep(tile + VTile::offset(i / CHUNKS, i % CHUNKS), keys);
+        }
+        fence_proxy_async();
+        named_barrier_sync(8 + consumer, 128);
     }
     // Adds P V up in float32: the sums of wgmma have too few bits for more than a tile of keys.
     // Pieces that have not been queued yet are, as soon as registers for them are free.
@@ -260,6 +277,13 @@ struct Consumer8 {
             const PackedRows rows = here.packed_rows();
 #pragma unroll
             for (int h = 0; h < 2; ++h) p.end_row(divisor[0][h], lse[0][h], rows.head[h]);
+        }
+        if constexpr (KV::PADS_ROWS) {  // rows that follow the last query; divided by 0, O is 0
+            const PackedRows rows = here.packed_rows();
+            const int queries = KV::queries(p, rows.batch);
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                if (rows.query[h] >= queries) divisor[0][h] = 0.f, lse[0][h] = -INF;
         }
         if (p.lse) store_lse(lse[0], p, here.packed_rows());
     }

@@ -12,11 +12,12 @@ from cufa.launch import counters
 from cufa.launch.launch import Launch, launcher
 from cufa.launch.params import ScoreLayout, free_buffers, packed, scale_log2, taken_buffer
 from cufa.launch.signature import Key, remember
-from cufa.planner.scheduler import uneven_sections
+from cufa.planner.fp8 import Fp8Plan
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.problem import Problem
 from cufa.specs.arguments import TemplateArguments
 from cufa.specs.fp8_wgmma import KEYS, SPEC, parameter
+from cufa.specs.kv import LENGTHS
 from cufa.specs.layout import numbers_of
 from cufa.specs.tile import panel_columns
 
@@ -70,6 +71,7 @@ _prepared: dict[Key, Launch] = {}
 
 
 def attention(
+    plan: Fp8Plan,
     problem: Problem,
     operands: Operands,
     out: Array,
@@ -81,9 +83,10 @@ def attention(
 
     Parameters
     ----------
+    plan : Fp8Plan
+        The problem's.
     problem : Problem
-        With sequences of one length, at least one query and key, a scale that is not negative, and
-        the dtype of the result.
+        With at least one query and key, and a scale that is not negative.
     operands : Operands
         Of compiled head dims: columns behind those of the problem are 0.
     out : array, (batch, heads_q, seq_q, head_dim_v)
@@ -100,13 +103,13 @@ def attention(
     arrays = [each.values for each in operands] + [out]
     infos = tuple(a if a is None else (a.shape, a.strides, a.dtype) for a in extras.flat)
     key = (
-        *(problem, device_id, ndim, infos),
+        *(plan, problem, device_id, ndim, infos),
         *((array.shape, array.strides) for array in arrays),
         *(each.numbers for each in operands),
     )
     launch = _prepared.get(key)
     if launch is None:
-        launch = _made(problem, operands, out, extras.described(infos), ndim, device_id)
+        launch = _made(plan, problem, operands, out, extras.described(infos), ndim, device_id)
         remember(_prepared, key, launch, _PREPARED)
     launch(
         *(array.data.ptr for array in arrays),
@@ -118,29 +121,28 @@ def attention(
 
 
 def _made(
-    problem: Problem, operands: Operands, out: Array, extras: Extras, ndim: int, device_id: int
+    plan: Fp8Plan,
+    problem: Problem,
+    operands: Operands,
+    out: Array,
+    extras: Extras,
+    ndim: int,
+    device_id: int,
 ) -> Launch:
     """Return the launch of such calls."""
-    device = devices.of_id(device_id)
+    device, tile, kv = devices.of_id(device_id), plan.tile, problem.kv
     columns, columns_v = operands.q.values.shape[3], operands.v.values.shape[3]
-    instance = SPEC.instance(problem.dtype, columns, columns_v, problem.score)
-    tile = SPEC.tile(columns, columns_v)
-    q_tiles = -(-problem.seq_q // tile.bm)
-    tiles = problem.batch * problem.heads_q * q_tiles
-    grid = min(tiles, device.sm_count)
-    sections = 1, 0
-    if is_uneven(problem.score):
-        sections = uneven_sections(problem, device, columns + columns_v, (tile.bm, 1, q_tiles), 1)
-    dtype = parameter(problem.score)
+    dtype = parameter(problem.score, kv)
     offsets = {name: offset for name, offset, _ in numbers_of(dtype)}
     variant = TemplateArguments(
         *(SPEC.name, problem.dtype, columns, columns_v, tile.bm, tile.bn, tile.stages),
         *(tile.threads // 32, 1),
         score=problem.score,
+        kv=kv,
     )
     score = ScoreLayout(variant, dtype)
     reads = problem.reads
-    known = _numbers(problem, operands, out, q_tiles, sections)
+    known = _numbers(plan, problem, operands, out)
     values = [
         *(known.get(name[len("params.") :], 0) for name in offsets if name.startswith("params.")),
         *score.values(problem, placed(reads, ndim, problem.sizes, extras) if reads else ()),
@@ -155,19 +157,18 @@ def _made(
         (word, which if which < 0 else len(_ADDRESSES) + extras.place(which))
         for word, which in score.places
     )
+    tiles = problem.batch * problem.heads_q * plan.q_tiles
     memory = None
-    if is_uneven(problem.score) and tiles > 2 * grid:  # blocks draw the tiles that wait for them
-        drawn = counters.of_device(device_id)
+    if (is_uneven(problem.score) or kv in LENGTHS) and tiles > 2 * plan.grid:
+        drawn = counters.of_device(device_id)  # blocks draw the tiles that wait for them
         drawn.reserve()
         memory = offsets["params.tiles_drawn"] // 8, drawn.take
-    function = jit.kernel(instance, device, device_id)
-    launch = launcher(function, (grid, 1, 1), tile.threads, instance.smem_bytes)
+    function = jit.kernel(plan.variant, device, device_id)
+    launch = launcher(function, (plan.grid, 1, 1), plan.block, plan.smem_bytes)
     return Launch(launch, content, tuple(places), memory)
 
 
-def _numbers(
-    problem: Problem, operands: Operands, out: Array, q_tiles: int, sections: tuple[int, int]
-) -> dict[str, float]:
+def _numbers(plan: Fp8Plan, problem: Problem, operands: Operands, out: Array) -> dict[str, float]:
     """Return the numbers of ``Params`` that are not 0, by name."""
     known: dict[str, float] = {
         "scale_log2": scale_log2(problem.scale),
@@ -177,10 +178,10 @@ def _numbers(
         "seq_kv": problem.seq_kv,
         "head_dim": problem.head_dim,
         "head_dim_v": problem.head_dim_v,
-        "q_tiles": q_tiles,
+        "q_tiles": plan.q_tiles,
         "heads": problem.batch * problem.heads_q,
-        "section_heads": sections[0],
-        "late_rows": sections[1],
+        "section_heads": plan.section_heads,
+        "late_rows": plan.late_rows,
     }
     for name, array in zip("qkvo", (*(each.values for each in operands), out), strict=True):
         for axis, step in zip(("batch", "head", "seq"), array.strides[:3], strict=True):

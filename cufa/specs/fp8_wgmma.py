@@ -9,17 +9,25 @@ import numpy as np
 
 from cufa.device import Device
 from cufa.specs.instance import Instance
+from cufa.specs.kv import LENGTHS
 from cufa.specs.layout import of_parts, structure
 from cufa.specs.params import MAPS, MAPS_ALIGNMENT, PARAMS
 
 KEYS = 128
 """Keys of a block of V, and of all scales of K and V at least: ``VTile8`` of the kernel."""
 
-WAY = "Quantized"
-"""How it finds Q, K and V, a struct of ``kernels/fp8_config.cuh``."""
+KVS = ("Dense", "Padded")
+"""The ways of ``kernels/kv.cuh`` that its sequences can be of."""
+
+SCORES = (
+    *("Softcap", "FineSoftcap", "ExactSoftcap", "Alibi"),
+    *("Causal", "TopLeft", "WindowLeft", "WindowRight", "AttentionChunk"),
+    *("Sinks", "Dropout"),
+)
+"""The parts of a score that it takes."""
 
 _SCALES = np.dtype([("data", "u8"), ("stride", "i4"), ("block_log2", "i4")], align=True)
-_WORK_BYTES = 28  # of a tile of rows under way
+_WORK_BYTES, _LENGTHS_BYTES = 28, 16  # of a tile of rows under way, and of a sequence's lengths
 
 # Columns of V of which P V is computed at once: these sums and O, in float32, share the registers
 # with S and P.
@@ -97,8 +105,17 @@ class Fp8Spec(NamedTuple):
         """Return the tile of compiled head dims."""
         return Fp8Tile(*_TILES[max(head_dim, head_dim_v)], _PIECES[head_dim_v])
 
+    def compiled(self, head_dim: int) -> int:
+        """Return the least of `head_dims` that holds rows of a head dim."""
+        return next(n for n in self.head_dims if n >= head_dim)
+
     def instance(
-        self, dtype: str, head_dim: int, head_dim_v: int, score: tuple[str, ...] = ()
+        self,
+        dtype: str,
+        head_dim: int,
+        head_dim_v: int,
+        score: tuple[str, ...] = (),
+        kv: str = "Dense",
     ) -> Instance:
         """Return the instantiation that the compiler takes.
 
@@ -110,25 +127,37 @@ class Fp8Spec(NamedTuple):
             Two of `head_dims`.
         score : tuple of str
             The parts of the score.
+        kv : str
+            One of `KVS`.
         """
         tile = self.tile(head_dim, head_dim_v)
         numbers = head_dim, head_dim_v, *tile
-        smem_bytes = _smem_bytes(tile, head_dim, head_dim_v)
-        return Instance(self.name, (dtype,), numbers, score, WAY, smem_bytes, is_dependent=False)
+        smem_bytes = _smem_bytes(tile, head_dim, head_dim_v, kv)
+        way = f"Quantized<{kv}>"
+        return Instance(self.name, (dtype,), numbers, score, way, smem_bytes, is_dependent=False)
 
 
-def _smem_bytes(tile: Fp8Tile, head_dim: int, head_dim_v: int) -> int:
+def _smem_bytes(tile: Fp8Tile, head_dim: int, head_dim_v: int, kv: str) -> int:
     """Return the shared memory of a block, as ``kernels/fa3_smem.cuh`` lays it out."""
     ring = tile.stages * tile.bn * (head_dim + head_dim_v)
     slot = tile.bm * max(head_dim, head_dim_v)
     slots = max(2, min(3, (227 * 1024 - 1024 - ring) // slot))
-    return slots * slot + ring + 16 * slots + 32 * tile.stages + 2 * slots * _WORK_BYTES
+    work = _WORK_BYTES + _LENGTHS_BYTES * (kv in LENGTHS)
+    return slots * slot + ring + 16 * slots + 32 * tile.stages + 2 * slots * work
 
 
-def parameter(score: tuple[str, ...]) -> np.dtype:
+def parameter(score: tuple[str, ...], kv: str = "Dense") -> np.dtype:
     """Return the layout of what a launch passes by value."""
-    scales = np.dtype([(f"scales_{name}", _SCALES) for name in "qkv"], align=True)
-    fields = [("maps", MAPS), ("params", PARAMS), *of_parts(score), ("kv", scales)]
+    way = [
+        *((number.name, number.dtype) for number in LENGTHS.get(kv, ())),
+        *((f"scales_{name}", _SCALES) for name in "qkv"),
+    ]
+    fields = [
+        ("maps", MAPS),
+        ("params", PARAMS),
+        *of_parts(score),
+        ("kv", np.dtype(way, align=True)),
+    ]
     return structure(fields, MAPS_ALIGNMENT)
 
 
