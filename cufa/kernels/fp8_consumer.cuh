@@ -258,7 +258,11 @@ struct Consumer8 {
     __device__ const SCORE& score() const { return p; }
     // P as the operand of P V, see VTile8.
     __device__ void pack_p() {
-        if constexpr (SCORE::DROPS_WEIGHTS) score().drop(rS, here.at(0));
+        if constexpr (SCORE::DROPS_WEIGHTS) {
+            At at = here.at(0);
+            at.pack = here.work().head;
+            score().drop(rS, at);
+        }
 #pragma unroll
         for (int k = 0; k < BN / 32; ++k)
 #pragma unroll

@@ -7,6 +7,7 @@ import numpy as np
 from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array
 from cufa.compiler import jit
+from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch, launcher
 from cufa.quantized.scales import shape_of_scales
 from cufa.quantized.transform import columns_of, sign_bits
@@ -40,7 +41,7 @@ def quantize(
     Raises
     ------
     ValueError
-        The device cannot convert to 8 bits.
+        The device cannot convert to 8 bits; or it needs memory of its own in a capture.
     """
     import cupy
 
@@ -63,6 +64,8 @@ def quantize(
     largest = None
     passes = [WHOLE]
     if block is None or block > ROWS:
+        how = f"granularity={granularity!r}" if block is None else f"block={block}"
+        _refuse_capture(f"{how} needs memory of its own")
         passes = [LARGEST, CONVERT]
         largest = cupy.zeros(scales.shape, np.uint32)
     parameter = np.zeros(1, SPEC.params)
@@ -94,9 +97,18 @@ def _readable(x: Array) -> Array:
     is_whole = x.shape[3] % _CHUNK == 0 and x.strides[3] == x.itemsize
     if is_whole and not any(step % ALIGNMENT for step in steps):
         return x
+    _refuse_capture("x would be copied: its rows are not aligned, contiguous and of whole chunks")
     import cupy
 
     head_dim = -(-x.shape[3] // _CHUNK) * _CHUNK
     copy = cupy.zeros((*x.shape[:3], head_dim), x.dtype)
     copy[..., : x.shape[3]] = x
     return copy
+
+
+def _refuse_capture(why: str) -> None:
+    if is_capturing():
+        raise ValueError(
+            f"{why}, for which a call that is captured into a CUDA graph has no place: call "
+            "cufa.quantize before the capture, or on an array and with blocks that need none"
+        )
