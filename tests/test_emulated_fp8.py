@@ -136,7 +136,9 @@ def test_results(rng: np.random.Generator, d: int, parts: str) -> None:
 @pytest.mark.parametrize(
     "sizes", [(1, 1, 1, 1, 1), (1, 2, 1, 64, 128), (1, 1, 1, 130, 700), (3, 1, 1, 20, 65)]
 )
-@pytest.mark.parametrize(("d", "dv"), [(64, 64), (192, 128), (128, 128), (256, 256)])
+@pytest.mark.parametrize(
+    ("d", "dv"), [(64, 64), (192, 128), (128, 128), (256, 256), (64, 256), (256, 96)]
+)
 @exhaustive("fp8", but=lambda d, sizes: d == 192 and sizes[3] > 1)
 def test_sizes(rng: np.random.Generator, sizes: Sizes, d: int, dv: int) -> None:
     check(computed(*drawn(rng, sizes, d, dv), dtype="float16"), LSE_ERROR)

@@ -21,6 +21,7 @@ from cufa.planner.decode import plan_splits
 from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, FP8_KERNELS
+from cufa.specs.fp8_wgmma import KVS
 from cufa.specs.variant import Variant
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
@@ -82,10 +83,13 @@ MOST_SPILLED_FP8 = 192
 
 @pytest.mark.parametrize("score", [(), ("Causal",), ("Causal", "WindowLeft", "FineSoftcap")])
 @pytest.mark.parametrize("d", FP8_KERNELS["fp8_wgmma"].head_dims)
-@exhaustive("fp8", but=lambda d, score: d in (64, 128) and len(score) < 2)
-def test_attention_of_8_bits_compiles_without_spills(d: int, score: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("kv", KVS)
+@exhaustive("fp8", but=lambda d, score, kv: d in (64, 128) and len(score) == (kv == "Padded"))
+def test_attention_of_8_bits_compiles_without_spills(
+    d: int, score: tuple[str, ...], kv: str
+) -> None:
     spec = FP8_KERNELS["fp8_wgmma"]
-    instance, threads = spec.instance("bfloat16", d, d, score), spec.tile(d, d).threads
+    instance, threads = spec.instance("bfloat16", d, d, score, kv), spec.tile(d, d).threads
     compiled = nvrtc.compile_variant(instance, "sm_90a")
     # What its warps hand on to each other is reckoned from this number.
     assert compiled.registers == 65536 // threads // 8 * 8

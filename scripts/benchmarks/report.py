@@ -42,6 +42,7 @@ _TITLES = {
     "decode": "Decoding",
     "masks": "Masks, biases and unequal lengths",
     "backward": "Gradients",
+    "fp8": "8 bits",
     "generate": "Generating text",
     "regret": "The planner's choice and the fastest variant",
     "costs": "What the planner's costs are found from",
@@ -96,6 +97,7 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
         best = with_best(rows, BEST) if of_gradients else rows
         parts += [f"{ratios}:\n\n{summary(best, by)}", cell_table(rows)]
         parts += _gaps_parts(rows) if of_gradients else []
+        parts += _fp8_parts(rows) if bench == "fp8" else []
     if any("cufa_maxerr" in row for row in rows) and bench != "refactor":
         parts += [error_summary(rows), error_table(rows)]
     return "\n\n".join(parts) + "\n"
@@ -171,6 +173,25 @@ def _gaps_parts(rows: Sequence[Row]) -> list[str]:
         return []
     lines = [[name, number, why] for (name, why), number in gaps.items()]
     return [f"What peers cannot run, and why:\n\n{table(['peer', 'cells', 'reason'], lines)}"]
+
+
+def _fp8_parts(rows: Sequence[Row]) -> list[str]:
+    names = ["cufa", *peer_names(rows)]
+    columns: Columns = {
+        **CELL,
+        "from 16 bits": lambda row: f"{row['from_16_bits']:.1f}",
+        "by cufa_bf16": _times_16_bits,
+        "quantise, GB/s": lambda row: f"{row['quantize_gbs']:.0f}",
+        **figures(names, "_rmse", " rmse", ".2e"),
+    }
+    text = "With the quantisation of q, k and v, TFLOP/s; and root mean square errors:"
+    return [f"{text}\n\n{table_of(rows, columns)}"]
+
+
+def _times_16_bits(row: Row) -> str:
+    """Return how many times as fast cufa is, quantisation included, as in 16 bits."""
+    other = row["peers"].get("cufa_bf16")
+    return "" if other is None else f"{row['from_16_bits'] / other:.2f}"
 
 
 def _regret_summary(rows: Sequence[Row]) -> str:

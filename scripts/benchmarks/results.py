@@ -62,6 +62,13 @@ _GENERATE = {
     "attention_share": (int, float),
     "peers": dict,
 }
+_MORE_FIGURES: dict[str, dict[str, Any]] = {
+    "fp8": {
+        "s": int,
+        **dict.fromkeys(("rmse", "max_error", "from_16_bits", "quantize_gbs"), (int, float)),
+        "peers_rmse": dict,
+    },
+}
 _OTHER_ROWS: dict[str, dict[str, Any]] = {
     "generate": _GENERATE,
     "jit": _JIT,
@@ -99,7 +106,8 @@ def validate(result: Any) -> None:
         if result["bench"] in _OTHER_ROWS:
             _check_fields(where, row, _OTHER_ROWS[result["bench"]])
             continue
-        _check_fields(where, row, {**_CELL, **_FIGURES})
+        more = _MORE_FIGURES.get(result["bench"], {})
+        _check_fields(where, row, {**_CELL, **_FIGURES, **more})
         if row["unit"] not in UNITS:
             raise ValueError(f"{where}.unit is {row['unit']!r}, not one of {', '.join(UNITS)}")
         _check_number(f"{where}.cufa", row["cufa"])
