@@ -443,3 +443,15 @@ def test_a_variant_that_does_not_compile_is_one_line(
     assert out == ""
     assert err.count("\n") == 1
     assert err.endswith("no luck\n")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_8_bits(builder: Builder) -> None:
+    """The kernels are those of a call, quantisation included."""
+    words = ("compile", "--arch", "sm_90a", "--precision", "fp8", "--dtype", "float16", "--causal")
+    assert cli.main((*words, "--for", "1,2,300,100")) == 0
+    x = on_gpu(np.ones((1, 2, 300, 100), np.float16))
+    plan: Any = cufa.explain(x, x, x, causal=True, precision="fp8")
+    assert plan.variant in builder.asked
+    assert {each.kernel for each in builder.asked} == {"fp8_wgmma", "quantize"}
+    assert len(builder.asked) == 3

@@ -21,6 +21,7 @@ from cufa.cli.parser import (
     CommandError,
     Parser,
     add_device,
+    add_precision,
     add_problem,
     one_problem,
 )
@@ -29,6 +30,7 @@ from cufa.device import Device
 from cufa.explorer.table import counted, problem_text
 from cufa.planner.attention import explained
 from cufa.planner.decode import DecodePlan
+from cufa.planner.fp8 import Fp8Plan, plan_fp8
 from cufa.planner.plan import Plan
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
@@ -51,6 +53,13 @@ _MEANING = {
     "kv": "how K and V are found",
 }
 
+_OF_8_BITS = {
+    **_MEANING,
+    "piece": "columns of V of which P V is computed at once",
+    "in_flight": "pieces that are computed at once",
+    "o_first": "whether P V is waited for in front of the exponentials",
+    "polynomials": "of eight exponentials, those on the multiply-add units",
+}
 _ALTERNATIVES = 5  # variants that are shown
 
 
@@ -61,6 +70,7 @@ def add(parser: Parser) -> None:
     parser.add_argument(
         "--batch-invariant", action="store_true", help="the same bits alone and in any batch"
     )
+    add_precision(parser, "the plan of such a call in 8 bits")
     parser.add_argument(
         "--backward", action="store_true", help="the plan of cufa.attention_backward"
     )
@@ -79,6 +89,9 @@ def run(options: argparse.Namespace) -> int:
         explain_backward.show(problem, device, options.deterministic)
         return 0
     try:
+        if options.precision:
+            _print_8_bits(problem, device, plan_fp8(problem, device, options.kernel))
+            return 0
         found = explained(
             problem, device, options.kernel, user_table(device), options.batch_invariant
         )
@@ -91,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     if options.deterministic and not options.backward:
         raise CommandError("--deterministic is for --backward")
-    for flag in ("kernel", "batch_invariant") if options.backward else ():
+    for flag in ("kernel", "batch_invariant", "precision") if options.backward else ():
         if getattr(options, flag):
             name = flag.replace("_", "-")
             raise CommandError(
@@ -103,7 +116,7 @@ def _print(problem: Problem, device: Device, found: Plan | DecodePlan) -> None:
     variant = found.variant
     rows: list[tuple[object, ...]] = [
         ("problem", problem_text(problem)),
-        ("GPU", f"{device.name}, {device.arch}, {device.sm_count} multiprocessors"),
+        ("GPU", _words(device)),
         ("variant", variant),
         ("  kernel", variant.kernel, f"cufa/kernels/{variant.kernel}.cu"),
         *(
@@ -119,6 +132,31 @@ def _print(problem: Problem, device: Device, found: Plan | DecodePlan) -> None:
         *_expected(found),
     ]
     table.pairs([*rows, ("reason", found.reason)])
+
+
+def _print_8_bits(problem: Problem, device: Device, found: Fp8Plan) -> None:
+    variant, heads = found.variant, problem.batch * problem.heads_q
+    shared = f"{counted(heads, 'head')} x {counted(found.q_tiles, 'tile')} of queries"
+    table.pairs(
+        [
+            ("problem", f"{problem_text(problem)}, in 8 bits"),
+            ("GPU", _words(device)),
+            ("variant", variant),
+            ("  kernel", variant.kernel, f"cufa/kernels/{variant.kernel}.cu"),
+            *(
+                (f"  {name}", value, _OF_8_BITS[name])
+                for name, value in found.tile._asdict().items()
+            ),
+            ("grid", f"{counted(found.grid, 'block')} for {shared}"),
+            ("block", f"{found.block} threads"),
+            ("shared memory", f"{found.smem_bytes} bytes a block"),
+            ("reason", found.reason),
+        ]
+    )
+
+
+def _words(device: Device) -> str:
+    return f"{device.name}, {device.arch}, {device.sm_count} multiprocessors"
 
 
 def _work(problem: Problem, found: Plan | DecodePlan) -> str:

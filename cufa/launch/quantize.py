@@ -11,7 +11,6 @@ from cufa.launch.counters import is_capturing
 from cufa.launch.launch import Launch, launcher
 from cufa.quantized.scales import shape_of_scales
 from cufa.quantized.transform import columns_of, sign_bits
-from cufa.specs.instance import Instance
 from cufa.specs.quantize import (
     CONVERT,
     FIRST_CAPABILITY,
@@ -19,7 +18,7 @@ from cufa.specs.quantize import (
     ROWS,
     SPEC,
     WHOLE,
-    smem_bytes,
+    instance,
 )
 
 _CHUNK = 8  # columns that a thread reads at once
@@ -80,11 +79,9 @@ def quantize(
     p["scales_a_head"] = 0 if granularity == "tensor" else scales.shape[2]
     grid = batch * heads * blocks, 1, 1
     for each in passes:
-        arguments = columns, hadamard, transposed, each
-        smem = smem_bytes(columns, transposed)
-        instance = Instance(SPEC.name, (x.dtype.name,), arguments, smem_bytes=smem)
-        function = jit.kernel(instance, device, device_id)
-        Launch(launcher(function, grid, SPEC.threads, smem), parameter)()
+        kernel = instance(x.dtype.name, columns, hadamard, transposed, each)
+        function = jit.kernel(kernel, device, device_id)
+        Launch(launcher(function, grid, SPEC.threads, kernel.smem_bytes), parameter)()
     return values, scales
 
 

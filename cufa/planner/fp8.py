@@ -9,6 +9,7 @@ from cufa.features.parts import is_uneven, kind_of, part_named
 from cufa.planner.checks import check_device
 from cufa.planner.scheduler import uneven_sections
 from cufa.problem.problem import Problem
+from cufa.specs import quantize
 from cufa.specs.fp8_wgmma import KVS, SCORES, SPEC, Fp8Tile
 from cufa.specs.instance import Instance
 
@@ -89,6 +90,17 @@ def plan_fp8(problem: Problem, device: Device, kernel: object = None) -> Fp8Plan
     reason = "the kernel of 8 bits" if kernel is None else "forced kernel"
     sizes = grid, tile.threads, instance.smem_bytes, q_tiles, *sections
     return Fp8Plan(instance, tile, *sizes, reason)
+
+
+def kernels(problem: Problem, device: Device) -> tuple[Instance, ...]:
+    """Return the kernels of a call with ``precision="fp8"`` on arrays of the result's dtype."""
+    plan = plan_fp8(problem, device)
+    columns, columns_v = SPEC.compiled(problem.head_dim), SPEC.compiled(problem.head_dim_v)
+    return (
+        plan.variant,
+        quantize.instance(problem.dtype, columns, True, False, quantize.WHOLE),
+        quantize.instance(problem.dtype, columns_v, False, True, quantize.WHOLE),
+    )
 
 
 def _check(problem: Problem, device: Device, kernel: object) -> None:

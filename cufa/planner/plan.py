@@ -14,7 +14,7 @@ from cufa.planner.problem_class import problem_class
 from cufa.planner.scheduler import Order
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import Problem
-from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
+from cufa.specs import ATTENTION_KERNELS, FP8_KERNELS, KERNELS, default_kernel
 from cufa.specs.spec import Spec
 from cufa.specs.variant import Variant
 
@@ -194,6 +194,7 @@ def _checked_kernel(problem: Problem, name: object, device: Device) -> Spec:
     kernel = ATTENTION_KERNELS.get(name)
     if kernel is None:
         hint = ", which is for cufa.decode" if name in KERNELS else ""
+        hint = ", which is for precision='fp8'" if name in FP8_KERNELS else hint
         raise ValueError(
             f"kernel must be one of {', '.join(ATTENTION_KERNELS)}, not {name!r}{hint}"
         )

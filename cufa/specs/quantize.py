@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cufa.specs.auxiliary import AuxiliarySpec
+from cufa.specs.instance import Instance
 from cufa.specs.layout import TENSOR
 
 ROWS = 128
@@ -41,6 +42,12 @@ SPEC = AuxiliarySpec(
     types=("t",),
     numbers=("columns", "hadamard", "transposed", "pass"),
 )
+
+
+def instance(dtype: str, columns: int, hadamard: bool, transposed: bool, how: int) -> Instance:
+    """Return the instantiation of a pass: `WHOLE`, `LARGEST` or `CONVERT`."""
+    smem = smem_bytes(columns, transposed)
+    return Instance(SPEC.name, (dtype,), (columns, hadamard, transposed, how), smem_bytes=smem)
 
 
 def smem_bytes(columns: int, transposed: bool) -> int:
