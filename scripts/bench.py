@@ -179,6 +179,10 @@ def _rows(
         from benchmarks import masks
 
         return masks.rows(o.peers, clock, budget, o.seed), None
+    if o.bench == "fp8-error":
+        from benchmarks import fp8_error
+
+        return fp8_error.rows(o.seed), None
     if o.bench == "fp8":
         from benchmarks import fp8
         from benchmarks.cells import fp8_cells

@@ -121,7 +121,7 @@ def test_bad_arguments(words: str, message: str, capsys: pytest.CaptureFixture[s
 
 MEASUREMENTS = (
     *("prefill", "gqa", "headdims", "fp32", "models", "decode", "masks", "backward", "generate"),
-    *("fp8", "regret", "costs", "host", "jit", f"refactor --before {bench.ROOT}"),
+    *("fp8", "fp8-error", "regret", "costs", "host", "jit", f"refactor --before {bench.ROOT}"),
 )
 
 

@@ -65,6 +65,48 @@ def test_a_page(tmp_path: Path) -> None:
     assert "| 704.0 | 1.10 | 3900 | 1.00e-03 | 2.00e-03 |" in text
 
 
+def test_a_page_of_errors(tmp_path: Path) -> None:
+    row = {"data": "lengths", "d": 64, "s": 1024, "kernel": "fp8_wgmma", "granularity": "block"}
+    row |= {"hadamard": True, "rmse": 1e-3, "relative": 0.02}
+    rows = [row, {**row, "data": "needles", "s": 131072, "found": 200, "draws": 200}]
+    results.validate({**HEAD, "bench": "fp8-error", "rows": rows})
+    assert results.figures(row) == "rmse 0.001, 2.00% of the result"
+    text = page_of(tmp_path, "fp8-error", rows)
+    assert "# Errors of 8 bits on" in text
+    assert (
+        "| needles | 64 | 131072 | fp8_wgmma | block | yes | 1.00e-03 | 2.00% | 200/200 |" in text
+    )
+
+
+def test_errors_of_the_worst_chunk() -> None:
+    pytest.importorskip("cupy")
+    from benchmarks.fp8_error import errors
+
+    exact = np.ones((1, 1, 16, 4))
+    out = exact.copy()
+    out[0, 0, 2:4] += 0.5
+    rmse, whole = errors(out, exact, False)
+    assert rmse == whole == pytest.approx(0.5 * 8**-0.5)
+    assert errors(out, exact, True) == (pytest.approx(rmse), pytest.approx(0.5))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+def test_a_run_for_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import fp8_error
+
+    monkeypatch.setattr(fp8_error, "LENGTHS", (1 << 10, 1 << 12))
+    monkeypatch.setattr(fp8_error, "HEAD_DIMS", (64,))
+    rows = [row for row in fp8_error.rows(1) if row["kernel"] == fp8_error.OURS]
+    assert [row["data"] for row in rows] == [
+        *["outliers"] * 5,
+        *["magnitudes"] * 5,
+        *["lengths"] * 2,
+        "needles",
+    ]
+    assert rows[-1]["found"] == rows[-1]["draws"]
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 def test_a_run() -> None:

@@ -153,6 +153,8 @@ def parser() -> argparse.ArgumentParser:
     fp8.add_argument("--peers", nargs="*", default=list(FP8_PEERS), help="besides cufa")
     fp8.set_defaults(kernel="auto")
 
+    commands.add_parser("fp8-error", parents=[run, data], help="errors of 8 bits on hard data")
+
     generate = commands.add_parser(
         "generate", parents=[run], help="text by a model of random weights, tokens a second"
     )

@@ -43,6 +43,7 @@ _TITLES = {
     "masks": "Masks, biases and unequal lengths",
     "backward": "Gradients",
     "fp8": "8 bits",
+    "fp8-error": "Errors of 8 bits",
     "generate": "Generating text",
     "regret": "The planner's choice and the fastest variant",
     "costs": "What the planner's costs are found from",
@@ -80,6 +81,8 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
         parts += [_regret_summary(rows), _regret_table(rows)]
     elif bench == "costs":
         parts.append(_costs_table(result))
+    elif bench == "fp8-error":
+        parts.append(_fp8_errors(rows))
     elif bench == "models":
         parts += _models_parts(rows)
     elif bench == "refactor":
@@ -186,6 +189,22 @@ def _fp8_parts(rows: Sequence[Row]) -> list[str]:
     }
     text = "With the quantisation of q, k and v, TFLOP/s; and root mean square errors:"
     return [f"{text}\n\n{table_of(rows, columns)}"]
+
+
+def _fp8_errors(rows: Sequence[Row]) -> str:
+    columns: Columns = {
+        **{name: itemgetter(name) for name in ("data", "d", "s", "kernel")},
+        "scales": itemgetter("granularity"),
+        "transform": lambda row: "yes" if row["hadamard"] else "no",
+        "rmse": lambda row: f"{row['rmse']:.2e}",
+        "of the result": lambda row: f"{row['relative']:.2%}",
+        "found": lambda row: f"{row['found']}/{row['draws']}" if "found" in row else "",
+    }
+    text = (
+        "Root mean square errors against float64; in part of the data, by the root mean square of "
+        "the worst chunk of rows:"
+    )
+    return f"{text}\n\n{table_of(rows, columns)}"
 
 
 def _times_16_bits(row: Row) -> str:

@@ -74,6 +74,10 @@ _OTHER_ROWS: dict[str, dict[str, Any]] = {
     "jit": _JIT,
     "regret": _REGRET,
     "costs": {**_CELL, "us": dict},
+    "fp8-error": {
+        **{"data": str, "d": int, "s": int, "kernel": str, "granularity": str, "hadamard": bool},
+        **dict.fromkeys(("rmse", "relative"), (int, float)),
+    },
 }
 _OF_ONE_KERNEL = ("prefill", "gqa", "models")
 _WITHOUT_CEILINGS = ("costs", "cpu")
@@ -124,6 +128,8 @@ def figures(row: dict[str, Any]) -> str:
     """Return the figures of a row in a few words."""
     if "planned_us" in row:
         return f"planned {row['planned_us']:.4g} us | best {row['best_us']:.4g} us"
+    if "relative" in row:
+        return f"rmse {row['rmse']:.4g}, {row['relative']:.2%} of the result"
     if "us" in row:
         return f"{len(row['us'])} variants from {min(row['us'].values()):.4g} us"
     peers = " ".join(f"{name} {figure:.4g}" for name, figure in row["peers"].items())
