@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from played_gpu import on_gpu
@@ -448,10 +449,11 @@ def test_a_variant_that_does_not_compile_is_one_line(
 @pytest.mark.usefixtures("gpu")
 def test_8_bits(builder: Builder) -> None:
     """The kernels are those of a call, quantisation included."""
-    words = ("compile", "--arch", "sm_90a", "--precision", "fp8", "--dtype", "float16", "--causal")
-    assert cli.main((*words, "--for", "1,2,300,100")) == 0
-    x = on_gpu(np.ones((1, 2, 300, 100), np.float16))
-    plan: Any = cufa.explain(x, x, x, causal=True, precision="fp8")
+    words = ("compile", "--arch", "sm_90a", "--precision", "fp8", "--dtype", "bfloat16", "--causal")
+    assert cli.main((*words, "--softcap", "30", "--for", "1,2,300,100")) == 0
+    x = on_gpu(np.ones((1, 2, 300, 100), ml_dtypes.bfloat16))
+    plan: Any = cufa.explain(x, x, x, causal=True, softcap=30.0, precision="fp8")
+    assert plan.variant.score == ("FineSoftcap", "Causal")
     assert plan.variant in builder.asked
     assert {each.kernel for each in builder.asked} == {"fp8_wgmma", "quantize"}
     assert len(builder.asked) == 3

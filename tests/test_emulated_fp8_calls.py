@@ -35,7 +35,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "top-left": {"causal": "top-left"},
     "window": {"window": (70, 9)},
     "chunk": {"attention_chunk": 100, "causal": True},
-    "softcap": {"softcap": 2.0, "causal": True},
+    "softcap": {"softcap": 20.0, "causal": True},
     "alibi": {"alibi_slopes": np.array([0.5, 0.1, 0.02, 0.3], np.float32)},
     "sinks": {"sinks": np.linspace(-1, 2, 4, dtype=np.float32)},
     "dropout": {"dropout_p": 0.25, "seed": 3},

@@ -30,6 +30,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "causal window": {"causal": True, "window": (300, None)},
     "chunk": {"attention_chunk": 100, "causal": True},
     "softcap": {"softcap": 2.0, "causal": True},
+    "softcap of small scores": {"softcap": 30.0},
     "dropout": {"dropout_p": 0.25, "seed": 3},
     "scale": {"scale": -0.1},
 }

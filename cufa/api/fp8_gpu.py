@@ -43,7 +43,6 @@ def planned(fp8: Fp8, problem: Problem, kernel: object) -> Fp8Plan:
     import cupy
 
     device = devices.of_id(cupy.cuda.runtime.getDevice())
-    problem = problem._replace(precision="fp8")
     if problem.seq_kv == 0 and problem.kv == "Dense":
         problem = problem._replace(kv="Padded")
     plan = plan_fp8(problem, device, kernel)

@@ -71,6 +71,7 @@ def plan_fp8(problem: Problem, device: Device, kernel: object = None) -> Fp8Plan
     TypeError, ValueError
         The kernel, or one of its name, cannot run this.
     """
+    problem = problem._replace(precision="fp8")
     _check(problem, device, kernel)
     columns, columns_v = SPEC.compiled(problem.head_dim), SPEC.compiled(problem.head_dim_v)
     score = problem.score

@@ -20,7 +20,7 @@ KVS = ("Dense", "Padded")
 """The ways of ``kernels/kv.cuh`` that its sequences can be of."""
 
 SCORES = (
-    *("Softcap", "FineSoftcap", "ExactSoftcap", "Alibi"),
+    *("FineSoftcap", "Alibi"),
     *("Causal", "TopLeft", "WindowLeft", "WindowRight", "AttentionChunk"),
     *("Sinks", "Dropout"),
 )
