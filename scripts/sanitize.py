@@ -2,9 +2,9 @@
 
 compute-sanitizer --tool memcheck python scripts/sanitize.py
 and the same with --tool racecheck, and with --tool initcheck and --kernel-regex kns=fa, kns=decode,
-kns=append, kns=block, kns=bwd, kns=merge and kns=quantize: initcheck does not see what TMA writes, and so
-complains about CuPy's copies of it. The words attention, scores, own, varlen, gradients, decode,
-caches, merge and fp8 run only those parts.
+kns=append, kns=block, kns=bwd, kns=merge and kns=quantize: initcheck does not see what TMA writes,
+and so complains about CuPy's copies of it. The words attention, scores, own, varlen, gradients,
+decode, caches, merge and fp8 run only those parts.
 """
 
 from __future__ import annotations
