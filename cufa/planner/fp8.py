@@ -76,7 +76,7 @@ def plan_fp8(problem: Problem, device: Device, kernel: object = None) -> Fp8Plan
     columns, columns_v = SPEC.compiled(problem.head_dim), SPEC.compiled(problem.head_dim_v)
     score = problem.score
     instance = SPEC.instance(problem.dtype, columns, columns_v, score, problem.kv)
-    tile = SPEC.tile(columns, columns_v)
+    tile = SPEC.tile(columns, columns_v, score)
     q_tiles = -(-problem.seq_q // tile.bm)
     tiles = problem.batch * problem.heads_q * q_tiles
     if tiles > _MAX_GRID:

@@ -32,6 +32,9 @@ _WORK_BYTES, _LENGTHS_BYTES = 28, 16  # of a tile of rows under way, and of a se
 # Columns of V of which P V is computed at once: these sums and O, in float32, share the registers
 # with S and P.
 _PIECES = MappingProxyType({64: 32, 96: 96, 128: 128, 192: 96, 256: 64})
+# And with what scores are computed from.
+_PIECES_OF_COMPUTED = MappingProxyType({**_PIECES, 128: 64})
+_COMPUTED = frozenset(("FineSoftcap", "Alibi"))
 
 
 class Fp8Tile(NamedTuple):
@@ -101,9 +104,10 @@ class Fp8Spec(NamedTuple):
         """Whether a device can run it."""
         return device.arch in self.archs
 
-    def tile(self, head_dim: int, head_dim_v: int) -> Fp8Tile:
-        """Return the tile of compiled head dims."""
-        return Fp8Tile(*_TILES[max(head_dim, head_dim_v)], _PIECES[head_dim_v])
+    def tile(self, head_dim: int, head_dim_v: int, score: tuple[str, ...] = ()) -> Fp8Tile:
+        """Return the tile of compiled head dims and the parts of a score."""
+        pieces = _PIECES if _COMPUTED.isdisjoint(score) else _PIECES_OF_COMPUTED
+        return Fp8Tile(*_TILES[max(head_dim, head_dim_v)], pieces[head_dim_v])
 
     def compiled(self, head_dim: int) -> int:
         """Return the least of `head_dims` that holds rows of a head dim."""
@@ -130,7 +134,7 @@ class Fp8Spec(NamedTuple):
         kv : str
             One of `KVS`.
         """
-        tile = self.tile(head_dim, head_dim_v)
+        tile = self.tile(head_dim, head_dim_v, score)
         numbers = head_dim, head_dim_v, *tile
         smem_bytes = _smem_bytes(tile, head_dim, head_dim_v, kv)
         way = f"Quantized<{kv}>"
