@@ -219,8 +219,8 @@ def attention(
         ``hadamard=True``. CuPy arrays need a Hopper GPU; ``docs/guide/fp8.md`` says what its kernel
         takes.
     kernel : str or Variant, optional
-        Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32") or one instantiation, which
-        caps scores as its name says; GPU only.
+        Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32"; in 8 bits "fp8_wgmma") or
+        one instantiation, which caps scores as its name says; GPU only.
 
     Returns
     -------

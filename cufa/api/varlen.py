@@ -183,7 +183,8 @@ def attention_varlen(
     return_lse : bool
         Whether to return the log-sum-exp of the scores, too; with a softcap as in `attention`.
     out_dtype, precision
-        As in `cufa.attention`, with arrays that were quantised with ``layout="thd"``.
+        As in `cufa.attention`, with arrays that were quantised with ``layout="thd"``; NumPy arrays
+        only.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32") or one instantiation; GPU only.
 
